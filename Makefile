@@ -1,0 +1,60 @@
+# A newcomer needs two commands: `make demo` and `make test`. Both install what is missing first.
+#
+# TRIVIUM_PYTHON   the Python to build .venv with (default: the first of python3, python3.14 … 3.11 that is
+#                  3.11 or newer)
+# OUT              the demo's run directory
+# PYTEST_OPTIONS   passed to every pytest below
+
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+OUT ?= runs/demo
+PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)
+STRICT := src/trivium/plan src/trivium/cost src/trivium/planner $(patsubst %,src/trivium/%.py,config errors units seeds provenance progress)
+FAST := $(wildcard tests/*_test.py) $(wildcard tests/plan tests/cost tests/planner tests/tokens tests/report tests/cli)
+
+.PHONY: setup demo test test-all test-gpu check format clean
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@python="$(TRIVIUM_PYTHON)"; \
+	for candidate in python3 python3.14 python3.13 python3.12 python3.11; do \
+	  if [ -z "$$python" ] && $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	  then python=$$candidate; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo "error: no Python 3.11 or newer was found; install one, or name it: make setup TRIVIUM_PYTHON=/path/to/python3"; \
+	  exit 3; \
+	fi; \
+	if [ ! -x $(BIN)/python ]; then echo "creating $(VENV) with $$python"; $$python -m venv $(VENV); fi
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup
+	$(BIN)/trivium demo --out $(OUT)
+
+test: setup
+	$(PYTEST)
+
+test-all: setup
+	$(PYTEST) -m "not gpu" --timeout 1800
+
+test-gpu: setup
+	$(PYTEST) -m gpu
+
+check: setup
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy $(STRICT)
+	$(PYTEST) $(FAST)
+
+format: setup
+	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks
+
+clean:
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,98 @@
+"""A checkpoint is a directory: safetensors files of pieces, and a manifest that says what they are.
+
+    step-00000100/
+      manifest.json             tensors: name -> dtype, shape, pieces; files: sha256; progress; config; its own sha256
+      pieces-00000.safetensors  written by rank 0
+      ...
+
+A tensor is named and shaped as in the unsplit model; a piece is a box in it. Nothing here knows a layout. The
+directory takes its final name last, so a name that exists is complete.
+"""
+
+import hashlib
+import json
+import re
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trivium.errors import CheckpointError
+from trivium.plan.parameters import Box
+
+FORMAT = "trivium-checkpoint-1"
+MANIFEST = "manifest.json"
+_STEP = re.compile(r"step-(\d{8,})")
+
+
+class FlatBox(NamedTuple):
+    """A box whose elements lie in order, from element `first` of the flattened array."""
+
+    first: int
+    box: Box
+
+
+def step_name(step: int) -> str:
+    """The directory of a step's checkpoint."""
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step of a published checkpoint's directory name; None for any other name."""
+    match = _STEP.fullmatch(name)
+    return int(match.group(1)) if match else None
+
+
+def boxes_of_range(start: int, stop: int, shape: tuple[int, ...]) -> list[FlatBox]:
+    """The elements [start, stop) of a flattened array of `shape` as boxes, each contiguous.
+
+    At most 2 x dimensions - 1 of them: a part of a first row, whole rows, a part of a last row, recursively.
+    """
+    if start >= stop:
+        return []
+    if len(shape) <= 1:
+        return [FlatBox(start, Box((start,), (stop - start,)) if shape else Box((), ()))]
+    row = prod(shape[1:])
+    (first, offset), (last, end) = divmod(start, row), divmod(stop, row)
+    if first == last:
+        return _in_row(first, offset, end, shape)
+    found = []
+    if offset:
+        found += _in_row(first, offset, row, shape)
+        first += 1
+    if first < last:
+        rest = shape[1:]
+        found.append(FlatBox(first * row, Box((first, *(0 for _ in rest)), (last - first, *rest))))
+    return found + (_in_row(last, 0, end, shape) if end else [])
+
+
+def manifest_hash(manifest: dict[str, Any]) -> str:
+    """sha256 of a manifest without its own hash, in canonical form."""
+    plain = {k: v for k, v in manifest.items() if k != "sha256"}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest, checked against its own hash; CheckpointError says what is wrong with which file."""
+    path = directory / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{directory} is not a checkpoint: {MANIFEST} is missing") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; use an older checkpoint") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
+        raise CheckpointError(f"{path} has format {found!r}; this version reads {FORMAT!r}")
+    if manifest.get("sha256") != manifest_hash(manifest):
+        raise CheckpointError(
+            f"{path} does not match its own sha256: it was damaged; use an older checkpoint"
+        )
+    return manifest
+
+
+def _in_row(row: int, start: int, stop: int, shape: tuple[int, ...]) -> list[FlatBox]:
+    size = prod(shape[1:])
+    return [
+        FlatBox(row * size + first, Box((row, *box.start), (1, *box.shape)))
+        for first, box in boxes_of_range(start, stop, shape[1:])
+    ]

@@ -1,0 +1,132 @@
+"""Read any box of any tensor of a checkpoint; nothing is used before it was verified, nothing is unpickled."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from trivium.checkpoint.format import MANIFEST, read_manifest, step_of
+from trivium.errors import CheckpointError
+from trivium.parallel.collectives import count_over_all
+from trivium.parallel.mesh import Mesh
+from trivium.plan.parameters import Box
+from trivium.provenance import file_sha256
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A published checkpoint, open for reading."""
+
+    directory: Path
+    manifest: dict[str, Any]
+
+    @classmethod
+    def open(cls, directory: Path) -> "Checkpoint":
+        """Open without reading tensors; CheckpointError when there is none or its manifest is damaged."""
+        return cls(directory, read_manifest(directory))
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done when it was written."""
+        return int(self.manifest["step"])
+
+    @property
+    def names(self) -> list[str]:
+        """The unsplit tensors in it."""
+        return sorted(self.manifest["tensors"])
+
+    def verify(self, share: int = 0, shares: int = 1) -> None:
+        """Compare every `shares`-th file with its sha256; raises CheckpointError naming the first that differs."""
+        for number, (name, known) in enumerate(sorted(self.manifest["files"].items())):
+            if number % shares != share:
+                continue
+            path = self.directory / name
+            if not path.is_file():
+                raise CheckpointError(f"{path} is missing, but {MANIFEST} lists it; use an older checkpoint")
+            if path.stat().st_size != known["bytes"]:
+                size = path.stat().st_size
+                raise CheckpointError(f"{path} has {size} bytes and should have {known['bytes']}: truncated")
+            if file_sha256(path) != known["sha256"]:
+                raise CheckpointError(f"{path} does not have its sha256 ({known['sha256'][:12]}…): damaged")
+
+    def read(self, name: str, wanted: Box, dtype: torch.dtype) -> torch.Tensor:
+        """The values of a box, put together from whatever pieces hold them."""
+        if name not in self.manifest["tensors"]:
+            raise CheckpointError(f"{self.directory} has no tensor '{name}' among its {len(self.names)}")
+        out, filled = torch.empty(wanted.shape, dtype=dtype), 0
+        for piece in self.manifest["tensors"][name]["pieces"]:
+            box = Box(tuple(piece["start"]), tuple(piece["shape"]))
+            common = box.intersect(wanted)
+            if common is not None:
+                out[common.within(wanted)] = self._slice(piece, common.within(box)).to(dtype)
+                filled += common.elements
+        if filled != prod(wanted.shape):
+            raise CheckpointError(
+                f"{name}: {filled} of {prod(wanted.shape)} wanted elements are in {self.directory}"
+            )
+        return out
+
+    def _slice(self, piece: dict[str, Any], region: tuple[slice, ...]) -> torch.Tensor:
+        try:
+            handle = self._file(piece["file"])
+            if not region:
+                return handle.get_tensor(piece["key"])
+            return handle.get_slice(piece["key"])[region]
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{self.directory / piece['file']}: {piece['key']} cannot be read: {error}"
+            ) from None
+
+    @cached_property
+    def _open_files(self) -> dict[str, Any]:
+        return {}
+
+    def _file(self, name: str) -> Any:
+        if name not in self._open_files:
+            self._open_files[name] = safe_open(str(self.directory / name), framework="pt")
+        return self._open_files[name]
+
+
+def published(root: Path) -> list[Path]:
+    """The checkpoints under `root`, oldest first."""
+    if not root.is_dir():
+        return []
+    found = [
+        (step, path) for path in root.iterdir() if (step := step_of(path.name)) is not None and path.is_dir()
+    ]
+    return [path for _, path in sorted(found)]
+
+
+def newest_good(root: Path, mesh: Mesh, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The newest checkpoint that verifies, the ranks sharing the work; None if there is none at all.
+
+    A damaged one is passed over loudly. When all are damaged: CheckpointError, nothing is silently restarted.
+    """
+    candidates = list(reversed(published(root)))
+    return _first_good(candidates, mesh, warn, root)
+
+
+def _first_good(
+    candidates: Sequence[Path], mesh: Mesh, warn: Callable[[str], None], root: Path
+) -> Checkpoint | None:
+    for path in candidates:
+        checkpoint, problem = None, ""
+        try:
+            checkpoint = Checkpoint.open(path)
+            checkpoint.verify(mesh.rank, mesh.layout.world_size)
+        except CheckpointError as error:
+            problem = str(error)
+        if count_over_all(bool(problem), mesh) == 0:
+            return checkpoint
+        if problem:
+            warn(f"passing over a damaged checkpoint: {problem}")
+    if candidates:
+        raise CheckpointError(
+            f"none of the {len(candidates)} checkpoints under {root} is intact; move them to start anew"
+        )
+    return None

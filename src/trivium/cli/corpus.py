@@ -1,0 +1,119 @@
+"""`trivium corpus`: raw text is harvested, then curated into documents."""
+
+import platform
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from trivium.cli.options import DEFAULT_OUT, Corpus, Out, Preset, Redo, Sets, given_for, open_run
+from trivium.cli.stage import Result, Run, Stage, perform
+from trivium.progress import Progress
+from trivium.provenance import fingerprint
+from trivium.units import format_bytes
+
+SHOWN = 5  # damaged files named on the terminal
+
+app = typer.Typer(help="Harvest raw text; curate it into a clean corpus.", rich_markup_mode=None)
+
+
+@app.command()
+def harvest(
+    out: Out = DEFAULT_OUT,
+    corpus: Corpus = None,
+    preset: Preset = None,
+    sets: Sets = None,
+    redo: Redo = False,
+) -> None:
+    """Collect raw text: Python's own documentation with junk planted in it, or your files."""
+    perform(HARVEST, open_run(out, given_for(out, preset, sets), corpus=corpus), redo=redo)
+
+
+@app.command()
+def curate(out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, redo: Redo = False) -> None:
+    """Extract, filter, deduplicate, decontaminate and blend what was harvested."""
+    perform(CURATE, open_run(out, given_for(out, preset, sets)), redo=redo)
+
+
+def corpus_files(corpus: Path) -> Iterator[Path]:
+    """The files that --corpus names, in a fixed order."""
+    yield from [corpus] if corpus.is_file() else sorted(p for p in corpus.rglob("*") if p.is_file())
+
+
+def _harvest(run: Run, out: Path, progress: Progress) -> Result:
+    from trivium.corpus.harvest import harvest
+
+    found: dict[str, Any] = harvest(
+        run.config.harvest, out, seed=run.config.seed, corpus=run.corpus, progress=progress
+    )
+    return found
+
+
+def _curate(run: Run, out: Path, progress: Progress) -> Result:
+    from trivium.corpus.curate import curate
+
+    found: dict[str, Any] = curate(
+        run.config.curate, run.folder("harvest"), out, seed=run.config.seed, progress=progress
+    )
+    return found
+
+
+def _harvest_lines(result: Result) -> list[str]:
+    lines = [
+        f"  {result['documents']:,} documents, {format_bytes(result['text_bytes'])} of text from "
+        f"{result['files']:,} files; {result['heldout']:,} documents held out for evaluation, "
+        f"{result['evaluation_items']:,} items made from them"
+    ]
+    if "planted" in result:
+        planted = ", ".join(f"{number} {kind}" for kind, number in result["planted"].items())
+        lines.append(f"  planted among {result['honest']:,} honest documents: {planted}")
+    if result["quarantined"]:
+        lines.append(f"  {result['quarantined']:,} unreadable records left out; sources.json names them")
+    damaged = result["damaged"]
+    more = [f"  … and {len(damaged) - SHOWN} more in sources.json"] if len(damaged) > SHOWN else []
+    return [*lines, *(f"  damaged: {line}" for line in damaged[:SHOWN]), *more]
+
+
+def _curate_lines(result: Result) -> list[str]:
+    from trivium.corpus.curate import funnel_lines
+
+    return funnel_lines(dict(result))
+
+
+def _raw_input(run: Run) -> dict[str, str]:
+    """The user's files by name, size and time of change; the default corpus by the versions it is read from."""
+    if run.corpus is not None:
+        files = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in corpus_files(run.corpus)]
+        return {"corpus": fingerprint(files)}
+    versions = {name: _version(name) for name in run.config.harvest.packages}
+    return {"corpus": fingerprint(versions | {"python": platform.python_version()})}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+HARVEST = Stage(
+    name="harvest",
+    verb="corpus harvest",
+    folder="harvest",
+    sections=("harvest",),
+    reads=(),
+    work=_harvest,
+    summary=_harvest_lines,
+    outside=_raw_input,
+)
+CURATE = Stage(
+    name="curate",
+    verb="corpus curate",
+    folder="curated",
+    sections=("curate",),
+    reads=("harvest",),
+    work=_curate,
+    summary=_curate_lines,
+)

@@ -1,0 +1,79 @@
+"""`trivium demo`: the whole path, each stage only when it is not done yet."""
+
+from typing import Annotated
+
+import typer
+
+from trivium.cli.bias import BIAS
+from trivium.cli.corpus import CURATE, HARVEST
+from trivium.cli.doctor import examine
+from trivium.cli.evaluate import EVALUATE
+from trivium.cli.generate import GENERATE
+from trivium.cli.options import DEFAULT_OUT, Corpus, DryRun, Out, Preset, Ranks, Sets, given_for, open_run
+from trivium.cli.plan import PLAN
+from trivium.cli.price import dry_run_lines
+from trivium.cli.prove import PROVE
+from trivium.cli.report import make_report
+from trivium.cli.show import say, seconds_line
+from trivium.cli.stage import Run, Stage, perform
+from trivium.cli.tokenize import TOKENIZE
+from trivium.cli.train import TRAIN
+from trivium.errors import ConfigError, nearest
+
+STAGES: tuple[Stage, ...] = (
+    HARVEST,
+    CURATE,
+    TOKENIZE,
+    PLAN,
+    TRAIN,
+    PROVE,
+    EVALUATE,
+    BIAS,
+    GENERATE,
+)
+NAMES = ("doctor", *(stage.name for stage in STAGES), "report")
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def demo(
+    out: Out = DEFAULT_OUT,
+    corpus: Corpus = None,
+    preset: Preset = None,
+    sets: Sets = None,
+    ranks: Ranks = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="STAGE", help=f"Do this stage and all after it again: {', '.join(NAMES)}."
+        ),
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Walk the whole path on this machine: raw text, corpus, tokens, training, proof, evaluation, report."""
+    given = given_for(out, preset, sets, ranks)
+    if dry_run:
+        lines, problems = dry_run_lines(given)
+        for line in lines:
+            say(line)
+        if problems:
+            raise ConfigError("\n".join(problems))
+        return
+    walk(open_run(out, given, corpus=corpus), redo_from=start)
+
+
+def walk(run: Run, *, redo_from: str | None = None) -> None:
+    """Every stage in order; from `redo_from` on they are done again even when they are up to date."""
+    if redo_from is not None and redo_from not in NAMES:
+        raise ConfigError(f"--from {redo_from}: there is no such stage; {nearest(redo_from, NAMES)}")
+    first_redone = NAMES.index(redo_from) if redo_from is not None else len(NAMES)
+    say("doctor: …")
+    examine(run.at)
+    for stage in STAGES:
+        perform(stage, run, redo=NAMES.index(stage.name) >= first_redone)
+    say("report: …")
+    lines = make_report(run.at)
+    say(seconds_line("all stages", sum(run.at.seconds().values())))
+    for line in ["", *lines]:
+        say(line)

@@ -1,0 +1,207 @@
+"""What this machine has, and whether that is enough. Facts are gathered here and judged without the machine."""
+
+import os
+import platform
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from trivium.units import format_bytes
+
+PYTHON = (3, 11)
+TORCH = (2, 11)
+CORES = 2
+MEMORY_BYTES = 4 << 30  # all processes of the demo together
+DISK_BYTES = 300 << 20
+SHM_BYTES = 64 << 20
+PORTS = 8
+FILES = 1024
+
+Verdict = Literal["OK", "WARN", "FAIL"]
+
+
+class Check(NamedTuple):
+    """One thing looked at: the verdict, what was found, and how to mend it."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
+
+
+class Facts(NamedTuple):
+    """What was found on this machine."""
+
+    python: tuple[int, int, int]
+    torch: str  # version; empty when it is not installed
+    cores: int
+    memory_bytes: int  # available now
+    disk_bytes: int  # free where the output goes
+    shm_bytes: int | None  # None where the platform has no /dev/shm
+    ports: int  # of PORTS asked for, those that could be had on the loopback
+    files: int | None  # a process may open so many; None when there is no limit
+    out: Path
+    writable: str  # empty, or why not
+
+
+def gather(out: Path) -> Facts:
+    """Look at this machine; nothing is left behind in `out`."""
+    at = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
+    major, minor, patch = (int(part) for part in platform.python_version_tuple()[:3] if part.isdigit())
+    shm = Path("/dev/shm")
+    return Facts(
+        python=(major, minor, patch),
+        torch=_version("torch"),
+        cores=cores(),
+        memory_bytes=memory_bytes(),
+        disk_bytes=shutil.disk_usage(at).free,
+        shm_bytes=shutil.disk_usage(shm).free if shm.is_dir() else None,
+        ports=_free_ports(),
+        files=_file_limit(),
+        out=out,
+        writable=_why_not_writable(at),
+    )
+
+
+def judge(facts: Facts) -> Iterator[Check]:
+    """Each fact against what the demo needs."""
+    shown = ".".join(map(str, facts.python))
+    yield _at_least(
+        "python",
+        facts.python[:2] >= PYTHON,
+        shown,
+        "FAIL",
+        "install Python 3.11 or newer and run `make setup`",
+    )
+    yield _torch(facts.torch)
+    yield _at_least("cores", facts.cores >= CORES, str(facts.cores), "WARN", "it works, about twice as long")
+    yield _at_least(
+        "memory",
+        facts.memory_bytes >= MEMORY_BYTES,
+        f"{format_bytes(facts.memory_bytes)} available",
+        "FAIL" if facts.memory_bytes < MEMORY_BYTES // 4 else "WARN",
+        f"the demo's 8 processes take up to {format_bytes(MEMORY_BYTES)}; close programs, or use --ranks 1",
+    )
+    yield _at_least(
+        "disk",
+        facts.disk_bytes >= DISK_BYTES,
+        f"{format_bytes(facts.disk_bytes)} free at {facts.out}",
+        "FAIL",
+        f"the demo writes up to {format_bytes(DISK_BYTES)}; free space or give another --out",
+    )
+    yield _at_least(
+        "output",
+        not facts.writable,
+        facts.writable or f"{facts.out} can be written",
+        "FAIL",
+        "give a directory you may write with --out",
+    )
+    shm = "none on this platform" if facts.shm_bytes is None else f"{format_bytes(facts.shm_bytes)} free"
+    yield _at_least(
+        "/dev/shm",
+        facts.shm_bytes is None or facts.shm_bytes >= SHM_BYTES,
+        shm,
+        "WARN",
+        "in a container, start it with --shm-size=256m",
+    )
+    yield _at_least(
+        "ports",
+        facts.ports == PORTS,
+        f"{facts.ports} of {PORTS} loopback ports could be opened",
+        "FAIL" if facts.ports == 0 else "WARN",
+        "gloo connects the ranks over 127.0.0.1; allow it, or use --ranks 1",
+    )
+    yield _at_least(
+        "files",
+        facts.files is None or facts.files >= FILES,
+        "no limit" if facts.files is None else f"{facts.files} open files per process",
+        "WARN",
+        f"raise it with `ulimit -n {4 * FILES}`",
+    )
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_bytes() -> int:
+    """Memory available now: what the system reports, or what a container leaves if that is less."""
+    return min(_system_memory(), _container_memory())
+
+
+def _torch(version: str) -> Check:
+    remedy = f"run `make setup`, which installs torch; at least {'.'.join(map(str, TORCH))} is needed"
+    if not version:
+        return Check("torch", "FAIL", "not installed", remedy)
+    numbers = tuple(int(n) for n in version.split("+")[0].split(".")[:2] if n.isdigit())
+    return _at_least("torch", numbers >= TORCH, version, "FAIL", remedy)
+
+
+def _at_least(name: str, good: bool, found: str, otherwise: Verdict, remedy: str) -> Check:
+    return Check(name, "OK", found) if good else Check(name, otherwise, found, remedy)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _system_memory() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return int(os.sysconf("SC_PAGE_SIZE")) * int(os.sysconf("SC_PHYS_PAGES"))
+
+
+def _container_memory() -> int:
+    """What a control group still allows; beyond any real machine when there is none."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text(encoding="ascii").strip()
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+        return max(0, int(limit) - used) if limit != "max" else 1 << 60
+    except (OSError, ValueError):
+        return 1 << 60
+
+
+def _free_ports() -> int:
+    held: list[socket.socket] = []
+    try:
+        for _ in range(PORTS):
+            held.append(socket.create_server(("127.0.0.1", 0)))
+    except OSError:
+        pass
+    for each in held:
+        each.close()
+    return len(held)
+
+
+def _file_limit() -> int | None:
+    try:
+        import resource
+    except ImportError:  # not a POSIX system
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else int(soft)
+
+
+def _why_not_writable(at: Path) -> str:
+    if not at.is_dir():
+        return f"{at} is not a directory"
+    try:
+        with tempfile.TemporaryFile(dir=at):
+            return ""
+    except OSError as error:
+        return f"{at} cannot be written: {error.strerror}"

@@ -1,0 +1,109 @@
+"""The entry point: finds the verb, runs it, and turns every error into one line and an exit code."""
+
+import importlib
+import sys
+import traceback
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from trivium import __version__
+from trivium.errors import TriviumError
+
+INTERRUPTED = 130
+
+
+class Verb(NamedTuple):
+    """A verb of the command line; its module is imported only when it is called."""
+
+    name: str
+    module: str
+    summary: str
+
+
+VERBS = (
+    Verb("demo", "trivium.cli.demo", "The whole path on this machine, from raw text to report.html."),
+    Verb("doctor", "trivium.cli.doctor", "Check that this machine can run the demo; say what to mend."),
+    Verb("corpus", "trivium.cli.corpus", "Harvest raw text; curate it into a clean corpus."),
+    Verb("tokenize", "trivium.cli.tokenize", "Train a tokenizer and write token shards."),
+    Verb("plan", "trivium.cli.plan", "Show what a run is and what it costs, before anything runs."),
+    Verb("train", "trivium.cli.train", "Train under a layout; goes on from the last checkpoint."),
+    Verb("prove", "trivium.cli.prove", "Kill a rank, resume in another layout, compare the losses."),
+    Verb("evaluate", "trivium.cli.evaluate", "Score a checkpoint on held-out tasks, zero- and few-shot."),
+    Verb("bias", "trivium.cli.bias", "Measure the associations of a checkpoint with occupations."),
+    Verb("generate", "trivium.cli.generate", "Let a checkpoint continue a prompt."),
+    Verb("report", "trivium.cli.report", "Gather a run's results in one self-contained page."),
+    Verb("config", "trivium.cli.config", "Show, compare and document configs and presets."),
+)
+
+
+class LazyVerbs(TyperGroup):
+    """Lists the verbs from the table above; imports the file of the one that is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb's own command in place of the line that stands for it in the list."""
+        name, command, rest = super().resolve_command(ctx, args)
+        verb = next((v for v in VERBS if v.name == name), None)
+        if verb is not None:
+            command = typer.main.get_command(importlib.import_module(verb.module).app)
+            command.name = verb.name
+        return name, command, rest
+
+
+def command_line() -> TyperGroup:
+    """The whole command line, its verbs not yet imported."""
+    app = typer.Typer(
+        name="trivium",
+        cls=LazyVerbs,
+        help="Train GPT-class language models the way MT-NLG 530B was trained, end to end.",
+        rich_markup_mode=None,
+        add_completion=False,
+        no_args_is_help=True,
+    )
+    app.callback()(_options)
+    group = typer.main.get_group(app)
+    for verb in VERBS:
+        group.add_command(TyperCommand(verb.name, help=verb.summary, rich_markup_mode=None))
+    return group
+
+
+def main() -> None:
+    """Run the command line; every error a user can act on is printed without a traceback."""
+    words = [word for word in sys.argv[1:] if word != "--debug"]
+    debug = len(words) < len(sys.argv) - 1
+    try:
+        command_line()(words, prog_name="trivium")
+    except TriviumError as error:
+        _print_error(str(error), debug=debug)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again to go on", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        _print_error(f"{text}\nrun again with --debug for the traceback", debug=debug)
+        sys.exit(1)
+
+
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit(0)
+
+
+def _print_error(text: str, *, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    first, *rest = text.splitlines() or ["failed without a message"]
+    if not rest:
+        print(f"error: {first}", file=sys.stderr)
+        return
+    print("\n".join([f"error: {first}", *(f"       {line}" for line in rest)]), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""The options that several verbs share, and how they become a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trivium.cli.run_config import Given, resolve
+from trivium.cli.stage import Run
+from trivium.cli.workspace import Workspace
+from trivium.errors import DataError
+
+DEFAULT_PRESET = "demo"
+DEFAULT_OUT = Path("runs/demo")
+
+Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="The run directory.")]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        "--preset",
+        metavar="NAME",
+        help="A shipped preset or a YAML/JSON file. Default: DIR/config.json if there is one, otherwise demo.",
+    ),
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Override one field; may be given many times."),
+]
+Ranks = Annotated[
+    int | None,
+    typer.Option("--ranks", metavar="8|4|1", help="Take the ready layout for so many processes."),
+]
+Corpus = Annotated[
+    Path | None,
+    typer.Option(
+        "--corpus",
+        metavar="PATH",
+        help="Your own text: a .txt, .md, .jsonl(.gz) or .warc(.gz) file, or a folder of them.",
+    ),
+]
+Redo = Annotated[bool, typer.Option("--redo", help="Do it again even when the output is up to date.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print config, problems and price; start and write nothing.")
+]
+
+
+def given_for(out: Path, preset: str | None, sets: list[str] | None, ranks: int | None = None) -> Given:
+    """What the user gave; without --preset, the run directory's own config goes on."""
+    stored = Workspace(out).config
+    return Given(preset or (str(stored) if stored.is_file() else DEFAULT_PRESET), tuple(sets or ()), ranks)
+
+
+def open_run(out: Path, given: Given, *, corpus: Path | None = None, tokens: Path | None = None) -> Run:
+    """The run, its config checked; nothing is written yet."""
+    config = resolve(given).checked()
+    for path, flag in ((corpus, "--corpus"), (tokens, "--tokens")):
+        if path is not None and not path.exists():
+            raise DataError(f"{flag} {path} does not exist; give a file or folder that does")
+    if out.exists() and not out.is_dir():
+        raise DataError(f"--out {out} is a file; give a directory")
+    return Run(config, Workspace(out), corpus=corpus, tokens=tokens)

@@ -1,0 +1,32 @@
+"""What a config's plan costs on its machine, before anything runs; no torch."""
+
+from trivium.cli.machine import cores, memory_bytes
+from trivium.cli.run_config import HERE, Given, resolve
+from trivium.config import leaves, to_tree
+from trivium.cost.estimate import estimate
+from trivium.cost.hardware import Machine, machine_named, this_machine
+from trivium.errors import ConfigError
+from trivium.planner.explain import plan_lines
+from trivium.units import format_seconds
+
+
+def machine_of(name: str) -> Machine:
+    """A machine by name; "here" is the one this runs on."""
+    return this_machine(cores(), memory_bytes()) if name == HERE else machine_named(name)
+
+
+def dry_run_lines(given: Given) -> tuple[list[str], list[str]]:
+    """The resolved config and its price, and its problems; nothing is touched."""
+    config = resolve(given)
+    lines = [f"{path}={value}" for path, value in leaves(to_tree(config))]
+    problems = config.problems()
+    if problems:
+        return lines, problems
+    try:
+        machine = machine_of(config.machine)
+        price, told = estimate(config.plan, machine), plan_lines(config.plan, machine)
+    except ConfigError as error:
+        return lines, str(error).splitlines()
+    steps = config.training.steps
+    whole = f"{steps} steps of the full batch: about {format_seconds(steps * price.seconds)} by this estimate"
+    return [*lines, "", *told, whole, "nothing was started or written"], []

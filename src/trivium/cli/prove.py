@@ -1,0 +1,53 @@
+"""`trivium prove`: a rank is killed, the run resumes in another layout, and the losses are compared."""
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run
+from trivium.cli.show import layout_text
+from trivium.cli.stage import Result, Run, Stage, perform
+from trivium.cli.train import job_for
+from trivium.progress import Progress
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def prove(out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, redo: Redo = False) -> None:
+    """Train again, kill a rank half-way, resume in another layout; the losses must be those of `train`."""
+    perform(PROVE, open_run(out, given_for(out, preset, sets)), redo=redo)
+
+
+def _prove(run: Run, out: Path, progress: Progress) -> Result:
+    from trivium.training.prove import prove_resume
+
+    found: dict[str, Any] = prove_resume(
+        job_for(run, out), reference=run.folder("training"), progress=progress
+    )
+    return found
+
+
+def _lines(result: Result) -> list[str]:
+    killed = result["killed"]
+    first, second = result["layouts"]
+    return [
+        f"  rank {killed['rank']} was killed with {killed['signal']} at step {killed['step']}; "
+        f"resumed from step {result['resumed_from']}",
+        f"  {layout_text(first)}  ->  {layout_text(second)}",
+        f"  largest difference of {result['steps_compared']} losses: {result['max_loss_difference']:.2e} "
+        f"(tolerance {result['tolerance']:.0e}: {result['why']})",
+    ]
+
+
+PROVE = Stage(
+    name="prove",
+    verb="prove",
+    folder="resume",
+    sections=("plan", "training"),
+    reads=("tokens", "training"),
+    work=_prove,
+    summary=_lines,
+    writes="afresh",
+)

@@ -1,0 +1,38 @@
+"""`trivium report`: everything a run found out, in one page that works offline."""
+
+import time
+
+import typer
+
+from trivium.cli.options import DEFAULT_OUT, Out
+from trivium.cli.show import say
+from trivium.cli.workspace import Workspace
+from trivium.errors import DataError
+from trivium.provenance import write_json
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command()
+def report(out: Out = DEFAULT_OUT) -> None:
+    """Write report.html and report.json from what the run directory holds."""
+    for line in make_report(Workspace(out)):
+        say(line)
+
+
+def make_report(at: Workspace) -> list[str]:
+    """Write the page and its data; returns the lines that sum up the run."""
+    from trivium.report.collect import collect
+    from trivium.report.page import closing_lines, write_report
+
+    if not at.config.is_file():
+        raise DataError(
+            f"{at.root} is not a run directory (config.json is missing); run `trivium demo` first"
+        )
+    began = time.monotonic()
+    page, data = write_report(at.root)
+    at.record_seconds("report", time.monotonic() - began)
+    found = collect(at.root)  # once more: now with the report's own seconds
+    write_json(data, found)
+    say(f"  {page} and {data.name}")
+    return closing_lines(found)

@@ -1,0 +1,111 @@
+"""The config of a whole run: the sections of every station, and where each value came from."""
+
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
+
+from trivium.bias.config import BiasConfig
+from trivium.config import Config, Tree, build, leaves, merge, parse_assignments, read_preset, to_tree
+from trivium.corpus.config import CurateConfig, HarvestConfig
+from trivium.cost.hardware import MACHINES
+from trivium.errors import ConfigError, nearest
+from trivium.evaluation.config import EvaluationConfig, GenerationConfig
+from trivium.plan.plan import Plan
+from trivium.tokens.config import TokensConfig
+from trivium.training.config import TrainingConfig
+
+HERE = "here"  # the machine this runs on
+
+# Layouts for so many processes on one machine; --ranks chooses one.
+LAYOUTS: Mapping[int, Tree] = {
+    1: {"layout": {"tensor": 1, "pipeline": 1, "data": 1, "chunks": 1}, "schedule": "1f1b"},
+    4: {"layout": {"tensor": 2, "pipeline": 2, "data": 1, "chunks": 2}, "schedule": "interleaved"},
+    8: {"layout": {"tensor": 2, "pipeline": 2, "data": 2, "chunks": 2}, "schedule": "interleaved"},
+}
+
+
+class RunConfig(Config):
+    """Everything a run from raw text to report depends on."""
+
+    seed: Annotated[int, Field(ge=0)] = 1234  # of every random choice
+    plan: Plan
+    machine: str = HERE  # what plans are priced on: this machine, or one of cost/hardware.py
+    harvest: HarvestConfig = HarvestConfig()
+    curate: CurateConfig = CurateConfig()
+    tokens: TokensConfig = TokensConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    bias: BiasConfig = BiasConfig()
+    generation: GenerationConfig = GenerationConfig()
+
+    def problems(self, world_size: int | None = None) -> list[str]:
+        """Every contradiction between fields, each with path, value, law and remedy."""
+        found = self.plan.check(world_size)
+        if self.tokens.vocabulary != self.plan.model.vocabulary:
+            found.append(
+                f"tokens.vocabulary ({self.tokens.vocabulary}) must equal plan.model.vocabulary "
+                f"({self.plan.model.vocabulary}): the model predicts the tokenizer's ids; set both"
+            )
+        machines = (HERE, *(m.name for m in MACHINES))
+        if self.machine not in machines:
+            found.append(f"machine: '{self.machine}' is not known; {nearest(self.machine, machines)}")
+        return found
+
+    def checked(self, world_size: int | None = None) -> "RunConfig":
+        """The config itself when it is free of contradictions; otherwise ConfigError with all of them."""
+        problems = self.problems(world_size)
+        if problems:
+            raise ConfigError("\n".join(problems))
+        return self
+
+
+class Given(NamedTuple):
+    """What the user gave: a preset or config file, a number of ranks, and overrides; later ones win."""
+
+    preset: str
+    assignments: tuple[str, ...] = ()
+    ranks: int | None = None
+
+
+def resolve(given: Given) -> RunConfig:
+    """The config that was asked for; every field that is wrong is named at once."""
+    tree: Tree = {}
+    for _, layer in _layers(given):
+        tree = merge(tree, layer)
+    try:
+        return build(RunConfig, tree)
+    except ConfigError as error:
+        if given.preset.endswith(".json"):
+            raise ConfigError(
+                f"{error}\n(values not given with --set come from {given.preset}; --preset NAME starts afresh)"
+            ) from None
+        raise
+
+
+def origins(given: Given) -> dict[str, str]:
+    """Where each value of the resolved config came from: default, preset NAME, --ranks or --set."""
+    found = {path: "default" for path, _ in leaves(to_tree(resolve(given)))}
+    for name, layer in _layers(given):
+        for path, _ in leaves(layer):
+            inside = [p for p in found if p == path or p.startswith(f"{path}.")]
+            found |= dict.fromkeys(inside, name)
+    return found
+
+
+def ranks_tree(ranks: int) -> Tree:
+    """The ready-made layout for so many processes, as overrides of the plan."""
+    if ranks not in LAYOUTS:
+        raise ConfigError(
+            f"--ranks {ranks}: there are ready layouts for {', '.join(map(str, LAYOUTS))} ranks; for another "
+            f"number give --set plan.layout.tensor=… plan.layout.pipeline=… plan.layout.data=…"
+        )
+    return {"plan": LAYOUTS[ranks]}
+
+
+def _layers(given: Given) -> list[tuple[str, Tree]]:
+    name = given.preset if given.preset.endswith((".json", ".yaml", ".yml")) else f"preset {given.preset}"
+    layers = [(name, read_preset(given.preset))]
+    if given.ranks is not None:
+        layers.append((f"--ranks {given.ranks}", ranks_tree(given.ranks)))
+    return [*layers, ("--set", parse_assignments(given.assignments))]

@@ -1,0 +1,116 @@
+"""How progress and results look: a bar on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from trivium.progress import Progress
+from trivium.units import format_seconds
+
+PLAIN_SECONDS = 5.0  # between two plain lines
+BAR_SECONDS = 0.1  # between two drawings of the bar
+
+
+def say(text: str = "") -> None:
+    """A line of result, on standard output at once."""
+    print(text, flush=True)
+
+
+@contextmanager
+def progress_of(name: str, stream: TextIO | None = None) -> Iterator[Progress]:
+    """Shows how far a stage is, on standard error: a bar on a terminal, now and then a line elsewhere."""
+    out = stream or sys.stderr
+    if out.isatty():
+        with _bar(name, out) as progress:
+            yield progress
+    else:
+        yield PlainProgress(name, out)
+
+
+@dataclass
+class PlainProgress:
+    """At most one line every few seconds, so that a log stays readable."""
+
+    name: str
+    out: TextIO
+    last: float = field(default_factory=time.monotonic)
+
+    def __call__(self, done: int, total: int | None, note: str) -> None:
+        now = time.monotonic()
+        if now - self.last < PLAIN_SECONDS:
+            return
+        self.last = now
+        share = f" {100 * done // total}%" if total else ""
+        print(f"  {self.name}{share}  {note}", file=self.out, flush=True)
+
+
+@contextmanager
+def _bar(name: str, out: TextIO) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("  {task.description}"),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("[dim]{task.fields[note]}"),
+    )
+    # No refresh thread: training forks this process, and a fork must not copy a lock that a thread holds.
+    with Bar(*columns, console=Console(file=out), auto_refresh=False, transient=True) as bar:
+        task = bar.add_task(name, total=None, note="")
+        drawn = time.monotonic()
+
+        def progress(done: int, total: int | None, note: str) -> None:
+            nonlocal drawn
+            now = time.monotonic()
+            if now - drawn >= BAR_SECONDS or done == total:
+                drawn = now
+                bar.update(task, completed=done, total=total, note=note)
+                bar.refresh()
+
+        yield progress
+
+
+def table(
+    rows: Sequence[Sequence[Any]], *, header: Sequence[str] | None = None, indent: int = 2
+) -> list[str]:
+    """Rows as aligned text: numbers to the right, words to the left."""
+    texts = [[_cell(value) for value in row] for row in rows]
+    every = [list(header), *texts] if header else texts
+    if not every:
+        return []
+    widths = [max(len(row[c]) for row in every) for c in range(len(every[0]))]
+    right = [bool(rows) and isinstance(rows[0][c], int | float) for c in range(len(widths))]
+    return [
+        " " * indent
+        + "  ".join(
+            cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in every
+    ]
+
+
+def seconds_line(stage: str, seconds: float) -> str:
+    """`train: done in 1 min 15 s`."""
+    return f"{stage}: done in {format_seconds(seconds)}"
+
+
+def layout_text(layout: Mapping[str, Any]) -> str:
+    """`tensor 2 x pipeline 2 (2 chunks) x data 2 = 8 ranks`."""
+    tensor, pipeline, data = (int(layout[axis]) for axis in ("tensor", "pipeline", "data"))
+    chunks = int(layout.get("chunks", 1))
+    held = f" ({chunks} chunks)" if chunks > 1 else ""
+    ranks = tensor * pipeline * data
+    plural = "" if ranks == 1 else "s"
+    return f"tensor {tensor} x pipeline {pipeline}{held} x data {data} = {ranks} rank{plural}"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,0 +1,194 @@
+"""`trivium train`: the trainer under a layout, going on from the last checkpoint."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trivium.cli.options import (
+    DEFAULT_OUT,
+    DryRun,
+    Out,
+    Preset,
+    Ranks,
+    Redo,
+    Sets,
+    given_for,
+    open_run,
+)
+from trivium.cli.price import dry_run_lines
+from trivium.cli.show import layout_text, say
+from trivium.cli.stage import Result, Run, Stage, is_current, perform
+from trivium.cli.tokenize import check_vocabulary
+from trivium.config import to_tree
+from trivium.errors import ConfigError
+from trivium.plan.plan import Plan
+from trivium.progress import Progress
+from trivium.provenance import fingerprint
+from trivium.units import format_bytes, format_count
+
+app = typer.Typer(rich_markup_mode=None)
+
+# What may change between two parts of one training: how the work is divided, and how often it is looked at.
+CHANGEABLE_PLAN = ("layout", "schedule", "partition", "zero", "recompute", "sequence_parallel")
+CHANGEABLE_TRAINING = (
+    "checkpoint_every",
+    "keep_last",
+    "keep_every",
+    "validate_every",
+    "validation_samples",
+    "restarts",
+)
+
+
+@app.command()
+def train(
+    out: Out = DEFAULT_OUT,
+    preset: Preset = None,
+    sets: Sets = None,
+    ranks: Ranks = None,
+    tokens: Annotated[
+        Path | None,
+        typer.Option("--tokens", metavar="DIR", help="Token shards; default: DIR/tokens of --out."),
+    ] = None,
+    redo: Redo = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Train from the tokens; an interrupted run goes on from its last checkpoint, in any layout."""
+    given = given_for(out, preset, sets, ranks)
+    if dry_run:
+        lines, problems = dry_run_lines(given)
+        for line in lines:
+            say(line)
+        if problems:
+            raise ConfigError("\n".join(problems))
+        return
+    run = open_run(out, given, tokens=tokens)
+    if joins_torchrun(os.environ):
+        join(run, redo=redo)
+    else:
+        perform(TRAIN, run, redo=redo)
+
+
+def joins_torchrun(environment: Mapping[str, str]) -> bool:
+    """Whether torchrun started this process as any rank but the first, which does all the writing."""
+    started = (
+        "TORCHELASTIC_RUN_ID" in environment or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys()
+    )
+    return started and environment.get("RANK", "0") != "0"
+
+
+def join(run: Run, *, redo: bool) -> None:
+    """Take a place among the ranks, on the same decision as the first rank: whether there is anything to do."""
+    if redo or not is_current(TRAIN, run):
+        from trivium.training.job import start
+
+        start(job_for(run, run.at.folder(TRAIN.folder)))
+
+
+def job_for(run: Run, out: Path) -> Any:
+    """The trainer's job; imports torch."""
+    from trivium.training.run import TrainingJob
+
+    return TrainingJob(
+        plan=run.config.plan,
+        training=run.config.training,
+        seed=run.config.seed,
+        tokens=run.folder("tokens"),
+        out=out,
+    )
+
+
+def lasting(run: Run) -> str:
+    """A digest of what one training is: a checkpoint of one digest is never continued under another."""
+    tree = to_tree(run.config)
+    plan = {k: v for k, v in tree["plan"].items() if k not in CHANGEABLE_PLAN}
+    plan["batch"] = {k: v for k, v in plan["batch"].items() if k != "micro"}
+    training = {k: v for k, v in tree["training"].items() if k not in CHANGEABLE_TRAINING}
+    if training["decay_tokens"]:  # otherwise the learning rate depends on where the run ends
+        del training["steps"]
+    tokens = TRAIN.inputs(run)["tokens"]
+    return fingerprint({"seed": tree["seed"], "plan": plan, "training": training, "tokens": tokens})
+
+
+def _train(run: Run, out: Path, progress: Progress) -> Result:
+    from trivium.tokens.manifest import read_tokens_manifest
+
+    check_vocabulary(run, int(read_tokens_manifest(run.folder("tokens"))["vocabulary"]))
+    say(f"  {layout_text(run.config.plan.layout.model_dump())}, schedule {run.config.plan.schedule}")
+
+    from trivium.training.job import start
+
+    found: dict[str, Any] = start(
+        job_for(run, out), progress=_with_loss(progress, out), predicted=predicted_bytes(run.config.plan)
+    )
+    return found
+
+
+def predicted_bytes(plan: Plan) -> dict[int, dict[str, int]]:
+    """Bytes by rank and category, from the cost model; kept beside what the runtime counts."""
+    from trivium.cost.memory import memory_of_rank
+
+    ranks = range(plan.layout.world_size)
+    return {rank: memory_of_rank(plan, plan.layout.coordinate(rank)).categories() for rank in ranks}
+
+
+def _with_loss(progress: Progress, out: Path) -> Progress:
+    """The same progress, its note the newest loss."""
+    from trivium.training.metrics import METRICS
+
+    def told(done: int, total: int | None, note: str) -> None:
+        progress(done, total, note or newest_loss(out / METRICS))
+
+    return told
+
+
+def newest_loss(metrics: Path) -> str:
+    """`loss 4.213` from the last whole line that has one; empty when none has."""
+    try:
+        lines = metrics.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    for line in reversed(lines[-8:]):
+        try:
+            found = json.loads(line)
+        except ValueError:  # being written at this moment
+            continue
+        if "loss" in found:
+            return f"loss {found['loss']:.3f}"
+    return ""
+
+
+def _lines(result: Result) -> list[str]:
+    loss, unigram = result["validation_loss"], result["unigram_entropy"]
+    lines = [
+        f"  {format_count(result['parameters'])} parameters, {result['steps']} steps, "
+        f"{format_count(result['tokens'])} tokens, {layout_text(result['layout'])}",
+        f"  validation loss {loss:.3f} nats per token; unigram entropy of the same text {unigram:.3f}",
+    ]
+    return lines + [_memory_line(rank) for rank in result.get("memory", ())]
+
+
+def _memory_line(rank: Mapping[str, Any]) -> str:
+    counted, predicted = rank["categories"], rank["predicted"]
+    parts = ", ".join(
+        f"{name} {format_bytes(counted[name])} ({format_bytes(predicted.get(name, 0))})" for name in counted
+    )
+    return f"  rank {rank['rank']}: {parts} counted (predicted)"
+
+
+TRAIN = Stage(
+    name="train",
+    verb="train",
+    folder="training",
+    sections=("plan", "training"),
+    reads=("tokens",),
+    work=_train,
+    summary=_lines,
+    writes="in place",
+    lasting=lasting,
+    extent=lambda run: run.config.training.steps,
+)

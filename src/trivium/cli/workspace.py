@@ -1,0 +1,55 @@
+"""The run directory: which station writes where, so that each verb finds what it reads."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trivium.errors import DataError
+from trivium.provenance import write_json
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The directory that --out names."""
+
+    root: Path
+
+    def folder(self, name: str) -> Path:
+        """The folder of a station."""
+        return self.root / name
+
+    @property
+    def config(self) -> Path:
+        """The resolved config of the last verb that ran here; later verbs start from it."""
+        return self.root / "config.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where training keeps its checkpoints."""
+        return self.root / "training" / "checkpoints"
+
+    def seconds(self) -> dict[str, float]:
+        """How long each stage took when it last ran; nothing when none has."""
+        path = self.root / "seconds.json"
+        found = read_result(path) if path.is_file() else {}
+        return {str(stage): float(seconds) for stage, seconds in found.items()}
+
+    def record_seconds(self, stage: str, seconds: float) -> None:
+        """Remember how long a stage took; the others keep their figures."""
+        write_json(self.root / "seconds.json", self.seconds() | {stage: round(seconds, 2)})
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A station's JSON result; DataError when it is missing or damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing; run the stage that writes it again") from None
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{path} cannot be read as JSON ({error}); run the stage that writes it again"
+        ) from None
+    if not isinstance(found, dict):
+        raise DataError(f"{path} holds a {type(found).__name__}, not an object; run its stage again")
+    return found

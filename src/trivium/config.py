@@ -1,0 +1,172 @@
+"""Configs are frozen pydantic models; presets are YAML; overrides are typed and applied together."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trivium.errors import ConfigError, nearest
+
+Tree = dict[str, Any]
+ModelT = TypeVar("ModelT", bound="Config")
+
+
+class Config(BaseModel):
+    """Base of every config: immutable, and a key it does not know is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+def preset_names() -> list[str]:
+    """Names of the presets shipped inside the package."""
+    return sorted(p.name.removesuffix(".yaml") for p in _presets().iterdir() if p.name.endswith(".yaml"))
+
+
+def read_preset(name_or_path: str) -> Tree:
+    """A preset's tree: a shipped name, or the path of a YAML file; `base:` inherits from another preset."""
+    return _read(name_or_path, seen=())
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
+    """`base` with every leaf of `over` laid on top."""
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = merge(merged[key], value) if both else value
+    return merged
+
+
+def parse_assignments(assignments: Iterable[str]) -> Tree:
+    """`a.b=value` texts as one tree, so that their order never matters; values are YAML scalars or lists."""
+    tree: Tree = {}
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals or not path.strip():
+            raise ConfigError(f"--set '{assignment}' is not an override; write section.field=value")
+        *sections, field = path.strip().split(".")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"--set '{assignment}': '{section}' was already given a value")
+        if field in node:
+            raise ConfigError(f"--set gives '{path}' twice ({node[field]} and {text}); give it once")
+        try:
+            node[field] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ConfigError(f"--set '{assignment}': '{text}' is not a YAML value; quote it") from None
+    return tree
+
+
+def build(model: type[ModelT], tree: Mapping[str, Any]) -> ModelT:
+    """Validate a tree; every problem is reported at once, each with its path, value and law."""
+    try:
+        return model.model_validate(dict(tree))
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(model, e) for e in error.errors())) from None
+
+
+def to_tree(config: Config) -> Tree:
+    """The config as plain data, as it is stored with every output."""
+    return config.model_dump(mode="json")
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """`a.b: 1 -> 2` lines, for comparing what a checkpoint was written with and what a run asks for."""
+    lines: list[str] = []
+    for key in sorted(old.keys() | new.keys()):
+        a, b = old.get(key, "(absent)"), new.get(key, "(absent)")
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            lines += differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            lines.append(f"{prefix}{key}: {a} -> {b}")
+    return lines
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every `path, value` of a tree, depth first."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _presets() -> Any:
+    return resources.files("trivium") / "presets"
+
+
+def _read(name_or_path: str, seen: tuple[str, ...]) -> Tree:
+    if name_or_path in seen:
+        raise ConfigError(
+            f"preset '{name_or_path}' inherits from itself: {' -> '.join((*seen, name_or_path))}"
+        )
+    tree = _parse_yaml(_preset_text(name_or_path), name_or_path)
+    base = tree.pop("base", None)
+    if base is None:
+        return tree
+    beside = Path(name_or_path).parent / str(base)  # a path in a file is relative to that file
+    return merge(_read(str(beside if beside.is_file() else base), (*seen, name_or_path)), tree)
+
+
+def _preset_text(name_or_path: str) -> str:
+    shipped = _presets() / f"{name_or_path}.yaml"
+    path = Path(name_or_path)
+    if shipped.is_file():
+        return str(shipped.read_text(encoding="utf-8"))
+    if path.suffix in (".yaml", ".yml", ".json"):
+        if not path.is_file():
+            raise ConfigError(
+                f"preset file {path} does not exist; presets shipped: {', '.join(preset_names())}"
+            )
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"preset file {path} cannot be read as UTF-8 text: {error}") from None
+    raise ConfigError(f"there is no preset '{name_or_path}'; {nearest(name_or_path, preset_names())}")
+
+
+def _parse_yaml(text: str, where: str) -> Tree:
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{where} holds a {type(tree).__name__}; a config is a mapping of sections")
+    return tree
+
+
+def _explain(model: type[BaseModel], error: Any) -> str:
+    path = ".".join(map(str, error["loc"]))
+    value = error.get("input")
+    shown = json.dumps(value, default=str) if not isinstance(value, str) else f"'{value}'"
+    if error["type"] == "extra_forbidden":
+        owner = _owner(model, error["loc"][:-1])
+        hint = nearest(str(error["loc"][-1]), owner.model_fields) if owner else "remove it"
+        return f"{path}: there is no such key; {hint}"
+    if error["type"] == "missing":
+        return f"{path}: a value is required here and none was given; set it with --set {path}=VALUE"
+    law = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return (
+        f"{path} is {shown}: {law}"
+        if error["type"] == "value_error"
+        else f"{path} is {shown}; it must be {law}"
+    )
+
+
+def _owner(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:
+    owner: Any = model
+    for key in path:
+        fields = getattr(owner, "model_fields", {})
+        if key not in fields:
+            return None
+        annotation = fields[key].annotation
+        choices = (annotation, *get_args(annotation))  # `Ramp | None` is a section too
+        owner = next((c for c in choices if isinstance(c, type) and issubclass(c, BaseModel)), None)
+    return owner if isinstance(owner, type) and issubclass(owner, BaseModel) else None

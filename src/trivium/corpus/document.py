@@ -1,0 +1,23 @@
+"""A document: one page's text, where it came from, and what was decided about it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One page's text.
+
+    id: unique in the corpus and stable across runs. source: the dataset it came from, the unit of blending.
+    metadata: plain JSON data; curation adds its scores and decisions here, so a document carries its history.
+    """
+
+    id: str
+    text: str
+    source: str
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def text_bytes(self) -> int:
+        """Size of the text in UTF-8."""
+        return len(self.text.encode("utf-8", "surrogatepass"))

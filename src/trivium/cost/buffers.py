@@ -1,0 +1,85 @@
+"""The flat buffers of a rank: how many elements each holds, padding included.
+
+The same cut as the runtime makes: parameters treated alike share a buffer (same decay, gradients summed over the
+same groups), in the order in which the backward finishes them, and a buffer is closed when it is large enough.
+Each is padded so that every data rank owns an equal slice.
+"""
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+from trivium.cost.stages import layers_by_stage, stages_by_rank
+from trivium.plan.layout import Layout
+from trivium.plan.model_shape import ModelShape
+from trivium.plan.parameters import TOKENS, local_shape, stage_parameters
+from trivium.plan.plan import Plan
+
+CLOSED_AT = 4 << 20  # elements at which the runtime starts the next buffer
+
+
+class Shard(NamedTuple):
+    """One parameter as a tensor rank holds it: its elements, and what decides its buffer."""
+
+    elements: int
+    decay: bool
+    per_position: bool
+    table: bool
+
+
+class Held(NamedTuple):
+    """A stage as it matters here."""
+
+    layers: int
+    first: bool
+    last: bool
+
+
+def buffer_elements(plan: Plan, pipeline: int) -> tuple[int, ...]:
+    """Elements of each buffer of a pipeline rank; the same on all its tensor and data ranks."""
+    ends, layers = plan.layout.stages - 1, layers_by_stage(plan)
+    held = tuple(Held(len(layers[s]), s == 0, s == ends) for s in stages_by_rank(plan)[pipeline])
+    return _buffers(plan.model, plan.layout, held, sequence_parallel=plan.sequence_parallel)
+
+
+def layer_elements(model: ModelShape, tensor: int) -> int:
+    """Elements of one layer on one tensor rank."""
+    return sum(s.elements for s in stage_shards(model, tensor, Held(1, first=False, last=False)))
+
+
+@lru_cache(maxsize=4096)
+def stage_shards(model: ModelShape, tensor: int, held: Held) -> tuple[Shard, ...]:
+    """A stage's parameters on one tensor rank, in order; layers are alike, so the first ones stand for any."""
+    layout, like = Layout(tensor=tensor), model.model_copy(update={"layers": max(1, held.layers)})
+    rows = stage_parameters(like, range(held.layers), first=held.first, last=held.last)
+    return tuple(
+        Shard(math.prod(local_shape(p, like, layout)), p.decay, p.per_position, p.name == TOKENS)
+        for p in rows
+    )
+
+
+@lru_cache(maxsize=4096)
+def _buffers(
+    model: ModelShape, layout: Layout, stages: tuple[Held, ...], *, sequence_parallel: bool
+) -> tuple[int, ...]:
+    tied_across_ranks = model.head == "tied" and layout.pipeline > 1
+    kinds: dict[tuple[bool, bool, bool], list[int]] = {}
+    shards = [shard for held in stages for shard in stage_shards(model, layout.tensor, held)]
+    for shard in reversed(shards):
+        over_tensor = shard.per_position and sequence_parallel and layout.tensor > 1
+        kind = (shard.decay, over_tensor, shard.table and tied_across_ranks)
+        kinds.setdefault(kind, []).append(shard.elements)
+    return tuple(
+        math.ceil(size / layout.data) * layout.data for sizes in kinds.values() for size in _closed(sizes)
+    )
+
+
+def _closed(sizes: list[int]) -> list[int]:
+    """Runs of sizes, each closed once it reaches the limit."""
+    buffers, filling = [], 0
+    for size in sizes:
+        filling += size
+        if filling >= CLOSED_AT:
+            buffers.append(filling)
+            filling = 0
+    return [*buffers, filling] if filling else buffers

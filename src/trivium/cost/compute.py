@@ -1,0 +1,105 @@
+"""FLOPs of a layer, a stage and a step, counted as the papers count them.
+
+A multiply-add is two FLOPs. Matrix products are counted, and nothing else: norms, activations, softmax, biases,
+the embedding look-up and the optimizer are left out, as in SC'21 and MT-NLG. Attention is counted over the whole
+square of positions, although half of it is masked. Model FLOPs are what the mathematics needs; hardware FLOPs
+are what the plan executes: with recomputation, and with the rows that pad the vocabulary.
+"""
+
+from typing import Literal, NamedTuple
+
+from trivium.cost.stages import layers_by_stage
+from trivium.plan.model_shape import ModelShape
+from trivium.plan.plan import Plan
+
+Mode = Literal["none", "attention", "layer"]  # of plan.recompute
+
+
+class Flops(NamedTuple):
+    """Work by phase; the backward recomputes before it goes back."""
+
+    forward: float
+    backward: float
+    recompute: float
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward + self.recompute
+
+    def plus(self, other: "Flops") -> "Flops":
+        """Both, phase by phase."""
+        return Flops(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def times(self, factor: float) -> "Flops":
+        """So many times as much."""
+        return Flops(*(value * factor for value in self))
+
+
+NOTHING = Flops(0.0, 0.0, 0.0)
+
+
+def attention_core_flops(model: ModelShape, tokens: int) -> float:
+    """Forward of scores and weighted values: two products of sequence x head width per token and head."""
+    return 2 * 2.0 * tokens * model.sequence * model.heads * model.head_width
+
+
+def layer_flops(model: ModelShape, tokens: int, mode: Mode = "none") -> Flops:
+    """One layer on so many tokens, over all tensor ranks; the backward is two products per product."""
+    width, kv_width = model.heads * model.head_width, 2 * model.kv * model.head_width
+    matrices = 3 if model.family == "llama" else 2  # SwiGLU has a gate besides up and down
+    per_token = 2 * model.hidden * (width + kv_width + width + matrices * model.ffn_width)
+    core = attention_core_flops(model, tokens)
+    forward = float(tokens * per_token) + core
+    again = {"none": 0.0, "attention": core, "layer": forward}[mode]
+    return Flops(forward, 2 * forward, again)
+
+
+def head_flops(model: ModelShape, tokens: int, *, rows: int) -> Flops:
+    """The logits over `rows` rows of the vocabulary; never recomputed."""
+    forward = 2.0 * tokens * model.hidden * rows
+    return Flops(forward, 2 * forward, 0.0)
+
+
+def stage_flops(plan: Plan, stage: int, *, sequences: int | None = None) -> Flops:
+    """What a stage executes for `sequences` sequences (by default: one micro-batch), over its tensor ranks."""
+    tokens = plan.tokens(plan.batch.micro if sequences is None else sequences)
+    total = NOTHING
+    for layer in layers_by_stage(plan)[stage]:
+        total = total.plus(layer_flops(plan.model, tokens, plan.recompute.mode_of(layer)))
+    if stage == plan.layout.stages - 1:
+        rows = plan.model.padded_vocabulary(plan.layout.tensor)
+        total = total.plus(head_flops(plan.model, tokens, rows=rows))
+    return total
+
+
+def model_flops(model: ModelShape, sequences: int) -> Flops:
+    """What the mathematics needs for so many sequences: no recomputation, no padding."""
+    tokens = sequences * model.sequence
+    layers = layer_flops(model, tokens).times(model.layers)
+    return layers.plus(head_flops(model, tokens, rows=model.vocabulary))
+
+
+def hardware_flops(plan: Plan, sequences: int | None = None) -> Flops:
+    """What the plan executes in a step of `sequences` (by default: the full batch), over all ranks."""
+    total = NOTHING
+    for stage in range(plan.layout.stages):
+        total = total.plus(stage_flops(plan, stage, sequences=sequences or plan.batch.sequences))
+    return total
+
+
+def flops_per_token(model: ModelShape) -> float:
+    """Model FLOPs to train on one token, forward and backward: the trainer's utilisation counts with it."""
+    return model_flops(model, 1).total / model.sequence
+
+
+def paper_flops(
+    model: ModelShape, sequences: int, *, vocabulary: int, mode: Literal["none", "layer"] = "layer"
+) -> float:
+    """F = 96 B s L h^2 (1 + s/6h + V/(16 L h)), as printed (SC'21 equation 3; used by MT-NLG section 2.4).
+
+    The printed form recomputes every layer and has ffn = 4 hidden built in; without recomputation it reads
+    72 B s L h^2 (1 + s/6h + V/(12 L h)). `vocabulary` counts the padding.
+    """
+    s, h, layers = model.sequence, model.hidden, model.layers
+    factor, share = (96.0, 16) if mode == "layer" else (72.0, 12)
+    return factor * sequences * s * layers * h**2 * (1 + s / (6 * h) + vocabulary / (share * layers * h))

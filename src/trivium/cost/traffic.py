@@ -1,0 +1,98 @@
+"""Bytes that a rank hands to each collective in one optimizer step, by axis: what the runtime counts."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from trivium.plan.buckets import BucketRow, bucket_table
+from trivium.plan.layout import Coordinate
+from trivium.plan.plan import Plan
+from trivium.plan.precision import BYTES
+from trivium.plan.transfers import Transfer, with_transfers
+
+SCALAR_BYTES = 8  # losses and norms are summed in fp64
+
+Traffic = dict[str, Counter[str]]  # axis (or "ends") -> collective -> bytes
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Bytes of one micro-batch's activation: whole, and as each tensor rank holds it outside regions."""
+
+    whole: int
+    outside: int
+    per_token: int  # one number per token of the micro-batch, in the dtype of the softmax
+
+
+def step_traffic(plan: Plan, at: Coordinate, sequences: int | None = None) -> Traffic:
+    """The traffic of a step of `sequences` (by default: the full batch) of the rank at a coordinate."""
+    traffic: Traffic = {axis: Counter() for axis in ("tensor", "pipeline", "data", "ends")}
+    micro_batches = plan.batch.micro_batches(plan.layout, sequences)
+    sizes = _sizes(plan)
+    if plan.layout.tensor > 1:
+        for stage in plan.stages_of(at.pipeline):
+            for name, count in _stage(plan, stage, sizes).items():
+                traffic["tensor"][name] += micro_batches * count
+    program = with_transfers(plan.schedule_table(sequences))[at.pipeline]
+    sends = sum(isinstance(e, Transfer) and e.source == at.pipeline for e in program)
+    traffic["pipeline"]["send"] += sends * sizes.outside
+    for row in bucket_table(plan, at.pipeline):
+        _add_bucket(traffic, plan, row, at)
+    _add_scalars(traffic, plan)
+    return {axis: Counter({k: v for k, v in c.items() if v}) for axis, c in traffic.items()}
+
+
+def _sizes(plan: Plan) -> _Sizes:
+    tokens = plan.model.sequence * plan.batch.micro
+    whole = tokens * plan.model.hidden * BYTES[plan.precision.weights]
+    split = plan.layout.tensor if plan.sequence_parallel else 1
+    return _Sizes(whole, whole // split, tokens * BYTES[plan.precision.accumulation])
+
+
+def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
+    """Of one micro-batch through one stage, forward and backward."""
+    total: Counter[str] = Counter()
+    enters = leaves = 0  # passes through a region's border, forward; each has one pass backward
+    again_enters = again_leaves = 0  # in a recomputed forward
+    for layer in plan.layers_of(stage):
+        enters, leaves = enters + 2, leaves + 2
+        if plan.recompute.mode_of(layer) == "layer":
+            again_enters += 2
+            # Recomputing stops at the last kept tensor: the sum that ends the block is not needed again,
+            # unless dropout after it keeps its mask.
+            again_leaves += 2 if plan.model.dropout > 0 else 1
+    if stage == plan.layout.stages - 1:
+        enters += 1
+        total["all_reduce"] += (
+            3 * sizes.per_token
+        )  # largest score; sum of exponentials and the target's score
+    embeds = int(stage == 0)
+    if plan.sequence_parallel:
+        total["all_gather"] += (enters + again_enters + leaves + embeds) * sizes.outside
+        total["reduce_scatter"] += (leaves + again_leaves + embeds + enters) * sizes.whole
+    else:
+        total["all_reduce"] += (leaves + again_leaves + embeds + enters) * sizes.whole
+    return total
+
+
+def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate) -> None:
+    accumulated = row.padded * BYTES[plan.precision.accumulation]
+    if "tensor" in row.partial_over:
+        traffic["tensor"]["all_reduce"] += accumulated
+    if "ends" in row.partial_over and at.pipeline in (0, plan.layout.pipeline - 1):
+        traffic["ends"]["all_reduce"] += accumulated
+    if plan.layout.data == 1:
+        return
+    reduced = row.padded * BYTES[plan.precision.reduction]
+    if plan.zero == 0:
+        traffic["data"]["all_reduce"] += reduced
+    else:
+        traffic["data"]["reduce_scatter"] += reduced
+        traffic["data"]["all_gather"] += row.padded * BYTES[plan.precision.weights] // plan.layout.data
+
+
+def _add_scalars(traffic: Traffic, plan: Plan) -> None:
+    """The norm over every axis (data only when gradients are sharded), the loss over pipeline and data."""
+    counts = {"tensor": 1, "pipeline": 2, "data": 1 + (plan.zero >= 1)}
+    for axis, count in counts.items():
+        if getattr(plan.layout, axis) > 1:
+            traffic[axis]["all_reduce"] += count * SCALAR_BYTES

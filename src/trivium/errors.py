@@ -1,0 +1,41 @@
+"""Errors a user can act on: the field's path, its value, the law it breaks, the remedy."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class TriviumError(Exception):
+    """Base of everything raised on purpose; the command line prints it as one line and exits with `exit_code`."""
+
+    exit_code = 1
+
+
+class ConfigError(TriviumError):
+    """The request is contradictory or impossible; nothing has started yet."""
+
+    exit_code = 2
+
+
+class MachineError(TriviumError):
+    """This machine lacks something the work needs (memory, disk, ports, a library)."""
+
+    exit_code = 3
+
+
+class DataError(TriviumError):
+    """What was given as data (a corpus, token shards, results) is missing, empty or damaged."""
+
+    exit_code = 4
+
+
+class CheckpointError(TriviumError):
+    """What is on disk is not what the run needs, or not what was written."""
+
+    exit_code = 5
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for a misspelt name: the closest known one, or all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(names)}"

@@ -1,0 +1,172 @@
+"""Every task, at every number of shots, scored: a results tree with intervals and baselines."""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trivium.errors import DataError
+from trivium.evaluation.config import EvaluationConfig
+from trivium.evaluation.requests import Likelihoods, Request, Scored
+from trivium.evaluation.statistics import bootstrap_mean, sign_test, wilson
+from trivium.evaluation.tasks.continuation import continuation_task
+from trivium.evaluation.tasks.items import Item, read_items
+from trivium.evaluation.tasks.last_word import last_word_task
+from trivium.evaluation.tasks.task import Task, choose_shots
+from trivium.progress import Progress, silent
+
+FORMAT = "trivium-results-1"
+
+
+def evaluate(
+    config: EvaluationConfig,
+    scorer: Likelihoods,
+    items: Path,
+    *,
+    seed: int,
+    unigram: Likelihoods | None = None,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Score every task of the config over the passages in `items`; `unigram` is the baseline beside it.
+
+    Returns {format, tasks: {name: {shots: result}}}; `docs/formats/results.md` says what a result holds.
+    """
+    passages = read_items(items)
+    tasks = [build_task(name, passages, config, seed=seed) for name in config.tasks]
+    # All questions are made before the first is asked: what cannot be asked is refused at once.
+    questions = {(t.name, n): requests_of(t, shots=n, seed=seed) for t in tasks for n in config.shots}
+    total = sum(map(len, questions.values()))
+    done = 0
+    results: dict[str, dict[str, Any]] = {task.name: {} for task in tasks}
+    for task in tasks:
+        for shots in config.shots:
+            progress(done, total, f"{task.name}, {shots} shots")
+            requests = questions[task.name, shots]
+            answers = ask(scorer, requests)
+            baseline = ask(unigram, requests) if unigram else None
+            result = _result(task, answers, baseline, config=config, seed=seed)
+            results[task.name][str(shots)] = result | {"prompt_hash": prompt_hash(requests)}
+            done += len(requests)
+    progress(done, total, "evaluated")
+    return {"format": FORMAT, "items": len(passages), "requests": total, "tasks": results}
+
+
+def build_task(name: str, items: Sequence[Item], config: EvaluationConfig, *, seed: int) -> Task:
+    """The task of this name over the passages."""
+    match name:
+        case "last_word":
+            return last_word_task(items, config, seed=seed)
+        case "continuation":
+            return continuation_task(items, config, seed=seed)
+        case _:
+            raise DataError(f"there is no task '{name}'; tasks are last_word and continuation")
+
+
+def requests_of(task: Task, *, shots: int, seed: int) -> list[Request]:
+    """One request per choice of each example, example after example."""
+    requests = []
+    for example in task.examples:
+        prompt = task.template.prompt(example, choose_shots(task, example, shots=shots, seed=seed))
+        requests += [Request(prompt, choice) for choice in example.choices]
+    return requests
+
+
+def ask(scorer: Likelihoods, requests: Sequence[Request]) -> list[Scored]:
+    """The answers, checked to be one finite number per request."""
+    answers = scorer.loglikelihood(requests)
+    if len(answers) != len(requests):
+        raise ValueError(f"the scorer gave {len(answers)} answers to {len(requests)} requests")
+    for request, answer in zip(requests, answers, strict=True):
+        if answer.tokens < 1:
+            raise ValueError(f"the scorer says {request.continuation!r} has {answer.tokens} tokens")
+        if not math.isfinite(answer.loglikelihood):
+            raise DataError(
+                f"the model gives {request.continuation!r} a log-likelihood of {answer.loglikelihood}: its weights "
+                "are damaged or training diverged; use an earlier checkpoint"
+            )
+    return answers
+
+
+def right(task: Task, answers: Sequence[Scored]) -> dict[str, list[bool]]:
+    """Whether each example was answered rightly, by each normalisation the scoring knows; the headline first."""
+    if task.scoring == "greedy":
+        return {"greedy": [a.greedy for a in answers]}
+    outcome: dict[str, list[bool]] = {"token": [], "byte": [], "none": []}
+    for example, group in zip(task.examples, _by_example(task, answers), strict=True):
+        for normalisation in outcome:
+            scores = [
+                a.loglikelihood / _size(a, choice, normalisation)
+                for a, choice in zip(group, example.choices, strict=True)
+            ]
+            outcome[normalisation].append(int(np.argmax(scores)) == example.answer)
+    return outcome
+
+
+def prompt_hash(requests: Sequence[Request]) -> str:
+    """Equal hashes: the same questions, word for word, so the results can be compared."""
+    text = json.dumps([[r.context, r.continuation] for r in requests], ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _result(
+    task: Task, answers: list[Scored], baseline: list[Scored] | None, *, config: EvaluationConfig, seed: int
+) -> dict[str, Any]:
+    by_normalisation = right(task, answers)
+    headline = next(iter(by_normalisation))
+    correct = by_normalisation[headline]
+    known = right(task, baseline)[headline] if baseline else None
+    nats = _nats_per_byte(task, answers)
+    interval = bootstrap_mean(
+        nats, seed=seed, name=task.name, confidence=config.confidence, resamples=config.resamples
+    )
+    return {
+        "accuracy": _share(correct),
+        "interval": list(wilson(sum(correct), len(correct), confidence=config.confidence)),
+        "confidence": config.confidence,
+        "n": len(correct),
+        "chance": task.chance,
+        "unigram": _share(known) if known else None,
+        "unigram_p": _paired(correct, known) if known else None,
+        "normalisation": headline,
+        "accuracy_by_normalisation": {name: _share(flags) for name, flags in by_normalisation.items()},
+        "nats_per_byte": float(np.mean(nats)),
+        "nats_per_byte_interval": list(interval),
+        "unigram_nats_per_byte": float(np.mean(_nats_per_byte(task, baseline))) if baseline else None,
+        "truncated_fraction": _share([a.truncated for a in answers]),
+        "version": task.version,
+    }
+
+
+def _nats_per_byte(task: Task, answers: Sequence[Scored]) -> list[float]:
+    """How surprising the right answer is, per byte: finer than right or wrong, and comparable across tokenizers."""
+    return [
+        -group[example.answer].loglikelihood / _bytes(example.solution)
+        for example, group in zip(task.examples, _by_example(task, answers), strict=True)
+    ]
+
+
+def _by_example(task: Task, answers: Sequence[Scored]) -> list[Sequence[Scored]]:
+    ends = np.cumsum([len(e.choices) for e in task.examples]).tolist()
+    return [answers[end - len(e.choices) : end] for e, end in zip(task.examples, ends, strict=True)]
+
+
+def _size(answer: Scored, choice: str, normalisation: str) -> int:
+    return {"token": answer.tokens, "byte": _bytes(choice), "none": 1}[normalisation]
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def _share(flags: Sequence[bool]) -> float:
+    return sum(flags) / len(flags)
+
+
+def _paired(model: Sequence[bool], baseline: Sequence[bool]) -> float:
+    """Exact sign test over the examples only one of the two got right (McNemar)."""
+    pairs = list(zip(model, baseline, strict=True))
+    return sign_test(sum(m and not b for m, b in pairs), sum(b and not m for m, b in pairs))

@@ -1,0 +1,76 @@
+"""Evaluation passages (`evaluation_items.jsonl`) and how they are cut."""
+
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from trivium.errors import DataError
+
+_SENTENCE_START = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
+
+
+class Item(NamedTuple):
+    """A passage of a held-out document."""
+
+    id: str
+    document: str
+    text: str
+
+
+def read_items(path: Path) -> list[Item]:
+    """Every passage of a file of JSON lines {id, document, text}; DataError names the line that is not one."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); run `trivium corpus harvest`") from None
+    except UnicodeDecodeError:
+        raise DataError(
+            f"{path} is not UTF-8 text: it was damaged; run `trivium corpus harvest` again"
+        ) from None
+    items = [_item(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not items:
+        raise DataError(
+            f"{path} holds no evaluation items; give more text, or run `trivium corpus harvest` again"
+        )
+    seen: set[str] = set()
+    for item in items:
+        if item.id in seen:
+            raise DataError(f"{path} gives the id {item.id!r} twice; every item needs its own")
+        seen.add(item.id)
+    return items
+
+
+def tail(text: str, characters: int) -> str:
+    """The end of a text, at most so long, from the beginning of a word (a longer last word is kept whole)."""
+    text = " ".join(text.split())
+    if len(text) <= characters:
+        return text
+    first = text.find(" ", len(text) - characters - 1)
+    return text[first + 1 :] if first >= 0 else text[text.rfind(" ") + 1 :]
+
+
+def head(text: str, characters: int) -> str:
+    """The beginning of a text, at most so long, to the end of a word (a longer first word is kept whole)."""
+    text = " ".join(text.split())
+    if len(text) <= characters:
+        return text
+    last = text.rfind(" ", 0, characters + 1)
+    return text[:last] if last > 0 else text.split(" ", 1)[0]
+
+
+def cut_last_sentence(text: str) -> tuple[str, str] | None:
+    """A text before its last sentence, and that sentence; None for a single sentence."""
+    starts = list(_SENTENCE_START.finditer(text))
+    return (text[: starts[-1].start()], text[starts[-1].end() :]) if starts else None
+
+
+def _item(path: Path, number: int, line: str) -> Item:
+    try:
+        tree = json.loads(line)
+        values = [tree[name] for name in Item._fields]
+    except (ValueError, TypeError, KeyError):
+        values = []
+    if not values or not all(isinstance(v, str) and v.strip() for v in values):
+        raise DataError(f"{path}, line {number}: {line[:60]!r} is not {{id, document, text}}; harvest again")
+    return Item(*values)

@@ -1,0 +1,78 @@
+"""A task as data: examples, a template, a scoring rule; and the prompt each example becomes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from trivium.errors import DataError
+from trivium.seeds import generator_for, seed_for
+
+Scoring = Literal["greedy", "likelihood"]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One question. `choices` begin with their own space; `answer` is the number of the right one."""
+
+    id: str
+    document: str
+    context: str
+    choices: tuple[str, ...]
+    answer: int
+
+    @property
+    def solution(self) -> str:
+        """The right choice."""
+        return self.choices[self.answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """How examples become a prompt: `alone` without shots, `among` for every example with them."""
+
+    alone: str
+    among: str  # the solution follows it
+    separator: str = "\n\n"
+
+    def prompt(self, example: Example, shots: Sequence[Example]) -> str:
+        """The shots, solved, then the example, open."""
+        if not shots:
+            return self.alone.format(context=example.context)
+        solved = [self.among.format(context=s.context) + s.solution for s in shots]
+        return self.separator.join([*solved, self.among.format(context=example.context)])
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A benchmark.
+
+    scoring "greedy": right when greedy generation gives the solution; "likelihood": right when the solution is the
+    likeliest choice. `examples` are asked; `pool` is where shots come from. `chance`: expected share right of a
+    guess. `version` grows with every change of meaning, so that results are compared only when equal.
+    """
+
+    name: str
+    version: int
+    scoring: Scoring
+    template: Template
+    examples: tuple[Example, ...]
+    pool: tuple[Example, ...]
+    chance: float
+
+
+def choose_examples(examples: Sequence[Example], *, limit: int, seed: int, task: str) -> tuple[Example, ...]:
+    """At most `limit` examples, by keyed hash of their id: a higher limit only adds to a lower one."""
+    ranked = sorted(examples, key=lambda e: (seed_for(seed, "examples", task, e.id), e.id))
+    return tuple(ranked[:limit])
+
+
+def choose_shots(task: Task, example: Example, *, shots: int, seed: int) -> list[Example]:
+    """Solved examples for one question: keyed, from other documents, and more shots only add at the front."""
+    others = [e for e in task.pool if e.id != example.id and e.document != example.document]
+    if len(others) < shots:
+        raise DataError(
+            f"task {task.name}: {shots} shots were asked for, but only {len(others)} examples are of other documents "
+            f"than {example.id}; lower evaluation.shots or give more text"
+        )
+    order = generator_for(seed, "shots", task.name, example.id).permutation(len(others))
+    return [others[k] for k in order[:shots].tolist()][::-1]

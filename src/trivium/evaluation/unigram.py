@@ -1,0 +1,43 @@
+"""The baseline that knows only how often each token occurs in the training text."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trivium.errors import DataError
+from trivium.evaluation.requests import Likelihoods, Request, Scored
+from trivium.tokens.entropy import add_one
+from trivium.tokens.tokenizer import Tokenizer
+
+
+class _Unigram:
+    """Scores a continuation token by token and never looks at its context."""
+
+    def __init__(self, tokenizer: Tokenizer, counts: NDArray[np.int64]) -> None:
+        self._tokenizer = tokenizer
+        self._logs = np.log(add_one(counts))
+        self._likeliest = int(self._logs.argmax())
+
+    def loglikelihood(self, requests: Sequence[Request]) -> list[Scored]:
+        """One answer per request, in order."""
+        return [self._score(request.continuation) for request in requests]
+
+    def _score(self, continuation: str) -> Scored:
+        ids = self._tokenizer.encode(continuation)
+        return Scored(
+            loglikelihood=float(self._logs[ids].sum()),
+            tokens=len(ids),
+            characters=len(continuation),
+            greedy=all(i == self._likeliest for i in ids),
+            truncated=False,
+        )
+
+
+def unigram_scorer(tokenizer: Tokenizer, counts: NDArray[np.int64]) -> Likelihoods:
+    """The baseline of a tokenizer and the counts of its ids in the training text: [vocabulary]."""
+    if len(counts) != tokenizer.vocabulary:
+        raise DataError(
+            f"{len(counts)} token counts do not belong to a tokenizer of {tokenizer.vocabulary} ids; tokenize again"
+        )
+    return _Unigram(tokenizer, counts)

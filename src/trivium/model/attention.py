@@ -1,0 +1,58 @@
+"""Causal self-attention on this rank's heads.
+
+Legend: S positions, B sequences, H hidden, N heads here, G key-value heads here, D head width.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trivium.model.inputs import Inputs
+from trivium.model.linear import Linear, RowLinear
+from trivium.model.norm import Norm
+from trivium.model.rotary import rotate
+from trivium.parallel.randomness import keyed_dropout
+from trivium.parallel.recompute import recomputed
+from trivium.parallel.tensor import Region
+from trivium.plan.model_shape import ModelShape
+
+
+class Attention(nn.Module):
+    """norm -> queries, keys, values (columns split) -> attention per head -> out (rows split)."""
+
+    def __init__(self, model: ModelShape, layer: int, region: Region, *, recompute_core: bool) -> None:
+        super().__init__()
+        self.model, self.layer, self.region, self.recompute_core = model, layer, region, recompute_core
+        self.N, self.G = model.heads // region.group.size, model.kv // region.group.size
+        bias, D = model.family == "gpt", model.head_width
+        self.norm = Norm(model)
+        self.qkv = Linear((self.N + 2 * self.G) * D, model.hidden, bias=bias)
+        self.out = RowLinear(model.hidden, self.N * D, bias=bias)
+
+    def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        """[S here, B, H] -> [S here, B, H], to be added to x."""
+        S, B = inputs.shape
+        qkv = self.qkv(self.region.enter(self.norm(x)))
+        core = recomputed(self._core, qkv) if self.recompute_core and self.training else self._core(qkv)
+        y = self.out.add_bias(self.region.leave(self.out.partial(core.reshape(S, B, -1))))
+        return keyed_dropout(
+            y,
+            self.model.dropout,
+            site=f"layers.{self.layer}.attention",
+            key=inputs.dropout,
+            sequence=S,
+            positions=self.region.positions(S),
+        )
+
+    def _core(self, qkv: torch.Tensor) -> torch.Tensor:
+        """[S, B, columns here] -> [S, B, N, D]."""
+        S, B, D = qkv.shape[0], qkv.shape[1], self.model.head_width
+        queries = self.N // self.G
+        # Columns come in groups: the queries of a group, its key, its value.
+        groups = qkv.view(S, B, self.G, queries + 2, D).permute(1, 2, 3, 0, 4)  # B G (queries + 2) S D
+        q = groups[:, :, :queries].reshape(B, self.N, S, D)
+        k, v = groups[:, :, queries], groups[:, :, queries + 1]  # B G S D
+        if self.model.family == "llama":
+            q, k = rotate(q, self.model.rope_base), rotate(k, self.model.rope_base)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=queries > 1)
+        return y.permute(2, 0, 1, 3)  # S B N D

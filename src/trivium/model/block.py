@@ -1,0 +1,32 @@
+"""One transformer block."""
+
+import torch
+from torch import nn
+
+from trivium.model.attention import Attention
+from trivium.model.inputs import Inputs
+from trivium.model.mlp import Mlp
+from trivium.parallel.recompute import recomputed
+from trivium.parallel.tensor import Region
+from trivium.plan.model_shape import ModelShape
+from trivium.plan.recompute import Recompute
+
+
+class Block(nn.Module):
+    """x + attention(x), then x + mlp(x)."""
+
+    def __init__(self, model: ModelShape, layer: int, region: Region, recompute: Recompute) -> None:
+        super().__init__()
+        self.mode = recompute.mode_of(layer)
+        self.attention = Attention(model, layer, region, recompute_core=self.mode == "attention")
+        self.mlp = Mlp(model, layer, region)
+
+    def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        """[S here, B, H] -> [S here, B, H]."""
+        if self.mode == "layer" and self.training:
+            return recomputed(self._forward, x, inputs)
+        return self._forward(x, inputs)
+
+    def _forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        x = x + self.attention(x, inputs)
+        return x + self.mlp(x, inputs)

@@ -1,0 +1,41 @@
+"""Final norm, and the product with the vocabulary.
+
+Legend: S positions, B sequences, H hidden, V vocabulary rows here.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trivium.model.embedding import Table
+from trivium.model.norm import Norm
+from trivium.parallel.collectives import all_gather
+from trivium.parallel.tensor import Region, split_cross_entropy
+from trivium.plan.model_shape import ModelShape
+
+
+class Head(nn.Module):
+    """norm -> logits. A tied head takes the embedding's table; an untied one has its own `weight`."""
+
+    def __init__(self, model: ModelShape, region: Region) -> None:
+        super().__init__()
+        self.model, self.region = model, region
+        self.norm = Norm(model)
+        if model.head == "untied":
+            rows = model.padded_vocabulary(region.group.size) // region.group.size
+            self.weight = Table(rows, model.hidden).weight
+
+    def local_logits(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """[S here, B, H] -> [S, B, V]."""
+        return F.linear(self.region.enter(self.norm(x)), table)
+
+    def loss(self, x: torch.Tensor, table: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy over the micro-batch's tokens, in nats; the same on every tensor rank."""
+        logits = self.local_logits(x, table)
+        return split_cross_entropy(logits, targets, self.region.group, self.model.vocabulary).mean()
+
+    @torch.no_grad()
+    def logits(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """[S here, B, H] -> [S, B, vocabulary] on every tensor rank, padding cut."""
+        local = self.local_logits(x, table).permute(2, 0, 1).contiguous()
+        return all_gather(local, self.region.group).permute(1, 2, 0)[..., : self.model.vocabulary]

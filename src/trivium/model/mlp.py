@@ -1,0 +1,65 @@
+"""The feed-forward half of a block.
+
+Legend: S positions, B sequences, H hidden, E feed-forward columns here.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trivium.model.inputs import Inputs
+from trivium.model.linear import Linear, RowLinear
+from trivium.model.norm import Norm
+from trivium.parallel.randomness import keyed_dropout
+from trivium.parallel.tensor import Region
+from trivium.plan.model_shape import ModelShape
+
+
+class GateUp(nn.Module):
+    """SwiGLU's two input matrices side by side: [2, E, H]."""
+
+    def __init__(self, columns: int, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(2, columns, hidden))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., H] -> [..., E]: silu(gate) x up."""
+        gate, up = F.linear(x, self.weight.flatten(0, 1)).chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+
+class GeluUp(Linear):
+    """GELU after the input matrix (tanh form, as in GPT-2 and Megatron)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., H] -> [..., E]."""
+        return F.gelu(super().forward(x), approximate="tanh")
+
+
+class Mlp(nn.Module):
+    """norm -> up (columns split), activation -> down (rows split)."""
+
+    def __init__(self, model: ModelShape, layer: int, region: Region) -> None:
+        super().__init__()
+        self.model, self.layer, self.region = model, layer, region
+        columns = model.ffn_width // region.group.size
+        self.norm = Norm(model)
+        self.up = (
+            GeluUp(columns, model.hidden, bias=True)
+            if model.family == "gpt"
+            else GateUp(columns, model.hidden)
+        )
+        self.down = RowLinear(model.hidden, columns, bias=model.family == "gpt")
+
+    def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        """[S here, B, H] -> [S here, B, H], to be added to x."""
+        y = self.down.partial(self.up(self.region.enter(self.norm(x))))
+        S = inputs.shape[0]
+        return keyed_dropout(
+            self.down.add_bias(self.region.leave(y)),
+            self.model.dropout,
+            site=f"layers.{self.layer}.mlp",
+            key=inputs.dropout,
+            sequence=S,
+            positions=self.region.positions(S),
+        )

@@ -1,0 +1,24 @@
+"""LayerNorm or RMSNorm over the hidden dimension."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from trivium.plan.model_shape import ModelShape
+
+
+class Norm(nn.Module):
+    """LayerNorm with bias (gpt) or RMSNorm (llama); acts on each position alone."""
+
+    def __init__(self, model: ModelShape) -> None:
+        super().__init__()
+        self.epsilon = model.norm_epsilon
+        self.weight = nn.Parameter(torch.empty(model.hidden))
+        self.bias = nn.Parameter(torch.empty(model.hidden)) if model.family == "gpt" else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[S, B, H] -> [S, B, H]."""
+        shape = (x.shape[-1],)
+        if self.bias is None:
+            return F.rms_norm(x, shape, self.weight, self.epsilon)
+        return F.layer_norm(x, shape, self.weight, self.bias, self.epsilon)

@@ -1,0 +1,90 @@
+"""The part of the transformer between two pipeline borders."""
+
+import torch
+from torch import nn
+
+from trivium.model.block import Block
+from trivium.model.embedding import Embedding
+from trivium.model.head import Head
+from trivium.model.initialise import initial_values
+from trivium.model.inputs import Inputs
+from trivium.parallel.mesh import Mesh
+from trivium.parallel.tensor import Region
+from trivium.plan.parameters import TOKENS, Box, Parameter, shard_box, stage_parameters
+from trivium.plan.plan import Plan
+
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Stage(nn.Module):
+    """Consecutive blocks; the first stage also embeds, the last also computes the loss or the logits.
+
+    `table` names every parameter it holds, as in the unsplit model, with its row of the parameter table.
+    """
+
+    def __init__(self, plan: Plan, number: int, mesh: Mesh) -> None:
+        super().__init__()
+        model, region = plan.model, Region(mesh.tensor, plan.sequence_parallel)
+        self.number, self.model = number, model
+        self.is_first, self.is_last = number == 0, number == plan.layout.stages - 1
+        layers = plan.layers_of(number)
+        self.table: dict[str, Parameter] = {
+            p.name: p for p in stage_parameters(model, layers, first=self.is_first, last=self.is_last)
+        }
+        borrowed = TOKENS in self.table and not self.is_first
+        self.embedding = Embedding(model, region, borrowed=borrowed) if TOKENS in self.table else None
+        self.layers = nn.ModuleDict({str(n): Block(model, n, region, plan.recompute) for n in layers})
+        self.head = Head(model, region) if self.is_last else None
+
+    def forward(self, x: torch.Tensor | None, inputs: Inputs) -> torch.Tensor:
+        """Hidden states [S here, B, H]; from the last stage the loss, or logits when there are no targets.
+
+        x: the previous stage's hidden states; None for the first stage.
+        """
+        if self.is_first:
+            assert self.embedding is not None, "the first stage embeds"
+            x = self.embedding(inputs)
+        assert x is not None, f"stage {self.number} needs the output of stage {self.number - 1}"
+        for block in self.layers.values():
+            x = block(x, inputs)
+        if self.head is None:
+            return x
+        if inputs.targets is None:
+            return self.head.logits(x, self._output_table())
+        return self.head.loss(x, self._output_table(), inputs.targets)
+
+    def _output_table(self) -> torch.Tensor:
+        assert self.head is not None, "only the last stage has a head"
+        if self.model.head == "untied":
+            return self.head.weight
+        assert self.embedding is not None, "a tied head shares the embedding"
+        return self.embedding.tokens.weight
+
+
+def build_stages(plan: Plan, mesh: Mesh, *, seed: int | None) -> dict[int, Stage]:
+    """The stages of this rank by number, on its device, filled with initial values (without a seed: zeros).
+
+    A first and a last stage on the same rank share one tied table.
+    """
+    stages: dict[int, Stage] = {}
+    for number in plan.stages_of(mesh.at.pipeline):
+        with torch.device("meta"):
+            stage = Stage(plan, number, mesh)
+        stage.to_empty(device=mesh.device)
+        stages[number] = stage.to(DTYPES[plan.precision.weights])
+        for name, parameter in stage.named_parameters():
+            box = shard_box(stage.table[name], plan.model, plan.layout, mesh.tensor.index)
+            _fill(parameter, stage.table[name], plan, seed, box)
+    first, last = stages.get(0), stages.get(plan.layout.stages - 1)
+    if plan.model.head == "tied" and first is not None and last is not None and first is not last:
+        assert first.embedding is not None and last.embedding is not None, "both ends hold the tied table"
+        last.embedding.tokens.weight = first.embedding.tokens.weight
+    return stages
+
+
+@torch.no_grad()
+def _fill(target: torch.Tensor, parameter: Parameter, plan: Plan, seed: int | None, box: Box) -> None:
+    target.zero_()  # padded vocabulary rows stay zero
+    if seed is not None:
+        values = initial_values(parameter, plan.model, seed, box)
+        target[tuple(slice(0, n) for n in box.shape)] = values.to(target.device, target.dtype)

@@ -1,0 +1,204 @@
+"""Start ranks, or find this process's place among those torchrun started. The only reader of RANK and the like."""
+
+import contextlib
+import datetime
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trivium.errors import ConfigError, TriviumError
+
+COLLECTIVE_TIMEOUT_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process among the ranks. `rendezvous` is a torch init method: file://… or env://."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    rendezvous: str
+
+    @property
+    def device(self) -> torch.device:
+        """One accelerator per local rank where there are any, otherwise the processor."""
+        if torch.cuda.is_available():
+            return torch.device("cuda", self.local_rank % torch.cuda.device_count())
+        return torch.device("cpu")
+
+
+class RankFailed(TriviumError):
+    """A rank ended badly: `rank` first, of `exits` by rank (negative: the signal that killed it)."""
+
+    def __init__(self, rank: int, exits: dict[int, int | None], report: str) -> None:
+        self.rank, self.exits = rank, exits
+        code = exits.get(rank)
+        self.signal = -code if code is not None and code < 0 else None
+        cause = (
+            f"killed by {signal.Signals(self.signal).name}" if self.signal else report or f"exit code {code}"
+        )
+        super().__init__(f"rank {rank} of {len(exits)}: {cause}")
+
+
+def torchrun_place() -> Place | None:
+    """The place torchrun gave this process, or None when it was not started by torchrun."""
+    environment = os.environ
+    if (
+        "TORCHELASTIC_RUN_ID" not in environment
+        and not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys()
+    ):
+        return None
+    try:
+        numbers = {k: int(environment[k]) for k in ("RANK", "WORLD_SIZE")}
+        local = int(environment.get("LOCAL_RANK", numbers["RANK"]))
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"torchrun's environment is incomplete: {error}; start with torchrun or without"
+        ) from None
+    return Place(numbers["RANK"], numbers["WORLD_SIZE"], local, "env://")
+
+
+@contextlib.contextmanager
+def connected(place: Place, *, timeout_seconds: float = COLLECTIVE_TIMEOUT_SECONDS) -> Iterator[None]:
+    """Inside, the process group of all ranks exists; a lone process needs none."""
+    if place.device.type == "cuda":
+        torch.cuda.set_device(place.device)
+    if place.world_size == 1:
+        yield
+        return
+    # One thread per rank: ranks on one machine share its cores, and their order of summation stays fixed.
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "nccl" if place.device.type == "cuda" else "gloo",
+        init_method=place.rendezvous,
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=datetime.timedelta(seconds=timeout_seconds),
+    )
+    yield
+    dist.destroy_process_group()
+
+
+@dataclass
+class Ranks:
+    """Forked ranks of one job on this machine."""
+
+    processes: list[ForkProcess]
+    directory: tempfile.TemporaryDirectory[str]
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(p.pid or 0 for p in self.processes)
+
+    def wait(self, timeout_seconds: float | None = None, watch: Callable[[], None] | None = None) -> None:
+        """Wait for all; when one fails, end the others at once and raise RankFailed naming the first."""
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        try:
+            while any(p.is_alive() for p in self.processes):
+                failed = [r for r, p in enumerate(self.processes) if p.exitcode not in (None, 0)]
+                if failed:
+                    raise self._failure(failed)
+                if deadline is not None and time.monotonic() > deadline:
+                    stuck = [r for r, p in enumerate(self.processes) if p.is_alive()]
+                    raise TriviumError(
+                        f"ranks {stuck} did not finish within {timeout_seconds:.0f} s: they hang"
+                    )
+                if watch is not None:
+                    watch()
+                time.sleep(0.02)
+            failed = [r for r, p in enumerate(self.processes) if p.exitcode != 0]
+            if failed:
+                raise self._failure(failed)
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Kill what still runs; nothing outlives the launcher."""
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+        for process in self.processes:
+            process.join()
+        self.directory.cleanup()
+
+    def _failure(self, failed: list[int]) -> RankFailed:
+        # The rank that failed first wrote its report first; the others fail because it is gone.
+        time.sleep(0.1)
+        folder = Path(self.directory.name)
+        reports = sorted(folder.glob("failed-*"), key=lambda p: p.stat().st_mtime_ns)
+        killed = [r for r in failed if (self.processes[r].exitcode or 0) < 0]
+        if killed:
+            first, report = killed[0], ""
+        elif reports:
+            first, report = int(reports[0].name.removeprefix("failed-")), reports[0].read_text()
+        else:
+            first, report = failed[0], ""
+        return RankFailed(first, {r: p.exitcode for r, p in enumerate(self.processes)}, report)
+
+
+def start_ranks(function: Callable[..., None], world_size: int, *arguments: Any) -> Ranks:
+    """Fork `world_size` ranks on this machine, each calling `function(place, *arguments)`.
+
+    Fork, by name: the ranks share the imported torch, so eight start in about a second.
+    """
+    context = get_context("fork")
+    directory = tempfile.TemporaryDirectory(prefix="trivium-ranks-")
+    rendezvous = f"file://{directory.name}/rendezvous"
+    processes = []
+    for rank in range(world_size):
+        place = Place(rank, world_size, rank, rendezvous)
+        process = context.Process(
+            target=_enter, args=(function, place, arguments, directory.name, os.getpid()), name=f"rank-{rank}"
+        )
+        process.start()
+        processes.append(process)
+    return Ranks(processes, directory)
+
+
+def run_ranks(
+    function: Callable[..., None], world_size: int, *arguments: Any, timeout_seconds: float | None = None
+) -> None:
+    """Start ranks and wait for them."""
+    start_ranks(function, world_size, *arguments).wait(timeout_seconds)
+
+
+def _enter(
+    function: Callable[..., None], place: Place, arguments: tuple[Any, ...], directory: str, launcher: int
+) -> None:
+    _end_with(launcher)
+    torch.set_num_threads(1)
+    code = 0
+    try:
+        function(place, *arguments)
+    except BaseException as error:  # the report must reach the launcher whatever it was
+        with contextlib.suppress(OSError), open(f"{directory}/failed-{place.rank}", "w") as file:
+            known = isinstance(error, TriviumError)
+            file.write(str(error) if known else traceback.format_exc())
+        code = getattr(error, "exit_code", 1)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # skip the parent's exit handlers, and do not wait for communicators whose peers are gone
+
+
+def _end_with(launcher: int) -> None:
+    """Ask the kernel to kill this rank when its launcher dies (Linux), so that no orphan is left."""
+    if not sys.platform.startswith("linux"):
+        return
+    import ctypes
+
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != launcher:
+        os._exit(1)

@@ -1,0 +1,198 @@
+"""Execute a program on this pipeline rank. No schedule is known here by name."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from trivium.errors import TriviumError
+from trivium.parallel.measure import Counted, SavedBytes
+from trivium.parallel.mesh import Mesh
+from trivium.plan.schedule import Action, Op, backward, forward
+from trivium.plan.transfers import Event, Transfer
+
+Tensor = torch.Tensor
+
+# How many receives are posted before they are needed, so that transfers overlap compute.
+POSTED_AHEAD = 4
+
+
+class Span(NamedTuple):
+    """When an event ran, in seconds from the start of the program."""
+
+    event: Event
+    start: float
+    end: float
+
+
+@dataclass
+class Run:
+    """What a program left behind: this rank's share of the loss, the outputs of the last stage, and a trace."""
+
+    loss: Tensor
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    peak_held: int = 0  # most stage activations held at once
+    peak_saved_bytes: int = 0  # most bytes kept for backward at once, when measured
+
+
+class _Kept(NamedTuple):
+    """What a forward leaves for its backward: input (None for the first stage), output, bytes kept."""
+
+    x: Tensor | None
+    y: Tensor
+    bytes: int
+
+
+class StageFunctions(NamedTuple):
+    """How to run one stage: forward(x or None, micro-batch number) -> hidden states, loss or logits."""
+
+    forward: Callable[[Tensor | None, int], Tensor]
+
+
+@dataclass
+class Executor:
+    """Runs the events of one rank in order.
+
+    activation: an empty tensor like what crosses stages. loss_scale multiplies each micro-batch's loss, so
+    that gradients add up to those of the mean. `last_backward` is told a stage number when its last backward
+    of the step begins, so that gradient reduction can start inside it.
+    """
+
+    mesh: Mesh
+    stages: Mapping[int, StageFunctions]
+    last_stage: int
+    activation: Callable[[], Tensor]
+    loss_scale: float = 1.0
+    last_backward: Callable[[int], None] | None = None
+    saved_bytes: SavedBytes | None = None  # measures what is kept for backward
+
+    def run(self, program: Sequence[Event], *, keep_outputs: bool = False) -> Run:
+        """One pass over the program; gradients accumulate in the stages' parameters."""
+        self._run = Run(torch.zeros((), device=self.mesh.device, dtype=torch.float64))
+        self._results: dict[Action, Tensor] = {}  # what actions produced and others have yet to read
+        self._saved: dict[tuple[int, int], _Kept] = {}
+        self._sends: list[tuple[dist.Work, Tensor]] = []
+        self._keep_outputs = keep_outputs
+        self._trains = any(isinstance(e, Action) and e.op is not Op.FORWARD for e in program)
+        self._remaining = _backwards_by_stage(program)
+        receives = _Receives(program, self.mesh, self.activation)
+        begin = time.perf_counter()
+        for event in program:
+            start = time.perf_counter()
+            receives.post()
+            try:
+                self._perform(event, receives)
+            except TriviumError:
+                raise
+            except Exception as error:
+                where = f"rank {self.mesh.rank} {self.mesh.at._asdict()}"
+                raise TriviumError(f"{where} failed at {event}: {type(error).__name__}: {error}") from error
+            self._run.spans.append(Span(event, start - begin, time.perf_counter() - begin))
+        for work, _ in self._sends:
+            work.wait()
+        return self._run
+
+    def _perform(self, event: Event, receives: "_Receives") -> None:
+        match event:
+            case Transfer() if event.source == self.mesh.at.pipeline:
+                self._send(event)
+            case Transfer():
+                self._results[event.produced_by] = receives.wait(event)
+            case Action(Op.FORWARD, m, stage):
+                self._forward(event, m, stage)
+            case Action(Op.BACKWARD, m, stage):
+                self._backward(event, m, stage)
+            case _:
+                raise TriviumError(f"no way to execute {event} is known; schedules are made of F and B")
+
+    def _forward(self, event: Action, m: int, stage: int) -> None:
+        x = None if stage == 0 else self._results.pop(forward(m, stage - 1))
+        if x is not None and self._trains:
+            x.requires_grad_()
+        with torch.set_grad_enabled(self._trains), self._counting() as counted:
+            y = self.stages[stage].forward(x, m)
+        if stage == self.last_stage:
+            if self._keep_outputs:
+                self._run.outputs[m] = y.detach()
+            else:
+                y = y * self.loss_scale
+                self._run.loss += y.detach()
+        else:
+            self._results[event] = y.detach()
+        if self._trains:
+            self._saved[m, stage] = _Kept(x, y, counted.bytes)
+            self._run.peak_held = max(self._run.peak_held, len(self._saved))
+            held = sum(kept.bytes for kept in self._saved.values())
+            self._run.peak_saved_bytes = max(self._run.peak_saved_bytes, held)
+
+    def _backward(self, event: Action, m: int, stage: int) -> None:
+        self._remaining[stage] -= 1
+        if self._remaining[stage] == 0 and self.last_backward is not None:
+            self.last_backward(stage)
+        x, y, _ = self._saved.pop((m, stage))
+        grad = None if stage == self.last_stage else self._results.pop(backward(m, stage + 1))
+        torch.autograd.backward(y, grad)
+        if x is not None:
+            assert x.grad is not None, f"the backward of {event} left no gradient for its input"
+            self._results[event] = x.grad
+
+    def _counting(self) -> AbstractContextManager[Counted]:
+        return nullcontext(Counted()) if self.saved_bytes is None else self.saved_bytes.counting()
+
+    def _send(self, transfer: Transfer) -> None:
+        tensor = self._results.pop(transfer.produced_by).contiguous()
+        group = self.mesh.pipeline
+        group.count("send", tensor)
+        work = dist.isend(tensor, group.ranks[transfer.target], group=group.handle, tag=_tag(transfer))
+        assert work is not None, f"this rank is not in the pipeline group of {transfer}"
+        self._sends.append((work, tensor))
+        self._sends = [(w, t) for w, t in self._sends if not w.is_completed()]
+
+
+class _Receives:
+    """Receives of a program, posted in order and a few ahead of need."""
+
+    def __init__(self, program: Sequence[Event], mesh: Mesh, activation: Callable[[], Tensor]) -> None:
+        self._mesh, self._activation = mesh, activation
+        here = mesh.at.pipeline
+        self._ahead: Iterator[Transfer] = (e for e in program if isinstance(e, Transfer) and e.target == here)
+        self._posted: dict[Transfer, tuple[dist.Work, Tensor]] = {}
+
+    def post(self) -> None:
+        """Keep POSTED_AHEAD receives under way; NCCL orders by call, so there it posts none early."""
+        while self._mesh.pipeline.is_gloo and len(self._posted) < POSTED_AHEAD:
+            transfer = next(self._ahead, None)
+            if transfer is None:
+                return
+            self._posted[transfer] = self._begin(transfer)
+
+    def wait(self, transfer: Transfer) -> Tensor:
+        """The tensor of a transfer, once it is here."""
+        work, tensor = self._posted.pop(transfer, None) or self._begin(transfer)
+        work.wait()
+        return tensor
+
+    def _begin(self, transfer: Transfer) -> tuple[dist.Work, Tensor]:
+        group, tensor = self._mesh.pipeline, self._activation()
+        work = dist.irecv(tensor, group.ranks[transfer.source], group=group.handle, tag=_tag(transfer))
+        assert work is not None, f"this rank is not in the pipeline group of {transfer}"
+        return work, tensor
+
+
+def _tag(transfer: Transfer) -> int:
+    """A number of its own for each transfer of a program (gloo matches by tag, NCCL by order)."""
+    action = transfer.produced_by
+    return (action.micro_batch * 4096 + action.stage) * 2 + (action.op is not Op.FORWARD)
+
+
+def _backwards_by_stage(program: Sequence[Event]) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for event in program:
+        if isinstance(event, Action) and event.op is not Op.FORWARD:
+            counts[event.stage] = counts.get(event.stage, 0) + 1
+    return counts

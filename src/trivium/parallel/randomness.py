@@ -1,0 +1,35 @@
+"""Dropout whose mask is a function of names, so that every layout, and a second forward, draws the same."""
+
+from dataclasses import dataclass
+
+import torch
+
+from trivium.seeds import seed_for
+
+
+@dataclass(frozen=True)
+class DropoutKey:
+    """The run's seed, the step, and the number of each sample of the micro-batch."""
+
+    seed: int
+    step: int
+    samples: tuple[int, ...]
+
+
+def keyed_dropout(
+    x: torch.Tensor, rate: float, *, site: str, key: DropoutKey | None, sequence: int, positions: slice
+) -> torch.Tensor:
+    """Zero elements with probability `rate` and scale the rest; [S here, B, H].
+
+    The mask of a sample covers all its positions, whoever holds them; this rank takes its own. Without a key
+    (evaluation) nothing is dropped.
+    """
+    if rate == 0.0 or key is None:
+        return x
+    masks = [_mask(x, rate, seed_for(key.seed, "dropout", site, key.step, n), sequence) for n in key.samples]
+    return x * torch.stack([m[positions] for m in masks], dim=1).to(x.dtype) / (1 - rate)
+
+
+def _mask(x: torch.Tensor, rate: float, seed: int, sequence: int) -> torch.Tensor:
+    generator = torch.Generator(device=x.device).manual_seed(seed)
+    return torch.rand((sequence, x.shape[-1]), generator=generator, device=x.device) >= rate

@@ -1,0 +1,89 @@
+"""Tensor parallelism: regions, split linear layers, the split vocabulary and its cross-entropy.
+
+Legend: S positions, B sequences, H hidden, V vocabulary rows on this rank, T = S x B tokens.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from trivium.parallel.collectives import all_reduce_, copy_to, gather_sequence, scatter_sequence, sum_over
+from trivium.parallel.mesh import Group
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Region:
+    """Where tensor ranks work on parts of one layer, and how activations enter and leave it.
+
+    Outside the region each rank holds the whole activation, or with `split_sequence` its own positions.
+    """
+
+    group: Group
+    split_sequence: bool
+
+    def enter(self, x: Tensor) -> Tensor:
+        """[S here, B, H] -> [S, B, H], whole on every rank."""
+        return gather_sequence(x, self.group) if self.split_sequence else copy_to(x, self.group)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Partial sums [S, B, H] -> their sum, [S here, B, H]."""
+        return scatter_sequence(x, self.group) if self.split_sequence else sum_over(x, self.group)
+
+    def positions(self, sequence: int) -> slice:
+        """The positions this rank holds outside the region."""
+        if not self.split_sequence:
+            return slice(0, sequence)
+        here = sequence // self.group.size
+        return slice(self.group.index * here, (self.group.index + 1) * here)
+
+
+def embed(tokens: Tensor, weight: Tensor, group: Group) -> Tensor:
+    """Rows of a vocabulary split over the group; zero for ids that other ranks hold.
+
+    tokens [S, B], weight [V, H]; returns partial sums [S, B, H]: leave the region to complete them.
+    """
+    if group.size == 1:
+        return F.embedding(tokens, weight)
+    first = group.index * weight.shape[0]
+    elsewhere = (tokens < first) | (tokens >= first + weight.shape[0])
+    rows = F.embedding((tokens - first).masked_fill(elsewhere, 0), weight)
+    return rows.masked_fill(elsewhere.unsqueeze(-1), 0)
+
+
+class _SplitCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Group, vocabulary: int) -> Tensor:
+        first = group.index * logits.shape[-1]
+        scores = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits.clone()
+        scores[..., max(0, vocabulary - first) :] = float("-inf")  # padding is never predicted
+        largest = all_reduce_(scores.amax(-1), group, largest=True)
+        exponentials = scores.sub_(largest.unsqueeze(-1)).exp_()
+        here = (targets >= first) & (targets < first + logits.shape[-1])
+        index = (targets - first).masked_fill(~here, 0).unsqueeze(-1)
+        # log of the target's exponential, from the rank that holds it; exp() may underflow, so keep the score.
+        target = logits.gather(-1, index).squeeze(-1).to(largest.dtype).sub(largest).masked_fill(~here, 0)
+        total, target = all_reduce_(torch.stack([exponentials.sum(-1), target]), group)
+        exponentials /= total.unsqueeze(-1)
+        ctx.save_for_backward(exponentials, index, here)
+        ctx.dtype = logits.dtype
+        return total.log() - target
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        probabilities, index, here = ctx.saved_tensors
+        grad = probabilities.clone()
+        grad.scatter_add_(-1, index, -here.unsqueeze(-1).to(grad.dtype))
+        return grad.mul_(grads[0].unsqueeze(-1)).to(ctx.dtype), None, None, None
+
+
+def split_cross_entropy(logits: Tensor, targets: Tensor, group: Group, vocabulary: int) -> Tensor:
+    """Cross-entropy per token, in nats, of logits whose vocabulary is split over the group.
+
+    logits [S, B, V], targets [S, B]; returns [S, B], the same on every rank. Rows from `vocabulary` on are
+    padding: they enter neither the softmax nor the gradient.
+    """
+    return _SplitCrossEntropy.apply(logits, targets, group, vocabulary)

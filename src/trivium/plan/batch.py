@@ -1,0 +1,107 @@
+"""Batch arithmetic in one place: two numbers are chosen, the rest follows."""
+
+import math
+from functools import cached_property
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
+
+from trivium.config import Config
+from trivium.plan.layout import Layout
+
+Positive = Annotated[int, Field(ge=1)]
+
+
+class Ramp(Config):
+    """The batch grows from `start` by `increment` over the first `samples` sequences (MT-NLG, section 3.2)."""
+
+    start: Positive
+    increment: Positive
+    samples: Positive
+
+
+class Segment(NamedTuple):
+    """Steps of equal batch: from `first_step`, which starts at sample `first_sample`."""
+
+    first_step: int
+    first_sample: int
+    sequences: int
+
+
+class Step(NamedTuple):
+    """What one optimizer step consumes: samples [first_sample, first_sample + sequences)."""
+
+    first_sample: int
+    sequences: int
+
+
+class Batch(Config):
+    """`sequences` per optimizer step over all replicas, run in micro-batches of `micro` sequences."""
+
+    sequences: Positive
+    micro: Positive = 1
+    ramp: Ramp | None = None
+
+    def micro_batches(self, layout: Layout, sequences: int | None = None) -> int:
+        """Micro-batches each replica runs in a step of `sequences` (by default: of the full batch)."""
+        return (sequences or self.sequences) // (self.micro * layout.data)
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The ramp as a table: no sample is skipped or repeated at a change of batch."""
+        if self.ramp is None:
+            return (Segment(0, 0, self.sequences),)
+        rises = (self.sequences - self.ramp.start) // self.ramp.increment
+        step = sample = 0
+        table = []
+        for rise in range(rises):
+            size = self.ramp.start + rise * self.ramp.increment
+            until = (rise + 1) * self.ramp.samples / rises
+            table.append(Segment(step, sample, size))
+            steps = max(0, math.ceil((until - sample) / size))
+            step, sample = step + steps, sample + steps * size
+        table.append(Segment(step, sample, self.sequences))
+        return tuple(
+            s for s, after in zip(table, [*table[1:], None], strict=True) if after is None or after[0] > s[0]
+        )
+
+    def at(self, step: int) -> Step:
+        """The samples of a step, counted from 0."""
+        segment = max((s for s in self.segments if s.first_step <= step), key=lambda s: s.first_step)
+        return Step(segment.first_sample + (step - segment.first_step) * segment.sequences, segment.sequences)
+
+    def steps_for(self, samples: int) -> int:
+        """The first number of steps that consumes at least `samples` sequences."""
+        segment = max((s for s in self.segments if s.first_sample <= samples), key=lambda s: s.first_sample)
+        return segment.first_step + math.ceil((samples - segment.first_sample) / segment.sequences)
+
+    def problems(self, layout: Layout) -> list[str]:
+        """Sizes that do not divide into micro-batches over the replicas, or a ramp that misses its end."""
+        found = []
+        per_wave = self.micro * layout.data
+        if self.sequences % per_wave:
+            found.append(
+                f"plan.batch.sequences ({self.sequences}) must be a multiple of plan.batch.micro x "
+                f"plan.layout.data ({self.micro} x {layout.data} = {per_wave}); nearest: "
+                f"{_nearest_multiples(self.sequences, per_wave)}"
+            )
+        if self.ramp is None:
+            return found
+        if self.ramp.start > self.sequences or (self.sequences - self.ramp.start) % self.ramp.increment:
+            found.append(
+                f"plan.batch.ramp: from {self.ramp.start} by {self.ramp.increment} never reaches "
+                f"plan.batch.sequences ({self.sequences}); the difference must be a multiple of the increment"
+            )
+        for name in ("start", "increment"):
+            if getattr(self.ramp, name) % per_wave:
+                found.append(
+                    f"plan.batch.ramp.{name} ({getattr(self.ramp, name)}) must be a multiple of plan.batch.micro "
+                    f"x plan.layout.data ({self.micro} x {layout.data} = {per_wave}); nearest: "
+                    f"{_nearest_multiples(getattr(self.ramp, name), per_wave)}"
+                )
+        return found
+
+
+def _nearest_multiples(value: int, of: int) -> str:
+    below, above = value // of * of, -(-value // of) * of
+    return f"{below} or {above}" if below else str(above)

@@ -1,0 +1,84 @@
+"""How a rank's parameters are gathered into flat buffers: the table that the runtime fills and the cost model prices.
+
+A bucket holds parameters that are treated alike: same decay, gradients summed over the same groups. It is
+padded so that each data rank owns an equal slice.
+"""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Literal, NamedTuple
+
+from trivium.plan.parameters import TOKENS, Parameter, local_shape, stage_parameters
+from trivium.plan.plan import Plan
+
+# A bucket is closed once it has this many elements: large enough for bandwidth, small enough to overlap.
+BUCKET_ELEMENTS = 4 << 20
+
+PartialOver = Literal["tensor", "ends"]
+
+
+class Item(NamedTuple):
+    """One parameter of one stage on a rank. borrowed: a last stage's copy of the tied table."""
+
+    parameter: Parameter
+    stage: int
+    elements: int  # of this tensor rank's shard
+    borrowed: bool
+
+
+class BucketRow(NamedTuple):
+    """Items in the order in which backward finishes them. partial_over: groups over which their gradients are
+    summed before the data ranks': tensor ranks (sequence parallelism), pipeline ends (a tied table)."""
+
+    items: tuple[Item, ...]
+    decay: bool
+    partial_over: tuple[PartialOver, ...]
+    padded: int  # elements, a multiple of the data degree
+
+
+def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
+    """The buckets of a pipeline rank: last layers first."""
+    kinds: dict[tuple[bool, tuple[PartialOver, ...]], list[Item]] = {}
+    for item in reversed(list(held(plan, pipeline))):
+        kinds.setdefault((item.parameter.decay, partial_over(plan, item.parameter)), []).append(item)
+    return tuple(
+        BucketRow(tuple(items), decay, over, _padded(items, plan.layout.data))
+        for (decay, over), every in kinds.items()
+        for items in _chunks(every)
+    )
+
+
+def held(plan: Plan, pipeline: int) -> Iterator[Item]:
+    """Every parameter a pipeline rank holds, once, in the model's order."""
+    last = plan.layout.stages - 1
+    stages = plan.stages_of(pipeline)
+    for stage in stages:
+        for p in stage_parameters(plan.model, plan.layers_of(stage), first=stage == 0, last=stage == last):
+            borrowed = p.name == TOKENS and stage != 0
+            if not (borrowed and 0 in stages):  # both ends on one rank share one table
+                yield Item(p, stage, prod(local_shape(p, plan.model, plan.layout)), borrowed)
+
+
+def partial_over(plan: Plan, parameter: Parameter) -> tuple[PartialOver, ...]:
+    """The groups over which a parameter's gradient is partial, besides the data ranks."""
+    over: list[PartialOver] = []
+    if parameter.per_position and plan.sequence_parallel and plan.layout.tensor > 1:
+        over.append("tensor")
+    if parameter.name == TOKENS and plan.model.head == "tied" and plan.layout.pipeline > 1:
+        over.append("ends")
+    return tuple(over)
+
+
+def _chunks(items: list[Item]) -> Iterator[list[Item]]:
+    chunk: list[Item] = []
+    for item in items:
+        chunk.append(item)
+        if sum(i.elements for i in chunk) >= BUCKET_ELEMENTS:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _padded(items: list[Item], data: int) -> int:
+    return -(-sum(i.elements for i in items) // data) * data

@@ -1,0 +1,84 @@
+"""The transformer's shape, and what follows from it."""
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trivium.config import Config
+
+Positive = Annotated[int, Field(ge=1)]
+Family = Literal["gpt", "llama"]
+
+
+class ModelShape(Config):
+    """A decoder-only transformer.
+
+    family "gpt": learned positions, LayerNorm before each half block, GELU, biases (MT-NLG, section 3.2).
+    family "llama": rotary positions, RMSNorm, SwiGLU, no biases.
+    """
+
+    family: Family = "gpt"
+    layers: Positive
+    hidden: Positive
+    heads: Positive
+    kv_heads: Positive | None = None  # None: as many as heads; fewer is grouped-query attention
+    ffn: Positive | None = None  # None: 4 x hidden (gpt), 8/3 x hidden rounded up to 64 (llama)
+    vocabulary: Positive  # token ids in use; the table is padded, and padding is never predicted
+    vocabulary_multiple: Positive = 128  # each tensor rank holds a multiple of this many rows
+    sequence: Positive  # positions per sample
+    head: Literal["tied", "untied"] = "tied"  # does the output matrix share the embedding
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # after the embedding and each half block
+    init_std: Annotated[float, Field(gt=0)] | None = None  # None: sqrt(1 / (3 hidden)), MT-NLG section 3.2
+    rope_base: Annotated[float, Field(gt=0)] = 10000.0
+    norm_epsilon: Annotated[float, Field(gt=0)] = 1e-5
+
+    @property
+    def head_width(self) -> int:
+        """Columns per attention head."""
+        return self.hidden // self.heads
+
+    @property
+    def kv(self) -> int:
+        """Key-value heads; query heads come in this many groups."""
+        return self.kv_heads or self.heads
+
+    @property
+    def ffn_width(self) -> int:
+        """Columns of the feed-forward layer."""
+        if self.ffn is not None:
+            return self.ffn
+        return 4 * self.hidden if self.family == "gpt" else math.ceil(8 * self.hidden / 3 / 64) * 64
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the initial weights."""
+        return self.init_std or math.sqrt(1 / (3 * self.hidden))
+
+    def padded_vocabulary(self, tensor: int) -> int:
+        """Rows of the embedding over `tensor` ranks: the vocabulary rounded up so that each has as many."""
+        multiple = self.vocabulary_multiple * tensor
+        return math.ceil(self.vocabulary / multiple) * multiple
+
+    def problems(self) -> list[str]:
+        """Contradictions inside the shape."""
+        found = []
+        if self.hidden % self.heads:
+            legal = [n for n in range(1, self.hidden + 1) if self.hidden % n == 0]
+            below = max(n for n in legal if n <= self.heads)
+            above = min((n for n in legal if n >= self.heads), default=self.hidden)
+            found.append(
+                f"plan.model.hidden ({self.hidden}) must be a multiple of plan.model.heads ({self.heads}); "
+                f"nearest heads: {below} or {above}"
+            )
+        elif self.family == "llama" and self.head_width % 2:
+            found.append(
+                f"plan.model.hidden / heads ({self.hidden} / {self.heads} = {self.head_width}) must be even: "
+                f"rotary positions turn pairs of columns"
+            )
+        if self.heads % self.kv:
+            found.append(
+                f"plan.model.heads ({self.heads}) must be a multiple of plan.model.kv_heads ({self.kv}): "
+                f"each key-value head serves as many query heads"
+            )
+        return found

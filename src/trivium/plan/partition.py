@@ -1,0 +1,64 @@
+"""Which layers each stage holds."""
+
+import itertools
+from typing import Annotated
+
+from pydantic import Field
+
+from trivium.config import Config
+from trivium.plan.layout import Layout
+from trivium.plan.model_shape import ModelShape
+
+
+class Partition(Config):
+    """`layers` per stage if given; otherwise balanced, where the embedding and the head weigh as layers."""
+
+    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    embedding_weight: Annotated[float, Field(ge=0)] = 0.0
+    head_weight: Annotated[float, Field(ge=0)] = 0.0
+
+    def counts(self, model: ModelShape, layout: Layout) -> tuple[int, ...]:
+        """Layers of each stage, first to last."""
+        if self.layers is not None:
+            return self.layers
+        loads = [0.0] * layout.stages
+        loads[0] += self.embedding_weight
+        loads[-1] += self.head_weight
+        counts = [0] * layout.stages
+        middle = (layout.stages - 1) / 2
+        for _ in range(model.layers):
+            # Ties go to the middle: the ends also hold the embedding and the head.
+            stage = min(range(layout.stages), key=lambda s: (loads[s], abs(s - middle), s))
+            counts[stage] += 1
+            loads[stage] += 1
+        return tuple(counts)
+
+    def ranges(self, model: ModelShape, layout: Layout) -> tuple[range, ...]:
+        """Layer numbers of each stage; together they cover the model exactly once."""
+        starts = [0]
+        for count in self.counts(model, layout):
+            starts.append(starts[-1] + count)
+        return tuple(range(a, b) for a, b in itertools.pairwise(starts))
+
+    def problems(self, model: ModelShape, layout: Layout) -> list[str]:
+        """Explicit layers that do not cover the model once, or too few layers for the stages."""
+        if self.layers is None:
+            if model.layers < layout.stages:
+                return [
+                    f"plan.model.layers ({model.layers}) must be at least the number of stages, plan.layout."
+                    f"pipeline x chunks ({layout.pipeline} x {layout.chunks} = {layout.stages}); use fewer stages, "
+                    f"or give plan.partition.layers with zeros"
+                ]
+            return []
+        found = []
+        if len(self.layers) != layout.stages:
+            found.append(
+                f"plan.partition.layers {list(self.layers)} names {len(self.layers)} stages, but plan.layout has "
+                f"pipeline x chunks = {layout.pipeline} x {layout.chunks} = {layout.stages}"
+            )
+        if sum(self.layers) != model.layers:
+            found.append(
+                f"plan.partition.layers {list(self.layers)} sums to {sum(self.layers)}; it must cover "
+                f"plan.model.layers ({model.layers}) exactly once"
+            )
+        return found

@@ -1,0 +1,113 @@
+"""A plan: model, layout, batch, schedule, precision and recompute together, as pure data.
+
+The planner searches for one, the cost model prices it, the runtime executes it.
+"""
+
+from typing import Literal
+
+from trivium.config import Config
+from trivium.errors import ConfigError
+from trivium.plan.batch import Batch
+from trivium.plan.layout import Layout, degrees_dividing
+from trivium.plan.model_shape import ModelShape
+from trivium.plan.partition import Partition
+from trivium.plan.precision import Precision
+from trivium.plan.recompute import Recompute
+from trivium.plan.schedule import Schedule, ScheduleName, make_schedule, stages_of_ranks
+
+
+class Plan(Config):
+    """What a run is. `check()` lists every contradiction before any process exists."""
+
+    model: ModelShape
+    layout: Layout = Layout()
+    batch: Batch
+    partition: Partition = Partition()
+    schedule: ScheduleName = "1f1b"
+    precision: Precision = Precision()
+    recompute: Recompute = Recompute()
+    zero: Literal[0, 1, 2, 3] = (
+        1  # what is sharded over data ranks: 1 optimizer state, 2 + gradients, 3 + weights
+    )
+    sequence_parallel: bool = False  # activations between tensor regions split along the sequence
+
+    def check(self, world_size: int | None = None) -> list[str]:
+        """Every problem of the plan, each with path, value, law and remedy; empty when it is legal."""
+        return [
+            *self.model.problems(),
+            *self.layout.problems(world_size),
+            *self._splits(),
+            *self.batch.problems(self.layout),
+            *self.partition.problems(self.model, self.layout),
+            *self._schedule_problems(),
+        ]
+
+    def checked(self, world_size: int | None = None) -> "Plan":
+        """The plan itself when it is legal; otherwise ConfigError with every problem."""
+        problems = self.check(world_size)
+        if problems:
+            raise ConfigError("\n".join(problems))
+        return self
+
+    def schedule_table(self, sequences: int | None = None) -> Schedule:
+        """The schedule of a step of `sequences` (by default: of the full batch)."""
+        return make_schedule(
+            self.schedule,
+            pipeline=self.layout.pipeline,
+            micro_batches=self.batch.micro_batches(self.layout, sequences),
+            chunks=self.layout.chunks,
+        )
+
+    def stages_of(self, pipeline: int) -> tuple[int, ...]:
+        """The stages that pipeline rank `pipeline` holds, ascending."""
+        return stages_of_ranks(self.schedule_table(self.batch.segments[0].sequences))[pipeline]
+
+    def layers_of(self, stage: int) -> range:
+        """The layers of a stage."""
+        return self.partition.ranges(self.model, self.layout)[stage]
+
+    def tokens(self, sequences: int) -> int:
+        """Tokens in so many sequences."""
+        return sequences * self.model.sequence
+
+    def _splits(self) -> list[str]:
+        tensor, found = self.layout.tensor, []
+        for name, size in (
+            ("heads", self.model.heads),
+            ("kv_heads", self.model.kv),
+            ("ffn", self.model.ffn_width),
+        ):
+            if size % tensor and not (name == "kv_heads" and self.model.kv_heads is None):
+                found.append(
+                    f"plan.model.{name} ({size}) must be a multiple of plan.layout.tensor ({tensor}): a tensor "
+                    f"rank holds whole {'columns' if name == 'ffn' else 'heads'}; nearest legal tensor: "
+                    f"{' or '.join(map(str, degrees_dividing(size, tensor)))}"
+                )
+        if self.sequence_parallel and self.model.sequence % tensor:
+            found.append(
+                f"plan.model.sequence ({self.model.sequence}) must be a multiple of plan.layout.tensor ({tensor}) "
+                f"under plan.sequence_parallel; nearest legal tensor: "
+                f"{' or '.join(map(str, degrees_dividing(self.model.sequence, tensor)))}"
+            )
+        return found
+
+    def _schedule_problems(self) -> list[str]:
+        layout, found = self.layout, []
+        if layout.chunks > 1 and self.schedule != "interleaved":
+            found.append(
+                f"plan.layout.chunks is {layout.chunks} but plan.schedule is '{self.schedule}', which holds one "
+                f"stage per rank; set plan.schedule=interleaved or plan.layout.chunks=1"
+            )
+        if self.schedule == "interleaved" and layout.pipeline > 1 and not self.batch.problems(layout):
+            for sequences in {s.sequences for s in self.batch.segments}:
+                micro_batches = self.batch.micro_batches(layout, sequences)
+                if micro_batches % layout.pipeline:
+                    unit = self.batch.micro * layout.data * layout.pipeline
+                    below, above = sequences // unit * unit, -(-sequences // unit) * unit
+                    found.append(
+                        f"plan.schedule 'interleaved' needs micro-batches ({sequences} / (micro {self.batch.micro} "
+                        f"x data {layout.data}) = {micro_batches}) in multiples of plan.layout.pipeline "
+                        f"({layout.pipeline}); nearest plan.batch.sequences: "
+                        f"{f'{below} or ' if below else ''}{above}"
+                    )
+        return found

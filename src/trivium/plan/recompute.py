@@ -1,0 +1,19 @@
+"""Which activations are kept for the backward, and which are computed again."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trivium.config import Config
+
+
+class Recompute(Config):
+    """mode "layer": only the input of a block is kept (MT-NLG section 2); "attention": all but the attention
+    core; "none": everything is kept. `every`: only every k-th block of a stage is recomputed."""
+
+    mode: Literal["none", "attention", "layer"] = "none"
+    every: Annotated[int, Field(ge=1)] = 1
+
+    def mode_of(self, layer: int) -> Literal["none", "attention", "layer"]:
+        """The mode of a block, by its number in the model."""
+        return self.mode if layer % self.every == 0 else "none"

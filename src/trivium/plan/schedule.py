@@ -1,0 +1,170 @@
+"""Pipeline schedules as data: for each pipeline rank, the actions it performs in order.
+
+The runtime executes the table, the planner times it, the tests check it, `render` draws it, and none of them
+knows how a table was made.
+"""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Literal, NamedTuple
+
+from trivium.errors import ConfigError
+
+ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
+
+
+class Op(StrEnum):
+    """FORWARD; BACKWARD of inputs and weights together; or of each apart (zero-bubble schedules)."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    INPUT_GRADIENT = "I"
+    WEIGHT_GRADIENT = "W"
+
+
+class Action(NamedTuple):
+    """One stage's work on one micro-batch, written `F2.0`: op, micro-batch, stage."""
+
+    op: Op
+    micro_batch: int
+    stage: int
+
+    def __str__(self) -> str:
+        return f"{self.op.value}{self.micro_batch}.{self.stage}"
+
+
+Row = tuple[Action, ...]
+Schedule = tuple[Row, ...]  # [pipeline rank][position]
+
+
+def forward(micro_batch: int, stage: int) -> Action:
+    """The forward of one stage on one micro-batch."""
+    return Action(Op.FORWARD, micro_batch, stage)
+
+
+def backward(micro_batch: int, stage: int) -> Action:
+    """The whole backward of one stage on one micro-batch."""
+    return Action(Op.BACKWARD, micro_batch, stage)
+
+
+def make_schedule(name: ScheduleName, *, pipeline: int, micro_batches: int, chunks: int = 1) -> Schedule:
+    """The table of a named schedule."""
+    match name:
+        case "gpipe":
+            return gpipe(pipeline, micro_batches)
+        case "1f1b":
+            return one_forward_one_backward(pipeline, micro_batches)
+        case "interleaved":
+            return interleaved(pipeline, micro_batches, chunks)
+
+
+def stages_of_ranks(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
+    """The stages each pipeline rank holds, ascending, read off the table."""
+    return tuple(tuple(sorted({a.stage for a in row})) for row in schedule)
+
+
+def last_stage(schedule: Schedule) -> int:
+    """The stage that computes the loss."""
+    return max(a.stage for row in schedule for a in row)
+
+
+def inputs(action: Action, last: int, *, split: bool = False) -> tuple[Action, ...]:
+    """What must have happened before `action`; `split` when the backward comes in two parts."""
+    m, s = action.micro_batch, action.stage
+    if action.op is Op.FORWARD:
+        return (forward(m, s - 1),) if s > 0 else ()
+    if action.op is Op.WEIGHT_GRADIENT:
+        return (Action(Op.INPUT_GRADIENT, m, s),)
+    if s == last:
+        return (forward(m, s),)
+    return (forward(m, s), Action(Op.INPUT_GRADIENT if split else Op.BACKWARD, m, s + 1))
+
+
+def is_split(schedule: Schedule) -> bool:
+    """Whether the backward comes in two parts."""
+    return any(a.op is Op.INPUT_GRADIENT for row in schedule for a in row)
+
+
+def rounds(schedule: Schedule) -> Iterator[list[Action]]:
+    """Lockstep execution: each round, one action per rank whose inputs came from earlier rounds.
+
+    Raises ConfigError if the schedule cannot finish, naming where each rank is stuck.
+    """
+    last, split = last_stage(schedule), is_split(schedule)
+    waiting = [list(reversed(row)) for row in schedule]
+    done: set[Action] = set()
+    while any(waiting):
+        ready = [row.pop() for row in waiting if row and done.issuperset(inputs(row[-1], last, split=split))]
+        if not ready:
+            stuck = ", ".join(f"rank {r} at {row[-1]}" for r, row in enumerate(waiting) if row)
+            raise ConfigError(f"the schedule deadlocks: {stuck} can never start; reorder its actions")
+        done.update(ready)
+        yield ready
+
+
+def gpipe(ranks: int, micro_batches: int) -> Schedule:
+    """Every forward, then every backward: simplest, and holds every activation."""
+    return tuple(
+        tuple(forward(m, r) for m in range(micro_batches))
+        + tuple(backward(m, r) for m in range(micro_batches))
+        for r in range(ranks)
+    )
+
+
+def one_forward_one_backward(ranks: int, micro_batches: int) -> Schedule:
+    """1F1B: a rank holds at most `ranks - rank` activations (PipeDream-flush; MT-NLG section 2)."""
+    return tuple(
+        _alternate(
+            [forward(m, r) for m in range(micro_batches)],
+            [backward(m, r) for m in range(micro_batches)],
+            warmup=ranks - r - 1,
+        )
+        for r in range(ranks)
+    )
+
+
+def interleaved(ranks: int, micro_batches: int, chunks: int) -> Schedule:
+    """1F1B over `chunks` stages per rank: the bubble shrinks by a factor `chunks` (SC'21, section 2.2)."""
+    if micro_batches % ranks:
+        raise ConfigError(
+            f"an interleaved schedule needs micro-batches ({micro_batches}) in multiples of pipeline ({ranks})"
+        )
+    # Each group of `ranks` micro-batches passes chunk 0, then chunk 1, and so on.
+    order = [
+        (m, c)
+        for first in range(0, micro_batches, ranks)
+        for c in range(chunks)
+        for m in range(first, first + ranks)
+    ]
+    return tuple(
+        _alternate(
+            [forward(m, c * ranks + r) for m, c in order],
+            [backward(m, (chunks - 1 - c) * ranks + r) for m, c in order],
+            warmup=2 * (ranks - r - 1) + (chunks - 1) * ranks,
+        )
+        for r in range(ranks)
+    )
+
+
+def peak_activations(row: Row) -> int:
+    """Largest number of stage activations a rank holds at once: one per forward not yet fully backward."""
+    release = Op.WEIGHT_GRADIENT if any(a.op is Op.WEIGHT_GRADIENT for a in row) else Op.BACKWARD
+    held = peak = 0
+    for action in row:
+        held += (action.op is Op.FORWARD) - (action.op is release)
+        peak = max(peak, held)
+    return peak
+
+
+def render(schedule: Schedule) -> str:
+    """One line per rank, as text."""
+    return "\n".join(f"rank {r}: " + " ".join(map(str, row)) for r, row in enumerate(schedule))
+
+
+def _alternate(forwards: list[Action], backwards: list[Action], warmup: int) -> Row:
+    """`warmup` forwards, then one forward and one backward in turn, then the rest."""
+    warmup = min(warmup, len(forwards))
+    actions = forwards[:warmup]
+    for f, b in zip(forwards[warmup:], backwards, strict=False):
+        actions += [f, b]
+    return tuple(actions + backwards[len(forwards) - warmup :])

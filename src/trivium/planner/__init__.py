@@ -1,0 +1,4 @@
+"""Reads a model, a batch and a machine.
+
+Writes the plans worth running, priced and explained.
+"""

@@ -1,0 +1,49 @@
+"""Published runs a prediction is printed beside."""
+
+from typing import NamedTuple
+
+from trivium.plan.batch import Batch
+from trivium.plan.layout import Layout
+from trivium.plan.model_shape import ModelShape
+from trivium.plan.plan import Plan
+from trivium.plan.precision import Precision
+from trivium.plan.recompute import Recompute
+
+
+class Published(NamedTuple):
+    """Measured seconds per step of a plan on a named machine, and where they are printed."""
+
+    plan: Plan
+    machine: str
+    seconds: float
+    source: str
+
+
+def mt_nlg_plan(data: int = 8) -> Plan:
+    """MT-NLG 530B on 35 x `data` DGX A100 (arXiv 2201.11990, section 2).
+
+    Not printed there, and taken as in the software of the time: micro-batches of one sequence, GPT-2's vocabulary
+    padded to 51,200, optimizer state sharded over data ranks.
+    """
+    return Plan(
+        model=ModelShape(layers=105, hidden=20480, heads=128, vocabulary=50257, sequence=2048),
+        layout=Layout(tensor=8, pipeline=35, data=data),
+        batch=Batch(sequences=1920, micro=1),
+        schedule="1f1b",
+        precision=Precision(weights="bf16"),
+        recompute=Recompute(mode="layer"),
+        zero=1,
+    )
+
+
+def published_runs() -> tuple[Published, ...]:
+    """MT-NLG section 2.4: 280, 350 and 420 nodes."""
+    return tuple(
+        Published(mt_nlg_plan(data), "selene", seconds, "MT-NLG, section 2.4")
+        for data, seconds in ((8, 60.1), (10, 50.2), (12, 44.4))
+    )
+
+
+def published_for(plan: Plan, machine: str) -> Published | None:
+    """The published run of exactly this plan, if there is one."""
+    return next((run for run in published_runs() if run.plan == plan and run.machine == machine), None)

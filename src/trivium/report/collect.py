@@ -1,0 +1,160 @@
+"""The results of a run as one tree: what report.json holds."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from trivium.errors import DataError
+from trivium.provenance import STAMP
+from trivium.report.stations import (
+    Evaluation,
+    FunnelStep,
+    Honest,
+    Metric,
+    Plan,
+    Planted,
+    Proof,
+    Sample,
+    Span,
+    Summary,
+    checked,
+)
+
+# Station directories, in the order of the path, and the command that fills each.
+STATIONS = (
+    ("doctor", "doctor"),
+    ("harvest", "corpus harvest"),
+    ("curated", "corpus curate"),
+    ("tokens", "tokenize"),
+    ("plan", "plan"),
+    ("training", "train"),
+    ("resume", "prove"),
+    ("evaluation", "evaluate"),
+    ("bias", "bias"),
+    ("generate", "generate"),
+)
+# Curves longer than this are thinned: a browser draws no more points than it has columns.
+MOST_POINTS = 2000
+
+
+def collect(run: Path) -> dict[str, Any]:
+    """Everything the stations left in `run`; a station that has not run gives None and is named under `missing`.
+
+    Raises DataError, with the file and the remedy, where a file is there but damaged.
+    """
+    if not run.is_dir():
+        raise DataError(f"{run} is not a run directory: it does not exist; give the --out of `trivium demo`")
+    training = _training(run)
+    tree: dict[str, Any] = {
+        "funnel": _station(run, "curated/funnel.json", list[FunnelStep]),
+        "planted": _station(run, "curated/planted.json", dict[str, Planted]),
+        "honest": _station(run, "curated/honest.json", Honest),
+        "training": training,
+        "resume_proof": _station(run, "resume/proof.json", Proof),
+        "evaluation": _station(run, "evaluation/results.json", Evaluation),
+        "bias": _station(run, "bias/results.json", dict[str, Any]),
+        "samples": _samples(run),
+        "provenance": _provenance(run),
+        "seconds": _station(run, "seconds.json", dict[str, float]),
+        "plan": _station(run, "plan/plan.json", Plan),
+        "memory": training["memory"] if training and training["memory"] else None,
+    }
+    return {**tree, "missing": sorted(name for name, value in tree.items() if value is None)}
+
+
+def _training(run: Path) -> dict[str, Any] | None:
+    """The summary, with the curves and the executed timeline beside it."""
+    summary: dict[str, Any] | None = _station(run, "training/summary.json", Summary)
+    if summary is None:
+        return None
+    metrics = _lines(run / "training" / "metrics.jsonl")
+    return {
+        **summary,
+        "curves": {
+            "steps": _thinned([m for m in metrics if m["loss"] is not None]),
+            "validation": _thinned([m for m in metrics if m["validation_loss"] is not None]),
+        },
+        "timeline": _station(run, "training/timeline.json", list[Span]),
+    }
+
+
+def _samples(run: Path) -> list[dict[str, Any]] | None:
+    path = run / "generate" / "samples.json"
+    value = _read(path)
+    if isinstance(value, dict) and "samples" in value:
+        value = value["samples"]
+    return None if value is None else _form(path, value, list[Sample])
+
+
+def _provenance(run: Path) -> dict[str, Any] | None:
+    """The stamp of every station that has one."""
+    stamps = {
+        name: _form(run / name / STAMP, stamp, dict[str, Any])
+        for name, _ in STATIONS
+        if (stamp := _read(run / name / STAMP)) is not None
+    }
+    return stamps or None
+
+
+def _station(run: Path, name: str, kind: Any) -> Any:
+    value = _read(run / name)
+    return None if value is None else _form(run / name, value, kind)
+
+
+def _read(path: Path) -> Any:
+    """The file's plain data, None where it does not exist."""
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_not_finite, parse_float=_finite)
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from None
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a file of JSON lines; a last line cut off by a killed process is not one yet."""
+    if not path.exists():
+        return []
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from None
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(json.loads(line, parse_constant=_not_finite, parse_float=_finite))
+        except ValueError as error:
+            if number < len(lines):
+                raise _damaged(path, ValueError(f"line {number}: {error}")) from None
+    found: list[dict[str, Any]] = _form(path, records, list[Metric])
+    return found
+
+
+def _form(path: Path, value: Any, kind: Any) -> Any:
+    try:
+        return checked(kind, value)
+    except ValueError as error:
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    verb = dict(STATIONS).get(path.parent.name)
+    remedy = f"run `trivium {verb}` again" if verb else "remove the file and run the stages again"
+    return DataError(f"{path} is damaged ({error}); {remedy}")
+
+
+def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every k-th record and the last."""
+    every = math.ceil(len(records) / MOST_POINTS) or 1
+    return [r for i, r in enumerate(records) if i % every == 0 or i == len(records) - 1]
+
+
+def _not_finite(name: str) -> None:
+    """NaN and infinities are not JSON; they become null."""
+
+
+def _finite(text: str) -> float | None:
+    """A number too large for a float is as good as an infinity."""
+    value = float(text)
+    return value if math.isfinite(value) else None

@@ -1,0 +1,114 @@
+"""What the report asks of each station's results; more is welcome and kept, less or other is refused."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+Number = float | None  # a figure that is not finite is stored as null
+
+
+class Result(BaseModel):
+    """A part of a station's results."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class FunnelStep(Result):
+    step: str
+    documents: int
+    bytes: int
+    dropped: dict[str, int] = {}
+
+
+class Planted(Result):
+    planted: int
+    caught: int
+
+
+class Honest(Result):
+    documents: int
+    lost: int
+
+
+class RankMemory(Result):
+    rank: int
+    coordinate: dict[str, int] = {}
+    categories: dict[str, float] = {}
+    predicted: dict[str, float] = {}
+
+
+class Summary(Result):
+    validation_loss: Number = None
+    unigram_entropy: Number = None
+    layout: dict[str, Any] = {}
+    schedule: str | None = None
+    steps: int | None = None
+    tokens: int | None = None
+    parameters: int | None = None
+    memory: list[RankMemory] = []
+
+
+class Metric(Result):
+    step: int
+    tokens: Number = None
+    loss: Number = None
+    lr: Number = None
+    validation_loss: Number = None
+
+
+class Span(Result):
+    pipeline_rank: int
+    action: str
+    start: float
+    end: float
+
+
+class ComparedLoss(Result):
+    step: int
+    unbroken: Number
+    resumed: Number
+
+
+class Proof(Result):
+    max_loss_difference: Number
+    tolerance: Number
+    why: str = ""
+    layouts: list[dict[str, Any]] = []
+    killed: dict[str, Any] = {}
+    resumed_from: int | None = None
+    losses: list[ComparedLoss] = []
+
+
+class Score(Result):
+    accuracy: float
+    interval: tuple[float, float] | None = None
+    n: int | None = None
+    chance: Number = None
+    unigram: Number = None
+    normalisation: str | None = None
+
+
+class Evaluation(Result):
+    tasks: dict[str, dict[str, Score]] = {}
+
+
+class Sample(Result):
+    prompt: str
+    continuation: str
+
+
+class Plan(Result):
+    lines: list[str] = []
+    spans: list[Span] = []
+    memory: list[RankMemory] = []
+
+
+def checked(kind: Any, value: Any) -> Any:
+    """`value` as plain data of the asked form, defaults filled in; raises ValueError naming the first bad field."""
+    adapter = TypeAdapter(kind)
+    try:
+        return adapter.dump_python(adapter.validate_python(value))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise ValueError(f"{where}: {first['msg'].lower()}, found {str(first.get('input'))[:60]!r}") from None

@@ -1,0 +1,86 @@
+"""Which source sample n comes from: always the one furthest behind its weight.
+
+MT-NLG, section 3.1, and Megatron-LM's blended dataset: sample n goes to argmax_i(w_i (n + 1) - count_i), the first
+on a tie. Weights are rounded to multiples of 1/65536. With such weights every count meets its share exactly after
+65536 samples and the choice repeats, so one table of that length answers for every n, in constant time.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trivium.errors import DataError
+
+RESOLUTION = 1 << 16
+
+
+class Blend:
+    """An endless sequence of sources, known at any index without the ones before."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        """`weights`: by source, in any unit; a source of weight 0 is never chosen."""
+        self.shares = rounded(weights)  # by source, integers
+        self.sources = tuple(self.shares)
+        self.period = sum(self.shares.values())
+
+    def source(self, n: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Number (in `sources`) of the source of each sample index in `n`."""
+        return self._table[np.asarray(n) % self.period]
+
+    def ordinal(self, n: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many earlier samples came from the same source, for each sample index in `n`."""
+        turns, place = np.divmod(np.asarray(n, dtype=np.int64), self.period)
+        shares = np.asarray(list(self.shares.values()), dtype=np.int64)
+        return turns * shares[self._table[place]] + self._ordinals[place]
+
+    def counts_after(self, n: int) -> dict[str, int]:
+        """Samples of each source among the first `n`."""
+        turns, place = divmod(n, self.period)
+        inside = np.bincount(self._table[:place], minlength=len(self.sources))
+        return {s: turns * share + int(c) for (s, share), c in zip(self.shares.items(), inside, strict=True)}
+
+    @cached_property
+    def _table(self) -> NDArray[np.int64]:
+        # Deficits scaled by the period stay integers, so no rounding decides a tie.
+        shares = np.asarray(list(self.shares.values()), dtype=np.int64)
+        deficits = np.zeros(len(shares), dtype=np.int64)
+        chosen = np.empty(self.period, dtype=np.int64)
+        for n in range(self.period):
+            deficits += shares
+            chosen[n] = source = deficits.argmax()
+            deficits[source] -= self.period
+        return chosen
+
+    @cached_property
+    def _ordinals(self) -> NDArray[np.int64]:
+        ordinals = np.empty(self.period, dtype=np.int64)
+        for source in range(len(self.sources)):
+            where = np.flatnonzero(self._table == source)
+            ordinals[where] = np.arange(len(where))
+        return ordinals
+
+
+def rounded(weights: Mapping[str, float], resolution: int = RESOLUTION) -> dict[str, int]:
+    """Integer shares closest to the weights (largest remainder); a positive weight keeps at least one share.
+
+    The shares have no common divisor; sources are in alphabetical order.
+    """
+    wrong = {s: w for s, w in weights.items() if not (np.isfinite(w) and w >= 0)}
+    if wrong or not sum(weights.values()) > 0:
+        raise DataError(f"blend weights must be 0 or more, and one above 0; found {wrong or dict(weights)}")
+    positive = {s: w for s, w in sorted(weights.items()) if w > 0}
+    if len(positive) > resolution:
+        raise DataError(f"{len(positive)} sources cannot be blended; at most {resolution} can")
+    total = sum(positive.values())
+    exact = {s: w / total * resolution for s, w in positive.items()}
+    shares = {s: max(1, int(x)) for s, x in exact.items()}
+    # Give what rounding down left over to the largest remainders; take what minimums cost from the largest shares.
+    order = sorted(exact, key=lambda s: shares[s] - exact[s])
+    for k in range(max(0, resolution - sum(shares.values()))):
+        shares[order[k % len(order)]] += 1
+    while sum(shares.values()) > resolution:
+        shares[max(shares, key=lambda s: shares[s])] -= 1
+    divisor = int(np.gcd.reduce(list(shares.values())))
+    return {s: share // divisor for s, share in shares.items()}

@@ -1,0 +1,25 @@
+"""What the tokens station may be told."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trivium.config import Config
+
+BYTE_ALPHABET = 256  # a byte-level tokenizer knows every byte, plus the end of a text
+UINT16_VOCABULARY = 65500  # Megatron-LM's own threshold for two-byte shards
+
+
+class TokensConfig(Config):
+    """How documents become tokens."""
+
+    vocabulary: Annotated[int, Field(ge=BYTE_ALPHABET + 1)] = 2048  # target size; little text may give fewer
+    validation_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.03  # share of documents held out
+    dtype: Literal["auto", "uint16", "int32"] = "auto"  # of the shards; auto: uint16 below 65,500 ids
+    tokenizer_bytes: Annotated[int, Field(ge=1)] = 64 << 20  # at most this much text trains the tokenizer
+
+    def shard_dtype(self, vocabulary: int) -> str:
+        """The dtype of shards that hold ids of a vocabulary of this size."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "uint16" if vocabulary < UINT16_VOCABULARY else "int32"

@@ -1,0 +1,26 @@
+"""How well the frequencies of single tokens alone predict a text: the mark a language model has to beat."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def unigram_entropy(train_counts: NDArray[np.int64], validation_tokens: NDArray[np.integer]) -> float:
+    """Nats per validation token under the training frequencies, each count raised by one.
+
+    train_counts: [vocabulary], how often each id occurs in the training text.
+    """
+    nats = -np.log(add_one(train_counts))
+    return float(nats[np.asarray(validation_tokens, dtype=np.int64)].mean())
+
+
+def entropy(counts: NDArray[np.int64]) -> float:
+    """Nats per token of a text's own frequencies: no unigram prediction of that text can be better."""
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def add_one(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Probability of each id after raising every count by one (Laplace)."""
+    raised = np.asarray(counts, dtype=np.float64) + 1.0
+    probabilities: NDArray[np.float64] = raised / raised.sum()
+    return probabilities

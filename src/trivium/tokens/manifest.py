@@ -1,0 +1,79 @@
+"""The manifest of a token directory: what it holds, how it was made, and the sha256 of every file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trivium.errors import DataError
+from trivium.provenance import file_sha256
+from trivium.tokens.shards import TokenShard
+
+FORMAT = "trivium-tokens-1"
+MANIFEST = "manifest.json"
+TOKENIZER = "tokenizer.json"
+SPLITS = ("train", "validation")
+
+
+def read_tokens_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a token directory, checked to be one."""
+    path = directory / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise DataError(
+            f"{directory} holds no tokens ({MANIFEST} is missing); run `trivium tokenize`"
+        ) from None
+    except ValueError:
+        raise DataError(
+            f"{path} is not JSON: it was truncated or edited; run `trivium tokenize` again"
+        ) from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
+        raise DataError(
+            f"{path} is not a {FORMAT} manifest (format: {found!r}); run `trivium tokenize` again"
+        )
+    return manifest
+
+
+def open_shards(directory: Path, split: str) -> dict[str, TokenShard]:
+    """The shards of a split by source; DataError when one differs from what the manifest says."""
+    shards: dict[str, TokenShard] = {}
+    for source, entry in read_tokens_manifest(directory)["sources"].items():
+        if split not in entry:
+            continue
+        shard = TokenShard.open(directory / entry[split]["prefix"])
+        found, listed = (len(shard), len(shard.tokens)), (entry[split]["documents"], entry[split]["tokens"])
+        if found != listed:
+            raise DataError(
+                f"{shard.prefix}.idx has {found[0]} documents and {found[1]} tokens, {MANIFEST} lists {listed[0]} "
+                f"and {listed[1]}; run `trivium tokenize` again"
+            )
+        shards[source] = shard
+    return shards
+
+
+def token_counts(directory: Path, split: str) -> NDArray[np.int64]:
+    """How often each id occurs in a split, over all sources: [vocabulary]."""
+    vocabulary = int(read_tokens_manifest(directory)["vocabulary"])
+    total = np.zeros(vocabulary, dtype=np.int64)
+    for shard in open_shards(directory, split).values():
+        counts = np.bincount(shard.tokens, minlength=vocabulary)
+        if len(counts) > vocabulary:
+            raise DataError(
+                f"{shard.prefix}.bin holds id {len(counts) - 1}, but the vocabulary has {vocabulary}; tokenize again"
+            )
+        total += counts
+    return total
+
+
+def verify_tokens(directory: Path) -> None:
+    """Compare every file with its sha256 in the manifest; DataError names the first that differs."""
+    for name, sha256 in read_tokens_manifest(directory)["files"].items():
+        path = directory / name
+        if not path.is_file():
+            raise DataError(f"{path} is missing, but {MANIFEST} lists it; run `trivium tokenize` again")
+        if file_sha256(path) != sha256:
+            raise DataError(f"{path} is damaged: it does not have the sha256 {sha256[:12]}… of {MANIFEST}")

@@ -1,0 +1,52 @@
+"""Shuffle without storing the shuffle: position j of a keyed permutation of any size, in constant time and memory.
+
+A balanced Feistel network on the smallest even number of bits that holds `size`; results outside the range are
+put through again until they fall inside (cycle walking), which keeps it a permutation. Unlike a shuffle drawn
+from a library's generator, the order stays the same with every version of every library.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trivium.seeds import seed_for
+
+ROUNDS = 6
+
+
+class Permutation:
+    """A permutation of range(size) named by (root seed, names); `p[j]` for one position or an array of them."""
+
+    def __init__(self, size: int, root: int, *names: str | int) -> None:
+        if size < 1:
+            raise ValueError(f"a permutation of {size} things: at least 1 is needed")
+        self.size = size
+        self._half = np.uint64(max(1, -(-(size - 1).bit_length() // 2)))
+        self._mask = np.uint64((1 << int(self._half)) - 1)
+        self._keys = [np.uint64(seed_for(root, *names, r)) for r in range(ROUNDS)]
+
+    def __getitem__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What stands at each position; positions are in [0, size)."""
+        positions = np.asarray(positions)
+        if positions.size and not 0 <= positions.min() <= positions.max() < self.size:
+            raise IndexError(
+                f"positions {positions.min()}..{positions.max()} of a permutation of {self.size}"
+            )
+        values = self._network(positions.astype(np.uint64).ravel())
+        outside = np.flatnonzero(values >= self.size)
+        while outside.size:
+            values[outside] = self._network(values[outside])
+            outside = outside[values[outside] >= self.size]
+        return values.astype(np.int64).reshape(positions.shape)
+
+    def _network(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = values >> self._half, values & self._mask
+        for key in self._keys:
+            left, right = right, left ^ (_mix(right ^ key) & self._mask)
+        return (left << self._half) | right
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    # The finaliser of splitmix64 (Steele, Lea and Flood 2014); products wrap at 64 bits by intent.
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

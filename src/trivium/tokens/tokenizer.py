@@ -1,0 +1,108 @@
+"""A byte-level BPE: any text becomes ids and comes back unchanged.
+
+Training and `encode_batch` use one thread per core inside the tokenizers library; `encode` uses none, so that
+several ranks on one machine can encode without multiplying threads.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import tokenizers
+
+from trivium.errors import DataError
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+class Tokenizer:
+    """Text to ids and back; equal `sha256` means equal ids for every text."""
+
+    def __init__(self, description: str) -> None:
+        """`description`: the JSON text of the Hugging Face tokenizers library."""
+        self.description = description
+        self._library = tokenizers.Tokenizer.from_str(description)
+        # "<|endoftext|>" written in a document is text: only the corpus writer may end a document.
+        self._library.encode_special_tokens = True
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """Number of ids in use."""
+        return int(self._library.get_vocab_size())
+
+    @cached_property
+    def end_of_text(self) -> int:
+        """The id that closes every document."""
+        end: int | None = self._library.token_to_id(END_OF_TEXT)
+        if end is None:
+            raise DataError(f"this tokenizer has no token {END_OF_TEXT}, which must close every document")
+        return end
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the description, which is also the file's content."""
+        return hashlib.sha256(self.description.encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of one text, without an end mark; starts no threads."""
+        return list(self._library.encode(_checked(text)).ids)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text; equal to `encode` of each, on all cores."""
+        return [e.ids for e in self._library.encode_batch_fast([_checked(t) for t in texts])]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; bytes that do not form a character become U+FFFD."""
+        return str(self._library.decode([int(i) for i in ids], skip_special_tokens=False))
+
+    def words(self) -> dict[str, int]:
+        """Every token, in the library's spelling, and its id."""
+        return dict(self._library.get_vocab())
+
+    def save(self, path: Path) -> None:
+        """Write the description; `load_tokenizer` reads it."""
+        path.write_text(self.description, encoding="utf-8", newline="")
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
+    """Learn a byte-level BPE of at most `vocabulary` ids; the same texts in the same order give the same one."""
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    library.train_from_iterator(map(_checked, texts), trainer)
+    return Tokenizer(library.to_str())
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer in a `tokenizer.json`; DataError when it is missing, damaged, or not one of ours."""
+    try:
+        description = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); run `trivium tokenize`") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not UTF-8 text: it was damaged; run `trivium tokenize` again") from None
+    try:
+        tokenizer = Tokenizer(description)
+    except Exception as error:  # the library raises bare Exception for every kind of damage
+        raise DataError(f"{path} is not a tokenizer ({error}); run `trivium tokenize` again") from None
+    if END_OF_TEXT not in tokenizer.words():
+        raise DataError(f"{path} has no token {END_OF_TEXT}, which must close every document; tokenize again")
+    return tokenizer
+
+
+def _checked(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"a text holds half a character (surrogate {text[error.start]!a} at position {error.start}), "
+            "which no encoding can write; curate the corpus again"
+        ) from None
+    return text

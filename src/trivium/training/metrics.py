@@ -1,0 +1,52 @@
+"""Metrics as append-only JSON lines, one per step; a resumed run forgets the steps it will do again."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+METRICS = "metrics.jsonl"
+EVENTS = "events.jsonl"
+
+
+def append(path: Path, record: dict[str, Any]) -> None:
+    """Add one line; a line is written whole or, if the process dies, ignored by `read`."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Every whole line."""
+    if not path.is_file():
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue  # a process died while writing it
+    return records
+
+
+def last_step(path: Path) -> int:
+    """The last step with a loss, read from the end of the file; 0 when there is none."""
+    if not path.is_file():
+        return 0
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+        for line in reversed(file.read().decode(errors="replace").splitlines()):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict) and "loss" in record:
+                return int(record["step"])
+    return 0
+
+
+def forget_after(path: Path, step: int) -> None:
+    """Drop the lines of later steps, which a resumed run will write again."""
+    kept = [r for r in read(path) if r["step"] <= step]
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(json.dumps(r) + "\n" for r in kept), encoding="utf-8")
+    partial.replace(path)

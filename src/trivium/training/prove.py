@@ -1,0 +1,154 @@
+"""Proof of resume: kill a rank, let the job restart under another layout, compare with the unbroken run."""
+
+import math
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trivium.checkpoint.format import step_of
+from trivium.checkpoint.load import published
+from trivium.errors import CheckpointError, ConfigError, TriviumError
+from trivium.parallel.launch import Ranks
+from trivium.plan.layout import Layout
+from trivium.plan.plan import Plan
+from trivium.progress import Progress, silent
+from trivium.provenance import write_json
+from trivium.training.job import start
+from trivium.training.metrics import EVENTS, METRICS, read
+from trivium.training.run import CHECKPOINTS, TrainingJob
+
+# Both runs do the same arithmetic on the same samples; only the order of sums differs, by about 1e-7 relative in
+# fp32. Training amplifies it: a difference in the weights changes the next gradients. docs/numerics.md has the
+# growth measured over the steps compared here; this bound is far above it and far below any real error.
+TOLERANCE = {"fp64": 1e-9, "fp32": 2e-3, "bf16": 5e-2, "fp16": 5e-2}
+WHY = (
+    "the resumed run adds the same numbers in another order (other tensor, pipeline and data splits), which changes "
+    "the last bits in {precision}; training amplifies that from step to step. A lost, repeated or reordered "
+    "sample, a wrong moment or a stale weight changes the loss by more than this."
+)
+
+
+def prove_resume(job: TrainingJob, *, reference: Path, progress: Progress = silent) -> dict[str, Any]:
+    """Continue from a checkpoint of the finished run `reference`, kill a rank midway, and let it finish.
+
+    The killed run starts under the reference's layout and restarts under another. Writes proof.json into
+    job.out and returns it; raises TriviumError if the losses differ by more than the tolerance.
+    """
+    other = another_layout(job.plan)
+    begin = _starting_checkpoint(reference, job.training.steps)
+    steps = job.training.steps
+    kill_at = begin + max(2, (steps - begin) // 3)
+    every = max(1, (kill_at - begin) // 2)
+    config = job.training.model_copy(
+        update={"checkpoint_every": every, "restarts": 1, "validate_every": steps}
+    )
+    shutil.rmtree(job.out, ignore_errors=True)
+    source = next(p for p in published(reference / CHECKPOINTS) if step_of(p.name) == begin)
+    shutil.copytree(source, job.out / CHECKPOINTS / source.name)
+    shutil.copy(reference / METRICS, job.out / METRICS)
+    victim = job.plan.layout.world_size - 1
+    killed: dict[str, Any] = {}
+
+    def watch(ranks: Ranks, step: int) -> None:
+        if not killed and step >= kill_at and step < steps:
+            killed.update(rank=victim, step=step, signal="SIGKILL", pid=ranks.pids[victim])
+            os.kill(ranks.pids[victim], signal.SIGKILL)
+
+    start(replace(job, training=config), progress=progress, after_failure=[other], watch=watch)
+    if not killed:
+        raise TriviumError(
+            f"the run ended at step {steps} before rank {victim} was killed at {kill_at}; train longer"
+        )
+    proof = _compare(job, reference, begin, killed, [job.plan.layout, other.layout])
+    write_json(job.out / "proof.json", proof)
+    if proof["max_loss_difference"] > proof["tolerance"]:
+        raise TriviumError(
+            f"the resumed run's losses differ from the unbroken run's by up to {proof['max_loss_difference']:.3g}, "
+            f"more than {proof['tolerance']:.3g} (see {job.out / 'proof.json'})"
+        )
+    return proof
+
+
+def another_layout(plan: Plan) -> Plan:
+    """A legal plan for as many ranks (or twice as many) whose layout is most unlike `plan`'s."""
+    for layout in _layouts(plan.layout.world_size, plan.layout):
+        other = plan.model_copy(
+            update={
+                "layout": layout,
+                "schedule": "1f1b",
+                "partition": type(plan.partition)(),
+                "sequence_parallel": False,
+            }
+        )
+        if not other.check():
+            return other
+    raise ConfigError(
+        f"no other legal layout for {plan.layout.world_size} ranks exists for {plan.model.layers} layers, "
+        f"{plan.model.heads} heads and batch {plan.batch.sequences}"
+    )
+
+
+def _layouts(ranks: int, now: Layout) -> Iterator[Layout]:
+    """Other layouts, the ones that differ from `now` along the most axes first."""
+    for total in (ranks, 2 * ranks):
+        found = [
+            Layout(tensor=t, pipeline=p, data=total // (t * p))
+            for t in range(1, total + 1)
+            for p in range(1, total // t + 1)
+            if total % (t * p) == 0
+        ]
+        unlike = {x: sum(x.degree(a) != now.degree(a) for a in now.order) for x in found}
+        yield from (x for x in sorted(found, key=lambda x: (-unlike[x], -x.pipeline)) if unlike[x])
+
+
+def _starting_checkpoint(reference: Path, steps: int) -> int:
+    saved = [
+        s for p in published(reference / CHECKPOINTS) if (s := step_of(p.name)) is not None and s < steps
+    ]
+    if not saved:
+        raise CheckpointError(
+            f"{reference / CHECKPOINTS} holds no checkpoint before the last step ({steps}); lower "
+            f"training.checkpoint_every or raise training.keep_last, and train again"
+        )
+    return max(saved)
+
+
+def _compare(
+    job: TrainingJob, reference: Path, begin: int, killed: dict[str, Any], layouts: list[Layout]
+) -> dict[str, Any]:
+    unbroken, resumed = (
+        {r["step"]: r["loss"] for r in read(path / METRICS) if "loss" in r and r["step"] > begin}
+        for path in (reference, job.out)
+    )
+    if unbroken.keys() != resumed.keys():
+        raise TriviumError(
+            f"the resumed run did steps {min(resumed, default=0)}–{max(resumed, default=0)}, the unbroken one "
+            f"{min(unbroken, default=0)}–{max(unbroken, default=0)}; they cannot be compared"
+        )
+    resumed_from = _resumed_from(job.out, begin)
+    same_layout = [abs(unbroken[s] - resumed[s]) for s in unbroken if s <= resumed_from]
+    differences = [abs(unbroken[s] - resumed[s]) for s in unbroken]
+    precision = job.plan.precision.weights
+    return {
+        "max_loss_difference": max(differences) if all(map(math.isfinite, differences)) else math.inf,
+        "max_loss_difference_same_layout": max(same_layout, default=0.0),
+        "tolerance": TOLERANCE[precision],
+        "why": WHY.format(precision=precision),
+        "layouts": [{k: getattr(x, k) for k in ("tensor", "pipeline", "data", "chunks")} for x in layouts],
+        "killed": killed,
+        "events": read(job.out / EVENTS),
+        "started_from": begin,
+        "resumed_from": resumed_from,
+        "steps_compared": len(differences),
+        "losses": [{"step": s, "unbroken": unbroken[s], "resumed": resumed[s]} for s in sorted(unbroken)],
+    }
+
+
+def _resumed_from(out: Path, begin: int) -> int:
+    """The checkpoint the restarted job continued from, as it noted itself."""
+    noted = [e["step"] for e in read(out / EVENTS) if e["event"] == "resumed"]
+    return int(noted[-1]) if noted else begin

@@ -1,0 +1,19 @@
+"""The learning rate as a function of tokens."""
+
+import math
+
+from trivium.training.config import TrainingConfig
+
+
+def learning_rate(config: TrainingConfig, tokens: int, last_tokens: int) -> float:
+    """Linear warm-up, then cosine to `lr_final_fraction` of the peak (MT-NLG section 3.2).
+
+    tokens: consumed at the end of the step. last_tokens: where the decay ends if the config does not say.
+    """
+    if tokens < config.warmup_tokens:
+        return config.lr * tokens / config.warmup_tokens
+    end = config.decay_tokens or last_tokens
+    span = max(1, end - config.warmup_tokens)
+    progress = min(1.0, (tokens - config.warmup_tokens) / span)
+    final = config.lr * config.lr_final_fraction
+    return final + (config.lr - final) * 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,0 +1,81 @@
+"""What a rank gives to a checkpoint and takes from one: its owned slices, as boxes of unsplit tensors."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from trivium.checkpoint.format import boxes_of_range
+from trivium.checkpoint.load import Checkpoint
+from trivium.checkpoint.save import Fragment
+from trivium.parallel.buckets import Bucket, Slot
+from trivium.plan.parameters import Box, local_shape, shard_box
+from trivium.plan.plan import Plan
+from trivium.training.trainer import Trainer
+
+
+class Place(NamedTuple):
+    """Elements [first, first + box.elements) of a bucket hold `box` of the unsplit tensor of a slot."""
+
+    slot: Slot
+    first: int
+    box: Box
+
+
+def fragments(trainer: Trainer) -> list[Fragment]:
+    """Every tensor this rank must write: weights, masters and moments of what it owns, each element once over
+    all ranks."""
+    found = []
+    for shard in trainer.optimizer.shards:
+        bucket = shard.bucket
+        owned = bucket.owned
+        if not bucket.sharded and bucket.data.index != 0:
+            continue
+        tensors = {"weights": bucket.weights[owned], **trainer.optimizer.states(shard)}
+        if not trainer.plan.precision.has_master:
+            del tensors["master"]
+        for place in places(bucket, owned, trainer.plan, trainer.mesh.tensor.index):
+            if not place.slot.counts:
+                continue
+            row, (first, count) = place.slot.row, (place.first - owned.start, place.box.elements)
+            found += [
+                Fragment(f"{kind}/{row.name}", row.shape, place.box, values[first : first + count])
+                for kind, values in tensors.items()
+            ]
+    return found
+
+
+@torch.no_grad()
+def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Fill weights, masters and moments from a checkpoint written under any layout."""
+    plan, index = trainer.plan, trainer.mesh.tensor.index
+    for shard in trainer.optimizer.shards:
+        bucket = shard.bucket
+        for place in places(bucket, slice(0, len(bucket.weights)), plan, index):
+            _fill(bucket.weights, place.first, checkpoint, "weights", place)
+        states = trainer.optimizer.states(shard)
+        if not plan.precision.has_master:
+            del states["master"]
+        for kind, values in states.items():
+            for place in places(bucket, bucket.owned, plan, index):
+                _fill(values, place.first - bucket.owned.start, checkpoint, kind, place)
+    trainer.optimizer.restore(checkpoint.step)
+
+
+def _fill(values: torch.Tensor, first: int, checkpoint: Checkpoint, kind: str, place: Place) -> None:
+    read = checkpoint.read(f"{kind}/{place.slot.row.name}", place.box, values.dtype)
+    values[first : first + place.box.elements] = read.reshape(-1).to(values.device)
+
+
+def places(bucket: Bucket, part: slice, plan: Plan, tensor: int) -> Iterator[Place]:
+    """The boxes of unsplit tensors that elements `part` of a bucket hold; padding holds none."""
+    for slot in bucket.slots:
+        start, stop = max(part.start, slot.start), min(part.stop, slot.stop)
+        shape = local_shape(slot.row, plan.model, plan.layout)
+        shard = shard_box(slot.row, plan.model, plan.layout, tensor)
+        real = Box(tuple(0 for _ in shape), shard.shape)
+        for first, local in boxes_of_range(start - slot.start, stop - slot.start, shape):
+            box = local.intersect(real)
+            if box is not None:
+                moved = tuple(a + b for a, b in zip(box.start, shard.start, strict=True))
+                yield Place(slot, slot.start + first, Box(moved, box.shape))

@@ -1,0 +1,152 @@
+"""What one rank does in a step: run the schedule, sum gradients, update, and agree on the loss."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from trivium.model.inputs import Inputs
+from trivium.model.stage import DTYPES, Stage, build_stages
+from trivium.parallel.buckets import Bucket, Dtypes, GradientWatch, make_buckets
+from trivium.parallel.collectives import all_reduce_
+from trivium.parallel.measure import SavedBytes
+from trivium.parallel.mesh import Mesh
+from trivium.parallel.pipeline import Executor, Run, StageFunctions
+from trivium.parallel.randomness import DropoutKey
+from trivium.parallel.zero import AdamRule, ShardedAdamW
+from trivium.plan.buckets import bucket_table
+from trivium.plan.plan import Plan
+from trivium.plan.schedule import Op
+from trivium.plan.transfers import Program, with_transfers
+
+
+class StepResult(NamedTuple):
+    """loss: mean over the batch's tokens, nats. gradient_norm: before clipping."""
+
+    loss: float
+    gradient_norm: float
+    run: Run
+
+
+class Rows(NamedTuple):
+    """Tokens and targets, each [sequences, positions]."""
+
+    tokens: np.ndarray
+    targets: np.ndarray
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A global batch: samples [first, first + sequences) of the data, read only where a rank needs them."""
+
+    first: int
+    sequences: int
+    read: Callable[[int, int], Rows]  # (first, count)
+
+
+class Trainer:
+    """One rank's model, gradients and optimizer under a plan."""
+
+    def __init__(self, plan: Plan, mesh: Mesh, *, seed: int, rule: AdamRule, initial: bool = True) -> None:
+        self.plan, self.mesh, self.seed = plan, mesh, seed
+        self.stages = build_stages(plan, mesh, seed=seed if initial else None)
+        self.buckets: list[Bucket] = make_buckets(
+            bucket_table(plan, mesh.at.pipeline),
+            lambda item: self.stages[item.stage].get_parameter(item.parameter.name),
+            mesh,
+            dtypes=Dtypes(DTYPES[plan.precision.accumulation], DTYPES[plan.precision.reduction]),
+            sharded=plan.zero >= 1,
+        )
+        self.optimizer = ShardedAdamW(self.buckets, mesh, rule)
+        self._watch = GradientWatch(self.buckets)
+        self._programs: dict[tuple[int, bool], Program] = {}
+
+    def train_step(self, step: int, samples: Samples, lr: float, *, measure: bool = False) -> StepResult:
+        """One optimizer step on the global batch `samples`; every rank returns the same loss and norm."""
+        run = self.accumulate(step, samples, measure=measure)
+        norm = self.optimizer.step(lr)
+        return StepResult(self._agree(run.loss), norm, run)
+
+    def accumulate(self, step: int, samples: Samples, *, measure: bool = False) -> Run:
+        """Forward and backward of the batch; gradients are left in the buckets, their reduction begun.
+
+        measure: also count the bytes that autograd keeps, and the peak over the step.
+        """
+        self._watch.start_step()
+        for stage in self.stages.values():
+            stage.train()
+        program = self._program(samples.sequences, forward_only=False)[self.mesh.at.pipeline]
+        executor = self._executor(samples, step=step)
+        if measure:
+            executor.saved_bytes = SavedBytes({b.weights.untyped_storage().data_ptr() for b in self.buckets})
+        return executor.run(program)
+
+    @torch.no_grad()
+    def validate(self, samples: Samples) -> float:
+        """Mean loss over `samples`, without gradients or dropout; the same on every rank."""
+        for stage in self.stages.values():
+            stage.eval()
+        program = self._program(samples.sequences, forward_only=True)[self.mesh.at.pipeline]
+        return self._agree(self._executor(samples, step=None).run(program).loss)
+
+    @cached_property
+    def _activation_shape(self) -> tuple[int, int, int]:
+        model = self.plan.model
+        split = self.plan.layout.tensor if self.plan.sequence_parallel else 1
+        return (model.sequence // split, self.plan.batch.micro, model.hidden)
+
+    def _executor(self, samples: Samples, *, step: int | None) -> Executor:
+        plan, device = self.plan, self.mesh.device
+        micro_batches = plan.batch.micro_batches(plan.layout, samples.sequences)
+        inputs = self._inputs(samples, micro_batches, step)
+        functions = {n: StageFunctions(_forward(stage, inputs)) for n, stage in self.stages.items()}
+        dtype = DTYPES[plan.precision.weights]
+        return Executor(
+            mesh=self.mesh,
+            stages=functions,
+            last_stage=plan.layout.stages - 1,
+            activation=lambda: torch.empty(self._activation_shape, dtype=dtype, device=device),
+            loss_scale=1 / (micro_batches * plan.layout.data),
+            last_backward=self._watch.last_backward,
+        )
+
+    def _inputs(self, samples: Samples, micro_batches: int, step: int | None) -> list[Inputs]:
+        """This replica's micro-batches: replica d takes the d-th run of consecutive samples."""
+        micro, per_replica = self.plan.batch.micro, micro_batches * self.plan.batch.micro
+        first = samples.first + self.mesh.at.data * per_replica
+        rows = samples.read(first, per_replica)
+        return [
+            Inputs(
+                tokens=_positions_first(rows.tokens[start : start + micro], self.mesh.device),
+                targets=_positions_first(rows.targets[start : start + micro], self.mesh.device),
+                dropout=None
+                if step is None
+                else DropoutKey(self.seed, step, tuple(range(first + start, first + start + micro))),
+            )
+            for start in range(0, per_replica, micro)
+        ]
+
+    def _program(self, sequences: int, *, forward_only: bool) -> Program:
+        key = (sequences, forward_only)
+        if key not in self._programs:
+            table = self.plan.schedule_table(sequences)
+            if forward_only:
+                table = tuple(tuple(a for a in row if a.op is Op.FORWARD) for row in table)
+            self._programs[key] = with_transfers(table)
+        return self._programs[key]
+
+    def _agree(self, loss: torch.Tensor) -> float:
+        """Only last stages know a loss; the sum over pipeline and data ranks is the batch's mean."""
+        total = all_reduce_(loss.clone(), self.mesh.pipeline)
+        return float(all_reduce_(total, self.mesh.data))
+
+
+def _forward(stage: Stage, inputs: list[Inputs]) -> Callable[[torch.Tensor | None, int], torch.Tensor]:
+    return lambda x, m: stage(x, inputs[m])
+
+
+def _positions_first(rows: np.ndarray, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(rows.T)).to(device, torch.int64)

@@ -1,0 +1,75 @@
+"""Print and parse quantities with units: bytes, FLOPs, seconds, tokens."""
+
+import re
+
+from trivium.errors import ConfigError
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_DECIMAL = ("", "K", "M", "B", "T", "Q")
+_FLOPS = ("", "K", "M", "G", "T", "P", "E")
+_PARSE = {
+    "": 1,
+    "K": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "B": 1e9,
+    "T": 1e12,
+    "Q": 1e15,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
+
+
+def format_bytes(value: float) -> str:
+    """1536 -> '1.50 KiB'."""
+    return _scaled(value, 1024, _BINARY, space=True)
+
+
+def format_count(value: float) -> str:
+    """530e9 -> '530B'; used for tokens and parameters."""
+    return _scaled(value, 1000, _DECIMAL, space=False)
+
+
+def format_flops(value: float) -> str:
+    """3.12e14 -> '312 TFLOP'."""
+    return f"{_scaled(value, 1000, _FLOPS, space=True)}FLOP"
+
+
+def format_seconds(value: float) -> str:
+    """0.0123 -> '12.3 ms'; 75 -> '1 min 15 s'."""
+    if value < 1e-3:
+        return f"{value * 1e6:.3g} us"
+    if value < 1:
+        return f"{value * 1e3:.3g} ms"
+    if value < 59.95:
+        return f"{value:.3g} s"
+    whole = round(value)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{value / 86400:.3g} days"
+
+
+def parse_count(text: str) -> int:
+    """'12B' -> 12_000_000_000, '4KiB' -> 4096; raises ConfigError for anything else."""
+    match = re.fullmatch(r"\s*([0-9_]*\.?[0-9]+(?:e[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    factor = _PARSE.get(match.group(2).upper()) if match else None
+    if match is None or factor is None:
+        raise ConfigError(
+            f"'{text}' is not a quantity; write a number with K, M, B, T, KiB, MiB or GiB, as 12B"
+        )
+    return round(float(match.group(1).replace("_", "")) * factor)
+
+
+def _scaled(value: float, base: int, names: tuple[str, ...], *, space: bool) -> str:
+    step = 0
+    scaled = float(value)
+    while abs(scaled) >= base and step < len(names) - 1:
+        scaled /= base
+        step += 1
+    if abs(scaled) >= 999.5 and base == 1000 and step < len(names) - 1:
+        scaled, step = scaled / base, step + 1  # it would be rounded to 1000 of the smaller unit
+    whole = abs(scaled) >= 999.5 or (step == 0 and scaled.is_integer())
+    return f"{f'{scaled:.0f}' if whole else f'{scaled:.3g}'}{' ' if space else ''}{names[step]}"

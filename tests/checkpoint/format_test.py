@@ -1,0 +1,176 @@
+"""Boxes, and the protocol of writing and reading checkpoints, without ranks."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from trivium.checkpoint.format import boxes_of_range, manifest_hash, read_manifest, step_name, step_of
+from trivium.checkpoint.keep import expired
+from trivium.checkpoint.load import Checkpoint, newest_good, published
+from trivium.checkpoint.save import Fragment, save
+from trivium.errors import CheckpointError
+from trivium.parallel.mesh import Mesh
+from trivium.plan.parameters import Box
+
+MESH = Mesh.single()
+shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
+
+
+@given(shape=shapes, data=st.data())
+def test_boxes_of_a_range_hold_exactly_its_elements_in_order(
+    shape: tuple[int, ...], data: st.DataObject
+) -> None:
+    size = int(np.prod(shape))
+    start = data.draw(st.integers(0, size))
+    stop = data.draw(st.integers(start, size))
+    numbers = np.arange(size).reshape(shape)
+    boxes = boxes_of_range(start, stop, shape)
+    found = [numbers[b.within(Box((0,) * len(shape), shape))].reshape(-1) for _, b in boxes]
+    assert [f for f, _ in boxes] == [int(x[0]) for x in found]
+    assert np.concatenate([*found, np.empty(0, int)]).tolist() == list(range(start, stop))
+    assert len(boxes) <= 2 * len(shape) - 1
+
+
+@given(a=st.data())
+def test_an_intersection_is_what_both_boxes_hold(a: st.DataObject) -> None:
+    def box() -> Box:
+        start = tuple(a.draw(st.integers(0, 4)) for _ in range(2))
+        return Box(start, tuple(a.draw(st.integers(1, 4)) for _ in range(2)))
+
+    x, y, whole = box(), box(), Box((0, 0), (9, 9))
+    marks = [np.zeros((9, 9), bool) for _ in range(2)]
+    for mark, b in zip(marks, (x, y)):
+        mark[b.within(whole)] = True
+    common = x.intersect(y)
+    both = marks[0] & marks[1]
+    assert both.any() == (common is not None)
+    if common is not None:
+        assert both.sum() == common.elements and both[common.within(whole)].all()
+
+
+def write(root: Path, step: int, cut: int = 3, value: float = 0.0) -> dict[str, torch.Tensor]:
+    full = {"weights/a": torch.randn(6, 4) + value, "weights/b": torch.randn(5, dtype=torch.float64)}
+    full["weights/c"] = torch.randn(3, 2).bfloat16()
+    pieces = [
+        Fragment("weights/a", (6, 4), Box((0, 0), (cut, 4)), full["weights/a"][:cut]),
+        Fragment("weights/a", (6, 4), Box((cut, 0), (6 - cut, 4)), full["weights/a"][cut:]),
+        Fragment("weights/b", (5,), Box((0,), (5,)), full["weights/b"]),
+        Fragment("weights/c", (3, 2), Box((0, 0), (3, 2)), full["weights/c"]),
+    ]
+    save(root, step, pieces, MESH, {"plan": {"x": 1}})
+    return full
+
+
+def test_any_box_reads_back_what_was_written(tmp_path: Path) -> None:
+    full = write(tmp_path, 7)
+    checkpoint = Checkpoint.open(tmp_path / step_name(7))
+    checkpoint.verify()
+    assert checkpoint.step == 7 and checkpoint.manifest["plan"] == {"x": 1}
+    for wanted in (Box((0, 0), (6, 4)), Box((2, 1), (3, 2)), Box((5, 3), (1, 1))):
+        expected = full["weights/a"][wanted.within(Box((0, 0), (6, 4)))]
+        assert torch.equal(checkpoint.read("weights/a", wanted, torch.float32), expected)
+    assert torch.equal(checkpoint.read("weights/b", Box((0,), (5,)), torch.float64), full["weights/b"])
+    assert torch.equal(
+        checkpoint.read("weights/c", Box((1, 0), (2, 2)), torch.bfloat16), full["weights/c"][1:]
+    )
+
+
+def test_the_safetensors_library_reads_the_pieces(tmp_path: Path) -> None:
+    full = write(tmp_path, 1)
+    tensors = load_file(tmp_path / step_name(1) / "pieces-00000.safetensors")
+    assert torch.equal(torch.cat([tensors["0:weights/a"], tensors["1:weights/a"]]), full["weights/a"])
+
+
+def test_a_box_that_was_never_written_is_refused_not_invented(tmp_path: Path) -> None:
+    half = [Fragment("weights/a", (6, 4), Box((0, 0), (3, 4)), torch.zeros(3, 4))]
+    save(tmp_path, 1, half, MESH, {})
+    checkpoint = Checkpoint.open(tmp_path / step_name(1))
+    with pytest.raises(CheckpointError, match="12 of 24 wanted"):
+        checkpoint.read("weights/a", Box((0, 0), (6, 4)), torch.float32)
+    with pytest.raises(CheckpointError, match="no tensor 'weights/z'"):
+        checkpoint.read("weights/z", Box((0,), (1,)), torch.float32)
+
+
+@pytest.mark.parametrize("file", ["pieces-00000.safetensors", "manifest.json"])
+def test_every_flipped_byte_is_noticed(tmp_path: Path, file: str) -> None:
+    write(tmp_path, 1)
+    path = tmp_path / step_name(1) / file
+    original = path.read_bytes()
+    for at in {0, 9, len(original) // 3, len(original) // 2, len(original) - 2}:
+        path.write_bytes(original[:at] + bytes([original[at] ^ 4]) + original[at + 1 :])
+        with pytest.raises(CheckpointError, match=file.partition(".")[0]):
+            Checkpoint.open(path.parent).verify()
+    path.write_bytes(original)
+    Checkpoint.open(path.parent).verify()
+
+
+def test_a_truncated_or_missing_file_is_named(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    path = tmp_path / step_name(1) / "pieces-00000.safetensors"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(CheckpointError, match="truncated"):
+        Checkpoint.open(path.parent).verify()
+    path.unlink()
+    with pytest.raises(CheckpointError, match="missing"):
+        Checkpoint.open(path.parent).verify()
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        Checkpoint.open(tmp_path / "nothing")
+
+
+def test_a_damaged_newest_checkpoint_falls_back_loudly_to_the_one_before(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    write(tmp_path, 2)
+    path = tmp_path / step_name(2) / "pieces-00000.safetensors"
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+    said: list[str] = []
+    checkpoint = newest_good(tmp_path, MESH, said.append)
+    assert checkpoint is not None and checkpoint.step == 1
+    assert len(said) == 1 and step_name(2) in said[0]
+    (tmp_path / step_name(1) / "manifest.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="none of the 2"):
+        newest_good(tmp_path, MESH, said.append)
+    assert newest_good(tmp_path / "empty", MESH, said.append) is None
+
+
+def test_a_name_that_exists_is_complete_whatever_is_left_beside_it(tmp_path: Path) -> None:
+    write(tmp_path, 3)
+    (tmp_path / f".{step_name(4)}.partial").mkdir()
+    (tmp_path / "step-5").mkdir()
+    assert [p.name for p in published(tmp_path)] == [step_name(3)]
+    write(tmp_path, 4)
+    assert [step_of(p.name) for p in published(tmp_path)] == [3, 4]
+
+
+def test_a_failed_save_keeps_the_previous_checkpoint_and_leaves_no_rubbish(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    bad = [Fragment("weights/a", (1,), Box((0,), (1,)), torch.zeros(1, dtype=torch.float32))]
+    (tmp_path / step_name(2)).write_text("in the way: a file where the directory should go")
+    (tmp_path / f".{step_name(2)}.replaced").mkdir()
+    (tmp_path / f".{step_name(2)}.replaced" / "x").write_text("so that it cannot be moved aside either")
+    with pytest.raises(CheckpointError, match="was not saved"):
+        save(tmp_path, 2, bad, MESH, {})
+    assert not list(tmp_path.glob("*.partial"))
+    Checkpoint.open(tmp_path / step_name(1)).verify()
+
+
+def test_the_manifest_hash_covers_everything_but_itself(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    path = tmp_path / step_name(1) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    assert manifest_hash({**manifest, "sha256": "other"}) == manifest["sha256"]
+    path.write_text(json.dumps({**manifest, "step": 2}))
+    with pytest.raises(CheckpointError, match="own sha256"):
+        read_manifest(path.parent)
+
+
+def test_the_newest_and_every_nth_checkpoint_are_kept() -> None:
+    assert expired([100, 200, 300, 400], keep_last=2) == [100, 200]
+    assert expired([100, 200, 300, 400], keep_last=1, keep_every=200) == [100, 300]
+    assert expired([], keep_last=3) == []
+    assert expired([5], keep_last=1) == []

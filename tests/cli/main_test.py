@@ -1,0 +1,206 @@
+"""Laws of the command line: it starts at once, without torch, and ends every error in one line and its code."""
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trivium.cli.main import VERBS
+from trivium.cli.train import joins_torchrun
+
+HELP_CPU_SECONDS = 0.4
+REFUSED_WALL_SECONDS = 2.0
+
+# Runs the command line, then says on the last line of standard error what it had imported.
+PROBE = """
+import sys
+from trivium.cli.main import main
+try:
+    main()
+finally:
+    print("modules", *sorted({m.split(".")[0] for m in sys.modules}), file=sys.stderr)
+"""
+
+
+def trivium(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", PROBE, *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, stdin=subprocess.DEVNULL)
+
+
+def errors_of(done: subprocess.CompletedProcess) -> list[str]:
+    return [line for line in done.stderr.splitlines() if not line.startswith("modules ")]
+
+
+def imported(done: subprocess.CompletedProcess) -> set[str]:
+    return set(done.stderr.splitlines()[-1].split()[1:])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["plan", "show"],
+        ["plan", "show", "--preset", "gpt-125m", "--preset", "gpt-1.3b"],
+        ["config", "show"],
+        ["config", "schema"],
+        ["config", "presets"],
+        ["doctor"],
+        ["corpus", "--help"],
+        ["report", "--out", "nowhere"],
+        ["train", "--dry-run"],
+        ["train", "--set", "plan.layout.tensor=3"],
+        ["demo", "--dry-run"],
+        ["demo", "--help"],
+    ],
+    ids=" ".join,
+)
+def test_torch_is_not_imported_where_nothing_is_trained_or_scored(words: list[str], tmp_path: Path):
+    assert "torch" not in imported(trivium(*words, cwd=tmp_path))
+
+
+def test_the_probe_would_see_torch():
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch\n" + PROBE, "--help"], capture_output=True, text=True
+    )
+    assert "torch" in imported(done)
+
+
+def test_help_takes_little_cpu():
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "trivium.cli.main", "--help"], capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < HELP_CPU_SECONDS
+
+
+def test_help_lists_every_verb_in_the_order_of_the_path():
+    lines = [line.split() for line in trivium("--help").stdout.splitlines()]
+    listed = [line[0] for line in lines if line and line[0] in {v.name for v in VERBS}]
+    assert listed == [v.name for v in VERBS]
+
+
+@pytest.mark.parametrize("verb", [v.name for v in VERBS])
+def test_every_verb_has_its_help(verb: str):
+    done = trivium(verb, "--help")
+    assert done.returncode == 0 and f"trivium {verb}" in done.stdout
+
+
+def test_an_impossible_layout_is_refused_at_once_with_every_problem(tmp_path: Path):
+    words = ["train", "--preset", "demo", "--set", "plan.layout.tensor=3", "--set", "plan.batch.micro=5"]
+    done = trivium(*words, cwd=tmp_path)
+    text = "\n".join(errors_of(done))
+    assert done.returncode == 2
+    assert "plan.model.heads (4)" in text and "plan.layout.tensor (3)" in text
+    assert "plan.batch.sequences (64)" in text
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["train", "--preset", "dmo"], 2, "did you mean 'demo'"),
+        (["train", "--set", "plan.layot.tensor=2"], 2, "did you mean 'layout'"),
+        (["train", "--set", "plan.layout.tensor=two"], 2, "plan.layout.tensor is 'two'"),
+        (["train", "--set", "plan.layout.tensor"], 2, "write section.field=value"),
+        (["train", "--ranks", "5"], 2, "--ranks 5"),
+        (["demo", "--from", "trian"], 2, "did you mean 'train'"),
+        (["demo", "--set", "tokens.vocabulary=4096"], 2, "tokens.vocabulary (4096)"),
+        (["train", "--out", "empty"], 4, "trivium tokenize --out empty"),
+        (["train", "--tokens", "nowhere"], 4, "--tokens nowhere does not exist"),
+        (["corpus", "harvest", "--corpus", "nowhere.txt"], 4, "--corpus nowhere.txt does not exist"),
+        (["corpus", "curate", "--out", "empty"], 4, "trivium corpus harvest --out empty"),
+        (["report", "--out", "empty"], 4, "empty"),
+        (["config", "diff", "demo", "nowhere.yaml"], 2, "nowhere.yaml does not exist"),
+        (["fly"], 2, "fly"),
+        (["train", "--fly"], 2, "--fly"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_cannot_be_done_ends_with_its_code_cause_and_remedy(
+    words: list[str], code: int, says: str, tmp_path: Path
+):
+    done = trivium(*words, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert says in "\n".join(errors_of(done))
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_debug_shows_the_traceback_wherever_it_stands(tmp_path: Path):
+    words = ["train", "--set", "plan.layout.tensor=3"]
+    for order in (["--debug", *words], [*words, "--debug"]):
+        done = trivium(*order, cwd=tmp_path)
+        assert done.returncode == 2 and "Traceback" in done.stderr
+
+
+def test_an_unexpected_error_is_one_line_and_how_to_see_more(monkeypatch, capsys):
+    from trivium.cli import main as entry
+
+    monkeypatch.setattr(entry, "command_line", _broken)
+    monkeypatch.setattr(sys, "argv", ["trivium", "demo"])
+    with pytest.raises(SystemExit) as stopped:
+        entry.main()
+    text = capsys.readouterr().err
+    assert stopped.value.code == 1
+    assert "error: RuntimeError: it broke" in text and "--debug" in text and "Traceback" not in text
+
+
+def test_an_interrupt_ends_with_130(monkeypatch, capsys):
+    from trivium.cli import main as entry
+
+    monkeypatch.setattr(entry, "command_line", _interrupted)
+    monkeypatch.setattr(sys, "argv", ["trivium", "demo"])
+    with pytest.raises(SystemExit) as stopped:
+        entry.main()
+    assert stopped.value.code == 130 and "interrupted" in capsys.readouterr().err
+
+
+def test_a_dry_run_prints_config_and_price_and_touches_nothing(tmp_path: Path):
+    for verb in ("train", "demo"):
+        done = trivium(verb, "--dry-run", "--set", "seed=7", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "seed=7" in done.stdout and "predicted" in done.stdout and "nothing was started" in done.stdout
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_of_an_impossible_plan_names_its_problems(tmp_path: Path):
+    done = trivium("train", "--dry-run", "--set", "plan.layout.tensor=3", cwd=tmp_path)
+    assert done.returncode == 2 and "plan.model.heads (4)" in done.stderr
+
+
+def test_doctor_finds_this_machine_fit_and_writes_nothing(tmp_path: Path):
+    done = trivium("doctor", "--out", str(tmp_path / "run"))
+    assert done.returncode in (0, 3)
+    assert " torch " in done.stdout and list(tmp_path.iterdir()) == []
+
+
+def test_the_schema_describes_the_paths_users_type():
+    schema = json.loads(trivium("config", "schema").stdout)
+    assert {"seed", "plan", "harvest", "curate", "tokens", "training"} <= schema["properties"].keys()
+    layout = schema["$defs"]["Layout"]["properties"]
+    assert {"tensor", "pipeline", "data", "chunks"} <= layout.keys()
+
+
+@pytest.mark.parametrize(
+    ("environment", "joins"),
+    [
+        ({}, False),
+        ({"RANK": "1"}, False),
+        ({"TORCHELASTIC_RUN_ID": "x", "RANK": "0"}, False),
+        ({"TORCHELASTIC_RUN_ID": "x", "RANK": "3"}, True),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host"}, True),
+    ],
+)
+def test_only_the_first_rank_of_torchrun_writes(environment: dict[str, str], joins: bool):
+    assert joins_torchrun(environment) is joins
+
+
+def _broken():
+    raise RuntimeError("it broke")
+
+
+def _interrupted():
+    raise KeyboardInterrupt

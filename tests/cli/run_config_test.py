@@ -1,0 +1,112 @@
+"""Laws of a run's config: presets are legal, origins are told, contradictions between sections are found."""
+
+import importlib
+import inspect
+
+import pytest
+import typer
+import yaml
+
+from trivium.cli.main import VERBS
+from trivium.cli.run_config import LAYOUTS, Given, RunConfig, origins, resolve
+from trivium.config import leaves, preset_names, to_tree
+from trivium.errors import ConfigError
+from trivium.plan.parameters import count
+from trivium.planner.published import mt_nlg_plan
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_shipped_preset_is_free_of_contradictions(name: str):
+    assert resolve(Given(name)).problems() == []
+
+
+@pytest.mark.parametrize("ranks", LAYOUTS)
+def test_every_ready_layout_is_legal_for_the_demo_and_has_its_ranks(ranks: int):
+    config = resolve(Given("demo", ranks=ranks))
+    assert config.problems(ranks) == []
+    assert config.plan.layout.world_size == ranks
+
+
+def test_the_demo_is_the_layout_of_the_issue():
+    layout = resolve(Given("demo")).plan.layout
+    assert (layout.tensor, layout.pipeline, layout.data, layout.chunks) == (2, 2, 2, 2)
+    assert resolve(Given("demo", ranks=8)).plan == resolve(Given("demo")).plan
+
+
+def test_the_preset_of_mt_nlg_is_the_plan_that_is_compared_with_the_paper():
+    plan = resolve(Given("mt-nlg-530b")).plan
+    assert plan.model_copy(update={"batch": plan.batch.model_copy(update={"ramp": None})}) == mt_nlg_plan()
+    assert count(plan.model) == pytest.approx(529.6e9, rel=0.001)
+
+
+def test_the_ramp_of_mt_nlg_ends_after_twelve_billion_tokens():
+    plan = resolve(Given("mt-nlg-530b")).plan
+    full = plan.batch.segments[-1]
+    assert full.sequences == 1920
+    assert plan.tokens(full.first_sample) == pytest.approx(12e9, rel=0.001)
+
+
+def test_the_steps_of_mt_nlg_are_270_billion_tokens():
+    config = resolve(Given("mt-nlg-530b"))
+    samples = config.plan.batch.at(config.training.steps).first_sample
+    assert config.plan.tokens(samples) == pytest.approx(270e9, rel=0.001)
+
+
+def test_every_value_tells_where_it_came_from():
+    found = origins(Given("demo", ("training.lr=0.001", "plan.batch.ramp=null"), ranks=4))
+    assert found["training.lr"] == "--set"
+    assert found["plan.batch.ramp"] == "--set"
+    assert found["plan.layout.data"] == "--ranks 4"
+    assert found["plan.model.hidden"] == "preset demo"
+    assert found["plan.model.dropout"] == "default"
+    assert found.keys() == dict(leaves(to_tree(resolve(Given("demo", ("plan.batch.ramp=null",)))))).keys()
+
+
+def test_an_override_beats_ranks_and_ranks_beat_the_preset():
+    given = Given("demo", ("plan.layout.data=1", "plan.layout.tensor=1"), ranks=8)
+    assert resolve(given).plan.layout.world_size == 2
+
+
+def test_vocabularies_that_differ_are_refused_with_both_values():
+    problems = resolve(Given("demo", ("tokens.vocabulary=4096",))).problems()
+    assert len(problems) == 1 and "4096" in problems[0] and "2048" in problems[0]
+
+
+def test_an_unknown_machine_is_refused_with_the_known_ones():
+    problems = resolve(Given("demo", ("machine=selen",))).problems()
+    assert problems == ["machine: 'selen' is not known; did you mean 'selene'?"]
+
+
+def test_every_problem_of_every_section_is_reported_at_once():
+    given = Given("demo", ("plan.layout.tensor=3", "tokens.vocabulary=4096", "machine=x"))
+    with pytest.raises(ConfigError) as caught:
+        resolve(given).checked()
+    text = str(caught.value)
+    assert all(word in text for word in ("plan.model.heads", "tokens.vocabulary", "machine"))
+
+
+def test_a_stored_config_says_so_when_it_no_longer_fits(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(yaml.safe_dump({"plan": {"gone": 1}}))
+    with pytest.raises(ConfigError, match="--preset NAME starts afresh"):
+        resolve(Given(str(path)))
+
+
+def test_no_option_of_any_verb_duplicates_a_config_field():
+    # --ranks chooses a ready layout; --prompt asks one question and keeps nothing.
+    fields = {path.split(".")[-1] for path, _ in leaves(to_tree(resolve(Given("demo"))))}
+    options = {name for verb in VERBS for name in _options(verb.module)}
+    assert {"out", "preset", "set", "ranks", "dry-run", "redo"} <= options
+    assert {o.replace("-", "_") for o in options} & fields == set()
+
+
+def test_every_section_of_a_run_is_a_config_of_its_package():
+    sections = {name: field.annotation for name, field in RunConfig.model_fields.items()}
+    modules = {a.__module__ for a in sections.values() if inspect.isclass(a) and hasattr(a, "model_fields")}
+    assert modules >= {"trivium.plan.plan", "trivium.corpus.config", "trivium.training.config"}
+
+
+def _options(module: str) -> set[str]:
+    command = typer.main.get_command(importlib.import_module(module).app)
+    commands = [command, *getattr(command, "commands", {}).values()]
+    return {text.lstrip("-") for c in commands for p in c.params for text in p.opts if text.startswith("-")}

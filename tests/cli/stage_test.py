@@ -1,0 +1,200 @@
+"""Laws of stages: done once, done again when anything they depend on changes, never half done."""
+
+from pathlib import Path
+
+import pytest
+
+from trivium.cli.options import given_for, open_run
+from trivium.cli.run_config import Given, resolve
+from trivium.cli.stage import STARTED, Run, Stage, perform
+from trivium.cli.workspace import Workspace, read_result
+from trivium.config import read_preset
+from trivium.errors import DataError
+from trivium.provenance import STAMP, read_stamp, stamp_hash
+
+
+class Bench:
+    """Two stages that count how often they worked; the second reads the first."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.calls = root, []
+        self.first = self.stage("harvest", sections=("harvest",), reads=())
+        self.second = self.stage("curate", folder="curated", sections=("curate",), reads=("harvest",))
+
+    def stage(self, name, *, folder=None, sections=(), reads=(), work=None, **more) -> Stage:
+        def counted(run, out, progress):
+            self.calls.append(name)
+            (out / "result").write_text(name)
+            return work(run, out, progress) if work else {"n": len(self.calls)}
+
+        return Stage(
+            name=name,
+            verb=name,
+            folder=folder or name,
+            sections=sections,
+            reads=reads,
+            work=counted,
+            summary=lambda result: [f"  n is {result.get('n')}"],
+            **more,
+        )
+
+    def run(self, *assignments: str) -> Run:
+        return Run(resolve(Given("demo", assignments)), Workspace(self.root))
+
+    def walk(self, *assignments: str) -> list[str]:
+        self.calls.clear()
+        for stage in (self.first, self.second):
+            perform(stage, self.run(*assignments))
+        return list(self.calls)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "run")
+
+
+def test_a_finished_stage_is_skipped_and_says_so(bench: Bench, capsys):
+    assert bench.walk() == ["harvest", "curate"]
+    capsys.readouterr()
+    assert bench.walk() == []
+    assert capsys.readouterr().out.count("up to date") == 2
+
+
+def test_a_stage_is_done_again_when_its_own_section_changes(bench: Bench):
+    bench.walk()
+    assert bench.walk("curate.quality.characters=600") == ["curate"]
+    assert bench.walk("training.lr=0.5", "curate.quality.characters=600") == []
+
+
+def test_what_depends_on_a_changed_stage_is_done_again(bench: Bench):
+    bench.walk()
+    assert bench.walk("harvest.longest=900") == ["harvest", "curate"]
+    assert bench.walk("harvest.longest=900", "seed=9") == ["harvest", "curate"]
+
+
+def test_redo_does_a_finished_stage_again(bench: Bench):
+    bench.walk()
+    perform(bench.first, bench.run(), redo=True)
+    assert bench.calls == ["harvest", "curate", "harvest"]
+
+
+def test_an_input_outside_the_run_directory_counts(bench: Bench):
+    versions = ["1"]
+    stage = bench.stage("harvest", outside=lambda run: {"corpus": versions[0]})
+    perform(stage, bench.run())
+    perform(stage, bench.run())
+    versions[0] = "2"
+    perform(stage, bench.run())
+    assert bench.calls == ["harvest", "harvest"]
+
+
+def test_a_missing_input_is_refused_with_the_verb_that_makes_it(bench: Bench):
+    with pytest.raises(DataError, match=r"harvest is missing or unfinished.*trivium corpus harvest --out"):
+        perform(bench.second, bench.run())
+    assert not bench.root.exists()
+
+
+def test_an_interrupted_stage_leaves_no_output_and_is_done_next_time(bench: Bench):
+    def stop(run, out, progress):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        perform(bench.stage("harvest", sections=("harvest",), work=stop), bench.run())
+    assert not (bench.root / "harvest").exists()
+    assert bench.walk() == ["harvest", "curate"]
+
+
+def test_the_time_of_a_skipped_stage_is_kept(bench: Bench):
+    bench.walk()
+    before = Workspace(bench.root).seconds()
+    bench.walk()
+    assert Workspace(bench.root).seconds() == before and before.keys() == {"harvest", "curate"}
+
+
+def test_the_resolved_config_and_the_stamp_stand_beside_the_output(bench: Bench):
+    bench.walk("seed=5")
+    assert read_result(bench.root / "config.json")["seed"] == 5
+    stamp = read_stamp(bench.root / "curated")
+    assert stamp["config"]["seed"] == 5 and stamp["inputs"] == {"harvest": stamp_hash(bench.root / "harvest")}
+
+
+def training(bench: Bench, work=None) -> Stage:
+    return bench.stage(
+        "training",
+        work=work,
+        sections=("training",),
+        writes="in place",
+        lasting=lambda run: str(run.config.training.lr),
+        extent=lambda run: run.config.training.steps,
+    )
+
+
+def stopped(run, out, progress):
+    (out / "checkpoint").write_text("half")
+    raise KeyboardInterrupt
+
+
+def test_interrupted_work_in_place_goes_on_with_what_is_there(bench: Bench):
+    with pytest.raises(KeyboardInterrupt):
+        perform(training(bench, stopped), bench.run())
+    assert stamp_hash(bench.root / "training") == ""
+    perform(training(bench), bench.run())
+    assert (bench.root / "training" / "checkpoint").read_text() == "half"
+    assert stamp_hash(bench.root / "training") != ""
+
+
+def test_work_in_place_of_other_settings_is_set_aside_and_not_lost(bench: Bench):
+    with pytest.raises(KeyboardInterrupt):
+        perform(training(bench, stopped), bench.run())
+    perform(training(bench), bench.run("training.lr=0.5"))
+    assert not (bench.root / "training" / "checkpoint").exists()
+    assert (bench.root / "training.previous" / "checkpoint").read_text() == "half"
+
+
+@pytest.mark.parametrize(("steps", "goes_on"), [(300, True), (100, False)])
+def test_finished_work_in_place_goes_on_only_to_more_steps(bench: Bench, steps: int, goes_on: bool):
+    perform(training(bench), bench.run("training.steps=200"))
+    (bench.root / "training" / "checkpoint").write_text("done")
+    perform(training(bench), bench.run(f"training.steps={steps}"))
+    assert (bench.root / "training" / "checkpoint").exists() is goes_on
+    assert read_result(bench.root / "training" / STARTED)["extent"] == steps
+
+
+def test_redone_work_in_place_starts_from_nothing(bench: Bench):
+    perform(training(bench), bench.run())
+    (bench.root / "training" / "checkpoint").write_text("done")
+    perform(training(bench), bench.run(), redo=True)
+    assert not (bench.root / "training" / "checkpoint").exists()
+
+
+def test_work_that_failed_in_place_is_not_stamped_by_the_run_before(bench: Bench):
+    perform(training(bench), bench.run("training.steps=100"))
+    with pytest.raises(KeyboardInterrupt):
+        perform(training(bench, stopped), bench.run("training.steps=200"))
+    assert not (bench.root / "training" / STAMP).exists()
+
+
+def test_later_verbs_go_on_with_the_config_of_the_run_directory(bench: Bench):
+    bench.walk("training.lr=0.25")
+    assert open_run(bench.root, given_for(bench.root, None, None)).config.training.lr == 0.25
+    fresh = open_run(bench.root, given_for(bench.root, "demo", None)).config
+    assert fresh.training.lr == read_preset("demo")["training"]["lr"]
+
+
+def test_a_file_in_the_place_of_the_run_directory_is_refused(tmp_path: Path):
+    (tmp_path / "x").write_text("")
+    with pytest.raises(DataError, match="is a file"):
+        open_run(tmp_path / "x", Given("demo"))
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_a_damaged_result_is_refused_with_its_path(tmp_path: Path, text: str):
+    (tmp_path / "seconds.json").write_text(text)
+    with pytest.raises(DataError, match=r"seconds\.json"):
+        Workspace(tmp_path).seconds()
+
+
+def test_tokens_made_elsewhere_are_read_there(tmp_path: Path):
+    run = Run(resolve(Given("demo")), Workspace(tmp_path), tokens=tmp_path / "elsewhere")
+    assert run.folder("tokens") == tmp_path / "elsewhere"
+    assert run.tokenizer == tmp_path / "elsewhere" / "tokenizer.json"

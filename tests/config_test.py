@@ -1,0 +1,145 @@
+"""Laws of configs: overrides are typed and order-free; every problem is named with its remedy."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+from pydantic import Field
+
+from trivium.config import (
+    Config,
+    build,
+    differences,
+    leaves,
+    merge,
+    parse_assignments,
+    preset_names,
+    read_preset,
+    to_tree,
+)
+from trivium.errors import ConfigError
+
+
+class Ramp(Config):
+    start: int = Field(default=1, ge=1)
+
+
+class Batch(Config):
+    sequences: int = 8
+    ramp: Ramp | None = None
+
+
+class Whole(Config):
+    seed: int = 0
+    name: str = "x"
+    batch: Batch = Batch()
+
+
+def fails(tree: dict) -> str:
+    with pytest.raises(ConfigError) as caught:
+        build(Whole, tree)
+    return str(caught.value)
+
+
+def test_the_order_of_overrides_never_matters():
+    texts = ["seed=3", "batch.sequences=16", "batch.ramp.start=2"]
+    trees = [parse_assignments(order) for order in itertools.permutations(texts)]
+    assert all(tree == trees[0] for tree in trees)
+    assert build(Whole, trees[0]) == Whole(seed=3, batch=Batch(sequences=16, ramp=Ramp(start=2)))
+
+
+def test_values_are_typed_by_the_field_and_not_by_the_text():
+    assert build(Whole, parse_assignments(["name=x7", "batch.ramp=null"])).batch.ramp is None
+    assert build(Whole, parse_assignments(["seed=0x10"])).seed == 16
+
+
+def test_merging_lays_every_leaf_of_the_second_tree_on_top():
+    merged = merge({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}, "d": {"e": 5}})
+    assert dict(leaves(merged)) == {"a.b": 1, "a.c": 4, "d.e": 5}
+
+
+@pytest.mark.parametrize(
+    "texts", [["seed"], ["=3"], ["seed=1", "seed=2"], ["a=1", "a.b=2"], ["a.b=2", "a=1"], ["a=[1"]]
+)
+def test_an_override_that_cannot_be_read_is_refused_with_its_text(texts: list[str]):
+    with pytest.raises(ConfigError, match=texts[-1].split("=")[0].split(".")[-1] or "=3"):
+        parse_assignments(texts)
+
+
+def test_an_unknown_key_names_the_nearest_one():
+    assert fails({"sed": 1}) == "sed: there is no such key; did you mean 'seed'?"
+    assert "did you mean 'sequences'?" in fails({"batch": {"sequence": 1}})
+
+
+def test_an_unknown_key_of_an_optional_section_names_the_nearest_one():
+    assert "did you mean 'start'?" in fails({"batch": {"ramp": {"strt": 1}}})
+
+
+def test_a_wrong_type_shows_path_value_and_law():
+    text = fails({"batch": {"sequences": "many"}})
+    assert text.startswith("batch.sequences is 'many'; it must be a valid integer")
+
+
+def test_every_problem_is_reported_at_once():
+    lines = fails({"sed": 1, "batch": {"sequences": "many", "ramp": {"start": 0}}}).splitlines()
+    assert [line.split()[0].rstrip(":") for line in sorted(lines)] == [
+        "batch.ramp.start",
+        "batch.sequences",
+        "sed",
+    ]
+
+
+def test_a_config_never_changes():
+    with pytest.raises(Exception, match="frozen"):
+        Whole().seed = 1  # type: ignore[misc]
+
+
+def test_a_config_survives_a_round_trip_through_plain_data():
+    config = Whole(seed=3, batch=Batch(ramp=Ramp(start=4)))
+    assert build(Whole, to_tree(config)) == config
+
+
+def test_differences_name_each_path_with_both_values():
+    assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == [
+        "a.c: 2 -> 3",
+        "d: (absent) -> 4",
+    ]
+
+
+def test_a_preset_file_inherits_from_one_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "base.yaml").write_text("seed: 1\nbatch: {sequences: 4}\n")
+    (tmp_path / "mine.yaml").write_text("base: base.yaml\nbatch: {ramp: {start: 2}}\n")
+    monkeypatch.chdir("/")
+    assert read_preset(str(tmp_path / "mine.yaml")) == {
+        "seed": 1,
+        "batch": {"sequences": 4, "ramp": {"start": 2}},
+    }
+
+
+def test_presets_that_inherit_in_a_circle_are_refused(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text("base: b.yaml")
+    (tmp_path / "b.yaml").write_text("base: a.yaml")
+    with pytest.raises(ConfigError, match="inherits from itself"):
+        read_preset(str(tmp_path / "a.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("a: [", "is not YAML"), ("- 1", "holds a list"), ("\x80", "UTF-8")]
+)
+def test_a_preset_file_that_is_no_config_is_refused(tmp_path: Path, text: str, says: str):
+    path = tmp_path / "x.yaml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=says):
+        read_preset(str(path))
+
+
+def test_an_unknown_preset_names_those_there_are(tmp_path: Path):
+    with pytest.raises(ConfigError, match="did you mean 'demo'"):
+        read_preset("demmo")
+    with pytest.raises(ConfigError, match="does not exist; presets shipped: .*demo"):
+        read_preset(str(tmp_path / "none.yaml"))
+
+
+def test_the_shipped_presets_are_trees():
+    assert {"demo", "mt-nlg-530b", "gpt-125m", "gpt-1.3b"} <= set(preset_names())
+    assert all("plan" in read_preset(name) for name in preset_names())

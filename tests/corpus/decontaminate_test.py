@@ -1,0 +1,127 @@
+"""The n-gram rule, against a plain reference that follows its words step by step."""
+
+import re
+
+import pytest
+
+from trivium.corpus.config import DecontaminationConfig
+from trivium.corpus.decontaminate import Counters, Keys, common_keys, cut, decontaminate, keys_of
+from trivium.corpus.document import Document
+from trivium.seeds import generator_for
+
+CONFIG = DecontaminationConfig()
+
+
+def reference(text, keys):
+    """Pieces left, by scanning what is left of the text again after every cut."""
+    pieces, start, splits = [], 0, 0
+    while True:
+        words = list(re.finditer(r"\w+", text[start:]))
+        lowered = [w.group().lower() for w in words]
+        found = None
+        for i in range(len(lowered)):
+            for size in range(13, 7, -1):
+                if i + size <= len(lowered) and " ".join(lowered[i : i + size]) in keys:
+                    found = found or (words[i].start() + start, words[i + size - 1].end() + start)
+            if found:
+                break
+        if not found:
+            pieces.append((start, len(text)))
+            break
+        splits += 1
+        left = found[0] - 200
+        while left > start and text[left] not in ".!?":
+            left -= 1
+        if left > start:
+            pieces.append((start, left + 1))
+        right = found[1] + 200
+        while right < len(text) and text[right] not in ".!?":
+            right += 1
+        if right + 1 >= len(text):
+            break
+        start = right + 1
+    return ([p for p in pieces if p[1] - p[0] >= 200] if splits else pieces), splits
+
+
+def sentences(generator, count, vocabulary=400):
+    words = [f"w{n}" for n in range(vocabulary)]
+    made = []
+    for _ in range(count):
+        run = [words[i] for i in generator.integers(vocabulary, size=int(generator.integers(4, 18)))]
+        made.append(" ".join(run).capitalize() + ".!?"[int(generator.integers(3))])
+    return " ".join(made)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_pieces_left_are_those_of_the_reference(seed):
+    generator = generator_for(seed, "decontaminate-test")
+    items = {str(n): sentences(generator, int(generator.integers(1, 6))) for n in range(12)}
+    parts = [
+        sentences(generator, int(generator.integers(1, 20))) for _ in range(int(generator.integers(1, 14)))
+    ]
+    leaks = [items[str(int(generator.integers(12)))].upper().replace(" ", ",  ") for _ in parts]
+    text = " ".join(
+        x for pair in zip(parts, leaks, strict=True) for x in (pair if generator.random() < 0.6 else pair[:1])
+    )
+    keys = Keys(items, CONFIG)
+    result = cut(text, keys, CONFIG)
+    assert (result.pieces, result.splits) == reference(text, keys.owners)
+    for start, end in result.pieces:
+        assert not set(keys.owners) & {k for n in range(8, 14) for k in ngrams(text[start:end], n)}
+
+
+def ngrams(text, size):
+    words = re.findall(r"\w+", text.lower())
+    return {" ".join(words[i : i + size]) for i in range(len(words) - size + 1)}
+
+
+def test_keys_are_13_grams_or_whole_short_texts():
+    words = [f"a{n}" for n in range(15)]
+    assert len(keys_of(" ".join(words), CONFIG)) == 3
+    assert keys_of("A0, a1; a2 a3 a4 a5 a6 a7!", CONFIG) == ["a0 a1 a2 a3 a4 a5 a6 a7"]
+    assert keys_of("only seven words stand in this text", CONFIG) == []
+
+
+def test_common_phrases_are_spared_and_rarer_ones_are_not():
+    phrase = "this is a phrase that everybody writes at the start of every page they make"
+    rare = "these are words that only one person in all the world would have written down"
+    keys = Keys({"a": phrase, "b": rare}, CONFIG)
+    texts = [f"{phrase}. And more." for _ in range(10)] + [f"{rare}."] * 9
+    common = common_keys(texts, keys, common=10)
+    assert set(common) == set(keys_of(phrase, CONFIG))
+    keys.spare(common)
+    assert set(keys.owners) == set(keys_of(rare, CONFIG))
+
+
+def test_each_outcome_is_counted_under_its_name():
+    generator = generator_for(3, "counters")
+    leak = sentences(generator, 3, vocabulary=90)
+    clean = sentences(generator, 12)
+    counters, keys = Counters(), Keys({"leak": leak}, CONFIG)
+    texts = {
+        "clean": clean,
+        "trimmed": f"{clean} {leak}",
+        "split": f"{clean} {leak} {clean}",
+        "removed": leak,
+    }
+    texts["many"] = " ".join(f"{clean} {leak}" for _ in range(11)) + clean
+    left = {
+        name: decontaminate(Document(name, text, "s"), keys, CONFIG, counters) for name, text in texts.items()
+    }
+    assert {name: len(pieces) for name, pieces in left.items()} == {
+        "clean": 1,
+        "trimmed": 1,
+        "split": 2,
+        "removed": 0,
+        "many": 0,
+    }
+    assert counters.as_json() == {
+        "documents": 5,
+        "split": 1,
+        "trimmed": 1,
+        "removed": 1,
+        "too_many_pieces": 1,
+    }
+    assert counters.seen == {"leak"}
+    assert [piece.id for piece in left["split"]] == ["split#0", "split#1"]
+    assert left["trimmed"][0].id == "trimmed"

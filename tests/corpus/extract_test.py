@@ -1,0 +1,71 @@
+"""Laws of extraction: the article stays, the frame goes."""
+
+import gzip
+import json
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from trivium.corpus.document import Document
+from trivium.corpus.extract import RAW, decode, extract_step, html_text, tidy
+from trivium.corpus.html_page import html_page
+from trivium.corpus.steps import Drop, Keep
+from trivium.seeds import generator_for
+
+PARAGRAPHS = [
+    f"The {n} reader of this page wants the words of the article & nothing < else > that stands around it."
+    for n in ("first", "second", "third")
+]
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_a_page_gives_back_its_paragraphs_and_nothing_of_its_frame(number):
+    page = html_page(PARAGRAPHS, title="Some title", generator=generator_for(number, "page"))
+    text = html_text(page)
+    assert [line for line in text.split("\n\n") if line != "Some title"] == PARAGRAPHS
+
+
+def test_a_page_without_content_is_dropped_as_empty():
+    page = Document(
+        "a", "<html><head><title>x</title></head><body><script>f()</script></body></html>", "s", {RAW: "html"}
+    )
+    assert extract_step().judge(page) == Drop("empty")
+
+
+def test_plain_text_passes_and_loses_only_blanks():
+    verdict = extract_step().judge(Document("a", "  one  two \r\n\r\n\r\n three ", "s"))
+    assert isinstance(verdict, Keep)
+    assert verdict.document.text == "one two\n\nthree"
+
+
+def test_bytes_of_any_charset_become_text():
+    text = "Größe und Überfluß, naïve café"
+    assert decode(text.encode("utf-8"), None) == text
+    assert decode(text.encode("latin-1"), "latin-1") == text
+    assert decode(text.encode("utf-8"), "no-such-charset") == text
+    assert isinstance(decode(bytes(range(256)), "ascii"), str)
+
+
+def test_mojibake_is_repaired():
+    assert tidy("café".encode().decode("latin-1")) == "café"
+
+
+def test_articles_of_real_pages_are_found_with_a_word_f1_above_0_85():
+    if "TRIVIUM_DATA" not in os.environ:
+        pytest.skip("TRIVIUM_DATA is not set: no real pages here")
+    folder = Path(os.environ["TRIVIUM_DATA"]) / "html"
+    truth = json.loads((folder / "ground-truth.json").read_text(encoding="utf-8"))
+    scores = []
+    for name in sorted(truth)[:40]:
+        page = gzip.decompress((folder / "pages" / f"{name}.html.gz").read_bytes())
+        scores.append(_f1(html_text(decode(page, None)), truth[name]["articleBody"]))
+    assert sum(scores) / len(scores) > 0.85
+
+
+def _f1(found, wanted):
+    a, b = (Counter(re.findall(r"\w+", text.lower())) for text in (found, wanted))
+    shared = (a & b).total()
+    return 2 * shared / max(a.total() + b.total(), 1)

@@ -1,0 +1,30 @@
+"""Laws of evaluation passages."""
+
+import re
+
+from trivium.corpus.passages import passages
+
+PROSE = " ".join(
+    f"Sentence number {word} of this paragraph says that the reader will come to the end of it sooner or later."
+    for word in ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+)
+
+
+def test_passages_are_whole_sentences_of_the_wanted_length_that_share_none():
+    found = passages(PROSE, shortest=40, longest=80)
+    assert len(found) >= 3
+    assert all(40 <= len(passage.split()) <= 80 and passage in PROSE for passage in found)
+    assert all(re.search(r"\b[a-z]{3,}\.$", passage) for passage in found)
+    sentences = [s for passage in found for s in passage.split(". ")]
+    assert len(sentences) == len(set(sentences))
+
+
+def test_code_and_short_endings_give_no_passage():
+    code = " ".join(f"Call f_{n}(x[{n}]) == {n} if a.b_{n} != None." for n in range(30))
+    assert passages(code, shortest=40, longest=80) == []
+    assert passages(PROSE.replace("later.", "at 7."), shortest=40, longest=80) == []
+
+
+def test_a_passage_never_crosses_a_paragraph():
+    text = "\n\n".join(["This is a paragraph of one sentence that is far too short."] * 20)
+    assert passages(text, shortest=40, longest=80) == []

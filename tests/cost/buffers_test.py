@@ -1,0 +1,54 @@
+import math
+
+import pytest
+
+from cost.plans import mt_nlg, small
+from trivium.cost.buffers import CLOSED_AT, buffer_elements, layer_elements
+from trivium.plan.parameters import local_shape, stage_parameters
+
+LAYOUTS = [
+    {"layout": {"tensor": 1, "pipeline": 1, "data": 3}, "batch": {"sequences": 24}},
+    {"layout": {"tensor": 2, "pipeline": 2, "data": 2}},
+    {"layout": {"tensor": 4, "pipeline": 3, "data": 1}},
+    {"layout": {"tensor": 1, "pipeline": 2, "data": 1, "chunks": 2}, "schedule": "interleaved"},
+    {"layout": {"pipeline": 4, "chunks": 2}, "sequence_parallel": True, "schedule": "interleaved"},
+    {"model": {"family": "llama", "kv_heads": 2, "head": "untied"}, "layout": {"tensor": 2, "pipeline": 4}},
+]  # fmt: skip
+
+
+def table_elements(plan, pipeline):
+    """Straight from the table of parameters, layer by layer."""
+    total = 0
+    for stage in plan.stages_of(pipeline):
+        last = stage == plan.layout.stages - 1
+        for p in stage_parameters(plan.model, plan.layers_of(stage), first=stage == 0, last=last):
+            total += math.prod(local_shape(p, plan.model, plan.layout))
+    return total
+
+
+@pytest.mark.parametrize("over", LAYOUTS)
+def test_buffers_hold_the_table_of_parameters_and_less_padding_than_data_ranks_each(over):
+    plan = small(**over)
+    for pipeline in range(plan.layout.pipeline):
+        buffers, exact = buffer_elements(plan, pipeline), table_elements(plan, pipeline)
+        assert all(size % plan.layout.data == 0 for size in buffers)
+        assert exact <= sum(buffers) <= exact + len(buffers) * (plan.layout.data - 1)
+
+
+def test_without_data_ranks_nothing_is_padded():
+    plan = small(layout={"data": 1})
+    assert [sum(buffer_elements(plan, p)) for p in (0, 1)] == [table_elements(plan, p) for p in (0, 1)]
+
+
+def test_parameters_treated_differently_never_share_a_buffer():
+    """Decayed or not; tied to the other end of the pipeline; and under sequence parallelism summed over tensor."""
+    assert len(buffer_elements(small(layout={"pipeline": 1}), 0)) == 2
+    assert len(buffer_elements(small(), 0)) == 3
+    # Positions decay and are summed, columns' biases are not decayed and are not summed.
+    assert len(buffer_elements(small(sequence_parallel=True), 0)) == 5
+
+
+def test_a_large_model_has_many_buffers_and_only_the_last_of_a_kind_may_be_small():
+    buffers = buffer_elements(mt_nlg(), 1)
+    assert sum(size < CLOSED_AT for size in buffers) <= 2
+    assert sum(buffers) == pytest.approx(3 * layer_elements(mt_nlg().model, 8), abs=len(buffers) * 8)

@@ -1,0 +1,63 @@
+import pytest
+
+from cost.plans import mt_nlg, small
+from trivium.cost.compute import flops_per_token, hardware_flops, model_flops, paper_flops, stage_flops
+from trivium.cost.stages import layers_by_stage
+from trivium.plan.model_shape import ModelShape
+
+
+@pytest.mark.parametrize("mode", ["none", "layer"])
+@pytest.mark.parametrize("make", [small, mt_nlg])
+def test_our_sum_equals_the_papers_formula_term_by_term(make, mode):
+    """No term differs: 24 h^2 per token and layer, 4 s h of attention, 2 h V of logits, each x 3 or x 4.
+
+    Only the vocabulary must be given as executed: padded.
+    """
+    plan = make(recompute={"mode": mode})
+    padded = plan.model.padded_vocabulary(plan.layout.tensor)
+    paper = paper_flops(plan.model, plan.batch.sequences, vocabulary=padded, mode=mode)
+    assert hardware_flops(plan).total == pytest.approx(paper, rel=1e-12)
+
+
+def test_mt_nlg_executes_the_flops_behind_its_printed_126_tflops():
+    per_device = hardware_flops(mt_nlg()).total / 60.1 / 2240
+    assert per_device == pytest.approx(126e12, rel=0.005)
+
+
+def test_mt_nlg_model_flops_give_the_utilisation_palm_computed_for_it():
+    assert model_flops(mt_nlg().model, 1920).total / 60.1 / 2240 / 312e12 == pytest.approx(0.302, abs=0.001)
+
+
+def test_model_flops_leave_out_recomputation_and_padding():
+    plain, recomputed = small(), small(recompute={"mode": "layer"})
+    assert model_flops(plain.model, 32) == model_flops(recomputed.model, 32)
+    logits = 3 * 2 * 32 * 32 * 64
+    padding = plain.model.padded_vocabulary(2) - plain.model.vocabulary
+    assert hardware_flops(plain).total - model_flops(plain.model, 32).total == logits * padding
+    assert hardware_flops(recomputed).recompute > 0 == hardware_flops(plain).recompute
+
+
+def test_recomputing_attention_costs_a_forward_of_its_two_products():
+    plan = small(recompute={"mode": "attention"})
+    assert hardware_flops(plan).recompute == 8 * 32 * 32 * 4 * 32 * 64
+
+
+def test_recomputing_every_second_layer_costs_half():
+    half, whole = small(recompute={"mode": "layer", "every": 2}), small(recompute={"mode": "layer"})
+    assert hardware_flops(half).recompute == hardware_flops(whole).recompute / 2
+
+
+def test_stages_add_up_to_the_step():
+    plan = small(layout={"chunks": 2}, schedule="interleaved")
+    step = sum(stage_flops(plan, s, sequences=32).total for s in range(plan.layout.stages))
+    assert step == hardware_flops(plan).total
+    assert [list(r) for r in layers_by_stage(plan)] == [list(plan.layers_of(s)) for s in range(4)]
+
+
+def test_six_flops_per_parameter_and_token_is_the_leading_term():
+    """For short sequences and a small vocabulary; grouped queries and SwiGLU included."""
+    model = ModelShape(
+        family="llama", layers=4, hidden=4096, heads=32, kv_heads=8, vocabulary=128, sequence=8, head="untied"
+    )
+    matrices = 4 * (4096 * (4096 * 2 + 2 * 8 * 128) + 3 * 4096 * model.ffn_width)
+    assert flops_per_token(model) == pytest.approx(6 * matrices, rel=0.005)

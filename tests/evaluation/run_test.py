@@ -1,0 +1,185 @@
+import json
+import math
+
+import pytest
+
+from evaluation.scorers import Ignorant, Knowing, passages, scored
+from trivium.errors import DataError
+from trivium.evaluation.config import EvaluationConfig
+from trivium.evaluation.run import ask, build_task, evaluate, prompt_hash, requests_of, right
+from trivium.evaluation.tasks.items import Item
+
+CONFIG = EvaluationConfig(shots=(0, 2), last_word_examples=150, continuation_examples=150, resamples=100)
+PASSAGES = passages(160)
+ITEMS = [Item(**i) for i in PASSAGES]
+
+
+@pytest.fixture
+def items(tmp_path):
+    path = tmp_path / "evaluation_items.jsonl"
+    path.write_text("".join(json.dumps(i) + "\n" for i in PASSAGES))
+    return path
+
+
+def solutions(config=CONFIG, seed=1):
+    tasks = [build_task(name, ITEMS, config, seed=seed) for name in config.tasks]
+    ends = {(t.template.alone.format(context=e.context), e.solution) for t in tasks for e in t.examples}
+    return ends | {
+        (t.template.among.format(context=e.context), e.solution) for t in tasks for e in t.examples
+    }
+
+
+def test_a_scorer_that_knows_everything_is_always_right(items):
+    results = evaluate(CONFIG, Knowing(solutions()), items, seed=1)["tasks"]
+    for by_shots in results.values():
+        assert list(by_shots) == ["0", "2"]
+        for result in by_shots.values():
+            assert result["accuracy"] == 1.0
+            assert result["interval"][1] == pytest.approx(1.0)
+            assert result["unigram"] is None
+
+
+def test_a_scorer_that_knows_nothing_is_near_chance(items):
+    results = evaluate(CONFIG, Ignorant(), items, seed=1)["tasks"]
+    for result in results["continuation"].values():
+        assert result["interval"][0] < 0.25 < result["interval"][1]
+        assert result["chance"] == 0.25
+    assert results["last_word"]["0"]["accuracy"] == 0.0
+    assert 0 < results["last_word"]["0"]["chance"] < 0.1
+
+
+def test_knowing_more_scores_more_and_the_interval_holds_the_truth(items):
+    found = [
+        evaluate(CONFIG, Knowing(solutions(), share), items, seed=1)["tasks"] for share in (0.2, 0.5, 0.9)
+    ]
+    for task, guess in (("last_word", 0.0), ("continuation", 0.25)):
+        accuracies = [f[task]["0"]["accuracy"] for f in found]
+        assert accuracies == sorted(accuracies) and accuracies[0] < accuracies[-1]
+        for share, f in zip((0.2, 0.5, 0.9), found, strict=True):
+            low, high = f[task]["0"]["interval"]
+            assert low < share + (1 - share) * guess < high
+
+
+def test_the_baseline_stands_beside_the_model_and_a_clear_difference_is_significant(items):
+    config = CONFIG.model_copy(update={"tasks": ("continuation",)})
+    known, ignorant = Knowing(solutions()), Ignorant()
+    result = evaluate(config, known, items, seed=1, unigram=ignorant)["tasks"]["continuation"]["0"]
+    assert (
+        result["unigram"]
+        == evaluate(config, ignorant, items, seed=1)["tasks"]["continuation"]["0"]["accuracy"]
+    )
+    assert result["unigram_p"] < 1e-6
+    same = evaluate(config, ignorant, items, seed=1, unigram=ignorant)["tasks"]["continuation"]["0"]
+    assert same["unigram_p"] == 1.0
+    assert same["unigram_nats_per_byte"] == same["nats_per_byte"]
+
+
+def test_choices_are_compared_per_token_per_byte_and_in_total():
+    config = EvaluationConfig(tasks=("continuation",), continuation_examples=1)
+    task = build_task("continuation", ITEMS, config, seed=1)
+    example = task.examples[0]
+    sizes = [len(c.encode()) for c in example.choices]
+    wrong = [k for k in range(4) if k != example.answer]
+
+    def answers(total, tokens):
+        return [scored(total[k], example.choices[k], tokens=tokens[k]) for k in range(4)]
+
+    # Right in total but long in tokens; the others lose in total and win per token.
+    total = [-9.0 if k == example.answer else -10.0 for k in range(4)]
+    tokens = [1 if k == example.answer else 100 for k in range(4)]
+    found = right(task, answers(total, tokens))
+    assert found["token"] == [False] and found["none"] == [True]
+    # Per byte: every choice costs 1 nat a byte except the right one, half a nat.
+    total = [-sizes[k] * (0.5 if k == example.answer else 1.0) for k in range(4)]
+    assert right(task, answers(total, [1] * 4))["byte"] == [True]
+    total[wrong[0]] = -sizes[wrong[0]] * 0.4
+    assert right(task, answers(total, [1] * 4))["byte"] == [False]
+    assert next(iter(found)) == "token"
+
+
+def test_surprise_per_byte_is_that_of_the_right_answer(items):
+    class Flat:
+        def loglikelihood(self, requests):
+            return [scored(-0.5 * len(r.continuation.encode()), r.continuation) for r in requests]
+
+    for by_shots in evaluate(CONFIG, Flat(), items, seed=1)["tasks"].values():
+        assert by_shots["0"]["nats_per_byte"] == pytest.approx(0.5)
+        assert by_shots["0"]["nats_per_byte_interval"] == pytest.approx([0.5, 0.5])
+
+
+def test_equal_hashes_mean_equal_questions(items):
+    hashes = lambda seed, config=CONFIG: [  # noqa: E731
+        r["prompt_hash"]
+        for t in evaluate(config, Ignorant(), items, seed=seed)["tasks"].values()
+        for r in t.values()
+    ]
+    assert hashes(1) == hashes(1)
+    assert len(set(hashes(1))) == 4
+    assert not set(hashes(1)) & set(hashes(2))
+    task = build_task("last_word", ITEMS, CONFIG, seed=1)
+    asked = requests_of(task, shots=1, seed=1)
+    assert prompt_hash(asked) != prompt_hash(asked[::-1])
+
+
+def test_results_are_the_same_at_every_run_and_are_plain_json(items):
+    first = evaluate(CONFIG, Knowing(solutions(), 0.4), items, seed=1, unigram=Ignorant())
+    assert first == evaluate(CONFIG, Knowing(solutions(), 0.4), items, seed=1, unigram=Ignorant())
+    assert json.loads(json.dumps(first, allow_nan=False)) == first
+    assert first["format"] == "trivium-results-1"
+
+
+def test_truncated_contexts_are_counted(items):
+    class Short:
+        def loglikelihood(self, requests):
+            return [scored(-1.0, r.continuation, truncated=len(r.context) > 200) for r in requests]
+
+    results = evaluate(CONFIG, Short(), items, seed=1)["tasks"]["last_word"]
+    assert results["0"]["truncated_fraction"] == 0.0
+    assert results["2"]["truncated_fraction"] == 1.0
+
+
+def test_the_default_amount_of_work_is_bounded():
+    config = EvaluationConfig()
+    items = [Item(i["id"], i["document"], i["text"] * 5) for i in passages(400)]
+    requests = [
+        r
+        for n in config.tasks
+        for s in config.shots
+        for r in requests_of(build_task(n, items, config, seed=1), shots=s, seed=1)
+    ]
+    assert len(requests) <= 2000
+    assert (
+        sum(len(r.context) + len(r.continuation) for r in requests) / 3 < 150_000
+    )  # some 3 bytes to a token
+
+
+def test_everything_is_refused_before_the_first_question_is_asked(items):
+    scorer = Knowing([])
+    with pytest.raises(DataError, match="400 shots"):
+        evaluate(CONFIG.model_copy(update={"shots": (0, 400)}), scorer, items, seed=1)
+    assert scorer.asked == []
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_answers_that_are_no_numbers_are_refused_with_the_cause(items, value):
+    class Diverged:
+        def loglikelihood(self, requests):
+            return [scored(value, r.continuation) for r in requests]
+
+    with pytest.raises(DataError, match="log-likelihood of (nan|-inf)"):
+        evaluate(CONFIG, Diverged(), items, seed=1)
+
+
+def test_a_scorer_that_loses_answers_is_refused():
+    class Forgetful:
+        def loglikelihood(self, requests):
+            return [scored(-1.0, r.continuation) for r in requests[1:]]
+
+    requests = requests_of(build_task("last_word", ITEMS, CONFIG, seed=1), shots=0, seed=1)
+    with pytest.raises(ValueError, match="149 answers to 150 requests"):
+        ask(Forgetful(), requests)
+
+
+def test_an_unknown_task_is_refused():
+    with pytest.raises(DataError, match="'boolq'"):
+        build_task("boolq", ITEMS, CONFIG, seed=1)

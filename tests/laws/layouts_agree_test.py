@@ -1,0 +1,72 @@
+"""The central law: every layout computes what one process computes."""
+
+import pytest
+
+from plans import small
+from trivium.certify.certificate import Certificate, Deviation, certificate
+from trivium.certify.sweep import certify, describe
+
+llama = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}
+
+PLANS = {
+    1: [
+        small(),
+        small(zero=0, model={"dropout": 0.1}),
+        small(recompute={"mode": "layer"}, model={"dropout": 0.1}),
+        small(recompute={"mode": "attention"}, model=llama),
+    ],
+    2: [
+        small(tensor=2),
+        small(tensor=2, sequence_parallel=True, model={"dropout": 0.2}),
+        small(tensor=2, model={"vocabulary": 5, "head": "untied"}),
+        small(tensor=2, model=llama, sequence_parallel=True),
+        small(pipeline=2),
+        small(pipeline=2, schedule="gpipe", model={"dropout": 0.1}),
+        small(pipeline=2, chunks=2),
+        small(pipeline=2, model={**llama, "layers": 5}),
+        small(data=2, zero=0),
+        small(data=2, zero=1),
+    ],
+    3: [
+        small(tensor=3, model={"heads": 3}),
+        small(pipeline=3, model={"layers": 5}, partition={"layers": [1, 3, 1]}),
+        small(data=3, batch={"sequences": 24, "micro": 4}),
+    ],
+    4: [
+        small(tensor=4, sequence_parallel=True),
+        small(tensor=2, pipeline=2, model={"dropout": 0.1}),
+        small(tensor=2, data=2, sequence_parallel=True),
+        small(pipeline=2, data=2, chunks=2, recompute={"mode": "layer", "every": 2}),
+        small(pipeline=4, batch={"sequences": 24, "micro": 2}),
+        small(tensor=2, pipeline=2, chunks=2, sequence_parallel=True, model=llama),
+        small(pipeline=2, data=2, batch={"ramp": {"start": 8, "increment": 8, "samples": 16}}),
+    ],
+    8: [
+        small(tensor=2, pipeline=2, data=2),
+        small(tensor=2, pipeline=2, data=2, chunks=2, sequence_parallel=True, recompute={"mode": "layer"}),
+        small(pipeline=4, data=2, model={"head": "untied"}),
+    ],
+}
+
+
+@pytest.mark.parametrize("ranks", sorted(PLANS))
+def test_every_layout_computes_what_one_process_computes(ranks: int) -> None:
+    """Loss, every gradient, the norm, weights after three clipped updates: fp64, at most 1e-10 relative."""
+    certificates = certify(PLANS[ranks], timeout_seconds=110)
+    told = [f"{describe(p)}: {c.worst:.1e} ({c.worst_parameter})" for p, c in zip(PLANS[ranks], certificates)]
+    assert [t for t, c in zip(told, certificates) if not c.passed] == []
+    quantities = {"loss", "gradient norm", "gradient", "weights", "validation loss"}
+    assert all(set(c.by_quantity) == quantities for c in certificates)
+
+
+def test_at_least_twenty_layouts_are_certified() -> None:
+    assert sum(len(p) for p in PLANS.values()) >= 20
+
+
+def test_a_certificate_refuses_a_deviation_and_a_number_that_is_not_finite() -> None:
+    fine = Deviation("loss", "", 1e-12)
+    assert certificate(small(), [fine]).passed
+    for bad in (1e-9, float("nan"), float("inf")):
+        refused: Certificate = certificate(small(), [fine, Deviation("gradient", "head.norm.weight", bad)])
+        assert not refused.passed
+        assert refused.worst_parameter == "gradient: head.norm.weight"

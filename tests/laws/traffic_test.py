@@ -1,0 +1,53 @@
+"""Bytes predicted from a plan equal the bytes the runtime counts, per axis and collective."""
+
+import pytest
+
+from plans import small
+from ranks import on_ranks
+from trivium.certify.certificate import RULE, random_rows
+from trivium.cost.traffic import step_traffic
+from trivium.parallel.launch import Place
+from trivium.parallel.mesh import Mesh
+from trivium.plan.plan import Plan
+from trivium.training.trainer import Samples, Trainer
+
+PLANS = {
+    2: [
+        small(tensor=2),
+        small(tensor=2, sequence_parallel=True, recompute={"mode": "layer"}),
+        small(tensor=2, recompute={"mode": "layer", "every": 2}, model={"dropout": 0.1}),
+        small(tensor=2, recompute={"mode": "attention"}, precision={"weights": "bf16"}),
+        small(pipeline=2, chunks=2),
+        small(pipeline=2, model={"head": "untied"}),
+        small(data=2, zero=0),
+        small(data=2, zero=1, precision={"weights": "bf16", "communication": "bf16"}),
+    ],
+    4: [
+        small(tensor=2, pipeline=2, sequence_parallel=True),
+        small(tensor=2, data=2, model={"family": "llama", "kv_heads": 2, "hidden": 32}),
+        small(pipeline=4, precision={"weights": "fp64"}),
+    ],
+    8: [small(tensor=2, pipeline=2, data=2, chunks=2, sequence_parallel=True)],
+}
+
+
+def count(place: Place, plans: list[Plan]) -> None:
+    for plan in plans:
+        mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
+        trainer = Trainer(plan, mesh, seed=3, rule=RULE)
+        trainer.train_step(0, Samples(0, plan.batch.sequences, random_rows(plan, 3)), 1e-3)
+        for axis, predicted in step_traffic(plan, mesh.at).items():
+            counted = {k: v for k, v in getattr(mesh, axis).traffic.items() if v}
+            assert counted == dict(predicted), (
+                f"{axis} of {mesh.at} in {plan.layout}: {counted} != {predicted}"
+            )
+
+
+@pytest.mark.parametrize("ranks", sorted(PLANS))
+def test_predicted_traffic_equals_counted_traffic(ranks: int) -> None:
+    on_ranks(ranks, count, PLANS[ranks])
+
+
+def test_one_process_talks_to_nobody() -> None:
+    plan = small()
+    assert all(not c for c in step_traffic(plan, plan.layout.coordinate(0)).values())

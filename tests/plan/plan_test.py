@@ -1,0 +1,144 @@
+"""A plan lists every contradiction at once, each with path, value, law and remedy."""
+
+import pytest
+
+from plans import small
+from trivium.config import build
+from trivium.errors import ConfigError
+from trivium.plan.batch import Batch
+from trivium.plan.layout import Coordinate, Layout
+from trivium.plan.model_shape import ModelShape
+from trivium.plan.parameters import count, local_shape, parameters, shard_box
+from trivium.plan.partition import Partition
+from trivium.plan.plan import Plan
+
+
+def broken(**changes: object) -> list[str]:
+    tree = small().model_dump()
+    for path, value in changes.items():
+        *sections, field = path.split("__")
+        node = tree
+        for section in sections:
+            node = node[section]
+        node[field] = value
+    return build(Plan, tree).check()
+
+
+def test_heads_not_divisible_by_tensor_names_both_and_the_nearest_degrees() -> None:
+    problems = broken(layout__tensor=3, model__heads=8, model__hidden=48)
+    assert any("plan.model.heads (8)" in p and "tensor (3)" in p and "2 or 4" in p for p in problems)
+
+
+def test_all_problems_are_listed_at_once() -> None:
+    problems = broken(layout__tensor=3, layout__data=3, layout__pipeline=3, layout__chunks=2, model__heads=5)
+    told = "\n".join(problems)
+    for law in (
+        "plan.model.hidden (24)",
+        "plan.batch.sequences (16)",
+        "plan.model.layers (4)",
+        "plan.schedule",
+    ):
+        assert law in told
+
+
+@pytest.mark.parametrize(
+    ("changes", "law"),
+    [
+        ({"layout__data": 3}, "nearest: 12 or 18"),
+        ({"layout__chunks": 2, "layout__pipeline": 1}, "chunks interleave"),
+        ({"layout__chunks": 2, "layout__pipeline": 2}, "plan.schedule=interleaved"),
+        ({"partition__layers": (1, 2)}, "names 2 stages"),
+        ({"partition__layers": (3,)}, "sums to 3"),
+        ({"model__kv_heads": 3}, "multiple of plan.model.kv_heads (3)"),
+        ({"batch__ramp": {"start": 3, "increment": 5, "samples": 9}}, "never reaches"),
+        ({"sequence_parallel": True, "layout__tensor": 4, "model__sequence": 6}, "plan.model.sequence (6)"),
+        (
+            {"schedule": "interleaved", "layout__pipeline": 3, "batch__sequences": 16},
+            "nearest plan.batch.sequences: 12 or 18",
+        ),
+    ],
+)
+def test_a_broken_law_is_named_with_its_remedy(changes: dict[str, object], law: str) -> None:
+    assert law in "\n".join(broken(**changes))
+
+
+def test_degrees_that_do_not_multiply_to_the_processes_are_refused_with_what_would_fit() -> None:
+    with pytest.raises(
+        ConfigError, match=r"tensor 2 x pipeline 2 x data 1 = 4 ranks, but there are 8.*data=2"
+    ):
+        small(tensor=2, pipeline=2).checked(8)
+
+
+def test_vocabulary_is_padded_not_refused() -> None:
+    model = ModelShape(layers=1, hidden=8, heads=2, vocabulary=50257, sequence=8)
+    assert model.padded_vocabulary(8) == 51200  # as Megatron pads GPT-2's
+    assert model.padded_vocabulary(1) == 50304
+
+
+def test_mt_nlg_has_the_papers_parameters_and_its_batch_ramp_the_papers_steps() -> None:
+    model = ModelShape(layers=105, hidden=20480, heads=128, vocabulary=51200, sequence=2048)
+    L, h, V, s = 105, 20480, 51200, 2048
+    assert count(model) == 12 * L * h * h + 13 * L * h + (V + s) * h + 2 * h
+    batch = Batch(sequences=1920, micro=1, ramp={"start": 32, "increment": 32, "samples": 5859375})
+    assert batch.segments[-1].sequences == 1920
+    assert 5859375 <= batch.segments[-1].first_sample < 5859375 + 1920
+
+
+def test_no_sample_is_skipped_or_repeated_over_the_whole_ramp_of_the_paper() -> None:
+    batch = Batch(sequences=1920, micro=1, ramp={"start": 32, "increment": 32, "samples": 5859375})
+    expected, seen = 0, set()
+    for step in range(batch.segments[-1].first_step + 3):
+        at = batch.at(step) if step % 97 == 0 else None
+        if at is not None:
+            assert at.first_sample == expected
+        size = max(s for s in batch.segments if s.first_step <= step).sequences
+        seen.add(size)
+        expected += size
+    assert seen == set(range(32, 1921, 32))
+
+
+def test_steps_for_inverts_the_samples_of_a_step() -> None:
+    batch = Batch(sequences=48, micro=1, ramp={"start": 16, "increment": 16, "samples": 100})
+    for step in range(40):
+        assert batch.steps_for(batch.at(step).first_sample) == step
+
+
+def test_ranks_and_coordinates_are_inverse_and_tensor_groups_are_consecutive() -> None:
+    layout = Layout(tensor=4, pipeline=3, data=2)
+    assert [layout.rank(layout.coordinate(r)) for r in range(24)] == list(range(24))
+    assert layout.peers(5, "tensor") == (4, 5, 6, 7)
+    assert layout.coordinate(5) == Coordinate(pipeline=0, data=1, tensor=1)
+    other = Layout(tensor=2, pipeline=2, data=2, order=("data", "pipeline", "tensor"))
+    assert other.peers(0, "pipeline") == (0, 2)
+    assert [other.rank(other.coordinate(r)) for r in range(8)] == list(range(8))
+
+
+def test_partitions_cover_the_model_once_and_weigh_the_ends() -> None:
+    model = ModelShape(layers=10, hidden=8, heads=2, vocabulary=8, sequence=8)
+    for pipeline in range(1, 11):
+        ranges = Partition().ranges(model, Layout(pipeline=pipeline))
+        assert [n for r in ranges for n in r] == list(range(10))
+        assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
+    weighted = Partition(head_weight=2, embedding_weight=1).counts(model, Layout(pipeline=4))
+    assert weighted[-1] < weighted[1] and sum(weighted) == 10
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("tensor", [1, 2, 4])
+def test_shards_of_every_parameter_cover_it_exactly_once(family: str, tensor: int) -> None:
+    model = ModelShape(
+        family=family,
+        layers=2,
+        hidden=32,
+        heads=4,
+        vocabulary=37,
+        vocabulary_multiple=4,
+        sequence=8,
+        head="untied",
+    )
+    layout = Layout(tensor=tensor)
+    for p in parameters(model):
+        boxes = [shard_box(p, model, layout, t) for t in range(tensor)]
+        covered = sum(b.elements for b in boxes)
+        assert covered == (p.elements if p.split is not None else p.elements * tensor)
+        assert all(all(n <= m for n, m in zip(b.shape, local_shape(p, model, layout))) for b in boxes)

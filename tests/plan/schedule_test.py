@@ -1,0 +1,140 @@
+"""Schedules are complete, finish under blocking sends, and hold what theory says."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trivium.errors import ConfigError
+from trivium.plan.schedule import (
+    Action,
+    Op,
+    Schedule,
+    backward,
+    forward,
+    gpipe,
+    inputs,
+    interleaved,
+    is_split,
+    last_stage,
+    make_schedule,
+    one_forward_one_backward,
+    peak_activations,
+    render,
+    rounds,
+    stages_of_ranks,
+)
+from trivium.plan.transfers import Event, Program, Transfer, with_transfers
+
+
+def tables() -> list[tuple[str, int, int, int]]:
+    plain = [(n, p, m, 1) for n in ("gpipe", "1f1b") for p in range(1, 7) for m in (1, 2, 3, 5, 8, 16)]
+    chunked = [("interleaved", p, p * k, v) for p in range(2, 6) for k in (1, 2, 4) for v in (1, 2, 3)]
+    return plain + chunked
+
+
+def table(name: str, p: int, m: int, v: int) -> Schedule:
+    return make_schedule(name, pipeline=p, micro_batches=m, chunks=v)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "p", "m", "v"), tables())
+def test_every_stage_does_each_micro_batch_once_forward_and_once_backward(
+    name: str, p: int, m: int, v: int
+) -> None:
+    actions = [a for row in table(name, p, m, v) for a in row]
+    assert len(actions) == len(set(actions)) == 2 * p * m * v
+    expected = {make(i, s) for make in (forward, backward) for i in range(m) for s in range(p * v)}
+    assert set(actions) == expected
+
+
+@pytest.mark.parametrize(("name", "p", "m", "v"), tables())
+def test_no_program_deadlocks_even_if_sends_block_until_received(name: str, p: int, m: int, v: int) -> None:
+    assert finishes_under_rendezvous(with_transfers(table(name, p, m, v)))
+
+
+@given(p=st.integers(2, 6), k=st.integers(1, 5), v=st.integers(1, 4), data=st.data())
+def test_any_legal_reordering_of_a_schedule_still_cannot_deadlock(
+    p: int, k: int, v: int, data: st.DataObject
+) -> None:
+    """Programs are derived from one global order, so whatever table finishes in lockstep finishes blocking."""
+    schedule = [list(row) for row in interleaved(p, p * k, v)]
+    row = schedule[data.draw(st.integers(0, p - 1))]
+    i = data.draw(st.integers(0, len(row) - 2))
+    row[i], row[i + 1] = row[i + 1], row[i]
+    shuffled = tuple(map(tuple, schedule))
+    try:
+        list(rounds(shuffled))
+    except ConfigError:
+        return  # the swap broke a dependence, and is refused
+    assert finishes_under_rendezvous(with_transfers(shuffled))
+
+
+def test_gpipe_holds_every_activation_and_1f1b_at_most_one_per_rank_behind() -> None:
+    for p, m in itertools.product(range(1, 9), range(1, 20)):
+        assert [peak_activations(r) for r in gpipe(p, m)] == [m] * p
+        assert [peak_activations(r) for r in one_forward_one_backward(p, m)] == [
+            min(m, p - r) for r in range(p)
+        ]
+
+
+def test_stages_of_an_interleaved_schedule_go_round_the_ranks() -> None:
+    assert stages_of_ranks(interleaved(3, 3, 2)) == ((0, 3), (1, 4), (2, 5))
+
+
+def test_a_schedule_that_cannot_finish_is_refused_naming_where_each_rank_is_stuck() -> None:
+    wrong = ((backward(0, 0), forward(0, 0)), (forward(0, 1), backward(0, 1)))
+    with pytest.raises(ConfigError, match=r"rank 0 at B0\.0, rank 1 at F0\.1"):
+        list(rounds(wrong))
+
+
+def test_interleaving_refuses_micro_batches_that_are_no_multiple_of_the_pipeline() -> None:
+    with pytest.raises(ConfigError, match=r"\(5\).*\(2\)"):
+        interleaved(2, 5, 2)
+
+
+def test_a_rendered_schedule_reads_as_in_the_papers() -> None:
+    assert render(one_forward_one_backward(2, 3)).splitlines() == [
+        "rank 0: F0.0 F1.0 B0.0 F2.0 B1.0 B2.0",
+        "rank 1: F0.1 B0.1 F1.1 B1.1 F2.1 B2.1",
+    ]
+
+
+def finishes_under_rendezvous(program: Program) -> bool:
+    """Execute with sends that block until received, checking that inputs are there when an action starts."""
+    schedule = tuple(tuple(e for e in row if isinstance(e, Action)) for row in program)
+    last, split = last_stage(schedule), is_split(schedule)
+    position = [0] * len(program)
+    have: list[set[Action]] = [set() for _ in program]
+
+    def current(rank: int) -> Event | None:
+        return program[rank][position[rank]] if position[rank] < len(program[rank]) else None
+
+    moved = True
+    while moved:
+        moved = False
+        for rank in range(len(program)):
+            event = current(rank)
+            if isinstance(event, Transfer):
+                other = event.target if rank == event.source else event.source
+                if current(other) == event:
+                    assert event.produced_by in have[event.source], f"{event} sends what is not there"
+                    have[event.target].add(event.produced_by)
+                    position[rank] += 1
+                    position[other] += 1
+                    moved = True
+            elif event is not None:
+                missing = [i for i in inputs(event, last, split=split) if i not in have[rank]]
+                assert missing == [], f"rank {rank} starts {event} without {missing}"
+                have[rank].add(event)
+                position[rank] += 1
+                moved = True
+    return all(p == len(row) for p, row in zip(position, program))
+
+
+def test_the_rendezvous_check_itself_can_fail() -> None:
+    a, b = forward(0, 0), Action(Op.BACKWARD, 0, 1)
+    x, y = Transfer(0, 1, a), Transfer(1, 0, b)
+    crossed = ((a, x, y), (forward(0, 1), b, y, x))
+    with pytest.raises(AssertionError):
+        assert finishes_under_rendezvous(crossed)

@@ -1,0 +1,66 @@
+import json
+
+import pytest
+
+from cost.plans import small
+from trivium.config import build
+from trivium.cost.hardware import machine_named, this_machine
+from trivium.errors import ConfigError
+from trivium.plan.plan import Plan
+from trivium.planner.explain import near_misses, plan_lines, plan_stage
+from trivium.planner.published import mt_nlg_plan
+
+GIB = 1 << 30
+
+
+def test_the_plan_of_mt_nlg_is_explained_beside_its_published_figures():
+    text = "\n".join(plan_lines(mt_nlg_plan(), machine_named("selene")))
+    for expected in (
+        "tensor 8 x pipeline 35 x data 8 = 2,240 ranks; 35 stages of 3 layers",
+        "8 replicas x 240 micro-batches x 1",
+        "34 / (240 x 1)",
+        "14.2%",
+        "ranks 0-7 at pipeline 0, data 0, tensor 0-7",
+        "530B parameters",
+        "published 60.1 s",
+        "rank 34: F0.34 B0.34",
+    ):
+        assert expected in text
+
+
+def test_other_plans_claim_no_published_figure():
+    assert "published" not in "\n".join(plan_lines(small(), this_machine(2, GIB)))
+
+
+def test_the_near_miss_of_mt_nlg_is_its_batch():
+    """240 micro-batches are no multiple of 35 stages, so Megatron's interleaving could not be used."""
+    (line,) = near_misses(mt_nlg_plan())
+    assert "240" in line and "(35)" in line and "1680 or 1960" in line
+
+
+def test_an_illegal_plan_is_refused_with_every_problem():
+    plan = small().model_copy(update={"layout": small().layout.model_copy(update={"tensor": 3})})
+    with pytest.raises(ConfigError, match="heads"):
+        plan_lines(plan, this_machine(2, GIB))
+
+
+@pytest.mark.parametrize("over", [
+    {}, {"layout": {"chunks": 2}, "schedule": "interleaved"}, {"layout": {"tensor": 1, "pipeline": 1, "data": 1}}
+])  # fmt: skip
+def test_the_plan_stage_is_plain_data_that_gives_the_plan_back(over):
+    plan = small(**over)
+    result = json.loads(json.dumps(plan_stage(plan, plan.layout.world_size, 2, 8 * GIB)))
+    assert build(Plan, result["plan"]) == plan
+    assert build(Plan, result["mt_nlg"]["plan"]) == mt_nlg_plan()
+    assert result["mt_nlg"]["published_seconds"] == 60.1
+    assert [row["rank"] for row in result["memory"]] == list(range(plan.layout.world_size))
+    assert all(line in result["lines"] for line in result["mt_nlg"]["lines"])
+    assert result["ranking"][0]["fits"]
+    assert {span["pipeline_rank"] for span in result["spans"]} == set(range(plan.layout.pipeline))
+
+
+def test_a_long_step_is_drawn_by_its_first_micro_batches():
+    plan = small(batch={"sequences": 3200})
+    result = plan_stage(plan, 8, 2, 8 * GIB)
+    assert result["spans_micro_batches"] == 8
+    assert len(result["spans"]) == 2 * 2 * 8

@@ -1,0 +1,18 @@
+"""Small plans for tests."""
+
+from typing import Any
+
+from trivium.plan.plan import Plan
+
+
+def small(tensor: int = 1, pipeline: int = 1, data: int = 1, chunks: int = 1, **more: Any) -> Plan:
+    """A legal reduced plan; `model` and `batch` are merged into its own."""
+    model = {"layers": 4, "hidden": 24, "heads": 4, "vocabulary": 37, "vocabulary_multiple": 2, "sequence": 8}
+    batch = {"sequences": 16, "micro": 2}
+    layout = {"tensor": tensor, "pipeline": pipeline, "data": data, "chunks": chunks}
+    return Plan(
+        model={**model, **more.pop("model", {})},
+        batch={**batch, **more.pop("batch", {})},
+        layout=layout,
+        **{"schedule": "interleaved" if chunks > 1 else "1f1b", **more},
+    ).checked()

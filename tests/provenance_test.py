@@ -1,0 +1,109 @@
+"""Laws of provenance: an output appears whole or not at all, and says what it was made of."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from trivium.provenance import (
+    STAMP,
+    describe,
+    file_sha256,
+    fingerprint,
+    publishing,
+    read_stamp,
+    stage_key,
+    stamp_hash,
+    write_json,
+)
+
+WHAT = {"verb": "curate", "config": {"seed": 1}, "inputs": {"harvest": "abc"}}
+
+
+def test_an_output_appears_whole_and_stamped(tmp_path: Path):
+    out = tmp_path / "curated"
+    with publishing(out, **WHAT) as partial:
+        (partial / "x").write_text("1")
+        assert not out.exists()
+    assert (out / "x").read_text() == "1"
+    assert stamp_hash(out) == stage_key(**WHAT)
+    assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("stop", [ValueError, KeyboardInterrupt])
+def test_an_interrupted_stage_leaves_the_previous_output_and_nothing_else(tmp_path: Path, stop: type):
+    out = tmp_path / "curated"
+    with publishing(out, **WHAT) as partial:
+        (partial / "x").write_text("old")
+    with pytest.raises(stop), publishing(out, **WHAT) as partial:
+        (partial / "x").write_text("new")
+        raise stop
+    assert (out / "x").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_what_a_killed_stage_left_is_cleared_away(tmp_path: Path):
+    (tmp_path / ".curated.partial").mkdir()
+    (tmp_path / ".curated.partial" / "half").write_text("")
+    with publishing(tmp_path / "curated", **WHAT):
+        pass
+    assert [p.name for p in (tmp_path / "curated").iterdir()] == [STAMP]
+
+
+def test_a_crash_between_the_renames_loses_no_output(tmp_path: Path):
+    old = tmp_path / ".curated.old"
+    old.mkdir()
+    (old / "x").write_text("old")
+    with pytest.raises(ValueError), publishing(tmp_path / "curated", **WHAT):
+        raise ValueError("stop")
+    assert (tmp_path / "curated" / "x").read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    "change", [{"verb": "b"}, {"config": {"seed": 2}}, {"inputs": {"harvest": "abd"}}, {"inputs": {}}]
+)
+def test_the_key_changes_with_verb_config_and_inputs(change: dict):
+    assert stage_key(**WHAT) != stage_key(**{**WHAT, **change})
+
+
+def test_the_key_does_not_depend_on_order():
+    assert (
+        fingerprint({"a": 1, "b": [1, 2]})
+        == fingerprint({"b": [1, 2], "a": 1})
+        != fingerprint({"a": 1, "b": [2, 1]})
+    )
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", ""])
+def test_a_damaged_stamp_means_unfinished(tmp_path: Path, damage: str):
+    (tmp_path / STAMP).write_text(damage)
+    assert read_stamp(tmp_path) is None
+    assert stamp_hash(tmp_path) == "" == stamp_hash(tmp_path / "absent")
+
+
+def test_the_stamp_says_with_what_an_output_was_made():
+    stamp = describe(**WHAT)
+    assert {
+        "command",
+        "trivium",
+        "commit",
+        "python",
+        "platform",
+        "finished",
+        "config",
+        "inputs",
+        "key",
+    } <= stamp.keys()
+
+
+def test_json_is_replaced_in_one_step(tmp_path: Path):
+    write_json(tmp_path / "x.json", {"b": 1, "a": "é"})
+    write_json(tmp_path / "x.json", {"b": 2})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"b": 2}
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_the_hash_of_a_file_is_sha256(tmp_path: Path):
+    (tmp_path / "x").write_bytes(b"abc" * 100_000)
+    assert file_sha256(tmp_path / "x") == hashlib.sha256(b"abc" * 100_000).hexdigest()

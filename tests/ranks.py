@@ -1,0 +1,37 @@
+"""Run a test on several forked gloo processes: `@ranks(2, 4) def test_x(mesh_place): ...`."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trivium.parallel.launch import Place, connected, run_ranks
+
+
+def ranks(*sizes: int, timeout_seconds: float = 60) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The decorated function runs once on every rank of a job of each size, with its `place` first."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @pytest.mark.parametrize("world_size", sizes)
+        def test(world_size: int) -> None:
+            run_ranks(_connect_and_call, world_size, function, timeout_seconds=timeout_seconds)
+
+        # Not functools.wraps: pytest would look for the wrapped function's parameters as fixtures.
+        functools.update_wrapper(test, function, assigned=("__name__", "__doc__", "__module__"), updated=())
+        del test.__wrapped__
+        return test
+
+    return decorate
+
+
+def on_ranks(
+    world_size: int, function: Callable[..., None], *arguments: Any, timeout_seconds: float = 90
+) -> None:
+    """Run `function(place, *arguments)` on connected ranks."""
+    run_ranks(_connect_and_call, world_size, function, *arguments, timeout_seconds=timeout_seconds)
+
+
+def _connect_and_call(place: Place, function: Callable[..., None], *arguments: Any) -> None:
+    with connected(place, timeout_seconds=30):
+        function(place, *arguments)

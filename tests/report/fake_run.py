@@ -1,0 +1,88 @@
+"""A small run directory as the stations would leave it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+def span(rank: int, action: str, start: float, end: float) -> dict[str, Any]:
+    return {"pipeline_rank": rank, "action": action, "start": start, "end": end}
+
+
+def stations() -> dict[str, Any]:
+    """File name -> content."""
+    spans = [span(0, "F0.0", 0, 1), span(1, "F0.1", 1, 2), span(1, "B0.1", 2, 4), span(0, "B0.0", 4, 6)]
+    held = {"weights": 400, "gradients": 400, "optimizer": 400, "activations": 5000}
+    priced = {**held, "activations": 6000}
+    place = {"pipeline": 0, "data": 0, "tensor": 0}
+    score = {"accuracy": 0.31, "interval": [0.27, 0.35], "n": 500, "chance": 0.25, "unigram": 0.28}
+    return {
+        "curated/funnel.json": [
+            {"step": "read", "documents": 1000, "bytes": 9_000_000, "dropped": {}},
+            {"step": "language", "documents": 900, "bytes": 8_000_000, "dropped": {"not English": 100}},
+        ],
+        "curated/planted.json": {
+            "near_duplicates": {"planted": 40, "caught": 39},
+            "leaks": {"planted": 20, "caught": 20},
+        },
+        "curated/honest.json": {"documents": 900, "lost": 9, "lost_by": {"language": 9}},
+        "plan/plan.json": {"format": "trivium-plan-1", "lines": ["This run", "layout tensor 2"], "spans": spans},
+        "training/summary.json": {
+            "validation_loss": 5.1,
+            "unigram_entropy": 6.4,
+            "layout": {"tensor": 2, "pipeline": 2, "data": 2, "chunks": 2},
+            "schedule": "interleaved",
+            "steps": 3,
+            "tokens": 3072,
+            "parameters": 466_000,
+            "memory": [{"rank": 0, "coordinate": place, "categories": held, "predicted": priced}],
+        },
+        "training/timeline.json": spans,
+        "resume/proof.json": {
+            "max_loss_difference": 2e-6,
+            "tolerance": 2e-3,
+            "why": "other order of sums",
+            "layouts": [{"tensor": 2, "pipeline": 2, "data": 2}, {"tensor": 1, "pipeline": 4, "data": 2}],
+            "killed": {"rank": 7, "step": 2, "signal": "SIGKILL"},
+            "resumed_from": 1,
+            "losses": [
+                {"step": 1, "unbroken": 6.0, "resumed": 6.0},
+                {"step": 2, "unbroken": 5.5, "resumed": 5.500002},
+            ],
+        },
+        "evaluation/results.json": {"format": "trivium-results-1", "tasks": {"last_word": {"0": score, "4": score}}},
+        "bias/results.json": {
+            "format": "trivium-bias-1",
+            "variants": {"neutral": {"mean_log_ratio": -0.4, "male_share": 0.8, "sign_test_p": 0.01, "n": 2}},
+            "occupations": [{"occupation": "nurse", "neutral": 0.3}, {"occupation": "miner", "neutral": -0.9}],
+        },
+        "generate/samples.json": {
+            "format": "trivium-samples-1",
+            "samples": [{"prompt": "The", "continuation": " end.", "settings": {}}],
+        },
+        "seconds.json": {"harvest": 3.5, "train": 120.0},
+        "training/provenance.json": {"trivium": "0.1.0", "commit": "abc", "finished": "2026-01-01", "key": "k"},
+    }  # fmt: skip
+
+
+METRICS = [
+    {"step": 1, "tokens": 1024, "loss": 6.5, "lr": 1e-4, "gradient_norm": 1.0, "seconds": 0.2},
+    {"step": 2, "tokens": 2048, "loss": 5.9, "lr": 2e-4, "gradient_norm": 1.0, "seconds": 0.2},
+    {"step": 2, "tokens": 2048, "validation_loss": 5.8},
+    {"step": 3, "tokens": 3072, "loss": 5.2, "lr": 1e-4, "gradient_norm": 1.0, "seconds": 0.2},
+]
+
+
+def write_run(run: Path, **changed: Any) -> Path:
+    """Write the stations; `changed` replaces files by name (None leaves one out), text as it is."""
+    files = stations() | {"training/metrics.jsonl": "".join(json.dumps(m) + "\n" for m in METRICS)} | changed
+    run.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        if content is None:
+            continue
+        path = run / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return run

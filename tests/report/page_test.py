@@ -1,0 +1,187 @@
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from report.fake_run import HOSTILE, stations, write_run
+from trivium.errors import DataError
+from trivium.report.collect import collect
+from trivium.report.figures import funnel
+from trivium.report.page import closing_lines, figure_json, render, write_report
+
+
+class Page(HTMLParser):
+    """Every element with its attributes, the content of scripts, and the visible text."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.elements, self.scripts, self.text = [], [], []
+        self._script = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append((dict(attrs), ""))
+
+    def handle_data(self, data):
+        if (
+            self.elements
+            and self.elements[-1][0] == "script"
+            and self.lasttag == "script"
+            and self.cdata_elem
+        ):
+            attrs, before = self.scripts[-1]
+            self.scripts[-1] = (attrs, before + data)
+        else:
+            self.text.append(data)
+
+
+@pytest.fixture
+def report(tmp_path):
+    return collect(write_run(tmp_path))
+
+
+def test_both_files_are_written_and_the_data_is_the_collected_tree(tmp_path):
+    page, data = write_report(write_run(tmp_path))
+    assert (page.name, data.name) == ("report.html", "report.json")
+    assert json.loads(data.read_text()) == json.loads(json.dumps(collect(tmp_path)))
+    assert not list(tmp_path.glob(".*partial"))
+
+
+def test_a_damaged_station_leaves_the_last_report_as_it_was(tmp_path):
+    page, data = write_report(write_run(tmp_path))
+    before = page.read_bytes(), data.read_bytes()
+    (tmp_path / "curated" / "funnel.json").write_text("{")
+    with pytest.raises(DataError, match="funnel"):
+        write_report(tmp_path)
+    assert (page.read_bytes(), data.read_bytes()) == before
+
+
+def test_the_page_asks_the_network_for_nothing(report):
+    page = Page(render(report))
+    for tag, attrs in page.elements:
+        assert tag not in ("link", "iframe", "img", "object", "embed", "base", "form")
+        assert "src" not in attrs
+        assert attrs.get("href", "#").startswith("#")
+    (policy,) = [a["content"] for t, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none';")
+    assert "http" not in policy and "'unsafe-inline'" not in policy.split("script-src")[1].split(";")[0]
+    styles = re.search(r"<style>(.*?)</style>", render(report), re.S).group(1)
+    assert "url(" not in styles and "@import" not in styles
+
+
+def test_the_policy_allows_exactly_the_scripts_of_the_page(report):
+    page = Page(render(report))
+    policy = next(a["content"] for _, a in page.elements if "http-equiv" in a)
+    run = [text for attrs, text in page.scripts if attrs.get("type") != "application/json"]
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in run]
+    assert re.findall(r"'sha256-([^']+)'", policy) == hashes
+    assert len(hashes) == 2
+
+
+def test_every_figure_has_its_data_and_plotly_is_inlined_once(report):
+    page = Page(render(report))
+    holders = [a["data-figure"] for _, a in page.elements if "data-figure" in a]
+    data = {a["id"]: json.loads(text) for a, text in page.scripts if a.get("type") == "application/json"}
+    assert holders == list(data) and len(holders) == 8
+    assert all(figure["data"] for figure in data.values())
+    assert sum("plotly.js v" in text[:200] for _, text in page.scripts) == 1
+
+
+def hostile(value):
+    """Every text of the tree replaced or made worse."""
+    if isinstance(value, dict):
+        return {k: hostile(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [hostile(v) for v in value]
+    return value + HOSTILE if isinstance(value, str) else value
+
+
+def test_no_hostile_text_breaks_out_of_the_page(tmp_path):
+    """Every text a station can write, and every name it can choose, carries an attack."""
+    files = {name: hostile(content) for name, content in stations().items()}
+    files["curated/planted.json"] = {HOSTILE: {"planted": 1, "caught": 1}}
+    files["evaluation/results.json"]["tasks"] = {
+        HOSTILE: stations()["evaluation/results.json"]["tasks"]["last_word"]
+    }
+    files["seconds.json"] = {HOSTILE: 1.0}
+    clean = Page(render(collect(write_run(tmp_path / "clean"))))
+    attacked = Page(render(collect(write_run(tmp_path / "attacked", **files))))
+    kinds = [{(tag, *sorted(a)) for tag, a in page.elements} for page in (attacked, clean)]
+    assert kinds[0] == kinds[1]
+    count = [sum(tag == "script" for tag, _ in page.elements) for page in (attacked, clean)]
+    assert count[0] == count[1]
+    assert any(HOSTILE in text for text in attacked.text)
+
+
+def test_a_model_sample_is_shown_as_it_was_written(tmp_path):
+    samples = [{"prompt": "a <b> & ", "continuation": HOSTILE}]
+    page = Page(render(collect(write_run(tmp_path, **{"generate/samples.json": samples}))))
+    assert "a <b> & " in page.text and HOSTILE in page.text
+
+
+def test_a_run_without_results_still_has_a_page_that_says_what_to_run(tmp_path):
+    page, _ = write_report(tmp_path)
+    text = "".join(Page(page.read_text()).text)
+    for verb in ("corpus curate", "train", "evaluate", "bias", "generate", "plan"):
+        assert f"trivium {verb}" in text
+
+
+def test_the_page_suits_a_phone_and_the_dark(report):
+    text = render(report)
+    assert 'name="viewport" content="width=device-width, initial-scale=1"' in text
+    assert "@media (prefers-color-scheme: dark)" in text
+
+
+def test_closing_lines_say_what_was_proven_what_was_not_and_what_to_do_next(report):
+    lines = closing_lines(report)
+    assert any("✓" in line and "resumed in another layout" in line for line in lines)
+    assert any("tiny" in line for line in lines) and any("gloo" in line for line in lines)
+    assert lines[-1].startswith("Next: trivium ")
+
+
+def test_closing_lines_of_an_empty_run_claim_nothing(tmp_path):
+    assert not any("✓" in line for line in closing_lines(collect(tmp_path)))
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_pages_own_script_draws_every_figure(report, tmp_path):
+    """Run in node against a minimal document, with Plotly replaced by a recorder."""
+    page = Page(render(report))
+    data = {a["id"]: text for a, text in page.scripts if a.get("type") == "application/json"}
+    script = [text for a, text in page.scripts if not a][-1]
+    stub = f"""
+    const texts = {json.dumps(data)};
+    const holders = Object.keys(texts).map((id) => ({{ dataset: {{ figure: id }} }}));
+    globalThis.matchMedia = () => ({{ addEventListener() {{}} }});
+    globalThis.getComputedStyle = () => ({{ getPropertyValue: (name) => name }});
+    globalThis.document = {{
+      documentElement: {{}},
+      querySelectorAll: () => holders,
+      getElementById: (id) => ({{ textContent: texts[id] }}),
+    }};
+    let drawn = 0, painted = 0;
+    globalThis.Plotly = {{
+      newPlot: async (holder, data, layout) => {{ drawn += data.length > 0; holder.layout = layout; }},
+      relayout: async (holder, change) => {{ painted += change["font.color"] === "--text"; }},
+    }};
+    {script}
+    setTimeout(() => console.log(drawn, painted), 10);
+    """
+    file = Path(tmp_path) / "page.js"
+    file.write_text(stub)
+    done = subprocess.run(["node", str(file)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["8", "8"], done.stderr
+
+
+def test_json_of_a_figure_cannot_end_its_element(report):
+    steps = [{"step": HOSTILE, "documents": 1, "bytes": 1, "dropped": {HOSTILE: 1}}]
+    text = str(figure_json(funnel(steps)))
+    assert "<" not in text and json.loads(text)["data"][0]["x"] == [1]

@@ -1,0 +1,110 @@
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trivium.errors import DataError
+from trivium.tokens.blend import Blend, rounded
+
+MT_NLG = {  # MT-NLG, table 2
+    "Books3": 14.3, "OpenWebText2": 19.3, "Stack Exchange": 5.7, "PubMed Abstracts": 2.9, "Wikipedia": 4.8,
+    "Gutenberg": 0.9, "BookCorpus2": 1.0, "NIH ExPorter": 0.2, "ArXiv": 1.4, "GitHub": 1.6, "Pile-CC": 9.4,
+    "CC-2020-50": 13.0, "CC-2021-04": 15.7, "RealNews": 9.0, "CC-Stories": 0.9,
+}  # fmt: skip
+
+
+def largest_deficit(shares, samples):
+    """The rule as written, in exact fractions, one sample after another."""
+    total = sum(shares)
+    counts = [0] * len(shares)
+    chosen = []
+    for n in range(samples):
+        deficits = [Fraction(w, total) * (n + 1) - c for w, c in zip(shares, counts, strict=True)]
+        source = deficits.index(max(deficits))
+        counts[source] += 1
+        chosen.append(source)
+    return chosen
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=6))
+def test_the_blend_is_the_largest_deficit_rule_and_repeats_exactly(shares):
+    blend = Blend({f"s{k}": float(w) for k, w in enumerate(shares)})
+    shares_used = list(blend.shares.values())
+    n = min(300, 3 * blend.period)
+    assert blend.source(np.arange(n)).tolist() == largest_deficit(shares_used, n)
+
+
+def test_rounding_the_weights_of_mt_nlg_moves_no_count_by_more_than_one_sample():
+    weights = dict(sorted(MT_NLG.items()))
+    exact = largest_deficit([round(10 * w) for w in weights.values()], 2000)
+    counts = [
+        np.cumsum(np.eye(len(weights))[order], axis=0)
+        for order in (exact, Blend(weights).source(np.arange(2000)))
+    ]
+    assert np.abs(counts[0] - counts[1]).max() <= 1
+
+
+def test_any_index_gives_the_source_without_the_ones_before():
+    blend = Blend(MT_NLG)
+    n = np.arange(200_000)
+    sources = blend.source(n)
+    for k in (0, 1, 65535, 65536, 123_456, 199_999):
+        assert Blend(MT_NLG).source(np.asarray([k])) == sources[k]
+
+
+def test_counts_and_ordinals_are_exact_at_every_point():
+    blend = Blend({"a": 0.5, "b": 0.3, "c": 0.2})
+    counts = dict.fromkeys(blend.sources, 0)
+    n = np.arange(1000)
+    for k, (source, ordinal) in enumerate(zip(blend.source(n), blend.ordinal(n), strict=True)):
+        assert blend.counts_after(k) == counts
+        assert ordinal == counts[blend.sources[source]]
+        counts[blend.sources[source]] += 1
+
+
+def test_far_samples_agree_with_near_ones_one_period_earlier():
+    blend = Blend(MT_NLG)
+    far = 131_835_937  # 270 billion tokens of 2048
+    counts = blend.counts_after(far)
+    assert sum(counts.values()) == far
+    for source, weight in MT_NLG.items():
+        assert abs(counts[source] / far - weight / sum(MT_NLG.values())) < 1 / 65536
+
+
+def test_no_source_ever_runs_a_whole_sample_ahead_of_its_weight():
+    blend = Blend(MT_NLG)
+    shares = np.asarray(list(blend.shares.values())) / blend.period
+    n = 5000
+    counts = np.cumsum(np.eye(len(shares))[blend.source(np.arange(n))], axis=0)
+    behind = shares * np.arange(1, n + 1)[:, None] - counts
+    assert behind.min() > -1
+    assert behind.max() < 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.floats(1e-9, 1e9), min_size=1, max_size=20)
+)
+def test_rounded_shares_stay_within_one_65536th_and_lose_no_source(weights):
+    shares = rounded(weights)
+    total, period = sum(weights.values()), sum(shares.values())
+    assert set(shares) == set(weights)
+    assert period <= 65536 and min(shares.values()) >= 1
+    for source, weight in weights.items():
+        slack = len(weights) if min(weights.values()) / total < 1 / 65536 else 1
+        assert abs(shares[source] / period - weight / total) <= slack / 65536 + 1e-12
+
+
+def test_a_source_of_weight_zero_is_never_chosen():
+    assert Blend({"a": 1.0, "b": 0.0}).sources == ("a",)
+
+
+@pytest.mark.parametrize(
+    "weights", [{}, {"a": 0.0}, {"a": -1.0, "b": 2.0}, {"a": float("nan")}, {"a": float("inf")}]
+)
+def test_weights_that_make_no_blend_are_refused_with_their_values(weights):
+    with pytest.raises(DataError, match="weights must be 0 or more"):
+        Blend(weights)

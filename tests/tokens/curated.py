@@ -1,0 +1,36 @@
+"""Small curated directories for the tests of this folder."""
+
+import json
+from pathlib import Path
+
+from trivium.corpus.document import Document
+from trivium.corpus.store import write_documents
+from trivium.seeds import generator_for
+
+SENTENCE = (
+    "the a parser reads each token from its stream and returns one value or raises an error when none is"
+)
+
+
+def prose(seed: int, words: int) -> str:
+    """Seeded words in sentences of ten."""
+    chosen = generator_for(seed, "prose").choice(SENTENCE.split(), size=words).tolist()
+    return " ".join(w if k % 10 else w.capitalize() for k, w in enumerate(chosen))
+
+
+def documents(count: dict[str, int], *, words: int = 120) -> list[Document]:
+    """Documents of several sources, interleaved, as curation writes them."""
+    made = [(i, s) for s, n in count.items() for i in range(n)]
+    return [Document(f"{s}-{i}", prose(hash_free(s, i), words), s) for i, s in sorted(made)]
+
+
+def hash_free(source: str, i: int) -> int:
+    """A seed from a name that is the same in every process."""
+    return sum(map(ord, source)) * 1000 + i
+
+
+def curated(directory: Path, docs: list[Document], weights: dict[str, float]) -> Path:
+    """A curated directory: a document store and blend.json."""
+    write_documents(directory / "documents", docs)
+    (directory / "blend.json").write_text(json.dumps({s: {"weight": w} for s, w in weights.items()}))
+    return directory

@@ -1,0 +1,42 @@
+import numpy as np
+import pytest
+
+from trivium.errors import DataError
+from trivium.tokens.lineage import read_lineage, spans, write_lineage
+from trivium.tokens.shards import ShardWriter, TokenShard
+
+
+@pytest.fixture
+def shard(tmp_path):
+    writer = ShardWriter(tmp_path / "s", dtype="int32")
+    writer.append([[1, 2, 3], [], [4], [5, 6]])
+    write_lineage(tmp_path / "l.parquet", ["a", "b", "c", "d"], writer.close())
+    return TokenShard.open(tmp_path / "s")
+
+
+def test_the_table_names_the_documents_of_its_shard(tmp_path, shard):
+    assert read_lineage(tmp_path / "l.parquet", shard) == ["a", "b", "c", "d"]
+
+
+def test_spans_agree_with_counting_token_by_token():
+    names, starts = list("abcd"), np.asarray([0, 3, 3, 4, 6])
+    owner = ["a", "a", "a", "c", "d", "d"]
+    for first in range(6):
+        for last in range(first + 1, first + 14):
+            expected = [owner[k % 6] for k in range(first, last)]
+            found = [s.document for s in spans(names, starts, (first, last)) for _ in range(s.length)]
+            assert found == expected
+
+
+def test_a_table_of_another_shard_is_refused(tmp_path, shard):
+    write_lineage(tmp_path / "l.parquet", ["a", "b"], np.asarray([3, 3]))
+    with pytest.raises(DataError, match=r"l\.parquet lists 2 documents"):
+        read_lineage(tmp_path / "l.parquet", shard)
+
+
+def test_a_missing_or_damaged_table_is_refused_by_name(tmp_path, shard):
+    with pytest.raises(DataError, match=r"absent\.parquet"):
+        read_lineage(tmp_path / "absent.parquet", shard)
+    (tmp_path / "l.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"l\.parquet is not readable"):
+        read_lineage(tmp_path / "l.parquet", shard)

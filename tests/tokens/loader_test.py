@@ -1,0 +1,33 @@
+import numpy as np
+import pytest
+
+from tokens.curated import curated, documents
+from trivium.tokens.config import TokensConfig
+from trivium.tokens.encode import tokenize
+from trivium.tokens.loader import batch_arrays
+from trivium.tokens.samples import TokenDataset
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    root = tmp_path_factory.mktemp("loader")
+    source = curated(root / "curated", documents({"a": 20, "b": 10}), {"a": 2, "b": 1})
+    (root / "tokens").mkdir()
+    tokenize(TokensConfig(vocabulary=300), source, root / "tokens", seed=3)
+    return TokenDataset.open(root / "tokens", "train", sequence=24, seed=5)
+
+
+def test_targets_are_the_inputs_one_position_later(dataset):
+    inputs, targets = batch_arrays(dataset, 3, 8)
+    assert inputs.shape == targets.shape == (8, 24)
+    assert inputs.dtype == targets.dtype == np.int64
+    assert np.array_equal(inputs[:, 1:], targets[:, :-1])
+    assert targets[2, -1] == dataset.sample(5)[-1]
+
+
+@pytest.mark.parametrize(("replicas", "micro"), [(1, 12), (2, 3), (3, 2), (4, 1), (12, 1)])
+def test_a_batch_is_the_same_data_however_it_is_dealt_out(dataset, replicas, micro):
+    whole = batch_arrays(dataset, 24, 12)
+    parts = [batch_arrays(dataset, 24 + k, micro) for k in range(0, 12, micro)]
+    assert np.array_equal(np.concatenate([p.inputs for p in parts]), whole.inputs)
+    assert np.array_equal(np.concatenate([p.targets for p in parts]), whole.targets)

@@ -1,0 +1,51 @@
+import numpy as np
+import pytest
+
+from trivium.tokens.permutation import Permutation
+
+
+@pytest.mark.parametrize("size", [*range(1, 70), 255, 256, 257, 1000, 65537])
+def test_every_position_is_visited_exactly_once(size):
+    order = Permutation(size, 7, "order")[np.arange(size)]
+    assert np.array_equal(np.sort(order), np.arange(size))
+
+
+def test_a_permutation_depends_on_its_seed_and_its_names_and_nothing_else():
+    at = np.arange(1000)
+    first = Permutation(1000, 7, "a", 0)[at]
+    assert np.array_equal(first, Permutation(1000, 7, "a", 0)[at])
+    for other in (Permutation(1000, 8, "a", 0), Permutation(1000, 7, "b", 0), Permutation(1000, 7, "a", 1)):
+        assert (first == other[at]).mean() < 0.02
+
+
+def test_one_position_equals_the_same_position_of_many():
+    many = Permutation(12345, 7, "order")[np.arange(12345)]
+    for position in (0, 1, 6000, 12344):
+        assert Permutation(12345, 7, "order")[np.asarray(position)] == many[position]
+
+
+def test_huge_permutations_cost_nothing_to_make():
+    size = 10**15
+    values = Permutation(size, 7, "order")[np.arange(1000)]
+    assert len(set(values.tolist())) == 1000
+    assert values.max() < size
+
+
+def test_every_place_is_equally_likely_and_neighbours_are_parted():
+    # Over 4000 keys, each of 10 things stands first about 400 times: chi-square with 9 degrees of freedom.
+    firsts = [int(Permutation(10, key, "order")[np.asarray(0)]) for key in range(4000)]
+    counts = np.bincount(firsts, minlength=10)
+    assert ((counts - 400) ** 2 / 400).sum() < 27.9  # 0.1 % of the time above
+    order = Permutation(10000, 7, "order")[np.arange(10000)]
+    assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05
+
+
+@pytest.mark.parametrize("position", [-1, 10])
+def test_positions_outside_are_refused(position):
+    with pytest.raises(IndexError, match=str(position)):
+        Permutation(10, 7, "order")[np.asarray([position])]
+
+
+def test_a_permutation_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="0 things"):
+        Permutation(0, 7)

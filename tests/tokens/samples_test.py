@@ -1,0 +1,156 @@
+import json
+
+import numpy as np
+import pytest
+
+from tokens.curated import curated, documents
+from trivium.errors import DataError
+from trivium.tokens.config import TokensConfig
+from trivium.tokens.encode import tokenize
+from trivium.tokens.lineage import read_lineage
+from trivium.tokens.manifest import open_shards
+from trivium.tokens.samples import TokenDataset
+
+S = 16
+WEIGHTS = {"prose": 0.6, "pages": 0.3, "tiny": 0.1}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    root = tmp_path_factory.mktemp("samples")
+    docs = documents({"prose": 40, "pages": 15}, words=60) + documents({"tiny": 1}, words=4)
+    source = curated(root / "curated", docs, WEIGHTS)
+    (root / "tokens").mkdir()
+    tokenize(TokensConfig(vocabulary=300, validation_fraction=0.1), source, root / "tokens", seed=3)
+    return root / "tokens"
+
+
+@pytest.fixture
+def train(directory):
+    return TokenDataset.open(directory, "train", sequence=S, seed=5)
+
+
+@pytest.fixture
+def validation(directory):
+    return TokenDataset.open(directory, "validation", sequence=S, seed=5)
+
+
+def test_a_sample_is_the_window_it_says_it_is(train, directory):
+    shards = open_shards(directory, "train")
+    for i in range(300):
+        source, _, start = train.where(i)
+        text = np.asarray(shards[source].tokens)
+        expected = [text[(start + k) % len(text)] for k in range(S + 1)]
+        assert train.sample(i).dtype == np.int64
+        assert train.sample(i).tolist() == expected
+
+
+def test_sample_i_depends_on_the_seed_and_i_alone(directory, train):
+    order = np.random.default_rng(0).permutation(200)
+    again = TokenDataset.open(directory, "train", sequence=S, seed=5)
+    backwards = {i: again.sample(i).tolist() for i in order.tolist()}
+    assert [backwards[i] for i in range(200)] == train.samples(range(200)).tolist()
+    other = TokenDataset.open(directory, "train", sequence=S, seed=6)
+    assert [other.where(i) for i in range(200)] != [train.where(i) for i in range(200)]
+
+
+def test_every_window_of_a_source_is_seen_once_per_epoch_in_a_new_order(train):
+    seen = {}
+    for i in range(1200):
+        where = train.where(i)
+        seen.setdefault((where.source, where.epoch), []).append(where.start)
+    windows = {s: len(starts) for (s, e), starts in seen.items() if e == 0}
+    assert train.num_samples == sum(windows.values())
+    for (source, epoch), starts in seen.items():
+        assert len(set(starts)) == len(starts)
+        if (source, epoch + 1) in seen:  # a finished epoch
+            assert sorted(starts) == [k * S for k in range(windows[source])]
+    assert seen["pages", 0] != seen["pages", 1]
+
+
+def test_counts_after_n_are_the_sources_of_the_first_n_samples_and_follow_the_weights(train):
+    counts = dict.fromkeys(WEIGHTS, 0)
+    for i in range(500):
+        assert train.counts_after(i) == counts
+        counts[train.where(i).source] += 1
+    assert counts == {"prose": 300, "pages": 150, "tiny": 50}
+
+
+def test_a_source_shorter_than_one_window_repeats_within_it(train, directory):
+    text = np.asarray(open_shards(directory, "train")["tiny"].tokens)
+    assert 0 < len(text) < S + 1
+    i = next(i for i in range(100) if train.where(i).source == "tiny")
+    assert train.sample(i).tolist() == np.resize(text, S + 1).tolist()
+    assert sum(span.length for span in train.documents_of(i)) == S + 1
+
+
+def test_each_target_of_validation_is_predicted_once_and_in_order(validation, directory):
+    predicted = {}
+    for i in range(validation.num_samples):
+        source, epoch, start = validation.where(i)
+        assert epoch == 0
+        predicted.setdefault(source, []).extend(validation.sample(i)[1:].tolist())
+        assert start == len(predicted[source]) - S
+    for source, shard in open_shards(directory, "validation").items():
+        whole = (len(shard.tokens) - 1) // S * S
+        assert predicted.get(source, []) == shard.tokens[1 : whole + 1].tolist()
+    assert validation.counts_after(validation.num_samples) == {s: len(p) // S for s, p in predicted.items()}
+
+
+def test_validation_has_no_sample_beyond_its_last(validation, train):
+    with pytest.raises(IndexError, match=str(validation.num_samples)):
+        validation.sample(validation.num_samples)
+    for dataset in (validation, train):
+        with pytest.raises(IndexError, match="-1"):
+            dataset.sample(-1)
+
+
+def test_lineage_names_the_document_of_every_token(train, validation, directory):
+    for dataset in (train, validation):
+        shards = open_shards(directory, dataset.split)
+        names = {
+            s: read_lineage(directory / f"documents-{dataset.split}-{s}.parquet", shards[s]) for s in shards
+        }
+        for i in range(min(120, dataset.num_samples)):
+            source, _, start = dataset.where(i)
+            shard, sample, at = shards[source], dataset.sample(i), 0
+            for document, offset, length in dataset.documents_of(i):
+                assert offset == at and length > 0
+                text = shard[names[source].index(document)].tolist()
+                piece = sample[offset : offset + length].tolist()
+                assert any(text[k : k + length] == piece for k in range(len(text)))
+                at += length
+            assert at == S + 1
+
+
+def test_the_hash_of_a_batch_names_its_data_in_order(train, directory):
+    again = TokenDataset.open(directory, "train", sequence=S, seed=5)
+    assert train.hash_batch(range(10, 20)) == again.hash_batch(list(range(10, 20)))
+    assert train.hash_batch(range(10, 20)) != train.hash_batch(range(11, 21))
+    assert train.hash_batch([1, 2]) != train.hash_batch([2, 1])
+
+
+def test_a_sample_far_away_is_found_at_once(train):
+    where = train.where(10**12)
+    assert where.start % S == 0
+    assert sum(train.counts_after(10**12).values()) == 10**12
+
+
+def test_a_split_too_small_for_one_sample_is_refused_with_the_remedy(directory):
+    with pytest.raises(DataError, match=r"100000 \+ 1.*validation_fraction"):
+        TokenDataset.open(directory, "validation", sequence=100_000, seed=5)
+
+
+def test_an_unknown_split_is_refused(directory):
+    with pytest.raises(DataError, match="did you mean 'train'"):
+        TokenDataset.open(directory, "trian", sequence=S, seed=5)
+
+
+def test_shards_that_are_not_those_of_the_manifest_are_refused(directory, tmp_path):
+    for path in directory.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest["sources"]["prose"]["train"]["tokens"] += 1
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match="train-prose.*tokenize"):
+        TokenDataset.open(tmp_path, "train", sequence=S, seed=5)

@@ -1,0 +1,162 @@
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trivium.errors import DataError
+from trivium.tokens.shards import ShardWriter, TokenShard
+
+CODES = {"uint8": 1, "int32": 4, "int64": 5, "uint16": 8}
+DOCUMENTS = [[5, 6, 7], [], [65000], list(range(40))]
+
+
+def write(prefix, documents, dtype="uint16"):
+    writer = ShardWriter(prefix, dtype=dtype)
+    for document in documents:
+        writer.append([document])
+    writer.close()
+
+
+def reference_write(prefix, sequences, dtype, marks):
+    """The published format, one field at a time, sharing nothing with the code under test."""
+    item = np.dtype(dtype).itemsize
+    letter = {"uint8": "B", "uint16": "H", "int32": "i", "int64": "q"}[dtype]
+    with open(f"{prefix}.bin", "wb") as file:
+        for s in sequences:
+            file.write(struct.pack(f"<{len(s)}{letter}", *s))
+    with open(f"{prefix}.idx", "wb") as file:
+        file.write(b"MMIDIDX\x00\x00" + struct.pack("<Q", 1) + struct.pack("<B", CODES[dtype]))
+        file.write(struct.pack("<Q", len(sequences)) + struct.pack("<Q", len(marks)))
+        for s in sequences:
+            file.write(struct.pack("<i", len(s)))
+        at = 0
+        for s in sequences:
+            file.write(struct.pack("<q", at))
+            at += len(s) * item
+        for m in marks:
+            file.write(struct.pack("<q", m))
+
+
+def reference_read(prefix):
+    with open(f"{prefix}.idx", "rb") as file:
+        take = lambda form: struct.unpack("<" + form, file.read(struct.calcsize("<" + form)))  # noqa: E731
+        assert file.read(9) == b"MMIDIDX\x00\x00"
+        (version,), (code,), (sequences,), (marks,) = take("Q"), take("B"), take("Q"), take("Q")
+        assert version == 1
+        lengths, pointers, documents = take(f"{sequences}i"), take(f"{sequences}q"), take(f"{marks}q")
+        assert file.read() == b""
+    dtype = np.dtype(next(n for n, c in CODES.items() if c == code))
+    with open(f"{prefix}.bin", "rb") as file:
+        data = file.read()
+    texts = [np.frombuffer(data, dtype, n, p).tolist() for n, p in zip(lengths, pointers, strict=True)]
+    return dtype.name, texts, list(documents)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
+def test_what_we_write_an_independent_reader_of_the_format_reads(tmp_path, dtype):
+    write(tmp_path / "s", DOCUMENTS, dtype)
+    assert reference_read(tmp_path / "s") == (dtype, DOCUMENTS, [0, 1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
+def test_what_an_independent_writer_writes_we_read(tmp_path, dtype):
+    reference_write(tmp_path / "s", DOCUMENTS, dtype, marks=[0, 1, 2, 3, 4])
+    shard = TokenShard.open(tmp_path / "s")
+    assert [shard[i].tolist() for i in range(len(shard))] == DOCUMENTS
+    assert shard.tokens.tolist() == sum(DOCUMENTS, [])
+    assert shard.tokens.dtype == dtype
+    assert shard.document_starts.tolist() == [0, 3, 3, 4, 44]
+
+
+def test_a_document_of_several_sequences_is_one_document(tmp_path):
+    reference_write(tmp_path / "s", DOCUMENTS, "int32", marks=[0, 1, 3, 4])
+    shard = TokenShard.open(tmp_path / "s")
+    assert [shard[i].tolist() for i in range(len(shard))] == [[5, 6, 7], [65000], list(range(40))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 65535), max_size=30), max_size=20), st.integers(1, 7))
+def test_any_documents_come_back_whatever_the_chunks(tmp_path_factory, documents, size):
+    prefix = tmp_path_factory.mktemp("s") / "with.a.dot"
+    writer = ShardWriter(prefix, dtype="uint16")
+    for k in range(0, len(documents), size):
+        writer.append(documents[k : k + size])
+    assert writer.close().tolist() == [len(d) for d in documents]
+    shard = TokenShard.open(prefix)
+    assert [shard[i].tolist() for i in range(len(shard))] == documents
+
+
+@pytest.mark.parametrize("token", [65536, -1])
+def test_an_id_that_does_not_fit_the_dtype_is_refused(tmp_path, token):
+    with pytest.raises(DataError, match=f"{token}.*uint16"):
+        write(tmp_path / "s", [[1], [token]])
+
+
+def test_no_document_beyond_the_last_is_given(tmp_path):
+    write(tmp_path / "s", DOCUMENTS)
+    with pytest.raises(IndexError, match="document 4"):
+        TokenShard.open(tmp_path / "s")[4]
+
+
+def patched(at, value):
+    return lambda data: data[:at] + value + data[at + len(value) :]
+
+
+LENGTHS = 34  # where the arrays begin: magic 9, version 8, code 1, two counts of 8
+DAMAGE = {
+    "magic": (patched(0, b"X"), "starts with"),
+    "version": (patched(9, struct.pack("<Q", 2)), "version 2"),
+    "dtype code": (patched(17, b"\x09"), "dtype code 9"),
+    "a float dtype code": (patched(17, b"\x06"), "dtype code 6"),
+    "another dtype": (patched(17, b"\x04"), "start at byte|bytes"),
+    "too many sequences": (patched(18, struct.pack("<Q", 5)), "5 sequences"),
+    "absurdly many sequences": (patched(18, b"\xff" * 8), "sequences"),
+    "too few marks": (patched(26, struct.pack("<Q", 1)), "1 document marks"),
+    "negative length": (patched(LENGTHS + 4, struct.pack("<i", -1)), "length -1"),
+    "wrong length": (patched(LENGTHS, struct.pack("<i", 4)), "start at byte 6"),
+    "wrong last length": (patched(LENGTHS + 12, struct.pack("<i", 41)), "88 bytes"),
+    "wrong pointer": (patched(LENGTHS + 16 + 8, struct.pack("<q", 7)), "start at byte 7"),
+    "falling marks": (patched(LENGTHS + 48 + 8, struct.pack("<q", 3)), "marks must rise"),
+    "first mark": (patched(LENGTHS + 48, struct.pack("<q", 1)), "marks must rise"),
+    "last mark": (patched(LENGTHS + 48 + 32, struct.pack("<q", 3)), "marks must rise"),
+    "truncated": (lambda data: data[:-1], "bytes"),
+    "cut in the header": (lambda data: data[:20], "header"),
+    "longer": (lambda data: data + b"\0", "bytes"),
+    "empty": (lambda data: b"", "starts with"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_index_is_refused_naming_the_file_and_what_was_found(tmp_path, damage):
+    write(tmp_path / "s", DOCUMENTS)
+    change, message = DAMAGE[damage]
+    path = tmp_path / "s.idx"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(DataError, match=message) as caught:
+        TokenShard.open(tmp_path / "s")
+    assert str(tmp_path / "s") in str(caught.value)
+
+
+@pytest.mark.parametrize("change", [lambda d: d[:-2], lambda d: d + b"\0\0", lambda d: b""])
+def test_ids_missing_or_left_over_are_refused(tmp_path, change):
+    write(tmp_path / "s", DOCUMENTS)
+    path = tmp_path / "s.bin"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(DataError, match=r"s\.bin has \d+ bytes.*44 tokens of 2 bytes = 88"):
+        TokenShard.open(tmp_path / "s")
+
+
+@pytest.mark.parametrize("name", ["s.idx", "s.bin"])
+def test_a_missing_file_is_refused_by_name(tmp_path, name):
+    write(tmp_path / "s", DOCUMENTS)
+    (tmp_path / name).unlink()
+    with pytest.raises(DataError, match=name.replace(".", r"\.")):
+        TokenShard.open(tmp_path / "s")
+
+
+def test_a_shard_interrupted_before_its_index_is_not_a_shard(tmp_path):
+    ShardWriter(tmp_path / "s", dtype="uint16").append([[1, 2]])
+    with pytest.raises(DataError, match=r"s\.idx"):
+        TokenShard.open(tmp_path / "s")

@@ -1,0 +1,84 @@
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokens.curated import prose
+from trivium.errors import DataError
+from trivium.tokens.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer, train_tokenizer
+
+TOKENIZER = train_tokenizer([prose(i, 400) for i in range(5)], 400)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_any_unicode_text_comes_back_unchanged(text):
+    ids = TOKENIZER.encode(text)
+    assert TOKENIZER.decode(ids) == text
+    assert all(0 <= i < TOKENIZER.vocabulary for i in ids)
+    assert TOKENIZER.end_of_text not in ids
+
+
+def test_every_single_byte_has_an_id_even_if_training_never_saw_it():
+    tiny = train_tokenizer(["aa"], 257)
+    assert tiny.vocabulary == 257
+    assert tiny.decode(tiny.encode("žluťoučký 🦄\x00\x7f")) == "žluťoučký 🦄\x00\x7f"
+
+
+def test_the_end_mark_written_in_a_document_is_ordinary_text():
+    text = f"a document about {END_OF_TEXT} tokens"
+    assert TOKENIZER.end_of_text not in TOKENIZER.encode(text)
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+    assert TOKENIZER.decode([TOKENIZER.end_of_text]) == END_OF_TEXT
+
+
+def test_the_same_texts_train_the_same_tokenizer_and_other_texts_another():
+    again = train_tokenizer(iter([prose(i, 400) for i in range(5)]), 400)
+    assert again.sha256 == TOKENIZER.sha256
+    assert train_tokenizer(["something else entirely, " * 20], 400).sha256 != TOKENIZER.sha256
+
+
+def test_a_saved_tokenizer_is_the_same_tokenizer(tmp_path):
+    TOKENIZER.save(tmp_path / "tokenizer.json")
+    loaded = load_tokenizer(tmp_path / "tokenizer.json")
+    assert loaded.sha256 == TOKENIZER.sha256
+    assert loaded.vocabulary == TOKENIZER.vocabulary
+    assert loaded.encode(f"the parser {END_OF_TEXT}") == TOKENIZER.encode(f"the parser {END_OF_TEXT}")
+
+
+def test_training_learns_words_so_that_text_takes_fewer_tokens_than_bytes():
+    text = prose(99, 300)
+    assert len(TOKENIZER.encode(text)) < len(text) / 3
+
+
+def test_encoding_many_texts_equals_encoding_each():
+    texts = [prose(i, 30) for i in range(20)] + ["", "ß"]
+    assert TOKENIZER.encode_batch(texts) == [TOKENIZER.encode(t) for t in texts]
+
+
+def test_half_a_character_is_refused_with_its_position():
+    with pytest.raises(DataError, match="position 3"):
+        TOKENIZER.encode("abc\ud800")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"{}", json.dumps({"model": {}}).encode()])
+def test_a_damaged_file_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"tokenizer\.json"):
+        load_tokenizer(path)
+
+
+def test_a_tokenizer_without_an_end_mark_is_refused(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(TOKENIZER.description.replace(END_OF_TEXT, "<|other|>"))
+    with pytest.raises(DataError, match="endoftext"):
+        load_tokenizer(path)
+    with pytest.raises(DataError, match="endoftext"):
+        Tokenizer(path.read_text()).end_of_text
+
+
+def test_a_missing_file_names_the_command_that_makes_it(tmp_path):
+    with pytest.raises(DataError, match="trivium tokenize"):
+        load_tokenizer(tmp_path / "absent.json")
