@@ -12,6 +12,7 @@ INSTALLED := $(VENV)/.installed
 OUT ?= runs/demo
 PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 STRICT := src/trivium/plan src/trivium/cost src/trivium/planner $(patsubst %,src/trivium/%.py,config errors units seeds provenance progress)
+PYTHON_FOLDERS := src tests $(wildcard benchmarks)
 FAST := $(wildcard tests/*_test.py) $(wildcard tests/plan tests/cost tests/planner tests/tokens tests/report tests/cli)
 
 .PHONY: setup demo test test-all test-gpu check format clean
@@ -46,14 +47,14 @@ test-gpu: setup
 	$(PYTEST) -m gpu
 
 check: setup
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check $(PYTHON_FOLDERS)
+	$(BIN)/ruff check $(PYTHON_FOLDERS)
 	$(BIN)/mypy $(STRICT)
 	$(PYTEST) $(FAST)
 
 format: setup
-	$(BIN)/ruff format src tests benchmarks
-	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format $(PYTHON_FOLDERS)
+	$(BIN)/ruff check --fix $(PYTHON_FOLDERS)
 
 clean:
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -85,24 +85,6 @@ def test_an_interleaved_step_reaches_its_peak_early(pipeline, chunks, groups):
     assert [max(map(sum, sets)) for sets in found] == [peak_activations(row) for row in table]
 
 
-def test_a_layer_without_parallelism_keeps_34_and_5_times_a_s_over_h():
-    plan = small(
-        model={"dropout": 0.1}, layout={"tensor": 1}, precision={"weights": "bf16"}, batch={"sequences": 32}
-    )
-    s, b, h, a = 32, 2, 64, 4
-    assert layer_bytes(plan, "none") == s * b * h * 34 + 5 * a * s * s * b
-    assert layer_bytes(plan, "attention") == s * b * h * 34
-    assert layer_bytes(plan, "layer") == 2 * s * b * h
-
-
-def test_tensor_parallelism_splits_24_of_the_34_and_sequence_parallelism_the_rest():
-    over = {"model": {"dropout": 0.1}, "precision": {"weights": "bf16"}}
-    s, b, h, a, t = 32, 2, 64, 4, 2
-    assert layer_bytes(small(**over), "none") == s * b * h * 10 + (s * b * h * 24 + 5 * a * s * s * b) // t
-    spread = small(**over, sequence_parallel=True)
-    assert layer_bytes(spread, "none") == (s * b * h * 34 + 5 * a * s * s * b) // t
-
-
 @pytest.mark.parametrize(("layers", "hidden", "heads", "pipeline", "chunks", "gib"), [
     (96, 12288, 96, 8, 3, 66.84), (105, 20480, 128, 35, 3, 114.02)
 ])  # fmt: skip
@@ -117,14 +99,16 @@ def test_activations_equal_korthikantis_figure_one(layers, hidden, heads, pipeli
     )
     in_flight = sum(peak_counts("interleaved", pipeline, pipeline * 8, chunks)[0][0])
     per_stage = layers // (pipeline * chunks)
-    assert in_flight * per_stage * layer_bytes(plan, "none") / 2**30 == pytest.approx(gib, rel=0.02)
+    assert in_flight * per_stage * layer_bytes(plan, "none", counting="paper") / 2**30 == pytest.approx(
+        gib, rel=0.02
+    )
 
 
 def test_only_the_last_stage_holds_logits():
     plan = small(schedule="1f1b")
     assert memory_of_rank(plan, Coordinate(0, 0, 0)).logits == 0
     rows = plan.model.padded_vocabulary(2) // 2
-    assert memory_of_rank(plan, Coordinate(1, 0, 0)).logits == logits_bytes(plan) == 2 * 32 * rows * 8
+    assert memory_of_rank(plan, Coordinate(1, 0, 0)).logits == logits_bytes(plan) == 2 * 32 * rows * 4
 
 
 def test_recomputing_less_holds_more():

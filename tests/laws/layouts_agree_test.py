@@ -25,6 +25,8 @@ PLANS = {
         small(pipeline=2, chunks=2),
         small(pipeline=2, model={**llama, "layers": 5}),
         small(data=2, zero=0),
+        small(pipeline=2, schedule="zb-h1", model=llama),
+        small(pipeline=2, chunks=2, schedule="zb-v", recompute={"mode": "layer"}),
         small(data=2, zero=1),
     ],
     3: [
@@ -37,6 +39,8 @@ PLANS = {
         small(tensor=2, pipeline=2, model={"dropout": 0.1}),
         small(tensor=2, data=2, sequence_parallel=True),
         small(pipeline=2, data=2, chunks=2, recompute={"mode": "layer", "every": 2}),
+        small(pipeline=2, data=2, chunks=2, schedule="zb-v", model={"dropout": 0.1}),
+        small(tensor=2, pipeline=2, schedule="zb-h1", sequence_parallel=True),
         small(pipeline=4, batch={"sequences": 24, "micro": 2}),
         small(tensor=2, pipeline=2, chunks=2, sequence_parallel=True, model=llama),
         small(pipeline=2, data=2, batch={"ramp": {"start": 8, "increment": 8, "samples": 16}}),

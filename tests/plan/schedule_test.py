@@ -14,6 +14,7 @@ from trivium.plan.schedule import (
     backward,
     forward,
     gpipe,
+    input_gradient,
     inputs,
     interleaved,
     is_split,
@@ -24,6 +25,9 @@ from trivium.plan.schedule import (
     render,
     rounds,
     stages_of_ranks,
+    weight_gradient,
+    zero_bubble_h1,
+    zero_bubble_v,
 )
 from trivium.plan.transfers import Event, Program, Transfer, with_transfers
 
@@ -31,7 +35,9 @@ from trivium.plan.transfers import Event, Program, Transfer, with_transfers
 def tables() -> list[tuple[str, int, int, int]]:
     plain = [(n, p, m, 1) for n in ("gpipe", "1f1b") for p in range(1, 7) for m in (1, 2, 3, 5, 8, 16)]
     chunked = [("interleaved", p, p * k, v) for p in range(2, 6) for k in (1, 2, 4) for v in (1, 2, 3)]
-    return plain + chunked
+    zero_bubble = [("zb-h1", p, m, 1) for p in range(1, 6) for m in (1, 2, 4, 5, 11)]
+    zero_bubble += [("zb-v", p, m, 2) for p in range(2, 6) for m in (1, 2, 4, 9, 13)]
+    return plain + chunked + zero_bubble
 
 
 def table(name: str, p: int, m: int, v: int) -> Schedule:
@@ -43,9 +49,9 @@ def test_every_stage_does_each_micro_batch_once_forward_and_once_backward(
     name: str, p: int, m: int, v: int
 ) -> None:
     actions = [a for row in table(name, p, m, v) for a in row]
-    assert len(actions) == len(set(actions)) == 2 * p * m * v
-    expected = {make(i, s) for make in (forward, backward) for i in range(m) for s in range(p * v)}
-    assert set(actions) == expected
+    kinds = (forward, input_gradient, weight_gradient) if name.startswith("zb") else (forward, backward)
+    assert len(actions) == len(set(actions)) == len(kinds) * p * m * v
+    assert set(actions) == {make(i, s) for make in kinds for i in range(m) for s in range(p * v)}
 
 
 @pytest.mark.parametrize(("name", "p", "m", "v"), tables())
@@ -76,6 +82,39 @@ def test_gpipe_holds_every_activation_and_1f1b_at_most_one_per_rank_behind() -> 
         assert [peak_activations(r) for r in one_forward_one_backward(p, m)] == [
             min(m, p - r) for r in range(p)
         ]
+
+
+@pytest.mark.parametrize("p", range(1, 7))
+def test_zero_bubble_schedules_hold_no_more_than_1f1b_and_idle_for_p_minus_1(p: int) -> None:
+    """With F = I = W = 1, both leave (p - 1) idle on each rank, where 1F1B leaves 3 (p - 1)."""
+    for m in (2 * p, 2 * p + 3):
+        h1 = zero_bubble_h1(p, m)
+        assert max(map(peak_activations, h1)) == p
+        assert unit_seconds(h1) == 3 * m + p - 1
+        assert unit_seconds(one_forward_one_backward(p, m)) == 3 * m + 3 * (p - 1)
+        if p > 1:
+            v = zero_bubble_v(p, m)
+            assert set(map(peak_activations, v)) == {
+                2 * p
+            }  # chunks are half as large, so as much as 1F1B's p
+            assert unit_seconds(v) == 6 * m + p - 1
+
+
+def unit_seconds(schedule: Schedule) -> int:
+    """Duration when F, I and W take 1 and B takes 2."""
+    last, split = last_stage(schedule), is_split(schedule)
+    rank_of = {a: r for r, row in enumerate(schedule) for a in row}
+    end: dict[Action, int] = {}
+    free = [0] * len(schedule)
+    for action in itertools.chain.from_iterable(rounds(schedule)):
+        rank = rank_of[action]
+        start = max([free[rank], *(end[i] for i in inputs(action, last, split=split))])
+        end[action] = free[rank] = start + (2 if action.op is Op.BACKWARD else 1)
+    return max(end.values())
+
+
+def test_a_v_shaped_schedule_has_both_ends_of_the_model_on_rank_0() -> None:
+    assert stages_of_ranks(zero_bubble_v(3, 6)) == ((0, 5), (1, 4), (2, 3))
 
 
 def test_stages_of_an_interleaved_schedule_go_round_the_ranks() -> None:

@@ -16,7 +16,7 @@ GIB = 1 << 30
 def test_the_plan_of_mt_nlg_is_explained_beside_its_published_figures():
     text = "\n".join(plan_lines(mt_nlg_plan(), machine_named("selene")))
     for expected in (
-        "tensor 8 x pipeline 35 x data 8 = 2,240 ranks; 35 stages of 3 layers",
+        "tensor 8 x pipeline 35 x data 8 = 2,240 ranks; 35 stages, layers in each: 3",
         "8 replicas x 240 micro-batches x 1",
         "34 / (240 x 1)",
         "14.2%",

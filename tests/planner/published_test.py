@@ -1,3 +1,4 @@
+from trivium.plan.batch import Ramp
 from trivium.plan.parameters import count
 from trivium.planner.published import mt_nlg_plan, published_for, published_runs
 
@@ -15,3 +16,10 @@ def test_a_published_figure_is_shown_only_beside_its_own_plan_and_machine():
     assert published_for(mt_nlg_plan(), "selene").seconds == 60.1
     assert published_for(mt_nlg_plan(), "dgx-h100") is None
     assert published_for(mt_nlg_plan().model_copy(update={"zero": 0}), "selene") is None
+
+
+def test_a_ramp_does_not_hide_the_published_figure():
+    plan = mt_nlg_plan()
+    ramp = Ramp(start=32, increment=32, samples=5_859_375)
+    ramped = plan.model_copy(update={"batch": plan.batch.model_copy(update={"ramp": ramp})})
+    assert published_for(ramped, "selene").seconds == 60.1

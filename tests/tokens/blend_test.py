@@ -74,6 +74,14 @@ def test_far_samples_agree_with_near_ones_one_period_earlier():
         assert abs(counts[source] / far - weight / sum(MT_NLG.values())) < 1 / 65536
 
 
+def test_far_ordinals_go_on_where_the_period_before_ended():
+    blend = Blend({"a": 0.5, "b": 0.3, "c": 0.2})
+    n = np.arange(blend.period)
+    for turn in (1, 7, 10**9):
+        ahead = blend.ordinal(n + turn * blend.period) - blend.ordinal(n)
+        assert ahead.tolist() == [turn * blend.shares[blend.sources[s]] for s in blend.source(n)]
+
+
 def test_no_source_ever_runs_a_whole_sample_ahead_of_its_weight():
     blend = Blend(MT_NLG)
     shares = np.asarray(list(blend.shares.values())) / blend.period

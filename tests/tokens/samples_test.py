@@ -76,6 +76,13 @@ def test_counts_after_n_are_the_sources_of_the_first_n_samples_and_follow_the_we
     assert counts == {"prose": 300, "pages": 150, "tiny": 50}
 
 
+def test_a_source_has_as_many_windows_as_have_all_their_targets(directory):
+    lengths = [len(shard.tokens) for shard in open_shards(directory, "train").values()]
+    for sequence in range(1, 60):  # among them, divisors of the lengths
+        dataset = TokenDataset.open(directory, "train", sequence=sequence, seed=5)
+        assert dataset.num_samples == sum(max(1, (n - 1) // sequence) for n in lengths)
+
+
 def test_a_source_shorter_than_one_window_repeats_within_it(train, directory):
     text = np.asarray(open_shards(directory, "train")["tiny"].tokens)
     assert 0 < len(text) < S + 1

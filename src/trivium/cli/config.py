@@ -11,7 +11,9 @@ from trivium.cli.show import say, table
 from trivium.config import differences, leaves, preset_names, to_tree
 from trivium.errors import ConfigError
 
-app = typer.Typer(help="Show, compare and document configs and presets.", rich_markup_mode=None)
+app = typer.Typer(
+    help="Show, compare and document configs and presets.", rich_markup_mode=None, add_completion=False
+)
 
 
 @app.command()

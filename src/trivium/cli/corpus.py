@@ -9,14 +9,16 @@ from typing import Any
 import typer
 
 from trivium.cli.options import DEFAULT_OUT, Corpus, Out, Preset, Redo, Sets, given_for, open_run
-from trivium.cli.stage import Result, Run, Stage, perform
+from trivium.cli.stage import CORPUS_PATH, Result, Run, Stage, perform
 from trivium.progress import Progress
-from trivium.provenance import fingerprint
+from trivium.provenance import fingerprint, read_stamp
 from trivium.units import format_bytes
 
 SHOWN = 5  # damaged files named on the terminal
 
-app = typer.Typer(help="Harvest raw text; curate it into a clean corpus.", rich_markup_mode=None)
+app = typer.Typer(
+    help="Harvest raw text; curate it into a clean corpus.", rich_markup_mode=None, add_completion=False
+)
 
 
 @app.command()
@@ -84,11 +86,15 @@ def _curate_lines(result: Result) -> list[str]:
 
 def _raw_input(run: Run) -> dict[str, str]:
     """The user's files by name, size and time of change; the default corpus by the versions it is read from."""
-    if run.corpus is not None:
-        files = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in corpus_files(run.corpus)]
-        return {"corpus": fingerprint(files)}
-    versions = {name: _version(name) for name in run.config.harvest.packages}
-    return {"corpus": fingerprint(versions | {"python": platform.python_version()})}
+    if run.corpus is None:
+        versions = {name: _version(name) for name in run.config.harvest.packages}
+        return {"corpus": fingerprint(versions | {"python": platform.python_version()})}
+    path = str(run.corpus.resolve())
+    before = (read_stamp(run.at.folder("harvest")) or {}).get("inputs", {})
+    if not run.corpus.exists() and before.get(CORPUS_PATH) == path:
+        return {"corpus": before["corpus"], CORPUS_PATH: path}  # harvested, and since then moved away
+    files = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in corpus_files(run.corpus)]
+    return {"corpus": fingerprint(files), CORPUS_PATH: path}
 
 
 def _version(package: str) -> str:

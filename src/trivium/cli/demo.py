@@ -33,7 +33,7 @@ STAGES: tuple[Stage, ...] = (
 )
 NAMES = ("doctor", *(stage.name for stage in STAGES), "report")
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()

@@ -11,7 +11,7 @@ from trivium.cli.workspace import Workspace
 from trivium.errors import MachineError
 from trivium.provenance import STAMP, describe, write_json
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()

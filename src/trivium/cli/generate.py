@@ -12,7 +12,7 @@ from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.progress import Progress
 from trivium.provenance import write_json
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()

@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 
 from trivium.cli.run_config import Given, resolve
-from trivium.cli.stage import Run
+from trivium.cli.stage import CORPUS_PATH, Run
 from trivium.cli.workspace import Workspace
 from trivium.errors import DataError
+from trivium.provenance import read_stamp
 
 DEFAULT_PRESET = "demo"
 DEFAULT_OUT = Path("runs/demo")
@@ -58,4 +59,11 @@ def open_run(out: Path, given: Given, *, corpus: Path | None = None, tokens: Pat
             raise DataError(f"{flag} {path} does not exist; give a file or folder that does")
     if out.exists() and not out.is_dir():
         raise DataError(f"--out {out} is a file; give a directory")
-    return Run(config, Workspace(out), corpus=corpus, tokens=tokens)
+    return Run(config, Workspace(out), corpus=corpus or _corpus_before(out), tokens=tokens)
+
+
+def _corpus_before(out: Path) -> Path | None:
+    """The user's text that this run directory was harvested from, so that --corpus is given only once."""
+    stamp = read_stamp(Workspace(out).folder("harvest"))
+    path = stamp["inputs"].get(CORPUS_PATH) if stamp else None
+    return Path(path) if path else None

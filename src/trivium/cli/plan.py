@@ -6,11 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli.machine import cores, memory_bytes
-from trivium.cli.options import Ranks, Sets
+from trivium.cli.options import DEFAULT_OUT, Out, Preset, Ranks, Redo, Sets, given_for, open_run
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import say
-from trivium.cli.stage import Result, Run, Stage
+from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.plan.plan import Plan
 from trivium.planner.explain import plan_lines, plan_stage
 from trivium.progress import Progress
@@ -19,12 +19,21 @@ from trivium.units import format_count
 
 REFERENCE = "mt-nlg-530b"  # stands beside the demo's plan
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-@app.callback()
-def plan() -> None:
-    """Show what a run is and what it costs, before anything runs."""
+@app.callback(invoke_without_command=True)
+def plan(
+    context: typer.Context,
+    out: Out = DEFAULT_OUT,
+    preset: Preset = None,
+    sets: Sets = None,
+    ranks: Ranks = None,
+    redo: Redo = False,
+) -> None:
+    """Plan the run in DIR: its price, how it ranks among others, and MT-NLG 530B beside it. `show` only prints."""
+    if context.invoked_subcommand is None:
+        perform(PLAN, open_run(out, given_for(out, preset, sets, ranks)), redo=redo)
 
 
 @app.command()
@@ -73,7 +82,7 @@ def _lines(result: Result) -> list[str]:
 
 PLAN = Stage(
     name="plan",
-    verb="plan show",
+    verb="plan",
     folder="plan",
     sections=("plan",),
     reads=(),

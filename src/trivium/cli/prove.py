@@ -11,7 +11,7 @@ from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.cli.train import job_for
 from trivium.progress import Progress
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()

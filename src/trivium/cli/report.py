@@ -10,7 +10,7 @@ from trivium.cli.workspace import Workspace
 from trivium.errors import DataError
 from trivium.provenance import write_json
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from trivium.progress import Progress
 from trivium.provenance import STAMP, describe, publishing, stage_key, stamp_hash, write_json
 
 Result = Mapping[str, Any]
+CORPUS_PATH = "corpus_path"  # in harvest's stamp: where the user's own text lies
 STARTED = "started.json"  # in a folder that is written directly: what the work in it was begun with
 
 
@@ -97,7 +98,7 @@ VERB_OF: Mapping[str, str] = {
     "harvest": "corpus harvest",
     "curated": "corpus curate",
     "tokens": "tokenize",
-    "plan": "demo",
+    "plan": "plan",
     "training": "train",
     "resume": "prove",
     "evaluation": "evaluate",
@@ -145,7 +146,9 @@ def _set_aside_unless_it_goes_on(stage: Stage, run: Run, directory: Path, *, red
     started = directory / STARTED
     before = read_result(started) if started.is_file() else {}
     finished = (directory / STAMP).is_file()
-    goes_on = before.get("lasting") == now["lasting"] and (not finished or before["extent"] < now["extent"])
+    goes_on = before.get("lasting") == now["lasting"] and (
+        not finished or before.get("extent", 0) < now["extent"]
+    )
     if directory.exists() and any(directory.iterdir()) and (redo or not goes_on):
         aside = directory.with_name(f"{directory.name}.previous")
         if aside.exists():

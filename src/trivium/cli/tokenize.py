@@ -10,7 +10,7 @@ from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.errors import ConfigError
 from trivium.progress import Progress
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()

@@ -30,7 +30,7 @@ from trivium.progress import Progress
 from trivium.provenance import fingerprint
 from trivium.units import format_bytes, format_count
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 # What may change between two parts of one training: how the work is divided, and how often it is looked at.
 CHANGEABLE_PLAN = ("layout", "schedule", "partition", "zero", "recompute", "sequence_parallel")

@@ -1,12 +1,11 @@
 """Sections of prose → honest documents of the default corpus, every paragraph in it only once."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from trivium.corpus.config import HarvestConfig
 from trivium.corpus.dedup.exact import text_key
 from trivium.corpus.document import Document
-from trivium.corpus.harvest_python import SourceFile, default_files
+from trivium.corpus.harvest_python import SourceFile, default_sources
 from trivium.corpus.plant import new_id
 from trivium.errors import DataError
 from trivium.progress import Progress, silent
@@ -23,18 +22,20 @@ def compose_documents(
     documents: list[Document] = []
     entries: list[dict[str, Any]] = []
     seen: set[bytes] = set()
-    taken: dict[str, int] = {}
-    leftovers: dict[str, _Draft] = {}
+    total = 0
     most = config.max_bytes // (len(config.packages) + 2) if config.max_bytes else None
-    for file in default_files(config.packages):
-        if most is not None and taken.get(file.source, 0) >= most:
-            continue
-        progress(sum(taken.values()), None, file.path)
-        made = list(_file_documents(file, config, seen, leftovers, seed=seed))
-        size = sum(document.text_bytes for document in made)
-        taken[file.source] = taken.get(file.source, 0) + size
-        documents += made
-        entries.append(_entry(file, len(made), size))
+    for files in default_sources(config.packages):
+        taken = 0
+        leftover = _Draft()
+        for file in files:
+            progress(total, None, file.path)
+            made, leftover = _file_documents(file, config, seen, leftover, seed=seed)
+            size = sum(document.text_bytes for document in made)
+            documents += made
+            entries.append(_entry(file, len(made), size))
+            taken, total = taken + size, total + size
+            if most is not None and taken >= most:
+                break
     if not documents:
         raise DataError(
             f"no prose was found in the standard library and {', '.join(config.packages)}: this Python has no "
@@ -44,11 +45,10 @@ def compose_documents(
 
 
 def _file_documents(
-    file: SourceFile, config: HarvestConfig, seen: set[bytes], leftovers: dict[str, "_Draft"], *, seed: int
-) -> Iterator[Document]:
+    file: SourceFile, config: HarvestConfig, seen: set[bytes], draft: "_Draft", *, seed: int
+) -> tuple[list[Document], "_Draft"]:
     """The documents that end in this file; what is too short waits for the next file of its source."""
-    draft = leftovers.pop(file.source, None) or _Draft()
-    number = 0
+    made: list[Document] = []
     for section in file.sections:
         for place, paragraph in enumerate(section):
             key = text_key(paragraph)
@@ -57,14 +57,14 @@ def _file_documents(
             seen.add(key)
             full = draft.size + len(paragraph) > config.longest
             if draft.size and (full or (place == 0 and draft.size >= _TYPICAL * config.longest)):
-                yield _document(file, number, draft.paragraphs, seed=seed)
-                number, draft = number + 1, _Draft()
+                made.append(_document(file, len(made), draft.paragraphs, seed=seed))
+                draft = _Draft()
             draft.add(paragraph)
     # A little more than the shortest, so that trimming of blanks does not cost a document its place.
     if draft.size > config.shortest + 64:
-        yield _document(file, number, draft.paragraphs, seed=seed)
-    elif draft.paragraphs:
-        leftovers[file.source] = draft
+        made.append(_document(file, len(made), draft.paragraphs, seed=seed))
+        draft = _Draft()
+    return made, draft
 
 
 class _Draft:

@@ -49,7 +49,7 @@ def curate(
     ):
         curation = _Curation(config, source, rejects, progress)
         write_documents(work / "filtered", curation.filtered(), shard_bytes=config.shard_bytes)
-        curation.refuse_nothing(work / "filtered")
+        curation.require_documents(work / "filtered")
         write_documents(
             work / "unique", curation.unique(work / "filtered", seed=seed), shard_bytes=config.shard_bytes
         )
@@ -129,7 +129,7 @@ class _Curation:
             else:
                 yield result
 
-    def refuse_nothing(self, filtered: Path) -> None:
+    def require_documents(self, filtered: Path) -> None:
         """DataError when no document is left, saying where they went."""
         if (filtered / MANIFEST).is_file() and self._steps.tallies[-1].documents > 0:
             return

@@ -59,17 +59,17 @@ class SourceFile:
     problem: str = ""
 
 
-def default_files(packages: tuple[str, ...]) -> Iterator[SourceFile]:
-    """Every Python file of the standard library, pydoc_data.topics, and the packages, with its prose."""
+def default_sources(packages: tuple[str, ...]) -> Iterator[Iterator[SourceFile]]:
+    """The files with prose of the standard library, of pydoc_data.topics, and of each package installed."""
     stdlib = Path(sysconfig.get_path("stdlib"))
-    yield from _read_tree(stdlib, source="stdlib", licence="PSF-2.0", skip=SKIPPED | {"pydoc_data", "config"})
+    yield _read_tree(stdlib, source="stdlib", licence="PSF-2.0", skip=SKIPPED | {"pydoc_data", "config"})
     topics = stdlib / "pydoc_data" / "topics.py"
     if topics.is_file():
-        yield _read_topics(topics)
+        yield (_read_topics(path) for path in (topics,))
     for package in packages:
         root = package_folder(package)
         if root is not None:
-            yield from _read_tree(root, source=package, licence=licence_of(package), skip=SKIPPED)
+            yield _read_tree(root, source=package, licence=licence_of(package), skip=SKIPPED)
 
 
 def package_folder(package: str) -> Path | None:

@@ -56,6 +56,7 @@ def write_warc(path: Path, pages: Iterable[Page]) -> int:
 def read_warc(path: Path) -> Iterator[Page | Damage]:
     """Every 2xx HTML or plain-text response of a .warc or .warc.gz, in order; where reading ends early, a Damage."""
     number = 0
+    held: Page | Damage | None = None  # a page is given out once what follows shows that it was whole
     problem: Exception | None = None
     with _open(path) as file:
         stream = _UpToDamage(file)
@@ -65,13 +66,15 @@ def read_warc(path: Path) -> Iterator[Page | Damage]:
             ):
                 number += 1
                 page = _page(record, path, number)
-                if isinstance(page, Damage) and stream.problem is not None:
-                    break
-                if page is not None:
-                    yield page
+                if held is not None:
+                    yield held
+                held = None if isinstance(page, Damage) and stream.problem is not None else page
         except (OSError, EOFError, ValueError) as error:
             problem = error
-        problem = stream.problem or problem
+    # A checksum that fails is read after the page it condemns.
+    if held is not None and (problem is not None or not isinstance(stream.problem, OSError | zlib.error)):
+        yield held
+    problem = stream.problem or problem
     if problem is not None:
         yield Damage(path, f"damaged in or after record {number}: {' '.join(str(problem).split())}")
     elif number == 0:
@@ -90,7 +93,7 @@ class _UpToDamage(io.RawIOBase):
         if self.problem is not None:
             return b""
         try:
-            return self._file.read1(size)
+            return self._file.read(size)
         except (OSError, EOFError, zlib.error) as error:
             self.problem = error
             return b""
@@ -131,6 +134,8 @@ def _page(record: WarcRecord, path: Path, number: int) -> Page | Damage | None:
     record.freeze()
     if record.content_length != stated:
         return Damage(path, f"record {number} is cut: {record.content_length} of {stated} bytes")
+    if _header(record, "WARC-Block-Digest") and not record.verify_block_digest():
+        return Damage(path, f"record {number} is not what was written: its block digest differs")
     date = _header(record, "WARC-Date")
     if not record.is_http:
         kind = _header(record, "Content-Type").partition(";")[0].strip().lower()

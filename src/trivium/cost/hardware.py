@@ -135,7 +135,7 @@ def machine_named(name: str) -> Machine:
 def this_machine(cores: int, memory_bytes: int) -> Machine:
     """A CPU machine from the two figures that can be read without measuring; the rest is assumed.
 
-    Assumed: the FLOP/s of an ordinary core, of which small matrices in eager torch reach a fifth; 10 GB/s of
+    Assumed: the FLOP/s of an ordinary core, of which small matrices in eager torch reach two fifths; 10 GB/s of
     memory per core; collectives over shared memory at 1 GB/s with 100 us per hop, as gloo has them.
     """
     if cores < 1 or memory_bytes < cores:
@@ -150,7 +150,7 @@ def this_machine(cores: int, memory_bytes: int) -> Machine:
             bf16=MINIMUM_CPU_FLOPS / 4,  # emulated on most cores
             fp16=MINIMUM_CPU_FLOPS / 20,
         ),
-        compute_efficiency=0.2,
+        compute_efficiency=0.4,
         memory_bytes=memory_bytes // cores,
         memory_bandwidth=10e9,
         devices_per_node=cores,

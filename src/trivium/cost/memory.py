@@ -1,16 +1,15 @@
 """Bytes a rank holds, by category.
 
 Weights, gradients and optimizer state are exact: counted from the table of parameters, with the padding of the
-flat buffers. Activations are a first analytic figure, after Korthikanti et al. (arXiv 2205.05198, section 4):
-what each layer keeps for its backward when attention is not fused, times the micro-batches in flight, which are
-read off the schedule table. Allocator, libraries and communication buffers are not counted.
+flat buffers. Activations are an analytic figure: what each layer keeps for its backward (activations.py), times the
+micro-batches in flight, which are read off the schedule table. Allocator, libraries and communication buffers are
+not counted.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
-from trivium.cost.activations import layer_bytes, logits_bytes, stage_ends_bytes
+from trivium.cost.activations import Counting, layer_bytes, logits_bytes, stage_ends_bytes
 from trivium.cost.buffers import buffer_elements, layer_elements
 from trivium.cost.stages import layers_by_stage, stages_by_rank
 from trivium.plan.layout import Coordinate
@@ -19,29 +18,28 @@ from trivium.plan.plan import Plan
 from trivium.plan.precision import BYTES, Dtype, Precision
 from trivium.plan.schedule import Op, Row, ScheduleName, make_schedule
 
-# "runtime": what our trainer holds. "paper": MT-NLG section 2 counts a gradient in the dtype of the weights beside
-# the fp32 one, which makes 20 bytes for bf16 where we hold 18.
-Counting = Literal["runtime", "paper"]
-
 
 @dataclass(frozen=True)
 class MemoryEstimate:
     """Bytes of one rank at the worst moment of a step.
 
-    activations: kept for the backward, logits included. gathered: the layer that ZeRO stage 3 puts together to
-    compute with. logits: the part of `activations` that the last stage holds.
+    activations: kept for the backward, logits included. logits: the part of `activations` that is logits.
+    recomputed: what the backward of one recomputed layer fills again. gathered: the layer that ZeRO stage 3 puts
+    together to compute with.
     """
 
     weights: int
     gradients: int
     optimizer: int
     activations: int
+    recomputed: int = 0
     gathered: int = 0
     logits: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.gathered
+        state = self.weights + self.gradients + self.optimizer
+        return state + self.activations + self.recomputed + self.gathered
 
     def categories(self) -> dict[str, int]:
         """The four that the runtime counts, under the names it uses."""
@@ -54,18 +52,23 @@ class MemoryEstimate:
 
 
 def memory_of_rank(plan: Plan, at: Coordinate, *, counting: Counting = "runtime") -> MemoryEstimate:
-    """Bytes of the rank at `at`, in a step of the full batch."""
+    """Bytes of the rank at `at`, in a step of the full batch.
+
+    counting: "runtime", what our trainer holds; "paper": MT-NLG section 2 counts a gradient in the dtype of the
+    weights beside the fp32 one (20 bytes per parameter in bf16, where we hold 18), and activations as published.
+    """
     data, precision, zero = plan.layout.data, plan.precision, plan.zero
     whole = sum(buffer_elements(plan, at.pipeline))
     owned = whole // data  # each buffer is padded to a multiple of `data`
     weight_bytes = BYTES[precision.weights]
-    activations, logits = peak_activation_bytes(plan, at.pipeline)
+    activations, logits = peak_activation_bytes(plan, at.pipeline, counting=counting)
     gathered = largest_layer_elements(plan) * weight_bytes if zero == 3 and data > 1 else 0
     return MemoryEstimate(
         weights=weight_bytes * (owned if zero >= 3 else whole),
         gradients=gradient_bytes(precision, counting) * (owned if zero >= 2 else whole),
         optimizer=optimizer_bytes(precision) * (owned if zero >= 1 else whole),
         activations=activations,
+        recomputed=recomputed_bytes(plan, at.pipeline, counting=counting),
         gathered=gathered,
         logits=logits,
     )
@@ -112,23 +115,24 @@ def largest_layer_elements(plan: Plan) -> int:
     return max(layer_elements(model, tensor), model.padded_vocabulary(tensor) // tensor * model.hidden)
 
 
-def peak_activation_bytes(plan: Plan, pipeline: int) -> tuple[int, int]:
-    """Largest bytes of activations the rank holds at once, and the logits among them.
+def peak_activation_bytes(plan: Plan, pipeline: int, *, counting: Counting = "runtime") -> tuple[int, int]:
+    """Largest bytes of activations the rank keeps for backwards at once, and the logits among them."""
+    kept = [_stage_bytes(plan, stage, counting) for stage in stages_by_rank(plan)[pipeline]]
+    micro_batches = plan.batch.micro_batches(plan.layout)
+    counts = peak_counts(plan.schedule, plan.layout.pipeline, micro_batches, plan.layout.chunks)[pipeline]
+    peaks = [
+        (sum(n * sum(each) for n, each in pairs), sum(n * each[1] for n, each in pairs))
+        for pairs in (list(zip(held, kept, strict=True)) for held in counts)
+    ]
+    return max(peaks)
 
-    A layer that is recomputed fills its whole working set again for one micro-batch at a time.
-    """
-    stages = stages_by_rank(plan)[pipeline]
-    kept = [_stage_bytes(plan, stage) for stage in stages]
-    peak, logits = 0, 0
-    for counts in peak_counts(
-        plan.schedule, plan.layout.pipeline, plan.batch.micro_batches(plan.layout), plan.layout.chunks
-    )[pipeline]:
-        held = sum(n * sum(each) for n, each in zip(counts, kept, strict=True))
-        if held > peak:
-            peak, logits = held, sum(n * each[1] for n, each in zip(counts, kept, strict=True))
-    layers = [layer for stage in stages for layer in layers_by_stage(plan)[stage]]
-    working = max((_working_bytes(plan, layer) for layer in layers), default=0)
-    return peak + working, logits
+
+def recomputed_bytes(plan: Plan, pipeline: int, *, counting: Counting = "runtime") -> int:
+    """What recomputing a layer adds, for one micro-batch, to what was kept of it."""
+    layers = [layer for stage in stages_by_rank(plan)[pipeline] for layer in layers_by_stage(plan)[stage]]
+    modes = {plan.recompute.mode_of(layer) for layer in layers}
+    whole = layer_bytes(plan, "none", counting=counting)
+    return max((whole - layer_bytes(plan, mode, counting=counting) for mode in modes), default=0)
 
 
 @lru_cache(maxsize=256)
@@ -160,14 +164,10 @@ def _largest(row: Row) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _stage_bytes(plan: Plan, stage: int) -> tuple[int, int]:
+def _stage_bytes(plan: Plan, stage: int, counting: Counting) -> tuple[int, int]:
     """What a stage keeps of one micro-batch: layers and ends, and logits."""
     last = stage == plan.layout.stages - 1
-    layers = sum(layer_bytes(plan, plan.recompute.mode_of(layer)) for layer in layers_by_stage(plan)[stage])
-    ends = stage_ends_bytes(plan, first=stage == 0, last=last)
-    return layers + ends, logits_bytes(plan) if last else 0
-
-
-def _working_bytes(plan: Plan, layer: int) -> int:
-    """What recomputing a layer adds to what was kept of it."""
-    return layer_bytes(plan, "none") - layer_bytes(plan, plan.recompute.mode_of(layer))
+    modes = (plan.recompute.mode_of(layer) for layer in layers_by_stage(plan)[stage])
+    layers = sum(layer_bytes(plan, mode, counting=counting) for mode in modes)
+    ends = stage_ends_bytes(plan, first=stage == 0, last=last, counting=counting)
+    return layers + ends, logits_bytes(plan, counting=counting) if last else 0

@@ -46,7 +46,7 @@ def simulate(schedule: Schedule, seconds: Callable[[Action], float], transfer: f
     for action in itertools.chain.from_iterable(rounds(schedule)):
         rank = rank_of[action]
         needs = inputs(action, last, split=split)
-        arrived = [spans[need][1] + transfer for need in needs]
+        arrived = [spans[need][1] + transfer * (rank_of[need] != rank) for need in needs]
         start = max([free[rank], *arrived])
         free[rank] = start + seconds(action)
         spans[action] = (start, free[rank])

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from trivium.model.inputs import Inputs
-from trivium.model.linear import Linear, RowLinear
+from trivium.model.linear import ColumnLinear, RowLinear
 from trivium.model.norm import Norm
 from trivium.model.rotary import rotate
 from trivium.parallel.randomness import keyed_dropout
@@ -26,8 +26,8 @@ class Attention(nn.Module):
         self.N, self.G = model.heads // region.group.size, model.kv // region.group.size
         bias, D = model.family == "gpt", model.head_width
         self.norm = Norm(model)
-        self.qkv = Linear((self.N + 2 * self.G) * D, model.hidden, bias=bias)
-        self.out = RowLinear(model.hidden, self.N * D, bias=bias)
+        self.qkv = ColumnLinear((self.N + 2 * self.G) * D, model.hidden, region, bias=bias)
+        self.out = RowLinear(model.hidden, self.N * D, region, bias=bias)
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, H] -> [S here, B, H], to be added to x."""

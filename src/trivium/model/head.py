@@ -4,7 +4,6 @@ Legend: S positions, B sequences, H hidden, V vocabulary rows here.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from trivium.model.embedding import Table
@@ -25,17 +24,17 @@ class Head(nn.Module):
             rows = model.padded_vocabulary(region.group.size) // region.group.size
             self.weight = Table(rows, model.hidden).weight
 
-    def local_logits(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    def local_logits(self, x: torch.Tensor, table: nn.Parameter) -> torch.Tensor:
         """[S here, B, H] -> [S, B, V]."""
-        return F.linear(self.region.enter(self.norm(x)), table)
+        return self.region.linear(self.region.enter(self.norm(x)), table)
 
-    def loss(self, x: torch.Tensor, table: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def loss(self, x: torch.Tensor, table: nn.Parameter, targets: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy over the micro-batch's tokens, in nats; the same on every tensor rank."""
         logits = self.local_logits(x, table)
         return split_cross_entropy(logits, targets, self.region.group, self.model.vocabulary).mean()
 
     @torch.no_grad()
-    def logits(self, x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    def logits(self, x: torch.Tensor, table: nn.Parameter) -> torch.Tensor:
         """[S here, B, H] -> [S, B, vocabulary] on every tensor rank, padding cut."""
         local = self.local_logits(x, table).permute(2, 0, 1).contiguous()
         return all_gather(local, self.region.group).permute(1, 2, 0)[..., : self.model.vocabulary]

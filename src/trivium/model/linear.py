@@ -1,34 +1,37 @@
-"""A linear layer's parameters on this rank."""
+"""A linear layer's parameters on this rank; communication belongs to the region around it."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
+from trivium.parallel.tensor import Region
 
-class Linear(nn.Module):
-    """y = x W^T (+ b), where W is this rank's shard; communication belongs to the region around it."""
 
-    def __init__(self, outputs: int, inputs: int, *, bias: bool) -> None:
+class ColumnLinear(nn.Module):
+    """y = x W^T (+ b) where the outputs are split over tensor ranks."""
+
+    def __init__(self, outputs: int, inputs: int, region: Region, *, bias: bool) -> None:
         super().__init__()
+        self.region = region
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., inputs] -> [..., outputs]."""
-        return F.linear(x, self.weight, self.bias)
+        """[..., inputs] -> [..., outputs here]."""
+        return self.region.linear(x, self.weight, self.bias)
 
 
 class RowLinear(nn.Module):
     """A linear layer whose inputs are split over tensor ranks: partial sums first, the bias once after them."""
 
-    def __init__(self, outputs: int, inputs: int, *, bias: bool) -> None:
+    def __init__(self, outputs: int, inputs: int, region: Region, *, bias: bool) -> None:
         super().__init__()
+        self.region = region
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
         """[..., inputs here] -> this rank's part of the sum, [..., outputs]."""
-        return F.linear(x, self.weight)
+        return self.region.linear(x, self.weight)
 
     def add_bias(self, x: torch.Tensor) -> torch.Tensor:
         """The bias, added once to the completed sum."""

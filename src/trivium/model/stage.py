@@ -25,7 +25,7 @@ class Stage(nn.Module):
     def __init__(self, plan: Plan, number: int, mesh: Mesh) -> None:
         super().__init__()
         model, region = plan.model, Region(mesh.tensor, plan.sequence_parallel)
-        self.number, self.model = number, model
+        self.number, self.model, self.weight_gradients = number, model, region.weight_gradients
         self.is_first, self.is_last = number == 0, number == plan.layout.stages - 1
         layers = plan.layers_of(number)
         self.table: dict[str, Parameter] = {
@@ -53,7 +53,7 @@ class Stage(nn.Module):
             return self.head.logits(x, self._output_table())
         return self.head.loss(x, self._output_table(), inputs.targets)
 
-    def _output_table(self) -> torch.Tensor:
+    def _output_table(self) -> nn.Parameter:
         assert self.head is not None, "only the last stage has a head"
         if self.model.head == "untied":
             return self.head.weight

@@ -34,6 +34,7 @@ class Bucket:
     weights: Tensor
     gradients: Tensor
     decay: bool
+    tied: bool
     partial_over: tuple[Group, ...]  # groups over which gradients are summed before the data ranks'
     data: Group
     sharded: bool  # each data rank owns a slice (ZeRO stage 1 and up); otherwise each owns all
@@ -53,10 +54,10 @@ class Bucket:
     def overlaps(self) -> bool:
         """Whether its reduction may start inside the backward.
 
-        Not when it first sums over the pipeline's ends: the last rank would wait there for the first, which
-        waits for gradients that the last has yet to send.
+        Not a tied table's: its gradient has two parts; and where those are on two pipeline ranks, the last
+        would wait here for the first, which waits for gradients that the last has yet to send.
         """
-        return all(group.role != "ends" for group in self.partial_over)
+        return not self.tied
 
     def expect(self) -> None:
         """Before a step: the reduction starts when every slot is ready."""
@@ -136,10 +137,13 @@ class GradientWatch:
 
     def __init__(self, buckets: Iterable[Bucket]) -> None:
         self._buckets = list(buckets)
-        self._last: set[int] = set()  # stages whose last backward of the step has begun
+        # (stage, whether weight gradients come in actions of their own) whose last backward has begun.
+        self._last: set[tuple[int, bool]] = set()
+        self._places: dict[int, tuple[Slot, Bucket]] = {}
         for bucket in self._buckets:
             for slot in bucket.slots:
-                self._watch(slot, bucket)
+                self._places[id(slot.parameter)] = slot, bucket
+                slot.parameter.register_post_accumulate_grad_hook(self._by_autograd)
 
     def start_step(self) -> None:
         """Forget the previous step."""
@@ -147,22 +151,26 @@ class GradientWatch:
         for bucket in self._buckets:
             bucket.expect()
 
-    def last_backward(self, stage: int) -> None:
-        """The last backward of `stage` in this step begins."""
-        self._last.add(stage)
+    def last_backward(self, stage: int, *, put_off: bool = False) -> None:
+        """The last backward of `stage` in this step begins; put_off: of the weight gradients that were put off."""
+        self._last.add((stage, put_off))
 
-    def _watch(self, slot: Slot, bucket: Bucket) -> None:
+    def finished(self, parameter: torch.nn.Parameter) -> None:
+        """A weight gradient that was put off has been added."""
+        self._accumulated(parameter, put_off=True)
+
+    def _by_autograd(self, parameter: torch.Tensor) -> None:
+        self._accumulated(parameter, put_off=False)
+
+    def _accumulated(self, parameter: torch.Tensor, *, put_off: bool) -> None:
+        slot, bucket = self._places[id(parameter)]
         gradient = bucket.gradients[slot.start : slot.stop].view(slot.parameter.shape)
-
-        def accumulated(parameter: torch.Tensor) -> None:
-            # Autograd adds into a gradient of the parameter's own dtype; a wider buffer is added to here.
-            if parameter.grad is not None and parameter.grad.data_ptr() != gradient.data_ptr():
-                gradient.add_(parameter.grad)
-                parameter.grad = None
-            if slot.stage in self._last:
-                bucket.ready()
-
-        slot.parameter.register_post_accumulate_grad_hook(accumulated)
+        # Autograd adds into a gradient of the parameter's own dtype; a wider buffer is added to here.
+        if parameter.grad is not None and parameter.grad.data_ptr() != gradient.data_ptr():
+            gradient.add_(parameter.grad)
+            parameter.grad = None
+        if (slot.stage, put_off) in self._last:
+            bucket.ready()
 
 
 def _bucket(
@@ -192,6 +200,7 @@ def _bucket(
         weights=weights,
         gradients=gradients,
         decay=row.decay,
+        tied=row.tied,
         partial_over=partial_over,
         data=mesh.data,
         sharded=sharded,

@@ -1,6 +1,7 @@
 """Execute a program on this pipeline rank. No schedule is known here by name."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -10,9 +11,11 @@ import torch
 import torch.distributed as dist
 
 from trivium.errors import TriviumError
+from trivium.parallel.buckets import GradientWatch
 from trivium.parallel.measure import Counted, SavedBytes
 from trivium.parallel.mesh import Mesh
-from trivium.plan.schedule import Action, Op, backward, forward
+from trivium.parallel.weight_gradients import WeightGradients
+from trivium.plan.schedule import Action, Op, forward
 from trivium.plan.transfers import Event, Transfer
 
 Tensor = torch.Tensor
@@ -40,18 +43,11 @@ class Run:
     peak_saved_bytes: int = 0  # most bytes kept for backward at once, when measured
 
 
-class _Kept(NamedTuple):
-    """What a forward leaves for its backward: input (None for the first stage), output, bytes kept."""
-
-    x: Tensor | None
-    y: Tensor
-    bytes: int
-
-
 class StageFunctions(NamedTuple):
     """How to run one stage: forward(x or None, micro-batch number) -> hidden states, loss or logits."""
 
     forward: Callable[[Tensor | None, int], Tensor]
+    weight_gradients: WeightGradients
 
 
 @dataclass
@@ -59,8 +55,8 @@ class Executor:
     """Runs the events of one rank in order.
 
     activation: an empty tensor like what crosses stages. loss_scale multiplies each micro-batch's loss, so
-    that gradients add up to those of the mean. `last_backward` is told a stage number when its last backward
-    of the step begins, so that gradient reduction can start inside it.
+    that gradients add up to those of the mean. `watch` is told when a stage's last backward of the step begins,
+    so that gradient reduction can start inside it.
     """
 
     mesh: Mesh
@@ -68,18 +64,21 @@ class Executor:
     last_stage: int
     activation: Callable[[], Tensor]
     loss_scale: float = 1.0
-    last_backward: Callable[[int], None] | None = None
+    watch: GradientWatch | None = None
     saved_bytes: SavedBytes | None = None  # measures what is kept for backward
 
     def run(self, program: Sequence[Event], *, keep_outputs: bool = False) -> Run:
         """One pass over the program; gradients accumulate in the stages' parameters."""
         self._run = Run(torch.zeros((), device=self.mesh.device, dtype=torch.float64))
         self._results: dict[Action, Tensor] = {}  # what actions produced and others have yet to read
-        self._saved: dict[tuple[int, int], _Kept] = {}
+        self._saved: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
         self._sends: list[tuple[dist.Work, Tensor]] = []
         self._keep_outputs = keep_outputs
         self._trains = any(isinstance(e, Action) and e.op is not Op.FORWARD for e in program)
-        self._remaining = _backwards_by_stage(program)
+        self._remaining = Counter((e.op, e.stage) for e in program if isinstance(e, Action))
+        self._held: dict[tuple[int, int], int] = {}  # bytes kept for backward
+        for number, stage in self.stages.items():
+            stage.weight_gradients.separate = (Op.WEIGHT_GRADIENT, number) in self._remaining
         receives = _Receives(program, self.mesh, self.activation)
         begin = time.perf_counter()
         for event in program:
@@ -107,8 +106,13 @@ class Executor:
                 self._forward(event, m, stage)
             case Action(Op.BACKWARD, m, stage):
                 self._backward(event, m, stage)
-            case _:
-                raise TriviumError(f"no way to execute {event} is known; schedules are made of F and B")
+                del self._held[m, stage]
+            case Action(Op.INPUT_GRADIENT, m, stage):
+                with self.stages[stage].weight_gradients.put_off((m, stage)):
+                    self._backward(event, m, stage)
+            case Action(Op.WEIGHT_GRADIENT, m, stage):
+                self._finish_weights(event, m, stage)
+                del self._held[m, stage]
 
     def _forward(self, event: Action, m: int, stage: int) -> None:
         x = None if stage == 0 else self._results.pop(forward(m, stage - 1))
@@ -125,21 +129,30 @@ class Executor:
         else:
             self._results[event] = y.detach()
         if self._trains:
-            self._saved[m, stage] = _Kept(x, y, counted.bytes)
-            self._run.peak_held = max(self._run.peak_held, len(self._saved))
-            held = sum(kept.bytes for kept in self._saved.values())
-            self._run.peak_saved_bytes = max(self._run.peak_saved_bytes, held)
+            self._saved[m, stage] = x, y
+            self._held[m, stage] = counted.bytes
+            self._run.peak_held = max(self._run.peak_held, len(self._held))
+            self._run.peak_saved_bytes = max(self._run.peak_saved_bytes, sum(self._held.values()))
 
     def _backward(self, event: Action, m: int, stage: int) -> None:
-        self._remaining[stage] -= 1
-        if self._remaining[stage] == 0 and self.last_backward is not None:
-            self.last_backward(stage)
-        x, y, _ = self._saved.pop((m, stage))
-        grad = None if stage == self.last_stage else self._results.pop(backward(m, stage + 1))
+        if self._is_last(event) and self.watch is not None:
+            self.watch.last_backward(stage)
+        x, y = self._saved.pop((m, stage))
+        grad = None if stage == self.last_stage else self._results.pop(event._replace(stage=stage + 1))
         torch.autograd.backward(y, grad)
         if x is not None:
             assert x.grad is not None, f"the backward of {event} left no gradient for its input"
             self._results[event] = x.grad
+
+    def _finish_weights(self, event: Action, m: int, stage: int) -> None:
+        if self._is_last(event) and self.watch is not None:
+            self.watch.last_backward(stage, put_off=True)
+        added = self.watch.finished if self.watch is not None else _nobody
+        self.stages[stage].weight_gradients.finish((m, stage), added)
+
+    def _is_last(self, event: Action) -> bool:
+        self._remaining[event.op, event.stage] -= 1
+        return self._remaining[event.op, event.stage] == 0
 
     def _counting(self) -> AbstractContextManager[Counted]:
         return nullcontext(Counted()) if self.saved_bytes is None else self.saved_bytes.counting()
@@ -190,9 +203,5 @@ def _tag(transfer: Transfer) -> int:
     return (action.micro_batch * 4096 + action.stage) * 2 + (action.op is not Op.FORWARD)
 
 
-def _backwards_by_stage(program: Sequence[Event]) -> dict[int, int]:
-    counts: dict[int, int] = {}
-    for event in program:
-        if isinstance(event, Action) and event.op is not Op.FORWARD:
-            counts[event.stage] = counts.get(event.stage, 0) + 1
-    return counts
+def _nobody(parameter: torch.nn.Parameter) -> None:
+    """Nobody waits for gradients."""

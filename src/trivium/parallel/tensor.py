@@ -3,7 +3,7 @@
 Legend: S positions, B sequences, H hidden, V vocabulary rows on this rank, T = S x B tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from trivium.parallel.collectives import all_reduce_, copy_to, gather_sequence, scatter_sequence, sum_over
 from trivium.parallel.mesh import Group
+from trivium.parallel.weight_gradients import WeightGradients, linear
 
 Tensor = torch.Tensor
 
@@ -24,6 +25,11 @@ class Region:
 
     group: Group
     split_sequence: bool
+    weight_gradients: WeightGradients = field(default_factory=WeightGradients)
+
+    def linear(self, x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None = None) -> Tensor:
+        """x W^T (+ bias) with this rank's shard; the weight's gradient may be put off to an action of its own."""
+        return linear(x, weight, bias, self.weight_gradients)
 
     def enter(self, x: Tensor) -> Tensor:
         """[S here, B, H] -> [S, B, H], whole on every rank."""

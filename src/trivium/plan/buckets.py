@@ -28,22 +28,25 @@ class Item(NamedTuple):
 
 class BucketRow(NamedTuple):
     """Items in the order in which backward finishes them. partial_over: groups over which their gradients are
-    summed before the data ranks': tensor ranks (sequence parallelism), pipeline ends (a tied table)."""
+    summed before the data ranks': tensor ranks (sequence parallelism), pipeline ends (a tied table). tied: holds
+    a table whose gradient has two parts, so it is whole only when the step's last backward is."""
 
     items: tuple[Item, ...]
     decay: bool
     partial_over: tuple[PartialOver, ...]
+    tied: bool
     padded: int  # elements, a multiple of the data degree
 
 
 def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
     """The buckets of a pipeline rank: last layers first."""
-    kinds: dict[tuple[bool, tuple[PartialOver, ...]], list[Item]] = {}
+    kinds: dict[tuple[bool, tuple[PartialOver, ...], bool], list[Item]] = {}
     for item in reversed(list(held(plan, pipeline))):
-        kinds.setdefault((item.parameter.decay, partial_over(plan, item.parameter)), []).append(item)
+        p = item.parameter
+        kinds.setdefault((p.decay, partial_over(plan, p), is_tied(plan, p)), []).append(item)
     return tuple(
-        BucketRow(tuple(items), decay, over, _padded(items, plan.layout.data))
-        for (decay, over), every in kinds.items()
+        BucketRow(tuple(items), *kind, padded=_padded(items, plan.layout.data))
+        for kind, every in kinds.items()
         for items in _chunks(every)
     )
 
@@ -59,12 +62,17 @@ def held(plan: Plan, pipeline: int) -> Iterator[Item]:
                 yield Item(p, stage, prod(local_shape(p, plan.model, plan.layout)), borrowed)
 
 
+def is_tied(plan: Plan, parameter: Parameter) -> bool:
+    """Whether a parameter is the table that the embedding and the head share."""
+    return parameter.name == TOKENS and plan.model.head == "tied"
+
+
 def partial_over(plan: Plan, parameter: Parameter) -> tuple[PartialOver, ...]:
     """The groups over which a parameter's gradient is partial, besides the data ranks."""
     over: list[PartialOver] = []
     if parameter.per_position and plan.sequence_parallel and plan.layout.tensor > 1:
         over.append("tensor")
-    if parameter.name == TOKENS and plan.model.head == "tied" and plan.layout.pipeline > 1:
+    if is_tied(plan, parameter) and plan.ends_apart:
         over.append("ends")
     return tuple(over)
 

@@ -62,6 +62,11 @@ class Plan(Config):
         """The stages that pipeline rank `pipeline` holds, ascending."""
         return stages_of_ranks(self.schedule_table(self.batch.segments[0].sequences))[pipeline]
 
+    @property
+    def ends_apart(self) -> bool:
+        """Whether the first and the last stage are on different pipeline ranks."""
+        return self.layout.stages - 1 not in self.stages_of(0)
+
     def layers_of(self, stage: int) -> range:
         """The layers of a stage."""
         return self.partition.ranges(self.model, self.layout)[stage]
@@ -93,10 +98,15 @@ class Plan(Config):
 
     def _schedule_problems(self) -> list[str]:
         layout, found = self.layout, []
-        if layout.chunks > 1 and self.schedule != "interleaved":
+        if layout.chunks > 1 and self.schedule not in ("interleaved", "zb-v"):
             found.append(
                 f"plan.layout.chunks is {layout.chunks} but plan.schedule is '{self.schedule}', which holds one "
                 f"stage per rank; set plan.schedule=interleaved or plan.layout.chunks=1"
+            )
+        if self.schedule == "zb-v" and layout.chunks != 2:
+            found.append(
+                f"plan.layout.chunks is {layout.chunks} but plan.schedule 'zb-v' goes down the ranks and back up: "
+                f"two stages per rank; set plan.layout.chunks=2 (and plan.layout.pipeline to 2 or more)"
             )
         if self.schedule == "interleaved" and layout.pipeline > 1 and not self.batch.problems(layout):
             for sequences in {s.sequences for s in self.batch.segments}:

@@ -4,13 +4,14 @@ The runtime executes the table, the planner times it, the tests check it, `rende
 knows how a table was made.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from trivium.errors import ConfigError
 
-ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
 
 
 class Op(StrEnum):
@@ -56,6 +57,20 @@ def make_schedule(name: ScheduleName, *, pipeline: int, micro_batches: int, chun
             return one_forward_one_backward(pipeline, micro_batches)
         case "interleaved":
             return interleaved(pipeline, micro_batches, chunks)
+        case "zb-h1":
+            return zero_bubble_h1(pipeline, micro_batches)
+        case "zb-v":
+            return zero_bubble_v(pipeline, micro_batches)
+
+
+def input_gradient(micro_batch: int, stage: int) -> Action:
+    """The part of a backward that the previous stage waits for."""
+    return Action(Op.INPUT_GRADIENT, micro_batch, stage)
+
+
+def weight_gradient(micro_batch: int, stage: int) -> Action:
+    """The part of a backward for which nobody waits."""
+    return Action(Op.WEIGHT_GRADIENT, micro_batch, stage)
 
 
 def stages_of_ranks(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
@@ -146,6 +161,20 @@ def interleaved(ranks: int, micro_batches: int, chunks: int) -> Schedule:
     )
 
 
+def zero_bubble_h1(ranks: int, micro_batches: int) -> Schedule:
+    """ZB-H1 (arXiv 2401.10241): 1F1B whose rank r puts r weight gradients off into its idle time.
+
+    Holds what 1F1B holds on its first rank; the bubble is (p - 1)(F + I - W) instead of (p - 1)(F + I + W).
+    """
+    return tuple(_zero_bubble_h1_row(ranks, micro_batches, r) for r in range(ranks))
+
+
+def zero_bubble_v(ranks: int, micro_batches: int) -> Schedule:
+    """ZB-V (arXiv 2405.15362): two stages per rank, down the ranks and back up, so that both ends of the model
+    are on rank 0 and every rank holds as much: at most 2 x ranks stage activations."""
+    return tuple(_zero_bubble_v_row(ranks, micro_batches, r) for r in range(ranks))
+
+
 def peak_activations(row: Row) -> int:
     """Largest number of stage activations a rank holds at once: one per forward not yet fully backward."""
     release = Op.WEIGHT_GRADIENT if any(a.op is Op.WEIGHT_GRADIENT for a in row) else Op.BACKWARD
@@ -159,6 +188,62 @@ def peak_activations(row: Row) -> int:
 def render(schedule: Schedule) -> str:
     """One line per rank, as text."""
     return "\n".join(f"rank {r}: " + " ".join(map(str, row)) for r, row in enumerate(schedule))
+
+
+def _zero_bubble_h1_row(ranks: int, micro_batches: int, rank: int) -> Row:
+    row = [forward(m, rank) for m in range(min(ranks - rank - 1, micro_batches))]
+    for m in range(micro_batches):
+        ahead = m + ranks - rank - 1
+        row += [forward(ahead, rank)] if ahead < micro_batches else []
+        row.append(input_gradient(m, rank))
+        row += [weight_gradient(m - rank, rank)] if m >= rank else []
+    late = range(max(0, micro_batches - rank), micro_batches)
+    return tuple(row + [weight_gradient(m, rank) for m in late])
+
+
+class _Turns:
+    """A rank's row under construction: each call adds the next micro-batch's action, if there is one."""
+
+    def __init__(self, micro_batches: int) -> None:
+        self.micro_batches = micro_batches
+        self.row: list[Action] = []
+        self.done: Counter[tuple[Op, int]] = Counter()
+
+    def add(self, words: str, *stages: int) -> None:
+        """Add actions by their letters, one stage each: add("FI", 3, 0)."""
+        for letter, stage in zip(words, stages, strict=True):
+            op = Op(letter)
+            m = self.done[op, stage]
+            if m < self.micro_batches and (
+                op is not Op.WEIGHT_GRADIENT or m < self.done[Op.INPUT_GRADIENT, stage]
+            ):
+                self.row.append(Action(op, m, stage))
+                self.done[op, stage] += 1
+
+    def left(self, letter: str, stage: int) -> bool:
+        """Whether a stage still has such actions to do."""
+        return self.done[Op(letter), stage] < self.micro_batches
+
+
+def _zero_bubble_v_row(ranks: int, micro_batches: int, rank: int) -> Row:
+    down, up = rank, 2 * ranks - 1 - rank
+    turns = _Turns(micro_batches)
+    for _ in range(2 * (ranks - rank) - 1):  # fill the way down
+        turns.add("F", down)
+    for _ in range(rank):  # the first micro-batches come back up
+        turns.add("FF", up, down)
+    for _ in range(ranks - rank):
+        turns.add("FIW", up, up, up)
+    while turns.left("F", down) or turns.left("F", up):  # steady
+        turns.add("FIWFIW", down, down, down, up, up, up)
+    for _ in range(rank):  # drain: first what others wait for
+        turns.add("II", down, up)
+    for _ in range(ranks - rank):
+        turns.add("IW", down, down)
+    for stage in (up, down):
+        while turns.left("W", stage):
+            turns.add("IW", stage, stage)
+    return tuple(turns.row)
 
 
 def _alternate(forwards: list[Action], backwards: list[Action], warmup: int) -> Row:

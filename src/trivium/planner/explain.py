@@ -8,6 +8,7 @@ from trivium.cost.estimate import Estimate, estimate, planned_timeline
 from trivium.cost.hardware import Machine, machine_named, this_machine
 from trivium.cost.memory import predicted_memory
 from trivium.cost.stages import layers_by_stage
+from trivium.plan.layout import Layout
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import make_schedule, render
@@ -75,9 +76,12 @@ def plan_lines(plan: Plan, machine: Machine) -> list[str]:
 
 
 def ranking_lines(plan: Plan, ranking: tuple[Ranked, ...]) -> list[str]:
-    """The best plans a search found, and where the run's own stands."""
-    lines = [f"What a search over {len(ranking)} legal plans finds for this machine"]
-    for place, (found, price) in enumerate(ranking[:5], start=1):
+    """The best layouts a search found, and where the run's own plan stands."""
+    lines = [f"What a search over {len(ranking)} legal plans finds for this machine: the best five layouts"]
+    best: dict[Layout, Ranked] = {}
+    for ranked in ranking:
+        best.setdefault(ranked.plan.layout, ranked)
+    for place, (found, price) in enumerate(list(best.values())[:5], start=1):
         lines.append(f"  {place}. {_one_line(found, price)}")
     own = [n for n, ranked in enumerate(ranking, start=1) if _same_choice(ranked.plan, plan)]
     standing = f"number {own[0]} of {len(ranking)}" if own else "outside the space searched"
@@ -96,7 +100,11 @@ def near_misses(plan: Plan) -> list[str]:
     if not chunks:
         return []
     other = plan.model_copy(
-        update={"schedule": "interleaved", "layout": layout.model_copy(update={"chunks": chunks})}
+        update={
+            "schedule": "interleaved",
+            "layout": layout.model_copy(update={"chunks": chunks}),
+            "batch": plan.batch.model_copy(update={"ramp": None}),  # the full batch alone decides
+        }
     )
     return [f"interleaving {chunks} chunks would shrink the bubble, but {p}" for p in other.check()]
 
@@ -114,7 +122,7 @@ def _choice_lines(plan: Plan, machine: Machine) -> list[str]:
         f"sequence {model.sequence:,}: {format_count(count(model))} parameters",
         f"machine       {machine.name}: {machine.nodes} x {machine.devices_per_node} {machine.device}",
         f"layout        tensor {layout.tensor} x pipeline {layout.pipeline} x data {layout.data} = "
-        f"{layout.world_size:,} ranks; {layout.stages} stages of {_spread(per_stage)} layers",
+        f"{layout.world_size:,} ranks; {layout.stages} stages, layers in each: {_spread(per_stage)}",
         f"batch         {batch.sequences:,} sequences = {layout.data} replicas x {micro_batches} micro-batches x "
         f"{batch.micro}; {plan.tokens(batch.sequences):,} tokens per step",
         f"precision     weights {plan.precision.weights}, gradients {plan.precision.accumulation}; recompute "

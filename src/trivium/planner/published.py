@@ -45,5 +45,6 @@ def published_runs() -> tuple[Published, ...]:
 
 
 def published_for(plan: Plan, machine: str) -> Published | None:
-    """The published run of exactly this plan, if there is one."""
-    return next((run for run in published_runs() if run.plan == plan and run.machine == machine), None)
+    """The published run of this plan, if there is one; a ramp does not matter to the full batch it is timed at."""
+    full = plan.model_copy(update={"batch": plan.batch.model_copy(update={"ramp": None})})
+    return next((run for run in published_runs() if run.plan == full and run.machine == machine), None)

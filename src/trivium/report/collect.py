@@ -8,6 +8,7 @@ from typing import Any
 from trivium.errors import DataError
 from trivium.provenance import STAMP
 from trivium.report.stations import (
+    Bias,
     Evaluation,
     FunnelStep,
     Honest,
@@ -53,7 +54,7 @@ def collect(run: Path) -> dict[str, Any]:
         "training": training,
         "resume_proof": _station(run, "resume/proof.json", Proof),
         "evaluation": _station(run, "evaluation/results.json", Evaluation),
-        "bias": _station(run, "bias/results.json", dict[str, Any]),
+        "bias": _station(run, "bias/results.json", Bias),
         "samples": _samples(run),
         "provenance": _provenance(run),
         "seconds": _station(run, "seconds.json", dict[str, float]),

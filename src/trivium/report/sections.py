@@ -151,8 +151,8 @@ def _memory(report: Tree) -> Section:
         shows="Bytes each rank holds, predicted before the run and counted during it.",
         proves="Weights, gradients and optimizer state follow from the table of parameters: they must agree to the "
         "byte.",
-        limits="Activations are predicted by a first analytic figure that knows papers' layers, not this library's; "
-        "they may differ. Python, torch and the buffers of gloo are not counted.",
+        limits="Activations are what autograd keeps for the backward at the worst moment. What exists only while an "
+        "operation runs is not counted, nor are Python, torch and the buffers of gloo.",
         figures=[Drawn("Predicted (hatched) and counted bytes", figures.memory(rows))],
         tables=[Table(("rank", "coordinate", "category", "predicted", "counted"), table)],
     )
@@ -215,14 +215,14 @@ def _evaluation(report: Tree) -> Section:
 
 def _bias(report: Tree) -> Section:
     bias = report["bias"]
-    variants = [v for v in bias.get("variants", {}).items() if isinstance(v[1], dict)]
+    variants = bias["variants"]
     rows = [
         (name, *(_number(values.get(k)) for k in ("mean_log_ratio", "male_share", "sign_test_p", "n")))
-        for name, values in variants
+        for name, values in variants.items()
     ]
     drawn = [
-        Drawn(f"Occupations, {name}", figures.occupations(found))
-        for name in (name for name, _ in variants[:1])
+        Drawn(f"Occupations, template '{name}'", figures.occupations(found))
+        for name in list(variants)[:1]
         if (found := log_ratios(bias, name))
     ]
     return Section(
@@ -240,13 +240,10 @@ def _bias(report: Tree) -> Section:
 
 def log_ratios(bias: Tree, variant: str) -> list[tuple[str, float]]:
     """Occupations and their log ratios of one variant, where the results hold them."""
-    rows = bias.get("occupations")
-    if not isinstance(rows, list):
-        return []
     return [
         (str(row.get("occupation")), float(row[variant]))
-        for row in rows
-        if isinstance(row, dict) and isinstance(row.get(variant), int | float)
+        for row in bias["occupations"]
+        if isinstance(row.get(variant), int | float)
     ]
 
 

@@ -33,8 +33,8 @@ class Honest(Result):
 class RankMemory(Result):
     rank: int
     coordinate: dict[str, int] = {}
-    categories: dict[str, float] = {}
-    predicted: dict[str, float] = {}
+    categories: dict[str, int | float] = {}
+    predicted: dict[str, int | float] = {}
 
 
 class Summary(Result):
@@ -90,6 +90,11 @@ class Score(Result):
 
 class Evaluation(Result):
     tasks: dict[str, dict[str, Score]] = {}
+
+
+class Bias(Result):
+    variants: dict[str, dict[str, Any]] = {}
+    occupations: list[dict[str, Any]] = []
 
 
 class Sample(Result):

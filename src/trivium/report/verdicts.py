@@ -104,7 +104,10 @@ def _counted(memory: list[dict[str, Any]] | None) -> Verdict:
     ]
     if off:
         return Verdict("failed", f"{claim}: not so on ranks {', '.join(map(str, off))}")
-    return Verdict("proven", f"{claim}, to the byte, on all {len(rows)} ranks")
+    more = all(row["predicted"].get("activations") == row["categories"].get("activations") for row in rows)
+    return Verdict(
+        "proven", f"{claim}, to the byte, on all {len(rows)} ranks{'; so do activations' if more else ''}"
+    )
 
 
 def _above_chance(evaluation: dict[str, Any] | None) -> Verdict:

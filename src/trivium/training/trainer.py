@@ -102,7 +102,10 @@ class Trainer:
         plan, device = self.plan, self.mesh.device
         micro_batches = plan.batch.micro_batches(plan.layout, samples.sequences)
         inputs = self._inputs(samples, micro_batches, step)
-        functions = {n: StageFunctions(_forward(stage, inputs)) for n, stage in self.stages.items()}
+        functions = {
+            n: StageFunctions(_forward(stage, inputs), stage.weight_gradients)
+            for n, stage in self.stages.items()
+        }
         dtype = DTYPES[plan.precision.weights]
         return Executor(
             mesh=self.mesh,
@@ -110,7 +113,7 @@ class Trainer:
             last_stage=plan.layout.stages - 1,
             activation=lambda: torch.empty(self._activation_shape, dtype=dtype, device=device),
             loss_scale=1 / (micro_batches * plan.layout.data),
-            last_backward=self._watch.last_backward,
+            watch=self._watch,
         )
 
     def _inputs(self, samples: Samples, micro_batches: int, step: int | None) -> list[Inputs]:

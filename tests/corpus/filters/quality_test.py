@@ -1,10 +1,12 @@
 """Laws of the quality rules: honest prose passes, each kind of junk breaks a named rule."""
 
+import re
+
 import pytest
 
 from trivium.corpus.config import LanguageConfig, QualityConfig, RepetitionConfig
 from trivium.corpus.document import Document
-from trivium.corpus.filters.language import detect, language_step
+from trivium.corpus.filters.language import language_step
 from trivium.corpus.filters.quality import broken_rule, is_boilerplate, measure, quality_step
 from trivium.corpus.filters.repetition import repetition_step
 from trivium.corpus.plant import boilerplate_text, foreign_text, low_quality_text
@@ -44,11 +46,11 @@ def test_honest_prose_passes_every_rule_and_carries_its_figures():
     ("change", "rule"),
     [
         (lambda t: t[:300], "under 512 characters"),
-        (lambda t: t.replace(" ", " # ... "), "too many symbols"),
-        (lambda t: t.replace(" ", " 123 44 9 "), "too many words without letters"),
-        (lambda t: t.replace(" ", "") + " x" * 60, "words too long"),
+        (lambda t: t.replace("a", "a…"), "too many symbols"),
+        (lambda t: t + " 12345" * 60, "too many words without letters"),
+        (lambda t: t.replace(" a", "supercalifragilistic").replace(" t", "expialidocious"), "words too long"),
         (lambda t: " ".join(c for c in t if c.isalpha()), "words too short"),
-        (lambda t: t.replace(" ", "\n"), "too few lines end in punctuation"),
+        (lambda t: re.sub(r"[.,]", "", t), "too few lines end in punctuation"),
         (lambda t: t.replace(" ", ".\n"), "too many short lines"),
         (lambda t: "\n".join(f"- {line}" for line in t.split("\n") if line), "too many bullet lines"),
         (
@@ -59,12 +61,7 @@ def test_honest_prose_passes_every_rule_and_carries_its_figures():
             lambda t: t + "\nPlease read our privacy policy to learn how we use cookies on this site.",
             "boilerplate",
         ),
-        (
-            lambda t: " ".join(
-                w for w in t.split() if w not in ("the", "be", "to", "of", "and", "that", "have", "with")
-            ),
-            "too few common words",
-        ),
+        (lambda t: re.sub(r"(?i)\b(the|be|to|of|and|that|have|with)\b", "all", t), "too few common words"),
     ],
 )
 def test_each_rule_is_broken_by_the_text_it_is_for(change, rule):
@@ -82,10 +79,3 @@ def test_menu_words_inside_sentences_are_no_boilerplate():
     assert is_boilerplate("12 comments")
     assert not is_boilerplate("Register a hook that runs before the backward pass.")
     assert not is_boilerplate("JavaScript documents can be read too.")
-
-
-def test_languages_are_told_apart():
-    assert detect(PROSE) == ("en", 99)
-    assert detect("Das ist ein Satz, den niemand für englisch halten würde, auch nicht bei Nacht.")[0] == "de"
-    assert detect("\x00\ud800 " + PROSE)[0] == "en"
-    assert detect("")[0] == "un"

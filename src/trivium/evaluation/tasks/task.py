@@ -68,7 +68,7 @@ def choose_examples(examples: Sequence[Example], *, limit: int, seed: int, task:
 
 def choose_shots(task: Task, example: Example, *, shots: int, seed: int) -> list[Example]:
     """Solved examples for one question: keyed, from other documents, and more shots only add at the front."""
-    others = [e for e in task.pool if e.id != example.id and e.document != example.document]
+    others = [e for e in task.pool if e.document != example.document]  # so never the question itself
     if len(others) < shots:
         raise DataError(
             f"task {task.name}: {shots} shots were asked for, but only {len(others)} examples are of other documents "

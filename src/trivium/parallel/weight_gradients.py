@@ -1,0 +1,91 @@
+"""The backward of a linear layer in two parts: the input's gradient now, the weight's later.
+
+Zero-bubble schedules (arXiv 2401.10241) put weight gradients, for which nobody waits, where a rank would idle.
+"""
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+Tensor = torch.Tensor
+
+
+class _Product(NamedTuple):
+    """grad^T x is the gradient of `weight`; both have one row per token."""
+
+    weight: torch.nn.Parameter
+    grad: Tensor
+    x: Tensor
+
+
+class WeightGradients:
+    """The products that were put off, by the action that will compute them.
+
+    separate: set for programs whose weight gradients are actions of their own; weights are then no leaves of
+    autograd's graph, which would otherwise report a gradient for them at every backward.
+    """
+
+    def __init__(self) -> None:
+        self.separate = False
+        self._waiting: dict[Hashable, list[_Product]] = {}
+        self._key: Hashable | None = None
+
+    @contextmanager
+    def put_off(self, key: Hashable) -> Iterator[None]:
+        """Backward inside leaves weight gradients to `finish(key)`."""
+        self._key = key
+        self._waiting[key] = []
+        try:
+            yield
+        finally:
+            self._key = None
+
+    def finish(self, key: Hashable, accumulated: Callable[[torch.nn.Parameter], None]) -> None:
+        """Compute what was put off under `key`, adding to each parameter's gradient."""
+        for weight, grad, x in self._waiting.pop(key):
+            with torch.no_grad():
+                if weight.grad is None:
+                    weight.grad = (grad.T @ x).view_as(weight)
+                else:
+                    weight.grad.view(grad.shape[1], x.shape[1]).addmm_(grad.T, x)
+            accumulated(weight)
+
+    def take(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor) -> None:
+        """Keep a product for later."""
+        assert self._key is not None, "separate weight gradients are put off inside `put_off`"
+        self._waiting[self._key].append(_Product(weight, grad.flatten(0, -2), x.flatten(0, -2)))
+
+
+class _Target(NamedTuple):
+    """Where a weight's gradient goes; hidden in a tuple from autograd, which would make a direct argument a leaf."""
+
+    weight: torch.nn.Parameter
+    later: WeightGradients
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, target: _Target) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.target, ctx.has_bias = target, bias is not None
+        return F.linear(x, weight.flatten(0, -2), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        (grad,) = grads
+        x, weight = ctx.saved_tensors
+        d_x = grad @ weight.flatten(0, -2) if ctx.needs_input_grad[0] else None
+        d_bias = grad.flatten(0, -2).sum(0) if ctx.has_bias else None
+        if ctx.target.later.separate:
+            ctx.target.later.take(ctx.target.weight, grad, x)
+            return d_x, None, d_bias, None
+        d_weight = (grad.flatten(0, -2).T @ x.flatten(0, -2)).view_as(weight)
+        return d_x, d_weight, d_bias, None
+
+
+def linear(x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None, later: WeightGradients) -> Tensor:
+    """x [..., inputs] times weight [..., outputs, inputs] (leading dimensions side by side) plus bias."""
+    return _Linear.apply(x, weight.detach() if later.separate else weight, bias, _Target(weight, later))

@@ -1,0 +1,172 @@
+"""Laws of curation: what is planted is caught, what is honest stays, and every document is accounted for."""
+
+import gzip
+import hashlib
+import json
+
+import pytest
+
+from trivium.corpus.config import CurateConfig, HarvestConfig
+from trivium.corpus.curate import curate, funnel_lines
+from trivium.corpus.decontaminate import keys_of
+from trivium.corpus.dedup.minhash import jaccard, shingles
+from trivium.corpus.document import Document
+from trivium.corpus.harvest import harvest
+from trivium.corpus.steps import balances
+from trivium.corpus.store import read_documents, write_documents
+from trivium.errors import DataError
+
+SMALL = HarvestConfig(max_bytes=900_000, packages=("networkx",), evaluation_items=40)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("curate")
+    (root / "raw").mkdir()
+    (root / "out").mkdir()
+    harvest(SMALL, root / "raw", seed=1234)
+    return root, curate(CurateConfig(), root / "raw", root / "out", seed=1234)
+
+
+def rejects(out):
+    with gzip.open(out / "rejects.jsonl.gz", "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+def raw_copy(folders, tmp_path):
+    """A harvest that may be damaged, and an output folder."""
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    for path in (folders[0] / "raw").rglob("*"):
+        target = raw / path.relative_to(folders[0] / "raw")
+        target.mkdir(parents=True, exist_ok=True) if path.is_dir() else target.parent.mkdir(
+            parents=True, exist_ok=True
+        )
+        if path.is_file():
+            target.write_bytes(path.read_bytes())
+    out.mkdir()
+    return raw, out
+
+
+def test_every_kind_of_planted_junk_is_caught_and_honest_documents_stay(folders):
+    _, result = folders
+    assert set(result["planted"]) == {
+        "near_duplicate",
+        "boilerplate",
+        "other_language",
+        "low_quality",
+        "leaked_item",
+    }
+    for kind, counts in result["planted"].items():
+        assert counts["planted"] >= 8
+        assert counts["caught"] >= 0.95 * counts["planted"], kind
+    assert result["honest"]["documents"] > 200
+    assert result["honest"]["lost"] <= 0.02 * result["honest"]["documents"]
+
+
+def test_the_funnel_balances_and_agrees_with_the_files(folders):
+    root, result = folders
+    funnel = result["funnel"]
+    assert funnel == json.loads((root / "out" / "funnel.json").read_text())
+    assert funnel[0]["step"] == "read"
+    assert balances(funnel)
+    documents = list(read_documents(root / "out" / "documents"))
+    assert funnel[-1]["documents"] == len(documents) == len({d.id for d in documents})
+    assert funnel[-1]["bytes"] == sum(d.text_bytes for d in documents)
+    dropped = {(r["step"], r["reason"]) for r in rejects(root / "out")}
+    assert dropped == {(e["step"], reason) for e in funnel for reason in e["dropped"]}
+    assert len(rejects(root / "out")) == sum(sum(e["dropped"].values()) for e in funnel)
+    assert not (root / "out" / ".work").exists()
+
+
+def test_curation_sees_nothing_of_what_was_planted(folders, tmp_path):
+    raw, out = raw_copy(folders, tmp_path)
+    (raw / "planted.json").unlink()
+    result = curate(CurateConfig(), raw, out, seed=1234)
+    assert "planted" not in result
+    for path in (folders[0] / "out" / "documents").iterdir():
+        assert (out / "documents" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_the_same_seed_gives_the_same_bytes(folders, tmp_path):
+    curate(CurateConfig(), folders[0] / "raw", tmp_path, seed=1234)
+    for path in sorted(p for p in (folders[0] / "out").rglob("*") if p.is_file()):
+        again = tmp_path / path.relative_to(folders[0] / "out")
+        assert hashlib.sha256(again.read_bytes()).digest() == hashlib.sha256(path.read_bytes()).digest(), path
+
+
+def test_every_planted_leak_is_cut_out(folders):
+    root, result = folders
+    items = map(json.loads, (root / "raw" / "evaluation_items.jsonl").read_text().splitlines())
+    texts = {row["id"]: row["text"] for row in items}
+    config = CurateConfig().decontamination
+    spared = result["decontamination"]["common_keys_spared"].keys()
+    keys = {key for text in texts.values() for key in keys_of(text, config)} - spared
+    assert len(keys) > 500
+    for document in read_documents(root / "out" / "documents"):
+        assert keys.isdisjoint(keys_of(document.text, config)), document.id
+    leaks = {leak["item"] for leak in json.loads((root / "raw" / "planted.json").read_text())["leaked_item"]}
+    assert leaks <= set(result["decontamination"]["items_seen"])
+
+
+def test_no_document_is_removed_without_a_partner_above_the_threshold_and_none_is_left_with_one(folders):
+    root, _ = folders
+    kept = {d.id: shingles(d.text, size=5) for d in read_documents(root / "out" / "documents")}
+    gone = [r for r in rejects(root / "out") if r["step"] == "near duplicates"]
+    assert gone
+    assert all(r["jaccard"] >= 0.8 for r in gone)
+    ids = sorted(kept)
+    assert not [(a, b) for n, a in enumerate(ids) for b in ids[n + 1 :] if jaccard(kept[a], kept[b]) >= 0.8]
+
+
+def test_documents_carry_the_history_of_their_curation(folders):
+    documents = list(read_documents(folders[0] / "out" / "documents"))
+    assert all({"url", "language", "quality", "repetition"} <= d.metadata.keys() for d in documents)
+    assert any("decontamination" in d.metadata for d in documents)
+
+
+def test_a_text_held_out_for_evaluation_is_not_left_in_training(folders, tmp_path):
+    raw, out = raw_copy(folders, tmp_path)
+    (document, *_) = read_documents(folders[0] / "out" / "documents")
+    write_documents(raw / "heldout", [Document("held", document.text + " And a few words more.", "s")])
+    curate(CurateConfig(), raw, out, seed=1234)
+    assert document.id not in {d.id for d in read_documents(out / "documents")}
+    (reject,) = [r for r in rejects(out) if "held-out" in r["reason"]]
+    assert (reject["id"], reject["survivor"]) == (document.id, "held")
+
+
+def test_a_truncated_file_is_quarantined_and_the_funnel_still_balances(folders, tmp_path):
+    raw, out = raw_copy(folders, tmp_path)
+    path = next((raw / "jsonl").iterdir())
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    result = curate(CurateConfig(), raw, out, seed=1234)
+    assert result["funnel"][0]["quarantined"] == 1
+    assert result["funnel"][0]["documents"] < folders[1]["funnel"][0]["documents"]
+    assert balances(result["funnel"])
+    (reject,) = [r for r in rejects(out) if r["step"] == "read"]
+    assert reject["id"] == f"jsonl/{path.name}"
+
+
+def test_a_folder_that_is_no_harvest_or_an_empty_one_is_an_error(folders, tmp_path):
+    with pytest.raises(DataError, match="corpus harvest"):
+        curate(CurateConfig(), tmp_path, tmp_path, seed=1)
+    (tmp_path / "warc").mkdir()
+    with pytest.raises(DataError, match="no raw file"):
+        curate(CurateConfig(), tmp_path, tmp_path, seed=1)
+    (tmp_path / "warc" / "a.warc.gz").write_bytes(b"nothing of the kind")
+    with pytest.raises(DataError, match="a.warc.gz"):
+        curate(CurateConfig(), tmp_path, tmp_path, seed=1)
+    raw, out = raw_copy(folders, tmp_path / "copy")
+    with pytest.raises(DataError, match="quality"):
+        curate(CurateConfig(quality={"characters": 10**9}), raw, out, seed=1)
+    (raw / "evaluation_items.jsonl").write_text("{broken")
+    with pytest.raises(DataError, match="evaluation_items"):
+        curate(CurateConfig(), raw, out, seed=1)
+
+
+def test_the_funnel_prints_one_line_for_each_step_kind_and_the_honest(folders):
+    _, result = folders
+    lines = funnel_lines(result)
+    assert len(lines) == 1 + len(result["funnel"]) + len(result["planted"]) + 1
+    assert all(any(e["step"] in line for line in lines) for e in result["funnel"])
+    assert "honest documents lost" in lines[-1]
+    assert funnel_lines({"funnel": result["funnel"]}) == lines[: 1 + len(result["funnel"])]

@@ -1,0 +1,21 @@
+"""Laws of grouping duplicates."""
+
+import numpy as np
+
+from trivium.corpus.dedup.cluster import components, survivors
+
+
+def test_groups_are_what_pairs_connect_and_singles_stay_alone():
+    labels = components([(0, 1), (1, 4), (2, 3)], documents=6)
+    assert [sorted(np.flatnonzero(labels == label).tolist()) for label in dict.fromkeys(labels.tolist())] == [
+        [0, 1, 4],
+        [2, 3],
+        [5],
+    ]
+
+
+def test_the_survivor_is_the_first_document_of_the_best_source():
+    labels = [0, 0, 0, 1, 1, 2]
+    sources = ["web", "books", "books", "web", "web", "books"]
+    assert survivors(labels, sources, priority=["books"]) == [1, 1, 1, 3, 3, 5]
+    assert survivors(labels, sources, priority=[]) == [0, 0, 0, 3, 3, 5]

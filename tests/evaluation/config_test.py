@@ -1,0 +1,22 @@
+import pytest
+
+from trivium.config import build
+from trivium.errors import ConfigError
+from trivium.evaluation.config import EvaluationConfig, GenerationConfig
+
+
+@pytest.mark.parametrize(
+    ("model", "tree", "path"),
+    [
+        (EvaluationConfig, {"tasks": ["boolq"]}, "tasks.0"),
+        (EvaluationConfig, {"tasks": []}, "tasks"),
+        (EvaluationConfig, {"shots": [0, -1]}, "shots.1"),
+        (EvaluationConfig, {"confidence": 1.0}, "confidence"),
+        (GenerationConfig, {"prompts": []}, "prompts"),
+        (GenerationConfig, {"sampling": {"top_p": 0}}, "sampling.top_p"),
+        (GenerationConfig, {"sampling": {"temperature": -1}}, "sampling.temperature"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_by_path(model, tree, path):
+    with pytest.raises(ConfigError, match=path):
+        build(model, tree)

@@ -1,0 +1,35 @@
+import pytest
+
+from evaluation.scorers import passages
+from trivium.errors import DataError
+from trivium.evaluation.config import EvaluationConfig
+from trivium.evaluation.tasks.continuation import continuation_task
+from trivium.evaluation.tasks.items import Item, cut_last_sentence, head
+
+CONFIG = EvaluationConfig(context_characters=90)
+ITEMS = [Item(**i) for i in passages(60)]
+
+
+def test_each_choice_is_an_ending_and_exactly_one_is_the_passages_own():
+    endings = {head(cut_last_sentence(i.text)[1], CONFIG.ending_characters): i for i in ITEMS}
+    for example in continuation_task(ITEMS, CONFIG, seed=1).examples:
+        texts = [c.strip() for c in example.choices]
+        assert len(set(texts)) == 4
+        owners = [endings[t] for t in texts]
+        assert [k for k, o in enumerate(owners) if o.id == example.id] == [example.answer]
+        assert sum(o.document == example.document for o in owners) == 1
+
+
+def test_the_right_choice_stands_in_every_place_about_equally_often():
+    items = [Item(**i) for i in passages(400)]
+    task = continuation_task(items, CONFIG.model_copy(update={"continuation_examples": 400}), seed=1)
+    places = [sum(e.answer == k for e in task.examples) for k in range(4)]
+    assert min(places) > 70  # 100 expected, standard deviation 9
+
+
+def test_too_few_passages_for_four_choices_are_refused():
+    with pytest.raises(DataError, match="3 of 3 evaluation items"):
+        continuation_task(ITEMS[:3], CONFIG, seed=1)
+    same = [Item(i.id, "one document", i.text) for i in ITEMS]
+    with pytest.raises(DataError, match="of several documents"):
+        continuation_task(same, CONFIG, seed=1)

@@ -1,0 +1,55 @@
+import pytest
+
+from evaluation.scorers import passages
+from trivium.errors import DataError
+from trivium.evaluation.config import EvaluationConfig
+from trivium.evaluation.tasks.continuation import continuation_task
+from trivium.evaluation.tasks.items import Item
+from trivium.evaluation.tasks.last_word import last_word_task
+from trivium.evaluation.tasks.task import Example, Template, choose_shots
+
+CONFIG = EvaluationConfig(context_characters=90)
+ITEMS = [Item(**i) for i in passages(60)]
+TASKS = [last_word_task(ITEMS, CONFIG, seed=1), continuation_task(ITEMS, CONFIG, seed=1)]
+
+
+def test_braces_in_a_passage_are_text():
+    template = Template(alone="{context}", among="{context} ->")
+    example = Example("q", "q", "a {dict} of {0} {context}", (" x",), 0)
+    assert (
+        template.prompt(example, [example])
+        == "a {dict} of {0} {context} -> x\n\na {dict} of {0} {context} ->"
+    )
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda t: t.name)
+def test_no_question_is_among_its_own_shots_nor_any_of_its_document(task):
+    shared = [Item(**i) for i in passages(60, documents=20)]
+    task = {"last_word": last_word_task, "continuation": continuation_task}[task.name](shared, CONFIG, seed=1)
+    for example in task.examples:
+        shots = choose_shots(task, example, shots=10, seed=1)
+        assert len({s.id for s in shots}) == 10
+        assert all(s.id != example.id and s.document != example.document for s in shots)
+
+
+def test_more_shots_only_add_at_the_front():
+    task = TASKS[0]
+    for example in task.examples[:10]:
+        five = choose_shots(task, example, shots=5, seed=1)
+        assert choose_shots(task, example, shots=2, seed=1) == five[-2:]
+        assert choose_shots(task, example, shots=0, seed=1) == []
+    assert choose_shots(task, task.examples[0], shots=5, seed=2) != choose_shots(
+        task, task.examples[0], shots=5, seed=1
+    )
+
+
+def test_more_shots_than_there_are_examples_are_refused():
+    with pytest.raises(DataError, match="60 shots were asked for, but only 59"):
+        choose_shots(TASKS[0], TASKS[0].examples[0], shots=60, seed=1)
+
+
+def test_a_higher_limit_keeps_the_questions_of_a_lower_one():
+    few = last_word_task(ITEMS, CONFIG.model_copy(update={"last_word_examples": 10}), seed=1).examples
+    assert len(few) == 10
+    assert TASKS[0].examples[:10] == few
+    assert last_word_task(ITEMS, CONFIG, seed=2).examples != TASKS[0].examples
