@@ -42,3 +42,10 @@ def test_more_is_held_out_until_there_are_enough_passages_but_never_over_the_lim
 def test_two_documents_give_one_and_one_gives_none():
     assert len(held(some(2))[0]) == 1
     assert held(some(1)) == ([], [])
+
+
+def test_beyond_the_fraction_only_documents_with_passages_are_held_out():
+    bare = [Document(f"bare{n}", "no sentence at all", "s") for n in range(200)]
+    chosen, items = held(some(100) + bare, evaluation_items=40)
+    assert len(items) == 40
+    assert sum(document.id.startswith("bare") for document in chosen) <= 9

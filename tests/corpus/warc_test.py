@@ -48,6 +48,16 @@ def test_a_cut_file_gives_its_whole_pages_and_then_one_damage(tmp_path, missing,
     assert len(pages) >= 5 - (missing == 300)
 
 
+def test_a_record_shorter_than_it_says_is_damage_even_without_a_digest(tmp_path):
+    write_warc(tmp_path / "a.warc.gz", PAGES[:1])
+    lines = gzip.decompress((tmp_path / "a.warc.gz").read_bytes()).split(b"\r\n")
+    plain = b"\r\n".join(line for line in lines if not line.startswith(b"WARC-Block-Digest"))
+    (tmp_path / "a.warc").write_bytes(plain)
+    assert list(read_warc(tmp_path / "a.warc")) == PAGES[:1]
+    (tmp_path / "a.warc").write_bytes(plain[:-40])
+    assert [type(one) for one in read_warc(tmp_path / "a.warc")] == [Damage]
+
+
 def test_a_flipped_byte_never_passes_as_a_page(tmp_path):
     write_warc(tmp_path / "a.warc.gz", PAGES)
     data = bytearray((tmp_path / "a.warc.gz").read_bytes())

@@ -3,7 +3,8 @@ import math
 import pytest
 
 from cost.plans import mt_nlg, small
-from trivium.cost.buffers import CLOSED_AT, buffer_elements, layer_elements
+from trivium.cost.buffers import buffer_elements, layer_elements
+from trivium.plan.buckets import BUCKET_ELEMENTS, bucket_table
 from trivium.plan.parameters import local_shape, stage_parameters
 
 LAYOUTS = [
@@ -35,6 +36,14 @@ def test_buffers_hold_the_table_of_parameters_and_less_padding_than_data_ranks_e
         assert exact <= sum(buffers) <= exact + len(buffers) * (plan.layout.data - 1)
 
 
+@pytest.mark.parametrize("over", LAYOUTS)
+def test_buffers_are_those_of_the_runtimes_table(over):
+    plan = small(**over)
+    for pipeline in range(plan.layout.pipeline):
+        table = tuple(row.padded for row in bucket_table(plan, pipeline))
+        assert sorted(buffer_elements(plan, pipeline)) == sorted(table)
+
+
 def test_without_data_ranks_nothing_is_padded():
     plan = small(layout={"data": 1})
     assert [sum(buffer_elements(plan, p)) for p in (0, 1)] == [table_elements(plan, p) for p in (0, 1)]
@@ -42,7 +51,7 @@ def test_without_data_ranks_nothing_is_padded():
 
 def test_parameters_treated_differently_never_share_a_buffer():
     """Decayed or not; tied to the other end of the pipeline; and under sequence parallelism summed over tensor."""
-    assert len(buffer_elements(small(layout={"pipeline": 1}), 0)) == 2
+    assert len(buffer_elements(small(layout={"pipeline": 1}), 0)) == 3
     assert len(buffer_elements(small(), 0)) == 3
     # Positions decay and are summed, columns' biases are not decayed and are not summed.
     assert len(buffer_elements(small(sequence_parallel=True), 0)) == 5
@@ -50,5 +59,5 @@ def test_parameters_treated_differently_never_share_a_buffer():
 
 def test_a_large_model_has_many_buffers_and_only_the_last_of_a_kind_may_be_small():
     buffers = buffer_elements(mt_nlg(), 1)
-    assert sum(size < CLOSED_AT for size in buffers) <= 2
+    assert sum(size < BUCKET_ELEMENTS for size in buffers) <= 2
     assert sum(buffers) == pytest.approx(3 * layer_elements(mt_nlg().model, 8), abs=len(buffers) * 8)

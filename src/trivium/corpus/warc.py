@@ -93,7 +93,7 @@ class _UpToDamage(io.RawIOBase):
         if self.problem is not None:
             return b""
         try:
-            return self._file.read(size)
+            return self._file.read1(size)
         except (OSError, EOFError, zlib.error) as error:
             self.problem = error
             return b""

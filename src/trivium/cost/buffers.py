@@ -1,8 +1,7 @@
 """The flat buffers of a rank: how many elements each holds, padding included.
 
-The same cut as the runtime makes: parameters treated alike share a buffer (same decay, gradients summed over the
-same groups), in the order in which the backward finishes them, and a buffer is closed when it is large enough.
-Each is padded so that every data rank owns an equal slice.
+The sizes of plan.buckets' table, from one layer's shapes instead of every layer's, so that a search over thousands
+of layouts is fast; a test holds the two equal.
 """
 
 import math
@@ -10,12 +9,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from trivium.cost.stages import layers_by_stage, stages_by_rank
+from trivium.plan.buckets import BUCKET_ELEMENTS
 from trivium.plan.layout import Layout
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import TOKENS, local_shape, stage_parameters
 from trivium.plan.plan import Plan
-
-CLOSED_AT = 4 << 20  # elements at which the runtime starts the next buffer
 
 
 class Shard(NamedTuple):
@@ -62,12 +60,11 @@ def stage_shards(model: ModelShape, tensor: int, held: Held) -> tuple[Shard, ...
 def _buffers(
     model: ModelShape, layout: Layout, stages: tuple[Held, ...], *, sequence_parallel: bool
 ) -> tuple[int, ...]:
-    tied_across_ranks = model.head == "tied" and layout.pipeline > 1
     kinds: dict[tuple[bool, bool, bool], list[int]] = {}
     shards = [shard for held in stages for shard in stage_shards(model, layout.tensor, held)]
     for shard in reversed(shards):
         over_tensor = shard.per_position and sequence_parallel and layout.tensor > 1
-        kind = (shard.decay, over_tensor, shard.table and tied_across_ranks)
+        kind = (shard.decay, over_tensor, shard.table and model.head == "tied")
         kinds.setdefault(kind, []).append(shard.elements)
     return tuple(
         math.ceil(size / layout.data) * layout.data for sizes in kinds.values() for size in _closed(sizes)
@@ -79,7 +76,7 @@ def _closed(sizes: list[int]) -> list[int]:
     buffers, filling = [], 0
     for size in sizes:
         filling += size
-        if filling >= CLOSED_AT:
+        if filling >= BUCKET_ELEMENTS:
             buffers.append(filling)
             filling = 0
     return [*buffers, filling] if filling else buffers
