@@ -54,6 +54,8 @@ def _lines(result: Result) -> list[str]:
             _percent(scored["accuracy"]),
             _interval(scored),
             _percent(scored["chance"]),
+            _percent(scored["unigram"]),
+            f"{scored['nats_per_byte']:.3f} ({scored['unigram_nats_per_byte']:.3f})",
             scored["n"],
         )
         for task, by_shots in result["tasks"].items()

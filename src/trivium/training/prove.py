@@ -23,8 +23,8 @@ from trivium.training.run import CHECKPOINTS, TrainingJob
 
 # Both runs do the same arithmetic on the same samples; only the order of sums differs, by about 1e-7 relative in
 # fp32. Training amplifies it: a difference in the weights changes the next gradients. docs/numerics.md has the
-# growth measured over the steps compared here; this bound is far above it and far below any real error.
-TOLERANCE = {"fp64": 1e-9, "fp32": 2e-3, "bf16": 5e-2, "fp16": 5e-2}
+# growth that was measured; this bound is far above it and far below what any real error does to a loss.
+TOLERANCE = {"fp64": 1e-9, "fp32": 1e-4, "bf16": 5e-2, "fp16": 5e-2}
 WHY = (
     "the resumed run adds the same numbers in another order (other tensor, pipeline and data splits), which changes "
     "the last bits in {precision}; training amplifies that from step to step. A lost, repeated or reordered "

@@ -82,7 +82,8 @@ class _Loop:
     def run(self) -> None:
         begin = time.perf_counter()
         last = self.config.steps
-        measured = min(self.first_step + 2, last - 1)
+        # Not the first step, which warms up; at the full batch, so that a ramp's pipelines are full.
+        measured = min(max(self.first_step, self.plan.batch.segments[-1].first_step) + 2, last - 1)
         for step in range(self.first_step, last):
             started = time.perf_counter()
             result = self._step(step, measure=step == measured)
