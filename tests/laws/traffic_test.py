@@ -20,12 +20,18 @@ PLANS = {
         small(pipeline=2, chunks=2),
         small(pipeline=2, model={"head": "untied"}),
         small(data=2, zero=0),
+        small(data=2, zero=2),
+        small(data=2, zero=3, schedule="zb-h1"),
         small(data=2, zero=1, precision={"weights": "bf16", "communication": "bf16"}),
     ],
     4: [
         small(tensor=2, pipeline=2, sequence_parallel=True),
         small(tensor=2, data=2, model={"family": "llama", "kv_heads": 2, "hidden": 32}),
         small(pipeline=4, precision={"weights": "fp64"}),
+        small(data=2, pipeline=2, zero=2, schedule="zb-h1"),
+        small(data=2, tensor=2, zero=3, sequence_parallel=True),
+        small(data=2, pipeline=2, chunks=2, zero=3, schedule="zb-v"),
+        small(data=2, pipeline=2, zero=3, model={"head": "untied"}),
     ],
     8: [small(tensor=2, pipeline=2, data=2, chunks=2, sequence_parallel=True)],
 }

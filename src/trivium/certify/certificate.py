@@ -1,35 +1,36 @@
 """Does a layout compute what one process computes?
 
-The plan runs on a reduced model in fp64, and so does one process with the whole batch at once. Compared are the
-loss, every parameter's gradient as the optimizer sees it, the global norm, and the weights after some steps.
-Gradients, not only losses after Adam: Adam ignores a constant factor.
+The plan runs on a reduced model in fp64, and is compared with the plain model of `reference`: the loss and the global
+norm of every step, every parameter's gradient of every step as the optimizer sees it, the weights after the clipped
+steps, and a validation loss. Gradients, not only losses after Adam: Adam ignores a constant factor.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
+from trivium.certify.reference import RECIPE, SEED, Reference, Tensors, random_rows
 from trivium.config import to_tree
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import AdamRule
-from trivium.plan.layout import Layout
-from trivium.plan.partition import Partition
+from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
-from trivium.plan.recompute import Recompute
-from trivium.seeds import generator_for
 from trivium.training.state import places
 from trivium.training.trainer import Rows, Samples, Trainer
 
 TOLERANCE = 1e-10  # relative, in fp64
-STEPS = 3
-LR = 1e-3
-# Clips at 1.0, which the reduced models exceed, so the clipped update is compared too. The wide epsilon keeps Adam
-# from blowing up the rounding noise of gradients that are zero by theory (a key's bias) into weights.
-RULE = AdamRule(epsilon=1e-5)
+
+RULE = AdamRule(
+    beta1=RECIPE.beta1,
+    beta2=RECIPE.beta2,
+    epsilon=RECIPE.epsilon,
+    weight_decay=RECIPE.weight_decay,
+    clip=RECIPE.clip,
+)
 
 
 class Deviation(NamedTuple):
@@ -40,9 +41,17 @@ class Deviation(NamedTuple):
     value: float
 
 
+class Findings(NamedTuple):
+    """What one rank saw. updated: how many elements of each parameter it answers for (each element of the model
+    must be answered for by one tensor and pipeline coordinate, and by every data rank or by one)."""
+
+    deviations: list[Deviation]
+    updated: dict[str, int]
+
+
 @dataclass(frozen=True)
 class Certificate:
-    """The verdict on a plan. `by_quantity`: the worst deviation of each quantity over all ranks."""
+    """The verdict on a plan. `by_quantity`: the worst deviation of each quantity over all ranks, and its parameter."""
 
     plan: dict[str, Any]
     passed: bool
@@ -50,26 +59,14 @@ class Certificate:
     worst_parameter: str
     tolerance: float
     by_quantity: dict[str, float]
+    worst_by_quantity: dict[str, str]
 
     def as_tree(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self)
-
-
-def alone(plan: Plan) -> Plan:
-    """The same work in one process: whole batch at once, nothing split, sharded, recomputed or scheduled."""
-    micro = plan.batch.sequences if plan.batch.ramp is None else 1
-    return plan.model_copy(
-        update={
-            "layout": Layout(),
-            "batch": plan.batch.model_copy(update={"micro": micro}),
-            "partition": Partition(),
-            "schedule": "1f1b",
-            "recompute": Recompute(),
-            "zero": 0,
-            "sequence_parallel": False,
-        }
-    )
+        """As plain data; numbers that are not finite as text, which JSON has no number for."""
+        tree = asdict(self)
+        tree["worst"] = _finite(self.worst)
+        tree["by_quantity"] = {k: _finite(v) for k, v in self.by_quantity.items()}
+        return tree
 
 
 def in_fp64(plan: Plan) -> Plan:
@@ -77,62 +74,65 @@ def in_fp64(plan: Plan) -> Plan:
     return plan.model_copy(update={"precision": Precision(weights="fp64")})
 
 
-def random_rows(plan: Plan, seed: int) -> Callable[[int, int], Rows]:
-    """Random tokens by sample number: targets are the next tokens, as in training."""
-    S, V = plan.model.sequence, plan.model.vocabulary
-
-    def read(first: int, count: int) -> Rows:
-        rows = [generator_for(seed, "certify", n).integers(0, V, S + 1) for n in range(first, first + count)]
-        tokens = np.stack(rows)
-        return Rows(tokens[:, :-1], tokens[:, 1:])
-
-    return read
-
-
-def deviations(plan: Plan, mesh: Mesh, *, seed: int = 7) -> list[Deviation]:
+def examine(plan: Plan, mesh: Mesh, reference: Reference) -> Findings:
     """What this rank sees of the plan against one process; every rank of the mesh calls it."""
     plan = in_fp64(plan)
-    read = random_rows(plan, seed)
-    trainer = Trainer(plan, mesh, seed=seed, rule=RULE)
-    single = Trainer(alone(plan), Mesh.single(mesh.device), seed=seed, rule=RULE)
+    read = random_rows(plan)
+    trainer = Trainer(plan, mesh, seed=SEED, rule=RULE)
     found: list[Deviation] = []
-    for step in range(STEPS):
+    for step in range(len(reference.losses)):
         batch = plan.batch.at(step)
-        samples = Samples(batch.first_sample, batch.sequences, read)
-        captured, reference = _capture(trainer), _capture(single)
-        here, expected = trainer.train_step(step, samples, LR), single.train_step(step, samples, LR)
-        found.append(_scalar("loss", here.loss, expected.loss))
-        found.append(_scalar("gradient norm", here.gradient_norm, expected.gradient_norm))
-        if step == 0:
-            found += _gradients(trainer, captured, single, reference)
-    found += _weights(trainer, single)
-    validation = Samples(0, plan.batch.sequences, read)
-    found.append(_scalar("validation loss", trainer.validate(validation), single.validate(validation)))
-    return found
+        samples = Samples(batch.first_sample, batch.sequences, lambda n, k: Rows(*read(n, k)))
+        captured = _capture(trainer)
+        here = trainer.train_step(step, samples, RECIPE.lr)
+        found.append(_scalar("loss", here.loss, reference.losses[step]))
+        found.append(_scalar("gradient norm", here.gradient_norm, reference.norms[step]))
+        found += _gradients(trainer, captured, reference.gradients[step])
+    found += _weights(trainer, reference.weights)
+    validation = Samples(0, plan.batch.sequences, lambda n, k: Rows(*read(n, k)))
+    found.append(_scalar("validation loss", trainer.validate(validation), reference.validation))
+    return Findings(found, _answered_for(trainer))
 
 
-def certificate(plan: Plan, found: list[Deviation]) -> Certificate:
+def certificate(plan: Plan, found: Sequence[Deviation]) -> Certificate:
     """The verdict from the deviations of all ranks; a number that is not finite never passes."""
-    worst = max(found, key=lambda d: d.value if d.value == d.value else float("inf"))
-    by_quantity: dict[str, float] = {}
+    by_quantity: dict[str, Deviation] = {}
     for d in found:
-        by_quantity[d.quantity] = max(by_quantity.get(d.quantity, 0.0), d.value)
+        if d.quantity not in by_quantity or _size(d) > _size(by_quantity[d.quantity]):
+            by_quantity[d.quantity] = d
+    worst = max(by_quantity.values(), key=_size)
     return Certificate(
         plan=to_tree(plan),
-        passed=all(d.value <= TOLERANCE for d in found),
+        passed=all(d.value <= TOLERANCE for d in by_quantity.values()),
         worst=worst.value,
-        worst_parameter=f"{worst.quantity}: {worst.parameter}" if worst.parameter else worst.quantity,
+        worst_parameter=_named(worst),
         tolerance=TOLERANCE,
-        by_quantity=by_quantity,
+        by_quantity={q: d.value for q, d in by_quantity.items()},
+        worst_by_quantity={q: d.parameter for q, d in by_quantity.items()},
     )
 
 
-Gradients = dict[int, torch.Tensor]  # by shard number
+def coverage(plan: Plan, updated: Sequence[dict[str, int]]) -> list[Deviation]:
+    """Every element of every parameter is updated by exactly one rank of each set of replicas: the share of a
+    parameter that is missing or done twice, over all ranks. A parameter that no rank holds deviates from nothing else."""
+    return [
+        Deviation("coverage", p.name, abs(sum(u.get(p.name, 0) for u in updated) / p.elements - 1))
+        for p in parameters(plan.model)
+    ]
 
 
-def _capture(trainer: Trainer) -> Gradients:
-    """Filled with the reduced gradients of the next step, as they are before clipping."""
-    captured: Gradients = {}
+def failing(certificate: Certificate) -> list[str]:
+    """The quantities that deviate, and their worst parameters."""
+    return [
+        f"{q} {certificate.worst_by_quantity[q]}".strip()
+        for q, value in certificate.by_quantity.items()
+        if not value <= certificate.tolerance
+    ]
+
+
+def _capture(trainer: Trainer) -> dict[int, torch.Tensor]:
+    """Filled, by shard number, with the reduced gradients of the next step, as they are before clipping."""
+    captured: dict[int, torch.Tensor] = {}
 
     def keep(number: int, gradient: torch.Tensor) -> None:
         captured[number] = gradient.clone()
@@ -141,41 +141,54 @@ def _capture(trainer: Trainer) -> Gradients:
     return captured
 
 
-def _scalar(quantity: str, here: float, expected: float) -> Deviation:
-    return Deviation(quantity, "", abs(here - expected) / max(abs(expected), 1e-300))
-
-
-def _gradients(
-    trainer: Trainer, captured: Gradients, single: Trainer, reference: Gradients
-) -> list[Deviation]:
-    whole = {}
-    for number, shard in enumerate(single.optimizer.shards):
-        for slot in shard.bucket.slots:
-            flat = reference[number][slot.start : slot.stop]
-            whole[slot.row.name] = flat.view(slot.parameter.shape)
-    found = []
+def _gradients(trainer: Trainer, captured: dict[int, torch.Tensor], whole: Tensors) -> Iterator[Deviation]:
     for number, shard in enumerate(trainer.optimizer.shards):
         owned = shard.bucket.owned
         for place in places(shard.bucket, owned, trainer.plan, trainer.mesh.tensor.index):
             first = place.first - owned.start
             here = captured[number][first : first + place.box.elements]
-            found.append(
-                _tensor("gradient", place.slot.row.name, here, whole[place.slot.row.name], place.box)
-            )
-    return found
+            yield _tensor("gradient", place.slot.row.name, here, whole, place.box)
 
 
-def _weights(trainer: Trainer, single: Trainer) -> list[Deviation]:
-    whole = {slot.row.name: slot.parameter.detach() for b in single.buckets for slot in b.slots}
-    found = []
+def _weights(trainer: Trainer, whole: Tensors) -> Iterator[Deviation]:
     for bucket in trainer.buckets:
-        for place in places(bucket, slice(0, len(bucket.weights)), trainer.plan, trainer.mesh.tensor.index):
+        bucket.hold()
+        for place in places(bucket, slice(0, bucket.padded), trainer.plan, trainer.mesh.tensor.index):
             here = bucket.weights[place.first : place.first + place.box.elements]
-            found.append(_tensor("weights", place.slot.row.name, here, whole[place.slot.row.name], place.box))
-    return found
+            yield _tensor("weights", place.slot.row.name, here, whole, place.box)
+        bucket.drop()
 
 
-def _tensor(quantity: str, name: str, here: torch.Tensor, whole: torch.Tensor, box: Any) -> Deviation:
-    expected = whole[tuple(slice(a, a + n) for a, n in zip(box.start, box.shape, strict=True))]
-    scale = max(float(whole.abs().max()), 1e-300)
+def _answered_for(trainer: Trainer) -> dict[str, int]:
+    answered: dict[str, int] = {}
+    for bucket in trainer.buckets:
+        if not bucket.sharded and bucket.data.index != 0:
+            continue
+        for place in places(bucket, bucket.owned, trainer.plan, trainer.mesh.tensor.index):
+            if place.slot.counts:
+                name = place.slot.row.name
+                answered[name] = answered.get(name, 0) + place.box.elements
+    return answered
+
+
+def _scalar(quantity: str, here: float, expected: float) -> Deviation:
+    return Deviation(quantity, "", abs(here - expected) / max(abs(expected), 1e-300))
+
+
+def _tensor(quantity: str, name: str, here: torch.Tensor, whole: Tensors, box: Box) -> Deviation:
+    everything = whole[name]
+    expected = everything[tuple(slice(a, a + n) for a, n in zip(box.start, box.shape, strict=True))]
+    scale = max(float(everything.abs().max()), 1e-300)
     return Deviation(quantity, name, float((here.view(box.shape) - expected).abs().max()) / scale)
+
+
+def _size(deviation: Deviation) -> float:
+    return math.inf if math.isnan(deviation.value) else deviation.value
+
+
+def _named(deviation: Deviation) -> str:
+    return f"{deviation.quantity}: {deviation.parameter}" if deviation.parameter else deviation.quantity
+
+
+def _finite(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)

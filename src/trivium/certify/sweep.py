@@ -1,32 +1,97 @@
-"""Certify many plans: ranks are forked once per world size and reused."""
+"""Certify many plans: ranks are forked once per world size and reused, references are computed once per model."""
 
+import dataclasses
 import json
+import platform
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import version
 from pathlib import Path
 
-from trivium.certify.certificate import Certificate, Deviation, certificate, deviations
+from trivium import __version__
+from trivium.certify.certificate import (
+    Certificate,
+    Deviation,
+    Findings,
+    certificate,
+    coverage,
+    examine,
+)
+from trivium.certify.reference import (
+    Reference,
+    compute_reference,
+    read_reference,
+    reference_key,
+    write_reference,
+)
 from trivium.parallel.launch import Place, connected, run_ranks
 from trivium.parallel.mesh import Mesh
+from trivium.plan.layout import Layout
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
+from trivium.provenance import code_commit
+
+REFERENCE_PROCESSES = 2
+Fault = Callable[[Mesh], AbstractContextManager[None]]
 
 
 def certify(
     plans: Sequence[Plan], *, progress: Progress = silent, timeout_seconds: float = 600
 ) -> list[Certificate]:
-    """A certificate for each plan, in order."""
+    """A certificate for each plan, in order. timeout_seconds: for all plans of one world size."""
     results: dict[int, Certificate] = {}
-    sizes = sorted({p.layout.world_size for p in plans})
-    for size in sizes:
-        numbers = [n for n, p in enumerate(plans) if p.layout.world_size == size]
-        chosen = [plans[n].checked() for n in numbers]
-        with tempfile.TemporaryDirectory() as folder:
-            run_ranks(_certify_rank, size, chosen, Path(folder), timeout_seconds=timeout_seconds)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_references(plans, folder, timeout_seconds=timeout_seconds)
+        for size in sorted({p.layout.world_size for p in plans}):
+            numbers = [n for n, p in enumerate(plans) if p.layout.world_size == size]
+            chosen = [plans[n].checked() for n in numbers]
+            done = _watched(progress, folder, numbers, plans, len(results))
+            run_ranks(_certify_rank, size, chosen, folder, done, timeout_seconds=timeout_seconds)
             for k, number in enumerate(numbers):
-                results[number] = certificate(plans[number], _collect(Path(folder), k, range(size)))
-                progress(len(results), len(plans), describe(plans[number]))
+                results[number] = collect(plans[number], folder, str(k))
     return [results[n] for n in range(len(plans))]
+
+
+def write_references(plans: Sequence[Plan], folder: Path, *, timeout_seconds: float = 600) -> None:
+    """The reference of each plan in a file of its own, where `reference_of` finds it.
+
+    In processes of their own: the launcher never computes, so that it can be forked.
+    """
+    distinct = {reference_key(p): p for p in plans}
+    run_ranks(_reference_rank, REFERENCE_PROCESSES, distinct, folder, timeout_seconds=timeout_seconds)
+
+
+def reference_of(plan: Plan, folder: Path) -> Reference:
+    """What `write_references` wrote for a plan."""
+    return read_reference(folder / f"{reference_key(plan)}.safetensors")
+
+
+def certify_with_fault(place: Place, plan: Plan, folder: Path, fault: Fault) -> None:
+    """One plan on this rank while a fault is in the code; the findings go to `folder`."""
+    with connected(place, timeout_seconds=30):
+        mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
+        with fault(mesh):
+            found = examine(plan, mesh, reference_of(plan, folder))
+        _write(folder, "fault", place.rank, found)
+
+
+def collect(plan: Plan, folder: Path, name: str) -> Certificate:
+    """The certificate from what each rank wrote under `name`; the files are removed."""
+    found = [_read(folder / f"{name}-{rank}.json") for rank in range(plan.layout.world_size)]
+    deviations = [d for f in found for d in f.deviations]
+    return certificate(plan, deviations + coverage(plan, [f.updated for f in found]))
+
+
+def versions() -> dict[str, str]:
+    """What the numbers were computed with."""
+    return {
+        "trivium": __version__,
+        "torch": version("torch"),
+        "python": platform.python_version(),
+        "commit": code_commit(),
+    }
 
 
 def describe(plan: Plan) -> str:
@@ -37,16 +102,61 @@ def describe(plan: Plan) -> str:
     words += ["sequence parallel"] if plan.sequence_parallel else []
     words += [f"zero {plan.zero}"]
     words += [f"recompute {plan.recompute.mode}"] if plan.recompute.mode != "none" else []
+    words += [f"layers {list(plan.partition.layers)}"] if plan.partition.layers is not None else []
+    words += [f"vocabulary {plan.model.vocabulary}", plan.model.head]
+    words += [f"dropout {plan.model.dropout:g}"] if plan.model.dropout else []
+    words += ["ramp"] if plan.batch.ramp is not None else []
     return ", ".join(words)
 
 
-def _certify_rank(place: Place, plans: Sequence[Plan], folder: Path) -> None:
+def _reference_rank(place: Place, plans: dict[str, Plan], folder: Path) -> None:
+    for key in sorted(plans)[place.rank :: place.world_size]:
+        write_reference(folder / f"{key}.safetensors", compute_reference(plans[key]))
+
+
+def _certify_rank(place: Place, plans: Sequence[Plan], folder: Path, done: Callable[[int], None]) -> None:
     with connected(place):
+        meshes: dict[Layout, Mesh] = {}
+        references: dict[str, Reference] = {}
         for number, plan in enumerate(plans):
-            mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
-            found = deviations(plan, mesh)
-            (folder / f"{number}-{place.rank}.json").write_text(json.dumps(found))
+            key = reference_key(plan)
+            if key not in references:
+                references[key] = reference_of(plan, folder)
+            found = examine(plan, _mesh(plan.layout, place, meshes), references[key])
+            _write(folder, str(number), place.rank, found)
+            if place.rank == 0:
+                done(number)
 
 
-def _collect(folder: Path, number: int, ranks: Iterable[int]) -> list[Deviation]:
-    return [Deviation(*d) for r in ranks for d in json.loads((folder / f"{number}-{r}.json").read_text())]
+def _mesh(layout: Layout, place: Place, meshes: dict[Layout, Mesh]) -> Mesh:
+    """Groups take long to make, and do not depend on the chunks."""
+    degrees = layout.model_copy(update={"chunks": 1})
+    if degrees not in meshes:
+        meshes[degrees] = Mesh.connect(degrees, place.rank, place.world_size)
+    return dataclasses.replace(meshes[degrees], layout=layout)
+
+
+def _watched(
+    progress: Progress, folder: Path, numbers: Sequence[int], plans: Sequence[Plan], before: int
+) -> Callable[[int], None]:
+    """Told by the first rank, which inherits the progress over the fork."""
+
+    def done(k: int) -> None:
+        progress(before + k + 1, len(plans), describe(plans[numbers[k]]))
+
+    return done
+
+
+def _write(folder: Path, name: str, rank: int, found: Findings) -> None:
+    (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
+
+
+def _read(path: Path) -> Findings:
+    deviations, updated = json.loads(path.read_text())
+    path.unlink()
+    return Findings([Deviation(*d) for d in deviations], updated)
+
+
+def failures(certificates: Iterable[Certificate]) -> list[Certificate]:
+    """Those that did not pass."""
+    return [c for c in certificates if not c.passed]

@@ -6,11 +6,25 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli.machine import cores, memory_bytes
-from trivium.cli.options import DEFAULT_OUT, Out, Preset, Ranks, Redo, Sets, given_for, open_run
+from trivium.cli.options import (
+    DEFAULT_OUT,
+    DEFAULT_PRESET,
+    Out,
+    Preset,
+    Ranks,
+    Redo,
+    Sets,
+    given_for,
+    open_run,
+)
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import say
 from trivium.cli.stage import Result, Run, Stage, perform
+from trivium.cost.hardware import Machine
+from trivium.errors import ConfigError
+from trivium.plan.layout import Layout
+from trivium.plan.mapping import describe, draw, legend, node_of, problems
 from trivium.plan.plan import Plan
 from trivium.planner.explain import plan_lines, plan_stage
 from trivium.progress import Progress
@@ -18,6 +32,7 @@ from trivium.provenance import write_json
 from trivium.units import format_count
 
 REFERENCE = "mt-nlg-530b"  # stands beside the demo's plan
+FEW_NODES = 12  # lines of a drawing, unless all are asked for
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -51,6 +66,64 @@ def show(
         lines = plan_lines(full_batch(config.plan), machine_of(config.machine))
         for line in [*([""] if number else []), name, *lines, *ramp_lines(config.plan)]:
             say(line)
+
+
+@app.command("map")
+def map_ranks(
+    preset: Preset = DEFAULT_PRESET,
+    sets: Sets = None,
+    ranks: Ranks = None,
+    per_node: Annotated[
+        int | None,
+        typer.Option(
+            "--per-node", metavar="N", help="Devices of a node. Default: those of the config's machine."
+        ),
+    ] = None,
+    allow_tensor: Annotated[
+        bool, typer.Option("--allow-tensor-across-nodes", help="Let tensor groups span nodes.")
+    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Draw every node, however many.")] = False,
+) -> None:
+    """Draw which rank sits on which node; refuse to spread a tensor group over nodes. The order is plan.layout.order."""
+    config = resolve(Given(preset or DEFAULT_PRESET, tuple(sets or ()), ranks)).checked()
+    layout, machine = config.plan.layout, machine_of(config.machine)
+    if per_node is None:
+        unfit = machine.problems(layout.world_size)
+        if unfit:
+            raise ConfigError("\n".join(unfit))
+    on_node = per_node if per_node is not None else devices_of_node(machine, layout.world_size)
+    unsafe = problems(layout, on_node, tensor_across_nodes=allow_tensor)
+    if unsafe:
+        raise ConfigError("\n".join(unsafe))
+    place = f"nodes of {on_node}" if per_node is not None else machine.name
+    if per_node is None and machine.sharing == "shared":
+        place = f"{machine.name}, one node whose {machine.devices} cores the ranks share"
+    for line in map_lines(layout, on_node, place=place, every=every):
+        say(line)
+
+
+def devices_of_node(machine: Machine, ranks: int) -> int:
+    """How many ranks one node takes: all of them where ranks share its devices."""
+    return ranks if machine.sharing == "shared" else machine.devices_per_node
+
+
+def map_lines(layout: Layout, per_node: int, *, place: str, every: bool = False) -> list[str]:
+    """The drawing with its legend, and which axes cross the borders of nodes; many nodes are cut short."""
+    nodes = node_of(layout.world_size - 1, per_node) + 1
+    shown = list(range(nodes))
+    if not every and nodes > FEW_NODES:
+        shown = [*shown[: FEW_NODES - 2], *shown[-2:]]
+    drawn = draw(layout, per_node, nodes=shown)
+    if len(shown) < nodes:
+        drawn.insert(FEW_NODES - 2, f"…  {nodes - len(shown)} more nodes in the same order; --all draws them")
+    return [
+        f"{layout.world_size:,} rank{'s' if layout.world_size > 1 else ''} on {place}: {nodes:,} "
+        f"node{'s' if nodes > 1 else ''}; a cell is a device with the coordinate of its rank ({legend(layout)})",
+        "",
+        *drawn,
+        "",
+        *describe(layout, per_node),
+    ]
 
 
 def full_batch(plan: Plan) -> Plan:

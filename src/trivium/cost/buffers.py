@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from trivium.cost.stages import layers_by_stage, stages_by_rank
-from trivium.plan.buckets import BUCKET_ELEMENTS
+from trivium.plan.buckets import BUCKET_ELEMENTS, bucket_table
 from trivium.plan.layout import Layout
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import TOKENS, local_shape, stage_parameters
@@ -35,6 +35,8 @@ class Held(NamedTuple):
 
 def buffer_elements(plan: Plan, pipeline: int) -> tuple[int, ...]:
     """Elements of each buffer of a pipeline rank; the same on all its tensor and data ranks."""
+    if plan.zero >= 3:
+        return tuple(row.padded for row in bucket_table(plan, pipeline))
     ends, layers = plan.layout.stages - 1, layers_by_stage(plan)
     held = tuple(Held(len(layers[s]), s == 0, s == ends) for s in stages_by_rank(plan)[pipeline])
     return _buffers(plan.model, plan.layout, held, sequence_parallel=plan.sequence_parallel)

@@ -36,7 +36,7 @@ def step_traffic(plan: Plan, at: Coordinate, sequences: int | None = None) -> Tr
     sends = sum(isinstance(e, Transfer) and e.source == at.pipeline for e in program)
     traffic["pipeline"]["send"] += sends * sizes.outside
     for row in bucket_table(plan, at.pipeline):
-        _add_bucket(traffic, plan, row, at)
+        _add_bucket(traffic, plan, row, at, micro_batches)
     _add_scalars(traffic, plan)
     return {axis: Counter({k: v for k, v in c.items() if v}) for axis, c in traffic.items()}
 
@@ -74,8 +74,10 @@ def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
     return total
 
 
-def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate) -> None:
-    accumulated = row.padded * BYTES[plan.precision.accumulation]
+def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> None:
+    # Sums over other groups come after the data ranks', so each rank sums only its slice.
+    mine = row.padded // (plan.layout.data if plan.zero >= 1 else 1)
+    accumulated = mine * BYTES[plan.precision.accumulation]
     if "tensor" in row.partial_over:
         traffic["tensor"]["all_reduce"] += accumulated
     if "ends" in row.partial_over and at.pipeline in (0, plan.layout.pipeline - 1):
@@ -86,8 +88,29 @@ def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate) ->
     if plan.zero == 0:
         traffic["data"]["all_reduce"] += reduced
     else:
-        traffic["data"]["reduce_scatter"] += reduced
-        traffic["data"]["all_gather"] += row.padded * BYTES[plan.precision.weights] // plan.layout.data
+        times = _contributions(plan, row, micro_batches) if plan.zero >= 2 else 1
+        traffic["data"]["reduce_scatter"] += times * reduced
+        times = micro_batches * _uses(plan, row) if plan.zero >= 3 else 1
+        traffic["data"]["all_gather"] += times * mine * BYTES[plan.precision.weights]
+
+
+def _contributions(plan: Plan, row: BucketRow, micro_batches: int) -> int:
+    """How often a bucket is reduced from stage 2 on: whenever all its parameters have contributed.
+
+    A tied table whose ends are both here contributes twice where its two uses are in different backwards.
+    """
+    both_ends = row.tied and not plan.ends_apart
+    apart = plan.layout.stages > 1 or plan.schedule.startswith("zb")
+    return micro_batches * (2 if both_ends and apart else 1)
+
+
+def _uses(plan: Plan, row: BucketRow) -> int:
+    """How often stage 3 gathers a bucket per micro-batch: forward and backward; an embedding only forward."""
+    owner = row.items[0].parameter.owner
+    if owner != "embedding":
+        return 2
+    embeds = not row.items[0].borrowed
+    return int(embeds) + (2 if row.tied and (row.items[0].borrowed or not plan.ends_apart) else 0)
 
 
 def _add_scalars(traffic: Traffic, plan: Plan) -> None:

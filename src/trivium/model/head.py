@@ -24,6 +24,10 @@ class Head(nn.Module):
             rows = model.padded_vocabulary(region.group.size) // region.group.size
             self.weight = Table(rows, model.hidden).weight
 
+    def forward(self, x: torch.Tensor, table: nn.Parameter, targets: torch.Tensor | None) -> torch.Tensor:
+        """[S here, B, H] -> the mean loss, or without targets logits [S, B, vocabulary]."""
+        return self.logits(x, table) if targets is None else self.loss(x, table, targets)
+
     def local_logits(self, x: torch.Tensor, table: nn.Parameter) -> torch.Tensor:
         """[S here, B, H] -> [S, B, V]."""
         return self.region.linear(self.region.enter(self.norm(x)), table)

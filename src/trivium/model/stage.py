@@ -10,7 +10,7 @@ from trivium.model.initialise import initial_values
 from trivium.model.inputs import Inputs
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.tensor import Region
-from trivium.plan.parameters import TOKENS, Box, Parameter, shard_box, stage_parameters
+from trivium.plan.parameters import TOKENS, Box, Owner, Parameter, shard_box, stage_parameters
 from trivium.plan.plan import Plan
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,9 +49,21 @@ class Stage(nn.Module):
             x = block(x, inputs)
         if self.head is None:
             return x
-        if inputs.targets is None:
-            return self.head.logits(x, self._output_table())
-        return self.head.loss(x, self._output_table(), inputs.targets)
+        return self.head(x, self._output_table(), inputs.targets)
+
+    def modules_in_order(self) -> list[tuple[nn.Module, set[str], bool]]:
+        """Its modules as they run, the parameters each reads, and whether its backward reads them too."""
+        found: list[tuple[nn.Module, set[str], bool]] = []
+        if self.is_first and self.embedding is not None:
+            found.append((self.embedding, self._names("embedding"), False))
+        found += [(block, self._names(int(number)), True) for number, block in self.layers.items()]
+        if self.head is not None:
+            tied = {TOKENS} if self.model.head == "tied" else set()
+            found.append((self.head, self._names("head") | tied, True))
+        return found
+
+    def _names(self, owner: Owner) -> set[str]:
+        return {name for name, row in self.table.items() if row.owner == owner}
 
     def _output_table(self) -> nn.Parameter:
         assert self.head is not None, "only the last stage has a head"

@@ -1,9 +1,16 @@
-"""Parameters and gradients of a rank as flat buffers, as the bucket table of the plan lays them out."""
+"""Parameters and gradients of a rank as flat buffers, as the bucket table of the plan lays them out.
+
+ZeRO stages, by what each data rank keeps of a bucket: 0 everything; 1 a slice of the optimizer's state; 2 also
+only that slice of the gradients, which are reduced after every micro-batch; 3 also only that slice of the weights,
+which are gathered around the module that uses them.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
+import torch.distributed as dist
 
 from trivium.parallel.collectives import PendingSlice, all_gather_into, all_reduce_, reduce_scatter_begin
 from trivium.parallel.mesh import Group, Mesh
@@ -11,6 +18,7 @@ from trivium.plan.buckets import BucketRow, Item
 from trivium.plan.parameters import Parameter
 
 Tensor = torch.Tensor
+ZeroStage = Literal[0, 1, 2, 3]
 
 
 @dataclass(frozen=True)
@@ -26,87 +34,169 @@ class Slot:
     counts: bool
 
 
-@dataclass(eq=False)
-class Bucket:
-    """Flat weights, of which the parameters are views, and flat gradients [elements, padded]."""
+@dataclass(frozen=True)
+class Dtypes:
+    """weights; gradients: as they accumulate; reduction: of gradients on the wire."""
 
-    slots: tuple[Slot, ...]
-    weights: Tensor
-    gradients: Tensor
-    decay: bool
-    tied: bool
-    partial_over: tuple[Group, ...]  # groups over which gradients are summed before the data ranks'
-    data: Group
-    sharded: bool  # each data rank owns a slice (ZeRO stage 1 and up); otherwise each owns all
+    weights: torch.dtype
+    gradients: torch.dtype
     reduction: torch.dtype
-    _pending: PendingSlice | None = field(default=None, repr=False)
-    _unready: int = field(default=0, repr=False)
+
+
+class Bucket:
+    """Flat weights [padded], of which the parameters are views; gradients [padded], or from stage 2 on this
+    rank's slice; `shard`: the slice of the weights that this data rank updates (all of them at stage 0)."""
+
+    def __init__(
+        self, row: BucketRow, slots: Sequence[Slot], mesh: Mesh, zero: ZeroStage, dtypes: Dtypes
+    ) -> None:
+        groups: Mapping[str, Group] = {"tensor": mesh.tensor, "ends": mesh.ends}
+        self.slots, self.decay, self.tied, self.padded = tuple(slots), row.decay, row.tied, row.padded
+        self.partial_over = tuple(groups[over] for over in row.partial_over)
+        self.data, self.zero, self.dtypes = mesh.data, zero, dtypes
+        self.weights = torch.zeros(row.padded, dtype=dtypes.weights, device=mesh.device)
+        for slot in slots:
+            view = self.weights[slot.start : slot.stop].view(slot.parameter.shape)
+            view.copy_(slot.parameter.detach())
+            slot.parameter.data = view
+        self.shard = self.weights[self.owned]
+        size = row.padded if zero < 2 else len(self.shard)
+        self.gradients = torch.zeros(size, dtype=dtypes.gradients, device=mesh.device)
+        self._whole_gradients: Tensor | None = None  # from stage 2 on: those of the backward under way
+        self._pending: PendingSlice | None = None
+        self._unready = 0
+        self._held, self._gathering = 0, None
+        if zero >= 3:
+            self.shard = self.shard.clone()
+            self._free_weights()
+        if zero < 2 and dtypes.gradients == dtypes.weights:
+            for slot in slots:  # autograd then adds into the buffer itself
+                slot.parameter.grad = self.gradients[slot.start : slot.stop].view(slot.parameter.shape)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each data rank updates a slice of its own."""
+        return self.zero >= 1
 
     @property
     def owned(self) -> slice:
         """The elements this data rank updates."""
         if not self.sharded:
-            return slice(0, len(self.weights))
-        size = len(self.weights) // self.data.size
+            return slice(0, self.padded)
+        size = self.padded // self.data.size
         return slice(self.data.index * size, (self.data.index + 1) * size)
 
-    @property
-    def overlaps(self) -> bool:
-        """Whether its reduction may start inside the backward.
-
-        Not a tied table's: its gradient has two parts; and where those are on two pipeline ranks, the last
-        would wait here for the first, which waits for gradients that the last has yet to send.
-        """
-        return not self.tied
+    # Gradients
 
     def expect(self) -> None:
-        """Before a step: the reduction starts when every slot is ready."""
+        """Before a step: nothing is accumulated yet."""
         self._unready = len(self.slots)
 
-    def ready(self) -> None:
-        """One more slot has its whole gradient of this step."""
+    def accumulated(self, slot: Slot, *, last: bool) -> None:
+        """A slot's parameter has a gradient of one more micro-batch; last: of the step's last."""
+        self._take(slot)
+        if self.zero < 2:
+            # A tied table's gradient has two parts, and is whole only when the step's last backward is.
+            if last and not self.tied:
+                self._unready -= 1
+                if self._unready == 0:
+                    self._begin_reduction()
+            return
         self._unready -= 1
-        if self._unready == 0 and self.overlaps:
-            self.begin_reduction()
-
-    def begin_reduction(self) -> None:
-        """Start the sum over data ranks of every slice, each to its owner."""
-        if self._pending is not None:
-            return
-        for group in self.partial_over:
-            all_reduce_(self.gradients, group)
-        if not self.sharded:
-            self._pending = PendingSlice(None, self.gradients, summed=True)
-            self._all_reduce()
-            return
-        self._pending = reduce_scatter_begin(self.gradients.to(self.reduction), self.data)
+        if self._unready == 0:
+            # As many contributions as slots: sums commute, so it matters not from which micro-batches they are.
+            self._collect()
+            assert self._whole_gradients is not None, "every contribution was taken"
+            self._begin(self._whole_gradients)
+            self._whole_gradients = None
+            self._unready = len(self.slots)
 
     def reduced(self) -> Tensor:
-        """This rank's owned slice of the summed gradient, in the accumulation dtype."""
-        self.begin_reduction()
-        assert self._pending is not None, "begin_reduction leaves a pending slice"
-        mine = self._pending.wait().to(self.gradients.dtype)
-        self._pending = None
+        """This rank's slice of the step's gradient, summed over all ranks that hold a part of it."""
+        if self.zero < 2:
+            self._begin_reduction()
+            assert self._pending is not None, "the reduction was begun just above"
+            mine = self._pending.wait().to(self.gradients.dtype)
+            self._pending = None
+        else:
+            assert self._unready == len(self.slots), "a backward of this step is missing"
+            self._collect()
+            mine = self.gradients
+        for group in self.partial_over:
+            all_reduce_(mine, group)
         return mine
 
-    def gather_weights(self) -> None:
-        """Every data rank's updated slice, to all."""
+    def clear_gradients(self) -> None:
+        """After a step."""
+        self.gradients.zero_()
+
+    def _take(self, slot: Slot) -> None:
+        """Add a gradient that autograd did not add into the buffer itself."""
+        grad = slot.parameter.grad
+        into = self.gradients
+        if self.zero >= 2:
+            if self._whole_gradients is None:
+                self._whole_gradients = self.gradients.new_zeros(self.padded)
+            into = self._whole_gradients
+        view = into[slot.start : slot.stop].view(slot.parameter.shape)
+        if grad is not None and grad.data_ptr() != view.data_ptr():
+            view.add_(grad)
+            slot.parameter.grad = None
+
+    def _begin_reduction(self) -> None:
+        if self._pending is None:
+            self._begin(self.gradients)
+
+    def _begin(self, whole: Tensor) -> None:
+        """Start the sum over data ranks, each slice to its owner; at stage 0 the whole to all."""
         if self.sharded:
-            all_gather_into(self.weights, self.weights[self.owned].clone(), self.data)
-
-    def _all_reduce(self) -> None:
-        if self.reduction == self.gradients.dtype:
-            all_reduce_(self.gradients, self.data)
+            self._pending = reduce_scatter_begin(whole.to(self.dtypes.reduction), self.data)
         else:
-            self.gradients.copy_(all_reduce_(self.gradients.to(self.reduction), self.data))
+            summed = all_reduce_(whole.to(self.dtypes.reduction), self.data)
+            self._pending = PendingSlice(None, summed, summed=True)
 
+    def _collect(self) -> None:
+        """From stage 2 on: add the slice under way to this rank's gradients."""
+        if self._pending is not None:
+            self.gradients.add_(self._pending.wait())
+            self._pending = None
 
-@dataclass(frozen=True)
-class Dtypes:
-    """accumulation: of gradients. reduction: of gradients on the wire."""
+    # Weights
 
-    accumulation: torch.dtype
-    reduction: torch.dtype
+    def publish(self) -> None:
+        """After an update of the shards: every data rank's slice, to all that keep whole weights."""
+        if 1 <= self.zero <= 2:
+            all_gather_into(self.weights, self.shard.clone(), self.data)
+
+    def hold(self) -> None:
+        """Stage 3: have the weights whole, until as many `drop`s."""
+        if self.zero < 3:
+            return
+        self.prefetch()
+        if self._gathering is not None:
+            self._gathering.wait()
+            self._gathering = None
+        self._held += 1
+
+    def drop(self) -> None:
+        """The end of a `hold`."""
+        if self.zero < 3:
+            return
+        self._held -= 1
+        if self._held == 0:
+            self._free_weights()
+
+    def prefetch(self) -> None:
+        """Stage 3: start gathering, so that a later `hold` need not wait."""
+        storage = self.weights.untyped_storage()
+        if self.zero >= 3 and storage.size() == 0:
+            storage.resize_(self.padded * self.weights.element_size())
+            self._gathering: dist.Work | None = all_gather_into(
+                self.weights, self.shard, self.data, wait=False
+            )
+
+    def _free_weights(self) -> None:
+        self.weights.untyped_storage().resize_(0)
 
 
 def make_buckets(
@@ -114,26 +204,15 @@ def make_buckets(
     parameter_of: Callable[[Item], torch.nn.Parameter],
     mesh: Mesh,
     *,
+    zero: ZeroStage,
     dtypes: Dtypes,
-    sharded: bool,
 ) -> list[Bucket]:
     """Move every parameter into the buffers of the table."""
-    groups: Mapping[str, Group] = {"tensor": mesh.tensor, "ends": mesh.ends}
-    return [
-        _bucket(
-            row,
-            [parameter_of(i) for i in row.items],
-            mesh,
-            tuple(groups[over] for over in row.partial_over),
-            dtypes=dtypes,
-            sharded=sharded,
-        )
-        for row in rows
-    ]
+    return [Bucket(row, _slots(row, parameter_of, mesh), mesh, zero, dtypes) for row in rows]
 
 
 class GradientWatch:
-    """Knows when a parameter's gradient of a step is whole, and starts the reduction of full buckets then."""
+    """Tells buckets when a parameter's gradient was accumulated, and whether it was the step's last time."""
 
     def __init__(self, buckets: Iterable[Bucket]) -> None:
         self._buckets = list(buckets)
@@ -159,50 +238,19 @@ class GradientWatch:
         """A weight gradient that was put off has been added."""
         self._accumulated(parameter, put_off=True)
 
-    def _by_autograd(self, parameter: torch.Tensor) -> None:
+    def _by_autograd(self, parameter: Tensor) -> None:
         self._accumulated(parameter, put_off=False)
 
-    def _accumulated(self, parameter: torch.Tensor, *, put_off: bool) -> None:
+    def _accumulated(self, parameter: Tensor, *, put_off: bool) -> None:
         slot, bucket = self._places[id(parameter)]
-        gradient = bucket.gradients[slot.start : slot.stop].view(slot.parameter.shape)
-        # Autograd adds into a gradient of the parameter's own dtype; a wider buffer is added to here.
-        if parameter.grad is not None and parameter.grad.data_ptr() != gradient.data_ptr():
-            gradient.add_(parameter.grad)
-            parameter.grad = None
-        if (slot.stage, put_off) in self._last:
-            bucket.ready()
+        bucket.accumulated(slot, last=(slot.stage, put_off) in self._last)
 
 
-def _bucket(
-    row: BucketRow,
-    parameters: Sequence[torch.nn.Parameter],
-    mesh: Mesh,
-    partial_over: tuple[Group, ...],
-    *,
-    dtypes: Dtypes,
-    sharded: bool,
-) -> Bucket:
-    weights = torch.zeros(row.padded, dtype=parameters[0].dtype, device=mesh.device)
-    gradients = torch.zeros(row.padded, dtype=dtypes.accumulation, device=mesh.device)
+def _slots(row: BucketRow, parameter_of: Callable[[Item], torch.nn.Parameter], mesh: Mesh) -> list[Slot]:
     slots, start = [], 0
-    for item, parameter in zip(row.items, parameters, strict=True):
+    for item in row.items:
         stop = start + item.elements
-        view = weights[start:stop].view(parameter.shape)
-        view.copy_(parameter.detach())
-        parameter.data = view
-        if dtypes.accumulation == parameter.dtype:
-            parameter.grad = gradients[start:stop].view(parameter.shape)
         counts = not item.borrowed and (item.parameter.split is not None or mesh.tensor.index == 0)
-        slots.append(Slot(item.parameter, parameter, item.stage, start, stop, counts))
+        slots.append(Slot(item.parameter, parameter_of(item), item.stage, start, stop, counts))
         start = stop
-    return Bucket(
-        slots=tuple(slots),
-        weights=weights,
-        gradients=gradients,
-        decay=row.decay,
-        tied=row.tied,
-        partial_over=partial_over,
-        data=mesh.data,
-        sharded=sharded,
-        reduction=dtypes.reduction,
-    )
+    return slots

@@ -1,6 +1,6 @@
 """Count the bytes that autograd keeps for backward."""
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -20,10 +20,10 @@ class Counted:
 
 
 class SavedBytes:
-    """Counts what forwards keep, besides the weights themselves (`known`: addresses of their storages)."""
+    """Counts what forwards keep, besides the weights themselves."""
 
-    def __init__(self, known: Set[int]) -> None:
-        self._known = known
+    def __init__(self, weights: Iterable[torch.Tensor]) -> None:
+        self._known = {_identity(w) for w in weights}
 
     @contextmanager
     def counting(self) -> Iterator[Counted]:
@@ -31,10 +31,14 @@ class SavedBytes:
         counted = Counted()
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in self._known:
-                counted.storages[storage.data_ptr()] = storage.nbytes()
+            if _identity(tensor) not in self._known:
+                counted.storages[_identity(tensor)] = tensor.untyped_storage().nbytes()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             yield counted
+
+
+def _identity(tensor: torch.Tensor) -> int:
+    """Of a tensor's storage: it stays when the storage is freed and allocated again, unlike its address."""
+    return int(tensor.untyped_storage()._cdata)

@@ -1,4 +1,4 @@
-"""AdamW whose state is sharded over data ranks (ZeRO stage 1), or held whole by each (stage 0).
+"""AdamW whose state is sharded over data ranks (ZeRO stages 1 to 3), or held whole by each (stage 0).
 
 A step: sum gradients to their owners, one norm for the whole model, update the owned slices in the
 accumulation dtype, gather the weights.
@@ -39,9 +39,9 @@ class Shard:
 class ShardedAdamW:
     """One optimizer over all buckets of a rank; `state` tensors are named in `states()` for checkpoints."""
 
-    def __init__(self, buckets: Sequence[Bucket], mesh: Mesh, rule: AdamRule) -> None:
+    def __init__(self, buckets: Sequence[Bucket], mesh: Mesh, rule: AdamRule, masters: torch.dtype) -> None:
         self.buckets, self.mesh, self.rule = list(buckets), mesh, rule
-        self.shards = [_shard(b) for b in buckets]
+        self.shards = [_shard(b, masters) for b in buckets]
         self.steps_done = 0
         self.on_reduced: Callable[[int, Tensor], None] | None = (
             None  # sees each shard's gradient before clipping
@@ -72,7 +72,7 @@ class ShardedAdamW:
     def step(self, lr: float) -> float:
         """Update the weights from the accumulated gradients and clear them; returns the norm before clipping."""
         for number, shard in enumerate(self.shards):
-            shard.master.grad = shard.bucket.reduced()
+            shard.master.grad = shard.bucket.reduced().to(shard.master.dtype)
             if self.on_reduced is not None:
                 self.on_reduced(number, shard.master.grad)
         norm = self.gradient_norm()
@@ -85,11 +85,11 @@ class ShardedAdamW:
         self._adam.step()
         self.steps_done += 1
         for shard in self.shards:
-            owned = shard.bucket.weights[shard.bucket.owned]
-            if owned.data_ptr() != shard.master.data_ptr():
-                owned.copy_(shard.master)
-            shard.bucket.gather_weights()
-            shard.bucket.gradients.zero_()
+            weights = shard.bucket.shard
+            if weights.data_ptr() != shard.master.data_ptr():
+                weights.copy_(shard.master)
+            shard.bucket.publish()
+            shard.bucket.clear_gradients()
             shard.master.grad = None
         return norm
 
@@ -123,21 +123,20 @@ class ShardedAdamW:
     def restart_masters(self) -> None:
         """Take the masters from the weights (when a checkpoint brought weights alone)."""
         for shard in self.shards:
-            shard.master.copy_(shard.bucket.weights[shard.bucket.owned])
+            shard.master.copy_(shard.bucket.shard)
 
 
-def _shard(bucket: Bucket) -> Shard:
-    owned = bucket.weights[bucket.owned]
-    # Where weights are already in the accumulation dtype they are their own masters.
-    same = owned.dtype == bucket.gradients.dtype
-    master = torch.nn.Parameter(owned if same else owned.to(bucket.gradients.dtype))
+def _shard(bucket: Bucket, masters: torch.dtype) -> Shard:
+    # Where weights are already in the masters' dtype they are their own masters.
+    same = bucket.shard.dtype == masters
+    master = torch.nn.Parameter(bucket.shard if same else bucket.shard.to(masters))
     return Shard(bucket, master, _norm_weight(bucket))
 
 
 def _norm_weight(bucket: Bucket) -> Tensor | None:
     if all(s.counts for s in bucket.slots):
         return None  # padding has no gradient
-    weight = torch.zeros_like(bucket.gradients)
+    weight = bucket.gradients.new_zeros(bucket.padded)
     for slot in bucket.slots:
         weight[slot.start : slot.stop] = float(slot.counts)
     return weight[bucket.owned].clone()

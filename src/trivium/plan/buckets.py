@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Literal, NamedTuple
 
-from trivium.plan.parameters import TOKENS, Parameter, local_shape, stage_parameters
+from trivium.plan.parameters import TOKENS, Owner, Parameter, local_shape, stage_parameters
 from trivium.plan.plan import Plan
 
 # A bucket is closed once it has this many elements: large enough for bandwidth, small enough to overlap.
@@ -40,12 +40,14 @@ class BucketRow(NamedTuple):
 
 def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
     """The buckets of a pipeline rank: last layers first."""
-    kinds: dict[tuple[bool, tuple[PartialOver, ...], bool], list[Item]] = {}
+    kinds: dict[tuple[bool, tuple[PartialOver, ...], bool, Owner | None], list[Item]] = {}
     for item in reversed(list(held(plan, pipeline))):
         p = item.parameter
-        kinds.setdefault((p.decay, partial_over(plan, p), is_tied(plan, p)), []).append(item)
+        # At ZeRO stage 3 the weights of one module are gathered and freed together, apart from the others'.
+        owner = p.owner if plan.zero >= 3 else None
+        kinds.setdefault((p.decay, partial_over(plan, p), is_tied(plan, p), owner), []).append(item)
     return tuple(
-        BucketRow(tuple(items), *kind, padded=_padded(items, plan.layout.data))
+        BucketRow(tuple(items), *kind[:3], padded=_padded(items, plan.layout.data))
         for kind, every in kinds.items()
         for items in _chunks(every)
     )

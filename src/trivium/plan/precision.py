@@ -13,21 +13,30 @@ class Precision(Config):
     """Weights and activations are in `weights`; what accumulates is never narrower than fp32.
 
     Gradients accumulate over micro-batches, and master weights and moments are kept, in fp32 (fp64 when the
-    weights are): 20 bytes per parameter for bf16, as in MT-NLG section 2 (2 + 4 + 2 + 4 + 4 + 4).
+    weights are) unless `gradients` says otherwise: for bf16, 18 bytes per parameter. MT-NLG section 2 counts 20
+    (2 + 4 + 2 + 4 + 4 + 4), with a 2-byte gradient besides the accumulated one.
     """
 
     weights: Dtype = "fp32"
+    gradients: Dtype | None = (
+        None  # as they accumulate; None: fp32 (fp64); "bf16" halves them, and loses bits
+    )
     communication: Dtype | None = None  # of the gradient reduction; None: as the gradients accumulate
 
     @property
-    def accumulation(self) -> Dtype:
-        """Of accumulated gradients, master weights and moments."""
+    def masters(self) -> Dtype:
+        """Of master weights and moments."""
         return "fp64" if self.weights == "fp64" else "fp32"
 
     @property
     def has_master(self) -> bool:
         """Whether the optimizer keeps a wider copy of the weights."""
-        return self.weights != self.accumulation
+        return self.weights != self.masters
+
+    @property
+    def accumulation(self) -> Dtype:
+        """Of accumulated gradients."""
+        return self.gradients or self.masters
 
     @property
     def reduction(self) -> Dtype:

@@ -222,7 +222,7 @@ class _Loop:
             "rank": self.mesh.rank,
             "coordinate": self.mesh.at._asdict(),
             "categories": {
-                "weights": sum(_bytes(b.weights) for b in buckets),
+                "weights": sum(_bytes(b.shard if self.plan.zero >= 3 else b.weights) for b in buckets),
                 "gradients": sum(_bytes(b.gradients) for b in buckets),
                 "optimizer": state + masters,
                 "activations": run.peak_saved_bytes,

@@ -31,7 +31,7 @@ def fragments(trainer: Trainer) -> list[Fragment]:
         owned = bucket.owned
         if not bucket.sharded and bucket.data.index != 0:
             continue
-        tensors = {"weights": bucket.weights[owned], **trainer.optimizer.states(shard)}
+        tensors = {"weights": bucket.shard, **trainer.optimizer.states(shard)}
         if not trainer.plan.precision.has_master:
             del tensors["master"]
         for place in places(bucket, owned, trainer.plan, trainer.mesh.tensor.index):
@@ -51,8 +51,10 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     plan, index = trainer.plan, trainer.mesh.tensor.index
     for shard in trainer.optimizer.shards:
         bucket = shard.bucket
-        for place in places(bucket, slice(0, len(bucket.weights)), plan, index):
-            _fill(bucket.weights, place.first, checkpoint, "weights", place)
+        whole = slice(0, bucket.padded) if plan.zero < 3 else bucket.owned
+        values = bucket.weights if plan.zero < 3 else bucket.shard
+        for place in places(bucket, whole, plan, index):
+            _fill(values, place.first - whole.start, checkpoint, "weights", place)
         states = trainer.optimizer.states(shard)
         if not plan.precision.has_master:
             del states["master"]

@@ -1,6 +1,6 @@
 """What one rank does in a step: run the schedule, sum gradients, update, and agree on the loss."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from trivium.model.inputs import Inputs
 from trivium.model.stage import DTYPES, Stage, build_stages
 from trivium.parallel.buckets import Bucket, Dtypes, GradientWatch, make_buckets
 from trivium.parallel.collectives import all_reduce_
+from trivium.parallel.gathered import User, gather_around
 from trivium.parallel.measure import SavedBytes
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.pipeline import Executor, Run, StageFunctions
@@ -57,10 +58,17 @@ class Trainer:
             bucket_table(plan, mesh.at.pipeline),
             lambda item: self.stages[item.stage].get_parameter(item.parameter.name),
             mesh,
-            dtypes=Dtypes(DTYPES[plan.precision.accumulation], DTYPES[plan.precision.reduction]),
-            sharded=plan.zero >= 1,
+            zero=plan.zero,
+            dtypes=Dtypes(
+                DTYPES[plan.precision.weights],
+                DTYPES[plan.precision.accumulation],
+                DTYPES[plan.precision.reduction],
+            ),
         )
-        self.optimizer = ShardedAdamW(self.buckets, mesh, rule)
+        if plan.zero >= 3:
+            for stage in self.stages.values():
+                gather_around(_users(stage, self.buckets))
+        self.optimizer = ShardedAdamW(self.buckets, mesh, rule, DTYPES[plan.precision.masters])
         self._watch = GradientWatch(self.buckets)
         self._programs: dict[tuple[int, bool], Program] = {}
 
@@ -81,7 +89,7 @@ class Trainer:
         program = self._program(samples.sequences, forward_only=False)[self.mesh.at.pipeline]
         executor = self._executor(samples, step=step)
         if measure:
-            executor.saved_bytes = SavedBytes({b.weights.untyped_storage().data_ptr() for b in self.buckets})
+            executor.saved_bytes = SavedBytes(b.weights for b in self.buckets)
         return executor.run(program)
 
     @torch.no_grad()
@@ -145,6 +153,15 @@ class Trainer:
         """Only last stages know a loss; the sum over pipeline and data ranks is the batch's mean."""
         total = all_reduce_(loss.clone(), self.mesh.pipeline)
         return float(all_reduce_(total, self.mesh.data))
+
+
+def _users(stage: Stage, buckets: Sequence[Bucket]) -> list[User]:
+    """The modules of a stage in order, each with the buckets of the parameters it reads."""
+    users = []
+    for module, names, in_backward in stage.modules_in_order():
+        here = tuple(b for b in buckets if any(s.row.name in names for s in b.slots))
+        users.append(User(module, here, in_backward))
+    return users
 
 
 def _forward(stage: Stage, inputs: list[Inputs]) -> Callable[[torch.Tensor | None, int], torch.Tensor]:

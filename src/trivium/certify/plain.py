@@ -1,0 +1,156 @@
+"""The model and its optimizer once more, in plain torch: one process, nothing split, nothing clever.
+
+The oracle of the certificate. It shares the names and seeds of the parameter table with the engine, and no code of
+`model`, `parallel` or `training`: a fault there cannot hide by being in both.
+
+Legend: B sequences, S positions, H hidden, N heads, G key-value heads, D head width, V vocabulary.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from trivium.plan.model_shape import ModelShape
+from trivium.plan.parameters import Parameter, parameters
+from trivium.seeds import seed_for
+
+Tensor = torch.Tensor
+Weights = Mapping[str, Tensor]
+Drop = Callable[[Tensor, str], Tensor]  # (x [B, S, H], site) -> x with elements zeroed
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """AdamW's constants, the largest norm, and the learning rate."""
+
+    beta1: float
+    beta2: float
+    epsilon: float
+    weight_decay: float
+    clip: float
+    lr: float
+
+
+def first_weights(model: ModelShape, seed: int) -> dict[str, Tensor]:
+    """Every parameter's initial values by name, unsplit and unpadded, in fp64 (drawn in fp32)."""
+    return {p.name: _first(p, model, seed).double() for p in parameters(model)}
+
+
+def loss_of(weights: Weights, model: ModelShape, tokens: Tensor, targets: Tensor, drop: Drop) -> Tensor:
+    """Mean cross-entropy in nats over all tokens of the batch; tokens and targets [B, S]."""
+    x = weights["embedding.tokens.weight"][tokens]
+    if model.family == "gpt":
+        x = x + weights["embedding.positions.weight"][: tokens.shape[1]]
+    x = drop(x, "embedding")
+    for n in range(model.layers):
+        at = f"layers.{n}"
+        x = x + drop(_attention(weights, model, x, at), f"{at}.attention")
+        x = x + drop(_mlp(weights, model, x, at), f"{at}.mlp")
+    table = weights["head.weight" if model.head == "untied" else "embedding.tokens.weight"]
+    logits = _norm(weights, model, x, "head.norm") @ table.T
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def dropping(model: ModelShape, seed: int, step: int, samples: range) -> Drop:
+    """Dropout of a step: each sample's mask at each site is a function of their names alone."""
+    rate = model.dropout
+
+    def mask(site: str, sample: int, shape: torch.Size) -> Tensor:
+        generator = torch.Generator().manual_seed(seed_for(seed, "dropout", site, step, sample))
+        return torch.rand(shape, generator=generator, dtype=torch.float32) >= rate
+
+    def drop(x: Tensor, site: str) -> Tensor:
+        if rate == 0:
+            return x
+        return x * torch.stack([mask(site, n, x.shape[1:]) for n in samples]) / (1 - rate)
+
+    return drop
+
+
+def keep_all(x: Tensor, site: str) -> Tensor:
+    """No dropout."""
+    return x
+
+
+class PlainAdamW:
+    """AdamW (arXiv 1711.05101) with one global clip, written out; no decay on biases and norms."""
+
+    def __init__(self, weights: dict[str, Tensor], recipe: Recipe) -> None:
+        self.weights, self.recipe, self.steps = weights, recipe, 0
+        self.moment1 = {k: torch.zeros_like(w) for k, w in weights.items()}
+        self.moment2 = {k: torch.zeros_like(w) for k, w in weights.items()}
+
+    @torch.no_grad()
+    def step(self, gradients: Weights) -> float:
+        """Update the weights in place; returns the norm of the gradients before clipping."""
+        r = self.recipe
+        self.steps += 1
+        norm = math.sqrt(sum(float(g.square().sum()) for g in gradients.values()))
+        scale = r.clip / (norm + 1e-6) if norm > r.clip else 1.0
+        for name, weight in self.weights.items():
+            g, m, v = gradients[name] * scale, self.moment1[name], self.moment2[name]
+            decays = not name.endswith((".bias", ".norm.weight"))
+            weight.mul_(1 - r.lr * (r.weight_decay if decays else 0.0))
+            m.mul_(r.beta1).add_(g, alpha=1 - r.beta1)
+            v.mul_(r.beta2).addcmul_(g, g, value=1 - r.beta2)
+            corrected = (v / (1 - r.beta2**self.steps)).sqrt() + r.epsilon
+            weight.sub_(r.lr * m / (1 - r.beta1**self.steps) / corrected)
+        return norm
+
+
+def _first(parameter: Parameter, model: ModelShape, seed: int) -> Tensor:
+    if parameter.initial in ("ones", "zeros"):
+        return torch.full(parameter.shape, float(parameter.initial == "ones"))
+    generator = torch.Generator().manual_seed(seed_for(seed, "initial", parameter.name))
+    deviation = model.init_std or math.sqrt(1 / (3 * model.hidden))
+    if parameter.initial == "residual":
+        deviation /= math.sqrt(2 * model.layers)
+    return torch.randn(parameter.shape, generator=generator) * deviation
+
+
+def _norm(weights: Weights, model: ModelShape, x: Tensor, name: str) -> Tensor:
+    if model.family == "gpt":
+        x = x - x.mean(-1, keepdim=True)
+    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + model.norm_epsilon)
+    return x * weights[f"{name}.weight"] + weights.get(f"{name}.bias", 0.0)
+
+
+def _linear(weights: Weights, x: Tensor, name: str) -> Tensor:
+    return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+
+
+def _attention(weights: Weights, model: ModelShape, x: Tensor, at: str) -> Tensor:
+    B, S, _ = x.shape
+    N, G, D = model.heads, model.kv_heads or model.heads, model.hidden // model.heads
+    rows = _linear(weights, _norm(weights, model, x, f"{at}.attention.norm"), f"{at}.attention.qkv")
+    # The rows of a group: its N/G queries, its key, its value.
+    q, k, v = rows.view(B, S, G, N // G + 2, D).split([N // G, 1, 1], dim=3)
+    if model.family == "llama":
+        q, k = _rotate(q, model.rope_base), _rotate(k, model.rope_base)
+    scores = torch.einsum("bsgnd,btgd->bgnst", q, k.squeeze(3)) / math.sqrt(D)
+    future = torch.ones(S, S, dtype=torch.bool).triu(1)
+    shares = scores.masked_fill(future, float("-inf")).softmax(-1)
+    y = torch.einsum("bgnst,btgd->bsgnd", shares, v.squeeze(3))
+    return _linear(weights, y.reshape(B, S, N * D), f"{at}.attention.out")
+
+
+def _rotate(x: Tensor, base: float) -> Tensor:
+    """x [B, S, G, n, D] as complex numbers (d, d + D/2), turned by position x base^(-2d/D)."""
+    S, D = x.shape[1], x.shape[-1]
+    angles = torch.outer(torch.arange(S).double(), base ** (-torch.arange(0, D, 2).double() / D))
+    a, b = x.chunk(2, dim=-1)
+    turned = torch.complex(a, b) * torch.polar(torch.ones_like(angles), angles)[:, None, None]
+    return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def _mlp(weights: Weights, model: ModelShape, x: Tensor, at: str) -> Tensor:
+    x = _norm(weights, model, x, f"{at}.mlp.norm")
+    if model.family == "gpt":
+        y = F.gelu(_linear(weights, x, f"{at}.mlp.up"), approximate="tanh")
+    else:
+        gate, up = weights[f"{at}.mlp.up.weight"]
+        y = F.silu(x @ gate.T) * (x @ up.T)
+    return _linear(weights, y, f"{at}.mlp.down")
