@@ -24,10 +24,14 @@ def counted(plan, rank=0) -> int:
     stage = build_stages(plan, Mesh.connect(plan.layout, rank, plan.layout.world_size), seed=1)[0]
     shape = (plan.model.sequence, plan.batch.micro)
     tokens, targets = torch.zeros(shape, dtype=torch.int64), torch.ones(shape, dtype=torch.int64)
-    key = DropoutKey(seed=1, step=0, samples=(0, 1)) if plan.model.dropout else None
+    key = (
+        DropoutKey(seed=1, step=0, samples=(0, 1), sequence=plan.model.sequence)
+        if plan.model.dropout
+        else None
+    )
     known = list(stage.parameters())
     with SavedBytes(known).counting() as found:
-        stage(None, Inputs(tokens, targets, key))
+        stage(None, Inputs(tokens, targets, dropout=key))
     return found.bytes
 
 

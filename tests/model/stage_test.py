@@ -26,7 +26,8 @@ def mesh_of(plan: Plan, rank: int) -> Mesh:
     groups = {
         a: Group(a, layout.peers(rank, a), layout.peers(rank, a).index(rank), None) for a in layout.order
     }
-    return Mesh(layout, rank, torch.device("meta"), ends=Group("ends", (rank,), 0, None), **groups)
+    alone = {name: Group(name, (rank,), 0, None) for name in ("ends", "replicas")}
+    return Mesh(layout, rank, torch.device("meta"), **alone, **groups)
 
 
 @pytest.mark.parametrize("plan", PLANS)

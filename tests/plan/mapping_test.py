@@ -10,12 +10,14 @@ from trivium.plan.mapping import crossings, describe, draw, legend, node_of, pro
 
 MT_NLG = Layout(tensor=8, pipeline=35, data=8)
 DGX = 8  # devices
+INNER = [axis for axis in AXES if axis != "tensor"]
 
 small_layouts = st.builds(
     Layout,
     tensor=st.integers(1, 5),
     pipeline=st.integers(1, 4),
     data=st.integers(1, 4),
+    **({"context": st.integers(1, 3)} if "context" in AXES else {}),
     order=st.permutations(AXES).map(tuple),
 )
 
@@ -29,11 +31,14 @@ def test_tensor_groups_of_mt_nlg_stay_inside_a_node_and_the_others_cross():
 
 
 def test_another_order_spans_tensor_groups_and_is_refused_with_the_order_that_would_fit():
-    other = MT_NLG.model_copy(update={"order": ("tensor", "pipeline", "data")})
+    other = MT_NLG.model_copy(update={"order": ("tensor", *INNER)})
     assert crossings(other, DGX)["tensor"].spanning == 280
     (text,) = problems(other, DGX)
     assert "280 of 280 tensor groups of 8" in text
-    assert "plan.layout.order=[pipeline,data,tensor]" in text and "--allow-tensor-across-nodes" in text
+    assert (
+        f"plan.layout.order=[{','.join([*INNER, 'tensor'])}]" in text
+        and "--allow-tensor-across-nodes" in text
+    )
 
 
 def test_what_the_user_allows_is_not_refused():
@@ -77,6 +82,11 @@ def test_a_group_spans_nodes_exactly_when_two_of_its_ranks_sit_on_different_ones
 @settings(max_examples=60, deadline=None)
 def test_what_is_not_refused_keeps_every_tensor_group_inside_a_node(layout, per_node):
     assert bool(problems(layout, per_node)) == (crossings(layout, per_node)["tensor"].spanning > 0)
+
+
+def test_an_axis_of_degree_one_may_be_left_out_of_the_order():
+    layout = Layout(pipeline=2, data=2, order=("data", "pipeline"))
+    assert problems(layout, 2) == [] and crossings(layout, 2)["tensor"] == (4, 0, 1)
 
 
 def test_one_huge_node_crosses_nothing():

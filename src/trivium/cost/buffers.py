@@ -69,7 +69,9 @@ def _buffers(
         kind = (shard.decay, over_tensor, shard.table and model.head == "tied")
         kinds.setdefault(kind, []).append(shard.elements)
     return tuple(
-        math.ceil(size / layout.data) * layout.data for sizes in kinds.values() for size in _closed(sizes)
+        math.ceil(size / layout.replicas) * layout.replicas
+        for sizes in kinds.values()
+        for size in _closed(sizes)
     )
 
 

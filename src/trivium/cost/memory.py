@@ -57,7 +57,7 @@ def memory_of_rank(plan: Plan, at: Coordinate, *, counting: Counting = "runtime"
     counting: "runtime", what our trainer holds; "paper": MT-NLG section 2 counts a gradient in the dtype of the
     weights beside the fp32 one (20 bytes per parameter in bf16, where we hold 18), and activations as published.
     """
-    data, precision, zero = plan.layout.data, plan.precision, plan.zero
+    data, precision, zero = plan.layout.replicas, plan.precision, plan.zero
     whole = sum(buffer_elements(plan, at.pipeline))
     owned = whole // data  # each buffer is padded to a multiple of `data`
     weight_bytes = BYTES[precision.weights]
@@ -89,7 +89,7 @@ def gradient_bytes(precision: Precision, counting: Counting = "runtime") -> int:
 
 def optimizer_bytes(precision: Precision) -> int:
     """Per parameter: the two moments of Adam, and master weights where the weights are narrower."""
-    return BYTES[precision.accumulation] * (3 if precision.has_master else 2)
+    return BYTES[precision.masters] * (3 if precision.has_master else 2)
 
 
 def bytes_per_parameter(precision: Precision, counting: Counting = "runtime") -> int:

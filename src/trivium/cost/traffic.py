@@ -11,7 +11,7 @@ from trivium.plan.transfers import Transfer, with_transfers
 
 SCALAR_BYTES = 8  # losses and norms are summed in fp64
 
-Traffic = dict[str, Counter[str]]  # axis (or "ends") -> collective -> bytes
+Traffic = dict[str, Counter[str]]  # group -> collective -> bytes
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,18 @@ class _Sizes:
 
 def step_traffic(plan: Plan, at: Coordinate, sequences: int | None = None) -> Traffic:
     """The traffic of a step of `sequences` (by default: the full batch) of the rank at a coordinate."""
-    traffic: Traffic = {axis: Counter() for axis in ("tensor", "pipeline", "data", "ends")}
+    traffic: Traffic = {axis: Counter() for axis in ("tensor", "pipeline", "replicas", "context", "ends")}
     micro_batches = plan.batch.micro_batches(plan.layout, sequences)
     sizes = _sizes(plan)
     if plan.layout.tensor > 1:
         for stage in plan.stages_of(at.pipeline):
             for name, count in _stage(plan, stage, sizes).items():
                 traffic["tensor"][name] += micro_batches * count
+    if plan.layout.context > 1:
+        for stage in plan.stages_of(at.pipeline):
+            for layer in plan.layers_of(stage):
+                for name, count in _context(plan, layer).items():
+                    traffic["context"][name] += micro_batches * count
     program = with_transfers(plan.schedule_table(sequences))[at.pipeline]
     sends = sum(isinstance(e, Transfer) and e.source == at.pipeline for e in program)
     traffic["pipeline"]["send"] += sends * sizes.outside
@@ -42,10 +47,10 @@ def step_traffic(plan: Plan, at: Coordinate, sequences: int | None = None) -> Tr
 
 
 def _sizes(plan: Plan) -> _Sizes:
-    tokens = plan.model.sequence * plan.batch.micro
+    tokens = plan.local_sequence * plan.batch.micro
     whole = tokens * plan.model.hidden * BYTES[plan.precision.weights]
     split = plan.layout.tensor if plan.sequence_parallel else 1
-    return _Sizes(whole, whole // split, tokens * BYTES[plan.precision.accumulation])
+    return _Sizes(whole, whole // split, tokens * BYTES[plan.precision.masters])
 
 
 def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
@@ -74,24 +79,43 @@ def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
     return total
 
 
+def _context(plan: Plan, layer: int) -> Counter[str]:
+    """Of one micro-batch through one layer's attention, forward and backward."""
+    model, ranks, tensor = plan.model, plan.layout.context, plan.layout.tensor
+    one_head = plan.local_sequence * plan.batch.micro * model.head_width
+    heads, kv = model.heads // tensor, model.kv // tensor
+    narrow, wide = BYTES[plan.precision.weights], max(4, BYTES[plan.precision.weights])
+    mode = plan.recompute.mode_of(layer)
+    if plan.context_attention == "ring":
+        keys_and_values = 2 * kv * one_head
+        forwards = 1 + (mode != "none")
+        return Counter(
+            send=forwards * (ranks - 1) * keys_and_values * narrow + ranks * keys_and_values * (narrow + wide)
+        )
+    into, out = (heads + 2 * kv) * one_head * narrow, heads * one_head * narrow
+    # Recomputing the core alone stops at its last kept tensor, before the exchange of its result.
+    again = {"none": 0, "attention": into, "layer": into + out}[mode]
+    return Counter(all_to_all=2 * (into + out) + again)
+
+
 def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> None:
     # Sums over other groups come after the data ranks', so each rank sums only its slice.
-    mine = row.padded // (plan.layout.data if plan.zero >= 1 else 1)
+    mine = row.padded // (plan.layout.replicas if plan.zero >= 1 else 1)
     accumulated = mine * BYTES[plan.precision.accumulation]
     if "tensor" in row.partial_over:
         traffic["tensor"]["all_reduce"] += accumulated
     if "ends" in row.partial_over and at.pipeline in (0, plan.layout.pipeline - 1):
         traffic["ends"]["all_reduce"] += accumulated
-    if plan.layout.data == 1:
+    if plan.layout.replicas == 1:
         return
     reduced = row.padded * BYTES[plan.precision.reduction]
     if plan.zero == 0:
-        traffic["data"]["all_reduce"] += reduced
+        traffic["replicas"]["all_reduce"] += reduced
     else:
         times = _contributions(plan, row, micro_batches) if plan.zero >= 2 else 1
-        traffic["data"]["reduce_scatter"] += times * reduced
+        traffic["replicas"]["reduce_scatter"] += times * reduced
         times = micro_batches * _uses(plan, row) if plan.zero >= 3 else 1
-        traffic["data"]["all_gather"] += times * mine * BYTES[plan.precision.weights]
+        traffic["replicas"]["all_gather"] += times * mine * BYTES[plan.precision.weights]
 
 
 def _contributions(plan: Plan, row: BucketRow, micro_batches: int) -> int:
@@ -115,7 +139,8 @@ def _uses(plan: Plan, row: BucketRow) -> int:
 
 def _add_scalars(traffic: Traffic, plan: Plan) -> None:
     """The norm over every axis (data only when gradients are sharded), the loss over pipeline and data."""
-    counts = {"tensor": 1, "pipeline": 2, "data": 1 + (plan.zero >= 1)}
+    counted = plan.model.documents == "apart"  # how many tokens count is known only together
+    counts = {"tensor": 1, "pipeline": 2, "replicas": 1 + (plan.zero >= 1) + counted}
     for axis, count in counts.items():
         if getattr(plan.layout, axis) > 1:
             traffic[axis]["all_reduce"] += count * SCALAR_BYTES

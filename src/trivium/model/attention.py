@@ -4,13 +4,13 @@ Legend: S positions, B sequences, H hidden, N heads here, G key-value heads here
 """
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from trivium.model.inputs import Inputs
 from trivium.model.linear import ColumnLinear, RowLinear
 from trivium.model.norm import Norm
 from trivium.model.rotary import rotate
+from trivium.parallel.context import Context
 from trivium.parallel.randomness import keyed_dropout
 from trivium.parallel.recompute import recomputed
 from trivium.parallel.tensor import Region
@@ -20,8 +20,11 @@ from trivium.plan.model_shape import ModelShape
 class Attention(nn.Module):
     """norm -> queries, keys, values (columns split) -> attention per head -> out (rows split)."""
 
-    def __init__(self, model: ModelShape, layer: int, region: Region, *, recompute_core: bool) -> None:
+    def __init__(
+        self, model: ModelShape, layer: int, region: Region, context: Context, *, recompute_core: bool
+    ) -> None:
         super().__init__()
+        self.context = context
         self.model, self.layer, self.region, self.recompute_core = model, layer, region, recompute_core
         self.N, self.G = model.heads // region.group.size, model.kv // region.group.size
         bias, D = model.family == "gpt", model.head_width
@@ -33,18 +36,18 @@ class Attention(nn.Module):
         """[S here, B, H] -> [S here, B, H], to be added to x."""
         S, B = inputs.shape
         qkv = self.qkv(self.region.enter(self.norm(x)))
-        core = recomputed(self._core, qkv) if self.recompute_core and self.training else self._core(qkv)
+        again = self.recompute_core and self.training
+        core = recomputed(self._core, qkv, inputs) if again else self._core(qkv, inputs)
         y = self.out.add_bias(self.region.leave(self.out.partial(core.reshape(S, B, -1))))
         return keyed_dropout(
             y,
             self.model.dropout,
             site=f"layers.{self.layer}.attention",
             key=inputs.dropout,
-            sequence=S,
-            positions=self.region.positions(S),
+            positions=inputs.order[self.region.positions(S)],
         )
 
-    def _core(self, qkv: torch.Tensor) -> torch.Tensor:
+    def _core(self, qkv: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S, B, columns here] -> [S, B, N, D]."""
         S, B, D = qkv.shape[0], qkv.shape[1], self.model.head_width
         queries = self.N // self.G
@@ -53,6 +56,7 @@ class Attention(nn.Module):
         q = groups[:, :, :queries].reshape(B, self.N, S, D)
         k, v = groups[:, :, queries], groups[:, :, queries + 1]  # B G S D
         if self.model.family == "llama":
-            q, k = rotate(q, self.model.rope_base), rotate(k, self.model.rope_base)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=queries > 1)
+            positions = inputs.order.unsqueeze(1) if inputs.positions is None else inputs.positions
+            q, k = (rotate(x, positions.T, self.model.rope_base) for x in (q, k))
+        y = self.context.attend(q, k, v, inputs.seen)
         return y.permute(2, 0, 1, 3)  # S B N D

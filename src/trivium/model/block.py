@@ -6,6 +6,7 @@ from torch import nn
 from trivium.model.attention import Attention
 from trivium.model.inputs import Inputs
 from trivium.model.mlp import Mlp
+from trivium.parallel.context import Context
 from trivium.parallel.recompute import recomputed
 from trivium.parallel.tensor import Region
 from trivium.plan.model_shape import ModelShape
@@ -15,10 +16,12 @@ from trivium.plan.recompute import Recompute
 class Block(nn.Module):
     """x + attention(x), then x + mlp(x)."""
 
-    def __init__(self, model: ModelShape, layer: int, region: Region, recompute: Recompute) -> None:
+    def __init__(
+        self, model: ModelShape, layer: int, region: Region, context: Context, recompute: Recompute
+    ) -> None:
         super().__init__()
         self.mode = recompute.mode_of(layer)
-        self.attention = Attention(model, layer, region, recompute_core=self.mode == "attention")
+        self.attention = Attention(model, layer, region, context, recompute_core=self.mode == "attention")
         self.mlp = Mlp(model, layer, region)
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:

@@ -4,6 +4,7 @@ Legend: S positions, B sequences, H hidden, V vocabulary rows here.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from trivium.model.inputs import Inputs
@@ -33,13 +34,13 @@ class Embedding(nn.Module):
 
     def forward(self, inputs: Inputs) -> torch.Tensor:
         """[S, B] tokens -> [S here, B, H]."""
-        S = inputs.shape[0]
-        here = self.region.positions(S)
+        here = self.region.positions(inputs.shape[0])
         x = embed(inputs.tokens, self.tokens.weight, self.region.group)
         # Not a column-split region: the lookup's input has no gradient, so only its exit communicates.
         x = self.region.leave(x)
         if self.positions is not None:
-            x = x + self.positions.weight[here].unsqueeze(1)
+            numbers = inputs.order.unsqueeze(1) if inputs.positions is None else inputs.positions
+            x = x + F.embedding(numbers[here], self.positions.weight)
         return keyed_dropout(
-            x, self.model.dropout, site="embedding", key=inputs.dropout, sequence=S, positions=here
+            x, self.model.dropout, site="embedding", key=inputs.dropout, positions=inputs.order[here]
         )

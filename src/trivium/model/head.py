@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from trivium.model.embedding import Table
+from trivium.model.inputs import Inputs
 from trivium.model.norm import Norm
 from trivium.parallel.collectives import all_gather
 from trivium.parallel.tensor import Region, split_cross_entropy
@@ -24,18 +25,23 @@ class Head(nn.Module):
             rows = model.padded_vocabulary(region.group.size) // region.group.size
             self.weight = Table(rows, model.hidden).weight
 
-    def forward(self, x: torch.Tensor, table: nn.Parameter, targets: torch.Tensor | None) -> torch.Tensor:
-        """[S here, B, H] -> the mean loss, or without targets logits [S, B, vocabulary]."""
-        return self.logits(x, table) if targets is None else self.loss(x, table, targets)
+    def forward(self, x: torch.Tensor, table: nn.Parameter, inputs: Inputs) -> torch.Tensor:
+        """[S here, B, H] -> the summed loss, or without targets logits [S, B, vocabulary]."""
+        return self.logits(x, table) if inputs.targets is None else self.loss(x, table, inputs)
 
     def local_logits(self, x: torch.Tensor, table: nn.Parameter) -> torch.Tensor:
         """[S here, B, H] -> [S, B, V]."""
         return self.region.linear(self.region.enter(self.norm(x)), table)
 
-    def loss(self, x: torch.Tensor, table: nn.Parameter, targets: torch.Tensor) -> torch.Tensor:
-        """Mean cross-entropy over the micro-batch's tokens, in nats; the same on every tensor rank."""
+    def loss(self, x: torch.Tensor, table: nn.Parameter, inputs: Inputs) -> torch.Tensor:
+        """Cross-entropy in nats, summed over the tokens that count; the same on every tensor rank.
+
+        A sum, not a mean: how many tokens count is known only over all ranks and micro-batches.
+        """
+        assert inputs.targets is not None, "a loss needs targets"
         logits = self.local_logits(x, table)
-        return split_cross_entropy(logits, targets, self.region.group, self.model.vocabulary).mean()
+        losses = split_cross_entropy(logits, inputs.targets, self.region.group, self.model.vocabulary)
+        return losses.sum() if inputs.weights is None else (losses * inputs.weights).sum()
 
     @torch.no_grad()
     def logits(self, x: torch.Tensor, table: nn.Parameter) -> torch.Tensor:

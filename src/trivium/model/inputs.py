@@ -4,18 +4,38 @@ from dataclasses import dataclass
 
 import torch
 
+from trivium.parallel.context import Sight
 from trivium.parallel.randomness import DropoutKey
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """tokens [S, B]; targets [S, B], or None when logits are wanted; dropout: None in evaluation."""
+    """tokens and targets [S, B] of the positions this context rank holds; no targets when logits are wanted.
+
+    weights [S, B]: how much each token's loss counts, None for 1. positions [S, B]: each token's number within
+    its document, None for within the sequence. sight: which positions see which, and which are here. dropout:
+    None in evaluation.
+    """
 
     tokens: torch.Tensor
     targets: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
+    sight: Sight | None = None
+    here: torch.Tensor | None = None  # [S], numbers within the sequence; None for all, in order
     dropout: DropoutKey | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
         """(S, B)."""
         return self.tokens.shape[0], self.tokens.shape[1]
+
+    @property
+    def order(self) -> torch.Tensor:
+        """[S]: the number within the sequence of each position here."""
+        return torch.arange(self.shape[0], device=self.tokens.device) if self.here is None else self.here
+
+    @property
+    def seen(self) -> Sight:
+        """Which positions see which; by default each sees itself and all before it."""
+        return Sight((self.order,), None) if self.sight is None else self.sight

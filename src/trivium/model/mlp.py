@@ -54,12 +54,10 @@ class Mlp(nn.Module):
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, H] -> [S here, B, H], to be added to x."""
         y = self.down.partial(self.up(self.region.enter(self.norm(x))))
-        S = inputs.shape[0]
         return keyed_dropout(
             self.down.add_bias(self.region.leave(y)),
             self.model.dropout,
             site=f"layers.{self.layer}.mlp",
             key=inputs.dropout,
-            sequence=S,
-            positions=self.region.positions(S),
+            positions=inputs.order[self.region.positions(inputs.shape[0])],
         )

@@ -3,11 +3,11 @@
 import torch
 
 
-def rotate(x: torch.Tensor, base: float, first: int = 0) -> torch.Tensor:
-    """x [B, N, S, D]; pairs (d, d + D/2) turn, as in Llama checkpoints of Hugging Face."""
-    S, D = x.shape[-2:]
+def rotate(x: torch.Tensor, positions: torch.Tensor, base: float) -> torch.Tensor:
+    """x [B, N, S, D], positions [B or 1, S]; pairs (d, d + D/2) turn, as in Llama checkpoints of Hugging Face."""
+    D = x.shape[-1]
     frequencies = base ** (-torch.arange(0, D, 2, device=x.device, dtype=torch.float64) / D)
-    angles = torch.outer(torch.arange(first, first + S, device=x.device, dtype=torch.float64), frequencies)
+    angles = (positions.to(torch.float64).unsqueeze(-1) * frequencies).unsqueeze(1)  # B 1 S D/2
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

@@ -8,6 +8,7 @@ from trivium.model.embedding import Embedding
 from trivium.model.head import Head
 from trivium.model.initialise import initial_values
 from trivium.model.inputs import Inputs
+from trivium.parallel.context import Context
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.tensor import Region
 from trivium.plan.parameters import TOKENS, Box, Owner, Parameter, shard_box, stage_parameters
@@ -25,6 +26,7 @@ class Stage(nn.Module):
     def __init__(self, plan: Plan, number: int, mesh: Mesh) -> None:
         super().__init__()
         model, region = plan.model, Region(mesh.tensor, plan.sequence_parallel)
+        context = Context(mesh.context, plan.context_attention)
         self.number, self.model, self.weight_gradients = number, model, region.weight_gradients
         self.is_first, self.is_last = number == 0, number == plan.layout.stages - 1
         layers = plan.layers_of(number)
@@ -33,7 +35,9 @@ class Stage(nn.Module):
         }
         borrowed = TOKENS in self.table and not self.is_first
         self.embedding = Embedding(model, region, borrowed=borrowed) if TOKENS in self.table else None
-        self.layers = nn.ModuleDict({str(n): Block(model, n, region, plan.recompute) for n in layers})
+        self.layers = nn.ModuleDict(
+            {str(n): Block(model, n, region, context, plan.recompute) for n in layers}
+        )
         self.head = Head(model, region) if self.is_last else None
 
     def forward(self, x: torch.Tensor | None, inputs: Inputs) -> torch.Tensor:
@@ -49,7 +53,7 @@ class Stage(nn.Module):
             x = block(x, inputs)
         if self.head is None:
             return x
-        return self.head(x, self._output_table(), inputs.targets)
+        return self.head(x, self._output_table(), inputs)
 
     def modules_in_order(self) -> list[tuple[nn.Module, set[str], bool]]:
         """Its modules as they run, the parameters each reads, and whether its backward reads them too."""

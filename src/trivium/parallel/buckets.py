@@ -1,6 +1,6 @@
 """Parameters and gradients of a rank as flat buffers, as the bucket table of the plan lays them out.
 
-ZeRO stages, by what each data rank keeps of a bucket: 0 everything; 1 a slice of the optimizer's state; 2 also
+ZeRO stages, by what each replica keeps of a bucket: 0 everything; 1 a slice of the optimizer's state; 2 also
 only that slice of the gradients, which are reduced after every micro-batch; 3 also only that slice of the weights,
 which are gathered around the module that uses them.
 """
@@ -45,7 +45,7 @@ class Dtypes:
 
 class Bucket:
     """Flat weights [padded], of which the parameters are views; gradients [padded], or from stage 2 on this
-    rank's slice; `shard`: the slice of the weights that this data rank updates (all of them at stage 0)."""
+    rank's slice; `shard`: the slice of the weights that this replica updates (all of them at stage 0)."""
 
     def __init__(
         self, row: BucketRow, slots: Sequence[Slot], mesh: Mesh, zero: ZeroStage, dtypes: Dtypes
@@ -53,7 +53,7 @@ class Bucket:
         groups: Mapping[str, Group] = {"tensor": mesh.tensor, "ends": mesh.ends}
         self.slots, self.decay, self.tied, self.padded = tuple(slots), row.decay, row.tied, row.padded
         self.partial_over = tuple(groups[over] for over in row.partial_over)
-        self.data, self.zero, self.dtypes = mesh.data, zero, dtypes
+        self.replicas, self.zero, self.dtypes = mesh.replicas, zero, dtypes
         self.weights = torch.zeros(row.padded, dtype=dtypes.weights, device=mesh.device)
         for slot in slots:
             view = self.weights[slot.start : slot.stop].view(slot.parameter.shape)
@@ -75,16 +75,16 @@ class Bucket:
 
     @property
     def sharded(self) -> bool:
-        """Whether each data rank updates a slice of its own."""
+        """Whether each replica updates a slice of its own."""
         return self.zero >= 1
 
     @property
     def owned(self) -> slice:
-        """The elements this data rank updates."""
+        """The elements this replica updates."""
         if not self.sharded:
             return slice(0, self.padded)
-        size = self.padded // self.data.size
-        return slice(self.data.index * size, (self.data.index + 1) * size)
+        size = self.padded // self.replicas.size
+        return slice(self.replicas.index * size, (self.replicas.index + 1) * size)
 
     # Gradients
 
@@ -148,11 +148,11 @@ class Bucket:
             self._begin(self.gradients)
 
     def _begin(self, whole: Tensor) -> None:
-        """Start the sum over data ranks, each slice to its owner; at stage 0 the whole to all."""
+        """Start the sum over replicas, each slice to its owner; at stage 0 the whole to all."""
         if self.sharded:
-            self._pending = reduce_scatter_begin(whole.to(self.dtypes.reduction), self.data)
+            self._pending = reduce_scatter_begin(whole.to(self.dtypes.reduction), self.replicas)
         else:
-            summed = all_reduce_(whole.to(self.dtypes.reduction), self.data)
+            summed = all_reduce_(whole.to(self.dtypes.reduction), self.replicas)
             self._pending = PendingSlice(None, summed, summed=True)
 
     def _collect(self) -> None:
@@ -164,9 +164,9 @@ class Bucket:
     # Weights
 
     def publish(self) -> None:
-        """After an update of the shards: every data rank's slice, to all that keep whole weights."""
+        """After an update of the shards: every replica's slice, to all that keep whole weights."""
         if 1 <= self.zero <= 2:
-            all_gather_into(self.weights, self.shard.clone(), self.data)
+            all_gather_into(self.weights, self.shard.clone(), self.replicas)
 
     def hold(self) -> None:
         """Stage 3: have the weights whole, until as many `drop`s."""
@@ -192,7 +192,7 @@ class Bucket:
         if self.zero >= 3 and storage.size() == 0:
             storage.resize_(self.padded * self.weights.element_size())
             self._gathering: dist.Work | None = all_gather_into(
-                self.weights, self.shard, self.data, wait=False
+                self.weights, self.shard, self.replicas, wait=False
             )
 
     def _free_weights(self) -> None:

@@ -84,6 +84,33 @@ def reduce_scatter_begin(x: Tensor, group: Group) -> PendingSlice:
     return PendingSlice(scatter(out, x, group=group.handle, async_op=True), out, summed=True)
 
 
+def all_to_all(parts: Tensor, group: Group) -> Tensor:
+    """parts[i] to rank i; returns what each sent here, [ranks, ...], outside autograd."""
+    if group.handle is None:
+        return parts
+    group.count("all_to_all", parts)
+    out, parts = torch.empty_like(parts, memory_format=torch.contiguous_format), parts.contiguous()
+    dist.all_to_all_single(out, parts, group=group.handle)
+    return out
+
+
+def rotate(tensors: tuple[Tensor, ...], group: Group) -> tuple[Tensor, ...]:
+    """Every rank's tensors to the next rank of the group; returns the previous one's."""
+    if group.handle is None:
+        return tensors
+    following, previous = (group.ranks[(group.index + step) % group.size] for step in (1, -1))
+    sent = [t.contiguous() for t in tensors]
+    received = [torch.empty_like(t) for t in sent]
+    operations = []
+    for tag, (out, back) in enumerate(zip(sent, received, strict=True)):
+        group.count("send", out)
+        operations.append(dist.P2POp(dist.isend, out, following, group.handle, tag))
+        operations.append(dist.P2POp(dist.irecv, back, previous, group.handle, tag))
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    return tuple(received)
+
+
 class _CopyTo(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:

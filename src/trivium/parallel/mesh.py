@@ -39,7 +39,11 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Mesh:
-    """The groups of one rank. `ends` joins the first and the last pipeline rank, which share a tied embedding."""
+    """The groups of one rank.
+
+    replicas: the ranks that hold the same weights (data and context). ends: the first and the last pipeline rank,
+    which share a tied embedding.
+    """
 
     layout: Layout
     rank: int
@@ -47,6 +51,8 @@ class Mesh:
     tensor: Group
     data: Group
     pipeline: Group
+    context: Group
+    replicas: Group
     ends: Group
 
     @property
@@ -73,10 +79,14 @@ class Mesh:
         if problems:
             raise ConfigError("\n".join(problems))
         groups = {axis: _join(axis, rank, _all_peers(layout, axis)) for axis in AXES}
+        # Where there is one context rank the replicas are the data ranks: one communicator serves both.
+        alike = layout.context == 1
+        replicas = groups["data"] if alike else _join("replicas", rank, _all_peers(layout, "data", "context"))
         return cls(
             layout=layout,
             rank=rank,
             device=device or torch.device("cpu"),
+            replicas=replicas,
             ends=_join("ends", rank, [(peers[0], peers[-1]) for peers in _all_peers(layout, "pipeline")]),
             **groups,
         )
@@ -93,8 +103,9 @@ def barrier(mesh: Mesh) -> None:
         dist.barrier()
 
 
-def _all_peers(layout: Layout, axis: Axis) -> list[tuple[int, ...]]:
-    return sorted({layout.peers(r, axis) for r in range(layout.world_size)})
+def _all_peers(layout: Layout, *axes: Axis) -> list[tuple[int, ...]]:
+    # Sorted by their ranks, not by the order within: layouts may list axes in any order.
+    return sorted({layout.peers(r, *axes) for r in range(layout.world_size)})
 
 
 def _join(role: str, rank: int, groups: list[tuple[int, ...]]) -> Group:

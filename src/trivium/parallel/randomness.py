@@ -9,24 +9,27 @@ from trivium.seeds import seed_for
 
 @dataclass(frozen=True)
 class DropoutKey:
-    """The run's seed, the step, and the number of each sample of the micro-batch."""
+    """The run's seed, the step, the number of each sample of the micro-batch, and a sample's positions."""
 
     seed: int
     step: int
     samples: tuple[int, ...]
+    sequence: int
 
 
 def keyed_dropout(
-    x: torch.Tensor, rate: float, *, site: str, key: DropoutKey | None, sequence: int, positions: slice
+    x: torch.Tensor, rate: float, *, site: str, key: DropoutKey | None, positions: torch.Tensor
 ) -> torch.Tensor:
-    """Zero elements with probability `rate` and scale the rest; [S here, B, H].
+    """Zero elements with probability `rate` and scale the rest; x [S here, B, H], positions [S here].
 
     The mask of a sample covers all its positions, whoever holds them; this rank takes its own. Without a key
     (evaluation) nothing is dropped.
     """
     if rate == 0.0 or key is None:
         return x
-    masks = [_mask(x, rate, seed_for(key.seed, "dropout", site, key.step, n), sequence) for n in key.samples]
+    masks = [
+        _mask(x, rate, seed_for(key.seed, "dropout", site, key.step, n), key.sequence) for n in key.samples
+    ]
     return x * torch.stack([m[positions] for m in masks], dim=1).to(x.dtype) / (1 - rate)
 
 

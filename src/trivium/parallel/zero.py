@@ -102,7 +102,7 @@ class ShardedAdamW:
             weighted = grad if shard.norm_weight is None else grad * shard.norm_weight
             total += torch.dot(weighted, grad).to(torch.float64)
         if any(s.bucket.sharded for s in self.shards):
-            all_reduce_(total, self.mesh.data)
+            all_reduce_(total, self.mesh.replicas)
         all_reduce_(total, self.mesh.tensor)
         all_reduce_(total, self.mesh.pipeline)
         return float(total.sqrt())

@@ -1,7 +1,7 @@
 """How a rank's parameters are gathered into flat buffers: the table that the runtime fills and the cost model prices.
 
 A bucket holds parameters that are treated alike: same decay, gradients summed over the same groups. It is
-padded so that each data rank owns an equal slice.
+padded so that each replica owns an equal slice.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ class BucketRow(NamedTuple):
     decay: bool
     partial_over: tuple[PartialOver, ...]
     tied: bool
-    padded: int  # elements, a multiple of the data degree
+    padded: int  # elements, a multiple of the number of replicas
 
 
 def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
@@ -47,7 +47,7 @@ def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
         owner = p.owner if plan.zero >= 3 else None
         kinds.setdefault((p.decay, partial_over(plan, p), is_tied(plan, p), owner), []).append(item)
     return tuple(
-        BucketRow(tuple(items), *kind[:3], padded=_padded(items, plan.layout.data))
+        BucketRow(tuple(items), *kind[:3], padded=_padded(items, plan.layout.replicas))
         for kind, every in kinds.items()
         for items in _chunks(every)
     )
@@ -90,5 +90,5 @@ def _chunks(items: list[Item]) -> Iterator[list[Item]]:
         yield chunk
 
 
-def _padded(items: list[Item], data: int) -> int:
-    return -(-sum(i.elements for i in items) // data) * data
+def _padded(items: list[Item], replicas: int) -> int:
+    return -(-sum(i.elements for i in items) // replicas) * replicas

@@ -1,15 +1,16 @@
 """Where each rank sits on the three roads. Pure data, no torch."""
 
+import itertools
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
 from trivium.config import Config
 
-Axis = Literal["pipeline", "data", "tensor"]
+Axis = Literal["pipeline", "data", "context", "tensor"]
 Degree = Annotated[int, Field(ge=1)]
 
-AXES: tuple[Axis, Axis, Axis] = ("pipeline", "data", "tensor")
+AXES: tuple[Axis, ...] = ("pipeline", "data", "context", "tensor")
 
 
 class Coordinate(NamedTuple):
@@ -18,6 +19,7 @@ class Coordinate(NamedTuple):
     pipeline: int
     data: int
     tensor: int
+    context: int = 0
 
 
 class Layout(Config):
@@ -31,12 +33,18 @@ class Layout(Config):
     tensor: Degree = 1
     pipeline: Degree = 1
     data: Degree = 1
+    context: Degree = 1  # ranks that share each sequence
     chunks: Degree = 1  # stages held by each pipeline rank
-    order: tuple[Axis, Axis, Axis] = AXES
+    order: tuple[Axis, ...] = AXES
 
     @property
     def world_size(self) -> int:
-        return self.tensor * self.pipeline * self.data
+        return self.tensor * self.pipeline * self.data * self.context
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same weights: over these, gradients are summed and ZeRO shards."""
+        return self.data * self.context
 
     @property
     def stages(self) -> int:
@@ -49,7 +57,7 @@ class Layout(Config):
 
     def coordinate(self, rank: int) -> Coordinate:
         """The position of `rank`."""
-        at: dict[str, int] = {}
+        at: dict[str, int] = dict.fromkeys(AXES, 0)
         for axis in reversed(self.order):
             rank, at[axis] = divmod(rank, self.degree(axis))
         return Coordinate(**at)
@@ -61,16 +69,21 @@ class Layout(Config):
             number = number * self.degree(axis) + getattr(at, axis)
         return number
 
-    def peers(self, rank: int, axis: Axis) -> tuple[int, ...]:
-        """Ranks that differ from `rank` only along `axis`, by their index on it."""
+    def peers(self, rank: int, *axes: Axis) -> tuple[int, ...]:
+        """Ranks that differ from `rank` only along `axes`, by their index on these, the first varying slowest."""
         here = self.coordinate(rank)
-        return tuple(self.rank(here._replace(**{axis: i})) for i in range(self.degree(axis)))
+        indices = itertools.product(*(range(self.degree(a)) for a in axes))
+        return tuple(self.rank(here._replace(**dict(zip(axes, i, strict=True)))) for i in indices)
 
     def problems(self, world_size: int | None = None) -> list[str]:
         """Contradictions inside the layout, and with the number of processes if that is known."""
         found = []
-        if sorted(self.order) != sorted(AXES):
-            found.append(f"plan.layout.order {list(self.order)} must name each of {list(AXES)} once")
+        needed = {axis for axis in AXES if self.degree(axis) > 1}
+        if len(set(self.order)) != len(self.order) or not needed <= set(self.order):
+            found.append(
+                f"plan.layout.order {list(self.order)} must name each axis once; of {list(AXES)} only those of degree "
+                f"1 may be left out"
+            )
         if self.chunks > 1 and self.pipeline == 1:
             found.append(
                 f"plan.layout.chunks is {self.chunks} but plan.layout.pipeline is 1: chunks interleave the "
@@ -78,13 +91,17 @@ class Layout(Config):
             )
         if world_size is not None and world_size != self.world_size:
             found.append(
-                f"plan.layout: tensor {self.tensor} x pipeline {self.pipeline} x data {self.data} = "
-                f"{self.world_size} ranks, but there are {world_size} processes; {self._fitting(world_size)}"
+                f"plan.layout: {self._product()} = {self.world_size} ranks, but there are {world_size} processes; "
+                f"{self._fitting(world_size)}"
             )
         return found
 
+    def _product(self) -> str:
+        context = f" x context {self.context}" if self.context > 1 else ""
+        return f"tensor {self.tensor} x pipeline {self.pipeline} x data {self.data}{context}"
+
     def _fitting(self, world_size: int) -> str:
-        inner = self.tensor * self.pipeline
+        inner = self.tensor * self.pipeline * self.context
         if world_size % inner == 0:
             return f"plan.layout.data={world_size // inner} would fit"
         return f"start {self.world_size}, or choose tensor x pipeline that divides {world_size}"

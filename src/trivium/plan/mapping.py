@@ -28,7 +28,8 @@ def node_of(rank: int, per_node: int) -> int:
 def crossings(layout: Layout, per_node: int) -> dict[Axis, Crossing]:
     """For every axis, slowest first, which of its groups span nodes."""
     found: dict[Axis, Crossing] = {}
-    for axis in layout.order:
+    unnamed = [axis for axis in AXES if axis not in layout.order]  # of degree 1, or the layout is not legal
+    for axis in (*layout.order, *unnamed):
         firsts = (rank for rank in range(layout.world_size) if getattr(layout.coordinate(rank), axis) == 0)
         widths = [len({node_of(r, per_node) for r in layout.peers(first, axis)}) for first in firsts]
         found[axis] = Crossing(len(widths), sum(width > 1 for width in widths), max(widths))
@@ -62,7 +63,7 @@ def draw(layout: Layout, per_node: int, *, nodes: Sequence[int] | None = None) -
     world = layout.world_size
     if nodes is None:
         nodes = range(node_of(world - 1, per_node) + 1)
-    axes = [axis for axis in layout.order if layout.degree(axis) > 1] or list(layout.order)
+    axes = _shown(layout)
     width = sum(1 + len(str(layout.degree(axis) - 1)) for axis in axes)  # of the widest coordinate
     rows = []
     for node in nodes:
@@ -76,22 +77,29 @@ def draw(layout: Layout, per_node: int, *, nodes: Sequence[int] | None = None) -
 
 def legend(layout: Layout) -> str:
     """What the letters of a drawing mean."""
-    axes = [axis for axis in layout.order if layout.degree(axis) > 1] or list(layout.order)
-    return ", ".join(f"{axis[0]} {axis}" for axis in axes)
+    return ", ".join(f"{axis[0]} {axis}" for axis in _shown(layout))
 
 
 def describe(layout: Layout, per_node: int) -> list[str]:
     """One line per axis: whether its groups cross the borders of nodes."""
     lines = []
     width = max(map(len, AXES))
+    shown = _shown(layout)
     for axis, crossing in crossings(layout, per_node).items():
+        if axis not in shown:
+            continue
         lines.append(f"{axis:<{width}}  {_crossing_text(layout.degree(axis), crossing)}")
     return lines
 
 
+def _shown(layout: Layout) -> list[Axis]:
+    """The axes that have groups, slowest first; of a single rank, all."""
+    return [axis for axis in layout.order if layout.degree(axis) > 1] or list(layout.order)
+
+
 def _crossing_text(degree: int, crossing: Crossing) -> str:
     if degree == 1:
-        return "degree 1: nothing is exchanged"
+        return "one rank: nothing is exchanged"
     groups = f"{crossing.groups:,} group{'s' if crossing.groups > 1 else ''} of {degree}"
     if not crossing.spanning:
         return f"{groups}: inside a node"

@@ -28,6 +28,8 @@ class ModelShape(Config):
     vocabulary_multiple: Positive = 128  # each tensor rank holds a multiple of this many rows
     sequence: Positive  # positions per sample
     head: Literal["tied", "untied"] = "tied"  # does the output matrix share the embedding
+    documents: Literal["joined", "apart"] = "joined"  # do packed documents see each other
+    end_of_text: Annotated[int, Field(ge=0)] = 0  # the id that ends a document
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # after the embedding and each half block
     init_std: Annotated[float, Field(gt=0)] | None = None  # None: sqrt(1 / (3 hidden)), MT-NLG section 3.2
     rope_base: Annotated[float, Field(gt=0)] = 10000.0

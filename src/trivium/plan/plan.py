@@ -30,6 +30,7 @@ class Plan(Config):
         1  # what is sharded over data ranks: 1 optimizer state, 2 + gradients, 3 + weights
     )
     sequence_parallel: bool = False  # activations between tensor regions split along the sequence
+    context_attention: Literal["ring", "ulysses"] = "ring"  # how ranks that share a sequence attend
 
     def check(self, world_size: int | None = None) -> list[str]:
         """Every problem of the plan, each with path, value, law and remedy; empty when it is legal."""
@@ -37,6 +38,7 @@ class Plan(Config):
             *self.model.problems(),
             *self.layout.problems(world_size),
             *self._splits(),
+            *self._context_problems(),
             *self.batch.problems(self.layout),
             *self.partition.problems(self.model, self.layout),
             *self._schedule_problems(),
@@ -71,6 +73,25 @@ class Plan(Config):
         """The layers of a stage."""
         return self.partition.ranges(self.model, self.layout)[stage]
 
+    def positions_of(self, context: int) -> tuple[int, ...]:
+        """The positions of each sequence that context rank `context` holds.
+
+        Ring: one piece from each end, so that causal attention is as much work on every rank. Ulysses: in order.
+        """
+        pieces = 2 * self.layout.context if self._zigzag else self.layout.context
+        size = self.model.sequence // pieces
+        held = (context, pieces - 1 - context) if self._zigzag else (context,)
+        return tuple(n for piece in held for n in range(piece * size, (piece + 1) * size))
+
+    @property
+    def local_sequence(self) -> int:
+        """Positions of a sequence on each context rank."""
+        return self.model.sequence // self.layout.context
+
+    @property
+    def _zigzag(self) -> bool:
+        return self.layout.context > 1 and self.context_attention == "ring"
+
     def tokens(self, sequences: int) -> int:
         """Tokens in so many sequences."""
         return sequences * self.model.sequence
@@ -88,11 +109,32 @@ class Plan(Config):
                     f"rank holds whole {'columns' if name == 'ffn' else 'heads'}; nearest legal tensor: "
                     f"{' or '.join(map(str, degrees_dividing(size, tensor)))}"
                 )
-        if self.sequence_parallel and self.model.sequence % tensor:
+        if self.sequence_parallel and self.local_sequence % tensor:
             found.append(
-                f"plan.model.sequence ({self.model.sequence}) must be a multiple of plan.layout.tensor ({tensor}) "
-                f"under plan.sequence_parallel; nearest legal tensor: "
-                f"{' or '.join(map(str, degrees_dividing(self.model.sequence, tensor)))}"
+                f"plan.model.sequence ({self.model.sequence}) over plan.layout.context ({self.layout.context}) must be "
+                f"a multiple of plan.layout.tensor ({tensor}) under plan.sequence_parallel; nearest legal tensor: "
+                f"{' or '.join(map(str, degrees_dividing(self.local_sequence, tensor)))}"
+            )
+        return found
+
+    def _context_problems(self) -> list[str]:
+        context, tensor, found = self.layout.context, self.layout.tensor, []
+        if context == 1:
+            return []
+        unit = 2 * context if self._zigzag else context
+        if self.model.sequence % unit:
+            below, above = self.model.sequence // unit * unit, -(-self.model.sequence // unit) * unit
+            found.append(
+                f"plan.model.sequence ({self.model.sequence}) must be a multiple of {unit} with plan.layout.context "
+                f"{context} and plan.context_attention '{self.context_attention}'; nearest: "
+                f"{f'{below} or ' if below else ''}{above}"
+            )
+        heads = self.model.kv // tensor if self.model.kv % tensor == 0 else self.model.kv
+        if self.context_attention == "ulysses" and heads % context:
+            found.append(
+                f"plan.context_attention 'ulysses' splits the key-value heads of a tensor rank ({self.model.kv} / "
+                f"{tensor}) over plan.layout.context ({context}), which must divide them; use 'ring', or context "
+                f"{' or '.join(map(str, degrees_dividing(heads, context)))}"
             )
         return found
 

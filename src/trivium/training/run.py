@@ -25,11 +25,12 @@ from trivium.provenance import write_json
 from trivium.tokens.loader import batch_arrays
 from trivium.tokens.manifest import read_tokens_manifest
 from trivium.tokens.samples import TokenDataset
+from trivium.training.batches import Rows
 from trivium.training.config import TrainingConfig
 from trivium.training.metrics import EVENTS, METRICS, append, forget_after, read
 from trivium.training.rates import learning_rate
 from trivium.training.state import fragments, restore
-from trivium.training.trainer import Rows, Samples, StepResult, Trainer
+from trivium.training.trainer import Samples, StepResult, Trainer
 
 CHECKPOINTS = "checkpoints"
 

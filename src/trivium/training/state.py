@@ -29,7 +29,7 @@ def fragments(trainer: Trainer) -> list[Fragment]:
     for shard in trainer.optimizer.shards:
         bucket = shard.bucket
         owned = bucket.owned
-        if not bucket.sharded and bucket.data.index != 0:
+        if not bucket.sharded and bucket.replicas.index != 0:
             continue
         tensors = {"weights": bucket.shard, **trainer.optimizer.states(shard)}
         if not trainer.plan.precision.has_master:

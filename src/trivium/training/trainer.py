@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from trivium.model.inputs import Inputs
@@ -22,6 +21,7 @@ from trivium.plan.buckets import bucket_table
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import Op
 from trivium.plan.transfers import Program, with_transfers
+from trivium.training.batches import Rows, inputs_of
 
 
 class StepResult(NamedTuple):
@@ -30,13 +30,6 @@ class StepResult(NamedTuple):
     loss: float
     gradient_norm: float
     run: Run
-
-
-class Rows(NamedTuple):
-    """Tokens and targets, each [sequences, positions]."""
-
-    tokens: np.ndarray
-    targets: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -104,7 +97,7 @@ class Trainer:
     def _activation_shape(self) -> tuple[int, int, int]:
         model = self.plan.model
         split = self.plan.layout.tensor if self.plan.sequence_parallel else 1
-        return (model.sequence // split, self.plan.batch.micro, model.hidden)
+        return (self.plan.local_sequence // split, self.plan.batch.micro, model.hidden)
 
     def _executor(self, samples: Samples, *, step: int | None) -> Executor:
         plan, device = self.plan, self.mesh.device
@@ -120,25 +113,29 @@ class Trainer:
             stages=functions,
             last_stage=plan.layout.stages - 1,
             activation=lambda: torch.empty(self._activation_shape, dtype=dtype, device=device),
-            loss_scale=1 / (micro_batches * plan.layout.data),
+            loss_scale=1 / self._tokens_that_count(samples, inputs),
             watch=self._watch,
         )
 
     def _inputs(self, samples: Samples, micro_batches: int, step: int | None) -> list[Inputs]:
-        """This replica's micro-batches: replica d takes the d-th run of consecutive samples."""
-        micro, per_replica = self.plan.batch.micro, micro_batches * self.plan.batch.micro
-        first = samples.first + self.mesh.at.data * per_replica
-        rows = samples.read(first, per_replica)
-        return [
-            Inputs(
-                tokens=_positions_first(rows.tokens[start : start + micro], self.mesh.device),
-                targets=_positions_first(rows.targets[start : start + micro], self.mesh.device),
-                dropout=None
-                if step is None
-                else DropoutKey(self.seed, step, tuple(range(first + start, first + start + micro))),
-            )
-            for start in range(0, per_replica, micro)
-        ]
+        """This replica's micro-batches: data rank d takes the d-th run of consecutive samples."""
+        plan, micro = self.plan, self.plan.batch.micro
+        first = samples.first + self.mesh.at.data * micro_batches * micro
+        rows = samples.read(first, micro_batches * micro)
+        found = []
+        for start in range(0, micro_batches * micro, micro):
+            part = Rows(*(x[start : start + micro] for x in rows))
+            numbers = tuple(range(first + start, first + start + micro))
+            key = None if step is None else DropoutKey(self.seed, step, numbers, plan.model.sequence)
+            found.append(inputs_of(plan, part, self.mesh, dropout=key))
+        return found
+
+    def _tokens_that_count(self, samples: Samples, inputs: list[Inputs]) -> float:
+        """Tokens of the whole batch whose loss counts; a sum over replicas where only the data tells."""
+        if all(i.weights is None for i in inputs):
+            return float(self.plan.tokens(samples.sequences))
+        here = torch.stack([i.weights.sum() for i in inputs if i.weights is not None]).sum()
+        return float(all_reduce_(here.to(torch.float64), self.mesh.replicas))
 
     def _program(self, sequences: int, *, forward_only: bool) -> Program:
         key = (sequences, forward_only)
@@ -152,7 +149,7 @@ class Trainer:
     def _agree(self, loss: torch.Tensor) -> float:
         """Only last stages know a loss; the sum over pipeline and data ranks is the batch's mean."""
         total = all_reduce_(loss.clone(), self.mesh.pipeline)
-        return float(all_reduce_(total, self.mesh.data))
+        return float(all_reduce_(total, self.mesh.replicas))
 
 
 def _users(stage: Stage, buckets: Sequence[Bucket]) -> list[User]:
@@ -166,7 +163,3 @@ def _users(stage: Stage, buckets: Sequence[Bucket]) -> list[User]:
 
 def _forward(stage: Stage, inputs: list[Inputs]) -> Callable[[torch.Tensor | None, int], torch.Tensor]:
     return lambda x, m: stage(x, inputs[m])
-
-
-def _positions_first(rows: np.ndarray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(rows.T)).to(device, torch.int64)

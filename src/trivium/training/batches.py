@@ -1,0 +1,66 @@
+"""From rows of token ids to what a rank's stages take."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from trivium.model.inputs import Inputs
+from trivium.parallel.context import Sight
+from trivium.parallel.mesh import Mesh
+from trivium.parallel.randomness import DropoutKey
+from trivium.plan.plan import Plan
+
+
+class Rows(NamedTuple):
+    """Tokens and targets, each [sequences, positions]."""
+
+    tokens: np.ndarray
+    targets: np.ndarray
+
+
+class Packing(NamedTuple):
+    """Of rows in which documents follow one another, each [sequences, positions]: the number of the document, the
+    position within it, and whether the target is of the same document."""
+
+    documents: np.ndarray
+    positions: np.ndarray
+    counts: np.ndarray
+
+
+def packing(tokens: np.ndarray, end_of_text: int) -> Packing:
+    """Where documents begin and end; the end-of-text id is the last token of its document.
+
+    What follows the end is another document's first token, which nothing here can predict: it does not count.
+    """
+    ends = tokens == end_of_text
+    documents = np.cumsum(ends, axis=1) - ends
+    numbers = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+    first = np.concatenate([np.ones_like(ends[:, :1]), ends[:, :-1]], axis=1)
+    starts = np.maximum.accumulate(np.where(first, numbers, 0), axis=1)
+    return Packing(documents, numbers - starts, ~ends)
+
+
+def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None) -> Inputs:
+    """The inputs of one micro-batch on one context rank."""
+    device = mesh.device
+    order = tuple(torch.tensor(plan.positions_of(c), device=device) for c in range(plan.layout.context))
+    here = order[mesh.context.index]
+
+    def taken(x: np.ndarray, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(x.T)).to(device, dtype)[here]
+
+    tokens, targets = taken(rows.tokens), taken(rows.targets)
+    if plan.model.documents == "joined":
+        return Inputs(tokens, targets, sight=Sight(order, None), here=here, dropout=dropout)
+    packed = packing(rows.tokens, plan.model.end_of_text)
+    documents = torch.from_numpy(np.ascontiguousarray(packed.documents.T)).to(device)
+    return Inputs(
+        tokens,
+        targets,
+        weights=taken(packed.counts, torch.float32),
+        positions=taken(packed.positions),
+        sight=Sight(order, documents),
+        here=here,
+        dropout=dropout,
+    )

@@ -1,0 +1,61 @@
+"""The bytes each ZeRO stage holds are those of the ZeRO paper (arXiv 1910.02054), plus declared padding."""
+
+import pytest
+
+from plans import small
+from ranks import on_ranks
+from trivium.certify.reference import random_rows
+from trivium.cost.memory import memory_of_rank
+from trivium.parallel.launch import Place
+from trivium.parallel.mesh import Mesh
+from trivium.parallel.zero import AdamRule
+from trivium.plan.buckets import bucket_table
+from trivium.plan.plan import Plan
+from trivium.training.trainer import Samples, Trainer
+
+HALF = {"weights": "bf16", "gradients": "bf16"}
+PAPERS = {"weights": "bf16"}  # gradients accumulate in fp32
+
+
+def counted(trainer: Trainer) -> dict[str, int]:
+    shards, buckets = trainer.optimizer.shards, trainer.buckets
+
+    def size(tensor) -> int:
+        return tensor.numel() * tensor.element_size()
+
+    return {
+        "weights": sum(size(b.shard if trainer.plan.zero == 3 else b.weights) for b in buckets),
+        "gradients": sum(size(b.gradients) for b in buckets),
+        "optimizer": sum(size(v) for s in shards for v in trainer.optimizer.states(s).values()),
+    }
+
+
+def check(place: Place, plans: list[Plan], bytes_per_parameter: list[tuple[int, int]]) -> None:
+    for plan, (whole, sharded) in zip(plans, bytes_per_parameter, strict=True):
+        mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
+        trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
+        psi = sum(row.padded for row in bucket_table(plan, 0))  # padding declared in the table
+        found = counted(trainer)
+        assert sum(found.values()) == whole * psi + sharded * psi // mesh.replicas.size, (
+            plan.zero,
+            found,
+            psi,
+        )
+        predicted = memory_of_rank(plan, mesh.at).categories()
+        assert {k: predicted[k] for k in found} == found
+        read = random_rows(plan)
+        trainer.train_step(0, Samples(0, plan.batch.sequences, read), 1e-3)
+        after = counted(trainer)
+        assert after == found, "a step leaves nothing behind"
+        if plan.zero == 3:
+            assert all(b.weights.untyped_storage().size() == 0 for b in trainer.buckets)
+
+
+@pytest.mark.parametrize("replicas", [{"data": 2}, {"data": 4}, {"data": 2, "context": 2}])
+def test_bytes_per_parameter_are_those_of_the_paper(replicas: dict[str, int]) -> None:
+    """16 Psi, 4 Psi + 12 Psi/d, 2 Psi + 14 Psi/d, 16 Psi/d; with fp32 gradients 18 in place of 16."""
+    plans = [small(**replicas, zero=z, precision=HALF) for z in range(4)]
+    plans += [small(**replicas, zero=z, precision=PAPERS) for z in range(4)]
+    expected = [(16, 0), (4, 12), (2, 14), (0, 16), (18, 0), (6, 12), (2, 16), (0, 18)]
+    size = plans[0].layout.world_size
+    on_ranks(size, check, plans, expected)

@@ -1,0 +1,57 @@
+"""Attention over a split sequence equals attention over the whole one, values and gradients."""
+
+import math
+
+import pytest
+import torch
+
+from ranks import on_ranks
+from trivium.parallel.context import Context, Sight
+from trivium.parallel.launch import Place
+from trivium.parallel.mesh import Mesh
+from trivium.plan.layout import Layout
+
+B, N, G, S, D = 2, 4, 2, 16, 6
+
+
+def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
+    """Softmax over all keys at once, [B, N, S, D]."""
+    k, v = (x.repeat_interleave(N // G, 1) for x in (k, v))
+    seen = torch.ones(S, S).tril().bool()[None, None]
+    if documents is not None:
+        seen = seen & (documents.T[:, None, :, None] == documents.T[:, None, None, :])
+    scores = (q @ k.transpose(-1, -2) / math.sqrt(D)).masked_fill(~seen, -math.inf)
+    return scores.softmax(-1) @ v
+
+
+def order_of(mode: str, ranks: int) -> tuple[torch.Tensor, ...]:
+    if mode == "ulysses":
+        return tuple(torch.arange(S).chunk(ranks))
+    pieces = torch.arange(S).chunk(2 * ranks)
+    return tuple(torch.cat([pieces[r], pieces[2 * ranks - 1 - r]]) for r in range(ranks))
+
+
+def compare(place: Place, mode: str, packed: bool) -> None:
+    group = Mesh.connect(Layout(context=place.world_size), place.rank, place.world_size).context
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(B, N, S, D), (B, G, S, D), (B, G, S, D)]
+    whole = [torch.randn(x, generator=generator, dtype=torch.float64).requires_grad_() for x in shapes]
+    weight = torch.randn((B, N, S, D), generator=generator, dtype=torch.float64)
+    documents = torch.tensor([[0] * 5 + [1] * 2 + [2] * 9, [0] * 11 + [1] * 5]).T if packed else None
+    expected = plain(*whole, documents)
+    (expected * weight).sum().backward()
+    order = order_of(mode, place.world_size)
+    mine = order[group.index]
+    here = [x.detach()[:, :, mine].clone().requires_grad_() for x in whole]
+    got = Context(group, mode).attend(*here, Sight(order, documents))  # type: ignore[arg-type]
+    (got * weight[:, :, mine]).sum().backward()
+    torch.testing.assert_close(got, expected[:, :, mine], rtol=1e-12, atol=1e-12)
+    for part, full in zip(here, whole, strict=True):
+        assert full.grad is not None
+        torch.testing.assert_close(part.grad, full.grad[:, :, mine], rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("mode", "ranks"), [("ring", 1), ("ring", 2), ("ring", 4), ("ulysses", 2)])
+def test_a_split_sequence_attends_as_the_whole_one(mode: str, ranks: int, packed: bool) -> None:
+    on_ranks(ranks, compare, mode, packed)
