@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plans import small
 from trivium.errors import ConfigError
+from trivium.plan.plan import Plan
 from trivium.plan.schedule import (
     Action,
     Op,
@@ -21,6 +23,7 @@ from trivium.plan.schedule import (
     last_stage,
     make_schedule,
     one_forward_one_backward,
+    parse_schedule,
     peak_activations,
     render,
     rounds,
@@ -177,3 +180,30 @@ def test_the_rendezvous_check_itself_can_fail() -> None:
     crossed = ((a, x, y), (forward(0, 1), b, y, x))
     with pytest.raises(AssertionError):
         assert finishes_under_rendezvous(crossed)
+
+
+def given(rows: list[str], **more: object) -> list[str]:
+    tree = small(pipeline=2, batch={"sequences": 4, "micro": 2}).model_dump()
+    return Plan(**{**tree, "schedule": "given", "rows": rows, **more}).check()
+
+
+def test_a_given_table_is_run_as_it_is() -> None:
+    rows = render(one_forward_one_backward(2, 2)).splitlines()
+    assert parse_schedule(rows) == one_forward_one_backward(2, 2)
+    assert given(rows) == []
+    assert given(render(zero_bubble_h1(2, 2)).splitlines()) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "law"),
+    [
+        (["F0.0 F1.0 B0.0 B1.0"], "has 1 rows"),
+        (["F0.0 F1.0 B0.0", "F0.1 B0.1 F1.1 B1.1"], "lacks B1.0"),
+        (["F0.0 F1.0 B0.0 B1.0 B1.0", "F0.1 B0.1 F1.1 B1.1"], "more than once B1.0"),
+        (["F0.0 F1.0 B0.0 B1.0 F2.0", "F0.1 B0.1 F1.1 B1.1"], "beyond what the plan asks, F2.0"),
+        (["F0.0 B0.0 F1.0 B1.0", "F1.1 B1.1 F0.1 B0.1"], "deadlocks"),
+        (["F0.0 F1.0 B0.0 X1.0", "F0.1 B0.1 F1.1 B1.1"], "'X1.0' is not an action"),
+    ],
+)
+def test_a_given_table_that_cannot_run_is_refused_with_the_reason(rows: list[str], law: str) -> None:
+    assert law in "\n".join(given(rows))

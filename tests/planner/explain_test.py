@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -6,8 +7,9 @@ from cost.plans import small
 from trivium.config import build
 from trivium.cost.hardware import machine_named, this_machine
 from trivium.errors import ConfigError
+from trivium.plan.batch import Ramp
 from trivium.plan.plan import Plan
-from trivium.planner.explain import near_misses, plan_lines, plan_stage
+from trivium.planner.explain import COLUMNS, near_misses, plan_lines, plan_stage
 from trivium.planner.published import mt_nlg_plan
 
 GIB = 1 << 30
@@ -36,6 +38,52 @@ def test_the_near_miss_of_mt_nlg_is_its_batch():
     """240 micro-batches are no multiple of 35 stages, so Megatron's interleaving could not be used."""
     (line,) = near_misses(mt_nlg_plan())
     assert "240" in line and "(35)" in line and "1680 or 1960" in line
+
+
+def ramped(plan):
+    ramp = Ramp(start=32, increment=32, samples=5_859_375)
+    plan = plan.model_copy(update={"batch": plan.batch.model_copy(update={"ramp": ramp})})
+    assert len(plan.batch.segments) == 60
+    return plan
+
+
+def test_a_ramp_changes_neither_near_misses_nor_the_published_comparison():
+    """The full batch alone decides both; the ramp's 60 batch sizes would each have their line."""
+    selene, plan = machine_named("selene"), ramped(mt_nlg_plan())
+    assert near_misses(plan) == near_misses(mt_nlg_plan()) and len(near_misses(plan)) == 1
+    plain, told = plan_lines(mt_nlg_plan(), selene), plan_lines(plan, selene)
+    assert [line for line in told if line in plain] == plain
+    assert "from 32 to 1,920 sequences by 32 in the first 14,475 steps" in "\n".join(told)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4, 8, 64])
+def test_a_bubble_is_either_a_part_of_the_step_or_explained_away(cores):
+    """Ranks that share cores fill each other's bubbles; rounding noise is never printed as a time."""
+    for over in ({}, {"layout": {"chunks": 2}, "schedule": "interleaved"}):
+        text = " ".join(" ".join(plan_lines(small(**over), this_machine(cores, 8 * GIB))).split())
+        hidden = f"bubble 0 (8 ranks share {cores} cores" in text
+        assert hidden == (cores < 8) and hidden != bool(re.search(r"bubble \d[\d.]* (us|ms|s)", text))
+        assert not re.search(r"e-\d\d (us|ms|s)", text)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2)])
+def test_the_bubble_of_a_uniform_schedule_is_its_closed_form(schedule, chunks):
+    plan = small(layout={"chunks": chunks}, schedule=schedule)
+    micro_batches = plan.batch.micro_batches(plan.layout)
+    (line,) = [each for each in plan_lines(plan, this_machine(2, GIB)) if each.startswith("schedule")]
+    assert f"bubble {(plan.layout.pipeline - 1) / (micro_batches * chunks):.1%} " in line
+
+
+def test_splitting_the_backward_shrinks_the_bubble_and_claims_no_closed_form():
+    line = next(x for x in plan_lines(small(schedule="zb-h1"), this_machine(2, GIB)) if "zb-h1" in x)
+    plain = next(x for x in plan_lines(small(), this_machine(2, GIB)) if "1f1b" in x)
+    bubble = [float(re.search(r"bubble ([\d.]+)%", text).group(1)) for text in (line, plain)]
+    assert bubble[0] < bubble[1] and "(p - 1)" not in line
+
+
+def test_no_line_is_too_wide_for_a_terminal():
+    for plan, machine in ((mt_nlg_plan(), machine_named("selene")), (small(), this_machine(2, GIB))):
+        assert max(map(len, plan_lines(plan, machine))) <= COLUMNS
 
 
 def test_an_illegal_plan_is_refused_with_every_problem():

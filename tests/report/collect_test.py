@@ -4,7 +4,7 @@ import pytest
 
 from report.fake_run import METRICS, stations, write_run
 from trivium.errors import DataError
-from trivium.report.collect import MOST_POINTS, collect
+from trivium.report.collect import MOST_POINTS, collect, results
 
 KEYS = {
     "funnel", "planted", "honest", "training", "resume_proof", "evaluation", "bias", "samples", "provenance",
@@ -23,6 +23,17 @@ def test_a_finished_run_has_every_key_and_misses_nothing(tmp_path):
     assert report["seconds"] == {"harvest": 3.5, "train": 120.0}
     assert report["memory"] == report["training"]["memory"]
     assert report["provenance"]["training"]["key"] == "k"
+
+
+def test_report_json_has_exactly_the_promised_keys(tmp_path):
+    """The page shows the plan and the memory besides; they are in plan/plan.json and under `training`."""
+    promised = {
+        *("funnel", "planted", "honest", "training", "resume_proof", "evaluation", "bias", "samples"),
+        *("provenance", "seconds"),
+    }
+    assert set(results(collect(write_run(tmp_path)))) == promised
+    empty = results(collect(tmp_path / "training"))
+    assert set(empty) == promised and all(value is None for value in empty.values())
 
 
 def test_curves_are_the_metrics_split_by_kind(tmp_path):

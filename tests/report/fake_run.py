@@ -17,7 +17,17 @@ def stations() -> dict[str, Any]:
     held = {"weights": 400, "gradients": 400, "optimizer": 400, "activations": 5000}
     priced = {**held, "activations": 6000}
     place = {"pipeline": 0, "data": 0, "tensor": 0}
-    score = {"accuracy": 0.31, "interval": [0.27, 0.35], "n": 500, "chance": 0.25, "unigram": 0.28}
+    score = {
+        "accuracy": 0.31,
+        "interval": [0.27, 0.35],
+        "n": 500,
+        "chance": 0.25,
+        "unigram": 0.26,
+        "confidence": 0.95,
+        "nats_per_byte": 1.4,
+        "nats_per_byte_interval": [1.3, 1.5],
+        "unigram_nats_per_byte": 1.7,
+    }
     return {
         "curated/funnel.json": [
             {"step": "read", "documents": 1000, "bytes": 9_000_000, "dropped": {}},

@@ -11,9 +11,16 @@ import pytest
 
 from report.fake_run import HOSTILE, stations, write_run
 from trivium.errors import DataError
-from trivium.report.collect import collect
+from trivium.report.collect import collect, results
 from trivium.report.figures import funnel
-from trivium.report.page import closing_lines, figure_json, render, write_report
+from trivium.report.page import closing_lines, figure_json, next_command, write_report
+from trivium.report.page import render as render_with
+
+COMMAND = "trivium demo --corpus YOUR_TEXTS --out runs/mine"
+
+
+def render(report):
+    return render_with(report, COMMAND)
 
 
 class Page(HTMLParser):
@@ -51,7 +58,7 @@ def report(tmp_path):
 def test_both_files_are_written_and_the_data_is_the_collected_tree(tmp_path):
     page, data = write_report(write_run(tmp_path))
     assert (page.name, data.name) == ("report.html", "report.json")
-    assert json.loads(data.read_text()) == json.loads(json.dumps(collect(tmp_path)))
+    assert json.loads(data.read_text()) == json.loads(json.dumps(results(collect(tmp_path))))
     assert not list(tmp_path.glob(".*partial"))
 
 
@@ -141,14 +148,37 @@ def test_the_page_suits_a_phone_and_the_dark(report):
 
 
 def test_closing_lines_say_what_was_proven_what_was_not_and_what_to_do_next(report):
-    lines = closing_lines(report)
+    lines = closing_lines(report, COMMAND)
     assert any("✓" in line and "resumed in another layout" in line for line in lines)
     assert any("tiny" in line for line in lines) and any("gloo" in line for line in lines)
-    assert lines[-1].startswith("Next: trivium ")
+    assert lines[-1] == f"Next: {COMMAND}"
+    shown, open_ = lines.index("What this run has shown"), lines.index("What it has not")
+    assert all("✓" in line for line in lines[shown + 1 : open_])
+    assert not any("✓" in line for line in lines[open_:])
 
 
 def test_closing_lines_of_an_empty_run_claim_nothing(tmp_path):
-    assert not any("✓" in line for line in closing_lines(collect(tmp_path)))
+    assert not any("✓" in line for line in closing_lines(collect(tmp_path), COMMAND))
+
+
+def test_the_next_command_is_beside_this_run_and_never_over_another(report, tmp_path):
+    run = tmp_path / "some where" / "first"
+    assert next_command(report, run).endswith(f"--corpus YOUR_TEXTS --out '{run.parent / 'mine'}'")
+    (run.parent / "mine").mkdir(parents=True)
+    assert next_command(report, run).endswith("mine-2'")
+    assert next_command(report, run.parent / "mine", program=".venv/bin/trivium").startswith(
+        ".venv/bin/trivium demo"
+    )
+
+
+def test_the_next_command_of_an_unfinished_run_finishes_it(tmp_path):
+    report = collect(write_run(tmp_path, **{"resume/proof.json": None}))
+    assert next_command(report, Path("runs/demo")) == "trivium demo --out runs/demo"
+
+
+def test_a_run_with_text_of_ones_own_is_finished_without_planted_junk(tmp_path):
+    report = collect(write_run(tmp_path, **{"curated/planted.json": None, "curated/honest.json": None}))
+    assert "YOUR_TEXTS" in next_command(report, Path("runs/demo"))
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")

@@ -45,7 +45,31 @@ def test_each_claim_fails_alone_when_its_figure_breaks_the_law(report, place, pa
 def test_a_score_whose_interval_touches_chance_is_not_better_than_chance(report):
     for score in report["evaluation"]["tasks"]["last_word"].values():
         score["interval"] = [0.2, 0.35]
+    assert states(report)[6] == "not shown"
+
+
+def test_a_score_above_chance_but_not_above_token_frequencies_is_not_shown_to_be_better(report):
+    for score in report["evaluation"]["tasks"]["last_word"].values():
+        score["unigram"] = 0.28
+    assert states(report)[6] == "not shown"
+
+
+def test_answers_must_be_less_surprising_than_by_token_frequencies_on_every_task(report):
+    report["evaluation"]["tasks"]["last_word"]["4"]["nats_per_byte_interval"] = [1.6, 1.71]
     assert states(report)[5] == "failed"
+
+
+def test_no_verdict_reads_as_its_opposite(report):
+    """Each claim is worded as found: what failed does not say it held."""
+    report["planted"]["leaks"]["caught"] = 18
+    report["evaluation"]["tasks"]["last_word"]["4"]["interval"] = [0.2, 0.3]
+    report["evaluation"]["tasks"]["last_word"]["0"]["interval"] = [0.2, 0.3]
+    texts = [v.text for v in verdicts(report)]
+    assert "caught only 90.0%" in texts[0] and texts[6].startswith("No task")
+
+
+def test_the_error_of_predicted_activations_is_told(report):
+    assert "activations were predicted within 20%" in verdicts(report)[4].text
 
 
 def test_activations_may_differ_from_their_prediction(report):

@@ -19,8 +19,9 @@ from trivium.parallel.zero import AdamRule
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
+from trivium.training.batches import Rows
 from trivium.training.state import places
-from trivium.training.trainer import Rows, Samples, Trainer
+from trivium.training.trainer import Samples, Trainer
 
 TOLERANCE = 1e-10  # relative, in fp64
 
@@ -34,16 +35,28 @@ RULE = AdamRule(
 
 
 class Deviation(NamedTuple):
-    """|here - one process| / largest |one process| of a quantity, and of which parameter."""
+    """|here - one process| / largest |one process| of a quantity after a step, and of which parameter."""
 
     quantity: str
     parameter: str
     value: float
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class First:
+    """Where a plan first goes wrong: the quantities that deviate in that step, and of those that belong to a
+    parameter the largest deviation."""
+
+    step: int
+    quantities: tuple[str, ...]
+    parameter: str
+    value: float | str
 
 
 class Findings(NamedTuple):
-    """What one rank saw. updated: how many elements of each parameter it answers for (each element of the model
-    must be answered for by one tensor and pipeline coordinate, and by every data rank or by one)."""
+    """What one rank saw. updated: how many elements of each parameter it answers for: over all ranks,
+    each exactly once."""
 
     deviations: list[Deviation]
     updated: dict[str, int]
@@ -51,7 +64,8 @@ class Findings(NamedTuple):
 
 @dataclass(frozen=True)
 class Certificate:
-    """The verdict on a plan. `by_quantity`: the worst deviation of each quantity over all ranks, and its parameter."""
+    """The verdict on a plan. by_quantity: the worst deviation of each quantity over all ranks and steps.
+    worst_by_quantity: its parameter. first: where it first went wrong; None when it passed."""
 
     plan: dict[str, Any]
     passed: bool
@@ -60,6 +74,7 @@ class Certificate:
     tolerance: float
     by_quantity: dict[str, float]
     worst_by_quantity: dict[str, str]
+    first: First | None
 
     def as_tree(self) -> dict[str, Any]:
         """As plain data; numbers that are not finite as text, which JSON has no number for."""
@@ -85,12 +100,14 @@ def examine(plan: Plan, mesh: Mesh, reference: Reference) -> Findings:
         samples = Samples(batch.first_sample, batch.sequences, lambda n, k: Rows(*read(n, k)))
         captured = _capture(trainer)
         here = trainer.train_step(step, samples, RECIPE.lr)
-        found.append(_scalar("loss", here.loss, reference.losses[step]))
-        found.append(_scalar("gradient norm", here.gradient_norm, reference.norms[step]))
-        found += _gradients(trainer, captured, reference.gradients[step])
-    found += _weights(trainer, reference.weights)
+        seen = [_scalar("loss", here.loss, reference.losses[step])]
+        seen += _gradients(trainer, captured, reference.gradients[step])
+        seen.append(_scalar("gradient norm", here.gradient_norm, reference.norms[step]))
+        found += [d._replace(step=step) for d in seen]
+    seen = list(_weights(trainer, reference.weights))
     validation = Samples(0, plan.batch.sequences, lambda n, k: Rows(*read(n, k)))
-    found.append(_scalar("validation loss", trainer.validate(validation), reference.validation))
+    seen.append(_scalar("validation loss", trainer.validate(validation), reference.validation))
+    found += [d._replace(step=len(reference.losses) - 1) for d in seen]
     return Findings(found, _answered_for(trainer))
 
 
@@ -109,25 +126,29 @@ def certificate(plan: Plan, found: Sequence[Deviation]) -> Certificate:
         tolerance=TOLERANCE,
         by_quantity={q: d.value for q, d in by_quantity.items()},
         worst_by_quantity={q: d.parameter for q, d in by_quantity.items()},
+        first=_first([d for d in found if not d.value <= TOLERANCE]),
     )
 
 
 def coverage(plan: Plan, updated: Sequence[dict[str, int]]) -> list[Deviation]:
-    """Every element of every parameter is updated by exactly one rank of each set of replicas: the share of a
-    parameter that is missing or done twice, over all ranks. A parameter that no rank holds deviates from nothing else."""
+    """Of each parameter, the share of its elements that no rank updates, or that more than one does.
+
+    A parameter that no rank holds would otherwise deviate from nothing.
+    """
     return [
         Deviation("coverage", p.name, abs(sum(u.get(p.name, 0) for u in updated) / p.elements - 1))
         for p in parameters(plan.model)
     ]
 
 
-def failing(certificate: Certificate) -> list[str]:
-    """The quantities that deviate, and their worst parameters."""
-    return [
-        f"{q} {certificate.worst_by_quantity[q]}".strip()
-        for q, value in certificate.by_quantity.items()
-        if not value <= certificate.tolerance
-    ]
+def _first(wrong: Sequence[Deviation]) -> First | None:
+    if not wrong:
+        return None
+    step = min(d.step for d in wrong)
+    here = [d for d in wrong if d.step == step]
+    worst = max(here, key=lambda d: (bool(d.parameter), _size(d)))
+    quantities = tuple(dict.fromkeys(d.quantity for d in here))
+    return First(step, quantities, worst.parameter, _finite(worst.value))
 
 
 def _capture(trainer: Trainer) -> dict[int, torch.Tensor]:
@@ -162,7 +183,7 @@ def _weights(trainer: Trainer, whole: Tensors) -> Iterator[Deviation]:
 def _answered_for(trainer: Trainer) -> dict[str, int]:
     answered: dict[str, int] = {}
     for bucket in trainer.buckets:
-        if not bucket.sharded and bucket.data.index != 0:
+        if not bucket.sharded and bucket.replicas.index != 0:
             continue
         for place in places(bucket, bucket.owned, trainer.plan, trainer.mesh.tensor.index):
             if place.slot.counts:

@@ -9,6 +9,7 @@ Legend: B sequences, S positions, H hidden, N heads, G key-value heads, D head w
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,19 +40,45 @@ def first_weights(model: ModelShape, seed: int) -> dict[str, Tensor]:
     return {p.name: _first(p, model, seed).double() for p in parameters(model)}
 
 
+class Order(NamedTuple):
+    """What a batch's positions may know: their number within the document or sequence [B, S], which positions each
+    sees [B, S, S], and which targets count [B, S]."""
+
+    numbers: Tensor
+    sees: Tensor
+    counts: Tensor
+
+
+def order_of(model: ModelShape, tokens: Tensor) -> Order:
+    """Every position sees itself and those before it; of its own document only, where documents are apart.
+
+    A document ends with its end-of-text token, whose target, the start of another document, does not count.
+    """
+    B, S = tokens.shape
+    sees = torch.ones(S, S, dtype=torch.bool).tril().expand(B, S, S)
+    numbers = torch.arange(S).expand(B, S)
+    if model.documents == "joined":
+        return Order(numbers, sees, torch.ones(B, S, dtype=torch.bool))
+    ends = tokens == model.end_of_text
+    document = ends.long().cumsum(1) - ends.long()
+    sees = sees & (document[:, :, None] == document[:, None, :])
+    return Order(sees.sum(-1) - 1, sees, ~ends)
+
+
 def loss_of(weights: Weights, model: ModelShape, tokens: Tensor, targets: Tensor, drop: Drop) -> Tensor:
-    """Mean cross-entropy in nats over all tokens of the batch; tokens and targets [B, S]."""
+    """Mean cross-entropy in nats over the batch's tokens that count; tokens and targets [B, S]."""
+    order = order_of(model, tokens)
     x = weights["embedding.tokens.weight"][tokens]
     if model.family == "gpt":
-        x = x + weights["embedding.positions.weight"][: tokens.shape[1]]
+        x = x + weights["embedding.positions.weight"][order.numbers]
     x = drop(x, "embedding")
     for n in range(model.layers):
         at = f"layers.{n}"
-        x = x + drop(_attention(weights, model, x, at), f"{at}.attention")
+        x = x + drop(_attention(weights, model, x, order, at), f"{at}.attention")
         x = x + drop(_mlp(weights, model, x, at), f"{at}.mlp")
     table = weights["head.weight" if model.head == "untied" else "embedding.tokens.weight"]
     logits = _norm(weights, model, x, "head.norm") @ table.T
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return F.cross_entropy(logits[order.counts], targets[order.counts])
 
 
 def dropping(model: ModelShape, seed: int, step: int, samples: range) -> Drop:
@@ -122,27 +149,26 @@ def _linear(weights: Weights, x: Tensor, name: str) -> Tensor:
     return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
 
 
-def _attention(weights: Weights, model: ModelShape, x: Tensor, at: str) -> Tensor:
+def _attention(weights: Weights, model: ModelShape, x: Tensor, order: Order, at: str) -> Tensor:
     B, S, _ = x.shape
     N, G, D = model.heads, model.kv_heads or model.heads, model.hidden // model.heads
     rows = _linear(weights, _norm(weights, model, x, f"{at}.attention.norm"), f"{at}.attention.qkv")
     # The rows of a group: its N/G queries, its key, its value.
     q, k, v = rows.view(B, S, G, N // G + 2, D).split([N // G, 1, 1], dim=3)
     if model.family == "llama":
-        q, k = _rotate(q, model.rope_base), _rotate(k, model.rope_base)
+        q, k = (_rotate(rows, order.numbers, model.rope_base) for rows in (q, k))
     scores = torch.einsum("bsgnd,btgd->bgnst", q, k.squeeze(3)) / math.sqrt(D)
-    future = torch.ones(S, S, dtype=torch.bool).triu(1)
-    shares = scores.masked_fill(future, float("-inf")).softmax(-1)
+    shares = scores.masked_fill(~order.sees[:, None, None], float("-inf")).softmax(-1)
     y = torch.einsum("bgnst,btgd->bsgnd", shares, v.squeeze(3))
     return _linear(weights, y.reshape(B, S, N * D), f"{at}.attention.out")
 
 
-def _rotate(x: Tensor, base: float) -> Tensor:
+def _rotate(x: Tensor, numbers: Tensor, base: float) -> Tensor:
     """x [B, S, G, n, D] as complex numbers (d, d + D/2), turned by position x base^(-2d/D)."""
-    S, D = x.shape[1], x.shape[-1]
-    angles = torch.outer(torch.arange(S).double(), base ** (-torch.arange(0, D, 2).double() / D))
+    D = x.shape[-1]
+    angles = numbers.double()[..., None] * base ** (-torch.arange(0, D, 2).double() / D)
     a, b = x.chunk(2, dim=-1)
-    turned = torch.complex(a, b) * torch.polar(torch.ones_like(angles), angles)[:, None, None]
+    turned = torch.complex(a, b) * torch.polar(torch.ones_like(angles), angles)[:, :, None, None]
     return torch.cat([turned.real, turned.imag], dim=-1)
 
 

@@ -65,12 +65,18 @@ def reference_key(plan: Plan) -> str:
 
 
 def random_rows(plan: Plan, seed: int = SEED) -> Reader:
-    """Random tokens by sample number, [count, S]: targets are the next tokens, as in training."""
-    S, V = plan.model.sequence, plan.model.vocabulary
+    """Random tokens by sample number, [count, S]: targets are the next tokens, as in training. Where documents are
+    apart, every fourth token or so ends one."""
+    S, V, end = plan.model.sequence, plan.model.vocabulary, plan.model.end_of_text
+    apart = plan.model.documents == "apart"
+
+    def row(n: int) -> np.ndarray:
+        tokens = generator_for(seed, "certify", n).integers(0, V, S + 1)
+        ends = generator_for(seed, "certify ends", n).random(S + 1) < 0.25
+        return np.where(ends, end, tokens) if apart else tokens
 
     def read(first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        rows = [generator_for(seed, "certify", n).integers(0, V, S + 1) for n in range(first, first + count)]
-        tokens = np.stack(rows)
+        tokens = np.stack([row(n) for n in range(first, first + count)])
         return tokens[:, :-1], tokens[:, 1:]
 
     return read
@@ -88,7 +94,7 @@ def compute_reference(plan: Plan) -> Reference:
         drop = dropping(plan.model, SEED, step, samples)
         loss = loss_of(weights, plan.model, tokens, targets, drop)
         found = dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         norms.append(optimizer.step(found))
         gradients.append(found)
         first += size

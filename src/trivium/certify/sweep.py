@@ -4,8 +4,8 @@ import dataclasses
 import json
 import platform
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from trivium.certify.reference import (
     reference_key,
     write_reference,
 )
-from trivium.parallel.launch import Place, connected, run_ranks
+from trivium.parallel.launch import Place, connected, run_ranks, start_ranks
 from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import Layout
 from trivium.plan.plan import Plan
@@ -47,8 +47,8 @@ def certify(
         for size in sorted({p.layout.world_size for p in plans}):
             numbers = [n for n, p in enumerate(plans) if p.layout.world_size == size]
             chosen = [plans[n].checked() for n in numbers]
-            done = _watched(progress, folder, numbers, plans, len(results))
-            run_ranks(_certify_rank, size, chosen, folder, done, timeout_seconds=timeout_seconds)
+            watch = _watch(progress, folder, numbers, plans)
+            start_ranks(_certify_rank, size, chosen, folder).wait(timeout_seconds, watch)
             for k, number in enumerate(numbers):
                 results[number] = collect(plans[number], folder, str(k))
     return [results[n] for n in range(len(plans))]
@@ -97,7 +97,12 @@ def versions() -> dict[str, str]:
 def describe(plan: Plan) -> str:
     """A plan in a few words."""
     x = plan.layout
-    words = [f"tensor {x.tensor} pipeline {x.pipeline} data {x.data}", plan.schedule, plan.model.family]
+    words = [f"tensor {x.tensor} pipeline {x.pipeline} data {x.data}"]
+    words += [f"context {x.context} {plan.context_attention}"] if x.context > 1 else []
+    words += [plan.schedule, plan.model.family]
+    words += (
+        [f"kv heads {plan.model.kv_heads} of {plan.model.heads}"] if plan.model.kv_heads is not None else []
+    )
     words += [f"chunks {x.chunks}"] if x.chunks > 1 else []
     words += ["sequence parallel"] if plan.sequence_parallel else []
     words += [f"zero {plan.zero}"]
@@ -105,6 +110,7 @@ def describe(plan: Plan) -> str:
     words += [f"layers {list(plan.partition.layers)}"] if plan.partition.layers is not None else []
     words += [f"vocabulary {plan.model.vocabulary}", plan.model.head]
     words += [f"dropout {plan.model.dropout:g}"] if plan.model.dropout else []
+    words += ["documents apart"] if plan.model.documents == "apart" else []
     words += ["ramp"] if plan.batch.ramp is not None else []
     return ", ".join(words)
 
@@ -114,7 +120,7 @@ def _reference_rank(place: Place, plans: dict[str, Plan], folder: Path) -> None:
         write_reference(folder / f"{key}.safetensors", compute_reference(plans[key]))
 
 
-def _certify_rank(place: Place, plans: Sequence[Plan], folder: Path, done: Callable[[int], None]) -> None:
+def _certify_rank(place: Place, plans: Sequence[Plan], folder: Path) -> None:
     with connected(place):
         meshes: dict[Layout, Mesh] = {}
         references: dict[str, Reference] = {}
@@ -124,8 +130,6 @@ def _certify_rank(place: Place, plans: Sequence[Plan], folder: Path, done: Calla
                 references[key] = reference_of(plan, folder)
             found = examine(plan, _mesh(plan.layout, place, meshes), references[key])
             _write(folder, str(number), place.rank, found)
-            if place.rank == 0:
-                done(number)
 
 
 def _mesh(layout: Layout, place: Place, meshes: dict[Layout, Mesh]) -> Mesh:
@@ -136,15 +140,17 @@ def _mesh(layout: Layout, place: Place, meshes: dict[Layout, Mesh]) -> Mesh:
     return dataclasses.replace(meshes[degrees], layout=layout)
 
 
-def _watched(
-    progress: Progress, folder: Path, numbers: Sequence[int], plans: Sequence[Plan], before: int
-) -> Callable[[int], None]:
-    """Told by the first rank, which inherits the progress over the fork."""
+def _watch(
+    progress: Progress, folder: Path, numbers: Sequence[int], plans: Sequence[Plan]
+) -> Callable[[], None]:
+    """Says how far the ranks are, by the findings of the first of them."""
+    before = len(plans) - sum(p.layout.world_size >= plans[numbers[0]].layout.world_size for p in plans)
 
-    def done(k: int) -> None:
-        progress(before + k + 1, len(plans), describe(plans[numbers[k]]))
+    def watch() -> None:
+        done = len(list(folder.glob("*-0.json")))
+        progress(before + done, len(plans), describe(plans[numbers[min(done, len(numbers) - 1)]]))
 
-    return done
+    return watch
 
 
 def _write(folder: Path, name: str, rank: int, found: Findings) -> None:
@@ -155,8 +161,3 @@ def _read(path: Path) -> Findings:
     deviations, updated = json.loads(path.read_text())
     path.unlink()
     return Findings([Deviation(*d) for d in deviations], updated)
-
-
-def failures(certificates: Iterable[Certificate]) -> list[Certificate]:
-    """Those that did not pass."""
-    return [c for c in certificates if not c.passed]

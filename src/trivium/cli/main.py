@@ -28,6 +28,7 @@ VERBS = (
     Verb("corpus", "trivium.cli.corpus", "Harvest raw text; curate it into a clean corpus."),
     Verb("tokenize", "trivium.cli.tokenize", "Train a tokenizer and write token shards."),
     Verb("plan", "trivium.cli.plan", "Show what a run is and what it costs, before anything runs."),
+    Verb("certify", "trivium.cli.certify", "Prove that a layout computes what one process computes."),
     Verb("train", "trivium.cli.train", "Train under a layout; goes on from the last checkpoint."),
     Verb("prove", "trivium.cli.prove", "Kill a rank, resume in another layout, compare the losses."),
     Verb("evaluate", "trivium.cli.evaluate", "Score a checkpoint on held-out tasks, zero- and few-shot."),

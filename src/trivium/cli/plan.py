@@ -25,11 +25,9 @@ from trivium.cost.hardware import Machine
 from trivium.errors import ConfigError
 from trivium.plan.layout import Layout
 from trivium.plan.mapping import describe, draw, legend, node_of, problems
-from trivium.plan.plan import Plan
 from trivium.planner.explain import plan_lines, plan_stage
 from trivium.progress import Progress
 from trivium.provenance import write_json
-from trivium.units import format_count
 
 REFERENCE = "mt-nlg-530b"  # stands beside the demo's plan
 FEW_NODES = 12  # lines of a drawing, unless all are asked for
@@ -63,14 +61,16 @@ def show(
     """Print model, layout, batch, schedule, and the estimated time and memory of a step."""
     for number, name in enumerate(preset or ["demo", REFERENCE]):
         config = resolve(Given(name, tuple(sets or ()), ranks)).checked()
-        lines = plan_lines(full_batch(config.plan), machine_of(config.machine))
-        for line in [*([""] if number else []), name, *lines, *ramp_lines(config.plan)]:
+        lines = plan_lines(config.plan, machine_of(config.machine))
+        for line in [*([""] if number else []), name, *lines]:
             say(line)
 
 
 @app.command("map")
 def map_ranks(
-    preset: Preset = DEFAULT_PRESET,
+    preset: Annotated[
+        str, typer.Option("--preset", metavar="NAME", help="A shipped preset or a YAML/JSON file.")
+    ] = DEFAULT_PRESET,
     sets: Sets = None,
     ranks: Ranks = None,
     per_node: Annotated[
@@ -84,8 +84,8 @@ def map_ranks(
     ] = False,
     every: Annotated[bool, typer.Option("--all", help="Draw every node, however many.")] = False,
 ) -> None:
-    """Draw which rank sits on which node; refuse to spread a tensor group over nodes. The order is plan.layout.order."""
-    config = resolve(Given(preset or DEFAULT_PRESET, tuple(sets or ()), ranks)).checked()
+    """Draw which rank sits on which node, as plan.layout.order has it; refuse tensor groups that span nodes."""
+    config = resolve(Given(preset, tuple(sets or ()), ranks)).checked()
     layout, machine = config.plan.layout, machine_of(config.machine)
     if per_node is None:
         unfit = machine.problems(layout.world_size)
@@ -123,22 +123,6 @@ def map_lines(layout: Layout, per_node: int, *, place: str, every: bool = False)
         *drawn,
         "",
         *describe(layout, per_node),
-    ]
-
-
-def full_batch(plan: Plan) -> Plan:
-    """The plan of a step after the ramp, which is what is priced and what published figures are of."""
-    return plan.model_copy(update={"batch": plan.batch.model_copy(update={"ramp": None})})
-
-
-def ramp_lines(plan: Plan) -> list[str]:
-    """How the batch grows to its full size."""
-    ramp, segments = plan.batch.ramp, plan.batch.segments
-    if ramp is None:
-        return []
-    return [
-        f"ramp          from {ramp.start} to {plan.batch.sequences:,} sequences by {ramp.increment} in "
-        f"{segments[-1].first_step:,} steps ({format_count(plan.tokens(segments[-1].first_sample))} tokens)"
     ]
 
 

@@ -1,5 +1,7 @@
 """`trivium report`: everything a run found out, in one page that works offline."""
 
+import shutil
+import sys
 import time
 
 import typer
@@ -8,7 +10,6 @@ from trivium.cli.options import DEFAULT_OUT, Out
 from trivium.cli.show import say
 from trivium.cli.workspace import Workspace
 from trivium.errors import DataError
-from trivium.provenance import write_json
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -23,16 +24,22 @@ def report(out: Out = DEFAULT_OUT) -> None:
 def make_report(at: Workspace) -> list[str]:
     """Write the page and its data; returns the lines that sum up the run."""
     from trivium.report.collect import collect
-    from trivium.report.page import closing_lines, write_report
+    from trivium.report.page import closing_lines, next_command, write_report
 
     if not at.config.is_file():
         raise DataError(
             f"{at.root} is not a run directory (config.json is missing); run `trivium demo` first"
         )
     began = time.monotonic()
-    page, data = write_report(at.root)
+    write_report(at.root)
     at.record_seconds("report", time.monotonic() - began)
-    found = collect(at.root)  # once more: now with the report's own seconds
-    write_json(data, found)
+    page, data = write_report(at.root)  # once more: now with the report's own seconds
     say(f"  {page} and {data.name}")
-    return closing_lines(found)
+    found = collect(at.root)
+    return closing_lines(found, next_command(found, at.root, program=_program()))
+
+
+def _program() -> str:
+    """How the user calls trivium: its path where the shell would not find it by name."""
+    called = sys.argv[0]
+    return "trivium" if shutil.which("trivium") or not called.endswith("/trivium") else called

@@ -1,6 +1,7 @@
 """The config of a whole run: the sections of every station, and where each value came from."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
@@ -73,6 +74,7 @@ def resolve(given: Given) -> RunConfig:
     tree: Tree = {}
     for _, layer in _layers(given):
         tree = merge(tree, layer)
+    tree = _with_rows_read(tree)
     try:
         return build(RunConfig, tree)
     except ConfigError as error:
@@ -101,6 +103,18 @@ def ranks_tree(ranks: int) -> Tree:
             f"number give --set plan.layout.tensor=… plan.layout.pipeline=… plan.layout.data=…"
         )
     return {"plan": LAYOUTS[ranks]}
+
+
+def _with_rows_read(tree: Tree) -> Tree:
+    """plan.rows may name a text file, one row of actions per pipeline rank; the config keeps its content."""
+    named = tree.get("plan", {}).get("rows") if isinstance(tree.get("plan"), dict) else None
+    if not isinstance(named, str):
+        return tree
+    try:
+        rows = [line for line in Path(named).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"plan.rows: {named} cannot be read as text: {error}") from None
+    return merge(tree, {"plan": {"rows": rows}})
 
 
 def _layers(given: Given) -> list[tuple[str, Tree]]:

@@ -4,6 +4,7 @@ A step: sum gradients to their owners, one norm for the whole model, update the 
 accumulation dtype, gather the weights.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -69,13 +70,22 @@ class ShardedAdamW:
             }
 
     @torch.no_grad()
-    def step(self, lr: float) -> float:
-        """Update the weights from the accumulated gradients and clear them; returns the norm before clipping."""
+    def step(self, lr: float, *, loss_scale: float = 1.0) -> float:
+        """Update the weights from the accumulated gradients and clear them; returns the norm before clipping.
+
+        Gradients are of the loss times `loss_scale`. With a scale, a norm that is not finite means that they
+        overflowed: nothing is updated, on any rank alike.
+        """
         for number, shard in enumerate(self.shards):
             shard.master.grad = shard.bucket.reduced().to(shard.master.dtype)
+            if loss_scale != 1.0:
+                shard.master.grad.mul_(1 / loss_scale)
             if self.on_reduced is not None:
                 self.on_reduced(number, shard.master.grad)
         norm = self.gradient_norm()
+        if loss_scale != 1.0 and not math.isfinite(norm):
+            self._clear()
+            return norm
         if 0 < self.rule.clip < norm:
             for shard in self.shards:
                 assert shard.master.grad is not None, "reduced just above"
@@ -89,9 +99,13 @@ class ShardedAdamW:
             if weights.data_ptr() != shard.master.data_ptr():
                 weights.copy_(shard.master)
             shard.bucket.publish()
+        self._clear()
+        return norm
+
+    def _clear(self) -> None:
+        for shard in self.shards:
             shard.bucket.clear_gradients()
             shard.master.grad = None
-        return norm
 
     def gradient_norm(self) -> float:
         """The 2-norm of the model's gradient, each parameter counted once, the same on every rank."""

@@ -13,7 +13,14 @@ from trivium.plan.model_shape import ModelShape
 from trivium.plan.partition import Partition
 from trivium.plan.precision import Precision
 from trivium.plan.recompute import Recompute
-from trivium.plan.schedule import Schedule, ScheduleName, make_schedule, stages_of_ranks
+from trivium.plan.schedule import (
+    Schedule,
+    ScheduleName,
+    make_schedule,
+    parse_schedule,
+    stages_of_ranks,
+    table_problems,
+)
 
 
 class Plan(Config):
@@ -24,6 +31,9 @@ class Plan(Config):
     batch: Batch
     partition: Partition = Partition()
     schedule: ScheduleName = "1f1b"
+    rows: tuple[str, ...] | None = (
+        None  # schedule "given": one row of actions per pipeline rank, as F0.0 F1.0 B0.0
+    )
     precision: Precision = Precision()
     recompute: Recompute = Recompute()
     zero: Literal[0, 1, 2, 3] = (
@@ -53,6 +63,8 @@ class Plan(Config):
 
     def schedule_table(self, sequences: int | None = None) -> Schedule:
         """The schedule of a step of `sequences` (by default: of the full batch)."""
+        if self.schedule == "given":
+            return parse_schedule(self.rows or ())
         return make_schedule(
             self.schedule,
             pipeline=self.layout.pipeline,
@@ -138,9 +150,31 @@ class Plan(Config):
             )
         return found
 
+    def _given_problems(self) -> list[str]:
+        if (self.schedule == "given") != (self.rows is not None):
+            return [
+                f"plan.schedule is '{self.schedule}' and plan.rows is {'given' if self.rows else 'absent'}: rows are "
+                f"the table of schedule 'given', and of no other"
+            ]
+        if self.rows is None or self.batch.problems(self.layout):
+            return []
+        if self.batch.ramp is not None:
+            return [
+                f"plan.rows is a table for one batch, and plan.batch.ramp {self.batch.ramp.start} changes it"
+            ]
+        micro_batches = self.batch.micro_batches(self.layout)
+        try:
+            table = parse_schedule(self.rows)
+        except ConfigError as error:
+            return [f"plan.rows: {error}"]
+        return table_problems(
+            table, pipeline=self.layout.pipeline, stages=self.layout.stages, micro_batches=micro_batches
+        )
+
     def _schedule_problems(self) -> list[str]:
         layout, found = self.layout, []
-        if layout.chunks > 1 and self.schedule not in ("interleaved", "zb-v"):
+        found += self._given_problems()
+        if layout.chunks > 1 and self.schedule not in ("interleaved", "zb-v", "given"):
             found.append(
                 f"plan.layout.chunks is {layout.chunks} but plan.schedule is '{self.schedule}', which holds one "
                 f"stage per rank; set plan.schedule=interleaved or plan.layout.chunks=1"

@@ -4,14 +4,15 @@ The runtime executes the table, the planner times it, the tests check it, `rende
 knows how a table was made.
 """
 
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from trivium.errors import ConfigError
 
-ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "given"]
 
 
 class Op(StrEnum):
@@ -61,6 +62,8 @@ def make_schedule(name: ScheduleName, *, pipeline: int, micro_batches: int, chun
             return zero_bubble_h1(pipeline, micro_batches)
         case "zb-v":
             return zero_bubble_v(pipeline, micro_batches)
+        case "given":
+            raise ConfigError(f"schedule 'given' for {pipeline} ranks is not made but given: see plan.rows")
 
 
 def input_gradient(micro_batch: int, stage: int) -> Action:
@@ -185,6 +188,46 @@ def peak_activations(row: Row) -> int:
     return peak
 
 
+def parse_schedule(rows: Sequence[str]) -> Schedule:
+    """A table from text, one row per pipeline rank as `render` writes them (with or without "rank 0:")."""
+    return tuple(tuple(map(_parse_action, row.rpartition(":")[2].split())) for row in rows)
+
+
+def table_problems(schedule: Schedule, *, pipeline: int, stages: int, micro_batches: int) -> list[str]:
+    """Why a table cannot be run: actions missing, done twice or on two ranks, or never able to start."""
+    if len(schedule) != pipeline:
+        return [
+            f"plan.rows has {len(schedule)} rows; plan.layout.pipeline is {pipeline}, and each rank has one"
+        ]
+    actions = Counter(a for row in schedule for a in row)
+    rank_of_stage = {(r, a.stage) for r, row in enumerate(schedule) for a in row}
+    whole = (
+        [Op.FORWARD, Op.INPUT_GRADIENT, Op.WEIGHT_GRADIENT]
+        if is_split(schedule)
+        else [Op.FORWARD, Op.BACKWARD]
+    )
+    wanted = {Action(op, m, s) for op in whole for m in range(micro_batches) for s in range(stages)}
+    found = []
+    for told, wrong in (
+        ("lacks", sorted(wanted - actions.keys())),
+        ("has, beyond what the plan asks,", sorted(actions.keys() - wanted)),
+        ("has more than once", sorted(a for a, n in actions.items() if n > 1)),
+    ):
+        if wrong:
+            some = ", ".join(map(str, wrong[:4])) + (f" and {len(wrong) - 4} more" if len(wrong) > 4 else "")
+            found.append(
+                f"plan.rows {told} {some}; a step has {micro_batches} micro-batches on {stages} stages"
+            )
+    if len(rank_of_stage) != len({s for _, s in rank_of_stage}):
+        found.append(f"plan.rows puts one stage on several ranks: (rank, stage) {sorted(rank_of_stage)[:6]}")
+    if not found:
+        try:
+            list(rounds(schedule))
+        except ConfigError as error:
+            found.append(f"plan.rows: {error}")
+    return found
+
+
 def render(schedule: Schedule) -> str:
     """One line per rank, as text."""
     return "\n".join(f"rank {r}: " + " ".join(map(str, row)) for r, row in enumerate(schedule))
@@ -244,6 +287,15 @@ def _zero_bubble_v_row(ranks: int, micro_batches: int, rank: int) -> Row:
         while turns.left("W", stage):
             turns.add("IW", stage, stage)
     return tuple(turns.row)
+
+
+def _parse_action(text: str) -> Action:
+    match = re.fullmatch(r"([FBIW])(\d+)\.(\d+)", text)
+    if match is None:
+        raise ConfigError(
+            f"'{text}' is not an action; write F, B, I or W, a micro-batch, a dot and a stage, as F2.0"
+        )
+    return Action(Op(match[1]), int(match[2]), int(match[3]))
 
 
 def _alternate(forwards: list[Action], backwards: list[Action], warmup: int) -> Row:

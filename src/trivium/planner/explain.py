@@ -1,5 +1,6 @@
 """A plan and its price as text for people, and as data for the plan stage."""
 
+import textwrap
 from typing import Any
 
 from trivium.config import to_tree
@@ -8,17 +9,26 @@ from trivium.cost.estimate import Estimate, estimate, planned_timeline
 from trivium.cost.hardware import Machine, machine_named, this_machine
 from trivium.cost.memory import predicted_memory
 from trivium.cost.stages import layers_by_stage
+from trivium.cost.timeline import simulate
 from trivium.plan.layout import Layout
+from trivium.plan.mapping import crossings
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import make_schedule, render
-from trivium.planner.published import mt_nlg_plan, published_for
+from trivium.plan.schedule import Action, Op, make_schedule, render
+from trivium.planner.published import full_batch, mt_nlg_plan, published_for
 from trivium.planner.search import Ranked, choose
 from trivium.units import format_bytes, format_count, format_flops, format_seconds
 
 FORMAT = "trivium-plan-1"
-WIDTH = 100  # columns of a rendered schedule row
+COLUMNS = 110  # of a line of text
+LABEL = 14  # columns of its label
 FEW_RANKS = 4  # rows of a rendered schedule
+UNIFORM = (
+    "gpipe",
+    "1f1b",
+    "interleaved",
+)  # schedules whose bubble has the closed form of the pipeline papers
+NOTHING = 1e-6  # of a step: smaller parts are rounding noise
 RANKING = 10  # plans of the search that are stored and printed
 
 
@@ -65,7 +75,7 @@ def priced_tree(plan: Plan, machine: Machine) -> dict[str, Any]:
 def plan_lines(plan: Plan, machine: Machine) -> list[str]:
     """What the plan is and what it costs. Raises ConfigError when it is not legal."""
     price = estimate(plan.checked(), machine)
-    return [
+    lines = [
         *_choice_lines(plan, machine),
         *_schedule_lines(plan),
         *_place_lines(plan, machine),
@@ -73,6 +83,7 @@ def plan_lines(plan: Plan, machine: Machine) -> list[str]:
         *_seconds_lines(plan, machine, price),
         *(f"near miss     {line}" for line in near_misses(plan)),
     ]
+    return [part for line in lines for part in _wrapped(line)]
 
 
 def ranking_lines(plan: Plan, ranking: tuple[Ranked, ...]) -> list[str]:
@@ -99,12 +110,8 @@ def near_misses(plan: Plan) -> list[str]:
     chunks = max((c for c in (2, 3, 4) if plan.model.layers % (layout.pipeline * c) == 0), default=0)
     if not chunks:
         return []
-    other = plan.model_copy(
-        update={
-            "schedule": "interleaved",
-            "layout": layout.model_copy(update={"chunks": chunks}),
-            "batch": plan.batch.model_copy(update={"ramp": None}),  # the full batch alone decides
-        }
+    other = full_batch(plan).model_copy(
+        update={"schedule": "interleaved", "layout": layout.model_copy(update={"chunks": chunks})}
     )
     return [f"interleaving {chunks} chunks would shrink the bubble, but {p}" for p in other.check()]
 
@@ -112,46 +119,77 @@ def near_misses(plan: Plan) -> list[str]:
 def _choice_lines(plan: Plan, machine: Machine) -> list[str]:
     model, layout, batch = plan.model, plan.layout, plan.batch
     micro_batches = batch.micro_batches(layout)
-    sharded = ("nothing", "optimizer state", "optimizer state and gradients", "all of a replica's state")[
-        plan.zero
-    ]
     per_stage = [len(layers) for layers in layers_by_stage(plan)]
+    context = f" x context {layout.context}" if layout.context > 1 else ""
+    padded = model.padded_vocabulary(layout.tensor)
     lines = [
         f"model         {model.family}, {model.layers} layers, hidden {model.hidden}, {model.heads} heads, "
-        f"vocabulary {model.vocabulary:,} (padded to {model.padded_vocabulary(layout.tensor):,}), "
+        f"vocabulary {model.vocabulary:,}{f' (padded to {padded:,})' if padded != model.vocabulary else ''}, "
         f"sequence {model.sequence:,}: {format_count(count(model))} parameters",
-        f"machine       {machine.name}: {machine.nodes} x {machine.devices_per_node} {machine.device}",
-        f"layout        tensor {layout.tensor} x pipeline {layout.pipeline} x data {layout.data} = "
-        f"{layout.world_size:,} ranks; {layout.stages} stages, layers in each: {_spread(per_stage)}",
-        f"batch         {batch.sequences:,} sequences = {layout.data} replicas x {micro_batches} micro-batches x "
-        f"{batch.micro}; {plan.tokens(batch.sequences):,} tokens per step",
+        f"machine       {machine.name}: {_machine_text(machine)}",
+        f"layout        tensor {layout.tensor} x pipeline {layout.pipeline} x data {layout.data}{context} = "
+        f"{_counted(layout.world_size, 'rank')}; {_counted(layout.stages, 'stage')}, layers in each: "
+        f"{_spread(per_stage)}",
+        f"batch         {batch.sequences:,} sequences = {_counted(layout.data, 'replica')} x {micro_batches} "
+        f"micro-batches x {batch.micro}; {plan.tokens(batch.sequences):,} tokens per step",
         f"precision     weights {plan.precision.weights}, gradients {plan.precision.accumulation}; recompute "
-        f"'{plan.recompute.mode}'; ZeRO stage {plan.zero} shards {sharded} over data ranks",
+        f"{plan.recompute.mode}; {_zero_text(plan)}",
     ]
     if batch.ramp is not None:
-        ramp = batch.ramp
+        ramp, full = batch.ramp, batch.segments[-1]
         lines.append(
-            f"ramp          batch {ramp.start} -> {batch.sequences:,} by {ramp.increment} over "
-            f"{ramp.samples:,} sequences"
+            f"ramp          from {ramp.start} to {batch.sequences:,} sequences by {ramp.increment} in the first "
+            f"{full.first_step:,} steps ({format_count(plan.tokens(full.first_sample))} tokens); figures below are "
+            f"of the full batch"
         )
     return lines
 
 
+def _zero_text(plan: Plan) -> str:
+    if plan.layout.data == 1 or plan.zero == 0:
+        return f"ZeRO stage {plan.zero}: nothing is sharded over {_counted(plan.layout.data, 'replica')}"
+    sharded = ("optimizer state", "optimizer state and gradients", "weights, gradients and optimizer state")
+    return f"ZeRO stage {plan.zero}: {sharded[plan.zero - 1]} sharded over data ranks"
+
+
 def _schedule_lines(plan: Plan) -> list[str]:
     layout, micro_batches = plan.layout, plan.batch.micro_batches(plan.layout)
-    bubble = (layout.pipeline - 1) / (micro_batches * layout.chunks)
-    law = f"(p - 1) / (m x chunks) = {layout.pipeline - 1} / ({micro_batches} x {layout.chunks})"
-    # A short step shows the pattern; interleaving needs a multiple of the pipeline degree.
-    few = layout.pipeline if plan.schedule == "interleaved" else min(micro_batches, 2 * layout.pipeline)
-    short = make_schedule(plan.schedule, pipeline=layout.pipeline, micro_batches=few, chunks=layout.chunks)
-    rows = render(short).splitlines()
+    if layout.pipeline == 1:
+        return ["schedule      one pipeline rank: micro-batches one after the other, no bubble"]
+    # Actions of equal size, a backward twice a forward: what the form of the schedule alone costs.
+    bubble = simulate(plan.schedule_table(), _unit_seconds).bubble_fraction
+    law = f", (p - 1) / (m x chunks) = {layout.pipeline - 1} / ({micro_batches} x {layout.chunks})"
+    few, rows = _few_micro_batches(plan)
     shown = rows if len(rows) <= FEW_RANKS else [*rows[: FEW_RANKS - 1], *rows[-1:]]
     skipped = "" if len(shown) == len(rows) else f"; {len(rows) - len(shown)} pipeline ranks not shown"
+    of = "its" if few == micro_batches else f"a step of {few} instead of {micro_batches}"
     return [
-        f"schedule      {plan.schedule}: bubble {bubble:.1%} of the work, {law}",
-        f"              of {few} micro-batches (Fm.s: forward of micro-batch m on stage s){skipped}:",
-        *(f"              {_cut(row)}" for row in shown),
+        f"schedule      {plan.schedule}: bubble {bubble:.1%} of the work"
+        f"{law if plan.schedule in UNIFORM else ', with the backward split in two'}",
+        f"{'':{LABEL}}{of} micro-batches (Fm.s: forward of micro-batch m on stage s){skipped}:",
+        *(f"{'':{LABEL}}{_cut(row)}" for row in shown),
     ]
+
+
+def _few_micro_batches(plan: Plan) -> tuple[int, list[str]]:
+    """The rows of the schedule when they are short; otherwise of a shorter step that shows the pattern."""
+    layout, micro_batches = plan.layout, plan.batch.micro_batches(plan.layout)
+    # Interleaving needs a multiple of the pipeline degree.
+    pattern = layout.pipeline if plan.schedule == "interleaved" else min(micro_batches, 2 * layout.pipeline)
+    rows: list[str] = []
+    for few in dict.fromkeys((micro_batches, pattern)):
+        if few <= 2 * layout.pipeline * layout.chunks:
+            table = make_schedule(
+                plan.schedule, pipeline=layout.pipeline, micro_batches=few, chunks=layout.chunks
+            )
+            rows = render(table).splitlines()
+            if max(map(len, rows)) <= COLUMNS - LABEL:
+                return few, rows
+    return pattern, rows
+
+
+def _unit_seconds(action: Action) -> float:
+    return 2.0 if action.op is Op.BACKWARD else 1.0
 
 
 def _place_lines(plan: Plan, machine: Machine) -> list[str]:
@@ -160,13 +198,31 @@ def _place_lines(plan: Plan, machine: Machine) -> list[str]:
     if machine.sharing == "shared":
         on_node = layout.world_size
     lines = []
-    for first in range(0, on_node, layout.tensor):
-        at, last = layout.coordinate(first), min(first + layout.tensor, on_node) - 1
+    # Neighbours along tensor are one line when tensor varies fastest; otherwise each rank has its own.
+    run = layout.tensor if layout.order[-1] == "tensor" else 1
+    for first in range(0, on_node, run):
+        at, last = layout.coordinate(first), min(first + run, on_node) - 1
         ranks = f"rank {first}" if first == last else f"ranks {first}-{last}"
         tensor = f"tensor {at.tensor}" + ("" if first == last else f"-{layout.coordinate(last).tensor}")
-        lines.append(f"{ranks} at pipeline {at.pipeline}, data {at.data}, {tensor}")
-    shown = lines if len(lines) <= 8 else [*lines[:8], f"and {len(lines) - 8} more tensor groups"]
-    return [f"{'first node' if i == 0 else '':14}{line}" for i, line in enumerate(shown)]
+        shared = f"context {at.context}, " if layout.context > 1 else ""
+        lines.append(f"{ranks} at pipeline {at.pipeline}, data {at.data}, {shared}{tensor}")
+    shown = (
+        lines
+        if len(lines) <= 8
+        else [*lines[:8], f"and {len(lines) - 8} more {'tensor groups' if run > 1 else 'ranks'}"]
+    )
+    if layout.world_size > on_node:
+        shown.append(f"groups over nodes: {_crossing_axes(layout, machine.devices_per_node)}")
+    name = "this machine" if machine.sharing == "shared" else "first node"
+    return [f"{name if i == 0 else '':{LABEL}}{line}" for i, line in enumerate(shown)]
+
+
+def _crossing_axes(layout: Layout, per_node: int) -> str:
+    """pipeline (35 nodes), data (8 nodes); tensor stays inside."""
+    found = crossings(layout, per_node)
+    over = [f"{axis} (up to {c.nodes} nodes)" for axis, c in found.items() if c.spanning]
+    inside = [axis for axis, c in found.items() if not c.spanning and layout.degree(axis) > 1]
+    return f"{', '.join(over) or 'none'}{'; inside a node: ' if inside else ''}{', '.join(inside)}"
 
 
 def _memory_lines(price: Estimate) -> list[str]:
@@ -189,16 +245,41 @@ def _seconds_lines(plan: Plan, machine: Machine, price: Estimate) -> list[str]:
         error = price.seconds / published.seconds - 1
         verdict = "too fast" if error < 0 else "too slow"
         beside = f"; published {published.seconds} s ({published.source}): {abs(error):.1%} {verdict}"
-    parts = [f"{k.replace('_', ' ')} {format_seconds(v)}" for k, v in vars(price.parts).items() if v]
     sequences = plan.batch.sequences
+    model, executed = model_flops(plan.model, sequences).total, hardware_flops(plan).total
+    same = f"{executed:.2g}" == f"{model:.2g}"
+    peak = "the peak assumed for these cores" if machine.sharing == "shared" else "peak"
     return [
-        f"FLOPs         {format_flops(model_flops(plan.model, sequences).total)} per step for the model, "
-        f"{format_flops(hardware_flops(plan).total)} executed",
+        f"FLOPs         {format_flops(model)} per step for the model"
+        f"{'' if same else f', {format_flops(executed)} executed'}",
         f"step          {format_seconds(price.seconds)} predicted (first analytic figure){beside}",
-        f"              {', '.join(parts)}",
-        f"              {format_count(price.tokens_per_second)} tokens/s, {price.utilisation:.1%} of peak (model "
+        f"{'':{LABEL}}{', '.join(_parts(plan, machine, price))}",
+        f"{'':{LABEL}}{format_count(price.tokens_per_second)} tokens/s, {price.utilisation:.1%} of {peak} (model "
         f"FLOPs); the limit is {price.limit}",
     ]
+
+
+def _parts(plan: Plan, machine: Machine, price: Estimate) -> list[str]:
+    """The parts of a step in words; what is only rounding noise is left out, a hidden bubble is explained."""
+    parts = {name: v for name, v in vars(price.parts).items() if v > NOTHING * price.seconds}
+    told = [f"{name.replace('_', ' ')} {format_seconds(value)}" for name, value in parts.items()]
+    crowd = machine.crowding(plan.layout.world_size)
+    if plan.layout.pipeline > 1 and "bubble" not in parts and crowd > 1:
+        told.append(
+            f"bubble 0 ({plan.layout.world_size} ranks share {machine.devices} cores: while one waits, others "
+            f"compute)"
+        )
+    return told
+
+
+def _machine_text(machine: Machine) -> str:
+    if machine.sharing == "shared":
+        return _counted(machine.devices, machine.device)
+    return f"{_counted(machine.nodes, 'node')} x {machine.devices_per_node} {machine.device}"
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number:,} {name}{'' if number == 1 else 's'}"
 
 
 def _spans(plan: Plan, machine: Machine) -> dict[str, Any]:
@@ -230,8 +311,9 @@ def _ranked_tree(ranked: Ranked) -> dict[str, Any]:
 def _one_line(plan: Plan, price: Estimate) -> str:
     layout = plan.layout
     chunks = f" x {layout.chunks} chunks" if layout.chunks > 1 else ""
+    context = f", context {layout.context}" if layout.context > 1 else ""
     return (
-        f"tensor {layout.tensor}, pipeline {layout.pipeline}{chunks}, data {layout.data}, micro {plan.batch.micro}, "
+        f"tensor {layout.tensor}, pipeline {layout.pipeline}{chunks}, data {layout.data}{context}, micro {plan.batch.micro}, "
         f"recompute {plan.recompute.mode}: {format_seconds(price.seconds)} per step, "
         f"{format_bytes(price.memory.total)} per rank{'' if price.fits else ' (does not fit)'}, "
         f"bound by {price.limit}"
@@ -249,4 +331,17 @@ def _spread(counts: list[int]) -> str:
 
 
 def _cut(row: str) -> str:
-    return row if len(row) <= WIDTH else f"{row[: WIDTH - 2].rsplit(' ', 1)[0]} …"
+    width = COLUMNS - LABEL
+    return row if len(row) <= width else f"{row[: width - 2].rsplit(' ', 1)[0]} …"
+
+
+def _wrapped(line: str) -> list[str]:
+    """A line in pieces of at most COLUMNS, the later ones under the text and not under its label."""
+    return textwrap.wrap(
+        line,
+        COLUMNS,
+        subsequent_indent=" " * LABEL,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )

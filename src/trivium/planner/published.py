@@ -46,5 +46,11 @@ def published_runs() -> tuple[Published, ...]:
 
 def published_for(plan: Plan, machine: str) -> Published | None:
     """The published run of this plan, if there is one; a ramp does not matter to the full batch it is timed at."""
-    full = plan.model_copy(update={"batch": plan.batch.model_copy(update={"ramp": None})})
+    full = full_batch(plan)
     return next((run for run in published_runs() if run.plan == full and run.machine == machine), None)
+
+
+def full_batch(plan: Plan) -> Plan:
+    """The plan of a step after the ramp, which is what is priced and what published figures are of."""
+    # A new Batch, not a copy: a copy would carry the ramp's cached table along.
+    return plan.model_copy(update={"batch": Batch(sequences=plan.batch.sequences, micro=plan.batch.micro)})

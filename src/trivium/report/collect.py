@@ -37,6 +37,19 @@ STATIONS = (
 )
 # Curves longer than this are thinned: a browser draws no more points than it has columns.
 MOST_POINTS = 2000
+# What report.json holds; the page shows the plan besides, which plan/plan.json has.
+KEYS = (
+    "funnel",
+    "planted",
+    "honest",
+    "training",
+    "resume_proof",
+    "evaluation",
+    "bias",
+    "samples",
+    "provenance",
+    "seconds",
+)
 
 
 def collect(run: Path) -> dict[str, Any]:
@@ -62,6 +75,11 @@ def collect(run: Path) -> dict[str, Any]:
         "memory": training["memory"] if training and training["memory"] else None,
     }
     return {**tree, "missing": sorted(name for name, value in tree.items() if value is None)}
+
+
+def results(report: dict[str, Any]) -> dict[str, Any]:
+    """The part of a collected tree that report.json holds; null for a station that has not run."""
+    return {key: report[key] for key in KEYS}
 
 
 def _training(run: Path) -> dict[str, Any] | None:

@@ -4,12 +4,15 @@ import html
 from typing import Any
 
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from trivium.report.ranks import Alike, categories
 
 # Okabe and Ito's palette: told apart with any colour vision, on light and dark.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 CATEGORY_COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 ROW = 34  # pixels of a bar
-MOST_OCCUPATIONS = 40  # bars: the most skewed of either side
+MOST_OCCUPATIONS = 24  # bars: the most skewed of either side
 
 
 def funnel(steps: list[dict[str, Any]]) -> go.Figure:
@@ -32,39 +35,43 @@ def funnel(steps: list[dict[str, Any]]) -> go.Figure:
 
 
 def curves(training: dict[str, Any]) -> go.Figure:
-    """Loss, validation loss and learning rate against tokens, with the entropy of token frequencies."""
+    """Loss and validation loss against tokens, with the entropy of token frequencies; below, the learning rate."""
     steps, validation = training["curves"]["steps"], training["curves"]["validation"]
     x = _tokens(steps)
-    figure = go.Figure()
-    figure.add_scatter(x=x, y=[s["loss"] for s in steps], name="loss", line={"color": SKY, "width": 1.5})
+    figure = make_subplots(rows=2, shared_xaxes=True, row_heights=(0.74, 0.26), vertical_spacing=0.07)
+    figure.add_scatter(
+        x=x, y=[s["loss"] for s in steps], name="training batches", line={"color": SKY, "width": 1.5}
+    )
     figure.add_scatter(
         x=_tokens(validation),
         y=[v["validation_loss"] for v in validation],
-        name="validation loss",
+        name="validation text",
         mode="lines+markers",
         line={"color": BLUE},
     )
     figure.add_scatter(
         x=x,
         y=[s["lr"] for s in steps],
-        name="learning rate (right)",
-        yaxis="y2",
-        line={"color": ORANGE, "dash": "dot", "width": 1.5},
+        name="learning rate",
+        line={"color": ORANGE, "width": 1.5},
+        showlegend=False,
+        row=2,
+        col=1,
     )
     entropy = training["unigram_entropy"]
     if entropy is not None:
         figure.add_hline(
             y=entropy,
             line={"color": RED, "dash": "dash"},
-            annotation_text=f"unigram entropy {entropy:.3f}",
+            annotation_text=f"unigram entropy {entropy:.2f}",
             annotation_position="top right",
+            row=1,
+            col=1,
         )
-    figure.update_layout(
-        yaxis={"title": "nats per token"},
-        yaxis2={"overlaying": "y", "side": "right", "title": "learning rate", "rangemode": "tozero"},
-    )
-    figure.update_xaxes(title="tokens seen")
-    return _sized(figure, 420)
+    figure.update_yaxes(title="loss, nats per token", row=1, col=1)
+    figure.update_yaxes(title="learning rate", rangemode="tozero", nticks=4, row=2, col=1)
+    figure.update_xaxes(title="tokens seen", row=2, col=1)
+    return _sized(figure, 520)
 
 
 def gantt(spans: list[dict[str, Any]]) -> go.Figure:
@@ -78,76 +85,81 @@ def gantt(spans: list[dict[str, Any]]) -> go.Figure:
         figure.add_bar(
             name=name,
             orientation="h",
-            y=[f"rank {row['pipeline_rank']}" for row in rows],
+            y=[f"pipeline {row['pipeline_rank']}" for row in rows],
             base=[row["start"] for row in rows],
             x=[row["end"] - row["start"] for row in rows],
             marker={"color": colour, "line": {"color": "rgba(255,255,255,0.6)", "width": 0.5}},
             text=[_label(row["action"][1:]) for row in rows],
             textposition="inside",
             insidetextanchor="middle",
+            textangle=0,
             hovertemplate=f"{name} %{{text}}: %{{base:.4g}} s + %{{x:.4g}} s<extra></extra>",
         )
     figure.update_layout(barmode="overlay", uniformtext={"minsize": 8, "mode": "hide"})
     figure.update_yaxes(
-        categoryorder="array", categoryarray=[f"rank {r}" for r in ranks], autorange="reversed"
+        categoryorder="array", categoryarray=[f"pipeline {r}" for r in ranks], autorange="reversed"
     )
     figure.update_xaxes(title="seconds from the start of the step", rangemode="tozero")
     return _sized(figure, 130 + ROW * len(ranks))
 
 
-def memory(rows: list[dict[str, Any]]) -> go.Figure:
-    """Bytes per rank by category: a predicted and a counted bar side by side."""
+def memory(groups: list[Alike]) -> go.Figure:
+    """Bytes per rank by category: what was predicted above what was counted."""
     figure = go.Figure()
-    names = list(dict.fromkeys(n for row in rows for n in (*row["predicted"], *row["categories"])))
-    for source, pattern in (("predicted", "/"), ("categories", "")):
-        for name, colour in zip(names, CATEGORY_COLOURS * len(names), strict=False):
-            label = "counted" if source == "categories" else source
-            figure.add_bar(
-                name=f"{_label(name)}, {label}",
-                x=[[f"rank {row['rank']}" for row in rows], [label] * len(rows)],
-                y=[row[source].get(name, 0) / 2**20 for row in rows],
-                marker={"color": colour, "pattern": {"shape": pattern}},
-                hovertemplate="%{x}: %{y:.4g} MiB<extra>%{fullData.name}</extra>",
-            )
-    figure.update_layout(barmode="stack")
-    figure.update_yaxes(title="MiB")
-    return _sized(figure, 460)
+    for name, colour in zip(categories(groups), CATEGORY_COLOURS * len(categories(groups)), strict=False):
+        values = [held.get(name, 0) / 2**20 for g in groups for held in (g.predicted, g.counted)]
+        figure.add_bar(
+            name=_label(name),
+            y=[f"{_label(g.name)}<br>{source}" for g in groups for source in ("predicted", "counted")],
+            x=values,
+            orientation="h",
+            marker={"color": colour, "pattern": {"shape": ["/", ""] * len(groups)}},
+            hovertemplate="%{x:.4g} MiB<extra>%{fullData.name}</extra>",
+        )
+    figure.update_layout(barmode="stack", legend_traceorder="normal")
+    figure.update_xaxes(title="MiB per rank", rangemode="tozero")
+    figure.update_yaxes(autorange="reversed")
+    return _sized(figure, 130 + 44 * 2 * len(groups))
 
 
-def resume(losses: list[dict[str, Any]]) -> go.Figure:
-    """The unbroken and the resumed run, and the size of their difference on a scale of its own."""
+def resume(proof: dict[str, Any]) -> go.Figure:
+    """The unbroken and the resumed run; below, how far they are apart."""
+    losses, moved = proof["losses"], proof["resumed_from"]
     steps = [row["step"] for row in losses]
-    figure = go.Figure()
+    figure = make_subplots(rows=2, shared_xaxes=True, row_heights=(0.66, 0.34), vertical_spacing=0.08)
     figure.add_scatter(
-        x=steps, y=[r["unbroken"] for r in losses], name="unbroken", line={"color": BLUE, "width": 4}
+        x=steps, y=[r["unbroken"] for r in losses], name="unbroken", line={"color": SKY, "width": 5}
     )
-    figure.add_scatter(
-        x=steps, y=[r["resumed"] for r in losses], name="resumed", line={"color": ORANGE, "dash": "dot"}
-    )
-    gaps = [
-        None if None in (r["unbroken"], r["resumed"]) else abs(r["unbroken"] - r["resumed"]) or None
-        for r in losses
-    ]
     figure.add_scatter(
         x=steps,
-        y=gaps,
-        name="difference (right)",
-        yaxis="y2",
-        mode="markers",
-        marker={"color": RED, "size": 5},
+        y=[r["resumed"] for r in losses],
+        name="killed and resumed",
+        line={"color": RED, "dash": "dot", "width": 2},
     )
-    figure.update_layout(
-        yaxis={"title": "loss, nats per token"},
-        yaxis2={
-            "overlaying": "y",
-            "side": "right",
-            "title": "difference",
-            "type": "log",
-            "exponentformat": "power",
-        },
+    gaps = [
+        None if None in (r["unbroken"], r["resumed"]) else abs(r["unbroken"] - r["resumed"]) for r in losses
+    ]
+    figure.add_bar(x=steps, y=gaps, name="difference", marker_color=RED, showlegend=False, row=2, col=1)
+    if moved is not None:
+        for row in (1, 2):
+            figure.add_vline(x=moved + 0.5, line={"color": GREEN, "dash": "dash"}, row=row, col=1)
+        figure.add_annotation(
+            x=moved + 0.5,
+            y=1,
+            yref="y domain",
+            text="other layout from here",
+            showarrow=False,
+            xanchor="left",
+            yanchor="top",
+            row=1,
+            col=1,
+        )
+    figure.update_yaxes(title="loss, nats per token", row=1, col=1)
+    figure.update_yaxes(
+        title="difference, nats", exponentformat="e", rangemode="tozero", nticks=4, row=2, col=1
     )
-    figure.update_xaxes(title="step")
-    return _sized(figure, 400)
+    figure.update_xaxes(title="step", row=2, col=1)
+    return _sized(figure, 480)
 
 
 def accuracies(tasks: dict[str, dict[str, Any]]) -> go.Figure:
@@ -166,24 +178,29 @@ def accuracies(tasks: dict[str, dict[str, Any]]) -> go.Figure:
             "type": "data",
             "symmetric": False,
             "array": [high - s["accuracy"] for (_, high), (_, s) in zip(bounds, scores, strict=True)],
+            "color": "#808080",
             "arrayminus": [s["accuracy"] - low for (low, _), (_, s) in zip(bounds, scores, strict=True)],
         },
     )
-    for key, symbol, colour in (("chance", "line-ns-open", RED), ("unigram", "diamond", ORANGE)):
+    marks = (("chance", "line-ns-open", RED, 24), ("unigram", "diamond", ORANGE, 10))
+    for key, symbol, colour, size in marks:
         figure.add_scatter(
-            name=key,
+            name="token frequencies" if key == "unigram" else key,
             y=names,
             x=[s[key] for _, s in scores],
             mode="markers",
-            marker={"symbol": symbol, "color": colour, "size": 13, "line": {"width": 3, "color": colour}},
+            marker={"symbol": symbol, "color": colour, "size": size, "line": {"width": 2, "color": colour}},
         )
     figure.update_xaxes(title="accuracy", tickformat=".0%", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", automargin=True)
     return _sized(figure, 140 + ROW * len(scores))
 
 
-def occupations(ratios: list[tuple[str, float]]) -> go.Figure:
-    """Log ratio of female to male identifiers, by occupation; the most skewed when there are many."""
+def occupations(ratios: list[tuple[str, float]], *, against: str) -> go.Figure:
+    """Log ratio of female to male identifiers, by occupation; the most skewed of either side when there are many.
+
+    against: what zero means, for the axis.
+    """
     order = sorted(ratios, key=lambda row: row[1])
     if len(order) > MOST_OCCUPATIONS:
         half = MOST_OCCUPATIONS // 2
@@ -194,12 +211,12 @@ def occupations(ratios: list[tuple[str, float]]) -> go.Figure:
             x=[value for _, value in order],
             orientation="h",
             marker_color=[BLUE if value < 0 else ORANGE for _, value in order],
-            hovertemplate="%{y}: %{x:.3f}<extra></extra>",
+            hovertemplate="%{y}: %{x:.2f} nats<extra></extra>",
         )
     )
-    figure.update_xaxes(title="log(P(female) / P(male)), nats", zeroline=True)
-    figure.update_yaxes(automargin=True, dtick=1)
-    return _sized(figure, 120 + 18 * len(order))
+    figure.update_xaxes(title=_label(against), zeroline=True)
+    figure.update_yaxes(dtick=1)
+    return _sized(figure, 110 + 19 * len(order))
 
 
 def _tokens(records: list[dict[str, Any]]) -> list[float]:
@@ -217,10 +234,11 @@ def _label(text: str) -> str:
 
 
 def _sized(figure: go.Figure, height: int) -> go.Figure:
+    figure.update_yaxes(automargin=True)
     figure.update_layout(
         template="none",
         height=height,
-        margin={"l": 60, "r": 60, "t": 40, "b": 50},
+        margin={"l": 20, "r": 20, "t": 40, "b": 50},
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",

@@ -2,7 +2,9 @@
 
 import base64
 import hashlib
+import itertools
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,21 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from trivium.provenance import write_json
-from trivium.report.collect import collect
-from trivium.report.sections import sections
-from trivium.report.verdicts import limits, verdicts
+from trivium.report.collect import collect, results
+from trivium.report.sections import facts, sections
+from trivium.report.verdicts import Verdict, limits, verdicts
 
-NEXT_COMMAND = "trivium demo --corpus YOUR_TEXTS --out runs/mine"
-_MARKS = {"proven": "✓", "failed": "✗", "not tried": "–"}
+OWN = "mine"  # the run directory proposed for the user's own text, beside this one
+STATIONS = (
+    "funnel",
+    "training",
+    "resume_proof",
+    "evaluation",
+    "bias",
+    "samples",
+    "plan",
+)  # of a finished run
+_MARKS = {"proven": "✓", "failed": "✗", "not shown": "–", "not tried": "–"}
 
 
 def write_report(run: Path) -> tuple[Path, Path]:
@@ -27,16 +38,31 @@ def write_report(run: Path) -> tuple[Path, Path]:
     """
     report = collect(run)
     page, data = run / "report.html", run / "report.json"
-    text = render(report)
-    write_json(data, report)
+    text = render(report, next_command(report, run))
+    write_json(data, results(report))
     partial = page.with_name(f".{page.name}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(page)
     return page, data
 
 
-def render(report: dict[str, Any]) -> str:
-    """The page as text. Data reaches it only through escaping: as text, or as JSON that cannot end its element."""
+def next_command(report: dict[str, Any], run: Path, *, program: str = "trivium") -> str:
+    """What to do next: finish this run; when it is finished, the same with the user's own text beside it.
+
+    `program` is how the user calls trivium.
+    """
+    if any(report[name] is None for name in STATIONS):
+        return f"{program} demo --out {shlex.quote(str(run))}"
+    names = itertools.chain([OWN], (f"{OWN}-{number}" for number in itertools.count(2)))
+    out = next(run.parent / name for name in names if not (run.parent / name).exists())
+    return f"{program} demo --corpus YOUR_TEXTS --out {shlex.quote(str(out))}"
+
+
+def render(report: dict[str, Any], command: str) -> str:
+    """The page as text, `command` being the next to run.
+
+    Data reaches it only through escaping: as text, or as JSON that cannot end its element.
+    """
     environment = Environment(
         loader=PackageLoader("trivium.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -44,9 +70,13 @@ def render(report: dict[str, Any]) -> str:
     plotly = get_plotlyjs()
     return environment.get_template("page.html").render(
         sections=sections(report),
-        verdicts=[(v.state, _MARKS[v.state], v.text) for v in verdicts(report)],
+        facts=facts(report),
+        proven=[(v.state, _MARKS[v.state], v.text) for v in verdicts(report) if v.state == "proven"],
+        open=[
+            (v.state, _MARKS[v.state], v.text + _state(v)) for v in verdicts(report) if v.state != "proven"
+        ],
         limits=limits(report),
-        next_command=NEXT_COMMAND,
+        next_command=command,
         figure_json=figure_json,
         plotly=Markup(plotly),
         script=Markup(script),
@@ -54,18 +84,24 @@ def render(report: dict[str, Any]) -> str:
     )
 
 
-def closing_lines(report: dict[str, Any]) -> list[str]:
+def closing_lines(report: dict[str, Any], command: str) -> list[str]:
     """The last lines on the terminal: what was proven, what was not, and the next command."""
+    found = verdicts(report)
+    proven = [f"  {_MARKS[v.state]} {v.text}" for v in found if v.state == "proven"]
+    other = [f"  {_MARKS[v.state]} {v.text}{_state(v)}" for v in found if v.state != "proven"]
     return [
-        "What this run proved",
-        *(
-            f"  {_MARKS[v.state]} {v.text}{'' if v.state == 'proven' else f' ({v.state})'}"
-            for v in verdicts(report)
-        ),
-        "What it did not",
+        "What this run has shown",
+        *(proven or ["  nothing yet"]),
+        "What it has not",
+        *other,
         *(f"  – {text}" for text in limits(report)),
-        f"Next: {NEXT_COMMAND}",
+        f"Next: {command}",
     ]
+
+
+def _state(verdict: Verdict) -> str:
+    """The state of a claim that does not hold, where its text does not say it already."""
+    return "" if verdict.state in ("proven", "not shown") else f" ({verdict.state})"
 
 
 def figure_json(figure: go.Figure) -> Markup:

@@ -1,48 +1,48 @@
 """The sections of the page: for people, what each figure shows, what it proves, and what it does not."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from statistics import median
 from typing import Any
 
-import plotly.graph_objects as go
-
 from trivium.report import figures
+from trivium.report.parts import Drawn, Section, Table
+from trivium.report.ranks import alike, categories
 from trivium.report.verdicts import layout_text
-from trivium.units import format_bytes, format_seconds
+from trivium.report.words import (
+    bytes_text,
+    chance_text,
+    killed_text,
+    level_text,
+    moment_text,
+    nats_text,
+    number_text,
+    percent_text,
+    range_text,
+    reasons_text,
+    share_text,
+    small_text,
+)
+from trivium.units import format_seconds
 
 Tree = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under headings."""
-
-    headings: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A figure and its caption."""
-
-    caption: str
-    figure: go.Figure
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page. missing: the command that would fill it, when nothing is there yet."""
-
-    name: str
-    title: str
-    shows: str
-    proves: str = ""
-    limits: str = ""
-    figures: list[Drawn] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-    samples: list[tuple[str, str]] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-    missing: str = ""
+def facts(report: Tree) -> list[str]:
+    """When, with what and on what the run was made, in a few words each."""
+    stamps = list((report["provenance"] or {}).values())
+    last = max(stamps, key=lambda stamp: str(stamp.get("finished", "")), default=None)
+    machine = (report["plan"] or {}).get("machine") or {}
+    found = []
+    if last is not None:
+        found.append(f"finished {moment_text(last.get('finished'))}")
+        found.append(f"trivium {last.get('trivium', 'unknown')}, commit {last.get('commit', 'unknown')}")
+        found += [f"Python {last['python']}"] if "python" in last else []
+    if machine.get("devices_per_node"):
+        devices = f"{machine['devices_per_node']} {machine.get('device', 'device')}"
+        found.append(f"on {devices}{'' if machine['devices_per_node'] == 1 else 's'}")
+    if report["seconds"]:
+        found.append(f"all stages {format_seconds(sum(report['seconds'].values()))}")
+    return found
 
 
 def sections(report: Tree) -> list[Section]:
@@ -68,26 +68,39 @@ def sections(report: Tree) -> list[Section]:
 
 def _funnel(report: Tree) -> Section:
     steps, planted, honest = report["funnel"], report["planted"] or {}, report["honest"]
+    before = [None, *(s["documents"] for s in steps)]
     tables = [
         Table(
-            ("step", "documents", "bytes", "dropped, by reason"),
+            ("step", "documents", "MB", "dropped, by reason"),
             [
-                (s["step"], f"{s['documents']:,}", format_bytes(s["bytes"]), _reasons(s["dropped"]))
-                for s in steps
+                (
+                    s["step"],
+                    f"{s['documents']:,}",
+                    f"{s['bytes'] / 1e6:.2f}",
+                    reasons_text(s["dropped"], s, was),
+                )
+                for s, was in zip(steps, before, strict=False)
             ],
         )
     ]
     if planted:
-        rows = [(k, f"{r['planted']:,}", f"{r['caught']:,}", _share(r)) for k, r in planted.items()]
+        rows = [
+            (k.replace("_", " "), f"{r['planted']:,}", f"{r['caught']:,}", share_text(r))
+            for k, r in planted.items()
+        ]
         tables.append(Table(("planted kind", "planted", "caught", "share"), rows))
-    lost = f" Of {honest['documents']:,} honest documents {honest['lost']:,} were lost." if honest else ""
+    lost = ""
+    if honest:
+        by = ", ".join(f"{reason} {number:,}" for reason, number in (honest.get("lost_by") or {}).items())
+        lost = f" Of {honest['documents']:,} honest documents {honest['lost']:,} were lost{f' ({by})' if by else ''}."
     return Section(
         "funnel",
         "The corpus funnel",
-        shows="How many documents are left after each step of curation, and why the others went.",
-        proves="Junk was planted before curation, in known numbers, so the second table counts how much of each "
-        f"kind was found.{lost}",
-        limits="Planted junk is easier than what the web invents: it was made by rules, and rules find it.",
+        shows="Documents left after each step of curation, and why the others went.",
+        reading=f"Junk was planted in known numbers, so what is caught can be counted.{lost}"
+        if planted or honest
+        else "",
+        limits="Planted junk was made by rules, and rules find it: what the web invents is harder.",
         figures=[Drawn("Documents left after each step", figures.funnel(steps))],
         tables=tables,
     )
@@ -95,147 +108,202 @@ def _funnel(report: Tree) -> Section:
 
 def _training(report: Tree) -> Section:
     training = report["training"]
+    loss, entropy = training["validation_loss"], training["unigram_entropy"]
     rows = [
-        ("layout", f"{layout_text(training['layout'])}, schedule {training['schedule'] or 'unknown'}"),
-        ("validation loss", _number(training["validation_loss"])),
-        ("unigram entropy", _number(training["unigram_entropy"])),
+        ("layout", layout_text(training["layout"])),
+        ("schedule", str(training["schedule"] or "unknown")),
+        ("validation loss", nats_text(loss)),
+        ("unigram entropy of the same text", nats_text(entropy)),
     ]
+    if loss is not None and entropy is not None:
+        rows.append(("learned from context", nats_text(entropy - loss)))
     rows += [(name, f"{training[name]:,}") for name in ("parameters", "steps", "tokens") if training[name]]
+    rows += _step_seconds(report)
     return Section(
         "training",
         "Training",
-        shows="Loss on the training batches and on held-out text, and the learning rate, against tokens seen.",
-        proves="A model that knew only how often each token occurs would reach the dashed line, the unigram entropy "
-        "of the same held-out text. What lies below it was learned from context.",
-        limits="The model and the corpus are tiny: the loss says nothing about what the method reaches at scale.",
+        shows="Loss on the training batches and on held-out text, and the learning rate.",
+        reading="A model that knew only how often each token occurs would reach the dashed line: the entropy of "
+        "token frequencies in the held-out text. What lies below was learned from context.",
+        limits="Model and corpus are tiny: the loss says nothing about what the method reaches at scale.",
         figures=[Drawn("Loss and learning rate", figures.curves(training))],
-        tables=[Table(("figure", "value"), rows)],
+        tables=[Table((), rows)],
     )
+
+
+def _step_seconds(report: Tree) -> list[tuple[str, str]]:
+    """Seconds of a full step: the median measured, and the estimate made before."""
+    steps = report["training"]["curves"]["steps"]
+    largest = max((s.get("sequences") or 0 for s in steps), default=0)
+    measured = [s["seconds"] for s in steps if s.get("seconds") and (s.get("sequences") or 0) == largest]
+    estimated = ((report["plan"] or {}).get("estimate") or {}).get("seconds")
+    rows = []
+    if measured:
+        rows.append(("step of the full batch, median", format_seconds(median(measured))))
+    if measured and estimated:
+        rows.append(("the same, estimated before", format_seconds(estimated)))
+    return rows
 
 
 def _spans(report: Tree) -> list[tuple[str, list[Tree]]]:
     planned = (report["plan"] or {}).get("spans")
     executed = (report["training"] or {}).get("timeline")
-    captions = (("Planned, with estimated seconds", planned), ("Executed, as measured", executed))
-    return [(caption, spans) for caption, spans in captions if spans]
+    captions = (
+        ("Planned: {}, estimated as if each rank had a device of its own", planned),
+        ("Executed: {}, as measured in one step", executed),
+    )
+    return [(text.format(_micro_batches(spans)), spans) for text, spans in captions if spans]
+
+
+def _micro_batches(spans: list[Tree]) -> str:
+    number = len({span["action"][1:].split(".")[0] for span in spans})
+    return f"{number} micro-batch{'' if number == 1 else 'es'} per replica"
 
 
 def _schedule(report: Tree) -> Section:
     return Section(
         "schedule",
         "The pipeline schedule",
-        shows="What each pipeline rank does when: forwards and backwards of micro-batches, written micro-batch.stage.",
-        proves="Planner and runtime read one table of actions: nothing about the schedule is written twice.",
-        limits="Ranks here share the cores of one CPU, so actions stretch while others run. Lengths and gaps are not "
-        "those of a cluster, where each rank has a device of its own.",
+        shows="What each pipeline rank does when. A bar is one micro-batch in one stage, written "
+        "micro-batch.stage.",
+        reading="Planner and runtime read the same table of actions; this is it, twice: as priced, and as run.",
+        limits="The ranks shared the cores of one CPU, so an action stretches while others run: lengths and gaps "
+        "are not those of a cluster. While the batch ramps up, a step has fewer micro-batches than planned.",
         figures=[Drawn(caption, figures.gantt(spans)) for caption, spans in _spans(report)],
     )
 
 
 def _memory(report: Tree) -> Section:
-    rows = report["memory"]
-    names = list(dict.fromkeys(n for row in rows for n in (*row["predicted"], *row["categories"])))
+    groups = alike(report["memory"])
     table = [
-        (
-            f"{row['rank']}",
-            _coordinate(row["coordinate"]),
-            name,
-            *(_bytes(row[s].get(name)) for s in _SOURCES),
-        )
-        for row in rows
-        for name in names
+        (g.name, g.where, name, bytes_text(g.predicted.get(name)), bytes_text(g.counted.get(name)))
+        for g in groups
+        for name in categories(groups)
     ]
     return Section(
         "memory",
         "Memory per rank",
-        shows="Bytes each rank holds, predicted before the run and counted during it.",
-        proves="Weights, gradients and optimizer state follow from the table of parameters: they must agree to the "
-        "byte.",
-        limits="Activations are what autograd keeps for the backward at the worst moment. What exists only while an "
-        "operation runs is not counted, nor are Python, torch and the buffers of gloo.",
-        figures=[Drawn("Predicted (hatched) and counted bytes", figures.memory(rows))],
-        tables=[Table(("rank", "coordinate", "category", "predicted", "counted"), table)],
+        shows="What each rank holds, predicted before the run (hatched) and counted during one step. Ranks that "
+        "hold the same are drawn once.",
+        reading="Weights, gradients and optimizer state follow from the table of parameters and must agree to the "
+        "byte. Activations are estimated for the full batch, at their worst moment; a step of the batch ramp "
+        "may hold fewer.",
+        limits="Not counted: what exists only while an operation runs, Python, torch, and the buffers of gloo.",
+        figures=[Drawn("Bytes per rank", figures.memory(groups))],
+        tables=[Table(("ranks", "at", "category", "predicted, bytes", "counted, bytes"), table)],
     )
-
-
-_SOURCES = ("predicted", "categories")
 
 
 def _resume(report: Tree) -> Section:
     proof = report["resume_proof"]
-    killed = proof["killed"]
     rows = [
         ("layouts", " then ".join(layout_text(layout) for layout in proof["layouts"])),
-        ("killed", ", ".join(f"{k} {v}" for k, v in killed.items()) or "unknown"),
+        ("killed", killed_text(proof["killed"])),
         ("resumed from step", str(proof["resumed_from"])),
-        ("largest difference of losses", _small(proof["max_loss_difference"])),
-        ("tolerance", _small(proof["tolerance"])),
-        ("why so much", proof["why"]),
+        ("largest difference of losses", f"{small_text(proof['max_loss_difference'])} nats"),
+        ("tolerance", f"{small_text(proof['tolerance'])} nats"),
+        ("why this tolerance", proof["why"]),
     ]
     return Section(
         "resume_proof",
         "Proof of resume",
-        shows="The losses of an unbroken run, and of one in which a rank was killed and the rest restarted from the "
-        "last checkpoint in another layout.",
-        proves="The checkpoint holds all that matters, in a form no layout is part of: nothing is lost or repeated.",
-        limits="One kill at one moment, on one machine. Differences of zero are left out of the logarithmic scale.",
-        figures=[Drawn("Unbroken and resumed", figures.resume(proof["losses"]))] if proof["losses"] else [],
-        tables=[Table(("figure", "value"), rows)],
+        shows="The losses of an unbroken run, and of one in which a rank was killed and all went on from the last "
+        "checkpoint in another layout.",
+        reading="If the two agree, the checkpoint held all that matters, nothing was lost or repeated, and no "
+        "layout is part of it.",
+        limits="One kill at one moment, on one machine.",
+        figures=[Drawn("Unbroken and resumed", figures.resume(proof))] if proof["losses"] else [],
+        tables=[Table((), rows)],
     )
 
 
 def _evaluation(report: Tree) -> Section:
     tasks = report["evaluation"]["tasks"]
+    scores = [(task, shots, s) for task, by_shots in tasks.items() for shots, s in by_shots.items()]
     rows = [
         (
-            task,
-            shots,
-            _percent(s["accuracy"]),
-            f"{_percent(s['interval'][0])} to {_percent(s['interval'][1])}" if s["interval"] else "unknown",
-            _percent(s["chance"]),
-            _percent(s["unigram"]),
-            str(s["n"] or "unknown"),
-            s["normalisation"] or "none",
+            *(task, shots, str(s["n"] or "unknown")),
+            *(percent_text(s["accuracy"]), range_text(s["interval"], percent_text)),
+            *(percent_text(s["chance"]), percent_text(s["unigram"])),
         )
-        for task, by_shots in tasks.items()
-        for shots, s in by_shots.items()
+        for task, shots, s in scores
     ]
-    headings = ("task", "shots", "accuracy", "interval", "chance", "unigram", "examples", "normalised by")
+    surprise = [
+        (
+            *(task, shots, number_text(s["nats_per_byte"])),
+            *(range_text(s["nats_per_byte_interval"], number_text), number_text(s["unigram_nats_per_byte"])),
+        )
+        for task, shots, s in scores
+        if s["nats_per_byte"] is not None
+    ]
+    interval = level_text([s for _, _, s in scores])
+    tables = [Table(("task", "shots", "examples", "accuracy", interval, "chance", "token frequencies"), rows)]
+    if surprise:
+        headings = ("task", "shots", "surprise, nats per byte", interval, "token frequencies")
+        tables.append(Table(headings, surprise))
     return Section(
         "evaluation",
         "Evaluation",
-        shows="Accuracy on tasks made from documents that training never saw, with confidence intervals.",
-        proves="Where an interval lies above chance and above the unigram baseline, the model uses the context.",
-        limits="A model this small mostly does not. The harness is what is shown; no score here is comparable with "
-        "a published one.",
-        figures=[Drawn("Accuracy, chance and unigram baseline", figures.accuracies(tasks))] if rows else [],
-        tables=[Table(headings, rows)],
+        shows="Questions made from documents that training never saw: how often the model is right, and how "
+        "surprising it finds the right answer (lower is better).",
+        reading="A score above both chance and token frequencies, with its whole interval, would mean that the model "
+        "uses the context. Surprise shows the same earlier: it moves long before any answer turns right.",
+        limits="No score here is comparable with a published one.",
+        figures=[Drawn("Accuracy, with its interval and baselines", figures.accuracies(tasks))]
+        if rows
+        else [],
+        tables=tables,
     )
 
 
 def _bias(report: Tree) -> Section:
     bias = report["bias"]
-    variants = bias["variants"]
+    variants = {name: bias["variants"][name] for name in sorted(bias["variants"], key=_neutral_first)}
     rows = [
-        (name, *(_number(values.get(k)) for k in ("mean_log_ratio", "male_share", "sign_test_p", "n")))
+        (
+            name,
+            number_text(values.get("mean_log_ratio")),
+            range_text(values.get("interval"), number_text),
+            number_text(values.get("person_log_ratio")),
+            percent_text(values.get("male_share")),
+            chance_text(values.get("sign_test_p")),
+            number_text(values.get("n")),
+        )
         for name, values in variants.items()
     ]
-    drawn = [
-        Drawn(f"Occupations, template '{name}'", figures.occupations(found))
-        for name in list(variants)[:1]
-        if (found := log_ratios(bias, name))
-    ]
+    headings = ("template", "mean log ratio", level_text(list(variants.values())), "of 'person'")
     return Section(
         "bias",
         "Bias",
-        shows="After 'The {occupation} was a', how much likelier the model finds a female than a male word: below "
-        "zero it expects a man. Occupations with the largest skew are drawn.",
-        proves="The association test of the paper runs on this model, with its interval and significance.",
-        limits="A model this small mirrors word counts of its corpus. Two genders, English, one template: the test "
+        shows="After 'The {occupation} was a': log(P(female words) / P(male words)), in nats. Below zero the "
+        "model expects a man.",
+        reading="What all occupations share, 'person' among them, is no matter of occupations: it comes from the "
+        "words themselves, how often they occur and into how many tokens the tokenizer cuts them. So the figure "
+        "shows each occupation against 'person'.",
+        limits="A model this small mirrors word counts of its corpus. Two genders, English, one sentence: the test "
         "is narrow, and a zero would not mean absence of bias.",
-        figures=drawn,
-        tables=[Table(("template", "mean log ratio", "share male", "sign test p", "occupations"), rows)],
+        figures=_occupations(bias, next(iter(variants), None)),
+        tables=[Table((*headings, "below zero", "sign test p", "occupations"), rows)],
     )
+
+
+def _neutral_first(name: str) -> tuple[bool, str]:
+    return name != "neutral", name
+
+
+def _occupations(bias: Tree, variant: str | None) -> list[Drawn]:
+    """The occupations of a template against 'person'; as they are where that was not measured."""
+    found = log_ratios(bias, variant) if variant else []
+    if not variant or not found:
+        return []
+    person = bias["variants"][variant].get("person_log_ratio")
+    against, shift = "log ratio of female to male words, nats", 0.0
+    if isinstance(person, int | float):
+        against, shift = "nats above or below 'person' (right: more female)", float(person)
+    drawn = min(len(found), figures.MOST_OCCUPATIONS)
+    caption = f"Template '{variant}': the {drawn} most skewed of {len(found)} occupations"
+    shifted = [(name, value - shift) for name, value in found]
+    return [Drawn(caption, figures.occupations(shifted, against=against))]
 
 
 def log_ratios(bias: Tree, variant: str) -> list[tuple[str, float]]:
@@ -248,10 +316,12 @@ def log_ratios(bias: Tree, variant: str) -> list[tuple[str, float]]:
 
 
 def _samples(report: Tree) -> Section:
+    settings = report["samples"][0].get("settings") or {} if report["samples"] else {}
+    how = ", ".join(f"{k.replace('_', '-')} {settings[k]}" for k in ("temperature", "top_p") if k in settings)
     return Section(
         "samples",
         "Samples",
-        shows="What the model writes after a few prompts.",
+        shows=f"What the model writes after a few prompts{f' ({how})' if how else ''}.",
         limits="A tiny model writes nonsense in the manner of its corpus. It may also repeat it word for word.",
         samples=[(s["prompt"], s["continuation"]) for s in report["samples"]],
     )
@@ -271,48 +341,31 @@ def _plan(report: Tree) -> Section:
 
 def _provenance(report: Tree) -> Section:
     stamps, seconds = report["provenance"], report["seconds"] or {}
-    keys = ("trivium", "commit", "finished", "key")
-    tables = [
-        Table(
-            ("station", *keys),
-            [(name, *(str(stamp.get(key, "unknown")) for key in keys)) for name, stamp in stamps.items()],
+    rows = [
+        (
+            name,
+            *(str(stamp.get(key, "unknown")) for key in ("trivium", "commit")),
+            moment_text(stamp.get("finished")),
+            str(stamp.get("key", "unknown")),
         )
+        for name, stamp in stamps.items()
     ]
+    tables = [Table(("station", "trivium", "commit", "finished", "key"), rows)]
     if seconds:
-        rows = [(name, format_seconds(value)) for name, value in seconds.items()]
-        tables.append(Table(("stage", "took"), [*rows, ("together", format_seconds(sum(seconds.values())))]))
+        order = [*(stage for stage in _STAGES if stage in seconds), *(s for s in seconds if s not in _STAGES)]
+        took = [(stage, format_seconds(seconds[stage])) for stage in order]
+        tables.append(Table(("stage", "took"), [*took, ("together", format_seconds(sum(seconds.values())))]))
     return Section(
         "provenance",
         "Provenance",
-        shows="With which code, from which inputs and when each station wrote its results. Equal keys mean equal work.",
+        shows="With which code and when each station wrote its results. Equal keys mean equal config, inputs and "
+        "version; a + after the commit means that files had been changed since.",
         tables=tables,
     )
 
 
-def _reasons(dropped: dict[str, int]) -> str:
-    ordered = sorted(dropped.items(), key=lambda item: -item[1])
-    return ", ".join(f"{reason} {number:,}" for reason, number in ordered) or "none"
-
-
-def _share(row: Tree) -> str:
-    return _percent(row["caught"] / row["planted"]) if row["planted"] else "none planted"
-
-
-def _coordinate(coordinate: dict[str, int]) -> str:
-    return ", ".join(f"{axis} {index}" for axis, index in coordinate.items())
-
-
-def _number(value: Any) -> str:
-    return f"{value:,.4g}" if isinstance(value, int | float) else "unknown"
-
-
-def _small(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.3g}"
-
-
-def _bytes(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:,.0f}"
-
-
-def _percent(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.1%}"
+# In the order of the path, as `trivium demo` runs them.
+_STAGES = (
+    *("doctor", "harvest", "curate", "tokenize", "plan", "train", "prove"),
+    *("evaluate", "bias", "generate", "report"),
+)

@@ -86,6 +86,9 @@ class Score(Result):
     chance: Number = None
     unigram: Number = None
     normalisation: str | None = None
+    nats_per_byte: Number = None
+    nats_per_byte_interval: tuple[float, float] | None = None
+    unigram_nats_per_byte: Number = None
 
 
 class Evaluation(Result):

@@ -3,7 +3,7 @@
 import shutil
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from trivium.tokens.manifest import read_tokens_manifest
 from trivium.tokens.samples import TokenDataset
 from trivium.training.batches import Rows
 from trivium.training.config import TrainingConfig
+from trivium.training.loss_scale import LossScale
 from trivium.training.metrics import EVENTS, METRICS, append, forget_after, read
 from trivium.training.rates import learning_rate
 from trivium.training.state import fragments, restore
@@ -68,6 +69,8 @@ class _Loop:
         if checkpoint is not None:
             restore(self.trainer, checkpoint)
             self.first_step = checkpoint.step
+            if checkpoint.manifest.get("loss_scale"):
+                self.trainer.loss_scale = LossScale(**checkpoint.manifest["loss_scale"])
         if self._speaks:
             job.out.mkdir(parents=True, exist_ok=True)
             forget_after(job.out / METRICS, self.first_step)
@@ -140,6 +143,7 @@ class _Loop:
             "plan": to_tree(self.plan),
             "training": to_tree(self.config),
             "data": self._data(),
+            "loss_scale": asdict(self.trainer.loss_scale) if self.trainer.loss_scale else None,
         }
 
     def _data(self) -> dict[str, Any]:
@@ -147,7 +151,8 @@ class _Loop:
 
     def _same_work(self, checkpoint: Checkpoint) -> None:
         """A checkpoint of another model, seed, batch or corpus is refused: resuming would silently mix them."""
-        about, now = checkpoint.manifest, self._about(0)
+        now = {"plan": to_tree(self.plan), "seed": self.job.seed, "data": self._data()}
+        about = checkpoint.manifest
         sections = {
             "plan.model": ("plan", "model"),
             "plan.batch": ("plan", "batch"),

@@ -1,5 +1,6 @@
 """What one rank does in a step: run the schedule, sum gradients, update, and agree on the loss."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,9 +20,10 @@ from trivium.parallel.randomness import DropoutKey
 from trivium.parallel.zero import AdamRule, ShardedAdamW
 from trivium.plan.buckets import bucket_table
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import Op
+from trivium.plan.schedule import Op, Schedule, forward
 from trivium.plan.transfers import Program, with_transfers
 from trivium.training.batches import Rows, inputs_of
+from trivium.training.loss_scale import LossScale
 
 
 class StepResult(NamedTuple):
@@ -63,13 +65,17 @@ class Trainer:
                 gather_around(_users(stage, self.buckets))
         self.optimizer = ShardedAdamW(self.buckets, mesh, rule, DTYPES[plan.precision.masters])
         self._watch = GradientWatch(self.buckets)
+        self.loss_scale = LossScale() if plan.precision.weights == "fp16" else None
         self._programs: dict[tuple[int, bool], Program] = {}
 
     def train_step(self, step: int, samples: Samples, lr: float, *, measure: bool = False) -> StepResult:
         """One optimizer step on the global batch `samples`; every rank returns the same loss and norm."""
         run = self.accumulate(step, samples, measure=measure)
-        norm = self.optimizer.step(lr)
-        return StepResult(self._agree(run.loss), norm, run)
+        scale = self.loss_scale.value if self.loss_scale else 1.0
+        norm = self.optimizer.step(lr, loss_scale=scale)
+        if self.loss_scale:
+            self.loss_scale.update(finite=math.isfinite(norm))
+        return StepResult(self._agree(run.loss / scale), norm, run)
 
     def accumulate(self, step: int, samples: Samples, *, measure: bool = False) -> Run:
         """Forward and backward of the batch; gradients are left in the buckets, their reduction begun.
@@ -81,6 +87,8 @@ class Trainer:
             stage.train()
         program = self._program(samples.sequences, forward_only=False)[self.mesh.at.pipeline]
         executor = self._executor(samples, step=step)
+        if self.loss_scale:
+            executor.loss_scale *= self.loss_scale.value
         if measure:
             executor.saved_bytes = SavedBytes(b.weights for b in self.buckets)
         return executor.run(program)
@@ -140,11 +148,25 @@ class Trainer:
     def _program(self, sequences: int, *, forward_only: bool) -> Program:
         key = (sequences, forward_only)
         if key not in self._programs:
-            table = self.plan.schedule_table(sequences)
+            # A given table is of the full batch; forwards alone need no schedule's art.
+            given = self.plan.schedule == "given"
+            table = (
+                self.plan.schedule_table(sequences)
+                if not given or not forward_only
+                else self._forwards(sequences)
+            )
             if forward_only:
                 table = tuple(tuple(a for a in row if a.op is Op.FORWARD) for row in table)
             self._programs[key] = with_transfers(table)
         return self._programs[key]
+
+    def _forwards(self, sequences: int) -> Schedule:
+        """Every forward of each stage, on the rank that holds it."""
+        micro_batches = range(self.plan.batch.micro_batches(self.plan.layout, sequences))
+        ranks = range(self.plan.layout.pipeline)
+        return tuple(
+            tuple(forward(m, s) for m in micro_batches for s in self.plan.stages_of(r)) for r in ranks
+        )
 
     def _agree(self, loss: torch.Tensor) -> float:
         """Only last stages know a loss; the sum over pipeline and data ranks is the batch's mean."""

@@ -2,18 +2,15 @@
 (function () {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const holders = Array.from(document.querySelectorAll("[data-figure]"));
-  const axes = ["xaxis", "yaxis", "yaxis2"];
 
   // Text and grid follow the page's own colours, so figures change with it.
-  function colours() {
+  function colours(axes) {
     const style = getComputedStyle(document.documentElement);
     const text = style.getPropertyValue("--text").trim();
     const line = style.getPropertyValue("--line").trim();
     const change = { "font.color": text };
     for (const axis of axes) {
-      change[axis + ".gridcolor"] = axis === "yaxis2" ? "rgba(0,0,0,0)" : line;
-      change[axis + ".zerolinecolor"] = line;
-      change[axis + ".linecolor"] = line;
+      for (const part of ["gridcolor", "zerolinecolor", "linecolor"]) change[axis + "." + part] = line;
     }
     return change;
   }
@@ -29,15 +26,10 @@
   }
 
   function paint(holder) {
-    const change = colours();
-    for (const axis of axes) {
-      if (!(axis in holder.layout)) {
-        for (const key of Object.keys(change)) {
-          if (key.startsWith(axis + ".")) delete change[key];
-        }
-      }
-    }
-    return Plotly.relayout(holder, change);
+    const axes = Object.keys(holder.layout).filter(function (key) {
+      return /^[xy]axis[0-9]*$/.test(key);
+    });
+    return Plotly.relayout(holder, colours(axes));
   }
 
   holders.forEach(draw);

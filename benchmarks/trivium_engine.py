@@ -1,0 +1,37 @@
+"""Trivium as a contestant: a plan, a mesh and a trainer."""
+
+import torch
+from contest import Build
+from setting import LR, RULE, SEED, Setting
+
+from trivium.parallel.launch import Place
+from trivium.parallel.mesh import Mesh
+from trivium.parallel.pipeline import Span
+from trivium.plan.plan import Plan
+from trivium.training.trainer import Rows, Samples, Trainer
+
+
+class TriviumEngine:
+    """Every step also computes the global gradient norm and agrees on the loss over all ranks."""
+
+    def __init__(self, plan: Plan, setting: Setting, place: Place) -> None:
+        mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
+        self.setting, self.plan, self.mesh = setting, plan, mesh
+        self.trainer = Trainer(plan, mesh, seed=SEED, rule=RULE)
+        self.spans: list[list[Span]] = []  # of each step
+
+    def step(self, number: int) -> torch.Tensor:
+        """One optimizer step."""
+        tokens, targets = self.setting.rows(number)
+
+        def read(first: int, count: int) -> Rows:
+            return Rows(tokens[first : first + count], targets[first : first + count])
+
+        result = self.trainer.train_step(number, Samples(0, self.setting.sequences, read), LR)
+        self.spans.append(result.run.spans)
+        return torch.tensor(result.loss)
+
+
+def trivium(layers: tuple[int, ...] | None = None, **more: object) -> Build:
+    """A contestant from the fields of a plan."""
+    return lambda setting, place: TriviumEngine(setting.plan(layers, **more), setting, place)

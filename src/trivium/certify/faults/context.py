@@ -1,0 +1,122 @@
+"""Faults of split sequences and of packed documents."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from trivium.certify.faults.mutant import Function, fault, plan
+from trivium.model.inputs import Inputs
+from trivium.parallel import buckets
+from trivium.parallel import context as attention
+from trivium.parallel.context import Sight
+from trivium.parallel.mesh import Mesh
+from trivium.training import batches, trainer
+from trivium.training.batches import Packing
+from trivium.training.trainer import Samples, Trainer
+
+Tensor = torch.Tensor
+
+APART = {"documents": "apart", "end_of_text": 3}
+RING = plan(context=2)
+ULYSSES = plan(context=2, context_attention="ulysses")
+PACKED = plan(model=APART)
+PACKED_RING = plan(context=2, model=APART)
+
+
+@fault(buckets, "all_reduce_", plan(context=2, zero=0), plan(data=2, context=2, zero=0))
+def context_ranks_not_summed(original: Function, mesh: Mesh) -> Function:
+    """Gradients are summed over data ranks and not over those that share a sequence."""
+    return lambda x, group, **more: x if group is mesh.replicas else original(x, group, **more)
+
+
+@fault(attention, "_go_round", RING, PACKED_RING)
+def key_gradients_not_home(original: Function, mesh: Mesh) -> Function:
+    """Ring attention: the gradients of keys and values stop one rank before home."""
+
+    def go_round(*arguments: Any, home: bool = False) -> tuple[Tensor, ...]:
+        return original(*arguments)  # type: ignore[no-any-return]
+
+    return go_round
+
+
+@fault(Sight, "mask", RING)
+def causal_by_local_numbers(original: Function, mesh: Mesh) -> Function:
+    """The causal mask compares positions within a rank's part instead of within the sequence."""
+
+    def mask(self: Sight, queries: Tensor, keys: Tensor) -> Tensor | None:
+        found: Tensor | None = original(self, queries - queries.min(), keys - keys.min())
+        return found
+
+    return mask
+
+
+@fault(attention._Exchange, "backward", ULYSSES)
+def exchange_not_reversed(original: Function, mesh: Mesh) -> Function:
+    """Ulysses: the backward of the all-to-all hands heads to the wrong ranks."""
+
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        dim = 1 if ctx.split == "heads" else 2
+        return original(ctx, grads[0].flip(dim))  # type: ignore[no-any-return]
+
+    return backward
+
+
+@fault(Inputs, "order", RING, ULYSSES)
+def positions_of_the_first_context_part(original: Function, mesh: Mesh) -> Function:
+    """Every context rank embeds its positions as if its part began the sequence."""
+    return lambda self: torch.arange(self.shape[0])
+
+
+@fault(Trainer, "_tokens_that_count", PACKED_RING, plan(data=2, model=APART))
+def normalised_by_the_local_count(original: Function, mesh: Mesh) -> Function:
+    """A masked loss is the mean over each rank's own tokens, then over ranks, though ranks hold different numbers."""
+
+    def count(self: Trainer, samples: Samples, inputs: list[Inputs]) -> float:
+        own = sum(float(i.weights.sum()) for i in inputs if i.weights is not None)
+        return own * self.mesh.replicas.size
+
+    return count
+
+
+@fault(batches, "Sight", PACKED, PACKED_RING)
+def documents_see_each_other(original: Function, mesh: Mesh) -> Function:
+    """The document mask is dropped, and packed documents leak into the next."""
+    return lambda order, documents: Sight(order, None)
+
+
+@fault(batches, "packing", PACKED)
+def positions_run_on(original: Function, mesh: Mesh) -> Function:
+    """Positions do not start again with a packed document."""
+
+    def packing(tokens: np.ndarray, end_of_text: int) -> Packing:
+        right: Packing = original(tokens, end_of_text)
+        return right._replace(positions=np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape))
+
+    return packing
+
+
+@fault(trainer, "inputs_of", PACKED)
+def next_document_predicted(original: Function, mesh: Mesh) -> Function:
+    """The loss counts the first token of the next document, which nothing before it can tell."""
+
+    def inputs_of(*arguments: Any, **more: Any) -> Inputs:
+        made: Inputs = original(*arguments, **more)
+        assert made.weights is not None, f"{made} is not of packed documents"
+        return replace(made, weights=torch.ones_like(made.weights))
+
+    return inputs_of
+
+
+FAULTS = (
+    context_ranks_not_summed,
+    key_gradients_not_home,
+    causal_by_local_numbers,
+    exchange_not_reversed,
+    positions_of_the_first_context_part,
+    normalised_by_the_local_count,
+    documents_see_each_other,
+    positions_run_on,
+    next_document_predicted,
+)

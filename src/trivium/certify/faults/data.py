@@ -1,0 +1,202 @@
+"""Faults of data parallelism, of the sharded optimizer, of precision, and of the order of samples."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from trivium.certify.faults.mutant import Function, fault, plan
+from trivium.parallel import buckets, zero
+from trivium.parallel.buckets import Bucket, GradientWatch
+from trivium.parallel.collectives import PendingSlice
+from trivium.parallel.mesh import Group, Mesh
+from trivium.parallel.randomness import DropoutKey
+from trivium.plan.batch import Batch, Step
+from trivium.plan.precision import Precision
+from trivium.training import trainer
+from trivium.training.trainer import Samples, Trainer
+
+Tensor = torch.Tensor
+
+REPLICAS = plan(data=2, zero=0)
+SHARDED = plan(data=2, zero=1)
+RAMP = {"ramp": {"start": 2, "increment": 2, "samples": 6}, "sequences": 6}
+
+
+@fault(buckets, "all_reduce_", REPLICAS)
+def replicas_not_summed(original: Function, mesh: Mesh) -> Function:
+    """The sum of gradients over data ranks is missing: each replica trains alone."""
+    return lambda x, group, **more: x if group.role == "data" else original(x, group, **more)
+
+
+@fault(buckets, "reduce_scatter_begin", SHARDED)
+def slices_not_summed(original: Function, mesh: Mesh) -> Function:
+    """Each data rank updates its slice with its own replica's gradient."""
+
+    def begin(x: Tensor, group: Group) -> PendingSlice:
+        return PendingSlice(None, x.chunk(group.size)[group.index].clone(), summed=True)
+
+    return begin
+
+
+@fault(Bucket, "reduced", REPLICAS, SHARDED)
+def average_taken_twice(original: Function, mesh: Mesh) -> Function:
+    """Gradients are divided by the number of replicas in the loss and again after the sum; Adam hides the factor,
+    the clip does not."""
+    return lambda self: original(self) / self.replicas.size
+
+
+@fault(GradientWatch, "start_step", REPLICAS, SHARDED)
+def reduced_before_the_last_micro_batch(original: Function, mesh: Mesh) -> Function:
+    """The reduction of a bucket starts in the backward of the first micro-batch; what follows is not reduced."""
+
+    def start_step(self: GradientWatch) -> None:
+        original(self)
+        self._last = {(s.stage, False) for b in self._buckets for s in b.slots}
+
+    return start_step
+
+
+@fault(Bucket, "_collect", plan(data=2, zero=2))
+def sharded_gradients_overwritten(original: Function, mesh: Mesh) -> Function:
+    """With sharded gradients, the slice of a micro-batch replaces that of the earlier ones."""
+
+    def collect(self: Bucket) -> None:
+        if self._pending is not None:
+            self.gradients.zero_()
+        original(self)
+
+    return collect
+
+
+@fault(Bucket, "clear_gradients", SHARDED)
+def gradients_of_the_step_before(original: Function, mesh: Mesh) -> Function:
+    """Gradients are not cleared after the update."""
+    return lambda self: None
+
+
+@fault(Bucket, "publish", SHARDED, plan(data=2, zero=2))
+def stale_after_the_update(original: Function, mesh: Mesh) -> Function:
+    """The all-gather after the sharded update is skipped: a rank goes on with old weights outside its slice."""
+    return lambda self: None
+
+
+@fault(Bucket, "_free_weights", plan(data=2, zero=3))
+def stale_gathered_weights(original: Function, mesh: Mesh) -> Function:
+    """With sharded weights, a module's gathered weights outlive the update and are used again."""
+    kept: set[int] = set()
+
+    def free(self: Bucket) -> None:
+        if id(self) not in kept:  # freed once, at the start
+            kept.add(id(self))
+            original(self)
+
+    return free
+
+
+@fault(Bucket, "owned", SHARDED)
+def slice_off_by_one(original: Function, mesh: Mesh) -> Function:
+    """A data rank updates a slice that begins one element early with the gradient of the right one."""
+
+    def owned(self: Bucket) -> slice:
+        right: slice = original(self)
+        early = int(self.sharded and right.start > 0)
+        return slice(right.start - early, right.stop - early)
+
+    return owned
+
+
+@fault(zero, "all_reduce_", SHARDED)
+def clipped_by_the_local_norm(original: Function, mesh: Mesh) -> Function:
+    """Each rank clips by the norm of the slice it updates."""
+    return lambda x, group, **more: x
+
+
+@fault(trainer, "bucket_table", plan())
+def norms_and_biases_decayed(original: Function, mesh: Mesh) -> Function:
+    """Flat buffers lose sight of what they hold: weight decay falls on norms and biases too."""
+    return lambda plan, pipeline: tuple(row._replace(decay=True) for row in original(plan, pipeline))
+
+
+@fault(Trainer, "_inputs", REPLICAS)
+def replicas_read_the_same(original: Function, mesh: Mesh) -> Function:
+    """Every data rank reads the first replica's samples: the batch is smaller than it says."""
+
+    def inputs(self: Trainer, samples: Samples, micro_batches: int, step: int | None) -> Any:
+        per_replica = micro_batches * self.plan.batch.micro
+        first = samples.first - self.mesh.at.data * per_replica
+        return original(self, replace(samples, first=first), micro_batches, step)
+
+    return inputs
+
+
+@fault(trainer, "DropoutKey", plan(data=2, model={"dropout": 0.2}))
+def masks_equal_on_all_samples(original: Function, mesh: Mesh) -> Function:
+    """Every micro-batch of every replica drops the same elements."""
+
+    def key(seed: int, step: int, samples: tuple[int, ...], sequence: int) -> DropoutKey:
+        return DropoutKey(seed, step, tuple(range(len(samples))), sequence)
+
+    return key
+
+
+@fault(trainer, "DropoutKey", plan(model={"dropout": 0.2}))
+def masks_equal_in_all_steps(original: Function, mesh: Mesh) -> Function:
+    """The generator is seeded alike at every step."""
+    return lambda seed, step, *more: DropoutKey(seed, 0, *more)
+
+
+@fault(Trainer, "_agree", REPLICAS)
+def loss_of_one_replica(original: Function, mesh: Mesh) -> Function:
+    """The reported loss is that of one replica, scaled up."""
+
+    def agree(self: Trainer, loss: Tensor) -> float:
+        own: Tensor = loss * self.mesh.data.size
+        return float(own)
+
+    return agree
+
+
+@fault(Batch, "at", plan(batch=RAMP), plan(data=2, batch=RAMP))
+def ramp_skips_samples(original: Function, mesh: Mesh) -> Function:
+    """At a rise of the batch, samples are counted as if all steps had been as large."""
+
+    def at(self: Batch, step: int) -> Step:
+        right: Step = original(self, step)
+        return right._replace(first_sample=step * right.sequences)
+
+    return at
+
+
+@fault(Precision, "accumulation", plan())
+def accumulated_in_bf16(original: Function, mesh: Mesh) -> Function:
+    """Gradients of micro-batches are added in bf16 where a wide accumulator is promised."""
+    return lambda self: "bf16"
+
+
+@fault(Precision, "reduction", SHARDED)
+def reduced_in_bf16(original: Function, mesh: Mesh) -> Function:
+    """Gradients are summed over data ranks in bf16 where the accumulator's dtype is promised."""
+    return lambda self: "bf16"
+
+
+FAULTS = (
+    replicas_not_summed,
+    slices_not_summed,
+    average_taken_twice,
+    reduced_before_the_last_micro_batch,
+    sharded_gradients_overwritten,
+    gradients_of_the_step_before,
+    stale_after_the_update,
+    stale_gathered_weights,
+    slice_off_by_one,
+    clipped_by_the_local_norm,
+    norms_and_biases_decayed,
+    replicas_read_the_same,
+    masks_equal_on_all_samples,
+    masks_equal_in_all_steps,
+    loss_of_one_replica,
+    ramp_skips_samples,
+    accumulated_in_bf16,
+    reduced_in_bf16,
+)

@@ -1,0 +1,164 @@
+"""Faults of the pipeline: stages, micro-batches, the tied table, zero-bubble actions, recompute."""
+
+import re
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from trivium.certify.faults.mutant import Function, fault, plan
+from trivium.model import block, stage
+from trivium.model.inputs import Inputs
+from trivium.model.stage import Stage
+from trivium.parallel import zero
+from trivium.parallel.mesh import Group, Mesh
+from trivium.parallel.pipeline import Executor
+from trivium.parallel.weight_gradients import WeightGradients
+from trivium.plan import buckets
+from trivium.plan.parameters import Box, Parameter
+from trivium.plan.partition import Partition
+from trivium.training import trainer
+from trivium.training.trainer import Trainer
+
+Tensor = torch.Tensor
+
+PIPELINE = plan(pipeline=2)
+ONE_RANK = plan(zero=0)
+RECOMPUTED = {"recompute": {"mode": "layer"}, "model": {"dropout": 0.2}}
+
+
+@fault(Partition, "ranges", PIPELINE)
+def layer_lost(original: Function, mesh: Mesh) -> Function:
+    """The split over stages leaves out a layer between two of them."""
+
+    def ranges(self: Partition, *arguments: Any) -> tuple[range, ...]:
+        first, *rest = original(self, *arguments)
+        return range(first.start, first.stop - 1), *rest
+
+    return ranges
+
+
+@fault(Partition, "ranges", PIPELINE)
+def layer_doubled(original: Function, mesh: Mesh) -> Function:
+    """Two neighbouring stages both hold the layer between them."""
+
+    def ranges(self: Partition, *arguments: Any) -> tuple[range, ...]:
+        first, second, *rest = original(self, *arguments)
+        return first, range(second.start - 1, second.stop), *rest
+
+    return ranges
+
+
+@fault(trainer, "_forward", PIPELINE, plan(pipeline=2, chunks=2))
+def targets_of_another_micro_batch(original: Function, mesh: Mesh) -> Function:
+    """The last stage computes the loss with the targets of the micro-batch before."""
+
+    def forward(stage: Stage, inputs: list[Inputs]) -> Callable[[Tensor | None, int], Tensor]:
+        late = int(stage.is_last and not stage.is_first)
+        return lambda x, m: stage(x, inputs[m - late])
+
+    return forward
+
+
+@fault(Executor, "_backward", ONE_RANK)
+def gradients_overwritten(original: Function, mesh: Mesh) -> Function:
+    """Each backward stores its gradients instead of adding them to those of the earlier micro-batches."""
+
+    def backward(self: Executor, *arguments: Any) -> None:
+        for bucket in self.watch._buckets if self.watch is not None else ():
+            bucket.gradients.zero_()
+        original(self, *arguments)
+
+    return backward
+
+
+@fault(Trainer, "_executor", ONE_RANK)
+def micro_batch_loss_not_scaled(original: Function, mesh: Mesh) -> Function:
+    """Losses of micro-batches are added, not averaged: gradients grow with their number."""
+
+    def executor(self: Trainer, samples: Any, **more: Any) -> Executor:
+        made: Executor = original(self, samples, **more)
+        micro_batches = self.plan.batch.micro_batches(self.plan.layout, samples.sequences)
+        return replace(made, loss_scale=made.loss_scale * micro_batches)
+
+    return executor
+
+
+@fault(buckets, "partial_over", PIPELINE)
+def tied_gradients_not_summed(original: Function, mesh: Mesh) -> Function:
+    """The tied table's gradients on the first and the last stage are not added: its two copies drift apart."""
+    return lambda plan, p: tuple(over for over in original(plan, p) if over != "ends")
+
+
+@fault(zero, "_norm_weight", PIPELINE)
+def tied_table_counted_twice(original: Function, mesh: Mesh) -> Function:
+    """The tied table enters the global norm at both ends of the pipeline."""
+    return lambda bucket: None
+
+
+@fault(zero, "all_reduce_", PIPELINE)
+def norm_of_the_own_stage(original: Function, mesh: Mesh) -> Function:
+    """Each pipeline rank clips by the norm of its own stages."""
+
+    def all_reduce_(x: Tensor, group: Group, **more: Any) -> Tensor:
+        return x if group.role == "pipeline" else original(x, group, **more)
+
+    return all_reduce_
+
+
+@fault(stage, "initial_values", plan(pipeline=2, chunks=2))
+def chunks_initialised_alike(original: Function, mesh: Mesh) -> Function:
+    """The chunks of a rank are numbered from zero each, so their layers start with the same values."""
+
+    def initial_values(parameter: Parameter, model: Any, seed: int, box: Box) -> Tensor:
+        name = re.sub(r"layers\.(\d+)", lambda m: f"layers.{int(m[1]) % 2}", parameter.name)
+        return original(replace(parameter, name=name), model, seed, box)  # type: ignore[no-any-return]
+
+    return initial_values
+
+
+@fault(
+    WeightGradients, "finish", plan(pipeline=2, schedule="zb-h1"), plan(pipeline=2, chunks=2, schedule="zb-v")
+)
+def weight_gradient_lost(original: Function, mesh: Mesh) -> Function:
+    """A zero-bubble schedule drops the weight gradients of its last micro-batch, as if the drain had ended early."""
+
+    def finish(self: WeightGradients, key: Hashable, accumulated: Callable[..., None]) -> None:
+        if len(self._waiting) == 1:
+            self._waiting[key] = [p._replace(grad=torch.zeros_like(p.grad)) for p in self._waiting[key]]
+        original(self, key, accumulated)
+
+    return finish
+
+
+@fault(block, "recomputed", plan(**RECOMPUTED), plan(pipeline=2, **RECOMPUTED))
+def recomputed_with_other_randomness(original: Function, mesh: Mesh) -> Function:
+    """The second forward of a recomputed block draws other dropout masks than the first."""
+
+    def recomputed(function: Callable[..., Tensor], x: Tensor, inputs: Inputs) -> Tensor:
+        times = iter(range(2))
+
+        def run(x: Tensor, inputs: Inputs) -> Tensor:
+            if next(times) and inputs.dropout is not None:
+                inputs = replace(inputs, dropout=replace(inputs.dropout, seed=inputs.dropout.seed + 1))
+            return function(x, inputs)
+
+        return original(run, x, inputs)  # type: ignore[no-any-return]
+
+    return recomputed
+
+
+FAULTS = (
+    layer_lost,
+    layer_doubled,
+    targets_of_another_micro_batch,
+    gradients_overwritten,
+    micro_batch_loss_not_scaled,
+    tied_gradients_not_summed,
+    tied_table_counted_twice,
+    norm_of_the_own_stage,
+    chunks_initialised_alike,
+    weight_gradient_lost,
+    recomputed_with_other_randomness,
+)

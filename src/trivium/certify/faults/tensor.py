@@ -1,0 +1,170 @@
+"""Faults of tensor and sequence parallelism, and of the split vocabulary."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from trivium.certify.faults.mutant import Function, fault, plan
+from trivium.model import attention, embedding, head, mlp, stage
+from trivium.model.linear import RowLinear
+from trivium.parallel import collectives, tensor, zero
+from trivium.parallel.context import Context, Sight
+from trivium.parallel.mesh import Group, Mesh
+from trivium.parallel.tensor import Region
+from trivium.plan import buckets
+from trivium.plan.parameters import Box
+
+Tensor = torch.Tensor
+
+SPLIT = plan(tensor=2)
+SEQUENCE = plan(tensor=2, sequence_parallel=True)
+LLAMA = {"family": "llama", "kv_heads": 2, "head": "untied", "ffn": 24}
+
+
+@fault(collectives._CopyTo, "backward", SPLIT)
+def column_entry_not_reduced(original: Function, mesh: Mesh) -> Function:
+    """The gradient all-reduce at the entry of a column-split region is dropped, so each tensor rank goes on with
+    its own part of the gradient."""
+    return lambda ctx, *grads: (grads[0], None)
+
+
+@fault(collectives._GatherSequence, "backward", SEQUENCE)
+def sequence_entry_not_reduced(original: Function, mesh: Mesh) -> Function:
+    """Under sequence parallelism the backward of the entry takes its own positions and forgets the sum."""
+
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0].chunk(ctx.group.size)[ctx.group.index].contiguous(), None
+
+    return backward
+
+
+@fault(collectives._SumOver, "forward", SPLIT)
+def row_exit_not_summed(original: Function, mesh: Mesh) -> Function:
+    """The partial sums of a row-split layer are not added up."""
+    return lambda ctx, x, group: x.clone()
+
+
+@fault(RowLinear, "add_bias", SPLIT)
+def row_bias_once_per_rank(original: Function, mesh: Mesh) -> Function:
+    """The bias of a row-split layer is added by every tensor rank before the sum."""
+
+    def add_bias(self: RowLinear, x: Tensor) -> Tensor:
+        return x if self.bias is None else x + self.bias * self.region.group.size
+
+    return add_bias
+
+
+@fault(buckets, "partial_over", SEQUENCE)
+def final_norm_not_reduced(original: Function, mesh: Mesh) -> Function:
+    """Under sequence parallelism the final norm's gradient covers this rank's positions only (a norm outside the
+    layers is easily forgotten in the list of parameters to reduce)."""
+    return lambda plan, p: () if p.name.startswith("head.norm") else original(plan, p)
+
+
+@fault(buckets, "partial_over", SEQUENCE)
+def row_bias_gradient_not_reduced(original: Function, mesh: Mesh) -> Function:
+    """Under sequence parallelism the gradients of row-split biases are left partial."""
+    return lambda plan, p: () if p.name.endswith(("out.bias", "down.bias")) else original(plan, p)
+
+
+@fault(head, "split_cross_entropy", SPLIT)
+def padding_enters_the_softmax(original: Function, mesh: Mesh) -> Function:
+    """Rows that pad the vocabulary take part in the softmax."""
+    return lambda logits, targets, group, vocabulary: original(logits, targets, group, 1 << 30)
+
+
+@fault(tensor, "all_reduce_", SPLIT)
+def softmax_over_the_local_vocabulary(original: Function, mesh: Mesh) -> Function:
+    """The softmax is normalised over the rows of one tensor rank."""
+
+    def all_reduce_(x: Tensor, group: Group, *, largest: bool = False) -> Tensor:
+        if largest:
+            return original(x, group, largest=True)  # type: ignore[no-any-return]
+        return torch.cat([x[:1], original(x[1:].contiguous(), group)])
+
+    return all_reduce_
+
+
+@fault(embedding, "embed", SPLIT)
+def foreign_tokens_embedded(original: Function, mesh: Mesh) -> Function:
+    """Ids that another tensor rank holds are not masked: they add the row they were clamped to."""
+
+    def embed(tokens: Tensor, weight: Tensor, group: Group) -> Tensor:
+        return F.embedding((tokens - group.index * len(weight)).clamp(0, len(weight) - 1), weight)
+
+    return embed
+
+
+@fault(zero, "_norm_weight", SPLIT)
+def replicated_counted_per_rank(original: Function, mesh: Mesh) -> Function:
+    """Parameters that every tensor rank holds whole are counted once per rank in the global norm."""
+    return lambda bucket: None
+
+
+@fault(mlp, "keyed_dropout", plan(tensor=2, model={"dropout": 0.2}))
+def masks_differ_between_tensor_ranks(original: Function, mesh: Mesh) -> Function:
+    """Tensor ranks drop different elements of an activation that all of them hold."""
+    return lambda x, rate, *, site, **more: original(x, rate, site=f"{site} {mesh.tensor.index}", **more)
+
+
+@fault(attention, "keyed_dropout", plan(tensor=2, sequence_parallel=True, model={"dropout": 0.2}))
+def masks_of_the_first_positions(original: Function, mesh: Mesh) -> Function:
+    """Under sequence parallelism every tensor rank draws the mask of the first positions."""
+
+    def keyed_dropout(x: Tensor, rate: float, *, positions: Tensor, **more: Any) -> Tensor:
+        return original(x, rate, positions=positions - positions.min(), **more)  # type: ignore[no-any-return]
+
+    return keyed_dropout
+
+
+@fault(Region, "positions", SEQUENCE)
+def positions_of_the_first_part(original: Function, mesh: Mesh) -> Function:
+    """Every tensor rank takes the position embeddings of the first part of the sequence."""
+
+    def positions(self: Region, sequence: int) -> slice:
+        here: slice = original(self, sequence)
+        return slice(0, here.stop - here.start)
+
+    return positions
+
+
+@fault(stage, "initial_values", SPLIT)
+def shards_initialised_alike(original: Function, mesh: Mesh) -> Function:
+    """Tensor ranks draw their shard from the same stream, so that all start with the same rows."""
+
+    def initial_values(parameter: Any, model: Any, seed: int, box: Box) -> Tensor:
+        return original(parameter, model, seed, replace(box, start=tuple(0 for _ in box.start)))  # type: ignore[no-any-return]
+
+    return initial_values
+
+
+@fault(Context, "attend", plan(model=LLAMA), plan(pipeline=2, model=LLAMA))
+def queries_of_other_groups(original: Function, mesh: Mesh) -> Function:
+    """Grouped-query attention repeats the key-value heads in turn instead of each for its own group."""
+
+    def attend(self: Context, q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
+        k, v = (x.repeat(1, q.shape[1] // x.shape[1], 1, 1) for x in (k, v))
+        return original(self, q, k, v, sight)  # type: ignore[no-any-return]
+
+    return attend
+
+
+FAULTS = (
+    column_entry_not_reduced,
+    sequence_entry_not_reduced,
+    row_exit_not_summed,
+    row_bias_once_per_rank,
+    final_norm_not_reduced,
+    row_bias_gradient_not_reduced,
+    padding_enters_the_softmax,
+    softmax_over_the_local_vocabulary,
+    foreign_tokens_embedded,
+    replicated_counted_per_rank,
+    masks_differ_between_tensor_ranks,
+    masks_of_the_first_positions,
+    positions_of_the_first_part,
+    shards_initialised_alike,
+    queries_of_other_groups,
+)

@@ -1,0 +1,175 @@
+"""The generated layouts of the sweep: every split into degrees with every schedule, and every three choices together.
+
+A new choice is one line in CHOICES, a new axis none: both are combined with all the others by themselves.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+from trivium.config import merge
+from trivium.plan.layout import AXES
+from trivium.plan.plan import Plan
+from trivium.seeds import generator_for
+
+Tree = dict[str, Any]
+
+# What may be chosen besides degrees and schedule. Combinations that the plan refuses are left out.
+CHOICES: Mapping[str, tuple[Tree, ...]] = {
+    "zero": ({"zero": 0}, {"zero": 1}, {"zero": 2}, {"zero": 3}),
+    "sequence": ({"sequence_parallel": False}, {"sequence_parallel": True}),
+    "recompute": (
+        {"recompute": {"mode": "none"}},
+        {"recompute": {"mode": "attention"}},
+        {"recompute": {"mode": "layer"}},
+        {"recompute": {"mode": "layer", "every": 2}},
+    ),
+    "family": (
+        {"model": {"family": "gpt"}},
+        {"model": {"family": "llama"}},
+        {"model": {"family": "llama"}, "queries": 2},
+    ),
+    "head": ({"model": {"head": "tied"}}, {"model": {"head": "untied"}}),
+    "vocabulary": (
+        {"model": {"vocabulary": 37, "vocabulary_multiple": 1}},
+        {"model": {"vocabulary": 24, "vocabulary_multiple": 3}},
+        {"model": {"vocabulary": 5, "vocabulary_multiple": 4}},
+    ),
+    "dropout": ({}, {"model": {"dropout": 0.2}}),
+    "split": ({"split": "balanced"}, {"split": "uneven"}, {"split": "with an empty stage"}),
+    "documents": ({}, {"model": {"documents": "apart", "end_of_text": 3}}),
+    "attention": ({"context_attention": "ring"}, {"context_attention": "ulysses"}),
+    "batch": ({"ramp": False}, {"ramp": True}),
+}
+NOT_OF_THE_PLAN = ("queries", "split", "ramp")  # read by `_plan`
+CANDIDATES = 24  # drawn for each base, of which the one with most new combinations is kept
+ROUNDS = 2
+TOGETHER = 3
+LARGEST_TOLD = 3  # degrees from here on are alike
+HEAD_WIDTH = 4
+SHORTEST = 6  # positions
+
+Features = frozenset[str]
+
+
+class Base(NamedTuple):
+    """Degrees by axis, and schedule."""
+
+    degrees: Mapping[str, int]
+    schedule: str
+    chunks: int
+
+    @property
+    def ranks(self) -> int:
+        return prod(self.degrees.values())
+
+
+class Drawn(NamedTuple):
+    """A legal plan and what it combines."""
+
+    features: Features
+    plan: Plan
+
+
+def generated_plans(max_ranks: int) -> list[Plan]:
+    """Legal plans of at most `max_ranks` ranks, the same at every call.
+
+    Each base is drawn again in every round, and kept if it brings three features together that no plan before did.
+    """
+    covered: set[Features] = set()
+    found: list[Plan] = []
+    for round_number, base in itertools.product(range(ROUNDS), bases(max_ranks)):
+        best = max(_draw(base, round_number), key=lambda d: len(_new(d, covered)), default=None)
+        if best is not None and _new(best, covered) and best.plan not in found:
+            covered |= _new(best, covered)
+            found.append(best.plan)
+    return found
+
+
+def bases(max_ranks: int) -> Iterator[Base]:
+    """Every product of degrees with every schedule that it can have."""
+    for numbers in itertools.product(range(1, max_ranks + 1), repeat=len(AXES)):
+        degrees = dict(zip(AXES, numbers, strict=True))
+        if prod(numbers) > max_ranks:
+            continue
+        yield Base(degrees, "1f1b", 1)
+        if degrees["pipeline"] > 1:
+            yield from (Base(degrees, name, 1) for name in ("gpipe", "zb-h1"))
+            yield from (Base(degrees, name, 2) for name in ("interleaved", "zb-v"))
+        if degrees["pipeline"] == 2:
+            yield Base(degrees, "interleaved", 3)
+
+
+def _draw(base: Base, round_number: int) -> Iterator[Drawn]:
+    """Legal plans of a base, their choices drawn by name."""
+    name = [f"{k}={v}" for k, v in base.degrees.items()]
+    generator = generator_for(0, "certify", "layouts", round_number, base.schedule, base.chunks, *name)
+    kinds = {f"{axis} {min(n, LARGEST_TOLD)}" for axis, n in base.degrees.items()}
+    kinds.add(f"{base.schedule} {base.chunks}")
+    for _ in range(CANDIDATES):
+        picked = {k: int(generator.integers(len(v))) for k, v in CHOICES.items()}
+        tree: Tree = {}
+        for key, number in picked.items():
+            tree = merge(tree, CHOICES[key][number])
+        plan = _plan(base, tree)
+        if not plan.check():
+            yield Drawn(frozenset(kinds | {f"{k} {n}" for k, n in picked.items()}), plan)
+
+
+def _plan(base: Base, tree: Tree) -> Plan:
+    """A small model that the degrees divide."""
+    queries, split, ramp = tree.get("queries", 1), tree["split"], tree["ramp"]
+    split_heads = prod(base.degrees.get(axis, 1) for axis in ("tensor", "context"))
+    groups = split_heads if split_heads > 1 else 3
+    counts = _layers(base.degrees["pipeline"] * base.chunks, split)
+    model = {
+        "layers": sum(counts),
+        "heads": groups * queries,
+        "kv_heads": groups if queries > 1 else None,
+        "hidden": groups * queries * HEAD_WIDTH,
+        "ffn": 7 * base.degrees["tensor"],
+        "sequence": 2 * split_heads * -(-SHORTEST // (2 * split_heads)) + (split_heads == 1),
+    }
+    return Plan.model_validate(
+        {
+            **{k: v for k, v in tree.items() if k not in NOT_OF_THE_PLAN},
+            "model": {**model, **tree["model"]},
+            "batch": _batch(base, ramp=ramp),
+            "layout": {**base.degrees, "chunks": base.chunks},
+            "partition": {"layers": None if split == "balanced" else counts},
+            "schedule": base.schedule,
+        }
+    )
+
+
+def _layers(stages: int, split: str) -> tuple[int, ...]:
+    """Layers of each stage; balanced, the odd one over goes where the plan puts it."""
+    counts = [1] * stages
+    counts[stages // 2] += 1
+    if split == "with an empty stage" and stages > 1:
+        counts[stages - 1 if stages % 2 else 0] = 0
+        counts[stages // 2] += 1
+    elif split == "uneven":
+        counts[-1] += 1
+    return tuple(counts)
+
+
+def _batch(base: Base, *, ramp: bool) -> Tree:
+    """Micro-batches enough for a steady phase where that is cheap."""
+    pipeline, data = base.degrees["pipeline"], base.degrees["data"]
+    micro = 2 if base.ranks <= 4 else 1
+    unit = micro * data * (pipeline if base.schedule == "interleaved" else 1)
+    if not ramp:
+        waves = -(-(pipeline + 1) * micro * data // unit)
+        return {"micro": micro, "sequences": max(2, waves) * unit}
+    return {
+        "micro": micro,
+        "sequences": 3 * unit,
+        "ramp": {"start": unit, "increment": unit, "samples": 3 * unit},
+    }
+
+
+def _new(drawn: Drawn, covered: set[Features]) -> set[Features]:
+    every = itertools.combinations(sorted(drawn.features), TOGETHER)
+    return {frozenset(c) for c in every} - covered

@@ -1,0 +1,129 @@
+"""A plan made small enough to certify in seconds, with everything kept that decides which code runs.
+
+Kept: layout, chunks, schedule, ZeRO stage, recompute, sequence parallelism, how ranks attend over a split sequence,
+documents, family, head, query heads per key-value head, dropout, which stages hold more layers than others, whether
+sizes are odd, and how the vocabulary is padded.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from trivium.errors import ConfigError
+from trivium.plan.plan import Plan
+
+MAX_RANKS = 32  # one process each on this machine
+SMALLEST_SEQUENCE = 6
+MOST_LAYERS_OF_A_STAGE = 3
+
+Tree = dict[str, Any]
+
+
+def reduced(plan: Plan) -> Plan:
+    """The smallest legal plan of the same kind. Raises ConfigError if the plan is illegal or has too many ranks."""
+    plan = plan.checked()
+    ranks = plan.layout.world_size
+    if ranks > MAX_RANKS:
+        raise ConfigError(
+            f"plan.layout has {ranks} ranks; a certificate starts one process for each on this machine, at most "
+            f"{MAX_RANKS}: lower plan.layout.data ({plan.layout.data}), pipeline ({plan.layout.pipeline}) or tensor "
+            f"({plan.layout.tensor}); what a degree computes does not depend on its size"
+        )
+    for candidates in (_fewer_sequences, _fewer_layers, _narrower, _fewer_words, _shorter):
+        plan = _first_legal(plan, candidates)
+    return plan
+
+
+def _first_legal(plan: Plan, candidates: Callable[[Plan], Iterator[Tree]]) -> Plan:
+    """The plan with the first change that is smaller and legal; itself if there is none."""
+    for change in candidates(plan):
+        candidate = Plan.model_validate(_merged(plan.model_dump(), change))
+        if not candidate.check():
+            return candidate
+    return plan
+
+
+def _merged(tree: Tree, change: Tree) -> Tree:
+    return {**tree, **{k: {**tree[k], **v} for k, v in change.items()}}
+
+
+def _fewer_sequences(plan: Plan) -> Iterator[Tree]:
+    """Two sequences per micro-batch at most; micro-batches enough for a steady phase, of the same parity."""
+    micro, pipeline = min(plan.batch.micro, 2), plan.layout.pipeline
+    if plan.batch.ramp is not None:
+        yield from _short_ramps(plan, micro)
+        return
+    micro_batches = plan.batch.micro_batches(plan.layout)
+    for few in range(min(pipeline + 2, micro_batches), micro_batches + 1):
+        if few % 2 == micro_batches % 2:
+            yield {"batch": {"micro": micro, "sequences": few * micro * plan.layout.data}}
+
+
+def _short_ramps(plan: Plan, micro: int) -> Iterator[Tree]:
+    """Two rises; the micro-batches of a step are multiples of the pipeline where the schedule needs it."""
+    for multiple in (2, plan.layout.pipeline):
+        unit = multiple * micro * plan.layout.data
+        ramp = {"start": unit, "increment": unit, "samples": 3 * unit}
+        yield {"batch": {"micro": micro, "sequences": 3 * unit, "ramp": ramp}}
+
+
+def _fewer_layers(plan: Plan) -> Iterator[Tree]:
+    """Stages keep their order by number of layers: an empty one stays empty, a fuller one stays fuller."""
+    counts = plan.partition.counts(plan.model, plan.layout)
+    ranks = {count: n for n, count in enumerate(sorted({c for c in counts if c}), start=1)}
+    few = [min(ranks.get(c, 0), MOST_LAYERS_OF_A_STAGE) for c in counts]
+    every = {"every": min(plan.recompute.every, 2)}
+    if len(few) == 1:  # two blocks, so that one can be recomputed and one not
+        few = [min(counts[0], 2)]
+    explicit = plan.partition.layers is not None
+    partition: Tree = {"layers": tuple(few) if explicit else None}
+    if not explicit:
+        # The balanced split itself is certified too, where it gives the same kind of stages.
+        balanced = {"model": {"layers": sum(few)}, "partition": partition, "recompute": every}
+        candidate = Plan.model_validate(_merged(plan.model_dump(), balanced))
+        if candidate.partition.counts(candidate.model, candidate.layout) == tuple(few):
+            yield balanced
+    yield {"model": {"layers": sum(few)}, "partition": {"layers": tuple(few)}, "recompute": every}
+
+
+def _narrower(plan: Plan) -> Iterator[Tree]:
+    """As few heads as the split allows, each 4 columns wide (3 where the width is odd)."""
+    model, tensor = plan.model, plan.layout.tensor
+    width = min(model.head_width, 4 if model.head_width % 2 == 0 else 3)
+    queries = model.heads // model.kv
+    for share in range(2 if queries == 1 else 1, max(2, model.heads // tensor) + 1):
+        for per_group in (min(queries, 2 + queries % 2), queries):
+            groups = share * tensor
+            heads = groups * per_group
+            shape = {"heads": heads, "hidden": heads * width, "init_std": None}
+            shape["kv_heads"] = None if model.kv_heads is None else groups
+            columns = 7 if model.ffn_width // tensor % 2 else 8
+            yield {"model": {**shape, "ffn": None if _plain_width(plan) else columns * tensor}}
+            yield {"model": {**shape, "ffn": columns * tensor}}
+
+
+def _plain_width(plan: Plan) -> bool:
+    """Whether the feed-forward width follows from the hidden size, and stays small when that is small."""
+    return plan.model.ffn is None and plan.model.family == "gpt"
+
+
+def _fewer_words(plan: Plan) -> Iterator[Tree]:
+    """The same padding in kind: none, part of the last rank's rows, or whole ranks without a word."""
+    model, tensor = plan.model, plan.layout.tensor
+    padded = model.padded_vocabulary(tensor)
+    rows = padded // tensor
+    empty, partly = divmod(padded - model.vocabulary, rows)
+    multiple = min(model.vocabulary_multiple, 2 + model.vocabulary_multiple % 2)
+    units = rows // model.vocabulary_multiple  # of rows, each a multiple
+    few = units if empty else min(units, 8 + units % 2)
+    vocabulary = (tensor - empty) * few * multiple - (1 if partly else 0)
+    if vocabulary < model.vocabulary:
+        end = min(model.end_of_text, vocabulary - 1)
+        yield {"model": {"vocabulary": vocabulary, "vocabulary_multiple": multiple, "end_of_text": end}}
+
+
+def _shorter(plan: Plan) -> Iterator[Tree]:
+    """The shortest legal sequence of the same parity."""
+    sequence = plan.model.sequence
+    for short in range(min(SMALLEST_SEQUENCE, sequence), sequence):
+        if short % 2 == sequence % 2:
+            yield {"model": {"sequence": short}}

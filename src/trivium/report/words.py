@@ -1,0 +1,74 @@
+"""Figures as words, for the tables of the page."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+Tree = dict[str, Any]
+
+
+def moment_text(finished: Any) -> str:
+    """2026-01-31 12:00 UTC, of an ISO time; other text as it is."""
+    try:
+        return datetime.fromisoformat(str(finished)).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        return str(finished or "unknown")
+
+
+def killed_text(killed: dict[str, Any]) -> str:
+    """rank 7, by SIGKILL, at step 166."""
+    words = (("rank", "rank {}"), ("signal", "by {}"), ("step", "at step {}"))
+    return ", ".join(text.format(killed[key]) for key, text in words if key in killed) or "unknown"
+
+
+def reasons_text(dropped: dict[str, int], step: Tree, was: int | None) -> str:
+    """What went and why; documents that a step made by cutting others in two."""
+    ordered = sorted(dropped.items(), key=lambda item: -item[1])
+    told = [f"{reason} {number:,}" for reason, number in ordered]
+    more = step["documents"] - was + sum(dropped.values()) if was is not None else 0
+    if more > 0:
+        told.append(f"{more:,} more: a document is cut in two where a passage is taken out")
+    return ", ".join(told) or "none"
+
+
+def share_text(row: Tree) -> str:
+    return percent_text(row["caught"] / row["planted"]) if row["planted"] else "none planted"
+
+
+def level_text(scores: list[Tree]) -> str:
+    """95% interval."""
+    levels = {s["confidence"] for s in scores if isinstance(s.get("confidence"), int | float)}
+    return f"{levels.pop():.0%} interval" if len(levels) == 1 else "interval"
+
+
+def range_text(bounds: Any, text: Callable[[float], str]) -> str:
+    return f"{text(bounds[0])} to {text(bounds[1])}" if bounds else "unknown"
+
+
+def nats_text(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f} nats per token"
+
+
+def chance_text(p: Any) -> str:
+    """A probability; below a thousandth its digits say nothing."""
+    if not isinstance(p, int | float):
+        return "unknown"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def number_text(value: Any) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.2f}" if isinstance(value, float) else "unknown"
+
+
+def small_text(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.2g}"
+
+
+def bytes_text(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.0f}"
+
+
+def percent_text(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1%}"

@@ -1,0 +1,36 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trivium.report.ranks import alike, categories
+
+
+def row(rank, held, *, predicted=None, **at):
+    return {
+        "rank": rank,
+        "coordinate": at,
+        "categories": {"activations": held, "weights": 1},
+        "predicted": {"weights": 1, "activations": held if predicted is None else predicted},
+    }
+
+
+def test_ranks_that_hold_the_same_are_one_and_say_what_they_share():
+    rows = [row(rank, 10 + rank // 4, pipeline=rank // 4, data=rank % 4, tensor=0) for rank in range(8)]
+    first, second = alike(rows)
+    assert (first.name, first.where) == ("ranks 0-3", "pipeline 0, tensor 0")
+    assert (second.name, second.counted["activations"]) == ("ranks 4-7", 11)
+
+
+def test_a_prediction_that_differs_keeps_ranks_apart():
+    assert [g.name for g in alike([row(0, 5), row(1, 5, predicted=6), row(2, 5)])] == ["ranks 0, 2", "rank 1"]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=20))
+def test_every_rank_is_in_exactly_one_group_with_its_own_figures(held):
+    groups = alike([row(rank, bytes_) for rank, bytes_ in enumerate(held)])
+    assert sorted(r for g in groups for r in g.ranks) == list(range(len(held)))
+    assert all(held[r] == g.counted["activations"] for g in groups for r in g.ranks)
+
+
+def test_what_lasts_longest_comes_first_and_unknown_categories_last():
+    (group,) = alike([row(0, 5) | {"predicted": {"other": 1}}])
+    assert categories([group]) == ["weights", "activations", "other"]

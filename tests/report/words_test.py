@@ -1,0 +1,44 @@
+import pytest
+
+from trivium.report.parts import Table
+from trivium.report.words import chance_text, killed_text, level_text, moment_text, number_text, reasons_text
+
+
+def test_times_are_told_to_the_minute_and_other_text_is_left():
+    assert moment_text("2026-01-31T12:00:59+00:00") == "2026-01-31 12:00 UTC"
+    assert moment_text("2026-01-31T13:00:00+01:00") == "2026-01-31 12:00 UTC"
+    assert (moment_text("soon"), moment_text(None)) == ("soon", "unknown")
+
+
+@pytest.mark.parametrize(
+    ("p", "text"), [(1e-97, "< 0.001"), (0.0125, "0.013"), (1, "1.000"), (None, "unknown")]
+)
+def test_a_probability_has_no_more_digits_than_it_means(p, text):
+    assert chance_text(p) == text
+
+
+def test_figures_have_two_decimals_and_counts_none():
+    assert (number_text(-8.5766), number_text(1234), number_text(None)) == ("-8.58", "1,234", "unknown")
+
+
+def test_documents_made_by_cutting_are_told_apart_from_dropped_ones():
+    step = {"documents": 107}
+    assert reasons_text({"leak": 3}, step, 100) == (
+        "leak 3, 10 more: a document is cut in two where a passage is taken out"
+    )
+    assert reasons_text({}, {"documents": 100}, 100) == "none"
+
+
+def test_a_level_is_named_only_when_all_scores_share_it():
+    assert level_text([{"confidence": 0.95}, {"confidence": 0.95}]) == "95% interval"
+    assert level_text([{"confidence": 0.95}, {"confidence": 0.9}]) == level_text([]) == "interval"
+
+
+def test_the_kill_is_told_without_its_process_number():
+    killed = {"pid": 20899, "rank": 7, "signal": "SIGKILL", "step": 166}
+    assert killed_text(killed) == "rank 7, by SIGKILL, at step 166"
+
+
+def test_only_columns_of_numbers_stand_to_the_right():
+    rows = [("a", "1,024", "20.0%", "13.3% to 28.9%", "1.2e-07"), ("b", "none", "unknown", "unknown", "3")]
+    assert Table(("x",) * 5, rows).numeric == (False, True, True, True, True)

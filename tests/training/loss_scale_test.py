@@ -1,0 +1,65 @@
+"""fp16 trains with a dynamic loss scale, alike in every layout; overflowing steps change nothing."""
+
+import pytest
+import torch
+
+from plans import small
+from trivium.certify.reference import random_rows
+from trivium.parallel.mesh import Mesh
+from trivium.parallel.zero import AdamRule
+from trivium.training.loss_scale import GROWTH_STEPS, LossScale
+from trivium.training.trainer import Samples, Trainer
+
+
+def test_the_scale_halves_on_overflow_and_doubles_after_many_finite_steps() -> None:
+    scale = LossScale(value=8.0)
+    scale.update(finite=False)
+    assert scale == LossScale(4.0, 0)
+    for _ in range(GROWTH_STEPS):
+        scale.update(finite=True)
+    assert scale == LossScale(8.0, 0)
+
+
+def trainer(weights: str) -> Trainer:
+    return Trainer(small(precision={"weights": weights}), Mesh.single(), seed=4, rule=AdamRule())
+
+
+def test_an_overflowing_step_is_skipped_and_the_next_one_is_not() -> None:
+    half = trainer("fp16")
+    assert half.loss_scale is not None
+    half.loss_scale.value = 2.0**40  # overflows fp16 at once
+    before = [s.master.detach().clone() for s in half.optimizer.shards]
+    samples = Samples(0, 16, random_rows(half.plan))
+    half.train_step(0, samples, 1e-3)
+    assert half.loss_scale.value == 2.0**39
+    assert all(torch.equal(a, s.master) for a, s in zip(before, half.optimizer.shards, strict=True))
+    assert half.optimizer.steps_done == 0
+    half.loss_scale.value = 2.0**10
+    half.train_step(0, samples, 1e-3)
+    assert half.optimizer.steps_done == 1
+
+
+@pytest.mark.parametrize(("weights", "tolerance"), [("fp16", 3e-3), ("bf16", 2e-2)])
+def test_half_precision_follows_fp32_closely(weights: str, tolerance: float) -> None:
+    half, full = trainer(weights), trainer("fp32")
+    samples = Samples(0, 16, random_rows(half.plan))
+    for step in range(3):
+        here, there = (t.train_step(step, samples, 1e-3) for t in (half, full))
+        assert here.loss == pytest.approx(there.loss, rel=tolerance)
+        assert here.gradient_norm == pytest.approx(there.gradient_norm, rel=10 * tolerance)
+
+
+def test_gradients_of_bf16_weights_accumulate_in_fp32() -> None:
+    """Many small micro-batches lose nothing: the sum is that of fp32 up to the rounding of each one."""
+    half = trainer("bf16")
+    assert all(b.gradients.dtype == torch.float32 for b in half.buckets)
+    samples = Samples(0, 16, random_rows(half.plan))
+    half.accumulate(0, samples)
+    whole = Trainer(
+        small(precision={"weights": "bf16"}, batch={"micro": 16}), Mesh.single(), seed=4, rule=AdamRule()
+    )
+    whole.accumulate(0, samples)
+    for a, b in zip(half.buckets, whole.buckets, strict=True):
+        torch.testing.assert_close(
+            a.gradients, b.gradients, rtol=0.1, atol=float(b.gradients.abs().max()) * 0.02
+        )
