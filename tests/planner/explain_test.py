@@ -81,6 +81,14 @@ def test_splitting_the_backward_shrinks_the_bubble_and_claims_no_closed_form():
     assert bubble[0] < bubble[1] and "(p - 1)" not in line
 
 
+def test_the_standing_of_the_runs_own_plan_does_not_depend_on_the_order_of_ranks():
+    plan = small()
+    turned = plan.layout.model_copy(update={"order": ("tensor", "data", "pipeline")})
+    for each in (plan, plan.model_copy(update={"layout": turned})):
+        lines = plan_stage(each, 8, 2, 8 * GIB)["lines"]
+        assert any("this run's plan is number" in line for line in lines)
+
+
 def test_no_line_is_too_wide_for_a_terminal():
     for plan, machine in ((mt_nlg_plan(), machine_named("selene")), (small(), this_machine(2, GIB))):
         assert max(map(len, plan_lines(plan, machine))) <= COLUMNS

@@ -1,7 +1,7 @@
 """Can the certificate fail? Every seeded fault is certified on plans where it must be caught.
 
-A plan that does not pass without the fault proves nothing, so each is certified clean first. Every fault runs in ranks
-of its own: one that hangs or crashes takes nothing else with it, and is caught only if its error names the place.
+A plan that does not pass without the fault proves nothing, so each is certified clean first. A fault that ends its
+ranks is tried again in ranks of its own, and is caught only if the error names the place.
 """
 
 import tempfile
@@ -13,7 +13,7 @@ from typing import Any
 from trivium.certify.certificate import Certificate
 from trivium.certify.faults import context, data, pipeline, tensor
 from trivium.certify.faults.mutant import Mutant
-from trivium.certify.sweep import certify, certify_with_fault, collect, describe, write_references
+from trivium.certify.sweep import Trial, certify, certify_with_faults, collect, describe, write_references
 from trivium.errors import TriviumError
 from trivium.parallel.launch import run_ranks
 from trivium.plan.plan import Plan
@@ -53,20 +53,19 @@ def try_mutants(
     mutants: Sequence[Mutant] = CATALOGUE, *, progress: Progress = silent, timeout_seconds: float = 60
 ) -> list[Verdict]:
     """The verdict on each fault, in order. timeout_seconds: for one fault on one plan."""
-    plans = list({describe(p): p for m in mutants for p in m.plans}.values())
+    trials = [Trial(f"{m.name} {k}", p, m.applied) for m in mutants for k, p in enumerate(m.plans)]
+    plans = list({describe(t.plan): t.plan for t in trials}.values())
     clean = {describe(p): c.passed for p, c in zip(plans, certify(plans), strict=True)}
-    verdicts = []
+    trials = [t for t in trials if clean[describe(t.plan)]]
+    found: dict[str, Caught | None] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_references(plans, folder)
-        for number, mutant in enumerate(mutants):
-            caught = []
-            for plan in mutant.plans:
-                found = _caught(mutant, plan, folder, timeout_seconds) if clean[describe(plan)] else None
-                caught += [found] if found is not None else []
-            verdicts.append(Verdict(mutant.name, mutant.recreates, bool(caught), tuple(caught)))
-            progress(number + 1, len(mutants), mutant.name)
-    return verdicts
+        for size in sorted({t.plan.layout.world_size for t in trials}):
+            alike = [t for t in trials if t.plan.layout.world_size == size]
+            found |= _try_together(alike, folder, timeout_seconds)
+            progress(len(found), len(trials), f"faults on {size} ranks")
+    return [_verdict(m, [found.get(f"{m.name} {k}") for k in range(len(m.plans))]) for m in mutants]
 
 
 def catalogue_lines(mutants: Sequence[Mutant] = CATALOGUE) -> list[str]:
@@ -75,26 +74,39 @@ def catalogue_lines(mutants: Sequence[Mutant] = CATALOGUE) -> list[str]:
     return ["| fault | what it re-creates |", "|---|---|", *rows]
 
 
-def _caught(mutant: Mutant, plan: Plan, folder: Path, timeout_seconds: float) -> Caught | None:
-    ranks = plan.layout.world_size
+def _verdict(mutant: Mutant, found: Sequence[Caught | None]) -> Verdict:
+    caught = tuple(c for c in found if c is not None)
+    return Verdict(mutant.name, mutant.recreates, bool(caught), caught)
+
+
+def _try_together(trials: Sequence[Trial], folder: Path, timeout_seconds: float) -> dict[str, Caught | None]:
+    """Faults that compute something wrong share their ranks; after one that ends them, each gets its own."""
     try:
-        run_ranks(certify_with_fault, ranks, plan, folder, mutant.applied, timeout_seconds=timeout_seconds)
+        _run(trials, folder, timeout_seconds)
+    except TriviumError:
+        return {t.name: _try_alone(t, folder, timeout_seconds) for t in trials}
+    return {t.name: _by(collect(t.plan, folder, t.name)) for t in trials}
+
+
+def _try_alone(trial: Trial, folder: Path, timeout_seconds: float) -> Caught | None:
+    try:
+        _run([trial], folder, timeout_seconds)
     except TriviumError as error:
         told = str(error).strip().splitlines()[-1]
-        return (
-            Caught(describe(plan), 0, ("error",), "", "no numbers", told) if " failed at " in told else None
-        )
-    return _by(collect(plan, folder, "fault"))
+        # The executor's error names rank, stage and micro-batch; a traceback or a hang names nothing.
+        located = " failed at " in told
+        return Caught(describe(trial.plan), 0, ("error",), "", "no numbers", told) if located else None
+    return _by(collect(trial.plan, folder, trial.name))
+
+
+def _run(trials: Sequence[Trial], folder: Path, timeout_seconds: float) -> None:
+    ranks = trials[0].plan.layout.world_size
+    run_ranks(certify_with_faults, ranks, trials, folder, timeout_seconds=timeout_seconds * len(trials))
 
 
 def _by(certificate: Certificate) -> Caught | None:
     first = certificate.first
     if first is None:
         return None
-    return Caught(
-        describe(Plan.model_validate(certificate.plan)),
-        first.step,
-        first.quantities,
-        first.parameter,
-        first.value,
-    )
+    plan = Plan.model_validate(certificate.plan)
+    return Caught(describe(plan), first.step, first.quantities, first.parameter, first.value)

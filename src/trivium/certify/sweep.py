@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 from trivium import __version__
 from trivium.certify.certificate import (
@@ -37,30 +38,30 @@ Fault = Callable[[Mesh], AbstractContextManager[None]]
 
 
 def certify(
-    plans: Sequence[Plan], *, progress: Progress = silent, timeout_seconds: float = 600
+    plans: Sequence[Plan], *, progress: Progress = silent, timeout_seconds: float = 60
 ) -> list[Certificate]:
-    """A certificate for each plan, in order. timeout_seconds: for all plans of one world size."""
+    """A certificate for each plan, in order. timeout_seconds: for each, on average over those of a world size."""
     results: dict[int, Certificate] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_references(plans, folder, timeout_seconds=timeout_seconds)
+        write_references(plans, folder)
         for size in sorted({p.layout.world_size for p in plans}):
             numbers = [n for n, p in enumerate(plans) if p.layout.world_size == size]
             chosen = [plans[n].checked() for n in numbers]
             watch = _watch(progress, folder, numbers, plans)
-            start_ranks(_certify_rank, size, chosen, folder).wait(timeout_seconds, watch)
+            start_ranks(_certify_rank, size, chosen, folder).wait(timeout_seconds * len(chosen), watch)
             for k, number in enumerate(numbers):
                 results[number] = collect(plans[number], folder, str(k))
     return [results[n] for n in range(len(plans))]
 
 
-def write_references(plans: Sequence[Plan], folder: Path, *, timeout_seconds: float = 600) -> None:
+def write_references(plans: Sequence[Plan], folder: Path) -> None:
     """The reference of each plan in a file of its own, where `reference_of` finds it.
 
     In processes of their own: the launcher never computes, so that it can be forked.
     """
     distinct = {reference_key(p): p for p in plans}
-    run_ranks(_reference_rank, REFERENCE_PROCESSES, distinct, folder, timeout_seconds=timeout_seconds)
+    run_ranks(_reference_rank, REFERENCE_PROCESSES, distinct, folder)
 
 
 def reference_of(plan: Plan, folder: Path) -> Reference:
@@ -68,13 +69,23 @@ def reference_of(plan: Plan, folder: Path) -> Reference:
     return read_reference(folder / f"{reference_key(plan)}.safetensors")
 
 
-def certify_with_fault(place: Place, plan: Plan, folder: Path, fault: Fault) -> None:
-    """One plan on this rank while a fault is in the code; the findings go to `folder`."""
+class Trial(NamedTuple):
+    """A plan to certify while a fault is in the code, and the name of its findings."""
+
+    name: str
+    plan: Plan
+    fault: Fault
+
+
+def certify_with_faults(place: Place, trials: Sequence[Trial], folder: Path) -> None:
+    """Plans of one world size on this rank, each with its fault; the findings go to `folder`."""
     with connected(place, timeout_seconds=30):
-        mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
-        with fault(mesh):
-            found = examine(plan, mesh, reference_of(plan, folder))
-        _write(folder, "fault", place.rank, found)
+        meshes: dict[Layout, Mesh] = {}
+        for trial in trials:
+            mesh = _mesh(trial.plan.layout, place, meshes)
+            with trial.fault(mesh):
+                found = examine(trial.plan, mesh, reference_of(trial.plan, folder))
+            _write(folder, trial.name, place.rank, found)
 
 
 def collect(plan: Plan, folder: Path, name: str) -> Certificate:

@@ -119,7 +119,10 @@ def peak_activation_bytes(plan: Plan, pipeline: int, *, counting: Counting = "ru
     """Largest bytes of activations the rank keeps for backwards at once, and the logits among them."""
     kept = [_stage_bytes(plan, stage, counting) for stage in stages_by_rank(plan)[pipeline]]
     micro_batches = plan.batch.micro_batches(plan.layout)
-    counts = peak_counts(plan.schedule, plan.layout.pipeline, micro_batches, plan.layout.chunks)[pipeline]
+    if plan.schedule == "given":
+        counts = _largest(plan.schedule_table()[pipeline])
+    else:
+        counts = peak_counts(plan.schedule, plan.layout.pipeline, micro_batches, plan.layout.chunks)[pipeline]
     peaks = [
         (sum(n * sum(each) for n, each in pairs), sum(n * each[1] for n, each in pairs))
         for pairs in (list(zip(held, kept, strict=True)) for held in counts)
@@ -154,7 +157,8 @@ def _largest(row: Row) -> tuple[tuple[int, ...], ...]:
     stages = sorted({action.stage for action in row})
     held, seen = dict.fromkeys(stages, 0), set()
     for action in row:
-        held[action.stage] += 1 if action.op is Op.FORWARD else -1
+        # An activation is needed until its weight gradients are there, which may be an action of their own.
+        held[action.stage] += (action.op is Op.FORWARD) - (action.op in (Op.BACKWARD, Op.WEIGHT_GRADIENT))
         if action.op is Op.FORWARD:
             seen.add(tuple(held.values()))
     return tuple(

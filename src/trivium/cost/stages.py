@@ -16,6 +16,8 @@ def layers_by_stage(plan: Plan) -> tuple[range, ...]:
 
 def stages_by_rank(plan: Plan) -> tuple[tuple[int, ...], ...]:
     """`plan.stages_of` every pipeline rank."""
+    if plan.schedule == "given":
+        return stages_of_ranks(plan.schedule_table())
     return _stages(plan.schedule, plan.layout.pipeline, plan.layout.chunks)
 
 

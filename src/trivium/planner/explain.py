@@ -10,17 +10,17 @@ from trivium.cost.hardware import Machine, machine_named, this_machine
 from trivium.cost.memory import predicted_memory
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.timeline import simulate
-from trivium.plan.layout import Layout
+from trivium.plan.layout import AXES, Layout
 from trivium.plan.mapping import crossings
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import Action, Op, make_schedule, render
+from trivium.plan.schedule import Action, Op, render
 from trivium.planner.published import full_batch, mt_nlg_plan, published_for
 from trivium.planner.search import Ranked, choose
 from trivium.units import format_bytes, format_count, format_flops, format_seconds
 
 FORMAT = "trivium-plan-1"
-COLUMNS = 110  # of a line of text
+COLUMNS = 116  # of a line of text
 LABEL = 14  # columns of its label
 FEW_RANKS = 4  # rows of a rendered schedule
 UNIFORM = (
@@ -88,7 +88,9 @@ def plan_lines(plan: Plan, machine: Machine) -> list[str]:
 
 def ranking_lines(plan: Plan, ranking: tuple[Ranked, ...]) -> list[str]:
     """The best layouts a search found, and where the run's own plan stands."""
-    lines = [f"What a search over {len(ranking)} legal plans finds for this machine: the best five layouts"]
+    lines = [
+        f"What a search over {len(ranking)} legal plans finds for this machine: the best five layouts, seconds per step"
+    ]
     best: dict[Layout, Ranked] = {}
     for ranked in ranking:
         best.setdefault(ranked.plan.layout, ranked)
@@ -139,8 +141,7 @@ def _choice_lines(plan: Plan, machine: Machine) -> list[str]:
         ramp, full = batch.ramp, batch.segments[-1]
         lines.append(
             f"ramp          from {ramp.start} to {batch.sequences:,} sequences by {ramp.increment} in the first "
-            f"{full.first_step:,} steps ({format_count(plan.tokens(full.first_sample))} tokens); figures below are "
-            f"of the full batch"
+            f"{full.first_step:,} steps ({format_count(plan.tokens(full.first_sample))} tokens); below: the full batch"
         )
     return lines
 
@@ -179,9 +180,7 @@ def _few_micro_batches(plan: Plan) -> tuple[int, list[str]]:
     rows: list[str] = []
     for few in dict.fromkeys((micro_batches, pattern)):
         if few <= 2 * layout.pipeline * layout.chunks:
-            table = make_schedule(
-                plan.schedule, pipeline=layout.pipeline, micro_batches=few, chunks=layout.chunks
-            )
+            table = plan.schedule_table(few * plan.batch.micro * layout.data)
             rows = render(table).splitlines()
             if max(map(len, rows)) <= COLUMNS - LABEL:
                 return few, rows
@@ -313,8 +312,8 @@ def _one_line(plan: Plan, price: Estimate) -> str:
     chunks = f" x {layout.chunks} chunks" if layout.chunks > 1 else ""
     context = f", context {layout.context}" if layout.context > 1 else ""
     return (
-        f"tensor {layout.tensor}, pipeline {layout.pipeline}{chunks}, data {layout.data}{context}, micro {plan.batch.micro}, "
-        f"recompute {plan.recompute.mode}: {format_seconds(price.seconds)} per step, "
+        f"tensor {layout.tensor}, pipeline {layout.pipeline}{chunks}, data {layout.data}{context}, "
+        f"micro {plan.batch.micro}, recompute {plan.recompute.mode}: {format_seconds(price.seconds)}, "
         f"{format_bytes(price.memory.total)} per rank{'' if price.fits else ' (does not fit)'}, "
         f"bound by {price.limit}"
     )
@@ -322,7 +321,12 @@ def _one_line(plan: Plan, price: Estimate) -> str:
 
 def _same_choice(found: Plan, plan: Plan) -> bool:
     """Equal in all the search varies."""
-    fields = ("layout", "batch", "schedule", "recompute", "zero", "sequence_parallel")
+    layouts = [
+        each.layout.model_copy(update={"order": AXES}) for each in (found, plan)
+    ]  # on one machine all are near
+    if layouts[0] != layouts[1]:
+        return False
+    fields = ("batch", "schedule", "recompute", "zero", "sequence_parallel")
     return all(getattr(found, name) == getattr(plan, name) for name in fields)
 
 
