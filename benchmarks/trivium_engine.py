@@ -8,7 +8,8 @@ from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.pipeline import Span
 from trivium.plan.plan import Plan
-from trivium.training.trainer import Rows, Samples, Trainer
+from trivium.training.batches import Rows
+from trivium.training.trainer import Samples, Trainer
 
 
 class TriviumEngine:

@@ -142,3 +142,9 @@ def test_shards_of_every_parameter_cover_it_exactly_once(family: str, tensor: in
         covered = sum(b.elements for b in boxes)
         assert covered == (p.elements if p.split is not None else p.elements * tensor)
         assert all(all(n <= m for n, m in zip(b.shape, local_shape(p, model, layout))) for b in boxes)
+
+
+def test_a_copy_with_another_batch_has_its_own_ramp_table() -> None:
+    batch = Batch(sequences=48, micro=1, ramp={"start": 16, "increment": 16, "samples": 100})
+    assert batch.segments[-1].sequences == 48
+    assert batch.model_copy(update={"sequences": 32}).segments[-1].sequences == 32

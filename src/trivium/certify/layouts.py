@@ -90,7 +90,7 @@ def generated_plans(max_ranks: int) -> list[Plan]:
 def bases(max_ranks: int) -> Iterator[Base]:
     """Every product of degrees with every schedule that it can have."""
     for numbers in itertools.product(range(1, max_ranks + 1), repeat=len(AXES)):
-        degrees = dict(zip(AXES, numbers, strict=True))
+        degrees: dict[str, int] = dict(zip(AXES, numbers, strict=True))
         if prod(numbers) > max_ranks:
             continue
         yield Base(degrees, "1f1b", 1)

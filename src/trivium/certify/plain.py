@@ -154,7 +154,7 @@ def _attention(weights: Weights, model: ModelShape, x: Tensor, order: Order, at:
     N, G, D = model.heads, model.kv_heads or model.heads, model.hidden // model.heads
     rows = _linear(weights, _norm(weights, model, x, f"{at}.attention.norm"), f"{at}.attention.qkv")
     # The rows of a group: its N/G queries, its key, its value.
-    q, k, v = rows.view(B, S, G, N // G + 2, D).split([N // G, 1, 1], dim=3)
+    q, k, v = torch.split(rows.view(B, S, G, N // G + 2, D), [N // G, 1, 1], dim=3)
     if model.family == "llama":
         q, k = (_rotate(rows, order.numbers, model.rope_base) for rows in (q, k))
     scores = torch.einsum("bsgnd,btgd->bgnst", q, k.squeeze(3)) / math.sqrt(D)

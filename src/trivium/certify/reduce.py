@@ -13,6 +13,7 @@ from trivium.plan.plan import Plan
 
 MAX_RANKS = 32  # one process each on this machine
 SMALLEST_SEQUENCE = 6
+FEWEST_ROWS = 8  # of the vocabulary, on a tensor rank
 MOST_LAYERS_OF_A_STAGE = 3
 
 Tree = dict[str, Any]
@@ -60,7 +61,7 @@ def _fewer_sequences(plan: Plan) -> Iterator[Tree]:
 
 def _short_ramps(plan: Plan, micro: int) -> Iterator[Tree]:
     """Two rises; the micro-batches of a step are multiples of the pipeline where the schedule needs it."""
-    for multiple in (2, plan.layout.pipeline):
+    for multiple in (2, plan.layout.pipeline, 1):
         unit = multiple * micro * plan.layout.data
         ramp = {"start": unit, "increment": unit, "samples": 3 * unit}
         yield {"batch": {"micro": micro, "sequences": 3 * unit, "ramp": ramp}}
@@ -90,7 +91,10 @@ def _narrower(plan: Plan) -> Iterator[Tree]:
     model, tensor = plan.model, plan.layout.tensor
     width = min(model.head_width, 4 if model.head_width % 2 == 0 else 3)
     queries = model.heads // model.kv
-    for share in range(2 if queries == 1 else 1, max(2, model.heads // tensor) + 1):
+    most = max(
+        1, model.kv // tensor
+    )  # key-value heads of a tensor rank; two, where one would hide their order
+    for share in range(min(most, 2 if queries == 1 else 1), most + 1):
         for per_group in (min(queries, 2 + queries % 2), queries):
             groups = share * tensor
             heads = groups * per_group
@@ -112,9 +116,10 @@ def _fewer_words(plan: Plan) -> Iterator[Tree]:
     padded = model.padded_vocabulary(tensor)
     rows = padded // tensor
     empty, partly = divmod(padded - model.vocabulary, rows)
-    multiple = min(model.vocabulary_multiple, 2 + model.vocabulary_multiple % 2)
     units = rows // model.vocabulary_multiple  # of rows, each a multiple
-    few = units if empty else min(units, 8 + units % 2)
+    few = units if empty else min(units, FEWEST_ROWS + units % 2)
+    enough = -(-FEWEST_ROWS // few)
+    multiple = min(model.vocabulary_multiple, enough + (enough + model.vocabulary_multiple) % 2)
     vocabulary = (tensor - empty) * few * multiple - (1 if partly else 0)
     if vocabulary < model.vocabulary:
         end = min(model.end_of_text, vocabulary - 1)

@@ -1,7 +1,7 @@
 """Batch arithmetic in one place: two numbers are chosen, the rest follows."""
 
 import math
-from functools import cached_property
+from functools import lru_cache
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
@@ -46,9 +46,12 @@ class Batch(Config):
         """Micro-batches each replica runs in a step of `sequences` (by default: of the full batch)."""
         return (sequences or self.sequences) // (self.micro * layout.data)
 
-    @cached_property
+    @property
     def segments(self) -> tuple[Segment, ...]:
         """The ramp as a table: no sample is skipped or repeated at a change of batch."""
+        return _segments(self)
+
+    def _table(self) -> tuple[Segment, ...]:
         if self.ramp is None:
             return (Segment(0, 0, self.sequences),)
         rises = (self.sequences - self.ramp.start) // self.ramp.increment
@@ -100,6 +103,12 @@ class Batch(Config):
                     f"{_nearest_multiples(getattr(self.ramp, name), per_wave)}"
                 )
         return found
+
+
+# Remembered by value, not in the object: a copy with another batch must not keep the old table.
+@lru_cache(maxsize=1024)
+def _segments(batch: Batch) -> tuple[Segment, ...]:
+    return batch._table()
 
 
 def _nearest_multiples(value: int, of: int) -> str:

@@ -104,6 +104,11 @@ class Plan(Config):
     def _zigzag(self) -> bool:
         return self.layout.context > 1 and self.context_attention == "ring"
 
+    @property
+    def validation_unit(self) -> int:
+        """Validation runs in multiples of this many sequences, so that every schedule can take them."""
+        return self.batch.micro * self.layout.data * self.layout.pipeline
+
     def tokens(self, sequences: int) -> int:
         """Tokens in so many sequences."""
         return sequences * self.model.sequence
@@ -185,7 +190,7 @@ class Plan(Config):
                 f"two stages per rank; set plan.layout.chunks=2 (and plan.layout.pipeline to 2 or more)"
             )
         if self.schedule == "interleaved" and layout.pipeline > 1 and not self.batch.problems(layout):
-            for sequences in {s.sequences for s in self.batch.segments}:
+            for sequences in sorted({s.sequences for s in self.batch.segments}):
                 micro_batches = self.batch.micro_batches(layout, sequences)
                 if micro_batches % layout.pipeline:
                     unit = self.batch.micro * layout.data * layout.pipeline
@@ -196,4 +201,5 @@ class Plan(Config):
                         f"({layout.pipeline}); nearest plan.batch.sequences: "
                         f"{f'{below} or ' if below else ''}{above}"
                     )
+                    break  # one size of a ramp says it for all
         return found

@@ -125,9 +125,10 @@ def _choice_lines(plan: Plan, machine: Machine) -> list[str]:
     context = f" x context {layout.context}" if layout.context > 1 else ""
     padded = model.padded_vocabulary(layout.tensor)
     lines = [
-        f"model         {model.family}, {model.layers} layers, hidden {model.hidden}, {model.heads} heads, "
+        f"model         {format_count(count(model))} parameters: {model.family}, {model.layers} layers, hidden "
+        f"{model.hidden}, {model.heads} heads, "
         f"vocabulary {model.vocabulary:,}{f' (padded to {padded:,})' if padded != model.vocabulary else ''}, "
-        f"sequence {model.sequence:,}: {format_count(count(model))} parameters",
+        f"sequence {model.sequence:,}",
         f"machine       {machine.name}: {_machine_text(machine)}",
         f"layout        tensor {layout.tensor} x pipeline {layout.pipeline} x data {layout.data}{context} = "
         f"{_counted(layout.world_size, 'rank')}; {_counted(layout.stages, 'stage')}, layers in each: "

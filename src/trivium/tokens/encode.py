@@ -126,8 +126,8 @@ def blend_weights(path: Path, sources: Iterable[str]) -> dict[str, float]:
 def choose_held_out(entries: Sequence[Entry], *, fraction: float, seed: int) -> HeldOut:
     """Documents whose keyed hash falls below `fraction`, but never all documents of a source.
 
-    When none does, the one of lowest hash in a source of several; when no source has several, the last
-    `fraction` of the longest document.
+    Where their text is less than half that fraction of all (few documents, or short ones were drawn), those of the
+    next lowest hashes too; when no source has several documents, the last `fraction` of the longest document.
     """
     draws = {e.id: seed_for(seed, "validation", e.id) / 2**63 for e in entries}
     by_source: dict[str, list[str]] = {}
@@ -137,9 +137,16 @@ def choose_held_out(entries: Sequence[Entry], *, fraction: float, seed: int) -> 
     for ids in by_source.values():
         below = {i for i in ids if draws[i] < fraction}
         chosen |= below if len(below) < len(set(ids)) else set()
-    several = [i for ids in by_source.values() if len(set(ids)) > 1 for i in ids]
-    if not chosen and several:
-        chosen = {min(several, key=lambda i: (draws[i], i))}
+    sizes = {e.id: e.text_bytes for e in entries}
+    wanted = fraction * sum(sizes.values())
+    enough = wanted / 2 <= sum(sizes[i] for i in chosen)
+    left = {source: len(set(ids) - chosen) for source, ids in by_source.items()}
+    for e in sorted(entries, key=lambda e: (draws[e.id], e.id)):
+        if chosen and (enough or sum(sizes[i] for i in chosen) >= wanted):
+            break
+        if e.id not in chosen and left[e.source] > 1:
+            chosen.add(e.id)
+            left[e.source] -= 1
     if chosen:
         return HeldOut(frozenset(chosen))
     longest = max(entries, key=lambda e: (e.text_bytes, e.id))

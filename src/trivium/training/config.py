@@ -28,5 +28,5 @@ class TrainingConfig(Config):
     keep_last: Count = 3  # checkpoints kept besides those that `keep_every` spares
     keep_every: NotNegative = 0  # steps; 0: none is spared
     validate_every: Count = 50  # steps; the last step is always validated
-    validation_samples: Count = 128  # sequences
+    validation_samples: Count = 128  # sequences; fewer where the validation split has fewer, and then told
     restarts: NotNegative = 2  # times a failed job is restarted from its last checkpoint

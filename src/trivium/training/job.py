@@ -62,7 +62,7 @@ def start(
 def check(job: TrainingJob) -> None:
     """Refuse what can be refused before any process exists."""
     problems = job.plan.check()
-    unit = validation_unit(job.plan)
+    unit = job.plan.validation_unit
     if job.training.validation_samples % unit:
         above = -(-job.training.validation_samples // unit) * unit
         problems.append(
@@ -75,11 +75,6 @@ def check(job: TrainingJob) -> None:
         raise DataError(
             f"{job.tokens} holds no token shards (manifest.json is missing); run `trivium tokenize`"
         )
-
-
-def validation_unit(plan: Plan) -> int:
-    """Validation runs in multiples of this many sequences, so that every schedule can take them."""
-    return plan.batch.micro * plan.layout.data * plan.layout.pipeline
 
 
 def summarise(job: TrainingJob, predicted: Mapping[int, Mapping[str, int]]) -> dict[str, Any]:

@@ -60,6 +60,7 @@ class _Loop:
         self.manifest = read_tokens_manifest(job.tokens)
         self.train = self._dataset("train")
         self.validation = self._dataset("validation")
+        self.validation_samples = self._validation_samples()
         checkpoint = newest_good(job.out / CHECKPOINTS, mesh, self._warn)
         if checkpoint is not None:
             self._same_work(checkpoint)
@@ -114,9 +115,7 @@ class _Loop:
         return learning_rate(self.config, self.plan.tokens(after), self.plan.tokens(last))
 
     def _validate(self, step: int) -> None:
-        loss = self.trainer.validate(
-            Samples(0, self.config.validation_samples, self._reader(self.validation))
-        )
+        loss = self.trainer.validate(Samples(0, self.validation_samples, self._reader(self.validation)))
         if self._speaks:
             append(
                 self.job.out / METRICS,
@@ -182,13 +181,21 @@ class _Loop:
                 f"{self.job.tokens} has token ids up to {vocabulary - 1}, but plan.model.vocabulary is "
                 f"{self.plan.model.vocabulary}; set it to {vocabulary}"
             )
-        if split == "validation" and data.num_samples < self.config.validation_samples:
-            raise DataError(
-                f"{self.job.tokens}: the validation split has {data.num_samples} samples of {self.plan.model.sequence} "
-                f"tokens, fewer than training.validation_samples ({self.config.validation_samples}); lower it, or "
-                f"raise tokens.validation_fraction"
-            )
         return data
+
+    def _validation_samples(self) -> int:
+        """As many as were asked for and are there, in whole micro-batches for every stage."""
+        asked, there = self.config.validation_samples, self.validation.num_samples
+        unit = self.plan.validation_unit
+        if there < unit:
+            raise DataError(
+                f"{self.job.tokens}: the validation split has {there} samples of {self.plan.model.sequence} tokens, "
+                f"fewer than micro x data x pipeline ({unit}); give more text, raise tokens.validation_fraction, or "
+                f"lower plan.batch.micro"
+            )
+        if there < asked and self._speaks:
+            self._warn(f"validation uses the {there // unit * unit} samples there are, not {asked}")
+        return min(asked, there // unit * unit)
 
     def _reader(self, data: TokenDataset) -> Any:
         return lambda first, count: Rows(*batch_arrays(data, first, count))
@@ -257,7 +264,7 @@ class _Loop:
             "tokens": self._tokens(self.config.steps - 1),
             "parameters": count(self.plan.model),
             "seconds": seconds,
-            "validation_samples": self.config.validation_samples,
+            "validation_samples": self.validation_samples,
         }
         write_json(self.job.out / "result.json", summary)
 

@@ -92,7 +92,7 @@ def positions_run_on(original: Function, mesh: Mesh) -> Function:
 
     def packing(tokens: np.ndarray, end_of_text: int) -> Packing:
         right: Packing = original(tokens, end_of_text)
-        return right._replace(positions=np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape))
+        return right._replace(positions=np.tile(np.arange(tokens.shape[1]), (len(tokens), 1)))
 
     return packing
 

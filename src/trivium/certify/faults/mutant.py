@@ -36,7 +36,7 @@ def fault(owner: Any, attribute: str, *plans: Plan) -> Callable[[Make], Mutant]:
     """The decorated function makes the wrong function from the right one; its name and docstring are the mutant's."""
 
     def decorate(make: Make) -> Mutant:
-        name = make.__name__.replace("_", "-")  # type: ignore[attr-defined]
+        name = make.__name__.replace("_", "-")
         recreates = " ".join((make.__doc__ or "").split())
         return Mutant(name, recreates, owner, attribute, make, plans)
 

@@ -25,7 +25,7 @@ Tensor = torch.Tensor
 
 PIPELINE = plan(pipeline=2)
 ONE_RANK = plan(zero=0)
-RECOMPUTED = {"recompute": {"mode": "layer"}, "model": {"dropout": 0.2}}
+RECOMPUTED: dict[str, Any] = {"recompute": {"mode": "layer"}, "model": {"dropout": 0.2}}
 
 
 @fault(Partition, "ranges", PIPELINE)

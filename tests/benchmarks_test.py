@@ -1,0 +1,87 @@
+"""The engine benchmark runs, checks losses, and reports with the keys its readers rely on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def benchmark(out: Path, rows: str) -> dict:
+    command = [sys.executable, "benchmarks/engine.py", "--json", str(out), "--rows", rows, "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(out.read_text())
+
+
+@pytest.mark.slow
+def test_a_row_reports_medians_ratios_targets_and_equal_losses(tmp_path):
+    record = benchmark(tmp_path / "out.json", "1f1b, tiny")
+    assert {"date", "command", "commit", "machine", "torch", "rows"} <= record.keys()
+    (row,) = record["rows"]
+    assert row["status"] == "measured" and not row["failed"]
+    assert set(row["seconds"]) == {"trivium", "torch Schedule1F1B"}
+    assert all(0 < s["min"] <= s["median"] and s["cpu"] > 0 for s in row["seconds"].values())
+    (pair,) = row["comparisons"]
+    seconds = row["seconds"]
+    assert pair["ratio"] == pytest.approx(
+        seconds["torch Schedule1F1B"]["median"] / seconds["trivium"]["median"]
+    )
+    assert pair["loss_deviation"] <= row["loss_tolerance"]
+    assert pair["target"] == 1.0 and pair["reached"] == (pair["ratio"] >= 1.0)
+
+
+@pytest.mark.slow
+def test_a_peer_that_is_not_run_is_named_with_the_reason(tmp_path):
+    record = benchmark(tmp_path / "out.json", "external")
+    assert {row["name"].split()[0] for row in record["rows"]} == {"megatron-core", "DeepSpeed"}
+    assert all(row["status"] == "not run" and row["reason"] for row in record["rows"])
+
+
+def test_the_page_shows_failures_and_targets():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        from page import page
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+    row = {
+        "name": "1F1B",
+        "status": "measured",
+        "ranks": 2,
+        "says": "what is compared",
+        "comparisons": [
+            {
+                "trivium": "trivium",
+                "peer": "slow",
+                "status": "measured",
+                "ratio": 1.5,
+                "ratio_of_minima": 1.4,
+                "ratio_of_cpu": 1.3,
+                "target": 1.25,
+                "reached": True,
+            },
+            {
+                "trivium": "trivium",
+                "peer": "broken",
+                "status": "failed",
+                "reason": "it broke",
+                "target": None,
+            },
+        ],
+    }
+    record = {
+        "date": "2026-01-01",
+        "command": "python benchmarks/engine.py",
+        "commit": "abc",
+        "changed": False,
+        "torch": "2.13",
+        "python": "3.11",
+        "machine": {"processor": "p", "cores": 2, "system": "s"},
+        "rows": [row],
+    }
+    text = page(record)
+    assert "| 1F1B | trivium | slow | 1.50 | 1.40 | 1.30 | 1.25 | yes |" in text
+    assert "failed: it broke" in text

@@ -1,0 +1,85 @@
+"""`trivium certify`: exit codes, and the keys of its JSON."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trivium.certify import layouts, mutants
+from trivium.cli import main as entry
+from trivium.model.norm import Norm
+
+SMALL = [
+    f"--set=plan.model.{k}" for k in ("layers=3", "hidden=40", "heads=5", "vocabulary=101", "sequence=32")
+]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    def run(*words: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["trivium", "certify", *words])
+        with pytest.raises(SystemExit) as stopped:
+            entry.main()
+        return int(stopped.value.code or 0)
+
+    return run
+
+
+def test_an_odd_plan_is_certified_and_the_certificate_names_plan_versions_and_worst(
+    call, tmp_path: Path
+) -> None:
+    out = tmp_path / "one.json"
+    degrees = ["tensor=5", "pipeline=1", "data=1", "chunks=1"]
+    words = [*SMALL, *[f"--set=plan.layout.{d}" for d in degrees], "--set=plan.schedule=1f1b"]
+    assert call(*words, "--json", str(out)) == 0
+    found = json.loads(out.read_text())
+    assert found["passed"] is True and found["worst"] <= found["tolerance"] == 1e-10
+    assert found["plan"]["layout"]["tensor"] == 5
+    assert {"loss", "gradient", "gradient norm", "weights"} <= found["by_quantity"].keys()
+    assert {"trivium", "torch", "python", "commit"} == found["versions"].keys()
+    assert found["worst_parameter"]
+
+
+def test_a_plan_that_deviates_exits_with_1_and_says_what(call, monkeypatch, capsys) -> None:
+    right = Norm.forward
+    monkeypatch.setattr(Norm, "forward", lambda self, x: right(self, x) * (1 + 1e-6))
+    layout = [f"--set=plan.layout.{a}=1" for a in ("tensor", "pipeline", "data", "chunks")]
+    assert call(*SMALL, *layout, "--set=plan.schedule=1f1b") == 1
+    assert "FAILED" in (told := capsys.readouterr().out) and "first wrong in step 1" in told
+
+
+def test_a_sweep_counts_and_lists_its_results(call, monkeypatch, tmp_path: Path) -> None:
+    plans = layouts.generated_plans(2)[:3]
+    monkeypatch.setattr(layouts, "generated_plans", lambda max_ranks: plans)
+    assert call("--sweep", "--max-ranks", "2", "--json", str(tmp_path / "s.json")) == 0
+    found = json.loads((tmp_path / "s.json").read_text())
+    assert (found["passed"], found["failed"], len(found["results"])) == (3, 0, 3)
+    assert {"plan", "passed", "worst", "worst_parameter"} <= found["results"][0].keys()
+
+
+def test_mutants_are_counted_and_one_that_escapes_fails(call, monkeypatch, tmp_path: Path) -> None:
+    caught = [v for v in mutants.CATALOGUE if v.name == "accumulated-in-bf16"]
+    escaped = caught[0]._replace(name="harmless", make=lambda original, mesh: original)
+    out = tmp_path / "m.json"
+    right = mutants.try_mutants
+    monkeypatch.setattr(mutants, "try_mutants", lambda progress: right([*caught, escaped], progress=progress))
+    assert call("--mutants", "--json", str(out)) == 1
+    found = json.loads(out.read_text())
+    assert (found["caught"], found["total"]) == (1, 2)
+    first = found["mutants"][0]
+    assert first["name"] == "accumulated-in-bf16" and first["caught"] is True
+    assert first["by"][0]["quantities"] == ["gradient", "gradient norm"] and first["by"][0]["plan"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--sweep", "--mutants"], 2),
+        (["--json", "nowhere/x.json"], 4),
+        (["--set", "plan.layout.tensor=7"], 2),
+    ],
+)
+def test_what_cannot_be_certified_is_refused_before_anything_runs(call, words: list[str], code: int) -> None:
+    assert call(*words) == code

@@ -1,0 +1,81 @@
+"""Can the certificate fail? It must, on every seeded fault."""
+
+from pathlib import Path
+
+import pytest
+
+from trivium.certify.faults.mutant import Mutant, fault, plan
+from trivium.certify.mutants import CATALOGUE, catalogue_lines, try_mutants
+from trivium.model.norm import Norm
+from trivium.parallel.mesh import Mesh
+
+# One of each kind: a gradient, a norm, a stale weight, a lost sample.
+QUICK = ("final-norm-not-reduced", "tied-table-counted-twice", "stale-after-the-update", "ramp-skips-samples")
+
+
+def test_the_catalogue_has_at_least_24_faults_each_with_its_own_name_sentence_and_plans() -> None:
+    assert len(CATALOGUE) >= 24
+    assert len({m.name for m in CATALOGUE}) == len(CATALOGUE) == len({m.recreates for m in CATALOGUE})
+    for mutant in CATALOGUE:
+        assert 1 <= len(mutant.plans) <= 3, mutant.name
+        assert mutant.recreates.endswith("."), mutant.name
+        assert all(p.check() == [] for p in mutant.plans), mutant.name
+
+
+@pytest.mark.parametrize("mutant", CATALOGUE, ids=lambda m: m.name)
+def test_a_fault_is_gone_when_its_context_closes_whatever_happened(mutant: Mutant) -> None:
+    before = vars(mutant.owner)[mutant.attribute]
+    with pytest.raises(KeyError), mutant.applied(Mesh.single()):
+        assert vars(mutant.owner)[mutant.attribute] is not before
+        raise KeyError("inside")
+    assert vars(mutant.owner)[mutant.attribute] is before
+
+
+def test_some_faults_of_each_kind_are_caught() -> None:
+    chosen = [m for m in CATALOGUE if m.name in QUICK]
+    found = {v.name: v for v in try_mutants([m._replace(plans=m.plans[:1]) for m in chosen])}
+    assert {name: v.caught for name, v in found.items()} == dict.fromkeys(QUICK, True)
+    by = {name: v.by[0] for name, v in found.items()}
+    assert by["final-norm-not-reduced"].parameter.startswith("head.norm")
+    assert by["tied-table-counted-twice"].quantities == ("gradient norm",)
+    assert (by["stale-after-the-update"].step, by["ramp-skips-samples"].step) == (1, 2)
+
+
+def test_a_change_that_changes_nothing_is_not_caught_and_a_crash_is_caught_only_where_it_names_the_place() -> (
+    None
+):
+    @fault(Norm, "forward", plan())
+    def nothing_wrong(original, mesh):
+        """Computes the same."""
+        return lambda self, x: original(self, x)
+
+    @fault(Norm, "forward", plan())
+    def crashes(original, mesh):
+        """Stops in a stage."""
+        return lambda self, x: original(self, x[:, :, 1:])
+
+    @fault(Mesh, "at", plan())
+    def crashes_before_any_stage(original, mesh):
+        """Stops with a traceback."""
+        return lambda self: 1 / 0
+
+    same, crash, early = try_mutants([nothing_wrong, crashes, crashes_before_any_stage])
+    assert not same.caught and not early.caught
+    assert crash.caught and "failed at F0.0" in crash.by[0].error
+
+
+def test_the_table_has_a_row_for_every_fault() -> None:
+    assert len(catalogue_lines()) == len(CATALOGUE) + 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_every_fault_of_the_catalogue_is_caught_on_every_plan_it_names() -> None:
+    found = try_mutants()
+    assert [v.name for v in found if not v.caught] == []
+    assert {v.name: len(v.by) for v in found} == {m.name: len(m.plans) for m in CATALOGUE}
+
+
+def test_the_docs_list_the_catalogue_as_it_is() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "certificate.md").read_text(encoding="utf-8")
+    assert "\n".join(catalogue_lines()) in page

@@ -1,0 +1,92 @@
+"""Laws of the reduction: small, legal, and of the same kind."""
+
+import pytest
+
+from plans import small
+from trivium.certify.layouts import generated_plans
+from trivium.certify.reduce import reduced
+from trivium.errors import ConfigError
+from trivium.plan.plan import Plan
+
+BIG = {
+    "layers": 30,
+    "hidden": 960,
+    "heads": 12,
+    "vocabulary": 50257,
+    "vocabulary_multiple": 128,
+    "sequence": 2048,
+}
+KEPT = ("layout", "schedule", "zero", "recompute", "sequence_parallel", "context_attention")
+
+
+def kind(plan: Plan) -> dict[str, object]:
+    """What decides which code runs."""
+    model, layout = plan.model, plan.layout
+    rows = model.padded_vocabulary(layout.tensor) // layout.tensor
+    missing = model.padded_vocabulary(layout.tensor) - model.vocabulary
+    counts = plan.partition.counts(model, layout)
+    return {
+        **{name: getattr(plan, name) for name in KEPT if name != "recompute"},
+        "recompute": (plan.recompute.mode, plan.recompute.every > 1),
+        "family": (model.family, model.head, model.dropout, model.documents),
+        "queries of a group": model.heads // model.kv,
+        "padding": (missing // rows, missing % rows > 0),
+        "empty stages": [c == 0 for c in counts],
+        "fuller stages": [(a > b) for a, b in zip(counts, counts[1:], strict=False)],
+        "odd sequence": model.sequence % 2,
+        "ramp": plan.batch.ramp is not None,
+    }
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        small(model=BIG),
+        small(tensor=3, pipeline=2, data=2, model=BIG, batch={"sequences": 96}, sequence_parallel=False),
+        small(model={**BIG, "vocabulary": 101}),
+        small(tensor=5, model={**BIG, "heads": 5, "vocabulary": 600}),
+        small(tensor=4, pipeline=3, model={**BIG, "vocabulary": 50001}, schedule="zb-h1"),
+        small(
+            pipeline=4, chunks=2, model=BIG, batch={"sequences": 64}, recompute={"mode": "layer", "every": 4}
+        ),
+        small(pipeline=3, model=BIG, partition={"layers": [12, 13, 5]}),
+        small(pipeline=4, model=BIG, partition={"layers": [0, 10, 15, 5]}),
+        small(
+            tensor=2, model={**BIG, "family": "llama", "kv_heads": 4, "hidden": 768}, sequence_parallel=True
+        ),
+        small(context=4, model={**BIG, "documents": "apart", "end_of_text": 50256}),
+        small(context=2, tensor=2, model={**BIG, "heads": 8}, context_attention="ulysses"),
+        small(
+            data=2,
+            batch={"sequences": 128, "ramp": {"start": 32, "increment": 32, "samples": 4096}},
+            model=BIG,
+        ),
+    ],
+)
+def test_a_big_plan_becomes_small_and_stays_of_its_kind(plan: Plan) -> None:
+    found = reduced(plan)
+    assert found.check() == []
+    assert kind(found) == kind(plan)
+    assert found.model.hidden <= 64 and found.model.vocabulary <= 2000 and found.model.sequence <= 24
+    assert found.model.layers <= 3 * plan.layout.stages
+    assert found.model.vocabulary >= 7  # of one word, every loss would be zero
+
+
+def test_every_legal_plan_can_be_reduced_and_nothing_grows() -> None:
+    for plan in generated_plans(6)[::3]:
+        found = reduced(plan)
+        assert found.check() == [] and kind(found) == kind(plan)
+        assert found.model.hidden <= plan.model.hidden and found.model.layers <= plan.model.layers
+        assert plan.batch.ramp is not None or found.batch.sequences <= plan.batch.sequences
+
+
+def test_more_ranks_than_this_machine_can_start_are_refused_with_the_number() -> None:
+    with pytest.raises(ConfigError, match="64 ranks"):
+        reduced(small(data=64, batch={"sequences": 128}))
+
+
+def test_an_illegal_plan_is_refused() -> None:
+    plan = small().model_copy(update={"sequence_parallel": True})
+    broken = plan.model_copy(update={"layout": plan.layout.model_copy(update={"tensor": 3})})
+    with pytest.raises(ConfigError, match=r"plan\.model\.heads"):
+        reduced(broken)
