@@ -148,8 +148,8 @@ def _layers(stages: int, split: str) -> tuple[int, ...]:
     counts = [1] * stages
     counts[stages // 2] += 1
     if split == "with an empty stage" and stages > 1:
-        counts[stages - 1 if stages % 2 else 0] = 0
-        counts[stages // 2] += 1
+        counts[-1] += 1
+        counts[1 if stages > 2 else 0] = 0
     elif split == "uneven":
         counts[-1] += 1
     return tuple(counts)

@@ -2,26 +2,23 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from trivium.errors import TriviumError
 from trivium.parallel.buckets import GradientWatch
 from trivium.parallel.measure import Counted, SavedBytes
 from trivium.parallel.mesh import Mesh
+from trivium.parallel.transport import Batched, PostedAhead, Results, Transport
 from trivium.parallel.weight_gradients import WeightGradients
 from trivium.plan.schedule import Action, Op, forward
 from trivium.plan.transfers import Event, Transfer
 
 Tensor = torch.Tensor
-
-# How many receives are posted before they are needed, so that transfers overlap compute.
-POSTED_AHEAD = 4
 
 
 class Span(NamedTuple):
@@ -34,10 +31,9 @@ class Span(NamedTuple):
 
 @dataclass
 class Run:
-    """What a program left behind: this rank's share of the loss, the outputs of the last stage, and a trace."""
+    """What a program left behind: this rank's share of the loss, and a trace."""
 
     loss: Tensor
-    outputs: dict[int, Tensor] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     peak_held: int = 0  # most stage activations held at once
     peak_saved_bytes: int = 0  # most bytes kept for backward at once, when measured
@@ -66,42 +62,39 @@ class Executor:
     loss_scale: float = 1.0
     watch: GradientWatch | None = None
     saved_bytes: SavedBytes | None = None  # measures what is kept for backward
+    transport: Literal["posted", "batched"] | None = None  # None: posted on gloo, batched elsewhere
 
-    def run(self, program: Sequence[Event], *, keep_outputs: bool = False) -> Run:
+    def run(self, program: Sequence[Event]) -> Run:
         """One pass over the program; gradients accumulate in the stages' parameters."""
         self._run = Run(torch.zeros((), device=self.mesh.device, dtype=torch.float64))
-        self._results: dict[Action, Tensor] = {}  # what actions produced and others have yet to read
+        self._results: Results = {}
         self._saved: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
-        self._sends: list[tuple[dist.Work, Tensor]] = []
-        self._keep_outputs = keep_outputs
         self._trains = any(isinstance(e, Action) and e.op is not Op.FORWARD for e in program)
         self._remaining = Counter((e.op, e.stage) for e in program if isinstance(e, Action))
         self._held: dict[tuple[int, int], int] = {}  # bytes kept for backward
         for number, stage in self.stages.items():
             stage.weight_gradients.separate = (Op.WEIGHT_GRADIENT, number) in self._remaining
-        receives = _Receives(program, self.mesh, self.activation)
+        posts = self.mesh.pipeline.is_gloo if self.transport is None else self.transport == "posted"
+        transport = (PostedAhead if posts else Batched)(program, self.mesh, self.activation)
         begin = time.perf_counter()
         for event in program:
             start = time.perf_counter()
-            receives.post()
+            transport.before(event)
             try:
-                self._perform(event, receives)
+                self._perform(event, transport)
             except TriviumError:
                 raise
             except Exception as error:
                 where = f"rank {self.mesh.rank} {self.mesh.at._asdict()}"
                 raise TriviumError(f"{where} failed at {event}: {type(error).__name__}: {error}") from error
             self._run.spans.append(Span(event, start - begin, time.perf_counter() - begin))
-        for work, _ in self._sends:
-            work.wait()
+        transport.finish()
         return self._run
 
-    def _perform(self, event: Event, receives: "_Receives") -> None:
+    def _perform(self, event: Event, transport: Transport) -> None:
         match event:
-            case Transfer() if event.source == self.mesh.at.pipeline:
-                self._send(event)
             case Transfer():
-                self._results[event.produced_by] = receives.wait(event)
+                transport.carry(event, self._results)
             case Action(Op.FORWARD, m, stage):
                 self._forward(event, m, stage)
             case Action(Op.BACKWARD, m, stage):
@@ -121,11 +114,8 @@ class Executor:
         with torch.set_grad_enabled(self._trains), self._counting() as counted:
             y = self.stages[stage].forward(x, m)
         if stage == self.last_stage:
-            if self._keep_outputs:
-                self._run.outputs[m] = y.detach()
-            else:
-                y = y * self.loss_scale
-                self._run.loss += y.detach()
+            y = y * self.loss_scale
+            self._run.loss += y.detach()
         else:
             self._results[event] = y.detach()
         if self._trains:
@@ -156,51 +146,6 @@ class Executor:
 
     def _counting(self) -> AbstractContextManager[Counted]:
         return nullcontext(Counted()) if self.saved_bytes is None else self.saved_bytes.counting()
-
-    def _send(self, transfer: Transfer) -> None:
-        tensor = self._results.pop(transfer.produced_by).contiguous()
-        group = self.mesh.pipeline
-        group.count("send", tensor)
-        work = dist.isend(tensor, group.ranks[transfer.target], group=group.handle, tag=_tag(transfer))
-        assert work is not None, f"this rank is not in the pipeline group of {transfer}"
-        self._sends.append((work, tensor))
-        self._sends = [(w, t) for w, t in self._sends if not w.is_completed()]
-
-
-class _Receives:
-    """Receives of a program, posted in order and a few ahead of need."""
-
-    def __init__(self, program: Sequence[Event], mesh: Mesh, activation: Callable[[], Tensor]) -> None:
-        self._mesh, self._activation = mesh, activation
-        here = mesh.at.pipeline
-        self._ahead: Iterator[Transfer] = (e for e in program if isinstance(e, Transfer) and e.target == here)
-        self._posted: dict[Transfer, tuple[dist.Work, Tensor]] = {}
-
-    def post(self) -> None:
-        """Keep POSTED_AHEAD receives under way; NCCL orders by call, so there it posts none early."""
-        while self._mesh.pipeline.is_gloo and len(self._posted) < POSTED_AHEAD:
-            transfer = next(self._ahead, None)
-            if transfer is None:
-                return
-            self._posted[transfer] = self._begin(transfer)
-
-    def wait(self, transfer: Transfer) -> Tensor:
-        """The tensor of a transfer, once it is here."""
-        work, tensor = self._posted.pop(transfer, None) or self._begin(transfer)
-        work.wait()
-        return tensor
-
-    def _begin(self, transfer: Transfer) -> tuple[dist.Work, Tensor]:
-        group, tensor = self._mesh.pipeline, self._activation()
-        work = dist.irecv(tensor, group.ranks[transfer.source], group=group.handle, tag=_tag(transfer))
-        assert work is not None, f"this rank is not in the pipeline group of {transfer}"
-        return work, tensor
-
-
-def _tag(transfer: Transfer) -> int:
-    """A number of its own for each transfer of a program (gloo matches by tag, NCCL by order)."""
-    action = transfer.produced_by
-    return (action.micro_batch * 4096 + action.stage) * 2 + (action.op is not Op.FORWARD)
 
 
 def _nobody(parameter: torch.nn.Parameter) -> None:

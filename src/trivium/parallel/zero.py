@@ -55,8 +55,10 @@ class ShardedAdamW:
             }
             for decay, weight_decay in kinds
         ]
+        # A rank whose stages hold no layers has nothing to update; torch refuses an optimizer of nothing.
+        nothing = [{"params": [torch.nn.Parameter(torch.zeros(0, device=mesh.device))], "weight_decay": 0.0}]
         self._adam = torch.optim.AdamW(
-            [g for g in groups if g["params"]],
+            [g for g in groups if g["params"]] or nothing,
             lr=0.0,
             betas=(rule.beta1, rule.beta2),
             eps=rule.epsilon,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -66,6 +66,7 @@ class Trainer:
         self.optimizer = ShardedAdamW(self.buckets, mesh, rule, DTYPES[plan.precision.masters])
         self._watch = GradientWatch(self.buckets)
         self.loss_scale = LossScale() if plan.precision.weights == "fp16" else None
+        self.transport: Literal["posted", "batched"] | None = None  # as the backend wants it
         self._programs: dict[tuple[int, bool], Program] = {}
 
     def train_step(self, step: int, samples: Samples, lr: float, *, measure: bool = False) -> StepResult:
@@ -123,6 +124,7 @@ class Trainer:
             activation=lambda: torch.empty(self._activation_shape, dtype=dtype, device=device),
             loss_scale=1 / self._tokens_that_count(samples, inputs),
             watch=self._watch,
+            transport=self.transport,
         )
 
     def _inputs(self, samples: Samples, micro_batches: int, step: int | None) -> list[Inputs]:
