@@ -32,7 +32,7 @@ def rows() -> tuple[Row, ...]:
 
 def _tensor(setting: Setting, target: float | None) -> Row:
     return Row(
-        name=f"tensor + sequence, {setting.name}",
+        name=f"tensor + sequence {setting.name}",
         ranks=2,
         setting=setting,
         contestants={
@@ -48,7 +48,7 @@ def _tensor(setting: Setting, target: float | None) -> Row:
 
 def _pipeline(setting: Setting, layers: tuple[int, int], target: float) -> Row:
     return Row(
-        name=f"1F1B, {setting.name}",
+        name=f"1F1B {setting.name}",
         ranks=2,
         setting=setting,
         contestants={
@@ -65,7 +65,7 @@ def _zero_bubble(
     setting: Setting, two: tuple[int, int], four: tuple[int, int, int, int], target: float
 ) -> Row:
     return Row(
-        name=f"zero-bubble, {setting.name}",
+        name=f"zero-bubble {setting.name}",
         ranks=2,
         setting=setting,
         contestants={
@@ -85,9 +85,9 @@ def _zero_bubble(
 
 def _own_zero_bubble(micro_batches: int) -> Row:
     # Five layers as 3 + 2: the head weighs about 1.3 layers, so the stages are nearly equal.
-    setting = Setting("hidden 256, 5 layers", 256, 5, 8, 4096, 256, sequences=2 * micro_batches, micro=2)
+    setting = Setting("hidden 256 with 5 layers", 256, 5, 8, 4096, 256, sequences=2 * micro_batches, micro=2)
     return Row(
-        name=f"our ZB-H1 against our 1F1B, {micro_batches} micro-batches",
+        name=f"our ZB-H1 against our 1F1B with {micro_batches} micro-batches",
         ranks=2,
         setting=setting,
         contestants={
@@ -104,7 +104,7 @@ def _own_zero_bubble(micro_batches: int) -> Row:
 def _data(setting: Setting, target: float) -> Row:
     two = {"data": 2}
     return Row(
-        name=f"replicas, {setting.name}",
+        name=f"replicas {setting.name}",
         ranks=2,
         setting=setting,
         contestants={
@@ -125,7 +125,7 @@ def _data(setting: Setting, target: float) -> Row:
 
 def _sharded_weights(setting: Setting, target: float | None) -> Row:
     return Row(
-        name=f"sharded weights, {setting.name}",
+        name=f"sharded weights {setting.name}",
         ranks=2,
         setting=setting,
         contestants={"trivium ZeRO-3": trivium(layout={"data": 2}, zero=3), "FSDP2 fully_shard": fsdp},
@@ -138,7 +138,7 @@ def _sharded_weights(setting: Setting, target: float | None) -> Row:
 def _three_roads(setting: Setting, layers: tuple[int, int], target: float) -> Row:
     layout = {"pipeline": 2, "data": 2, "tensor": 2}
     return Row(
-        name=f"2 x 2 x 2, {setting.name}",
+        name=f"2 x 2 x 2 {setting.name}",
         ranks=8,
         setting=setting,
         contestants={

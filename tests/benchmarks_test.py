@@ -19,7 +19,7 @@ def benchmark(out: Path, rows: str) -> dict:
 
 @pytest.mark.slow
 def test_a_row_reports_medians_ratios_targets_and_equal_losses(tmp_path):
-    record = benchmark(tmp_path / "out.json", "1f1b, tiny")
+    record = benchmark(tmp_path / "out.json", "1f1b tiny")
     assert {"date", "command", "commit", "machine", "torch", "rows"} <= record.keys()
     (row,) = record["rows"]
     assert row["status"] == "measured" and not row["failed"]
