@@ -52,9 +52,10 @@ class Attention(nn.Module):
         S, B, D = qkv.shape[0], qkv.shape[1], self.model.head_width
         queries = self.N // self.G
         # Columns come in groups: the queries of a group, its key, its value.
-        groups = qkv.view(S, B, self.G, queries + 2, D).permute(1, 2, 3, 0, 4)  # B G (queries + 2) S D
-        q = groups[:, :, :queries].reshape(B, self.N, S, D)
-        k, v = groups[:, :, queries], groups[:, :, queries + 1]  # B G S D
+        # Split, not sliced: its backward joins the three gradients in one copy.
+        q, k, v = qkv.view(S, B, self.G, queries + 2, D).split((queries, 1, 1), dim=3)
+        q = q.reshape(S, B, self.N, D).permute(1, 2, 0, 3)  # B N S D
+        k, v = (x.squeeze(3).permute(1, 2, 0, 3) for x in (k, v))  # B G S D
         if self.model.family == "llama":
             positions = inputs.order.unsqueeze(1) if inputs.positions is None else inputs.positions
             q, k = (rotate(x, positions.T, self.model.rope_base) for x in (q, k))

@@ -1,6 +1,7 @@
 """What a micro-batch brings to every stage."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -30,12 +31,12 @@ class Inputs:
         """(S, B)."""
         return self.tokens.shape[0], self.tokens.shape[1]
 
-    @property
+    @cached_property
     def order(self) -> torch.Tensor:
         """[S]: the number within the sequence of each position here."""
         return torch.arange(self.shape[0], device=self.tokens.device) if self.here is None else self.here
 
-    @property
+    @cached_property
     def seen(self) -> Sight:
         """Which positions see which; by default each sees itself and all before it."""
         return Sight((self.order,), None) if self.sight is None else self.sight

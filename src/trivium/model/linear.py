@@ -31,8 +31,9 @@ class RowLinear(nn.Module):
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
         """[..., inputs here] -> this rank's part of the sum, [..., outputs]."""
-        return self.region.linear(x, self.weight)
+        alone = self.region.group.size == 1  # the sum is complete: the product can add the bias itself
+        return self.region.linear(x, self.weight, self.bias if alone else None)
 
     def add_bias(self, x: torch.Tensor) -> torch.Tensor:
         """The bias, added once to the completed sum."""
-        return x if self.bias is None else x + self.bias
+        return x if self.bias is None or self.region.group.size == 1 else x + self.bias

@@ -10,9 +10,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.distributed as dist
 
-from trivium.parallel.collectives import PendingSlice, all_gather_into, all_reduce_, reduce_scatter_begin
+from trivium.parallel.collectives import (
+    Pending,
+    PendingSlice,
+    all_gather_into,
+    all_reduce_,
+    all_reduce_begin,
+    reduce_scatter_begin,
+)
 from trivium.parallel.mesh import Group, Mesh
 from trivium.plan.buckets import BucketRow, Item
 from trivium.plan.parameters import Parameter
@@ -65,13 +71,20 @@ class Bucket:
         self._whole_gradients: Tensor | None = None  # from stage 2 on: those of the backward under way
         self._pending: PendingSlice | None = None
         self._unready = 0
-        self._held, self._gathering = 0, None
+        self._held = 0
+        self._gathering: Pending | None = None  # before use, at stage 3
+        self._publishing: Pending | None = None  # after an update, below
         if zero >= 3:
             self.shard = self.shard.clone()
             self._free_weights()
-        if zero < 2 and dtypes.gradients == dtypes.weights:
+        if self.adds_itself:
             for slot in slots:  # autograd then adds into the buffer itself
                 slot.parameter.grad = self.gradients[slot.start : slot.stop].view(slot.parameter.shape)
+
+    @property
+    def adds_itself(self) -> bool:
+        """Whether autograd adds gradients into the buffer, so that only the last of a step matters."""
+        return self.zero < 2 and self.dtypes.gradients == self.dtypes.weights
 
     @property
     def sharded(self) -> bool:
@@ -152,8 +165,7 @@ class Bucket:
         if self.sharded:
             self._pending = reduce_scatter_begin(whole.to(self.dtypes.reduction), self.replicas)
         else:
-            summed = all_reduce_(whole.to(self.dtypes.reduction), self.replicas)
-            self._pending = PendingSlice(None, summed, summed=True)
+            self._pending = all_reduce_begin(whole.to(self.dtypes.reduction), self.replicas)
 
     def _collect(self) -> None:
         """From stage 2 on: add the slice under way to this rank's gradients."""
@@ -166,7 +178,13 @@ class Bucket:
     def publish(self) -> None:
         """After an update of the shards: every replica's slice, to all that keep whole weights."""
         if 1 <= self.zero <= 2:
-            all_gather_into(self.weights, self.shard.clone(), self.replicas)
+            self._publishing = all_gather_into(self.weights, self.shard, self.replicas, wait=False)
+
+    def published(self) -> None:
+        """Wait until the weights of a `publish` are here."""
+        if self._publishing is not None:
+            self._publishing.wait()
+            self._publishing = None
 
     def hold(self) -> None:
         """Stage 3: have the weights whole, until as many `drop`s."""
@@ -191,9 +209,7 @@ class Bucket:
         storage = self.weights.untyped_storage()
         if self.zero >= 3 and storage.size() == 0:
             storage.resize_(self.padded * self.weights.element_size())
-            self._gathering: dist.Work | None = all_gather_into(
-                self.weights, self.shard, self.replicas, wait=False
-            )
+            self._gathering = all_gather_into(self.weights, self.shard, self.replicas, wait=False)
 
     def _free_weights(self) -> None:
         self.weights.untyped_storage().resize_(0)
@@ -222,7 +238,9 @@ class GradientWatch:
         for bucket in self._buckets:
             for slot in bucket.slots:
                 self._places[id(slot.parameter)] = slot, bucket
-                slot.parameter.register_post_accumulate_grad_hook(self._by_autograd)
+                # Alone, a rank has nothing to begin early.
+                if not (bucket.adds_itself and bucket.replicas.size == 1):
+                    slot.parameter.register_post_accumulate_grad_hook(self._by_autograd(slot, bucket))
 
     def start_step(self) -> None:
         """Forget the previous step."""
@@ -236,14 +254,17 @@ class GradientWatch:
 
     def finished(self, parameter: torch.nn.Parameter) -> None:
         """A weight gradient that was put off has been added."""
-        self._accumulated(parameter, put_off=True)
-
-    def _by_autograd(self, parameter: Tensor) -> None:
-        self._accumulated(parameter, put_off=False)
-
-    def _accumulated(self, parameter: Tensor, *, put_off: bool) -> None:
         slot, bucket = self._places[id(parameter)]
-        bucket.accumulated(slot, last=(slot.stage, put_off) in self._last)
+        bucket.accumulated(slot, last=(slot.stage, True) in self._last)
+
+    def _by_autograd(self, slot: Slot, bucket: Bucket) -> Callable[[Tensor], None]:
+        adds_itself, last, key = bucket.adds_itself, self._last, (slot.stage, False)
+
+        def accumulated(parameter: Tensor) -> None:
+            if not adds_itself or key in last:
+                bucket.accumulated(slot, last=key in last)
+
+        return accumulated
 
 
 def _slots(row: BucketRow, parameter_of: Callable[[Item], torch.nn.Parameter], mesh: Mesh) -> list[Slot]:

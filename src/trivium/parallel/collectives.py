@@ -4,7 +4,7 @@ Activations are [positions, sequences, hidden], so a split along the sequence is
 every message is contiguous.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,12 +15,27 @@ from trivium.plan.layout import AXES
 Tensor = torch.Tensor
 
 
+class Pending(Protocol):
+    """Communication under way."""
+
+    def wait(self) -> object:
+        """Return when it is done."""
+
+
 def all_reduce_(x: Tensor, group: Group, *, largest: bool = False) -> Tensor:
     """Sum (or take the largest) over the group, in place, outside autograd."""
     if group.handle is not None:
         group.count("all_reduce", x)
         dist.all_reduce(x, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group.handle)
     return x
+
+
+def all_reduce_begin(x: Tensor, group: Group) -> "PendingSlice":
+    """Start a sum over the group, in place; `x` must not be touched until it was waited for."""
+    if group.handle is None:
+        return PendingSlice(None, x, summed=True)
+    group.count("all_reduce", x)
+    return PendingSlice(dist.all_reduce(x, group=group.handle, async_op=True), x, summed=True)
 
 
 def all_gather(x: Tensor, group: Group) -> Tensor:
@@ -32,13 +47,18 @@ def all_gather(x: Tensor, group: Group) -> Tensor:
     return out
 
 
-def all_gather_into(out: Tensor, x: Tensor, group: Group, *, wait: bool = True) -> dist.Work | None:
-    """Like `all_gather`, into a given tensor; without `wait` returns the work to wait for."""
+def all_gather_into(out: Tensor, x: Tensor, group: Group, *, wait: bool = True) -> Pending | None:
+    """Like `all_gather`, into a given contiguous tensor; without `wait` returns the work to wait for.
+
+    x may be this rank's own slice of `out`.
+    """
     if group.handle is None:
         if out.data_ptr() != x.data_ptr():
             out.copy_(x)
         return None
     group.count("all_gather", x)
+    if x.data_ptr() == out.data_ptr() + group.index * x.numel() * x.element_size():
+        x = x.clone()
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     work = gather(out, x.contiguous(), group=group.handle, async_op=True)
     if wait:
@@ -57,7 +77,7 @@ def reduce_scatter(x: Tensor, group: Group) -> Tensor:
 class PendingSlice:
     """A reduce-scatter under way; `wait` returns this rank's summed slice."""
 
-    def __init__(self, work: dist.Work | None, parts: Tensor, *, summed: bool) -> None:
+    def __init__(self, work: Pending | None, parts: Tensor, *, summed: bool) -> None:
         self._work, self._parts, self._summed = work, parts, summed
 
     def wait(self) -> Tensor:

@@ -64,10 +64,12 @@ class _SplitCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Group, vocabulary: int) -> Tensor:
         first = group.index * logits.shape[-1]
-        scores = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits.clone()
-        scores[..., max(0, vocabulary - first) :] = float("-inf")  # padding is never predicted
-        largest = all_reduce_(scores.amax(-1), group, largest=True)
-        exponentials = scores.sub_(largest.unsqueeze(-1)).exp_()
+        scores = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+        real = min(max(0, vocabulary - first), logits.shape[-1])  # padding is never predicted
+        largest = scores[..., :real].amax(-1) if real else scores.new_full(targets.shape, float("-inf"))
+        all_reduce_(largest, group, largest=True)
+        exponentials = (scores - largest.unsqueeze(-1)).exp_()
+        exponentials[..., real:] = 0
         here = (targets >= first) & (targets < first + logits.shape[-1])
         index = (targets - first).masked_fill(~here, 0).unsqueeze(-1)
         # log of the target's exponential, from the rank that holds it; exp() may underflow, so keep the score.
@@ -80,8 +82,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        probabilities, index, here = ctx.saved_tensors
-        grad = probabilities.clone()
+        grad, index, here = ctx.saved_tensors  # changed in place: a step runs its backward once
         grad.scatter_add_(-1, index, -here.unsqueeze(-1).to(grad.dtype))
         return grad.mul_(grads[0].unsqueeze(-1)).to(ctx.dtype), None, None, None
 

@@ -79,13 +79,12 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         d_x = grad @ weight.flatten(0, -2) if ctx.needs_input_grad[0] else None
         d_bias = grad.flatten(0, -2).sum(0) if ctx.has_bias else None
-        if ctx.target.later.separate:
-            ctx.target.later.take(ctx.target.weight, grad, x)
-            return d_x, None, d_bias, None
-        d_weight = (grad.flatten(0, -2).T @ x.flatten(0, -2)).view_as(weight)
-        return d_x, d_weight, d_bias, None
+        ctx.target.later.take(ctx.target.weight, grad, x)
+        return d_x, None, d_bias, None
 
 
 def linear(x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None, later: WeightGradients) -> Tensor:
     """x [..., inputs] times weight [..., outputs, inputs] (leading dimensions side by side) plus bias."""
-    return _Linear.apply(x, weight.detach() if later.separate else weight, bias, _Target(weight, later))
+    if not later.separate:
+        return F.linear(x, weight.flatten(0, -2), bias)  # autograd's own backward runs without Python
+    return _Linear.apply(x, weight.detach(), bias, _Target(weight, later))

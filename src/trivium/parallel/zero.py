@@ -102,6 +102,8 @@ class ShardedAdamW:
                 weights.copy_(shard.master)
             shard.bucket.publish()
         self._clear()
+        for shard in self.shards:
+            shard.bucket.published()
         return norm
 
     def _clear(self) -> None:
