@@ -225,3 +225,28 @@ def _broken():
 
 def _interrupted():
     raise KeyboardInterrupt
+
+
+def test_a_map_draws_ranks_and_refuses_tensor_groups_across_nodes() -> None:
+    drawn = trivium("plan", "map", "--preset", "mt-nlg-530b")
+    assert drawn.returncode == 0 and "node 0" in drawn.stdout and "p0d0t7" in drawn.stdout
+    refused = trivium("plan", "map", "--preset", "mt-nlg-530b", "--per-node", "4")
+    assert refused.returncode == 2 and "280 of 280 tensor groups of 8" in refused.stderr
+    allowed = trivium(
+        "plan", "map", "--preset", "mt-nlg-530b", "--per-node", "4", "--allow-tensor-across-nodes"
+    )
+    assert allowed.returncode == 0
+    assert "torch" not in drawn.stderr.splitlines()[-1].split()
+
+
+def test_a_schedule_can_be_read_from_a_file(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.txt"
+    rows.write_text(
+        "rank 0: F0.0 F1.0 B0.0 F2.0 B1.0 F3.0 B2.0 B3.0\nrank 1: F0.1 B0.1 F1.1 B1.1 F2.1 B2.1 F3.1 B3.1\n"
+    )
+    sets = ["plan.schedule=given", f"plan.rows={rows}", "plan.layout.chunks=1", "plan.batch.ramp=null"]
+    words = [w for s in sets for w in ("--set", s)]
+    shown = trivium("train", "--preset", "demo", "--dry-run", "--out", str(tmp_path / "run"), *words)
+    assert shown.returncode == 0, shown.stderr
+    rows.write_text("F0.0 F1.0\n")
+    assert trivium("train", "--preset", "demo", "--dry-run", *words).returncode == 2

@@ -139,7 +139,8 @@ class Durations:
     def data_collectives(self, held: MemoryEstimate) -> float:
         """The reduction of gradients, and the gathering of weights that ZeRO asks for."""
         plan = self.plan
-        degree, link = plan.layout.data, self.machine.link_between(plan.layout.peers(0, "data"))
+        degree = plan.layout.replicas
+        link = self.machine.link_between(plan.layout.peers(0, "data", "context"))
         if degree == 1:
             return 0.0
         weights = held.weights * (degree if plan.zero == 3 else 1)
@@ -160,7 +161,7 @@ class Durations:
     @property
     def _activation_bytes(self) -> float:
         plan = self.plan
-        return plan.tokens(plan.batch.micro) * plan.model.hidden * BYTES[plan.precision.weights]
+        return plan.batch.micro * plan.local_sequence * plan.model.hidden * BYTES[plan.precision.weights]
 
     def _of_stage(self, stage: int) -> tuple[float, float, float, float]:
         plan, layout = self.plan, self.plan.layout
@@ -170,8 +171,10 @@ class Durations:
         # Reading the weights bounds a stage of few positions from below.
         elements = layer_elements(plan.model, layout.tensor) * len(layers)
         reading = elements * BYTES[plan.precision.weights] / self.machine.memory_bandwidth
-        forward = max(flops.forward / layout.tensor / speed, reading)
-        backward = max((flops.backward + flops.recompute) / layout.tensor / speed, 2 * reading)
+        # Heads and columns are shared by tensor ranks, positions by context ranks.
+        sharing = layout.tensor * layout.context
+        forward = max(flops.forward / sharing / speed, reading)
+        backward = max((flops.backward + flops.recompute) / sharing / speed, 2 * reading)
         link = self.machine.link_between(layout.peers(0, "tensor"))
         # Sequence parallel or not: a reduce-scatter and an all-gather move what one all-reduce moves.
         one = all_reduce_seconds(self._activation_bytes, layout.tensor, link)

@@ -107,7 +107,7 @@ def ranking_lines(plan: Plan, ranking: tuple[Ranked, ...]) -> list[str]:
 def near_misses(plan: Plan) -> list[str]:
     """Better schedules the plan's numbers forbid, with the law that forbids them."""
     layout = plan.layout
-    if layout.pipeline == 1 or plan.schedule == "interleaved":
+    if layout.pipeline == 1 or plan.schedule not in ("gpipe", "1f1b"):
         return []
     chunks = max((c for c in (2, 3, 4) if plan.model.layers % (layout.pipeline * c) == 0), default=0)
     if not chunks:
