@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from plans import small
 
+from plans import small
 from trivium.certify.certificate import certificate, examine
 from trivium.certify.reference import compute_reference, random_rows
 from trivium.parallel.mesh import Mesh

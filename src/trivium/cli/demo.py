@@ -1,9 +1,11 @@
 """`trivium demo`: the whole path, each stage only when it is not done yet."""
 
+from functools import partial
 from typing import Annotated
 
 import typer
 
+from trivium.cli.apart import apart
 from trivium.cli.bias import BIAS
 from trivium.cli.corpus import CURATE, HARVEST
 from trivium.cli.doctor import examine
@@ -71,7 +73,11 @@ def walk(run: Run, *, redo_from: str | None = None) -> None:
     say("doctor: …")
     examine(run.at)
     for stage in STAGES:
-        perform(stage, run, redo=NAMES.index(stage.name) >= first_redone)
+        redo = NAMES.index(stage.name) >= first_redone
+        if stage in (HARVEST, CURATE, TOKENIZE):
+            apart(partial(perform, stage, run, redo=redo))
+        else:
+            perform(stage, run, redo=redo)
     say("report: …")
     lines = make_report(run.at)
     say(seconds_line("all stages", sum(run.at.seconds().values())))

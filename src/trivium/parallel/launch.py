@@ -1,7 +1,9 @@
 """Start ranks, or find this process's place among those torchrun started. The only reader of RANK and the like."""
 
 import contextlib
+import ctypes
 import datetime
+import gc
 import os
 import signal
 import sys
@@ -155,6 +157,7 @@ def start_ranks(function: Callable[..., None], world_size: int, *arguments: Any)
     Fork, by name: the ranks share the imported torch, so eight start in about a second.
     """
     context = get_context("fork")
+    _before_fork()
     directory = tempfile.TemporaryDirectory(prefix="trivium-ranks-")
     rendezvous = f"file://{directory.name}/rendezvous"
     processes = []
@@ -165,6 +168,7 @@ def start_ranks(function: Callable[..., None], world_size: int, *arguments: Any)
         )
         process.start()
         processes.append(process)
+    gc.unfreeze()
     return Ranks(processes, directory)
 
 
@@ -173,6 +177,15 @@ def run_ranks(
 ) -> None:
     """Start ranks and wait for them."""
     start_ranks(function, world_size, *arguments).wait(timeout_seconds)
+
+
+def _before_fork() -> None:
+    """Give back what earlier work left free, and keep the collector from touching, and so copying, shared pages."""
+    gc.collect()
+    gc.freeze()
+    if sys.platform.startswith("linux"):
+        with contextlib.suppress(OSError, AttributeError):  # musl has no malloc_trim
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _enter(
@@ -197,8 +210,6 @@ def _end_with(launcher: int) -> None:
     """Ask the kernel to kill this rank when its launcher dies (Linux), so that no orphan is left."""
     if not sys.platform.startswith("linux"):
         return
-    import ctypes
-
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     if os.getppid() != launcher:
         os._exit(1)
