@@ -34,6 +34,14 @@ class CheckpointError(TriviumError):
     exit_code = 5
 
 
+def error_of(exit_code: object, text: str) -> TriviumError:
+    """The error that another process ended with, told by its exit code."""
+    kinds: dict[object, type[TriviumError]] = {
+        kind.exit_code: kind for kind in (ConfigError, MachineError, DataError, CheckpointError)
+    }
+    return kinds.get(exit_code, TriviumError)(text)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for a misspelt name: the closest known one, or all of them."""
     names = sorted(known)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
-from trivium.errors import TriviumError
+from trivium.errors import TriviumError, error_of
 
 
 def apart(work: Callable[[], None]) -> None:
@@ -31,8 +31,7 @@ def apart(work: Callable[[], None]) -> None:
         ) from None
     process.join()
     if said["code"] is not None:
-        kinds = {kind.exit_code: kind for kind in TriviumError.__subclasses__()}
-        raise kinds.get(said["code"], TriviumError)(said["text"])
+        raise error_of(said["code"], said["text"])
 
 
 def _run(work: Callable[[], None], pipe: Connection) -> None:

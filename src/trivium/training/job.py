@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trivium.errors import ConfigError, DataError, TriviumError
+from trivium.errors import ConfigError, DataError, TriviumError, error_of
 from trivium.parallel.launch import RankFailed, Ranks, start_ranks, torchrun_place
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
@@ -120,5 +120,4 @@ def _attempt(job: TrainingJob, progress: Progress, watch: Watch | None) -> None:
 def _as_the_rank_said(failure: RankFailed) -> TriviumError:
     """The rank's own kind of error, so that the exit code says what was wrong."""
     code = failure.exits.get(failure.rank)
-    kinds = {kind.exit_code: kind for kind in TriviumError.__subclasses__()}
-    return kinds[code](str(failure)) if code in _NOT_WORTH_REPEATING and code in kinds else failure
+    return error_of(code, str(failure)) if code in _NOT_WORTH_REPEATING else failure
