@@ -23,10 +23,10 @@ SHARDED = plan(data=2, zero=1)
 RAMP = {"ramp": {"start": 2, "increment": 2, "samples": 6}, "sequences": 6}
 
 
-@fault(buckets, "all_reduce_", REPLICAS)
+@fault(buckets, "all_reduce_begin", REPLICAS)
 def replicas_not_summed(original: Function, mesh: Mesh) -> Function:
     """The sum of gradients over data ranks is missing: each replica trains alone."""
-    return lambda x, group, **more: x if group.role == "data" else original(x, group, **more)
+    return lambda x, group: PendingSlice(None, x, summed=True)
 
 
 @fault(buckets, "reduce_scatter_begin", SHARDED)
@@ -52,7 +52,7 @@ def reduced_before_the_last_micro_batch(original: Function, mesh: Mesh) -> Funct
 
     def start_step(self: GradientWatch) -> None:
         original(self)
-        self._last = {(s.stage, False) for b in self._buckets for s in b.slots}
+        self._last.update((s.stage, False) for b in self._buckets for s in b.slots)
 
     return start_step
 
