@@ -71,7 +71,7 @@ PLANS = {
 @pytest.mark.parametrize("ranks", sorted(PLANS))
 def test_every_layout_computes_what_one_process_computes(ranks: int) -> None:
     """Loss, every gradient, the norm, weights after three clipped updates: fp64, at most 1e-10 relative."""
-    certificates = certify(PLANS[ranks], timeout_seconds=110 / len(PLANS[ranks]))
+    certificates = certify(PLANS[ranks], timeout_seconds=280 / len(PLANS[ranks]))
     told = [f"{describe(p)}: {c.worst:.1e} ({c.worst_parameter})" for p, c in zip(PLANS[ranks], certificates)]
     assert [t for t, c in zip(told, certificates) if not c.passed] == []
     quantities = {"loss", "gradient norm", "gradient", "weights", "validation loss", "coverage"}
