@@ -22,7 +22,8 @@ MAY_IMPORT = {
     "model": {"parallel", "plan"},
     "checkpoint": {"plan", "parallel"},
     "training": {"model", "tokens", "checkpoint", "parallel", "cost.compute", "plan"},
-    "certify": {"training", "model", "parallel", "plan"},
+    "certify": {"training", "model", "parallel", "cost", "plan"},
+    "probe": {"planner.measured", "training", "parallel", "plan"},
     "evaluation": {"model", "tokens", "checkpoint", "parallel", "plan"},
     "bias": {"evaluation"},
 }

@@ -1,81 +1,83 @@
+import random
+
 import pytest
-import torch
 
-from cost.plans import small
-from ranks import on_ranks
-from trivium.cost.activations import layer_bytes, logits_bytes, stage_ends_bytes
-from trivium.model.inputs import Inputs
-from trivium.model.stage import build_stages
-from trivium.parallel.measure import SavedBytes
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.randomness import DropoutKey
+from cost.plans import mt_nlg, small
+from trivium.certify.counted_memory import counted
+from trivium.certify.layouts import generated_plans
+from trivium.config import merge
+from trivium.cost.activations import embedding_bytes, head_bytes, layer_bytes, logits_bytes
+from trivium.cost.case import ATTENTION, LAYER, MODES, NONE, case_of
+from trivium.cost.stages import layers_by_stage
+from trivium.plan.plan import Plan
+from trivium.plan.precision import Precision
 
-ALONE = {"layout": {"tensor": 1, "pipeline": 1, "data": 1}, "batch": {"sequences": 2, "micro": 2}}
-FAMILIES = [
-    {},
-    {"head": "untied", "dropout": 0.1},
-    {"family": "llama", "head": "untied"},
-    {"family": "llama", "kv_heads": 2, "head": "untied", "dropout": 0.1},
-]
-
-
-def counted(plan, rank=0) -> int:
-    """Bytes autograd keeps of one forward of the whole model on this tensor rank."""
-    stage = build_stages(plan, Mesh.connect(plan.layout, rank, plan.layout.world_size), seed=1)[0]
-    shape = (plan.model.sequence, plan.batch.micro)
-    tokens, targets = torch.zeros(shape, dtype=torch.int64), torch.ones(shape, dtype=torch.int64)
-    key = (
-        DropoutKey(seed=1, step=0, samples=(0, 1), sequence=plan.model.sequence)
-        if plan.model.dropout
-        else None
-    )
-    known = list(stage.parameters())
-    with SavedBytes(known).counting() as found:
-        stage(None, Inputs(tokens, targets, dropout=key))
-    return found.bytes
+DTYPES = ("fp32", "bf16", "fp64")
+WIDE = {"model": {"layers": 3}, "layout": {"pipeline": 1, "data": 1}, "batch": {"sequences": 2, "micro": 2}}
+LLAMA_405B = {
+    "family": "llama",
+    "hidden": 16384,
+    "heads": 128,
+    "kv_heads": 8,
+    "ffn": 53248,
+    "vocabulary": 128256,
+    "head": "untied",
+}
+SPLITS = {
+    "none": {"layout": {"tensor": 1}},
+    "tensor": {"layout": {"tensor": 8}},
+    "sequence": {"layout": {"tensor": 8}, "sequence_parallel": True},
+    "ring": {"layout": {"tensor": 8, "context": 2}, "sequence_parallel": True},
+    "ulysses": {"layout": {"tensor": 4, "context": 2}, "context_attention": "ulysses"},
+}
 
 
-@pytest.mark.parametrize("weights", ["fp32", "bf16"])
-@pytest.mark.parametrize("mode", ["none", "attention", "layer"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_predicted_bytes_equal_what_autograd_keeps(family, mode, weights):
-    over = {**ALONE, "recompute": {"mode": mode}, "precision": {"weights": weights}}
-    one, three = (small(**over, model={**family, "layers": n}) for n in (1, 3))
-    assert (counted(three) - counted(one)) / 2 == layer_bytes(one, mode)
-    ends = stage_ends_bytes(one, first=True, last=True) + logits_bytes(one)
-    assert counted(one) == layer_bytes(one, mode) + ends
+def predicted(plan: Plan, stage: int) -> float:
+    """Bytes of one micro-batch through a stage."""
+    case, layers = case_of(plan), layers_by_stage(plan)[stage]
+    total = sum(layer_bytes(case, MODES[plan.recompute.mode_of(n)]) for n in layers)
+    total += embedding_bytes(case) if stage == 0 else 0
+    last = stage == plan.layout.stages - 1
+    return float(total + (head_bytes(case) + logits_bytes(case) if last else 0))
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("family", [FAMILIES[0], FAMILIES[3]])
-def test_predicted_bytes_equal_what_autograd_keeps_on_each_of_two_tensor_ranks(family, sequence_parallel):
-    over = {**ALONE, "layout": {"tensor": 2, "pipeline": 1, "data": 1}}
-    plan = small(**over, model=family, sequence_parallel=sequence_parallel)
-    on_ranks(2, check_rank, plan)
+@pytest.mark.parametrize("plan", random.Random(0).sample(generated_plans(8), 25))
+def test_predicted_bytes_are_those_counted_on_both_ends_of_a_small_model(plan: Plan) -> None:
+    for weights in DTYPES:
+        typed = plan.model_copy(update={"precision": Precision(weights=weights)})
+        for stage in {0, plan.layout.stages - 1}:
+            assert counted(typed, stage).bytes == predicted(typed, stage), f"stage {stage} of {typed}"
 
 
-def check_rank(place, plan):
-    ends = stage_ends_bytes(plan, first=True, last=True) + logits_bytes(plan)
-    expected = plan.model.layers * layer_bytes(plan, "none") + ends
-    assert (found := counted(plan, place.rank)) == expected, f"counted {found}, predicted {expected}"
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("recompute", [{"mode": m} for m in MODES] + [{"mode": "layer", "every": 2}])
+@pytest.mark.parametrize("model", [{}, {"dropout": 0.1}, {"documents": "apart"}, LLAMA_405B])
+def test_predicted_bytes_are_those_counted_at_the_width_of_a_real_model(model, recompute, split) -> None:
+    """MT-NLG's layers, and those of the largest Llama 3; no byte of them is allocated."""
+    plan = mt_nlg(**merge(merge(WIDE, {"model": model, "recompute": recompute}), SPLITS[split]))
+    assert counted(plan, 0).bytes == predicted(plan, 0)
 
 
-def test_in_the_papers_counting_a_layer_keeps_34_and_5_times_a_s_over_h():
-    plan = small(**ALONE, model={"dropout": 0.1}, precision={"weights": "bf16"})
+def test_a_wrong_coefficient_is_found() -> None:
+    """The counting sees every byte: half a mask, or one number per position, would be told."""
+    plan = small(model={"dropout": 0.1}, layout={"pipeline": 1})
+    without = small(layout={"pipeline": 1})
+    masks = (2 * plan.model.layers + 1) * 32 * 2 * 64 * 4
+    assert counted(plan, 0).bytes - counted(without, 0).bytes == masks
+
+
+def test_in_the_papers_counting_a_layer_keeps_34_and_5_times_a_s_over_h() -> None:
+    case = case_of(small(layout={"tensor": 1}, model={"dropout": 0.1}, precision={"weights": "bf16"}))
     s, b, h, a = 32, 2, 64, 4
-    assert layer_bytes(plan, "none", counting="paper") == s * b * h * 34 + 5 * a * s * s * b
-    assert layer_bytes(plan, "attention", counting="paper") == s * b * h * 34
-    assert layer_bytes(plan, "layer", counting="paper") == 2 * s * b * h
+    assert layer_bytes(case, NONE, counting="paper") == s * b * h * 34 + 5 * a * s * s * b
+    assert layer_bytes(case, ATTENTION, counting="paper") == s * b * h * 34
+    assert layer_bytes(case, LAYER, counting="paper") == 2 * s * b * h
 
 
-def test_in_the_papers_counting_tensor_ranks_split_24_of_the_34_and_sequence_parallelism_the_rest():
+def test_in_the_papers_counting_tensor_ranks_split_24_of_the_34_and_sequence_parallelism_the_rest() -> None:
     over = {"model": {"dropout": 0.1}, "precision": {"weights": "bf16"}}
     s, b, h, a, t = 32, 2, 64, 4, 2
     whole, split = s * b * h * 10, s * b * h * 24 + 5 * a * s * s * b
-    assert layer_bytes(small(**over), "none", counting="paper") == whole + split // t
-    spread = small(**over, sequence_parallel=True)
-    assert layer_bytes(spread, "none", counting="paper") == (whole + split) // t
-
-
-def test_only_ends_keep_more_than_their_layers():
-    assert stage_ends_bytes(small(), first=False, last=False) == 0
+    assert layer_bytes(case_of(small(**over)), NONE, counting="paper") == whole + split // t
+    spread = case_of(small(**over, sequence_parallel=True))
+    assert layer_bytes(spread, NONE, counting="paper") == (whole + split) // t

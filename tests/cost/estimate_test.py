@@ -1,68 +1,13 @@
-import statistics
-
 import pytest
 
 from cost.plans import mt_nlg, small
 from trivium.cost.compute import hardware_flops, model_flops
 from trivium.cost.estimate import estimate, planned_timeline
 from trivium.cost.hardware import machine_named, this_machine
+from trivium.cost.stack import stack_named
 from trivium.errors import ConfigError
 
 SELENE = machine_named("selene")
-# Published Megatron-LM runs on Selene with full recomputation in 16 bits: layers, hidden, heads, tensor, pipeline,
-# chunks, data, micro-batch, batch, seconds per step. SC'21 (arXiv 2104.04473) tables 1 and 2, seconds derived
-# from TFLOP/s; Korthikanti et al. (arXiv 2205.05198) table 5. Sequence 2048, vocabulary 51,200.
-MEGATRON_RUNS = [
-    (24, 2304, 24, 1, 1, 1, 32, 16, 512, 3.528),
-    (36, 4096, 32, 4, 1, 1, 32, 16, 512, 3.6963),
-    (48, 8192, 64, 8, 2, 1, 32, 4, 1536, 14.4535),
-    (80, 12288, 96, 8, 8, 2, 24, 2, 2304, 24.8174),
-    (105, 20480, 128, 8, 35, 3, 9, 1, 2520, 54.085),
-    (96, 12288, 96, 8, 12, 1, 4, 1, 1536, 76.7799),
-    (96, 12288, 96, 8, 12, 1, 16, 1, 1536, 20.8286),
-    (105, 20480, 128, 8, 35, 1, 4, 1, 2240, 105.579),
-    (48, 6144, 64, 8, 1, 1, 1, 4, 4, 1.42),
-    (96, 12288, 96, 8, 8, 3, 1, 1, 64, 18.13),
-    (105, 20480, 128, 8, 35, 3, 1, 1, 280, 49.05),
-    (128, 25600, 160, 8, 64, 1, 1, 1, 512, 94.42),
-]
-MT_NLG_RUNS = [(8, 60.1), (10, 50.2), (12, 44.4)]  # data degree, seconds (MT-NLG section 2.4)
-
-
-def run_plan(layers, hidden, heads, tensor, pipeline, chunks, data, micro, batch):
-    return mt_nlg(
-        model={"layers": layers, "hidden": hidden, "heads": heads, "vocabulary": 51200},
-        layout={"tensor": tensor, "pipeline": pipeline, "data": data, "chunks": chunks},
-        batch={"sequences": batch, "micro": micro},
-        schedule="interleaved" if chunks > 1 else "1f1b",
-        precision={"weights": "fp16"},
-        zero=0,
-    )
-
-
-def efficiency_of(plan, seconds):
-    """The compute efficiency at which the estimate would be exact: compute and bubble scale with it."""
-    priced = estimate(plan, SELENE, method="closed form")
-    scaling = priced.parts.compute + priced.parts.bubble
-    return SELENE.compute_efficiency * scaling / (seconds - (priced.seconds - scaling))
-
-
-def test_the_one_fitted_figure_is_the_median_over_the_published_megatron_runs():
-    fitted = statistics.median(efficiency_of(run_plan(*row[:-1]), row[-1]) for row in MEGATRON_RUNS)
-    assert SELENE.compute_efficiency == pytest.approx(fitted, abs=0.01)
-
-
-def test_published_megatron_runs_are_priced_within_a_fifth_and_a_twelfth_on_average():
-    priced = [estimate(run_plan(*row[:-1]), SELENE, method="closed form").seconds for row in MEGATRON_RUNS]
-    errors = [abs(p / row[-1] - 1) for p, row in zip(priced, MEGATRON_RUNS, strict=True)]
-    assert max(errors) < 0.2
-    assert statistics.mean(errors) < 1 / 12
-
-
-@pytest.mark.parametrize(("data", "seconds"), MT_NLG_RUNS)
-def test_mt_nlg_is_predicted_within_a_fifth_without_having_been_seen(data, seconds):
-    """It is priced too fast: its software was slower than Megatron-LM's on the same machine."""
-    assert 0.8 < estimate(mt_nlg(layout={"data": data}), SELENE).seconds / seconds < 1.0
 
 
 def test_the_parts_add_up_and_the_largest_is_the_limit():
@@ -74,7 +19,7 @@ def test_the_parts_add_up_and_the_largest_is_the_limit():
 
 def test_the_bubble_of_mt_nlg_is_the_papers():
     """The last stage also computes the logits, so busier and idler ranks differ a little."""
-    assert estimate(mt_nlg(), SELENE).bubble_fraction == pytest.approx(34 / 240, abs=0.015)
+    assert estimate(mt_nlg(), SELENE).bubble_fraction == pytest.approx(34 / 240, abs=0.02)
 
 
 def test_a_plan_that_does_not_fit_is_bound_by_memory():
@@ -87,20 +32,43 @@ def test_too_few_devices_are_refused_with_both_numbers():
         estimate(mt_nlg(layout={"data": 17}, batch={"sequences": 17 * 100}), SELENE)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-@pytest.mark.parametrize("pipeline", [1, 7, 35])
-def test_the_closed_form_equals_the_simulation_where_stages_are_alike(schedule, pipeline):
-    """Within a hundredth: the last stage also has the logits."""
-    plan = mt_nlg(layout={"pipeline": pipeline}, schedule=schedule)
+@pytest.mark.parametrize(
+    ("schedule", "pipeline", "chunks"),
+    [
+        ("1f1b", 1, 1),
+        ("1f1b", 7, 1),
+        ("1f1b", 35, 1),
+        ("gpipe", 7, 1),
+        ("interleaved", 5, 3),
+        ("zb-h1", 7, 1),
+    ],
+)
+def test_the_closed_form_equals_the_simulation_of_the_schedule(schedule, pipeline, chunks):
+    plan = mt_nlg(layout={"pipeline": pipeline, "chunks": chunks}, schedule=schedule)
     closed, simulated = (estimate(plan, SELENE, method=m).seconds for m in ("closed form", "simulated"))
-    assert closed == pytest.approx(simulated, rel=0.01)
+    assert closed == pytest.approx(simulated, rel=0.002)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_on_one_rank_both_methods_are_one_sum(every):
+    plan = mt_nlg(layout={"pipeline": 1}, model={"layers": 8}, recompute={"mode": "layer", "every": every})
+    closed, simulated = (estimate(plan, SELENE, method=m) for m in ("closed form", "simulated"))
+    assert vars(closed.parts) == pytest.approx(vars(simulated.parts))
+
+
+def test_layers_that_are_not_recomputed_save_time_each_as_much():
+    seconds = [
+        estimate(mt_nlg(layout={"pipeline": 1}, model={"layers": 8}, recompute=r), SELENE).parts.compute
+        for r in ({"mode": "layer"}, {"mode": "layer", "every": 2}, {"mode": "none"})
+    ]
+    assert seconds[0] - seconds[1] == pytest.approx(seconds[1] - seconds[2])
+    assert seconds[0] > seconds[1]
 
 
 def test_a_shared_machine_is_never_faster_than_all_its_cores_together():
     plan, machine = small(), this_machine(2, 8 << 30)
     priced = estimate(plan, machine)
-    speed = machine.peak.fp32 * machine.compute_efficiency * 2
-    assert priced.parts.compute >= hardware_flops(plan).total / speed * 0.999
+    assert priced.parts.compute >= hardware_flops(plan).total / (machine.peak.fp32 * 2)
     assert priced.utilisation < model_flops(plan.model, 32).total / hardware_flops(plan).total
 
 
@@ -108,7 +76,21 @@ def test_more_data_ranks_make_a_step_shorter_and_zero_moves_no_more_than_an_all_
     few, many = (estimate(mt_nlg(layout={"data": d}), SELENE).seconds for d in (4, 8))
     assert many < few
     zero = [estimate(mt_nlg(zero=z), SELENE).parts.data_collectives for z in (0, 1, 2, 3)]
-    assert zero[1] == zero[2] <= zero[0] < zero[3]
+    assert zero[1] <= zero[0] < zero[2]  # stage 2 sends gradients once per micro-batch
+    assert zero[1] < zero[3]  # stage 3 also gathers weights for each
+
+
+def test_a_factor_learned_from_a_run_multiplies_every_part():
+    ours = stack_named("trivium")
+    once, twice = (estimate(small(), SELENE, stack=ours.model_copy(update={"factor": f})) for f in (1.0, 2.0))
+    assert {k: 2 * v for k, v in vars(once.parts).items()} == pytest.approx(vars(twice.parts))
+
+
+def test_placing_data_ranks_in_a_node_makes_their_collectives_cheaper():
+    near = mt_nlg(layout={"order": ["pipeline", "tensor", "data"]})
+    usual, placed = (estimate(plan, SELENE).parts for plan in (mt_nlg(), near))
+    assert placed.data_collectives < usual.data_collectives
+    assert placed.tensor_collectives > usual.tensor_collectives
 
 
 def test_the_planned_timeline_has_every_action_of_the_step_once():

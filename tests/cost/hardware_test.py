@@ -1,6 +1,6 @@
 import pytest
 
-from trivium.cost.hardware import MACHINES, machine_named, this_machine
+from trivium.cost.hardware import machine_from_file, machine_named, machine_names, this_machine
 from trivium.errors import ConfigError
 
 
@@ -16,7 +16,7 @@ def test_an_unknown_machine_is_refused_with_the_nearest_name():
 
 
 def test_every_named_machine_is_found_by_its_name():
-    assert all(machine_named(machine.name) is machine for machine in MACHINES)
+    assert all(machine_named(name).name == name for name in machine_names())
 
 
 def test_a_ring_inside_a_node_uses_the_node_link_and_one_across_nodes_the_fabric():
@@ -30,8 +30,6 @@ def test_processes_on_a_cpu_share_cores_and_memory_and_ranks_on_gpus_do_not():
     assert (cpu.crowding(1), cpu.crowding(8), selene.crowding(8)) == (1, 4, 1)
     assert cpu.memory_per_rank(8) == 1 << 30
     assert selene.memory_per_rank(8) == selene.memory_bytes
-    # One rank alone has every core; eight ranks run one core each at full speed, in turn.
-    assert cpu.flops_per_second("fp32", 1) == 2 * cpu.flops_per_second("fp32", 8)
 
 
 def test_more_ranks_than_devices_is_a_problem_only_where_a_device_is_exclusive():
@@ -42,3 +40,46 @@ def test_more_ranks_than_devices_is_a_problem_only_where_a_device_is_exclusive()
 def test_a_machine_without_cores_is_refused():
     with pytest.raises(ConfigError, match="0 cores"):
         this_machine(0, 1 << 30)
+
+
+def test_every_shipped_machine_says_where_its_figures_come_from():
+    for name in machine_names():
+        sources = machine_named(name).sources
+        assert {"peak", "memory_bandwidth", "node_link"} <= set(sources), name
+        assert all(sources.values())
+
+
+def test_a_machine_file_may_start_from_a_shipped_machine(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: dgx-h100\nname: mine\nnodes: 3\nconstants: {fabric: 0.5}\n")
+    mine, base = machine_from_file(path), machine_named("dgx-h100")
+    assert (mine.name, mine.nodes, mine.constants) == ("mine", 3, {"fabric": 0.5})
+    assert mine.peak == base.peak and mine.sources == base.sources
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("base: dgx-h10\n", "did you mean 'dgx-h100'"),
+        ("base: dgx-h100\nnode: 3\n", "node: there is no such key; did you mean 'nodes'"),
+        ("base: dgx-h100\nnodes: 0\n", "nodes is 0"),
+        ("- 1\n", "holds a list"),
+        ("a: [\n", "is not YAML"),
+    ],
+)
+def test_a_wrong_machine_file_is_refused_with_the_remedy(tmp_path, text, told):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=told.replace("[", "\\[")):
+        machine_from_file(path)
+
+
+def test_a_missing_machine_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml cannot be read"):
+        machine_from_file(tmp_path / "nowhere.yaml")
+
+
+def test_the_number_of_nodes_is_settable_and_positive():
+    assert machine_named("selene").with_nodes(280).devices == 2240
+    with pytest.raises(ConfigError, match="nodes is 0"):
+        machine_named("selene").with_nodes(0)

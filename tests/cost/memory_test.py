@@ -1,22 +1,32 @@
+import dataclasses
+
+import numpy as np
 import pytest
 
 from cost.plans import mt_nlg, small
 from trivium.cost.activations import layer_bytes, logits_bytes
 from trivium.cost.buffers import buffer_elements
+from trivium.cost.case import NONE, case_of
+from trivium.cost.in_flight import peak_counts
 from trivium.cost.memory import (
+    RECEIVES_AHEAD,
     bytes_per_parameter,
     checkpoint_bytes,
+    memory_of_cases,
     memory_of_rank,
-    peak_activation_bytes,
-    peak_counts,
     predicted_memory,
     worst_rank,
 )
+from trivium.cost.moments import balanced
+from trivium.cost.rank_parameters import rank_parameters
 from trivium.cost.stages import layers_by_stage, stages_by_rank
-from trivium.plan.layout import Coordinate
+from trivium.cost.step_time import SCHEDULES
+from trivium.parallel.transport import POSTED_AHEAD
+from trivium.plan.layout import Coordinate, Layout
 from trivium.plan.parameters import count
+from trivium.plan.partition import Partition
+from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
-from trivium.plan.schedule import make_schedule, peak_activations
 
 LAYOUTS = [
     {"layout": {"tensor": 1, "pipeline": 1, "data": 3}, "batch": {"sequences": 24}},
@@ -69,22 +79,6 @@ def test_activation_checkpoints_of_mt_nlg_are_the_papers_for_one_batch_and_for_1
     assert checkpoint_bytes(model, 1, "bf16") == pytest.approx(8.8e9, rel=0.002)
 
 
-@pytest.mark.parametrize("pipeline", [1, 2, 3, 5])
-@pytest.mark.parametrize("micro_batches", [1, 2, 7, 30])
-def test_activations_in_flight_are_read_off_the_schedule(pipeline, micro_batches):
-    for name in ("gpipe", "1f1b"):
-        table = make_schedule(name, pipeline=pipeline, micro_batches=micro_batches)
-        expected = tuple(((peak_activations(row),),) for row in table)
-        assert peak_counts(name, pipeline, micro_batches, 1) == expected
-
-
-@pytest.mark.parametrize(("pipeline", "chunks", "groups"), [(2, 2, 4), (2, 3, 8), (4, 2, 5), (4, 3, 1)])
-def test_an_interleaved_step_reaches_its_peak_early(pipeline, chunks, groups):
-    table = make_schedule("interleaved", pipeline=pipeline, micro_batches=groups * pipeline, chunks=chunks)
-    found = peak_counts("interleaved", pipeline, groups * pipeline, chunks)
-    assert [max(map(sum, sets)) for sets in found] == [peak_activations(row) for row in table]
-
-
 @pytest.mark.parametrize(("layers", "hidden", "heads", "pipeline", "chunks", "gib"), [
     (96, 12288, 96, 8, 3, 66.84), (105, 20480, 128, 35, 3, 114.02)
 ])  # fmt: skip
@@ -99,20 +93,22 @@ def test_activations_equal_korthikantis_figure_one(layers, hidden, heads, pipeli
     )
     in_flight = sum(peak_counts("interleaved", pipeline, pipeline * 8, chunks)[0][0])
     per_stage = layers // (pipeline * chunks)
-    assert in_flight * per_stage * layer_bytes(plan, "none", counting="paper") / 2**30 == pytest.approx(
-        gib, rel=0.02
-    )
+    one = layer_bytes(case_of(plan), NONE, counting="paper")
+    assert in_flight * per_stage * one / 2**30 == pytest.approx(gib, rel=0.02)
 
 
 def test_only_the_last_stage_holds_logits():
     plan = small(schedule="1f1b")
     assert memory_of_rank(plan, Coordinate(0, 0, 0)).logits == 0
     rows = plan.model.padded_vocabulary(2) // 2
-    assert memory_of_rank(plan, Coordinate(1, 0, 0)).logits == logits_bytes(plan) == 2 * 32 * rows * 4
+    assert (
+        memory_of_rank(plan, Coordinate(1, 0, 0)).logits == logits_bytes(case_of(plan)) == 2 * 32 * rows * 4
+    )
 
 
 def test_recomputing_less_holds_more():
-    held = [peak_activation_bytes(small(recompute={"mode": m}), 0)[0] for m in ("layer", "attention", "none")]
+    modes = ("layer", "attention", "none")
+    held = [memory_of_rank(small(recompute={"mode": m}), Coordinate(0, 0, 0)).activations for m in modes]
     assert held == sorted(held)
     assert held[0] < held[2]
 
@@ -134,3 +130,67 @@ def test_every_rank_of_a_stage_is_predicted_alike():
 
 def test_mt_nlg_fits_its_devices():
     assert 20e9 < worst_rank(mt_nlg())[1].total < 80e9
+
+
+def test_the_total_is_the_state_and_the_larger_of_working_and_reducing():
+    held = memory_of_rank(small(zero=1), Coordinate(0, 0, 0))
+    assert held.total == held.state + max(held.working, held.reduction)
+    assert held.state == sum(held.categories().values()) - held.activations
+
+
+def test_receives_ahead_are_those_of_the_transport():
+    assert RECEIVES_AHEAD == POSTED_AHEAD
+
+
+@pytest.mark.parametrize("layers", range(1, 24))
+def test_layers_are_balanced_as_the_partition_balances_them(layers):
+    for stages in range(1, layers + 1):
+        model = small(model={"layers": layers}, layout={"pipeline": 1}).model
+        assert tuple(balanced(layers, stages)) == Partition().counts(model, Layout(pipeline=stages))
+
+
+PLANS = [
+    small(**over)
+    for over in (
+        *LAYOUTS,
+        {"recompute": {"mode": "layer", "every": 2}, "model": {"layers": 9}},
+        {"layout": {"chunks": 2}, "schedule": "zb-v", "recompute": {"mode": "attention"}, "zero": 2},
+        {"layout": {"pipeline": 4}, "schedule": "zb-h1", "sequence_parallel": True, "zero": 3},
+        {"layout": {"pipeline": 4, "data": 1}, "schedule": "gpipe", "model": {"dropout": 0.1}},
+        {"layout": {"context": 2}, "context_attention": "ulysses", "precision": {"weights": "bf16"}},
+        {"layout": {"pipeline": 3, "chunks": 2, "data": 1}, "schedule": "interleaved",
+         "batch": {"sequences": 12}, "model": {"layers": 9}},
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_parameters_of_a_rank_are_its_buffers_without_padding(plan: Plan):
+    case = case_of(plan)
+    for pipeline, stages in enumerate(stages_by_rank(plan)):
+        layers = sum(len(layers_by_stage(plan)[s]) for s in stages)
+        ends = [int(end in stages) for end in (0, plan.layout.stages - 1)]
+        padding = sum(buffer_elements(plan, pipeline)) - rank_parameters(case, layers, *ends)
+        assert 0 <= padding <= len(buffer_elements(plan, pipeline)) * (plan.layout.replicas - 1)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_worst_rank_of_a_case_is_that_of_the_plan_but_for_padding(plan: Plan):
+    held, (at, expected) = memory_of_cases(case_of(plan), plan.schedule), worst_rank(plan)
+    padding = len(buffer_elements(plan, at.pipeline)) * (plan.layout.replicas - 1) * 18  # bytes per parameter
+    for name, value in vars(expected).items():
+        padded = name in ("weights", "gradients", "masters", "moments", "unreduced", "reduction")
+        assert getattr(held, name)[0] == pytest.approx(value, abs=padding if padded else 0), name
+
+
+def test_many_cases_at_once_are_each_case_alone():
+    generator = np.random.default_rng(0)
+    plans = [plan for plan in PLANS if plan.model == PLANS[1].model]
+    assert len(plans) >= 4
+    picked = generator.integers(0, len(plans), 200)
+    cases = [case_of(plan) for plan in plans]
+    together = {k: np.array([getattr(cases[n], k) for n in picked]) for k in vars(cases[0])}
+    codes = np.array([SCHEDULES[plans[n].schedule] for n in picked])
+    totals = memory_of_cases(dataclasses.replace(cases[0], **together), codes).total
+    alone = [float(memory_of_cases(cases[n], plans[n].schedule).total[0]) for n in range(len(plans))]
+    assert totals.tolist() == [alone[n] for n in picked]

@@ -1,49 +1,118 @@
 import itertools
 
+import numpy as np
+import pytest
+
 from cost.plans import small
-from trivium.plan.precision import Precision
-from trivium.planner.candidates import candidates, divisors, layouts
+from trivium.cost.case import case_of
+from trivium.plan.layout import Layout
+from trivium.plan.plan import Plan
+from trivium.planner.candidates import degrees, divisors, enumerate_plans
 from trivium.planner.config import SearchSpace
+from trivium.planner.grid import Subject
+from trivium.planner.laws import inside_a_node
 
 SPACE = SearchSpace()
 
 
-def every(plan, ranks, space=SPACE, tensor_limit=8):
-    return list(
-        candidates(
-            plan.model, plan.batch, ranks=ranks, space=space, precision=Precision(), tensor_limit=tensor_limit
-        )
-    )
+def enumerated(plan=None, ranks=8, space=SPACE, node=8):
+    plan = plan or small()
+    subject = Subject(plan.model, plan.batch.sequences, plan.precision)
+    return enumerate_plans(subject, ranks, space, (inside_a_node(node, ranks),))
+
+
+def every(*args, **kwargs) -> list[Plan]:
+    found = enumerated(*args, **kwargs).candidates
+    return [found.plan_at(row) for row in range(len(found))]
 
 
 def test_every_candidate_is_legal_and_none_is_given_twice():
-    found = every(small(), 8)
-    assert all(plan.check(8) == [] for plan in found)
-    assert len(set(found)) == len(found) > 50
+    plans = every()
+    assert all(plan.check(8) == [] for plan in plans)
+    assert len(set(plans)) == len(plans) > 500
 
 
-def test_no_legal_combination_of_degrees_is_missed():
-    plan = small()
-    expected = {
-        (t, p, d)
-        for t, p, d in itertools.product(divisors(8), repeat=3)
-        if t * p * d == 8 and plan.model.heads % t == 0 and p <= plan.model.layers
-    }
-    found = {
-        (x.tensor, x.pipeline, x.data) for x in layouts(plan.model, ranks=8, space=SPACE, tensor_limit=8)
-    }
-    assert found == expected
+@pytest.mark.parametrize(
+    "over", [{}, {"model": {"heads": 8, "kv_heads": 2, "family": "llama"}}, {"batch": {"sequences": 24}}]
+)
+def test_no_legal_plan_is_missed(over):
+    """Beside every choice tried one by one. Left out are only choices without an effect."""
+    plan = small(**over)
+    space = SearchSpace(micro=(1, 2), context=(1, 2), chunks=(2, 3), zero=(0, 2), recompute=("layer",))
+    expected = set()
+    kinds = [("1f1b", 1), ("zb-h1", 1), ("zb-v", 2), ("interleaved", 2), ("interleaved", 3)]
+    for tensor, pipeline, data, context in itertools.product((1, 2, 4, 8), repeat=4):
+        for micro, (schedule, chunks), zero, along in itertools.product((1, 2), kinds, (0, 2), (False, True)):
+            idle = (
+                (tensor == 1 and along)
+                or (data * context == 1 and zero)
+                or (pipeline == 1 and schedule != "1f1b")
+            )
+            if tensor * pipeline * data * context != 8 or context > 2 or idle:
+                continue
+            layout = Layout(tensor=tensor, pipeline=pipeline, data=data, context=context, chunks=chunks)
+            changes = {"layout": layout, "schedule": schedule, "zero": zero, "sequence_parallel": along}
+            batch = plan.batch.model_copy(update={"micro": micro})
+            other = plan.model_copy(
+                update={
+                    **changes,
+                    "batch": batch,
+                    "recompute": plan.recompute.model_copy(update={"mode": "layer"}),
+                }
+            )
+            if other.check(8) == []:
+                expected.add(other)
+    assert set(every(plan, space=space)) == expected and len(expected) > 50
+
+
+def test_the_numbers_of_a_row_are_those_of_its_plan():
+    found = enumerated(small(model={"vocabulary": 1013}, precision={"weights": "bf16"})).candidates
+    rows = np.random.default_rng(0).integers(len(found), size=60)
+    case = found.case
+    for row in rows:
+        one = case_of(found.plan_at(row))
+        for name, value in vars(one).items():
+            column = getattr(case, name)
+            assert (column[row] if isinstance(column, np.ndarray) else column) == value, name
+
+
+def test_a_plan_is_found_again_at_its_row():
+    found = enumerated().candidates
+    for row in (0, 17, len(found) - 1):
+        assert found.row_of(found.plan_at(row)) == row
+    assert found.row_of(small(layout={"tensor": 1}, schedule="gpipe")) is None
+
+
+def test_what_is_rejected_and_what_is_legal_are_all_combinations():
+    """Counted in choices, whatever the law that rejects them first; some legal ones differ in nothing."""
+    space = SearchSpace(
+        micro=(1, 3), chunks=(2,), zero=(0,), recompute=("none",), sequence_parallel=(False,), context=(1,)
+    )
+    found = enumerated(space=space, node=4)
+    kinds = 4  # of schedules
+    number = len(degrees(8, (1,))["tensor"]) * 2 * kinds
+    assert found.combinations <= number
+    without_pipeline = sum(plan.layout.pipeline == 1 for plan in every(space=space, node=4))
+    assert number - found.combinations == without_pipeline * (2 - 1)  # zb-h1 on one rank is 1f1b
+    assert {family.law for family in found.rejected} >= {"node", "batch"}
 
 
 def test_tensor_groups_stay_inside_a_node():
-    assert max(plan.layout.tensor for plan in every(small(), 8, tensor_limit=2)) == 2
+    found = enumerated(node=2)
+    assert max(found.candidates.grid["tensor"]) == 2
+    (family,) = [f for f in found.rejected if f.law == "node"]
+    assert "spans nodes of 2" in family.example and family.values == "tensor 4, 8"
 
 
 def test_only_schedules_that_were_asked_for_appear():
-    only = SearchSpace(schedules=("interleaved",))
-    assert {plan.schedule for plan in every(small(), 8, only)} == {"interleaved"}
-    gpipe = SearchSpace(schedules=("gpipe",))
-    assert {plan.schedule for plan in every(small(), 8, gpipe)} == {"gpipe"}
+    for name in ("interleaved", "gpipe", "zb-v"):
+        assert {plan.schedule for plan in every(space=SearchSpace(schedules=(name,)))} == {name}
+
+
+def test_degrees_multiply_to_the_ranks():
+    found = degrees(24, (1, 2, 5))
+    assert set(np.prod([found[k] for k in found], axis=0).tolist()) == {24}
+    assert set(found["context"].tolist()) == {1, 2}
 
 
 def test_divisors_of_twelve():

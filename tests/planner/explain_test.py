@@ -36,8 +36,9 @@ def test_other_plans_claim_no_published_figure():
 
 def test_the_near_miss_of_mt_nlg_is_its_batch():
     """240 micro-batches are no multiple of 35 stages, so Megatron's interleaving could not be used."""
-    (line,) = near_misses(mt_nlg_plan())
-    assert "240" in line and "(35)" in line and "1680 or 1960" in line
+    line = near_misses(mt_nlg_plan(), machine_named("selene"), 60.1)[0]
+    assert "micro-batches 240 is not a multiple of pipeline 35" in line
+    assert "batch 1,960 instead of 1,920 would allow" in line and "save" in line
 
 
 def ramped(plan):
@@ -50,7 +51,8 @@ def ramped(plan):
 def test_a_ramp_changes_neither_near_misses_nor_the_published_comparison():
     """The full batch alone decides both; the ramp's 60 batch sizes would each have their line."""
     selene, plan = machine_named("selene"), ramped(mt_nlg_plan())
-    assert near_misses(plan) == near_misses(mt_nlg_plan()) and len(near_misses(plan)) == 1
+    told = near_misses(plan, selene, 60.1)
+    assert told == near_misses(mt_nlg_plan(), selene, 60.1) and len(told) == 1
     plain, told = plan_lines(mt_nlg_plan(), selene), plan_lines(plan, selene)
     assert [line for line in told if line in plain] == plain
     assert "from 32 to 1,920 sequences by 32 in the first 14,475 steps" in "\n".join(told)

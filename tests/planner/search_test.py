@@ -1,55 +1,129 @@
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from cost.plans import mt_nlg, small
+from cost.plans import small
+from planner.searches import HERE, MEGATRON, MT_NLG_PLAN, SELENE, mt_nlg_search, small_search, subject_of
 from trivium.cost.estimate import estimate
-from trivium.cost.hardware import machine_named, this_machine
+from trivium.cost.hardware import this_machine
+from trivium.cost.memory import worst_rank
 from trivium.errors import ConfigError
 from trivium.plan.precision import Precision
 from trivium.planner.config import SearchSpace
-from trivium.planner.search import choose
-
-HERE = this_machine(2, 8 << 30)
-
-
-def test_plans_that_fit_come_first_and_the_fastest_of_them_leads():
-    ranking = choose(small().model, small().batch, HERE, ranks=8)
-    finalists = ranking[: SearchSpace().finalists]
-    assert [r.estimate.fits for r in ranking] == sorted((r.estimate.fits for r in ranking), reverse=True)
-    assert finalists[0].estimate.seconds == min(r.estimate.seconds for r in finalists)
+from trivium.planner.finalists import simulated_seconds
+from trivium.planner.grid import Subject
+from trivium.planner.pricing import memory_bytes
+from trivium.planner.search import search
 
 
-def test_the_winner_is_no_slower_than_any_plan_simulated_in_full():
-    plan = small()
-    space = SearchSpace(micro=(1, 2), recompute=("none",), finalists=1000)
-    ranking = choose(plan.model, plan.batch, HERE, ranks=4, space=space)
-    seconds = [estimate(r.plan, HERE).seconds for r in ranking]
-    assert ranking[0].estimate.seconds == pytest.approx(min(seconds), rel=1e-5)
+def test_every_plan_that_fits_is_ranked_and_no_other():
+    found = small_search()
+    priced = found.ranking.priced
+    assert sorted(found.ranking.order) == list(range(len(priced.fitting)))
+    fits = priced.memory_bytes <= priced.memory_limit
+    assert np.flatnonzero(fits).tolist() == priced.fitting.tolist()
 
 
-def test_where_nothing_fits_the_smallest_is_first_and_says_so():
-    ranking = choose(small().model, small().batch, this_machine(2, 1 << 20), ranks=8)
-    assert not any(r.estimate.fits for r in ranking)
-    totals = [r.estimate.memory.total for r in ranking]
-    assert totals == sorted(totals)
+def test_winners_come_fastest_first_and_their_parts_add_up():
+    for found in (small_search(), mt_nlg_search()):
+        winners = found.ranking.winners(20)
+        seconds = [winner.seconds for winner in winners]
+        assert seconds == pytest.approx(sorted(seconds), rel=1e-5)
+        for winner in winners:
+            assert sum(winner.parts.values()) == pytest.approx(winner.seconds, rel=1e-9)
+            assert sum(share for _, share in winner.limits) == pytest.approx(1, rel=1e-9)
+            assert winner.plan.check(found.ranks) == []
+
+
+@pytest.mark.parametrize("space", [SearchSpace(), MEGATRON])
+def test_the_winner_is_no_slower_than_any_plan_simulated_in_full(space):
+    """The closed form that chooses the finalists does not lose the best of them."""
+    found = small_search(
+        ranks=8, space=space.model_copy(update={"micro": (1, 2), "zero": (1,), "context": (1,)})
+    )
+    priced = found.ranking.priced
+    every = simulated_seconds(priced.candidates.take(priced.fitting), HERE)
+    assert len(every) > found.space.finalists
+    assert found.ranking.winners(1)[0].seconds == pytest.approx(every.min(), rel=1e-5)
+
+
+def test_the_ten_best_for_mt_nlg_are_the_ten_best_of_all_simulated_in_full():
+    found = mt_nlg_search(SearchSpace(zero=(1,), context=(1,), sequence_parallel=(True,), micro=(1, 2)))
+    priced = found.ranking.priced
+    every = np.sort(simulated_seconds(priced.candidates.take(priced.fitting), SELENE))
+    assert len(every) > 2 * len(found.ranking.simulated)
+    assert [winner.seconds for winner in found.ranking.winners(10)] == pytest.approx(every[:10], rel=1e-5)
+
+
+@pytest.mark.parametrize("found", [small_search(), mt_nlg_search()], ids=["here", "selene"])
+def test_the_seconds_of_finalists_are_those_of_the_estimate_of_each_plan(found):
+    fitting = found.ranking.priced.candidates.take(found.ranking.priced.fitting)
+    quick = np.flatnonzero(fitting.grid["pipeline"] * fitting.case.micro_batches < 3000)
+    some = fitting.take(np.random.default_rng(1).choice(quick, 8, replace=False))
+    expected = [estimate(some.plan_at(row), found.machine).seconds for row in range(len(some))]
+    assert simulated_seconds(some, found.machine).tolist() == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_memory_of_every_row_is_that_of_its_plans_worst_rank():
+    """Up to the padding of flat buffers, which the arithmetic over arrays leaves out."""
+    for found, number in ((small_search(precision={"weights": "bf16"}), 60), (mt_nlg_search(), 12)):
+        candidates = found.enumerated.candidates
+        if number < 20:  # the table of ZeRO stage 3's buckets is slow to make for a large model
+            candidates = candidates.take(candidates.grid["zero"] < 3)
+        rows = np.random.default_rng(2).choice(len(candidates), number, replace=False)
+        held = memory_bytes(candidates.take(rows))
+        expected = [worst_rank(candidates.plan_at(int(row)))[1].total for row in rows]
+        assert held.tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_for_mt_nlg_the_search_keeps_tensor_inside_the_node_and_beats_the_published_choice():
-    plan = mt_nlg()
-    space = SearchSpace(micro=(1,), recompute=("attention", "layer"), chunks=(3,), finalists=4)
-    selene = machine_named("selene")
-    ranking = choose(
-        plan.model, plan.batch, selene, ranks=2240, space=space, precision=Precision(weights="bf16")
-    )
-    best = ranking[0]
-    assert best.plan.layout.tensor == 8 and best.estimate.fits
-    assert best.estimate.seconds < estimate(plan, selene).seconds
+    best = mt_nlg_search(MEGATRON).ranking.winners(1)[0]
+    assert best.plan.layout.tensor == 8 and best.memory_bytes < SELENE.memory_bytes
+    assert best.seconds < estimate(MT_NLG_PLAN, SELENE).seconds
+
+
+def test_equal_searches_find_equal_plans():
+    assert [w.plan for w in small_search().ranking.winners(30)] == [
+        w.plan for w in small_search().ranking.winners(30)
+    ]
+
+
+def test_a_plan_stands_where_the_ranking_has_it():
+    found = small_search()
+    for place, winner in enumerate(found.ranking.winners(9), start=1):
+        assert found.ranking.place_of(winner.plan) == place
+    outside = found.ranking.winners(1)[0].plan.model_copy(update={"schedule": "gpipe"})
+    assert found.ranking.place_of(outside) is None
+
+
+def test_more_memory_never_makes_the_winner_slower():
+    seconds = [
+        small_search(machine=this_machine(2, megabytes << 20)).ranking.winners(1)[0].seconds
+        for megabytes in (40, 80, 8000)
+    ]
+    assert seconds == sorted(seconds, reverse=True)
 
 
 def test_ranks_that_no_layout_divides_are_refused_with_the_numbers():
     with pytest.raises(ConfigError, match=r"no layout of 13 ranks is legal.*layers 8, heads 4.*sequences 32"):
-        choose(small().model, small().batch, HERE, ranks=13)
+        small_search(ranks=13, space=SearchSpace(context=(1,)))
+
+
+def test_an_impossible_batch_names_the_nearest_that_some_layout_divides():
+    subject = replace(subject_of(small()), sequences=30)
+    with pytest.raises(ConfigError, match="batch 30 is not a multiple") as error:
+        search(subject, HERE, 4, SearchSpace(micro=(4,), context=(1,)))
+    assert "nearest legal batch: 28 or 32" in str(error.value)
 
 
 def test_more_ranks_than_devices_are_refused():
     with pytest.raises(ConfigError, match="5000 ranks"):
-        choose(mt_nlg().model, mt_nlg().batch, machine_named("selene"), ranks=5000)
+        mt_nlg_search(ranks=5000)
+
+
+def test_a_contradictory_model_is_refused_before_anything_is_searched():
+    model = MT_NLG_PLAN.model.model_copy(update={"heads": 127})
+    with pytest.raises(ConfigError, match="multiple of plan.model.heads"):
+        search(Subject(model, 1920, Precision()), SELENE, 2240)
+    assert subject_of(MT_NLG_PLAN).sequences == 1920

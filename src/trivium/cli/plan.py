@@ -17,6 +17,11 @@ from trivium.cli.options import (
     given_for,
     open_run,
 )
+from trivium.cli.plan_backtest import backtest
+from trivium.cli.plan_calibrate import calibrate
+from trivium.cli.plan_estimate import estimate_plan
+from trivium.cli.plan_probe import probe_machine
+from trivium.cli.plan_search import explain, search
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import say
@@ -33,6 +38,12 @@ REFERENCE = "mt-nlg-530b"  # stands beside the demo's plan
 FEW_NODES = 12  # lines of a drawing, unless all are asked for
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app.command("search")(search)
+app.command("explain")(explain)
+app.command("estimate")(estimate_plan)
+app.command("backtest")(backtest)
+app.command("probe")(probe_machine)
+app.command("calibrate")(calibrate)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,18 +1,22 @@
 """What a config's plan costs on its machine, before anything runs; no torch."""
 
+from pathlib import Path
+
 from trivium.cli.machine import cores, memory_bytes
 from trivium.cli.run_config import HERE, Given, resolve
 from trivium.config import leaves, to_tree
 from trivium.cost.estimate import estimate
-from trivium.cost.hardware import Machine, machine_named, this_machine
+from trivium.cost.hardware import Machine, machine_from_file, machine_named, this_machine
 from trivium.errors import ConfigError
 from trivium.planner.explain import plan_lines
 from trivium.units import format_seconds
 
 
 def machine_of(name: str) -> Machine:
-    """A machine by name; "here" is the one this runs on."""
-    return this_machine(cores(), memory_bytes()) if name == HERE else machine_named(name)
+    """A machine by name, or by the path of a machine file; "here" is the one this runs on."""
+    if name == HERE:
+        return this_machine(cores(), memory_bytes())
+    return machine_from_file(Path(name)) if name.endswith((".yaml", ".yml")) else machine_named(name)
 
 
 def dry_run_lines(given: Given) -> tuple[list[str], list[str]]:

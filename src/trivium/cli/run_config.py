@@ -9,7 +9,7 @@ from pydantic import Field
 from trivium.bias.config import BiasConfig
 from trivium.config import Config, Tree, build, leaves, merge, parse_assignments, read_preset, to_tree
 from trivium.corpus.config import CurateConfig, HarvestConfig
-from trivium.cost.hardware import MACHINES
+from trivium.cost.hardware import machine_names
 from trivium.errors import ConfigError, nearest
 from trivium.evaluation.config import EvaluationConfig, GenerationConfig
 from trivium.plan.plan import Plan
@@ -48,7 +48,7 @@ class RunConfig(Config):
                 f"tokens.vocabulary ({self.tokens.vocabulary}) must equal plan.model.vocabulary "
                 f"({self.plan.model.vocabulary}): the model predicts the tokenizer's ids; set both"
             )
-        machines = (HERE, *(m.name for m in MACHINES))
+        machines = (HERE, *machine_names())
         if self.machine not in machines:
             found.append(f"machine: '{self.machine}' is not known; {nearest(self.machine, machines)}")
         return found

@@ -42,11 +42,6 @@ def buffer_elements(plan: Plan, pipeline: int) -> tuple[int, ...]:
     return _buffers(plan.model, plan.layout, held, sequence_parallel=plan.sequence_parallel)
 
 
-def layer_elements(model: ModelShape, tensor: int) -> int:
-    """Elements of one layer on one tensor rank."""
-    return sum(s.elements for s in stage_shards(model, tensor, Held(1, first=False, last=False)))
-
-
 @lru_cache(maxsize=4096)
 def stage_shards(model: ModelShape, tensor: int, held: Held) -> tuple[Shard, ...]:
     """A stage's parameters on one tensor rank, in order; layers are alike, so the first ones stand for any."""
@@ -63,7 +58,13 @@ def _buffers(
     model: ModelShape, layout: Layout, stages: tuple[Held, ...], *, sequence_parallel: bool
 ) -> tuple[int, ...]:
     kinds: dict[tuple[bool, bool, bool], list[int]] = {}
-    shards = [shard for held in stages for shard in stage_shards(model, layout.tensor, held)]
+    both_ends = any(held.first for held in stages)  # then the last stage borrows no table
+    shards = [
+        shard
+        for held in stages
+        for shard in stage_shards(model, layout.tensor, held)
+        if held.first or not (shard.table and both_ends)
+    ]
     for shard in reversed(shards):
         over_tensor = shard.per_position and sequence_parallel and layout.tensor > 1
         kind = (shard.decay, over_tensor, shard.table and model.head == "tied")

@@ -1,21 +1,98 @@
-"""Seconds of the collectives, as rings over a link: bytes moved over bandwidth, and one latency per hop."""
+"""Seconds of collectives, as rings: a start, one latency for each hop, and the bytes moved over the bandwidth.
 
-from trivium.cost.hardware import Link
+Degrees, bytes and bandwidths may be arrays with one entry per plan. Where a group of ranks sits decides its link:
+ranks fill nodes in order, so a group whose ranks are `stride` apart has node / stride of them in a node, and a ring
+through several nodes uses the network cards of all its ranks in a node at once.
+"""
 
+from typing import NamedTuple
 
-def all_reduce_seconds(tensor_bytes: float, degree: int, link: Link) -> float:
-    """A reduce-scatter and an all-gather."""
-    return 2 * all_gather_seconds(tensor_bytes, degree, link)
+import numpy as np
 
-
-def all_gather_seconds(tensor_bytes: float, degree: int, link: Link) -> float:
-    """Of a tensor of so many bytes when whole; a reduce-scatter takes as long."""
-    if degree == 1:
-        return 0.0
-    moved = tensor_bytes * (degree - 1) / degree
-    return moved / link.effective_bandwidth + (degree - 1) * link.latency_seconds
+from trivium.cost.case import Case, Number
+from trivium.cost.hardware import Link, Machine
 
 
-def send_seconds(tensor_bytes: float, link: Link) -> float:
+class Road(NamedTuple):
+    """What a group of ranks talks over: seconds to start and of a hop, and bytes per second of a whole group."""
+
+    start: Number
+    hop: Number
+    bandwidth: Number
+
+
+class Strides(NamedTuple):
+    """How far apart neighbours along each axis are, in ranks. replicas: of the nearer of data and context."""
+
+    tensor: Number
+    context: Number
+    replicas: Number
+    pipeline: Number
+
+
+def all_reduce_seconds(tensor_bytes: Number, degree: Number, road: Link | Road) -> Number:
+    """A reduce-scatter and an all-gather, started once."""
+    road = road_of(road)
+    return 2 * all_gather_seconds(tensor_bytes, degree, road)
+
+
+def all_gather_seconds(tensor_bytes: Number, degree: Number, road: Link | Road) -> Number:
+    """Of a tensor of so many bytes when whole; a reduce-scatter takes as long.
+
+    The start is that of an all-reduce, shared by its two halves.
+    """
+    road, degree = road_of(road), np.asarray(degree)
+    ring = tensor_bytes * (degree - 1) / degree / road.bandwidth + road.start / 2 + (degree - 1) * road.hop
+    return np.where(degree > 1, ring, 0.0)
+
+
+def send_seconds(tensor_bytes: Number, road: Link | Road) -> Number:
     """One tensor to one neighbour."""
-    return tensor_bytes / link.effective_bandwidth + link.latency_seconds
+    road = road_of(road)
+    return tensor_bytes / road.bandwidth + road.start / 2 + road.hop
+
+
+def road_of(road: Link | Road) -> Road:
+    """A link as one device sees it."""
+    if isinstance(road, Road):
+        return road
+    return Road(road.start_seconds, road.latency_seconds, road.effective_bandwidth)
+
+
+def default_strides(case: Case) -> Strides:
+    """Of the default order of axes: tensor, context, data, pipeline, the fastest first."""
+    near = case.tensor * case.context
+    return Strides(1, case.tensor, case.tensor, near * case.data)
+
+
+def road_between(machine: Machine, degree: Number, stride: Number, fabric: float) -> Road:
+    """What a group of `degree` ranks, `stride` apart, talks over. fabric: the share of its bandwidth it reaches."""
+    inside, outside = machine.node_link, machine.fabric_link
+    node = np.inf if machine.sharing == "shared" else machine.devices_per_node
+    near = np.clip(np.floor(node / np.asarray(stride)), 1, degree)  # ranks of the group in a node
+    crosses = near < degree
+    cards = np.minimum(inside.effective_bandwidth, outside.bandwidth * fabric * near)
+    return Road(
+        np.where(crosses, outside.start_seconds, inside.start_seconds),
+        np.where(crosses, outside.latency_seconds * _tree(degree), inside.latency_seconds),
+        np.where(crosses, cards, inside.effective_bandwidth),
+    )
+
+
+def road_to_neighbour(machine: Machine, degree: Number, stride: Number, fabric: float) -> Road:
+    """What neighbours along an axis send over; the slowest of its hops, as one device sees it."""
+    inside, outside = machine.node_link, machine.fabric_link
+    node = np.inf if machine.sharing == "shared" else machine.devices_per_node
+    crosses = np.asarray(degree) * stride > node
+    return Road(
+        np.where(crosses, outside.start_seconds, inside.start_seconds),
+        np.where(crosses, outside.latency_seconds, inside.latency_seconds),
+        np.where(crosses, outside.bandwidth * fabric, inside.effective_bandwidth),
+    )
+
+
+def _tree(degree: Number) -> Number:
+    """Hops of a tree over those of a ring: libraries turn to trees where a ring through many nodes would wait."""
+    n = np.maximum(2, np.asarray(degree, dtype=float))
+    hops: Number = np.log2(n) / (n - 1)
+    return hops

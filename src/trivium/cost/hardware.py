@@ -1,17 +1,24 @@
-"""Machines a plan can be priced on: figures of a data sheet, as data."""
+"""Machines a plan can be priced on: figures of data sheets and of measurements, as data in machines/*.yaml."""
 
-from typing import Annotated, Literal
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import Field
 
-from trivium.config import Config
+from trivium.config import Config, Tree, build, merge
 from trivium.errors import ConfigError, nearest
-from trivium.plan.precision import Dtype
 
 Rate = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(ge=0)]
+Generation = Literal["ampere", "hopper", "blackwell", "cpu"]
 
-MINIMUM_CPU_FLOPS = 64e9  # two 256-bit fp32 multiply-adds per cycle at 2 GHz: any x86 server core since 2013
+HERE = "this-machine"  # machines/this-machine.yaml, with the cores and memory that were found
+FOLDER = "machines"
 
 
 class Peak(Config):
@@ -24,11 +31,16 @@ class Peak(Config):
 
 
 class Link(Config):
-    """A connection, as one device sees it."""
+    """A connection, as one device sees it.
+
+    A ring collective over n ranks waits start_seconds + (n - 1) latency_seconds, and moves its bytes at
+    bandwidth x efficiency.
+    """
 
     bandwidth: Rate  # bytes per second in each direction, from the data sheet
-    efficiency: Annotated[float, Field(gt=0, le=1)]  # fraction of it that large collectives reach
-    latency_seconds: Annotated[float, Field(ge=0)]  # of one hop of a collective
+    efficiency: Share  # fraction of it that large collectives reach
+    latency_seconds: Seconds  # of one hop of a collective
+    start_seconds: Seconds = 0.0  # of any collective
 
     @property
     def effective_bandwidth(self) -> float:
@@ -41,12 +53,15 @@ class Machine(Config):
 
     sharing "exclusive": at most one rank per device. "shared": ranks share the devices and their memory, as
     processes share the cores of a CPU; then a device is a core.
+    constants: values of cost/constants.yaml that were measured on this machine, and hold here instead.
+    sources: where each figure comes from, by the name of its field.
     """
 
     name: str
     device: str
+    generation: Generation
     peak: Peak
-    compute_efficiency: Annotated[float, Field(gt=0, le=1)]  # fraction of peak that a whole layer reaches
+    multiprocessors: Annotated[int, Field(ge=0)] = 0  # that tiles of a product fill in waves; 0: no waves
     memory_bytes: Count  # of one device
     memory_bandwidth: Rate  # bytes per second of one device
     devices_per_node: Count
@@ -54,14 +69,20 @@ class Machine(Config):
     node_link: Link  # inside a node
     fabric_link: Link  # between nodes
     sharing: Literal["exclusive", "shared"] = "exclusive"
+    watts: Rate | None = None  # of one device under load
+    price_per_hour: Rate | None = None  # of one device
+    constants: dict[str, float] = Field(default_factory=dict)
+    sources: dict[str, str] = Field(default_factory=dict)
 
     @property
     def devices(self) -> int:
         return self.devices_per_node * self.nodes
 
-    def flops_per_second(self, dtype: Dtype, ranks: int) -> float:
-        """FLOP/s one of `ranks` ranks reaches while no other competes for its devices."""
-        return float(getattr(self.peak, dtype)) * self.compute_efficiency * self._devices_per_rank(ranks)
+    def with_nodes(self, nodes: int) -> "Machine":
+        """The same machine with another number of nodes."""
+        if nodes < 1:
+            raise ConfigError(f"nodes is {nodes}; a machine needs at least 1 node")
+        return self.model_copy(update={"nodes": nodes})
 
     def crowding(self, ranks: int) -> float:
         """How many ranks want each device at once: 1 unless shared."""
@@ -88,74 +109,62 @@ class Machine(Config):
             ]
         return []
 
-    def _devices_per_rank(self, ranks: int) -> int:
-        return max(1, self.devices // ranks) if self.sharing == "shared" else 1
+
+def machine_names() -> tuple[str, ...]:
+    """Names of the machines shipped, sorted; a machine file of one's own is named by its path."""
+    return tuple(
+        sorted(p.name.removesuffix(".yaml") for p in _folder().iterdir() if p.name.endswith(".yaml"))
+    )
 
 
-# compute_efficiency: median over twelve published Megatron-LM runs of 1.7B to 1T parameters on this machine, the
-# one figure fitted (tests/cost/estimate_test.py repeats it). MT-NLG's own runs took no part: they ran slower than
-# their Megatron-LM neighbours, and are predicted, not matched. Link efficiency inside a node: collectives
-# measured with NCCL on 8 A100 reach 235 of 300 GB/s.
-_SELENE = Machine(
-    name="selene",
-    device="A100 80 GB",
-    peak=Peak(fp64=19.5e12, fp32=19.5e12, bf16=312e12, fp16=312e12),
-    compute_efficiency=0.62,
-    memory_bytes=80_000_000_000,
-    memory_bandwidth=2.039e12,
-    devices_per_node=8,
-    nodes=560,
-    node_link=Link(bandwidth=300e9, efficiency=0.78, latency_seconds=6e-6),
-    fabric_link=Link(bandwidth=25e9, efficiency=0.9, latency_seconds=10e-6),
-)
-# Data sheet figures; the efficiency is assumed, and not checked against published runs yet.
-_DGX_H100 = Machine(
-    name="dgx-h100",
-    device="H100 SXM 80 GB",
-    peak=Peak(fp64=67e12, fp32=67e12, bf16=989.5e12, fp16=989.5e12),
-    compute_efficiency=0.5,
-    memory_bytes=80_000_000_000,
-    memory_bandwidth=3.35e12,
-    devices_per_node=8,
-    nodes=128,
-    node_link=Link(bandwidth=450e9, efficiency=0.78, latency_seconds=6e-6),
-    fabric_link=Link(bandwidth=50e9, efficiency=0.9, latency_seconds=10e-6),
-)
-MACHINES: tuple[Machine, ...] = (_SELENE, _DGX_H100)
-
-
+@lru_cache(maxsize=64)
 def machine_named(name: str) -> Machine:
-    """A machine by name; an unknown name is a ConfigError that names the nearest."""
-    for machine in MACHINES:
-        if machine.name == name:
-            return machine
-    raise ConfigError(f"there is no machine '{name}'; {nearest(name, (m.name for m in MACHINES))}")
+    """A shipped machine by name; an unknown name is a ConfigError that names the nearest."""
+    if name not in machine_names():
+        raise ConfigError(f"there is no machine '{name}'; {nearest(name, machine_names())}")
+    return build(Machine, _shipped(name))
+
+
+def machine_from_file(path: Path) -> Machine:
+    """A machine from a YAML file; `base: NAME` starts from a shipped one. Raises ConfigError with the problem."""
+    try:
+        return build(Machine, _with_base(_parsed(path.read_text(encoding="utf-8"), str(path))))
+    except OSError as error:
+        raise ConfigError(f"machine file {path} cannot be read: {error}") from None
 
 
 def this_machine(cores: int, memory_bytes: int) -> Machine:
-    """A CPU machine from the two figures that can be read without measuring; the rest is assumed.
-
-    Assumed: the FLOP/s of an ordinary core, of which small matrices in eager torch reach two fifths; 10 GB/s of
-    memory per core; collectives over shared memory at 1 GB/s with 100 us per hop, as gloo has them.
-    """
+    """A CPU machine from the two figures that can be read without measuring; the rest is assumed (its file)."""
     if cores < 1 or memory_bytes < cores:
         raise ConfigError(f"a machine of {cores} cores and {memory_bytes} bytes of memory cannot run a plan")
-    link = Link(bandwidth=1e9, efficiency=1.0, latency_seconds=1e-4)
-    return Machine(
-        name="this-machine",
-        device="CPU core",
-        peak=Peak(
-            fp64=MINIMUM_CPU_FLOPS / 2,
-            fp32=MINIMUM_CPU_FLOPS,
-            bf16=MINIMUM_CPU_FLOPS / 4,  # emulated on most cores
-            fp16=MINIMUM_CPU_FLOPS / 20,
-        ),
-        compute_efficiency=0.4,
-        memory_bytes=memory_bytes // cores,
-        memory_bandwidth=10e9,
-        devices_per_node=cores,
-        nodes=1,
-        node_link=link,
-        fabric_link=link,
-        sharing="shared",
-    )
+    found = {"devices_per_node": cores, "memory_bytes": memory_bytes // cores}
+    return machine_named(HERE).model_copy(update=found)
+
+
+def _folder() -> Any:
+    return resources.files("trivium") / "cost" / FOLDER
+
+
+def _shipped(name: str) -> Tree:
+    return _with_base(_parsed((_folder() / f"{name}.yaml").read_text(encoding="utf-8"), name))
+
+
+def _with_base(tree: Tree) -> Tree:
+    base = tree.pop("base", None)
+    if base is None:
+        return tree
+    if base not in machine_names():
+        raise ConfigError(f"base: there is no machine '{base}'; {nearest(str(base), machine_names())}")
+    return merge(_shipped(base), tree)
+
+
+def _parsed(text: str, where: str) -> Tree:
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"machine file {where} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(
+            f"machine file {where} holds a {type(tree).__name__}; a machine is a mapping of fields"
+        )
+    return tree

@@ -1,47 +1,102 @@
-"""Bytes a rank holds, by category.
+"""Bytes a rank holds, by category, for one plan or thousands at once.
 
-Weights, gradients and optimizer state are exact: counted from the table of parameters, with the padding of the
-flat buffers. Activations are an analytic figure: what each layer keeps for its backward (activations.py), times the
-micro-batches in flight, which are read off the schedule table. Allocator, libraries and communication buffers are
-not counted.
+Weights, gradients, optimizer state and activations are those the runtime counts, to the byte (docs/memory.md says on
+which layouts that is tested). The rest is what the runtime allocates besides, by its rules, but does not count:
+outputs that wait for their backward, buffers of transfers and collectives, and workspaces. Allocator and libraries
+are left out.
 """
 
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, fields
+from typing import Generic
 
-from trivium.cost.activations import Counting, layer_bytes, logits_bytes, stage_ends_bytes
-from trivium.cost.buffers import buffer_elements, layer_elements
-from trivium.cost.stages import layers_by_stage, stages_by_rank
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import TypeVar
+
+from trivium.cost.activations import (
+    Counting,
+    embedding_bytes,
+    head_bytes,
+    input_bytes,
+    layer_bytes,
+    logits_bytes,
+)
+from trivium.cost.buffers import buffer_elements
+from trivium.cost.case import NONE, Case, Number, case_of
+from trivium.cost.moments import Moment, moments_of_cases, moments_of_rank
+from trivium.cost.rank_parameters import (
+    embedding_parameters,
+    largest_parameter,
+    layer_parameters,
+    rank_parameters,
+    table_parameters,
+)
+from trivium.cost.saved_bytes import as_bytes
+from trivium.plan.buckets import BUCKET_ELEMENTS
 from trivium.plan.layout import Coordinate
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.plan.precision import BYTES, Dtype, Precision
-from trivium.plan.schedule import Op, Row, ScheduleName, make_schedule
+from trivium.plan.schedule import ScheduleName
+
+RECEIVES_AHEAD = 4  # receives under way at once, as trivium.parallel.transport posts them
+OPEN_BUCKETS = 2  # of gradients at ZeRO stages 2 and 3: one that fills, one under reduction
+
+
+Array = NDArray[np.float64]
+Bytes = TypeVar("Bytes", int, Array, default=int)
 
 
 @dataclass(frozen=True)
-class MemoryEstimate:
-    """Bytes of one rank at the worst moment of a step.
+class MemoryEstimate(Generic[Bytes]):
+    """Bytes of one rank at the worst moment of a step; each a number, or an array with one entry per plan.
 
-    activations: kept for the backward, logits included. logits: the part of `activations` that is logits.
-    recomputed: what the backward of one recomputed layer fills again. gathered: the layer that ZeRO stage 3 puts
-    together to compute with.
+    gradients: as they accumulate. masters: of the weights, where these are narrower. moments: Adam's two.
+    activations: kept for the backward; `embedding` and `logits` are parts of them. recomputed: what the backward of
+    one recomputed layer fills again. outputs: of stages, until their backward. transport: activations on the way.
+    gathered: weights that ZeRO stage 3 has put together. unreduced: whole gradients of stages 2 and 3 before their
+    reduction. workspace: of the largest operation. reduction: what the sum over replicas takes after the last
+    backward, when the activations are gone.
     """
 
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-    recomputed: int = 0
-    gathered: int = 0
-    logits: int = 0
+    weights: Bytes
+    gradients: Bytes
+    masters: Bytes
+    moments: Bytes
+    activations: Bytes
+    embedding: Bytes
+    logits: Bytes
+    recomputed: Bytes
+    outputs: Bytes
+    transport: Bytes
+    gathered: Bytes
+    unreduced: Bytes
+    workspace: Bytes
+    reduction: Bytes
 
     @property
-    def total(self) -> int:
-        state = self.weights + self.gradients + self.optimizer
-        return state + self.activations + self.recomputed + self.gathered
+    def optimizer(self) -> Bytes:
+        """Masters and moments."""
+        return self.masters + self.moments
 
-    def categories(self) -> dict[str, int]:
+    @property
+    def state(self) -> Bytes:
+        """What is held all the time."""
+        return self.weights + self.gradients + self.optimizer
+
+    @property
+    def working(self) -> Bytes:
+        """What the forwards and backwards hold besides, at their fullest."""
+        held = self.activations + self.recomputed + self.outputs + self.transport
+        return held + self.gathered + self.unreduced + self.workspace
+
+    @property
+    def total(self) -> Bytes:
+        if isinstance(self.working, int):
+            return self.state + max(self.working, self.reduction)
+        return self.state + np.maximum(self.working, self.reduction)
+
+    def categories(self) -> dict[str, Bytes]:
         """The four that the runtime counts, under the names it uses."""
         return {
             "weights": self.weights,
@@ -51,27 +106,31 @@ class MemoryEstimate:
         }
 
 
+def memory_of_cases(case: Case, schedule: Number | ScheduleName) -> MemoryEstimate[Array]:
+    """The worst rank of every plan of a case: arrays with one entry per plan.
+
+    schedule: a name, or numbers of SCHEDULES. Partitions are balanced; the padding of buffers (for each at most as
+    many elements as there are replicas) is left out.
+    """
+    found = []
+    for at in moments_of_cases(case, schedule):
+        held = _held(case, at, rank_parameters(case, at.layers, at.first, at.last))
+        found.append(MemoryEstimate(**{k: np.broadcast_to(v, np.shape(at.layers)) for k, v in held.items()}))
+    worst = np.array([held.total for held in found]).argmax(0)
+    names = [field.name for field in fields(MemoryEstimate)]
+    return MemoryEstimate(**{k: np.choose(worst, [getattr(held, k) for held in found]) for k in names})
+
+
 def memory_of_rank(plan: Plan, at: Coordinate, *, counting: Counting = "runtime") -> MemoryEstimate:
     """Bytes of the rank at `at`, in a step of the full batch.
 
     counting: "runtime", what our trainer holds; "paper": MT-NLG section 2 counts a gradient in the dtype of the
     weights beside the fp32 one (20 bytes per parameter in bf16, where we hold 18), and activations as published.
     """
-    data, precision, zero = plan.layout.replicas, plan.precision, plan.zero
-    whole = sum(buffer_elements(plan, at.pipeline))
-    owned = whole // data  # each buffer is padded to a multiple of `data`
-    weight_bytes = BYTES[precision.weights]
-    activations, logits = peak_activation_bytes(plan, at.pipeline, counting=counting)
-    gathered = largest_layer_elements(plan) * weight_bytes if zero == 3 and data > 1 else 0
-    return MemoryEstimate(
-        weights=weight_bytes * (owned if zero >= 3 else whole),
-        gradients=gradient_bytes(precision, counting) * (owned if zero >= 2 else whole),
-        optimizer=optimizer_bytes(precision) * (owned if zero >= 1 else whole),
-        activations=activations,
-        recomputed=recomputed_bytes(plan, at.pipeline, counting=counting),
-        gathered=gathered,
-        logits=logits,
-    )
+    case, elements = case_of(plan), sum(buffer_elements(plan, at.pipeline))
+    every = (_held(case, m, elements, counting) for m in moments_of_rank(plan, at.pipeline))
+    found = [MemoryEstimate(**{k: as_bytes(v) for k, v in held.items()}) for held in every]
+    return max(found, key=lambda held: (held.activations, held.total))
 
 
 def worst_rank(plan: Plan) -> tuple[Coordinate, MemoryEstimate]:
@@ -79,6 +138,13 @@ def worst_rank(plan: Plan) -> tuple[Coordinate, MemoryEstimate]:
     ranks = [Coordinate(pipeline, 0, 0) for pipeline in range(plan.layout.pipeline)]
     estimates = [(at, memory_of_rank(plan, at)) for at in ranks]
     return max(estimates, key=lambda found: found[1].total)
+
+
+def predicted_memory(plan: Plan) -> dict[int, dict[str, int]]:
+    """Bytes of every rank by the categories the runtime counts, as `training.job.start` takes them."""
+    by_stage = [memory_of_rank(plan, Coordinate(p, 0, 0)).categories() for p in range(plan.layout.pipeline)]
+    ranks = range(plan.layout.world_size)
+    return {rank: dict(by_stage[plan.layout.coordinate(rank).pipeline]) for rank in ranks}
 
 
 def gradient_bytes(precision: Precision, counting: Counting = "runtime") -> int:
@@ -102,76 +168,74 @@ def checkpoint_bytes(model: ModelShape, sequences: int, dtype: Dtype) -> int:
     return sequences * model.layers * model.sequence * model.hidden * BYTES[dtype]
 
 
-def predicted_memory(plan: Plan) -> dict[int, dict[str, int]]:
-    """Bytes of every rank by the categories the runtime counts, as `training.job.start` takes them."""
-    by_stage = [memory_of_rank(plan, Coordinate(p, 0, 0)).categories() for p in range(plan.layout.pipeline)]
-    ranks = range(plan.layout.world_size)
-    return {rank: by_stage[plan.layout.coordinate(rank).pipeline] for rank in ranks}
+def _held(case: Case, at: Moment, elements: Number, counting: Counting = "runtime") -> dict[str, Number]:
+    """The fields of an estimate for a rank at a moment. elements: of its parameters."""
+    c, zero = case, np.asarray(case.zero)
+    owned = np.ceil(elements / c.replicas)
+    narrow = np.asarray(c.weight_bytes) < np.asarray(c.master_bytes)
+    gradient = c.gradient_bytes + (np.where(narrow, c.weight_bytes, 0) if counting == "paper" else 0)
+    whole, kept = layer_bytes(c, NONE, counting=counting), layer_bytes(c, c.recompute, counting=counting)
+    embedding = at.embedded * embedding_bytes(c)
+    logits = at.headed * logits_bytes(c, counting=counting)
+    border = input_bytes(c)
+    return {
+        "weights": c.weight_bytes * np.where(zero >= 3, owned, elements),
+        "gradients": gradient * np.where(zero >= 2, owned, elements),
+        "masters": np.where(narrow, c.master_bytes, 0) * np.where(zero >= 1, owned, elements),
+        "moments": 2 * c.master_bytes * np.where(zero >= 1, owned, elements),
+        "activations": at.kept * whole
+        + at.recomputed * kept
+        + embedding
+        + at.headed * head_bytes(c)
+        + logits,
+        "embedding": embedding,
+        "logits": logits,
+        "recomputed": np.where(np.asarray(at.recomputed_layers) > 0, whole - kept, 0),
+        "outputs": at.sent * border,
+        "transport": np.where(np.asarray(c.pipeline) > 1, RECEIVES_AHEAD * border, 0),
+        "gathered": np.where(zero >= 3, c.weight_bytes * _gathered(c, at), 0),
+        "unreduced": np.where(zero >= 2, c.gradient_bytes * _open(c, at, elements), 0),
+        "workspace": _workspace(c, at),
+        "reduction": _reduction(c, elements, owned),
+    }
 
 
-def largest_layer_elements(plan: Plan) -> int:
-    """Elements of the largest unit that ZeRO stage 3 gathers: a layer, or the vocabulary."""
-    model, tensor = plan.model, plan.layout.tensor
-    return max(layer_elements(model, tensor), model.padded_vocabulary(tensor) // tensor * model.hidden)
+def _gathered(case: Case, at: Moment) -> Number:
+    """Elements that ZeRO stage 3 has together: a module, and the next one on its way."""
+    layer = layer_parameters(case)
+    ends = np.maximum(at.first * embedding_parameters(case), at.last * table_parameters(case))
+    following: Number = np.maximum(layer * (np.asarray(at.layers) > 1), ends)
+    return np.minimum(layer, layer * at.layers) + following
 
 
-def peak_activation_bytes(plan: Plan, pipeline: int, *, counting: Counting = "runtime") -> tuple[int, int]:
-    """Largest bytes of activations the rank keeps for backwards at once, and the logits among them."""
-    kept = [_stage_bytes(plan, stage, counting) for stage in stages_by_rank(plan)[pipeline]]
-    micro_batches = plan.batch.micro_batches(plan.layout)
-    if plan.schedule == "given":
-        counts = _largest(plan.schedule_table()[pipeline])
-    else:
-        counts = peak_counts(plan.schedule, plan.layout.pipeline, micro_batches, plan.layout.chunks)[pipeline]
-    peaks = [
-        (sum(n * sum(each) for n, each in pairs), sum(n * each[1] for n, each in pairs))
-        for pairs in (list(zip(held, kept, strict=True)) for held in counts)
-    ]
-    return max(peaks)
+def _open(case: Case, at: Moment, elements: Number) -> Number:
+    """Elements of the buckets that gradients are filling, or that are being reduced."""
+    bucket = np.maximum(BUCKET_ELEMENTS, largest_parameter(case, at.first, at.last))
+    both: Number = np.minimum(elements, OPEN_BUCKETS * bucket)
+    return both
 
 
-def recomputed_bytes(plan: Plan, pipeline: int, *, counting: Counting = "runtime") -> int:
-    """What recomputing a layer adds, for one micro-batch, to what was kept of it."""
-    layers = [layer for stage in stages_by_rank(plan)[pipeline] for layer in layers_by_stage(plan)[stage]]
-    modes = {plan.recompute.mode_of(layer) for layer in layers}
-    whole = layer_bytes(plan, "none", counting=counting)
-    return max((whole - layer_bytes(plan, mode, counting=counting) for mode in modes), default=0)
+def _workspace(case: Case, at: Moment) -> Number:
+    """The logits in the weights' dtype and in fp32 before their softmax; or, of the feed-forward half, the gradients
+    of what its activation function reads and writes, and that of a weight before it is added."""
+    c = case
+    narrow = np.asarray(c.weight_bytes) < np.asarray(c.master_bytes)
+    logits = c.positions * c.vocabulary / c.tensor * (c.weight_bytes + np.where(narrow, c.master_bytes, 0))
+    gradients = (2 + c.gated) * c.positions * c.ffn / c.tensor + largest_parameter(c, 0, 0)
+    largest: Number = np.maximum(at.last * logits, (np.asarray(at.layers) > 0) * gradients * c.weight_bytes)
+    return largest
 
 
-@lru_cache(maxsize=256)
-def peak_counts(
-    name: ScheduleName, pipeline: int, micro_batches: int, chunks: int
-) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """For each rank, the largest sets of activations it holds: micro-batches in flight by its own stages.
-
-    Only sets that no other set contains are kept. 1F1B reaches its peak within the first groups of micro-batches
-    (tests/cost/memory_test.py), so a long step is as good as a shorter one.
-    """
-    if name != "gpipe":
-        micro_batches = min(micro_batches, 3 * pipeline)
-    schedule = make_schedule(name, pipeline=pipeline, micro_batches=micro_batches, chunks=chunks)
-    return tuple(_largest(row) for row in schedule)
-
-
-def _largest(row: Row) -> tuple[tuple[int, ...], ...]:
-    stages = sorted({action.stage for action in row})
-    held, seen = dict.fromkeys(stages, 0), set()
-    for action in row:
-        # An activation is needed until its weight gradients are there, which may be an action of their own.
-        held[action.stage] += (action.op is Op.FORWARD) - (action.op in (Op.BACKWARD, Op.WEIGHT_GRADIENT))
-        if action.op is Op.FORWARD:
-            seen.add(tuple(held.values()))
-    return tuple(
-        a
-        for a in sorted(seen)
-        if not any(a != b and all(x <= y for x, y in zip(a, b, strict=True)) for b in seen)
+def _reduction(case: Case, elements: Number, owned: Number) -> Number:
+    """After the last backward: the gradients on the wire where their dtype is another, each replica's sum, and what
+    the optimizer takes of it."""
+    c, zero = case, np.asarray(case.zero)
+    together = np.asarray(c.replicas) > 1
+    recast = np.where(
+        (zero <= 1) & (np.asarray(c.reduction_bytes) != np.asarray(c.gradient_bytes)), elements, 0
     )
-
-
-def _stage_bytes(plan: Plan, stage: int, counting: Counting) -> tuple[int, int]:
-    """What a stage keeps of one micro-batch: layers and ends, and logits."""
-    last = stage == plan.layout.stages - 1
-    modes = (plan.recompute.mode_of(layer) for layer in layers_by_stage(plan)[stage])
-    layers = sum(layer_bytes(plan, mode, counting=counting) for mode in modes)
-    ends = stage_ends_bytes(plan, first=stage == 0, last=last, counting=counting)
-    return layers + ends, logits_bytes(plan, counting=counting) if last else 0
+    summed = np.where((zero == 1) & together, owned, 0)
+    copied = np.where(
+        (zero == 1) & together | (np.asarray(c.gradient_bytes) != np.asarray(c.master_bytes)), owned, 0
+    )
+    return c.reduction_bytes * (recast + summed) + c.master_bytes * copied

@@ -1,63 +1,81 @@
-"""Every legal plan of a space."""
+"""Every legal plan of a space, and what the laws leave out."""
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from math import prod
 
-from trivium.plan.batch import Batch
-from trivium.plan.layout import Layout
-from trivium.plan.model_shape import ModelShape
-from trivium.plan.plan import Plan
-from trivium.plan.precision import Precision
-from trivium.plan.recompute import Recompute
-from trivium.plan.schedule import ScheduleName
+import numpy as np
+
+from trivium.cost.case import MODES
 from trivium.planner.config import SearchSpace
+from trivium.planner.grid import SCHEDULE_NAMES, Candidates, Column, Grid, Mask, Subject
+from trivium.planner.laws import LAWS, Law, told
+
+SHOWN = 6  # values of a family that are named
 
 
-def candidates(
-    model: ModelShape,
-    batch: Batch,
-    *,
+@dataclass(frozen=True)
+class Rejected:
+    """A family that breaks one law: how many layouts, in words of an example, and the values that break it."""
+
+    law: str
+    layouts: int
+    example: str
+    values: str
+
+
+@dataclass(frozen=True, eq=False)
+class Enumerated:
+    """The legal plans, and the others by the first law that each breaks."""
+
+    candidates: Candidates
+    rejected: tuple[Rejected, ...]
+
+    @property
+    def combinations(self) -> int:
+        """Legal or not."""
+        return len(self.candidates) + sum(family.layouts for family in self.rejected)
+
+
+def enumerate_plans(
+    subject: Subject,
     ranks: int,
     space: SearchSpace,
-    precision: Precision,
-    tensor_limit: int,
-) -> Iterator[Plan]:
-    """Legal plans on exactly `ranks` ranks, with tensor groups of at most `tensor_limit` ranks (one node)."""
-    for layout in layouts(model, ranks=ranks, space=space, tensor_limit=tensor_limit):
-        choices = itertools.product(
-            space.micro,
-            space.recompute,
-            space.zero if layout.data > 1 else space.zero[:1],
-            space.sequence_parallel if layout.tensor > 1 else (False,),
-        )
-        for micro, mode, zero, sequence_parallel in choices:
-            if batch.sequences % (micro * layout.data):
-                continue
-            plan = Plan(
-                model=model,
-                layout=layout,
-                batch=batch.model_copy(update={"micro": micro}),
-                schedule="interleaved" if layout.chunks > 1 else _plain(space),
-                precision=precision,
-                recompute=Recompute(mode=mode),
-                zero=zero,
-                sequence_parallel=sequence_parallel,
-            )
-            if not plan.check(ranks):
-                yield plan
+    search_laws: tuple[Law, ...] = (),
+    waived: Collection[str] = (),
+) -> Enumerated:
+    """Every combination of the space on exactly `ranks` ranks.
+
+    Choices without an effect are made once: sequence parallelism needs tensor ranks, ZeRO needs replicas, a
+    pipeline schedule needs a pipeline. search_laws: judged beside the laws of a plan. waived: names of laws that are
+    not judged.
+    """
+    laws = {law.name: law for law in (*search_laws, *LAWS) if law.name not in waived}
+    steps = _steps(subject, space)
+    grid = Grid(degrees(ranks, space.context)).cross(sequences=[subject.sequences])
+    rejected: list[Rejected] = []
+    for number, choices in enumerate([{}, *steps]):
+        grid = grid.cross(**choices) if choices else grid
+        below = prod(len(next(iter(later.values()))) for later in steps[number:])
+        known = [name for name, law in laws.items() if set(law.columns) <= grid.columns.keys()]
+        for law in map(laws.pop, known):
+            keeps = law.keeps(subject, grid)
+            rejected += _families(law, subject, grid.take(~keeps), below)
+            grid = grid.take(keeps)
+    return Enumerated(Candidates(subject, grid.take(_once(grid, space))), tuple(rejected))
 
 
-def layouts(model: ModelShape, *, ranks: int, space: SearchSpace, tensor_limit: int) -> Iterator[Layout]:
-    """Degrees whose product is `ranks`, that divide the model, with every number of chunks asked for."""
-    for tensor in divisors(ranks):
-        if tensor > tensor_limit or model.heads % tensor:
-            continue
-        for pipeline in divisors(ranks // tensor):
-            interleaving = space.chunks if pipeline > 1 and "interleaved" in space.schedules else ()
-            for chunks in (*((1,) if _plain_asked(space) else ()), *interleaving):
-                if pipeline * chunks <= model.layers:
-                    data = ranks // tensor // pipeline
-                    yield Layout(tensor=tensor, pipeline=pipeline, data=data, chunks=chunks)
+def degrees(ranks: int, contexts: tuple[int, ...]) -> dict[str, Column]:
+    """Columns of all degrees that multiply to the ranks."""
+    rows = [
+        (tensor, pipeline, ranks // (tensor * pipeline * context), context)
+        for tensor in divisors(ranks)
+        for pipeline in divisors(ranks // tensor)
+        for context in contexts
+        if ranks // tensor // pipeline % context == 0
+    ]
+    columns = np.array(rows, np.int64).reshape(-1, 4).T
+    return dict(zip(("tensor", "pipeline", "data", "context"), columns, strict=True))
 
 
 def divisors(number: int) -> list[int]:
@@ -65,9 +83,44 @@ def divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def _plain_asked(space: SearchSpace) -> bool:
-    return any(name != "interleaved" for name in space.schedules)
+def _steps(subject: Subject, space: SearchSpace) -> list[dict[str, list[int]]]:
+    """Choices in the order in which rows are extended: what laws judge early comes early."""
+    layers = subject.model.layers
+    kinds = [
+        (SCHEDULE_NAMES.index(name), chunks)
+        for name in space.schedules
+        for chunks in space.chunks_for(name, layers)
+    ]
+    return [
+        {"micro": list(space.micro)},
+        {"schedule": [k[0] for k in kinds], "chunks": [k[1] for k in kinds]},
+        {"sequence_parallel": [int(value) for value in space.sequence_parallel]},
+        {"recompute": [MODES[mode] for mode in space.recompute]},
+        {"zero": list(space.zero)},
+    ]
 
 
-def _plain(space: SearchSpace) -> ScheduleName:
-    return next(name for name in space.schedules if name != "interleaved")
+def _once(grid: Grid, space: SearchSpace) -> Mask:
+    """Rows that differ in effect from the rows before them."""
+    plain = SCHEDULE_NAMES.index(space.schedules[0])
+    return np.logical_and.reduce(
+        [
+            (grid["tensor"] > 1) | (grid["sequence_parallel"] == int(space.sequence_parallel[0])),
+            (grid["data"] * grid["context"] > 1) | (grid["zero"] == space.zero[0]),
+            (grid["pipeline"] > 1) | (grid["schedule"] == plain),
+        ]
+    )
+
+
+def _families(law: Law, subject: Subject, broken: Grid, below: int) -> Iterator[Rejected]:
+    if not len(broken):
+        return
+    columns = [broken[name] for name in law.columns]
+    values, counts = np.unique(np.stack(columns), axis=1, return_counts=True)
+    largest = int(counts.argmax())
+    row = {name: int(column[largest]) for name, column in zip(law.columns, values, strict=True)}
+    first = np.unique(values[0])
+    shown = ", ".join(map(str, first[:SHOWN])) + (
+        f" and {len(first) - SHOWN} more" if len(first) > SHOWN else ""
+    )
+    yield Rejected(law.name, len(broken) * below, told(law, subject, row), f"{law.columns[0]} {shown}")

@@ -8,19 +8,28 @@ from trivium.config import Config
 from trivium.plan.schedule import ScheduleName
 
 Positive = Annotated[int, Field(ge=1)]
+Named = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
 
 
 class SearchSpace(Config):
-    """Every combination is a candidate, if the plan is legal.
+    """Every combination is a candidate, if the plan is legal. Degrees are all that multiply to the ranks.
 
-    gpipe is left out by default: it takes as long as 1f1b and holds more. So are ZeRO stages 2 and 3, which with
-    a pipeline send gradients and weights once per micro-batch.
+    gpipe is left out by default: it takes as long as 1f1b and holds more.
     """
 
-    micro: tuple[Positive, ...] = (1, 2, 4, 8)  # sequences per micro-batch
-    schedules: tuple[ScheduleName, ...] = ("1f1b", "interleaved")
-    chunks: tuple[Positive, ...] = (2, 3, 4)  # stages per rank of an interleaved schedule
+    micro: tuple[Positive, ...] = (1, 2, 4, 8, 16)  # sequences per micro-batch
+    context: tuple[Positive, ...] = (1, 2, 4, 8)  # ranks that share a sequence
+    schedules: tuple[Named, ...] = ("1f1b", "interleaved", "zb-h1", "zb-v")
+    chunks: tuple[Positive, ...] | None = None  # stages per rank when interleaved; None: every legal number
     recompute: tuple[Literal["none", "attention", "layer"], ...] = ("none", "attention", "layer")
-    zero: tuple[Literal[0, 1, 2, 3], ...] = (1,)
+    zero: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
     sequence_parallel: tuple[bool, ...] = (False, True)
-    finalists: Positive = 20  # how many of the fastest are simulated action by action
+    finalists: Positive = 50  # how many of the fastest are simulated action by action
+    # Of a device's memory; allocator and libraries, which no estimate counts, have the rest.
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.92
+
+    def chunks_for(self, name: ScheduleName, layers: int) -> tuple[int, ...]:
+        """Stages per rank that a schedule may have with a model of so many layers."""
+        if name == "interleaved":
+            return self.chunks if self.chunks is not None else tuple(range(2, layers // 2 + 1))
+        return (2,) if name == "zb-v" else (1,)

@@ -10,13 +10,17 @@ from trivium.cost.hardware import Machine, machine_named, this_machine
 from trivium.cost.memory import predicted_memory
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.timeline import simulate
-from trivium.plan.layout import AXES, Layout
+from trivium.plan.layout import Layout
 from trivium.plan.mapping import crossings
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import Action, Op, render
+from trivium.planner.grid import Subject
+from trivium.planner.near_misses import interleaving_misses
 from trivium.planner.published import full_batch, mt_nlg_plan, published_for
-from trivium.planner.search import Ranked, choose
+from trivium.planner.remedies import does_not_fit
+from trivium.planner.search import search
+from trivium.planner.search_text import miss_text, ranking_lines, winner_tree
 from trivium.units import format_bytes, format_count, format_flops, format_seconds
 
 FORMAT = "trivium-plan-1"
@@ -35,11 +39,11 @@ RANKING = 10  # plans of the search that are stored and printed
 def plan_stage(plan: Plan, ranks: int, cores: int, memory_bytes: int) -> dict[str, Any]:
     """The plan stage's result: this run's plan, what a search finds here, and MT-NLG 530B, as data and text."""
     here = this_machine(cores, memory_bytes)
-    ranking = choose(plan.model, plan.batch, here, ranks=ranks, precision=plan.precision)
+    found = search(Subject(plan.model, plan.batch.sequences, plan.precision), here, ranks)
     selene, paper = machine_named("selene"), mt_nlg_plan()
     sections = {
         "here": ["This run", *plan_lines(plan, here)],
-        "ranking": ranking_lines(plan, ranking),
+        "ranking": ranking_lines(plan, found.ranking) if len(found.ranking.order) else [does_not_fit(found)],
         "mt_nlg": ["MT-NLG 530B on 280 DGX A100", *plan_lines(paper, selene)],
     }
     published = published_for(paper, selene.name)
@@ -51,7 +55,7 @@ def plan_stage(plan: Plan, ranks: int, cores: int, memory_bytes: int) -> dict[st
             for rank, held in predicted_memory(plan).items()
         ],
         **_spans(plan, here),
-        "ranking": [_ranked_tree(ranked) for ranked in ranking[:RANKING]],
+        "ranking": [winner_tree(winner) for winner in found.ranking.winners(RANKING)],
         "mt_nlg": {
             **priced_tree(paper, selene),
             "published_seconds": published.seconds if published else None,
@@ -81,41 +85,14 @@ def plan_lines(plan: Plan, machine: Machine) -> list[str]:
         *_place_lines(plan, machine),
         *_memory_lines(price),
         *_seconds_lines(plan, machine, price),
-        *(f"near miss     {line}" for line in near_misses(plan)),
+        *(f"near miss     {line}" for line in near_misses(plan, machine, price.seconds)),
     ]
     return [part for line in lines for part in _wrapped(line)]
 
 
-def ranking_lines(plan: Plan, ranking: tuple[Ranked, ...]) -> list[str]:
-    """The best layouts a search found, and where the run's own plan stands."""
-    lines = [
-        f"What a search over {len(ranking)} legal plans finds for this machine: the best five layouts, seconds per step"
-    ]
-    best: dict[Layout, Ranked] = {}
-    for ranked in ranking:
-        best.setdefault(ranked.plan.layout, ranked)
-    for place, (found, price) in enumerate(list(best.values())[:5], start=1):
-        lines.append(f"  {place}. {_one_line(found, price)}")
-    own = [n for n, ranked in enumerate(ranking, start=1) if _same_choice(ranked.plan, plan)]
-    standing = f"number {own[0]} of {len(ranking)}" if own else "outside the space searched"
-    return [
-        *lines,
-        f"  this run's plan is {standing}; a demonstration exercises axes that one machine does not need",
-    ]
-
-
-def near_misses(plan: Plan) -> list[str]:
-    """Better schedules the plan's numbers forbid, with the law that forbids them."""
-    layout = plan.layout
-    if layout.pipeline == 1 or plan.schedule not in ("gpipe", "1f1b"):
-        return []
-    chunks = max((c for c in (2, 3, 4) if plan.model.layers % (layout.pipeline * c) == 0), default=0)
-    if not chunks:
-        return []
-    other = full_batch(plan).model_copy(
-        update={"schedule": "interleaved", "layout": layout.model_copy(update={"chunks": chunks})}
-    )
-    return [f"interleaving {chunks} chunks would shrink the bubble, but {p}" for p in other.check()]
+def near_misses(plan: Plan, machine: Machine, seconds: float) -> list[str]:
+    """Better schedules that the batch of a plan of `seconds` a step forbids, and what they would save."""
+    return [miss_text(miss) for miss in interleaving_misses(full_batch(plan), machine, seconds)]
 
 
 def _choice_lines(plan: Plan, machine: Machine) -> list[str]:
@@ -290,45 +267,6 @@ def _spans(plan: Plan, machine: Machine) -> dict[str, Any]:
         "spans": planned_timeline(plan, machine, sequences=sequences).rows(),
         "spans_micro_batches": few,
     }
-
-
-def _ranked_tree(ranked: Ranked) -> dict[str, Any]:
-    plan, price = ranked
-    return {
-        "layout": to_tree(plan.layout),
-        "micro": plan.batch.micro,
-        "schedule": plan.schedule,
-        "recompute": plan.recompute.mode,
-        "zero": plan.zero,
-        "sequence_parallel": plan.sequence_parallel,
-        "seconds": price.seconds,
-        "memory_bytes": price.memory.total,
-        "fits": price.fits,
-        "limit": price.limit,
-    }
-
-
-def _one_line(plan: Plan, price: Estimate) -> str:
-    layout = plan.layout
-    chunks = f" x {layout.chunks} chunks" if layout.chunks > 1 else ""
-    context = f", context {layout.context}" if layout.context > 1 else ""
-    return (
-        f"tensor {layout.tensor}, pipeline {layout.pipeline}{chunks}, data {layout.data}{context}, "
-        f"micro {plan.batch.micro}, recompute {plan.recompute.mode}: {format_seconds(price.seconds)}, "
-        f"{format_bytes(price.memory.total)} per rank{'' if price.fits else ' (does not fit)'}, "
-        f"bound by {price.limit}"
-    )
-
-
-def _same_choice(found: Plan, plan: Plan) -> bool:
-    """Equal in all the search varies."""
-    layouts = [
-        each.layout.model_copy(update={"order": AXES}) for each in (found, plan)
-    ]  # on one machine all are near
-    if layouts[0] != layouts[1]:
-        return False
-    fields = ("batch", "schedule", "recompute", "zero", "sequence_parallel")
-    return all(getattr(found, name) == getattr(plan, name) for name in fields)
 
 
 def _spread(counts: list[int]) -> str:

@@ -1,58 +1,83 @@
 """The best plans for a model, a batch and a machine."""
 
-from typing import NamedTuple
+from collections.abc import Collection
+from dataclasses import dataclass
 
-from trivium.cost.estimate import Estimate, estimate
+import numpy as np
+
 from trivium.cost.hardware import Machine
 from trivium.errors import ConfigError
-from trivium.plan.batch import Batch
-from trivium.plan.model_shape import ModelShape
-from trivium.plan.plan import Plan
-from trivium.plan.precision import Precision
-from trivium.planner.candidates import candidates
+from trivium.planner.candidates import Enumerated, enumerate_plans
 from trivium.planner.config import SearchSpace
+from trivium.planner.grid import Subject
+from trivium.planner.laws import inside_a_node
+from trivium.planner.pricing import Ranking, price, rank
 
 
-class Ranked(NamedTuple):
-    """A plan and its price."""
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a search found: the legal plans and the others, and those that fit in their order."""
 
-    plan: Plan
-    estimate: Estimate
+    subject: Subject
+    machine: Machine
+    ranks: int
+    space: SearchSpace
+    enumerated: Enumerated
+    ranking: Ranking
 
 
-def choose(
-    model: ModelShape,
-    batch: Batch,
-    machine: Machine,
-    *,
-    ranks: int,
-    space: SearchSpace | None = None,
-    precision: Precision | None = None,
-) -> tuple[Ranked, ...]:
-    """Every legal plan, best first: those that fit in memory by seconds per step, then the others by bytes.
+def search(subject: Subject, machine: Machine, ranks: int, space: SearchSpace | None = None) -> Found:
+    """Every legal plan, priced in closed form where it fits in memory; the fastest are simulated and ranked again.
 
-    All are priced in closed form, and the fastest simulated. Raises ConfigError when the machine has too few
-    devices or no plan is legal.
+    Raises ConfigError when the machine has too few devices, or when no plan is legal. Where none fits, the ranking
+    is empty: planner.remedies says what would help.
     """
-    space, precision = space or SearchSpace(), precision or Precision()
-    problems = machine.problems(ranks)
+    space = space or SearchSpace()
+    problems = [*machine.problems(ranks), *subject.model.problems()]
     if problems:
         raise ConfigError("\n".join(problems))
-    tensor_limit = machine.devices_per_node if machine.sharing == "exclusive" else ranks
-    found = candidates(model, batch, ranks=ranks, space=space, precision=precision, tensor_limit=tensor_limit)
-    priced = sorted((Ranked(p, estimate(p, machine, method="closed form")) for p in found), key=_order)
-    if not priced:
-        raise ConfigError(
-            f"no layout of {ranks} ranks is legal for plan.model (layers {model.layers}, heads {model.heads}) and "
-            f"plan.batch.sequences {batch.sequences}; choose ranks that divide heads x layers, and a batch that "
-            f"the ranks divide"
-        )
-    finalists = [Ranked(r.plan, estimate(r.plan, machine)) for r in priced[: space.finalists]]
-    return (*sorted(finalists, key=_order), *priced[space.finalists :])
+    enumerated = legal_plans(subject, machine, ranks, space)
+    if not len(enumerated.candidates):
+        raise ConfigError(_no_legal_plan(subject, machine, ranks, space, enumerated))
+    priced = price(enumerated.candidates, machine, memory_limit(machine, ranks, space))
+    return Found(subject, machine, ranks, space, enumerated, rank(priced, machine, space.finalists))
 
 
-def _order(ranked: Ranked) -> tuple[bool, float, int]:
-    price = ranked.estimate
-    if not price.fits:
-        return True, float(price.memory.total), 0
-    return False, float(f"{price.seconds:.6g}"), price.memory.total  # of equal seconds, the smaller
+def legal_plans(
+    subject: Subject, machine: Machine, ranks: int, space: SearchSpace, waived: Collection[str] = ()
+) -> Enumerated:
+    """Every legal plan whose tensor groups stay inside a node."""
+    devices = ranks if machine.sharing == "shared" else machine.devices_per_node
+    return enumerate_plans(subject, ranks, space, (inside_a_node(devices, ranks),), waived)
+
+
+def memory_limit(machine: Machine, ranks: int, space: SearchSpace) -> float:
+    """Bytes a rank may hold."""
+    return machine.memory_per_rank(ranks) * space.memory_fraction
+
+
+def _no_legal_plan(
+    subject: Subject, machine: Machine, ranks: int, space: SearchSpace, enumerated: Enumerated
+) -> str:
+    """Why not one combination is a legal plan, and what to change."""
+    model = subject.model
+    worst = sorted(enumerated.rejected, key=lambda family: -family.layouts)[:3]
+    reasons = "; ".join(f"{family.example} ({family.layouts:,} layouts)" for family in worst)
+    batches = _legal_batches(subject, machine, ranks, space)
+    near = " or ".join(f"{batch:,}" for batch in batches)
+    remedy = f"nearest legal batch: {near}" if batches else "choose ranks that divide heads x layers"
+    return (
+        f"no layout of {ranks} ranks is legal for plan.model (layers {model.layers}, heads {model.heads}) and "
+        f"plan.batch.sequences {subject.sequences}: {reasons}; {remedy}"
+    )
+
+
+def _legal_batches(subject: Subject, machine: Machine, ranks: int, space: SearchSpace) -> list[int]:
+    """The batches next to the one asked for that some layout divides."""
+    grid = legal_plans(subject, machine, ranks, space, ("batch", "interleaving")).candidates.grid
+    if not len(grid):
+        return []
+    units = np.unique(grid["micro"] * grid["data"])
+    below = (subject.sequences // units * units).max()
+    above = (-(-subject.sequences // units) * units).min()
+    return sorted({int(batch) for batch in (below, above) if batch > 0})

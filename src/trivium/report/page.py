@@ -1,7 +1,5 @@
 """One self-contained page: text, tables and figures in a single file that asks the network for nothing."""
 
-import base64
-import hashlib
 import itertools
 import json
 import shlex
@@ -15,6 +13,7 @@ from plotly.offline import get_plotlyjs
 
 from trivium.provenance import write_json
 from trivium.report.collect import collect, results
+from trivium.report.embed import embedded_json, policy
 from trivium.report.sections import facts, sections
 from trivium.report.verdicts import Verdict, limits, verdicts
 
@@ -80,7 +79,8 @@ def render(report: dict[str, Any], command: str) -> str:
         figure_json=figure_json,
         plotly=Markup(plotly),
         script=Markup(script),
-        policy=_policy(plotly, script),
+        # Plotly makes functions from text for some kinds of figure; styles it adds are inline.
+        policy=policy(plotly, script, functions_from_text=True),
     )
 
 
@@ -106,20 +106,4 @@ def _state(verdict: Verdict) -> str:
 
 def figure_json(figure: go.Figure) -> Markup:
     """A figure as JSON in which nothing can close a script element."""
-    text = json.dumps(json.loads(figure.to_json()), allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
-
-
-def _policy(*scripts: str) -> str:
-    """A content security policy: these scripts by their hashes, no others, and nothing from anywhere.
-
-    Plotly makes functions from text for some kinds of figure, hence 'unsafe-eval'; styles it adds are inline.
-    """
-    hashes = (base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts)
-    allowed = " ".join(f"'sha256-{value}'" for value in hashes)
-    return (
-        f"default-src 'none'; script-src {allowed} 'unsafe-eval'; style-src 'unsafe-inline'; "
-        "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
-    )
+    return Markup(embedded_json(json.loads(figure.to_json())))

@@ -1,12 +1,12 @@
 """The sections of the page: for people, what each figure shows, what it proves, and what it does not."""
 
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 from trivium.report import figures
 from trivium.report.parts import Drawn, Section, Table
 from trivium.report.ranks import alike, categories
+from trivium.report.step_time import LIMITS, step_time
 from trivium.report.verdicts import layout_text
 from trivium.report.words import (
     bytes_text,
@@ -118,31 +118,16 @@ def _training(report: Tree) -> Section:
     if loss is not None and entropy is not None:
         rows.append(("learned from context", nats_text(entropy - loss)))
     rows += [(name, f"{training[name]:,}") for name in ("parameters", "steps", "tokens") if training[name]]
-    rows += _step_seconds(report)
     return Section(
         "training",
         "Training",
         shows="Loss on the training batches and on held-out text, and the learning rate.",
         reading="A model that knew only how often each token occurs would reach the dashed line: the entropy of "
         "token frequencies in the held-out text. What lies below was learned from context.",
-        limits="Model and corpus are tiny: the loss says nothing about what the method reaches at scale.",
+        limits=f"Model and corpus are tiny: the loss says nothing about what the method reaches at scale.{LIMITS}",
         figures=[Drawn("Loss and learning rate", figures.curves(training))],
-        tables=[Table((), rows)],
+        tables=[Table((), rows), *step_time(report)],
     )
-
-
-def _step_seconds(report: Tree) -> list[tuple[str, str]]:
-    """Seconds of a full step: the median measured, and the estimate made before."""
-    steps = report["training"]["curves"]["steps"]
-    largest = max((s.get("sequences") or 0 for s in steps), default=0)
-    measured = [s["seconds"] for s in steps if s.get("seconds") and (s.get("sequences") or 0) == largest]
-    estimated = ((report["plan"] or {}).get("estimate") or {}).get("seconds")
-    rows = []
-    if measured:
-        rows.append(("step of the full batch, median", format_seconds(median(measured))))
-    if measured and estimated:
-        rows.append(("the same, estimated before", format_seconds(estimated)))
-    return rows
 
 
 def _spans(report: Tree) -> list[tuple[str, list[Tree]]]:

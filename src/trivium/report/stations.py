@@ -37,6 +37,12 @@ class RankMemory(Result):
     predicted: dict[str, int | float] = {}
 
 
+class RankPhases(Result):
+    rank: int
+    coordinate: dict[str, int] = {}
+    seconds: dict[str, float] = {}
+
+
 class Summary(Result):
     validation_loss: Number = None
     unigram_entropy: Number = None
@@ -46,6 +52,7 @@ class Summary(Result):
     tokens: int | None = None
     parameters: int | None = None
     memory: list[RankMemory] = []
+    phases: list[RankPhases] = []
 
 
 class Metric(Result):

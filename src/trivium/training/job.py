@@ -89,6 +89,9 @@ def summarise(job: TrainingJob, predicted: Mapping[int, Mapping[str, int]]) -> d
         | {"predicted": dict(predicted.get(r["rank"], {}))}
         for r in ranks
     ]
+    summary["phases"] = [
+        {k: r[k] for k in ("rank", "coordinate")} | {"seconds": r.get("phases", {})} for r in ranks
+    ]
     write_json(job.out / "summary.json", summary)
     first = [r for r in ranks if r["coordinate"]["data"] == 0 and r["coordinate"]["tensor"] == 0]
     spans = [{"pipeline_rank": r["coordinate"]["pipeline"], **span} for r in first for span in r["spans"]]

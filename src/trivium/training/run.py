@@ -92,9 +92,10 @@ class _Loop:
         for step in range(self.first_step, last):
             started = time.perf_counter()
             result = self._step(step, measure=step == measured)
-            self._report(step, result, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self._report(step, result, seconds)
             if step == measured:
-                self._describe_rank(result.run)
+                self._describe_rank(result, seconds)
             if (step + 1) % self.config.validate_every == 0 or step + 1 == last:
                 self._validate(step)
             if (step + 1) % self.config.checkpoint_every == 0 or step + 1 == last:
@@ -222,8 +223,9 @@ class _Loop:
         }
         append(self.job.out / METRICS, record)
 
-    def _describe_rank(self, run: Run) -> None:
-        """What this rank holds, counted, and when it did what, in the step that was measured."""
+    def _describe_rank(self, result: StepResult, seconds: float) -> None:
+        """What this rank holds, counted, and when it did what, in the step of so many seconds that was measured."""
+        run = result.run
         buckets, shards = self.trainer.buckets, self.trainer.optimizer.shards
         state = sum(
             _bytes(v) for s in shards for k, v in self.trainer.optimizer.states(s).items() if k != "master"
@@ -241,6 +243,7 @@ class _Loop:
                 "activations": run.peak_saved_bytes,
             },
             "peak_held": run.peak_held,
+            "phases": phases(run, result.update_seconds, seconds),
             "spans": [
                 {"action": str(s.event), "start": s.start, "end": s.end}
                 for s in run.spans
@@ -270,6 +273,20 @@ class _Loop:
 
     def _warn(self, text: str) -> None:
         print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def phases(run: Run, update_seconds: float, step_seconds: float) -> dict[str, float]:
+    """Where the seconds of a rank's step went, as far as its trace tells.
+
+    stages: actions, with their tensor collectives. waiting: for activations and gradients of other stages, or for
+    their sending. update: the reduction of gradients that is left, the optimizer, and the publishing of weights.
+    other: reading the batch, and agreeing on the loss.
+    """
+    spans = [(isinstance(s.event, Action), s.end - s.start) for s in run.spans]
+    stages = sum(length for acts, length in spans if acts)
+    waiting = sum(length for acts, length in spans if not acts)
+    other = max(0.0, step_seconds - stages - waiting - update_seconds)
+    return {"stages": stages, "waiting": waiting, "update": update_seconds, "other": other}
 
 
 def _adam_rule(config: TrainingConfig) -> AdamRule:

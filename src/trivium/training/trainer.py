@@ -1,6 +1,7 @@
 """What one rank does in a step: run the schedule, sum gradients, update, and agree on the loss."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,11 +28,15 @@ from trivium.training.loss_scale import LossScale
 
 
 class StepResult(NamedTuple):
-    """loss: mean over the batch's tokens, nats. gradient_norm: before clipping."""
+    """loss: mean over the batch's tokens, nats. gradient_norm: before clipping.
+
+    update_seconds: of the optimizer's step, with the wait for reduced gradients and the publishing of weights.
+    """
 
     loss: float
     gradient_norm: float
     run: Run
+    update_seconds: float
 
 
 @dataclass(frozen=True)
@@ -73,10 +78,12 @@ class Trainer:
         """One optimizer step on the global batch `samples`; every rank returns the same loss and norm."""
         run = self.accumulate(step, samples, measure=measure)
         scale = self.loss_scale.value if self.loss_scale else 1.0
+        begin = time.perf_counter()
         norm = self.optimizer.step(lr, loss_scale=scale)
+        update_seconds = time.perf_counter() - begin
         if self.loss_scale:
             self.loss_scale.update(finite=math.isfinite(norm))
-        return StepResult(self._agree(run.loss / scale), norm, run)
+        return StepResult(self._agree(run.loss / scale), norm, run, update_seconds)
 
     def accumulate(self, step: int, samples: Samples, *, measure: bool = False) -> Run:
         """Forward and backward of the batch; gradients are left in the buckets, their reduction begun.

@@ -1,0 +1,92 @@
+"""Count what a stage keeps for its backward, at any width: its own forward runs on tensors without memory.
+
+The operators are those of the processor, so what is counted is what a rank on a processor keeps.
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from trivium.model.inputs import Inputs
+from trivium.model.stage import DTYPES, Stage
+from trivium.parallel.context import Sight
+from trivium.parallel.measure import Counted, SavedBytes
+from trivium.parallel.pretend import pretended
+from trivium.parallel.randomness import DropoutKey
+from trivium.plan.plan import Plan
+from trivium.plan.schedule import is_split
+
+
+def saved_elements(plan: Plan, stage: int) -> Counter[torch.dtype]:
+    """Elements that one forward of a stage on one micro-batch keeps, by dtype."""
+    return counted(plan, stage).elements
+
+
+def counted(plan: Plan, stage: int) -> Counted:
+    """What the first rank that holds `stage` keeps of one micro-batch. Takes milliseconds, whatever the width."""
+    with pretended(plan.layout) as mesh, FakeTensorMode(), _dtype(DTYPES[plan.precision.weights]):
+        part = Stage(plan, stage, mesh)
+        part.weight_gradients.separate = is_split(plan.schedule_table())
+        x = None if stage == 0 else torch.zeros(_border(plan), requires_grad=True)
+        with SavedBytes(part.parameters()).counting() as found, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+            y = part(x, _inputs(plan))
+        del y  # until here the graph kept every storage, and so every identity, in use
+    return found
+
+
+@dataclass(frozen=True)
+class _NumberedSight(Sight):
+    """A sight whose positions are numbers, so that a ring can tell which pieces see each other without memory."""
+
+    def mask(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
+        return torch.ones((1, 1, len(queries), len(keys)), dtype=torch.bool)
+
+
+def _inputs(plan: Plan) -> Inputs:
+    """A micro-batch of zeros, in the shapes of training.batches."""
+    micro, here = plan.batch.micro, plan.local_sequence
+    apart = plan.model.documents == "apart"
+    tokens = torch.zeros((here, micro), dtype=torch.int64)
+    return Inputs(
+        tokens,
+        torch.zeros_like(tokens),
+        weights=torch.ones((here, micro), dtype=torch.float32) if apart else None,
+        positions=torch.zeros_like(tokens) if apart else None,
+        sight=_sight(plan),
+        here=torch.zeros(here, dtype=torch.int64),
+        dropout=DropoutKey(1, 0, tuple(range(micro)), plan.model.sequence),
+    )
+
+
+def _sight(plan: Plan) -> Sight:
+    ranks = range(plan.layout.context)
+    if plan.layout.context > 1 and plan.context_attention == "ring":
+        numbers = [np.array(plan.positions_of(c)) for c in ranks]
+        return _NumberedSight(tuple(numbers), None)  # type: ignore[arg-type]
+    order = tuple(torch.zeros(plan.local_sequence, dtype=torch.int64) for _ in ranks)
+    apart = plan.model.documents == "apart"
+    documents = torch.zeros((plan.model.sequence, plan.batch.micro), dtype=torch.int64) if apart else None
+    return Sight(order, documents)
+
+
+def _border(plan: Plan) -> tuple[int, int, int]:
+    along = plan.layout.tensor if plan.sequence_parallel else 1
+    return (plan.local_sequence // along, plan.batch.micro, plan.model.hidden)
+
+
+@contextmanager
+def _dtype(dtype: torch.dtype) -> Iterator[None]:
+    """New tensors are of this dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,273 @@
+"""`trivium plan estimate`: the full breakdown of one plan, as text, as data, and as a page with its schedule drawn."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trivium.cli.options import DEFAULT_PRESET, Sets
+from trivium.cli.price import machine_of
+from trivium.cli.run_config import Given, resolve
+from trivium.cli.show import say, table
+from trivium.config import to_tree
+from trivium.cost.case import case_of
+from trivium.cost.hardware import Machine
+from trivium.cost.step_time import SCHEDULES, step_seconds
+from trivium.plan.batch import Batch
+from trivium.plan.plan import Plan
+from trivium.planner.breakdown import Breakdown, break_down, crossings, held_over_time, kept_by_stage, lanes
+from trivium.planner.breakdown import traffic_by_axis as by_axis
+from trivium.planner.campaign import HOUR, Campaign, Rates, campaign
+from trivium.planner.explain import plan_lines
+from trivium.planner.interval import Interval, checkpoint_interval
+from trivium.planner.stack_file import LearnedStack, read_stack
+from trivium.provenance import write_json
+from trivium.units import format_bytes, format_count, format_seconds, parse_count
+
+FEW_RANKS = 8  # rows of a table on the terminal; the page and the data have all
+FORMAT = "trivium-estimate-1"
+
+MachineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--machine", metavar="NAME|FILE", help="A machine, or a file of `plan probe`. Default: the config's."
+    ),
+]
+PresetOption = Annotated[
+    str, typer.Option("--preset", metavar="NAME", help="A shipped preset or a YAML/JSON file.")
+]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to price: the plan's name, tokens of a training, seconds of a save with hours between failures."""
+
+    name: str
+    tokens: int | None = None
+    failures: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Told:
+    """Everything one estimate says."""
+
+    asked: Asked
+    parts: Breakdown
+    stack: LearnedStack | None
+    interval: Interval | None
+    training: Campaign | None
+
+    @property
+    def factor(self) -> float:
+        return self.stack.factor if self.stack else 1.0
+
+    @property
+    def seconds(self) -> float:
+        """Of a step, with what a finished run taught."""
+        return self.parts.price.seconds * self.factor
+
+
+def estimate_plan(
+    preset: PresetOption = DEFAULT_PRESET,
+    machine: MachineOption = None,
+    sets: Sets = None,
+    stack: Annotated[
+        Path | None, typer.Option("--stack", metavar="FILE", help="What `plan calibrate` learned from a run.")
+    ] = None,
+    tokens: Annotated[
+        str | None,
+        typer.Option("--tokens", metavar="N", help="Price a whole training on so many tokens, as 270B."),
+    ] = None,
+    failures: Annotated[
+        tuple[float, float] | None,
+        typer.Option(
+            "--failures",
+            metavar="SAVE_SECONDS MTBF_HOURS",
+            help="How long a checkpoint takes, and how often the job fails: says how often to save.",
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write a page with the schedule drawn over time."),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as data.")
+    ] = None,
+) -> None:
+    """Take one plan apart: seconds, memory and traffic of every pipeline rank, time and cost of a training."""
+    config = resolve(Given(preset, tuple(sets or ()))).checked()
+    asked = Asked(preset, parse_count(tokens) if tokens is not None else None, failures)
+    told = tell(
+        config.plan, machine_of(machine or config.machine), asked, read_stack(stack) if stack else None
+    )
+    for line in lines(told):
+        say(line)
+    if html is not None:
+        _write_page(html, told)
+        say(f"page written to {html}")
+    if json is not None:
+        write_json(json, tree(told))
+        say(f"data written to {json}")
+
+
+def tell(plan: Plan, machine: Machine, asked: Asked, stack: LearnedStack | None = None) -> Told:
+    """Price a plan, and the training and the failures that were asked for."""
+    parts = break_down(plan, machine)
+    interval = None
+    if asked.failures is not None:
+        save, hours = asked.failures
+        interval = checkpoint_interval(save, hours * HOUR)
+    factor = stack.factor if stack else 1.0
+    training = None
+    if asked.tokens is not None:
+        training = campaign(
+            plan,
+            asked.tokens,
+            seconds_by_batch(plan, machine, factor * parts.price.seconds),
+            machine.devices if machine.sharing == "shared" else plan.layout.world_size,
+            rates=Rates(machine.watts, machine.price_per_hour),
+            lost_fraction=interval.wasted_fraction if interval else 0.0,
+        )
+    return Told(asked, parts, stack, interval, training)
+
+
+def seconds_by_batch(plan: Plan, machine: Machine, full: float) -> Callable[[int], float]:
+    """Seconds of a step of so many sequences, when the full batch takes `full`: as the closed form has their ratio."""
+    case, code = case_of(plan), SCHEDULES[plan.schedule]
+
+    def closed(sequences: int) -> float:
+        fewer = replace(case, micro_batches=plan.batch.micro_batches(plan.layout, sequences))
+        return float(step_seconds(fewer, machine, schedule=code).seconds)
+
+    whole = closed(plan.batch.sequences)
+    return lambda sequences: full * closed(sequences) / whole
+
+
+def with_batch(plan: Plan, sequences: int) -> Plan:
+    """The plan of a step of so many sequences; the full batch's own plan where it is the full one."""
+    if sequences == plan.batch.sequences:
+        return plan
+    return plan.model_copy(update={"batch": Batch(sequences=sequences, micro=plan.batch.micro)})
+
+
+def tree(told: Told) -> dict[str, Any]:
+    """All of it as plain data."""
+    return {
+        "format": FORMAT,
+        "name": told.asked.name,
+        "plan": to_tree(told.parts.plan),
+        "machine": to_tree(told.parts.machine),
+        "stack": to_tree(told.stack) if told.stack else None,
+        "seconds": told.seconds,
+        **told.parts.tree(),
+        "interval": vars(told.interval) if told.interval else None,
+        "training": told.training.tree() if told.training else None,
+    }
+
+
+def lines(told: Told) -> list[str]:
+    """All of it as text."""
+    parts = told.parts
+    found = plan_lines(parts.plan, parts.machine)
+    for title, header, rows in tables(told):
+        found += ["", f"{title}{_shortened(rows)}", *table(_few(rows), header=header)]
+    return [*found, *([""] if more_lines(told) else []), *more_lines(told)]
+
+
+def tables(told: Told) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
+    """Title, headings and rows: seconds, memory and traffic by pipeline rank."""
+    parts = told.parts
+    seconds = [
+        (str(t.pipeline), *(format_seconds(s * told.factor) for s in (t.forward, t.backward, t.idle)))
+        for t in parts.times
+    ]
+    categories = dict.fromkeys(name for held in parts.memory for name in held.categories())
+    memory = [
+        (str(n), *(format_bytes(held.categories()[c]) for c in categories), format_bytes(held.total))
+        for n, held in enumerate(parts.memory)
+    ]
+    axes = dict.fromkeys(axis for handed in parts.traffic for axis in by_axis(handed))
+    traffic = [
+        (str(n), *(format_bytes(by_axis(handed).get(axis, 0)) for axis in axes))
+        for n, handed in enumerate(parts.traffic)
+    ]
+    found = [
+        ("seconds of a step by pipeline rank", ("rank", "forward", "backward", "idle"), seconds),
+        ("memory by pipeline rank, at its largest", ("rank", *categories, "total"), memory),
+    ]
+    if axes:
+        found.append(("bytes handed to collectives in a step, by axis", ("rank", *axes), traffic))
+    return found
+
+
+def more_lines(told: Told) -> list[str]:
+    """The stack's factor, the interval between checkpoints, and the training."""
+    found = []
+    if told.stack:
+        s = told.stack
+        found.append(
+            f"stack         x {s.factor:.3f} (quartiles {s.low:.3f} to {s.high:.3f}, {s.steps} steps of {s.run} on "
+            f"{s.machine}): {format_seconds(told.seconds)} per step"
+        )
+    if told.interval:
+        i = told.interval
+        found.append(
+            f"checkpoints   every {format_seconds(i.daly_seconds)} of work, {i.steps(told.seconds):,} steps (Daly; "
+            f"Young: {format_seconds(i.young_seconds)}); saving and failures add {i.wasted_fraction:.2%}"
+        )
+    if told.training:
+        t = told.training
+        found.append(
+            f"training      {format_count(t.tokens)} tokens: {t.steps:,} steps, {format_seconds(t.seconds)}, "
+            f"{t.device_hours:,.0f} device-hours on {t.devices:,} devices"
+        )
+        energy = (
+            "the machine file names no watts" if t.kilowatt_hours is None else f"{t.kilowatt_hours:,.0f} kWh"
+        )
+        price = "the machine file names no price_per_hour" if t.price is None else f"cost {t.price:,.0f}"
+        found.append(f"{'':14}{energy}; {price}")
+    return found
+
+
+def chart(told: Told) -> Any:
+    """The page's data: what every pipeline rank does and holds over time."""
+    from trivium.report.gantt import Chart, Lane, Moved, Titled
+
+    parts, f = told.parts, told.factor
+    spans = lanes(parts.timeline)
+    drawn = []
+    for rank, row in enumerate(spans):
+        always, kept = kept_by_stage(parts.plan, rank)
+        held = held_over_time(parts.timeline, rank, always, kept)
+        drawn.append(
+            Lane(
+                f"pipeline {rank}",
+                [(op, m, s, start * f, end * f) for op, m, s, start, end in row],
+                [(time * f, each) for time, each in held],
+            )
+        )
+    return Chart(
+        title=f"{told.asked.name} on {parts.machine.name}",
+        text=plan_lines(parts.plan, parts.machine) + more_lines(told),
+        lanes=drawn,
+        moved=[Moved(a, b, sent * f, arrived * f) for a, b, sent, arrived in crossings(parts.timeline)],
+        memory_limit=parts.price.memory_limit,
+        tables=[Titled(title, header, rows) for title, header, rows in tables(told)],
+    )
+
+
+def _write_page(path: Path, told: Told) -> None:
+    from trivium.report.gantt import write_chart
+
+    write_chart(path, chart(told))
+
+
+def _few(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    return rows if len(rows) <= FEW_RANKS else [*rows[: FEW_RANKS - 1], rows[-1]]
+
+
+def _shortened(rows: list[tuple[str, ...]]) -> str:
+    left_out = len(rows) - len(_few(rows))
+    return f" ({left_out} ranks before the last not shown; --json and --html have all)" if left_out else ""

@@ -1,0 +1,73 @@
+"""`trivium plan probe`: measure this machine, so that plans can be priced on it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trivium.cli.machine import cores, memory_bytes
+from trivium.cli.show import progress_of, say, table
+from trivium.errors import ConfigError
+from trivium.provenance import write_json
+from trivium.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from trivium.planner.probed import Probed
+
+DEFAULT_RANKS = 8
+KINDS = ("product", "attention", "step", "exchange")
+
+
+def probe_machine(
+    ranks: Annotated[
+        int, typer.Option("--ranks", metavar="N", help="Measure collectives between 2, 4, … N ranks.")
+    ] = DEFAULT_RANKS,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The machine file to write.")] = Path(
+        "machine.yaml"
+    ),
+    raw: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the measurements themselves too.")
+    ] = None,
+) -> None:
+    """Measure products, memory, attention, optimizer, small models and collectives, in under a minute."""
+    if out.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"--out {out}: a machine file is YAML and known by its name; end it in .yaml")
+    import torch
+
+    from trivium.planner.probed import probed, write_machine
+    from trivium.probe.probe import probe
+
+    on_gpu = torch.cuda.is_available()
+    devices = torch.cuda.device_count() if on_gpu else cores()
+    held = int(torch.cuda.get_device_properties(0).total_memory) if on_gpu else memory_bytes() // devices
+    with progress_of("probe") as progress:
+        measured = probe(ranks, devices, held, progress=progress)
+    if raw is not None:
+        write_json(raw, measured.tree())
+    found = probed(measured, out.stem)
+    write_machine(out, found.machine)
+    for line in lines(found):
+        say(line)
+    say(f"written to {out}; use it with `trivium plan estimate --machine {out}`")
+
+
+def lines(found: "Probed") -> list[str]:
+    """What was found, and how well the cost model repeats it."""
+    m = found.machine
+    link = m.node_link
+    rows = [
+        ("fastest product", f"{m.peak.fp32 / 1e9:,.0f} GFLOP/s in fp32, {m.peak.bf16 / 1e9:,.0f} in bf16"),
+        ("memory", f"{format_bytes(m.memory_bandwidth)}/s, {format_bytes(m.memory_bytes)} per device"),
+        (
+            "collectives",
+            f"start {format_seconds(link.start_seconds)}, hop {format_seconds(link.latency_seconds)}, "
+            f"{format_bytes(link.effective_bandwidth)}/s",
+        ),
+        *((name, f"{value:.3g}") for name, value in m.constants.items()),
+        *(
+            (f"error of a {kind}", f"{found.error_of(kind):.1%}, median of those measured")
+            for kind in KINDS
+            if any(c.what.startswith(kind) for c in found.compared)
+        ),
+    ]
+    return [f"{m.devices} x {m.device}", *table(rows)]

@@ -1,0 +1,141 @@
+"""A plan as numbers, for arithmetic over one plan or thousands at once.
+
+Every field is a number, or a NumPy array with one entry per plan; all broadcast together, and so do the results.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trivium.plan.model_shape import ModelShape
+from trivium.plan.plan import Plan
+from trivium.plan.precision import BYTES
+from trivium.plan.schedule import is_split
+
+Number = float | NDArray[Any]
+
+# Recompute modes as numbers: "every" of them keeps its input only.
+NONE, ATTENTION, LAYER = 0, 1, 2
+MODES = {"none": NONE, "attention": ATTENTION, "layer": LAYER}
+DEFERRING = ("zb-h1", "zb-v")  # schedules whose weight gradients are actions of their own
+
+
+@dataclass(frozen=True)
+class Case:
+    """What costs depend on. Counts are of the whole model or run unless they say otherwise.
+
+    gated: SwiGLU and RMSNorm (Llama) instead of GELU and LayerNorm. vocabulary: rows with padding.
+    micro: sequences of a micro-batch. micro_batches: of one replica in a step.
+    scores_kept: attention keeps its scores (unfused), instead of computing them again in the backward (flash).
+    ring: how context ranks attend (else Ulysses). apart: packed documents do not see each other. deferred: weight
+    gradients are actions of their own.
+    *_bytes: of one element.
+    ends_lighter: layers fewer on the first and the last stage, where embedding and logits count as layers.
+    """
+
+    layers: Number
+    hidden: Number
+    heads: Number
+    kv_heads: Number
+    ffn: Number
+    gated: Number  # 0 or 1
+    sequence: Number
+    vocabulary: Number
+    tied: Number  # 0 or 1
+    dropout: Number  # 0 or 1
+    tensor: Number
+    pipeline: Number
+    chunks: Number
+    data: Number
+    context: Number
+    micro: Number
+    micro_batches: Number
+    recompute: Number  # NONE, ATTENTION, LAYER
+    recompute_every: Number
+    sequence_parallel: Number  # 0 or 1
+    zero: Number
+    scores_kept: Number = 0
+    weight_bytes: Number = 2
+    gradient_bytes: Number = 4
+    reduction_bytes: Number = 4
+    master_bytes: Number = 4
+    ends_lighter: Number = 0
+    ring: Number = 1  # 0 or 1
+    apart: Number = 0  # 0 or 1
+    deferred: Number = 0  # 0 or 1
+
+    @property
+    def replicas(self) -> Number:
+        """Ranks that hold the same weights."""
+        return self.data * self.context
+
+    @property
+    def ranks(self) -> Number:
+        """Ranks of the run."""
+        return self.tensor * self.pipeline * self.replicas
+
+    @property
+    def local_sequence(self) -> Number:
+        """Positions of a sequence on one context rank."""
+        return self.sequence / self.context
+
+    @property
+    def positions(self) -> Number:
+        """Positions of a micro-batch on one context rank."""
+        return self.micro * self.local_sequence
+
+    @property
+    def head_width(self) -> Number:
+        """Columns of an attention head."""
+        return self.hidden / self.heads
+
+
+def case_of(plan: Plan) -> Case:
+    """The numbers of a plan, in a step of the full batch."""
+    layout = plan.layout
+    return Case(
+        **model_numbers(plan.model),
+        vocabulary=plan.model.padded_vocabulary(layout.tensor),
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        chunks=layout.chunks,
+        data=layout.data,
+        context=layout.context,
+        micro=plan.batch.micro,
+        micro_batches=plan.batch.micro_batches(layout),
+        recompute=MODES[plan.recompute.mode],
+        recompute_every=plan.recompute.every,
+        sequence_parallel=int(plan.sequence_parallel),
+        zero=plan.zero,
+        weight_bytes=BYTES[plan.precision.weights],
+        gradient_bytes=BYTES[plan.precision.accumulation],
+        reduction_bytes=BYTES[plan.precision.reduction],
+        master_bytes=BYTES[plan.precision.masters],
+        ring=int(plan.context_attention == "ring"),
+        deferred=int(
+            is_split(plan.schedule_table()) if plan.schedule == "given" else plan.schedule in DEFERRING
+        ),
+    )
+
+
+def model_numbers(model: ModelShape) -> dict[str, int]:
+    """The fields of a case that a model alone decides."""
+    return {
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "heads": model.heads,
+        "kv_heads": model.kv,
+        "ffn": model.ffn_width,
+        "gated": int(model.family == "llama"),
+        "sequence": model.sequence,
+        "tied": int(model.head == "tied"),
+        "dropout": int(model.dropout > 0),
+        "apart": int(model.documents == "apart"),
+    }
+
+
+def take(case: Case, which: Any) -> Case:
+    """The entries `which` (a mask or indices) of a case whose fields may be arrays."""
+    return Case(**{k: v[which] if isinstance(v, np.ndarray) and v.ndim else v for k, v in vars(case).items()})

@@ -1,0 +1,82 @@
+"""How many micro-batches each stage of a rank keeps activations of at once, read off the schedule.
+
+For a table, by walking it. For a named schedule also by arithmetic, because a search asks for thousands; a test
+holds the two equal. Sets that another set contains are left out: [rank][set][own stages, ascending].
+"""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trivium.errors import ConfigError
+from trivium.plan.schedule import Op, Row, ScheduleName
+
+Counts = tuple[int, ...]
+Sets = tuple[Counts, ...]
+
+
+def peak_counts_of(row: Row) -> Sets:
+    """The largest sets of activations that a rank holds: micro-batches in flight by its own stages."""
+    stages = sorted({action.stage for action in row})
+    held, seen = dict.fromkeys(stages, 0), set()
+    for action in row:
+        # An activation is needed until its weight gradients are there, which may be an action of their own.
+        held[action.stage] += (action.op is Op.FORWARD) - (action.op in (Op.BACKWARD, Op.WEIGHT_GRADIENT))
+        if action.op is Op.FORWARD:
+            seen.add(tuple(held.values()))
+    return _maximal(seen)
+
+
+@lru_cache(maxsize=4096)
+def peak_counts(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int) -> tuple[Sets, ...]:
+    """`peak_counts_of` every rank of a named schedule."""
+    p, m = pipeline, micro_batches
+    match name:
+        case "gpipe":
+            return (((m,),),) * p
+        case "1f1b":
+            return tuple(((min(m, p - rank),),) for rank in range(p))
+        case "zb-h1":
+            return (((min(m, p),),),) * p
+        case "interleaved":
+            return tuple(_interleaved(p, m, chunks, rank) for rank in range(p))
+        case "zb-v":
+            return tuple(_zero_bubble_v(p, m, rank) for rank in range(p))
+        case "given":
+            raise ConfigError(f"schedule 'given' for {p} ranks is not made but given: see plan.rows")
+
+
+def _zero_bubble_v(p: int, m: int, rank: int) -> Sets:
+    """Down the ranks and back up: a rank fills with what is on its way, 2p stage activations at most."""
+    if m < 2 * p - rank:
+        return ((m, min(m, rank + 1)),)
+    return ((2 * p - rank - 1, rank + 1), (2 * p - rank, rank))
+
+
+def _interleaved(p: int, m: int, chunks: int, rank: int) -> Sets:
+    """After the warm-up, one backward follows each forward; all repeats after p micro-batches of every chunk."""
+    actions = m * chunks
+    warmup = min(2 * (p - rank - 1) + (chunks - 1) * p, actions)
+    forwards = np.arange(warmup + 1, min(warmup + p * chunks, actions) + 1)
+    if not len(forwards):  # the warm-up is all there is
+        forwards = np.array([actions])
+    backwards = np.maximum(forwards - 1 - warmup, 0)
+    held = _done(forwards, p, chunks) - _done(backwards, p, chunks)[:, ::-1]
+    return _maximal(set(map(tuple, held.tolist())))
+
+
+def _done(actions: NDArray[np.int64], p: int, chunks: int) -> NDArray[np.int64]:
+    """Of the first so many actions of a row, how many are of each chunk: [actions, chunks]. p of each in turn."""
+    groups, rest = np.divmod(actions[:, None], p * chunks)
+    return groups * p + np.clip(rest - np.arange(chunks) * p, 0, p)
+
+
+def _maximal(seen: set[Counts]) -> Sets:
+    if len({sum(counts) for counts in seen}) == 1:  # of equal sums none contains another
+        return tuple(sorted(seen))
+    return tuple(
+        a
+        for a in sorted(seen)
+        if not any(a != b and all(x <= y for x, y in zip(a, b, strict=True)) for b in seen)
+    )

@@ -1,0 +1,84 @@
+"""Seconds of single operations on one device; numbers, or arrays with one entry per plan.
+
+Matrix products follow a roofline whose ceiling falls with shapes that fill tiles and waves badly and with short
+inner lengths. Everything else is bound by the bytes it moves.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from trivium.cost.case import Number
+from trivium.cost.constants import Constants
+from trivium.cost.hardware import Machine
+
+# Rows and columns of a tile, and the speed of a kernel with such tiles over the best one's.
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (64, 128, 0.8), (64, 64, 0.6))
+FLASH_ROWS = 128  # of a block of fused attention
+ALIGNED = 8  # elements that tensor cores want side by side
+
+
+@dataclass(frozen=True)
+class Device:
+    """The rates of one device for operands of `width` bytes. A rank computes on one: of a CPU, one core."""
+
+    machine: Machine
+    constants: Constants
+    width: Number
+
+    @cached_property
+    def peak(self) -> Number:
+        """FLOP/s."""
+        peak, width = self.machine.peak, np.asarray(self.width)
+        return np.where(width <= 2, peak.bf16, np.where(width <= 4, peak.fp32, peak.fp64))
+
+    @cached_property
+    def gemm(self) -> float:
+        """Fraction of peak of the best product."""
+        return float(getattr(self.constants, f"gemm_{self.machine.generation}"))
+
+    @cached_property
+    def flash(self) -> float:
+        """Fraction of peak of fused attention."""
+        return float(getattr(self.constants, f"flash_{self.machine.generation}"))
+
+    @cached_property
+    def memory(self) -> Number:
+        """Bytes per second that element-wise work reaches."""
+        return self.machine.memory_bandwidth * self.constants.memory
+
+    def moved(self, moved_bytes: Number, operations: float = 1.0) -> Number:
+        """Seconds of operations bound by memory."""
+        return moved_bytes / self.memory + operations * self.constants.operation_seconds
+
+    def attention(self, flops: Number, heads: Number, rows: Number) -> Number:
+        """Seconds of one fused attention of so many FLOPs, over `heads` heads of all sequences."""
+        speed: Number = self.peak * self.flash
+        if self.machine.multiprocessors:
+            blocks = heads * rows / FLASH_ROWS / self.machine.multiprocessors
+            speed = speed * blocks / (blocks + self.constants.flash_ramp)
+        return flops / speed + self.constants.operation_seconds
+
+    def product(self, m: Number, n: Number, k: Number, batch: Number = 1) -> Number:
+        """Seconds of `batch` products of m x k by k x n."""
+        speed = self.peak * self.gemm * self._filled(m, n, batch) * k / (k + self.constants.gemm_ramp)
+        if self.machine.multiprocessors:
+            aligned = (np.mod(k, ALIGNED) == 0) & (np.mod(n, ALIGNED) == 0)
+            plain = self.machine.peak.fp32 * self.gemm  # misaligned operands miss the tensor cores
+            speed = np.where(aligned, speed, np.minimum(speed, plain))
+        moved = self.width * batch * (m * k + k * n + m * n)
+        seconds: Number = np.maximum(2.0 * m * n * k * batch / speed, moved / self.memory)
+        return seconds + self.constants.operation_seconds
+
+    def _filled(self, m: Number, n: Number, batch: Number) -> Number:
+        """Share of the device that the best tiling keeps busy."""
+        if not self.machine.multiprocessors:
+            return 1.0
+        best: Number = 0.0
+        for rows, columns, speed in TILES:
+            tiles = np.ceil(m / rows) * np.ceil(n / columns) * batch
+            used = m * n * batch / (tiles * rows * columns)
+            waves = tiles / self.machine.multiprocessors
+            best = np.maximum(best, speed * used * (waves / np.ceil(waves)) ** self.constants.gemm_wave)
+        return best

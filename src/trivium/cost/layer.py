@@ -1,0 +1,145 @@
+"""Seconds of one layer, and of the model's two ends, for one micro-batch on one rank, without collectives.
+
+Bytes of element-wise work are of 16-bit tensors, read and written once per kernel in Megatron's fusions: two norms,
+two sums with dropout and bias, and the activation function. Wider elements move more.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from trivium.cost.case import ATTENTION, LAYER, NONE, Case, Number
+from trivium.cost.kernels import Device
+from trivium.cost.stack import Stack
+
+FORWARD_OPERATIONS, TENSOR_OPERATIONS = 26, 6  # launched for a layer; more of them where it is split
+BACKWARD_OVER_FORWARD = 1.4  # operations of a backward
+CORE_SHARE = 0.3  # of a forward's operations that are attention's core
+MASKED = 0.5  # share of the square of scores that fused attention computes
+
+
+class Work(NamedTuple):
+    """Of one micro-batch: forward, backward, and what is computed again before the backward. Seconds."""
+
+    forward: Number
+    backward: Number
+    again: Number
+
+
+class Ends(NamedTuple):
+    """Of one micro-batch: the embedding; the logits and their loss, forward and backward. Seconds."""
+
+    embedding: Number
+    head_forward: Number
+    head_backward: Number
+
+
+def layer_elements(case: Case) -> Number:
+    """Parameters of one layer on one tensor rank."""
+    c = case
+    attention = 2 * c.hidden**2 * (1 + c.kv_heads / c.heads)
+    return (attention + c.hidden * c.ffn * (2 + c.gated)) / c.tensor + 4 * c.hidden
+
+
+def layer_work(case: Case, device: Device, stack: Stack) -> Work:
+    """What the device computes for a layer."""
+    forwards, backward_products = _products(case, device)
+    core_forward, core_backward = _attention(case, device)
+    other_forward, other_backward = _elementwise(case, device, stack)
+    forward = sum(forwards) + core_forward + other_forward
+    whole = stack.recomputed * (forward - (forwards[-1] if stack.stops_early else 0.0))
+    return Work(
+        forward,
+        backward_products + core_backward + other_backward,
+        _by_mode(case, attention=core_forward, layer=whole),
+    )
+
+
+def launch_work(case: Case, device: Device) -> Work:
+    """What the host takes to launch a layer's operations: a floor under the device's own time."""
+    operations = FORWARD_OPERATIONS + TENSOR_OPERATIONS * (np.asarray(case.tensor) > 1)
+    forward = device.constants.launch_seconds * operations
+    return Work(
+        forward,
+        BACKWARD_OVER_FORWARD * forward,
+        _by_mode(case, attention=CORE_SHARE * forward, layer=forward),
+    )
+
+
+def ends_work(case: Case, device: Device, stack: Stack) -> Ends:
+    """What the device computes for the embedding, and for logits and cross-entropy in fp32."""
+    positions, rows = case.positions, case.vocabulary / case.tensor
+    scores, traffic = positions * rows, _traffic(case, device, stack)
+    forward = device.product(positions, rows, case.hidden) + device.moved(18.0 * traffic * scores, 6)
+    backward = device.product(positions, case.hidden, rows) + device.product(rows, case.hidden, positions)
+    return Ends(
+        device.moved(12.0 * traffic * positions * case.hidden, 4),
+        forward,
+        backward + device.moved(10.0 * traffic * scores, 4),
+    )
+
+
+def recomputed_share(case: Case) -> Number:
+    """Share of the layers in the recompute mode of the case; the others keep everything."""
+    return np.where(np.asarray(case.recompute) == NONE, 0.0, 1.0 / np.asarray(case.recompute_every))
+
+
+def _by_mode(case: Case, *, attention: Number, layer: Number) -> Number:
+    mode = np.asarray(case.recompute)
+    return np.where(mode == LAYER, layer, np.where(mode == ATTENTION, attention, 0.0)) * recomputed_share(
+        case
+    )
+
+
+def _products(case: Case, device: Device) -> tuple[list[Number], Number]:
+    """The four products of a layer forward, and the sum of their eight backward: of inputs and of weights."""
+    c, positions = case, case.positions
+    columns = c.hidden * (1 + 2 * c.kv_heads / c.heads) / c.tensor
+    shapes = (
+        (columns, c.hidden),
+        (c.hidden, c.hidden / c.tensor),
+        (c.ffn * (1 + c.gated) / c.tensor, c.hidden),
+        (c.hidden, c.ffn / c.tensor),
+    )
+    forward = [device.product(positions, n, k) for n, k in shapes]
+    backward = sum(device.product(positions, k, n) + device.product(n, k, positions) for n, k in shapes)
+    return forward, backward
+
+
+def _attention(case: Case, device: Device) -> tuple[Number, Number]:
+    """Fused: the arithmetic under the mask. Unfused: batched products, softmax and dropout over whole squares."""
+    c = case
+    batch, rows, columns = np.maximum(1, c.micro * c.heads / c.tensor), c.local_sequence, c.sequence
+    flops = 4.0 * batch * rows * columns * c.head_width * MASKED
+    fused = device.attention(flops, batch, rows)
+    kept = np.asarray(c.scores_kept) > 0
+    if not kept.any():
+        return fused, device.attention(2.5 / 0.9 * flops, batch, rows)
+    products = device.product(rows, columns, c.head_width, batch) + device.product(
+        rows, c.head_width, columns, batch
+    )
+    squares = batch * rows * columns
+    forward = np.where(kept, products + device.moved(9.0 * squares, 3), fused)
+    backward = np.where(
+        kept, 2 * products + device.moved(11.0 * squares, 3), device.attention(2.5 / 0.9 * flops, batch, rows)
+    )
+    return forward, backward
+
+
+def _elementwise(case: Case, device: Device, stack: Stack) -> tuple[Number, Number]:
+    c, traffic = case, _traffic(case, device, stack)
+    along = np.where(np.asarray(c.sequence_parallel) > 0, c.tensor, 1)
+    rows, split = c.positions * c.hidden / along, c.positions * c.hidden / c.tensor
+    inner = c.positions * c.ffn / c.tensor
+    forward = 22.0 * rows + (4.0 + 2.0 * c.gated) * inner + 6.0 * split
+    backward = 28.0 * rows + (6.0 + 4.0 * c.gated) * inner + 6.0 * split
+    return device.moved(traffic * forward, 9), device.moved(traffic * backward, 14)
+
+
+def _traffic(case: Case, device: Device, stack: Stack) -> Number:
+    """Element-wise bytes over those of fused operations in 16 bits."""
+    return (
+        np.asarray(case.weight_bytes)
+        / 2
+        * (1.0 if stack.fused_elementwise else device.constants.eager_traffic)
+    )

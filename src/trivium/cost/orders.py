@@ -1,0 +1,138 @@
+"""Schedules as arrays: what each pipeline rank does, in order, written as kinds instead of actions.
+
+A kind is an operation on a stage. Every schedule of ours takes the micro-batches of a kind in ascending order, so a
+row of kinds says which action stands where: the n-th time a kind appears, it is micro-batch n's. Rows of kinds are
+built a hundred times faster than tables of actions, and a test holds both equal.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trivium.errors import ConfigError
+from trivium.plan.schedule import Op, Schedule, ScheduleName, is_split, last_stage, stages_of_ranks
+
+Array = NDArray[np.int64]
+
+WHOLE = (Op.FORWARD, Op.BACKWARD)
+SPLIT = (Op.FORWARD, Op.INPUT_GRADIENT, Op.WEIGHT_GRADIENT)
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """A schedule. kinds: [pipeline rank, position], as operation x stages + stage, the operation counted in `ops`.
+
+    numbers: the micro-batch at each position. rank_of: of each stage.
+    """
+
+    kinds: Array
+    numbers: Array
+    rank_of: Array
+    micro_batches: int
+    ops: tuple[Op, ...]
+
+    @property
+    def stages(self) -> int:
+        return len(self.rank_of)
+
+
+@lru_cache(maxsize=256)
+def order_of(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int = 1) -> Order:
+    """A named schedule; the arguments are those of plan.schedule.make_schedule, and so is the result."""
+    p, m, stages = pipeline, micro_batches, pipeline * chunks
+    ops = SPLIT if name.startswith("zb") else WHOLE
+    if name == "interleaved" and m % p:
+        raise ConfigError(
+            f"an interleaved schedule needs micro-batches ({m}) in multiples of pipeline ({p}); change the batch"
+        )
+    match name:
+        case "gpipe" | "1f1b":
+            rows = [
+                _alternate([r] * m, [stages + r] * m, warmup=m if name == "gpipe" else p - r - 1)
+                for r in range(p)
+            ]
+        case "interleaved":
+            chunk = [c * p for _ in range(m // p) for c in range(chunks) for _ in range(p)]
+            rows = [
+                _alternate(
+                    [c + r for c in chunk],
+                    [2 * stages - p - c + r for c in chunk],
+                    warmup=2 * (p - r - 1) + stages - p,
+                )
+                for r in range(p)
+            ]
+        case "zb-h1":
+            rows = [_zero_bubble_h1(p, m, r) for r in range(p)]
+        case "zb-v":
+            rows = [_zero_bubble_v(p, m, r) for r in range(p)]
+        case "given":
+            raise ConfigError(f"schedule 'given' for {p} ranks is not made but given: see plan.rows")
+    rank_of = np.arange(stages) % p
+    if name == "zb-v":
+        rank_of = np.minimum(np.arange(stages), stages - 1 - np.arange(stages))
+    return _numbered(rows, rank_of, m, ops)
+
+
+def order_of_table(schedule: Schedule) -> Order:
+    """Any table whose ranks take the micro-batches of each kind in ascending order. Raises ConfigError otherwise."""
+    ops = SPLIT if is_split(schedule) else WHOLE
+    stages, micro_batches = last_stage(schedule) + 1, 1 + max(a.micro_batch for row in schedule for a in row)
+    rank_of = np.empty(stages, np.int64)
+    for rank, held in enumerate(stages_of_ranks(schedule)):
+        rank_of[list(held)] = rank
+    length = max(map(len, schedule))
+    shape = (len(schedule), length)
+    kinds, numbers = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
+    for rank, row in enumerate(schedule):
+        kinds[rank, : len(row)] = [ops.index(a.op) * stages + a.stage for a in row]
+        numbers[rank, : len(row)] = [a.micro_batch for a in row]
+    return Order(kinds, numbers, rank_of, micro_batches, ops)
+
+
+def _alternate(forwards: list[int], backwards: list[int], *, warmup: int) -> list[int]:
+    """`warmup` forwards, then one forward and one backward in turn, then the rest."""
+    warmup = min(warmup, len(forwards))
+    row = [0] * (2 * len(forwards))
+    turns = len(forwards) - warmup
+    row[:warmup] = forwards[:warmup]
+    row[warmup : warmup + 2 * turns : 2] = forwards[warmup:]
+    row[warmup + 1 : warmup + 2 * turns : 2] = backwards[:turns]
+    row[warmup + 2 * turns :] = backwards[turns:]
+    return row
+
+
+def _zero_bubble_h1(ranks: int, micro_batches: int, rank: int) -> list[int]:
+    forward, inputs, weights = (op * ranks + rank for op in range(3))
+    row = [forward] * (ranks - rank - 1) + [forward, inputs] * min(rank, micro_batches)
+    row += [forward, inputs, weights] * max(0, micro_batches - rank)
+    return row + [weights] * min(rank, micro_batches)
+
+
+def _zero_bubble_v(ranks: int, micro_batches: int, rank: int) -> list[int]:
+    stages, behind = 2 * ranks, ranks - rank
+    fd, id_, wd = (op * stages + rank for op in range(3))
+    fu, iu, wu = (op * stages + stages - 1 - rank for op in range(3))
+    row = [fd] * (2 * behind - 1) + [fu, fd] * rank + [fu, iu, wu] * behind
+    row += [fd, id_, wd, fu, iu, wu] * max(0, micro_batches - ranks)
+    row += [id_, iu] * rank + [id_, wd] * behind
+    return row + [iu, wu] * micro_batches + [id_, wd] * micro_batches
+
+
+def _numbered(rows: list[list[int]], rank_of: Array, micro_batches: int, ops: tuple[Op, ...]) -> Order:
+    """Number every kind by its appearances in its row; what goes beyond the micro-batches falls away."""
+    stages = len(rank_of)
+    length = len(ops) * micro_batches * stages // len(rows)
+    kinds = np.empty((len(rows), length), np.int64)
+    numbers = np.empty_like(kinds)
+    for rank, row in enumerate(rows):
+        every = np.array(row)
+        by_kind = np.argsort(every, kind="stable")
+        sorted_kinds = every[by_kind]
+        first = np.searchsorted(sorted_kinds, sorted_kinds)
+        number = np.empty_like(every)
+        number[by_kind] = np.arange(len(every)) - first
+        kept = number < micro_batches
+        kinds[rank], numbers[rank] = every[kept], number[kept]
+    return Order(kinds, numbers, rank_of, micro_batches, ops)

@@ -1,0 +1,239 @@
+"""Seconds of the pieces of a step: one layer, the model's ends, a transfer, for one micro-batch on one rank."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from trivium.cost.case import LAYER, NONE, Case, Number
+from trivium.cost.collectives import (
+    Road,
+    Strides,
+    all_gather_seconds,
+    all_reduce_seconds,
+    default_strides,
+    road_between,
+    road_to_neighbour,
+    send_seconds,
+)
+from trivium.cost.constants import Constants
+from trivium.cost.hardware import Machine
+from trivium.cost.kernels import Device
+from trivium.cost.layer import ends_work, launch_work, layer_elements, layer_work, recomputed_share
+from trivium.cost.stack import Stack
+
+LOSS_BYTES, LOSS_REDUCTIONS = 8, 3  # per position: largest score, sum of exponentials, the target's score
+
+
+class Piece(NamedTuple):
+    """Seconds by what they are spent on. gathers: of weights and gradients, per micro-batch (ZeRO stage 3)."""
+
+    compute: Number = 0.0
+    tensor: Number = 0.0
+    context: Number = 0.0
+    gathers: Number = 0.0
+
+    @property
+    def total(self) -> Number:
+        return self.compute + self.tensor + self.context + self.gathers
+
+    def plus(self, other: "Piece") -> "Piece":
+        """Both, part by part."""
+        return Piece(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def times(self, factor: Number) -> "Piece":
+        """So many of it."""
+        return Piece(*(factor * value for value in self))
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of one micro-batch. A backward first computes again what was not kept. transfer: to the next stage."""
+
+    layer_forward: Piece
+    layer_backward: Piece
+    embedding_forward: Piece
+    embedding_backward: Piece
+    head_forward: Piece
+    head_backward: Piece
+    transfer: Number
+
+    @property
+    def layer(self) -> Piece:
+        """A layer, forward and backward."""
+        return self.layer_forward.plus(self.layer_backward)
+
+    @property
+    def first(self) -> Piece:
+        """What the first stage has besides its layers."""
+        return self.embedding_forward.plus(self.embedding_backward)
+
+    @property
+    def last(self) -> Piece:
+        """What the last stage has besides its layers."""
+        return self.head_forward.plus(self.head_backward)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A case, where it runs and with what: all that prices depend on."""
+
+    case: Case
+    machine: Machine
+    stack: Stack
+    constants: Constants
+    strides: Strides
+
+    @property
+    def device(self) -> Device:
+        return Device(self.machine, self.constants, self.case.weight_bytes)
+
+    def road(self, degree: Number, stride: Number) -> Road:
+        """What a group talks over."""
+        return road_between(self.machine, degree, stride, self.constants.fabric)
+
+    def road_to(self, degree: Number, stride: Number) -> Road:
+        """What neighbours send over."""
+        return road_to_neighbour(self.machine, degree, stride, self.constants.fabric)
+
+    @property
+    def slowness(self) -> Number:
+        """Of the pipeline: the slowest of many nodes, and what is known of the stack."""
+        shared = self.machine.sharing == "shared"
+        nodes = (
+            1.0 if shared else np.maximum(1.0, np.asarray(self.case.ranks) / self.machine.devices_per_node)
+        )
+        known = self.constants.remote_memory if self.stack.remote_memory else 1.0
+        return known * (1 + self.constants.straggler * np.log2(nodes))
+
+
+def setting(
+    case: Case, machine: Machine, stack: Stack, constants: Constants, strides: Strides | None = None
+) -> Setting:
+    """Constants that were measured on the machine hold instead of the given ones."""
+    if not stack.fused_elementwise:
+        gemm = f"gemm_{machine.generation}"
+        constants = constants.with_values({gemm: getattr(constants, gemm) * constants.eager_products})
+    constants = constants.with_values(machine.constants) if machine.constants else constants
+    return Setting(case, machine, stack, constants, strides or default_strides(case))
+
+
+def prices(at: Setting) -> Prices:
+    """The pieces of a step, slowed down as `Setting.slowness` says."""
+    case, device, slowness = at.case, at.device, at.slowness
+    tensor, ends = _tensor_seconds(at), ends_work(case, device, at.stack)
+    forward, backward = _layer(at, device, tensor)
+    gathered = _table_gathers(at)
+    small = LOSS_REDUCTIONS * all_reduce_seconds(LOSS_BYTES * case.positions, case.tensor, _tensor_road(at))
+    return Prices(
+        layer_forward=forward.times(slowness),
+        layer_backward=backward.times(slowness),
+        embedding_forward=Piece(ends.embedding, tensor, 0.0, gathered).times(slowness),
+        embedding_backward=Piece(ends.embedding / 2, tensor / 2).times(slowness),
+        head_forward=Piece(ends.head_forward, small, 0.0, gathered).times(slowness),
+        head_backward=Piece(ends.head_backward, tensor, 0.0, gathered).times(slowness),
+        transfer=_transfer_seconds(at) * slowness,
+    )
+
+
+def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
+    case, stack, constants = at.case, at.stack, at.constants
+    work, floor = layer_work(case, device, stack), launch_work(case, device)
+    hidden = constants.tensor_overlap if stack.overlaps_tensor else 0.0
+    again = stack.recomputed * recomputed_share(case) * (np.asarray(case.recompute) == LAYER)
+    tensor_forward, tensor_again, tensor_backward = 2 * tensor, 2 * again * tensor, 2 * (1 - hidden) * tensor
+    context_forward, context_backward = _context_seconds(at)
+    forward = np.maximum(work.forward, floor.forward - tensor_forward)
+    repeated = np.maximum(work.again, floor.again - tensor_again)
+    backward = np.maximum(work.backward, floor.backward - tensor_backward)
+    gather_forward, gather_backward = _layer_gathers(at, forward + tensor_forward, backward + repeated)
+    return (
+        Piece(forward, tensor_forward, context_forward, gather_forward),
+        Piece(
+            backward + repeated + _accumulation(at, device),
+            tensor_backward + tensor_again,
+            context_backward,
+            gather_backward,
+        ),
+    )
+
+
+def _accumulation(at: Setting, device: Device) -> Number:
+    """Adding a micro-batch's weight gradients to those before: a gradient read, the sum read and written."""
+    case, stack = at.case, at.stack
+    if stack.fused_accumulation:
+        return 0.0
+    moved = case.weight_bytes + 2 * case.gradient_bytes
+    if stack.deepspeed:
+        moved = moved + at.constants.deepspeed_gradient_bytes
+    return np.where(np.asarray(case.micro_batches) > 1, moved * layer_elements(case) / device.memory, 0.0)
+
+
+def _tensor_road(at: Setting) -> Road:
+    return at.road(at.case.tensor, at.strides.tensor)
+
+
+def _tensor_seconds(at: Setting) -> Number:
+    """An all-reduce of one micro-batch's activations, or the all-gather and reduce-scatter that replace it."""
+    case = at.case
+    whole = case.positions * case.hidden * case.weight_bytes
+    slower = at.constants.deepspeed_tensor if at.stack.deepspeed else 1.0
+    return slower * all_reduce_seconds(whole, case.tensor, _tensor_road(at))
+
+
+def _context_seconds(at: Setting) -> tuple[Number, Number]:
+    """Keys and values around a ring, or heads for positions and back (Ulysses); recomputing repeats the forward."""
+    case, ranks = at.case, np.asarray(at.case.context)
+    if (ranks == 1).all():
+        return 0.0, 0.0
+    road = at.road(case.context, at.strides.context)
+    one_head = case.positions * case.head_width / case.tensor
+    keys = 2 * case.kv_heads * one_head * case.weight_bytes
+    wide = 2 * case.kv_heads * one_head * np.maximum(4, case.weight_bytes)
+    heads = (2 * case.heads + 2 * case.kv_heads) * one_head * case.weight_bytes
+    ring_forward = (ranks - 1) * send_seconds(keys, road)
+    ring_backward = ranks * send_seconds(keys + wide, road)
+    exchange = 2 * all_gather_seconds(heads / 2, case.context, road)
+    ring, again = np.asarray(case.ring) > 0, recomputed_share(case) * (np.asarray(case.recompute) != NONE)
+    forward = np.where(ring, ring_forward, exchange) * (ranks > 1)
+    backward = np.where(ring, ring_backward, exchange) * (ranks > 1)
+    return forward, backward + again * forward
+
+
+def _transfer_seconds(at: Setting) -> Number:
+    """The activations of one micro-batch between stages; over the fabric in slices, which are gathered inside."""
+    case, stack = at.case, at.stack
+    whole = case.positions * case.hidden * case.weight_bytes
+    sliced = np.asarray(case.sequence_parallel) > 0
+    slices = np.where(sliced | stack.split_transfers, case.tensor, 1)
+    sent = send_seconds(whole / slices, at.road_to(case.pipeline, at.strides.pipeline))
+    gathered = np.where(sliced, 0.0, all_gather_seconds(whole, slices, _tensor_road(at)))
+    return np.where(np.asarray(case.pipeline) > 1, sent + gathered, 0.0)
+
+
+def _layer_gathers(at: Setting, forward: Number, backward: Number) -> tuple[Number, Number]:
+    """What ZeRO stage 3 adds to a layer: weights gathered for each pass, gradients scattered after the second.
+
+    Of work and gathers side by side the longer counts, and of the shorter the share that is not hidden.
+    """
+    case, overlap = at.case, at.constants.gather_overlap
+    asked = np.asarray(case.zero) >= 3
+    if not asked.any():
+        return 0.0, 0.0
+    elements, road = layer_elements(case), at.road(case.replicas, at.strides.replicas)
+    gather = all_gather_seconds(elements * case.weight_bytes, case.replicas, road)
+    scatter = all_gather_seconds(elements * case.reduction_bytes, case.replicas, road)
+
+    def added(work: Number, moving: Number) -> Number:
+        together = np.maximum(work, moving) + (1 - overlap) * np.minimum(work, moving)
+        return np.where(asked, together - work, 0.0)
+
+    return added(forward, gather), added(backward, gather + scatter)
+
+
+def _table_gathers(at: Setting) -> Number:
+    """One gather of the table of tokens under ZeRO stage 3, beside nothing."""
+    case = at.case
+    whole = case.vocabulary * case.hidden / case.tensor * case.weight_bytes
+    road = at.road(case.replicas, at.strides.replicas)
+    return np.where(np.asarray(case.zero) >= 3, all_gather_seconds(whole, case.replicas, road), 0.0)

@@ -1,0 +1,50 @@
+"""What a training system's software does that changes its speed: dated facts, as data of stacks.yaml."""
+
+from functools import lru_cache
+from importlib import resources
+from typing import Annotated
+
+import yaml
+from pydantic import Field
+
+from trivium.config import Config, build
+from trivium.errors import ConfigError, nearest
+
+OURS = "trivium"
+
+
+class Stack(Config):
+    """How a training system executes a plan. factor: multiplies a step's time; learned from a run, else 1."""
+
+    name: str
+    fused_elementwise: bool  # neighbouring element-wise operations are one kernel
+    fused_accumulation: bool = (
+        False  # the product of a weight gradient adds to the gradient: no extra traffic
+    )
+    overlaps_tensor: bool = False  # tensor collectives of the backward run beside weight-gradient products
+    blocking_transfers: bool = True  # a rank waits while what it sends to the next stage is under way
+    overlaps_data: bool = False  # gradients are reduced while the last micro-batch's backward runs
+    split_transfers: bool = (
+        True  # tensor ranks send a slice each between stages, and gather it inside the node
+    )
+    stops_early: bool = False  # recomputing a layer stops at the last tensor its backward needs
+    recomputed: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of a layer run again in mode "layer"
+    deepspeed: bool = False  # DeepSpeed's pipeline and optimizer
+    remote_memory: bool = False  # processes were bound to the memory of another processor
+    factor: Annotated[float, Field(gt=0)] = 1.0
+    sources: str = ""
+
+
+@lru_cache(maxsize=1)
+def stacks() -> dict[str, Stack]:
+    """Every stack of stacks.yaml by its name."""
+    text = (resources.files("trivium") / "cost" / "stacks.yaml").read_text(encoding="utf-8")
+    return {name: build(Stack, {"name": name, **fields}) for name, fields in yaml.safe_load(text).items()}
+
+
+def stack_named(name: str) -> Stack:
+    """A stack by name; an unknown name is a ConfigError that names the nearest."""
+    found = stacks().get(name)
+    if found is None:
+        raise ConfigError(f"there is no stack '{name}'; {nearest(name, stacks())}")
+    return found

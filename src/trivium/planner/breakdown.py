@@ -1,0 +1,165 @@
+"""One plan taken apart: where the seconds of a step go, what every pipeline rank holds and when, what moves."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trivium.cost.activations import embedding_bytes, head_bytes, layer_bytes, logits_bytes
+from trivium.cost.case import MODES, case_of
+from trivium.cost.estimate import Estimate, estimate, planned_timeline
+from trivium.cost.hardware import Machine
+from trivium.cost.memory import MemoryEstimate, memory_of_rank
+from trivium.cost.stages import layers_by_stage, stages_by_rank
+from trivium.cost.timeline import Timeline
+from trivium.cost.traffic import Traffic, step_traffic
+from trivium.plan.layout import Coordinate
+from trivium.plan.plan import Plan
+from trivium.plan.schedule import Action, Op
+from trivium.plan.transfers import reader_of
+
+KEPT_UNTIL = (Op.BACKWARD, Op.WEIGHT_GRADIENT)  # an activation is kept until one of these
+
+
+@dataclass(frozen=True)
+class RankTime:
+    """Seconds of a step on one pipeline rank, inside the pipeline. idle: waiting for others, or for nothing."""
+
+    pipeline: int
+    forward: float
+    backward: float
+    idle: float
+
+    @property
+    def busy(self) -> float:
+        return self.forward + self.backward
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """An estimate with its parts by pipeline rank. timeline: of the whole step; traffic: bytes a rank hands on."""
+
+    plan: Plan
+    machine: Machine
+    price: Estimate
+    timeline: Timeline
+    times: tuple[RankTime, ...]
+    memory: tuple[MemoryEstimate, ...]
+    traffic: tuple[Traffic, ...]
+
+    def tree(self) -> dict[str, Any]:
+        """Plain data."""
+        ranks = zip(self.times, self.memory, self.traffic, strict=True)
+        return {
+            "estimate": self.price.tree(),
+            "ranks": [
+                {
+                    "pipeline": time.pipeline,
+                    "seconds": {"forward": time.forward, "backward": time.backward, "idle": time.idle},
+                    "memory": {**held.categories(), "total": held.total},
+                    "traffic": {axis: dict(moved) for axis, moved in handed.items() if moved},
+                }
+                for time, held, handed in ranks
+            ],
+        }
+
+
+def break_down(plan: Plan, machine: Machine, price: Estimate | None = None) -> Breakdown:
+    """Every part of a plan's price. Raises ConfigError if the machine has too few devices."""
+    timeline = planned_timeline(plan, machine)
+    at = [Coordinate(pipeline, 0, 0) for pipeline in range(plan.layout.pipeline)]
+    return Breakdown(
+        plan=plan,
+        machine=machine,
+        price=price or estimate(plan, machine),
+        timeline=timeline,
+        times=rank_times(timeline),
+        memory=tuple(memory_of_rank(plan, each) for each in at),
+        traffic=tuple(step_traffic(plan, each) for each in at),
+    )
+
+
+def rank_times(timeline: Timeline) -> tuple[RankTime, ...]:
+    """Work and idle time of every pipeline rank while the pipeline runs."""
+    forward = [0.0] * len(timeline.busy)
+    backward = [0.0] * len(timeline.busy)
+    for action, (start, end) in timeline.spans.items():
+        spent = forward if action.op is Op.FORWARD else backward
+        spent[timeline.rank_of[action]] += end - start
+    return tuple(
+        RankTime(rank, f, b, timeline.duration - f - b)
+        for rank, (f, b) in enumerate(zip(forward, backward, strict=True))
+    )
+
+
+def held_over_time(
+    timeline: Timeline, rank: int, always: float, kept: Mapping[int, float]
+) -> list[tuple[float, float]]:
+    """(seconds, bytes held from then on) of a pipeline rank, in order of time.
+
+    always: bytes held throughout. kept: bytes that one micro-batch leaves in a stage, from the start of its forward
+    to the end of its backward.
+    """
+    changes: dict[float, float] = defaultdict(float)
+    for action, (start, end) in timeline.spans.items():
+        if timeline.rank_of[action] != rank:
+            continue
+        if action.op is Op.FORWARD:
+            changes[start] += kept[action.stage]
+        elif action.op in KEPT_UNTIL:
+            changes[end] -= kept[action.stage]
+    held, found = always, [(0.0, always)]
+    for time in sorted(changes):
+        held += changes[time]
+        if time == found[-1][0]:
+            found.pop()
+        found.append((time, held))
+    return found
+
+
+def kept_by_stage(plan: Plan, pipeline: int) -> tuple[float, dict[int, float]]:
+    """Bytes a pipeline rank holds beside activations, transients at their largest; and the bytes of activations that
+    one micro-batch leaves in each of its stages."""
+    held = memory_of_rank(plan, Coordinate(pipeline, 0, 0))
+    kept = {stage: _stage_bytes(plan, stage) for stage in stages_by_rank(plan)[pipeline]}
+    return float(held.state + held.working - held.activations), kept
+
+
+def _stage_bytes(plan: Plan, stage: int) -> float:
+    case, modes = case_of(plan), [plan.recompute.mode_of(layer) for layer in layers_by_stage(plan)[stage]]
+    layers = sum(float(layer_bytes(case, MODES[mode])) for mode in modes)
+    first = float(embedding_bytes(case)) if stage == 0 else 0.0
+    last = float(head_bytes(case) + logits_bytes(case)) if stage == plan.layout.stages - 1 else 0.0
+    return layers + first + last
+
+
+def crossings(timeline: Timeline) -> list[tuple[int, int, float, float]]:
+    """Every tensor between pipeline ranks: source, target, when it was made, when it is used.
+
+    It crosses some time in between: a transfer of which nobody waits for the end is not placed more exactly.
+    """
+    last = max(action.stage for action in timeline.spans)
+    split = any(action.op is Op.INPUT_GRADIENT for action in timeline.spans)
+    found = []
+    for action, (_, end) in timeline.spans.items():
+        reader = reader_of(action, last, split=split)
+        if reader is not None and timeline.rank_of[reader] != timeline.rank_of[action]:
+            used = timeline.spans[reader][0]
+            found.append((timeline.rank_of[action], timeline.rank_of[reader], end, used))
+    return found
+
+
+def lanes(timeline: Timeline) -> list[list[tuple[str, int, int, float, float]]]:
+    """For each pipeline rank its actions as op, micro-batch, stage, start, end, in order of time."""
+    found: list[list[tuple[str, int, int, float, float]]] = [[] for _ in timeline.busy]
+    order: list[tuple[Action, tuple[float, float]]] = sorted(timeline.spans.items(), key=lambda item: item[1])
+    for action, (start, end) in order:
+        found[timeline.rank_of[action]].append(
+            (action.op.value, action.micro_batch, action.stage, start, end)
+        )
+    return found
+
+
+def traffic_by_axis(traffic: Traffic) -> Mapping[str, int]:
+    """Bytes a rank hands to all collectives of each axis, axes without traffic left out."""
+    return {axis: sum(moved.values()) for axis, moved in traffic.items() if sum(moved.values())}

@@ -1,0 +1,80 @@
+"""The fastest plans of a search, simulated action by action."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trivium.cost.constants import shipped_constants
+from trivium.cost.hardware import Machine
+from trivium.cost.moments import balanced
+from trivium.cost.prices import Prices, Setting, prices, setting
+from trivium.cost.stack import OURS, stack_named
+from trivium.cost.step_time import data_seconds, optimizer_seconds
+from trivium.cost.wavefront import Run, finish_seconds
+from trivium.planner.grid import SCHEDULE_NAMES, Candidates
+
+Figures = NDArray[np.float64]
+
+
+def simulated_seconds(candidates: Candidates, machine: Machine) -> Figures:
+    """Seconds of a step of every plan, as cost.estimate gives them one by one: the schedule simulated, and the rest."""
+    if not len(candidates):
+        return np.zeros(0)
+    at = setting(candidates.case, machine, stack_named(OURS), shipped_constants())
+    pieces = prices(at)
+    crowd = machine.crowding(int(np.max(at.case.ranks)))
+    pipeline = np.maximum(finish_seconds(_runs(candidates, at, pieces)), crowd * _shared_work(at, pieces))
+    after = crowd * (data_seconds(at, pieces) + optimizer_seconds(at))
+    return np.asarray(at.stack.factor * (pipeline + after), float)
+
+
+def _shared_work(at: Setting, pieces: Prices) -> Figures:
+    """Of one rank, if all shared the work evenly: ranks that share devices fill each other's bubbles."""
+    whole = pieces.layer.times(at.case.layers).plus(pieces.first).plus(pieces.last).total
+    return np.asarray(at.case.micro_batches * whole / at.case.pipeline, float)
+
+
+def _runs(candidates: Candidates, at: Setting, pieces: Prices) -> list[Run]:
+    grid, shape = candidates.grid, (len(candidates),)
+    columns = {
+        name: np.broadcast_to(np.asarray(getattr(pieces, name).total, float), shape)
+        for name in vars(pieces)
+        if name != "transfer"
+    }
+    transfers = np.broadcast_to(np.asarray(pieces.transfer, float), shape)
+    blocking = at.stack.blocking_transfers
+    micro_batches = np.broadcast_to(np.asarray(at.case.micro_batches), shape)
+    layers = candidates.subject.model.layers
+    return [
+        Run(
+            name=SCHEDULE_NAMES[grid["schedule"][row]],
+            pipeline=int(grid["pipeline"][row]),
+            micro_batches=int(micro_batches[row]),
+            chunks=int(grid["chunks"][row]),
+            seconds=_stage_seconds(
+                {name: float(column[row]) for name, column in columns.items()},
+                balanced(layers, int(grid["pipeline"][row] * grid["chunks"][row])),
+                float(transfers[row]) * blocking,
+                split=SCHEDULE_NAMES[grid["schedule"][row]].startswith("zb"),
+            ),
+            transfer=float(transfers[row]) * (not blocking),
+        )
+        for row in range(len(candidates))
+    ]
+
+
+def _stage_seconds(
+    seconds: dict[str, float], layers: NDArray[np.int64], waits: float, *, split: bool
+) -> Figures:
+    """[operation, stage]. waits: of each action for its transfer, where transfers block.
+
+    The two halves of a split backward take as long, as in cost.estimate.
+    """
+    forward = seconds["layer_forward"] * layers + waits
+    backward = seconds["layer_backward"] * layers
+    forward[0] += seconds["embedding_forward"]
+    backward[0] += seconds["embedding_backward"]
+    forward[-1] += seconds["head_forward"]
+    backward[-1] += seconds["head_backward"]
+    if not split:
+        return np.stack([forward, backward + waits])
+    return np.stack([forward, backward / 2 + waits, backward / 2])

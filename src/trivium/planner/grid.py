@@ -1,0 +1,154 @@
+"""Choices of a plan as arrays: one column for each field that a search varies, one row for each plan."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trivium.cost.case import DEFERRING, MODES, Case, model_numbers
+from trivium.plan.model_shape import ModelShape
+from trivium.plan.plan import Plan
+from trivium.plan.precision import BYTES, Precision
+from trivium.plan.schedule import ScheduleName
+
+Column = NDArray[np.int64]
+Mask = Any  # NDArray[np.bool_], one entry per row: NumPy leaves the type of a comparison open
+
+SCHEDULE_NAMES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
+MODE_NAMES = tuple(MODES)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a search does not vary. sequences: of a step; near misses look at other numbers, too."""
+
+    model: ModelShape
+    sequences: int
+    precision: Precision
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Rows of choices, named as a plan's fields are. sequences: of a step. schedule: an index into SCHEDULE_NAMES.
+
+    recompute: a number of cost.case.MODES.
+    """
+
+    columns: Mapping[str, Column]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, name: str) -> Column:
+        return self.columns[name]
+
+    def take(self, which: Mask | Column) -> "Grid":
+        """The rows of a mask, or of indices in their order."""
+        return Grid({name: column[which] for name, column in self.columns.items()})
+
+    def cross(self, **choices: Sequence[int] | Column) -> "Grid":
+        """Every row with every combination of new columns; columns of one call vary together."""
+        many = len(next(iter(choices.values())))
+        old = {name: np.repeat(column, many) for name, column in self.columns.items()}
+        return Grid(
+            {**old, **{name: np.tile(np.asarray(v, np.int64), len(self)) for name, v in choices.items()}}
+        )
+
+    def joined(self, other: "Grid") -> "Grid":
+        """The rows of both."""
+        return Grid({name: np.concatenate([self[name], other[name]]) for name in self.columns})
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Legal plans of one subject, as rows."""
+
+    subject: Subject
+    grid: Grid
+
+    def __len__(self) -> int:
+        return len(self.grid)
+
+    @cached_property
+    def case(self) -> Case:
+        """The numbers that costs depend on."""
+        return case_of_grid(self.subject, self.grid)
+
+    def take(self, which: Mask | Column) -> "Candidates":
+        """Some of them."""
+        return Candidates(self.subject, self.grid.take(which))
+
+    def plan_at(self, row: int) -> Plan:
+        """A row as a plan."""
+        at = {name: int(column[row]) for name, column in self.grid.columns.items()}
+        return Plan.model_validate(
+            {
+                "model": self.subject.model,
+                "layout": {name: at[name] for name in ("tensor", "pipeline", "data", "context", "chunks")},
+                "batch": {"sequences": at["sequences"], "micro": at["micro"]},
+                "schedule": SCHEDULE_NAMES[at["schedule"]],
+                "precision": self.subject.precision,
+                "recompute": {"mode": MODE_NAMES[at["recompute"]]},
+                "zero": at["zero"],
+                "sequence_parallel": bool(at["sequence_parallel"]),
+            }
+        )
+
+    def row_of(self, plan: Plan) -> int | None:
+        """Where a plan stands among the rows; None where the search does not vary what the plan chooses."""
+        same = [self.grid[name] == value for name, value in columns_of(plan).items()]
+        found = np.flatnonzero(np.logical_and.reduce(same))
+        return int(found[0]) if len(found) else None
+
+
+def columns_of(plan: Plan) -> dict[str, int]:
+    """A plan's choices as the numbers of a row."""
+    return {
+        **{name: plan.layout.degree(name) for name in ("tensor", "pipeline", "data", "context")},
+        "sequences": plan.batch.sequences,
+        "micro": plan.batch.micro,
+        "schedule": SCHEDULE_NAMES.index(plan.schedule) if plan.schedule in SCHEDULE_NAMES else -1,
+        "chunks": plan.layout.chunks,
+        "recompute": MODES[plan.recompute.mode],
+        "sequence_parallel": int(plan.sequence_parallel),
+        "zero": plan.zero,
+    }
+
+
+def case_of_grid(subject: Subject, grid: Grid) -> Case:
+    """The numbers that the costs of every row depend on; `cost.case.case_of` of each plan."""
+    model, precision = subject.model, subject.precision
+    multiple = model.vocabulary_multiple * grid["tensor"]
+    same = (
+        "tensor",
+        "pipeline",
+        "chunks",
+        "data",
+        "context",
+        "micro",
+        "recompute",
+        "sequence_parallel",
+        "zero",
+    )
+    return Case(
+        **model_numbers(model),
+        **{name: grid[name] for name in same},
+        vocabulary=-(-model.vocabulary // multiple) * multiple,
+        micro_batches=micro_batches_of(grid),
+        recompute_every=1,
+        deferred=np.isin(grid["schedule"], [SCHEDULE_NAMES.index(name) for name in DEFERRING]).astype(
+            np.int64
+        ),
+        weight_bytes=BYTES[precision.weights],
+        gradient_bytes=BYTES[precision.accumulation],
+        reduction_bytes=BYTES[precision.reduction],
+        master_bytes=BYTES[precision.masters],
+    )
+
+
+def micro_batches_of(grid: Grid) -> Column:
+    """Of one replica in a step."""
+    return grid["sequences"] // (grid["micro"] * grid["data"])

@@ -1,0 +1,70 @@
+"""How often to save a checkpoint: what saving costs against what a failure loses.
+
+Symbols of the sources: `save` is the time of writing a checkpoint (delta), `mean` the mean time between failures of
+the whole job (M), `restart` the time from a failure until work goes on (R). All in one unit; here seconds.
+
+Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974: sqrt(2 delta M).
+Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22, 2006: failures come
+at a constant rate and may also strike while saving or restarting; equation 37 is the optimum, equation 20 the
+expected time.
+"""
+
+import math
+from dataclasses import dataclass
+
+from trivium.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Seconds of work between two checkpoints, and the time beyond the work as a fraction of it."""
+
+    young_seconds: float
+    daly_seconds: float
+    wasted_fraction: float  # with Daly's interval
+
+    def steps(self, step_seconds: float) -> int:
+        """Daly's interval in steps, at least one."""
+        return max(1, round(self.daly_seconds / step_seconds))
+
+
+def checkpoint_interval(save: float, mean: float, restart: float | None = None) -> Interval:
+    """Both optima, in seconds. restart: by default as long as a save, since as much is read back.
+
+    Raises ConfigError unless both times are positive and finite.
+    """
+    for name, value in (("the time of a save", save), ("the mean time between failures", mean)):
+        if not (value > 0 and math.isfinite(value)):
+            raise ConfigError(f"{name} is {value} s; it must be positive and finite: give what was measured")
+    daly = daly_seconds(save, mean)
+    wasted = expected_waste(daly, save, mean, save if restart is None else restart)
+    return Interval(young_seconds(save, mean), daly, wasted)
+
+
+def young_seconds(save: float, mean: float) -> float:
+    """The interval that minimises `first_order_waste`."""
+    return math.sqrt(2 * save * mean)
+
+
+def daly_seconds(save: float, mean: float) -> float:
+    """The interval that minimises `expected_waste`, to the third order in sqrt(save / 2 mean)."""
+    if save >= 2 * mean:
+        return mean
+    ratio = save / (2 * mean)
+    return math.sqrt(2 * save * mean) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save
+
+
+def first_order_waste(interval: float, save: float, mean: float) -> float:
+    """Fraction of the work lost to saving, and to redoing half an interval per failure."""
+    return save / interval + interval / (2 * mean)
+
+
+def expected_waste(interval: float, save: float, mean: float, restart: float) -> float:
+    """Expected time beyond the work as a fraction of it, failures striking at any moment.
+
+    Infinite where failures come so fast that no interval is ever finished in a time a float can hold.
+    """
+    exponent = (interval + save) / mean
+    if exponent + restart / mean > 700:
+        return math.inf
+    return mean * math.exp(restart / mean) * math.expm1(exponent) / interval - 1

@@ -1,0 +1,139 @@
+"""The laws of Plan.check, over arrays of choices: each says which rows keep it, and why the others do not.
+
+A row keeps every law exactly when its plan has no problem (tests/planner/laws_test.py). One law is of the search
+alone: tensor groups stay inside a node.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from trivium.planner.grid import SCHEDULE_NAMES, Grid, Mask, Subject, micro_batches_of
+
+INTERLEAVED, ZB_V = (SCHEDULE_NAMES.index(name) for name in ("interleaved", "zb-v"))
+
+
+class Law(NamedTuple):
+    """columns: those it judges, first the one whose values name a family. keeps: which rows keep it.
+
+    told: what a row that breaks it does; formatted with the row's columns and `m`, the model, `unit`, of the batch,
+    and `micro_batches`.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    keeps: Callable[[Subject, Grid], Mask]
+    told: str
+
+
+def _heads(subject: Subject, grid: Grid) -> Mask:
+    return subject.model.heads % grid["tensor"] == 0
+
+
+def _kv_heads(subject: Subject, grid: Grid) -> Mask:
+    return (subject.model.kv % grid["tensor"] == 0) | (subject.model.kv_heads is None)
+
+
+def _ffn(subject: Subject, grid: Grid) -> Mask:
+    return subject.model.ffn_width % grid["tensor"] == 0
+
+
+def _context(subject: Subject, grid: Grid) -> Mask:
+    context = grid["context"]
+    return (context == 1) | (subject.model.sequence % (2 * context) == 0)
+
+
+def _layers(subject: Subject, grid: Grid) -> Mask:
+    return grid["pipeline"] <= subject.model.layers
+
+
+def _batch(subject: Subject, grid: Grid) -> Mask:
+    return grid["sequences"] % (grid["micro"] * grid["data"]) == 0
+
+
+def _chunked(subject: Subject, grid: Grid) -> Mask:
+    """Several chunks need several ranks and a schedule that knows them; zb-v has two."""
+    chunks, schedule = grid["chunks"], grid["schedule"]
+    several = (chunks == 1) | ((grid["pipeline"] > 1) & np.isin(schedule, (INTERLEAVED, ZB_V)))
+    return several & ((schedule != ZB_V) | (chunks == 2))
+
+
+def _stages(subject: Subject, grid: Grid) -> Mask:
+    return grid["pipeline"] * grid["chunks"] <= subject.model.layers
+
+
+def _interleaved(subject: Subject, grid: Grid) -> Mask:
+    even = micro_batches_of(grid) % grid["pipeline"] == 0
+    return (grid["schedule"] != INTERLEAVED) | even | ~_batch(subject, grid)
+
+
+def _sequence(subject: Subject, grid: Grid) -> Mask:
+    split = subject.model.sequence // grid["context"] % grid["tensor"] == 0
+    return (grid["sequence_parallel"] == 0) | split
+
+
+LAWS = (
+    Law("heads", ("tensor",), _heads, "tensor {tensor} does not divide the {m.heads} heads"),
+    Law("kv_heads", ("tensor",), _kv_heads, "tensor {tensor} does not divide the {m.kv} key-value heads"),
+    Law("ffn", ("tensor",), _ffn, "tensor {tensor} does not divide the feed-forward width {m.ffn_width}"),
+    Law(
+        "context",
+        ("context",),
+        _context,
+        "context {context} cuts a sequence of {m.sequence} into two pieces a rank, which are not equal",
+    ),
+    Law("layers", ("pipeline",), _layers, "pipeline {pipeline} is more than the {m.layers} layers"),
+    Law(
+        "batch",
+        ("data", "micro", "sequences"),
+        _batch,
+        "batch {sequences} is not a multiple of data {data} x micro {micro} = {unit}",
+    ),
+    Law(
+        "chunks",
+        ("chunks", "pipeline", "schedule"),
+        _chunked,
+        "{chunks} chunks need a pipeline and a schedule for them (zb-v has 2)",
+    ),
+    Law(
+        "stages",
+        ("pipeline", "chunks"),
+        _stages,
+        "pipeline {pipeline} x chunks {chunks} are more stages than the {m.layers} layers",
+    ),
+    Law(
+        "interleaving",
+        ("pipeline", "data", "micro", "schedule", "sequences"),
+        _interleaved,
+        "micro-batches {micro_batches} is not a multiple of pipeline {pipeline}, so interleaving is impossible",
+    ),
+    Law(
+        "sequence_parallel",
+        ("tensor", "context", "sequence_parallel"),
+        _sequence,
+        "tensor {tensor} does not divide the {m.sequence} positions over context {context}",
+    ),
+)
+
+
+def inside_a_node(limit: int, ranks: int) -> Law:
+    """Tensor groups fill nodes of `limit` devices without a rest; anything goes where all ranks are on one node."""
+
+    def keeps(subject: Subject, grid: Grid) -> Mask:
+        tensor = grid["tensor"]
+        return (limit % tensor == 0) | (np.full(len(grid), ranks <= limit) & (tensor <= limit))
+
+    return Law("node", ("tensor",), keeps, f"tensor {{tensor}} spans nodes of {limit}")
+
+
+def legal(subject: Subject, grid: Grid) -> Mask:
+    """Which rows are legal plans on as many ranks as their degrees multiply to, if the model is legal."""
+    return np.logical_and.reduce([law.keeps(subject, grid) for law in LAWS])
+
+
+def told(law: Law, subject: Subject, row: dict[str, int]) -> str:
+    """What a row that breaks a law does, in words."""
+    unit = row.get("micro", 1) * row.get("data", 1)
+    micro_batches = row.get("sequences", subject.sequences) // unit
+    return law.told.format(m=subject.model, unit=unit, micro_batches=micro_batches, **row)

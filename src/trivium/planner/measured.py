@@ -1,0 +1,88 @@
+"""What a probe measures, as plain records; seconds are medians."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
+
+
+@dataclass(frozen=True)
+class Product:
+    """m x k by k x n. dtype: of the operands, as in plan.precision."""
+
+    dtype: str
+    m: int
+    n: int
+    k: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A sum of two vectors into a third: three times `elements` x 4 bytes are moved."""
+
+    elements: int
+    seconds: float
+
+    @property
+    def moved_bytes(self) -> int:
+        return 12 * self.elements
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Causal fused attention of `heads` heads on so many sequences; forward, and backward."""
+
+    sequences: int
+    sequence: int
+    heads: int
+    head_width: int
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True)
+class Update:
+    """One step of AdamW in fp32 over so many elements."""
+
+    elements: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A collective over `ranks` ranks. tensor_bytes: of the whole tensor (all-gather: of the result)."""
+
+    collective: Collective
+    ranks: int
+    tensor_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SmallStep:
+    """A whole step of a small model in one process: plan.model and plan.batch as trees, and its seconds."""
+
+    model: dict[str, Any]
+    batch: dict[str, Any]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Everything one probe measured on a device: its name, whether it is a CPU, and how many there are here."""
+
+    device: str
+    is_cpu: bool
+    devices: int
+    memory_bytes: int  # of one device
+    products: tuple[Product, ...]
+    streams: tuple[Stream, ...]
+    attentions: tuple[Attention, ...]
+    updates: tuple[Update, ...]
+    exchanges: tuple[Exchange, ...]
+    steps: tuple[SmallStep, ...]
+
+    def tree(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)

@@ -1,0 +1,213 @@
+"""What a slightly different model, batch or machine would allow, and save.
+
+A choice that breaks a law is made legal by moving the number that forbids it to its nearest legal value; the plans
+that this opens are priced like all others. They are compared by the devices' time for a useful FLOP, the inverse of
+utilisation, so that other batches, models and machines compare fairly.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trivium.cost.hardware import Machine
+from trivium.plan.model_shape import ModelShape
+from trivium.plan.plan import Plan
+from trivium.planner.config import SearchSpace
+from trivium.planner.grid import SCHEDULE_NAMES, Candidates, Grid, Subject
+from trivium.planner.laws import INTERLEAVED, LAWS, told
+from trivium.planner.pricing import Ranking, Winner, price, rank, utilisation
+from trivium.planner.search import Found, legal_plans, memory_limit
+
+WORTH = 0.01  # of the devices' time: what saves less is not told
+NEAR = 1 / 16  # of the batch: how far another one may be
+NODES = (1, 2, 4)  # how many more or fewer
+FEW = 8  # plans of each change that are simulated
+BATCHES = 3  # other batches that are told
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """change: what would be different. obstacle: what forbids it now. plan: the best it allows; saves: fraction."""
+
+    change: str
+    obstacle: str
+    plan: Plan
+    seconds: float
+    saves: float
+
+
+def near_misses(found: Found) -> list[NearMiss]:
+    """Of a search, largest saving first."""
+    winners = found.ranking.winners(1)
+    if not winners:
+        return []
+    best, space = winners[0], _narrow(found)
+    seen = [*_batches(found, space, best), *_models(found, space, best), *_nodes(found, space, best)]
+    return sorted((miss for miss in seen if miss.saves > WORTH), key=lambda miss: -miss.saves)
+
+
+def interleaving_misses(plan: Plan, machine: Machine, seconds: float) -> list[NearMiss]:
+    """Of one plan that takes `seconds` a step: batches that would allow its stages to be interleaved."""
+    subject = Subject(plan.model, plan.batch.sequences, plan.precision)
+    layout = plan.layout
+    if (
+        layout.pipeline == 1
+        or plan.schedule not in ("gpipe", "1f1b")
+        or plan.model.layers < 2 * layout.pipeline
+    ):
+        return []
+    space = SearchSpace(schedules=("interleaved",))
+    columns = {
+        **{name: layout.degree(name) for name in ("tensor", "pipeline", "data", "context")},
+        "sequences": plan.batch.sequences,
+        "micro": plan.batch.micro,
+        "schedule": INTERLEAVED,
+        "sequence_parallel": int(plan.sequence_parallel),
+        "recompute": ("none", "attention", "layer").index(plan.recompute.mode),
+        "zero": plan.zero,
+    }
+    one = Grid({name: np.array([value]) for name, value in columns.items()})
+    chunks = [
+        n
+        for n in space.chunks_for("interleaved", plan.model.layers)
+        if n * layout.pipeline <= plan.model.layers
+    ]
+    opened = _opened(subject, one.cross(chunks=chunks))
+    ranking = _ranking(Candidates(subject, opened), machine, layout.world_size, space)
+    best = utilisation(plan, machine, seconds)
+    misses = _by_batch(subject, ranking, best)
+    return sorted((miss for miss in misses if miss.saves > WORTH), key=lambda miss: -miss.saves)
+
+
+def _narrow(found: Found) -> SearchSpace:
+    """The choices that the finalists made."""
+    ranking = found.ranking
+    rows = ranking.priced.fitting[ranking.order[: len(ranking.simulated)]][: found.space.finalists]
+    grid = ranking.priced.candidates.grid.take(rows)
+    modes = ("none", "attention", "layer")
+    return found.space.model_copy(
+        update={
+            "micro": tuple(np.unique(grid["micro"]).tolist()),
+            "context": tuple(np.unique(grid["context"]).tolist()),
+            "zero": tuple(np.unique(grid["zero"]).tolist()),
+            "recompute": tuple(modes[n] for n in np.unique(grid["recompute"]).tolist()),
+            "sequence_parallel": tuple(bool(n) for n in np.unique(grid["sequence_parallel"]).tolist()),
+        }
+    )
+
+
+def _batches(found: Found, space: SearchSpace, best: Winner) -> Iterator[NearMiss]:
+    every = legal_plans(found.subject, found.machine, found.ranks, space, ("batch", "interleaving"))
+    opened = _opened(found.subject, every.candidates.grid)
+    ranking = _ranking(Candidates(found.subject, opened), found.machine, found.ranks, space)
+    yield from _by_batch(found.subject, ranking, best.utilisation)
+
+
+def _opened(subject: Subject, grid: Grid) -> Grid:
+    """Rows that the batch forbids, with the nearest batches that allow them."""
+    broken = grid.take(~np.logical_and.reduce([law.keeps(subject, grid) for law in LAWS]))
+    unit = broken["micro"] * broken["data"]
+    unit = unit * np.where(broken["schedule"] == INTERLEAVED, broken["pipeline"], 1)
+    below = subject.sequences // unit * unit
+    both = [Grid({**broken.columns, "sequences": batch}) for batch in (below, below + unit)]
+    rows = both[0].joined(both[1])
+    near = np.abs(rows["sequences"] - subject.sequences) <= NEAR * subject.sequences
+    return rows.take(near & (rows["sequences"] > 0))
+
+
+def _by_batch(subject: Subject, ranking: Ranking, best: float) -> Iterator[NearMiss]:
+    """The best plan of each batch."""
+    batches: set[int] = set()
+    for winner in ranking.winners(len(ranking.simulated)):
+        batch = winner.plan.batch.sequences
+        if batch in batches or len(batches) == BATCHES:
+            continue
+        batches.add(batch)
+        change = f"batch {batch:,} instead of {subject.sequences:,}"
+        yield _miss(change, _batch_obstacle(subject, winner.plan), winner, best)
+
+
+def _batch_obstacle(subject: Subject, plan: Plan) -> str:
+    layout = plan.layout
+    row = {
+        "sequences": subject.sequences,
+        "data": layout.data,
+        "micro": plan.batch.micro,
+        "pipeline": layout.pipeline,
+        "schedule": SCHEDULE_NAMES.index(plan.schedule),
+    }
+    grid = Grid({name: np.array([value]) for name, value in row.items()})
+    broken = [
+        law for law in LAWS if law.name in ("batch", "interleaving") and not law.keeps(subject, grid).all()
+    ]
+    return "; ".join(told(law, subject, row) for law in broken)
+
+
+def _models(found: Found, space: SearchSpace, best: Winner) -> Iterator[NearMiss]:
+    for change, obstacle, model in _other_models(found.subject.model, found.machine, best.plan):
+        if model.problems():
+            continue
+        subject = replace(found.subject, model=model)
+        yield from _best_of(change, obstacle, replace(found, subject=subject), space, best)
+
+
+def _other_models(model: ModelShape, machine: Machine, plan: Plan) -> Iterator[tuple[str, str, ModelShape]]:
+    """One layer more or fewer, heads that tensor ranks divide, a vocabulary without padding."""
+    stages, tensor = plan.layout.stages, plan.layout.tensor
+    for layers in (model.layers - 1, model.layers + 1):
+        if layers > 0:
+            each = f"{model.layers} layers over {stages} stages are {model.layers / stages:.3g} each"
+            obstacle = f"{each}, and the first and last stage hold the model's ends besides"
+            yield _changed(model, "layers", layers, obstacle)
+    for degree in (n for n in (2, 4, 8, 16) if machine.devices_per_node % n == 0 and model.heads % n):
+        below = model.heads // degree * degree
+        for heads in (below, below + degree):
+            if heads > 0 and model.kv_heads is None:
+                yield _changed(
+                    model, "heads", heads, f"tensor {degree} does not divide the {model.heads} heads"
+                )
+    padded = model.padded_vocabulary(tensor)
+    if padded != model.vocabulary:
+        below = padded - model.vocabulary_multiple * tensor
+        if below > 0:
+            yield _changed(
+                model, "vocabulary", below, f"vocabulary {model.vocabulary:,} is padded to {padded:,} rows"
+            )
+
+
+def _changed(model: ModelShape, field: str, value: int, obstacle: str) -> tuple[str, str, ModelShape]:
+    change = f"{field} {value:,} instead of {getattr(model, field):,}"
+    return change, obstacle, model.model_copy(update={field: value})
+
+
+def _nodes(found: Found, space: SearchSpace, best: Winner) -> Iterator[NearMiss]:
+    machine, per_node = found.machine, found.machine.devices_per_node
+    if machine.sharing == "shared" or found.ranks % per_node:
+        return
+    now = found.ranks // per_node
+    for nodes in sorted({now + sign * n for n in NODES for sign in (-1, 1)}):
+        if nodes < 1:
+            continue
+        other = machine.with_nodes(max(nodes, machine.nodes))
+        asked = replace(found, machine=other, ranks=nodes * per_node)
+        change = f"{nodes:,} nodes instead of {now:,}"
+        legal = len(found.enumerated.candidates)
+        yield from _best_of(change, f"{found.ranks:,} ranks allow {legal:,} legal plans", asked, space, best)
+
+
+def _best_of(
+    change: str, obstacle: str, asked: Found, space: SearchSpace, best: Winner
+) -> Iterator[NearMiss]:
+    """The best plan of another subject or machine, if it saves."""
+    legal = legal_plans(asked.subject, asked.machine, asked.ranks, space).candidates
+    for winner in _ranking(legal, asked.machine, asked.ranks, space).winners(1):
+        yield _miss(change, obstacle, winner, best.utilisation)
+
+
+def _ranking(candidates: Candidates, machine: Machine, ranks: int, space: SearchSpace) -> Ranking:
+    return rank(price(candidates, machine, memory_limit(machine, ranks, space)), machine, FEW)
+
+
+def _miss(change: str, obstacle: str, winner: Winner, best: float) -> NearMiss:
+    return NearMiss(change, obstacle, winner.plan, winner.seconds, 1 - best / winner.utilisation)

@@ -1,0 +1,231 @@
+"""From measurements to a machine file: rates as measured, and the constants with which the cost model repeats them.
+
+Nothing here is a model of its own. The constants are chosen so that the cost model's formulas for products, attention,
+collectives and whole steps of small models give the measured seconds, robustly and with priors (constants.yaml).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from trivium.config import Tree, build, to_tree
+from trivium.cost.case import case_of
+from trivium.cost.collectives import all_gather_seconds, all_reduce_seconds, send_seconds
+from trivium.cost.constants import priors, shipped_constants
+from trivium.cost.hardware import HERE, Link, Machine, machine_named
+from trivium.cost.kernels import Device
+from trivium.cost.layer import MASKED
+from trivium.cost.step_time import step_seconds
+from trivium.plan.plan import Plan
+from trivium.planner.measured import Attention, Exchange, Measured, Product
+
+Array = NDArray[np.float64]
+
+BACKWARD_ATTENTION = 2.5 / 0.9  # FLOPs and their speed over the forward's, as in cost/layer.py
+WIDTHS = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+ROBUST = 0.1  # residuals, as logarithms of ratios, beyond which a measurement loses its pull
+# How firmly the start of the search is believed: one unit of cost per factor of e away from it, times this. The weight
+# of a single product is 1; a whole step says more about steps.
+PRIOR_WEIGHT, STEP_WEIGHT = 0.05, 3.0
+LINK_START = (1e-4, 1e-4, 1e9)  # seconds to start, seconds of a hop, bytes per second
+# Where the search begins on a CPU, whose constants the published runs of GPUs say nothing about.
+CPU_START = {
+    "gemm_cpu": 0.95,
+    "gemm_ramp": 5.0,
+    "memory": 0.6,
+    "operation_seconds": 5e-6,
+    "flash_cpu": 0.4,
+    "eager_traffic": 2.0,
+}
+# GPUs by the name their driver gives, and the shipped machine whose data sheet is theirs.
+KNOWN = {"A100": "dgx-a100-80", "H100": "dgx-h100", "H200": "dgx-h200", "B200": "dgx-b200"}
+UNKNOWN = "workstation"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A measurement beside the cost model's figure for it, in seconds. weight: of its error in the fit."""
+
+    what: str
+    measured: float
+    predicted: float
+    weight: float = 1.0
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True)
+class Probed:
+    """The machine as its file holds it, and how well it repeats what was measured."""
+
+    machine: Machine
+    compared: tuple[Compared, ...]
+
+    def error_of(self, kind: str) -> float:
+        """Median of the absolute errors of the measurements whose names start with `kind`; 0 where there are none."""
+        errors = [abs(c.error) for c in self.compared if c.what.startswith(kind)]
+        return float(np.median(errors)) if errors else 0.0
+
+
+def probed(measured: Measured, name: str) -> Probed:
+    """The machine that repeats the measurements best."""
+    machine = _with_rates(measured, name)
+    machine = _with_constants(machine, measured)
+    machine = machine.model_copy(update=_links(machine, measured.exchanges))
+    return Probed(machine, (*on_device(machine, measured), *between_ranks(machine, measured)))
+
+
+def write_machine(path: Path, machine: Machine) -> None:
+    """As YAML, readable by `--machine FILE`; figures to four digits."""
+    tree = {k: v for k, v in to_tree(machine).items() if v is not None}
+    path.write_text(yaml.safe_dump(_rounded(tree), sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def _with_rates(measured: Measured, name: str) -> Machine:
+    """The nearest shipped machine, with what can be read off single measurements."""
+    known = (machine for part, machine in KNOWN.items() if part in measured.device)
+    base = HERE if measured.is_cpu else next(known, UNKNOWN)
+    tree = to_tree(machine_named(base)) | {"name": name, "device": measured.device, "nodes": 1}
+    when = f"measured on {datetime.now(UTC).date().isoformat()} by `trivium plan probe`"
+    tree["devices_per_node"], tree["memory_bytes"] = measured.devices, measured.memory_bytes
+    largest = max(measured.streams, key=lambda s: s.elements)
+    tree["sources"] |= {"constants": when, "memory_bytes": when}
+    if measured.is_cpu:
+        fastest = {dtype: max(_speed(p) for p in of) for dtype, of in _by_dtype(measured.products).items()}
+        tree["peak"] |= fastest
+        tree["memory_bandwidth"] = largest.moved_bytes / largest.seconds
+        tree["sources"] |= {"peak": f"fastest product {when}", "memory_bandwidth": f"sum of vectors {when}"}
+    if measured.exchanges:
+        tree["sources"] |= {"node_link": when, "fabric_link": when}
+    tree["constants"] = {}
+    return build(Machine, tree)
+
+
+def _with_constants(machine: Machine, measured: Measured) -> Machine:
+    """Choose the constants by least squares over all measurements of one device."""
+    start = _start(machine)
+    names = list(start)
+    begin = np.log(np.array([start[n] for n in names]))
+
+    def misses(x: Array) -> Array:
+        values = dict(zip(names, np.exp(x).tolist(), strict=True))
+        found = on_device(_changed(machine, values), measured)
+        return np.concatenate([_misses(found), PRIOR_WEIGHT * (x - begin)])
+
+    found = least_squares(misses, begin, loss="soft_l1", f_scale=ROBUST)
+    return _changed(machine, dict(zip(names, np.exp(found.x).tolist(), strict=True)))
+
+
+def _start(machine: Machine) -> dict[str, float]:
+    if machine.generation == "cpu":
+        return CPU_START
+    of = machine.generation
+    names = (f"gemm_{of}", f"flash_{of}", "gemm_ramp", "memory", "operation_seconds", "launch_seconds")
+    return {n: max(priors()[n].value, 1e-9) for n in names}
+
+
+def _changed(machine: Machine, values: dict[str, float]) -> Machine:
+    fixed = (
+        {"launch_seconds": 0.0} if machine.generation == "cpu" else {}
+    )  # an operation on a CPU is its own launch
+    return machine.model_copy(update={"constants": {**fixed, **values}})
+
+
+def _misses(found: Sequence[Compared]) -> Array:
+    """Logarithms of predicted over measured, weighted."""
+    weights, ratios = zip(*((c.weight, c.predicted / c.measured) for c in found), strict=True)
+    misses: Array = np.asarray(weights) * np.log(ratios)
+    return misses
+
+
+def on_device(machine: Machine, measured: Measured) -> list[Compared]:
+    """What the cost model says of everything that was measured on one device."""
+    constants = shipped_constants().with_values(machine.constants)
+    devices = {dtype: Device(machine, constants, width) for dtype, width in WIDTHS.items()}
+    found = []
+    for p in measured.products:
+        if p.dtype in ("fp32", "bf16"):
+            seconds = float(devices[p.dtype].product(p.m, p.n, p.k))
+            found.append(Compared(f"product {p.dtype} {p.m} x {p.k} x {p.n}", p.seconds, seconds))
+    for a in measured.attentions:
+        forward, backward = _attention(a, devices["fp32"])
+        what = f"attention {a.sequences} x {a.heads} x {a.sequence} x {a.head_width}"
+        found.append(Compared(f"{what} forward", a.forward, forward))
+        found.append(Compared(f"{what} backward", a.backward, backward))
+    for s in measured.steps:
+        plan = Plan.model_validate({"model": s.model, "batch": s.batch})
+        what = f"step of {plan.model.layers} layers, hidden {plan.model.hidden}"
+        seconds = float(step_seconds(case_of(plan), machine).seconds)
+        found.append(Compared(what, s.seconds, seconds, STEP_WEIGHT))
+    return found
+
+
+def between_ranks(machine: Machine, measured: Measured) -> list[Compared]:
+    """What the cost model says of every collective that was measured."""
+    return [
+        Compared(
+            f"exchange {e.collective} of {e.tensor_bytes} bytes over {e.ranks} ranks",
+            e.seconds,
+            exchange_seconds(e, machine),
+        )
+        for e in measured.exchanges
+    ]
+
+
+def _attention(a: Attention, device: Device) -> tuple[float, float]:
+    """As cost/layer.py prices fused attention."""
+    heads = a.sequences * a.heads
+    flops = 4.0 * heads * a.sequence**2 * a.head_width * MASKED
+    forward, backward = (device.attention(n * flops, heads, a.sequence) for n in (1.0, BACKWARD_ATTENTION))
+    return float(forward), float(backward)
+
+
+def _links(machine: Machine, exchanges: Sequence[Exchange]) -> dict[str, Link]:
+    """One link for all: the ranks of this machine share it."""
+    if not exchanges:
+        return {}
+
+    def misses(x: Array) -> Array:
+        tried = machine.model_copy(update={"node_link": _link(x)})
+        return np.log([exchange_seconds(e, tried) / e.seconds for e in exchanges])
+
+    link = _link(least_squares(misses, np.log(LINK_START), loss="soft_l1", f_scale=3 * ROBUST).x)
+    return {"node_link": link, "fabric_link": link}
+
+
+def _link(x: Array) -> Link:
+    start, latency, bandwidth = np.exp(x).tolist()
+    return Link(bandwidth=bandwidth, efficiency=1.0, latency_seconds=latency, start_seconds=start)
+
+
+def exchange_seconds(exchange: Exchange, machine: Machine) -> float:
+    """A collective between ranks of one node; where ranks share its devices, while all of them want one."""
+    link, crowding = machine.node_link, machine.crowding(exchange.ranks)
+    if exchange.collective == "send":
+        return crowding * float(send_seconds(exchange.tensor_bytes, link))
+    ring = all_reduce_seconds if exchange.collective == "all_reduce" else all_gather_seconds
+    return crowding * float(ring(exchange.tensor_bytes, exchange.ranks, link))
+
+
+def _by_dtype(products: Sequence[Product]) -> dict[str, list[Product]]:
+    return {dtype: [p for p in products if p.dtype == dtype] for dtype in {p.dtype for p in products}}
+
+
+def _speed(product: Product) -> float:
+    return 2.0 * product.m * product.n * product.k / product.seconds
+
+
+def _rounded(tree: Tree) -> Tree:
+    """Floats to four digits: more would be noise."""
+    return {
+        k: _rounded(v) if isinstance(v, dict) else float(f"{v:.4g}") if isinstance(v, float) else v
+        for k, v in tree.items()
+    }

@@ -1,0 +1,66 @@
+"""Collectives between ranks: ours, as the trainer calls them, which is between other work.
+
+On a machine whose ranks share cores it matters what the others do meanwhile: a rank that waits gives its core away, and
+must get it back. So every collective is timed between two products, and the products' own time is taken off.
+"""
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import get_args
+
+import torch
+
+from trivium.parallel.collectives import all_gather, all_reduce_, reduce_scatter, rotate
+from trivium.parallel.mesh import Group
+from trivium.planner.measured import Collective, Exchange
+from trivium.probe.timing import finished
+
+SIZES = (1 << 10, 1 << 16, 1 << 19, 1 << 22)  # bytes of the whole tensor
+BATCHES, REPEATS = 5, 8  # the median of means: one call alone may be a time slice too lucky or too late
+WIDTH = 4
+BETWEEN = 384  # rows and columns of the product between two collectives: about a millisecond of a core
+LEAST_SECONDS = 1e-6
+
+
+def exchanges(group: Group, device: torch.device) -> tuple[Exchange, ...]:
+    """Every collective at every size over the whole group; all its ranks must call this alike."""
+    square = torch.ones(BETWEEN, BETWEEN, device=device)
+
+    def between() -> object:
+        return square @ square
+
+    alone = _mean_seconds(between, group, device)
+    found = []
+    for kind in get_args(Collective):
+        for size in SIZES:
+            collective = _work(kind, size, group, device)
+            both = _mean_seconds(lambda: (between(), collective()), group, device)  # noqa: B023
+            found.append(Exchange(kind, group.size, size, max(LEAST_SECONDS, both - alone)))
+    return tuple(found)
+
+
+def _mean_seconds(work: Callable[[], object], group: Group, device: torch.device) -> float:
+    """Of one `work`, while the others of the group do the same: the median over batches of the mean."""
+    means = []
+    for _ in range(BATCHES):
+        all_reduce_(torch.zeros(1, device=device), group)
+        finished(device)
+        begin = time.perf_counter()
+        for _ in range(REPEATS):
+            work()
+        finished(device)
+        means.append((time.perf_counter() - begin) / REPEATS)
+    return median(means)
+
+
+def _work(kind: Collective, size: int, group: Group, device: torch.device) -> Callable[[], object]:
+    whole = torch.ones(size // WIDTH, device=device)
+    part = torch.ones(size // WIDTH // group.size, device=device)
+    works: dict[Collective, Callable[[], object]] = {
+        "all_reduce": lambda: all_reduce_(whole, group),
+        "all_gather": lambda: all_gather(part, group),
+        "reduce_scatter": lambda: reduce_scatter(whole, group),
+        "send": lambda: rotate((whole,), group),  # every rank sends one and receives one
+    }
+    return works[kind]

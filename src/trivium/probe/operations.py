@@ -1,0 +1,81 @@
+"""Products, memory, attention and the optimizer on one device."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from trivium.planner.measured import Attention, Product, Stream, Update
+from trivium.probe.timing import median_seconds
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64, "fp16": torch.float16}
+# Rows, columns and inner length: square ones, tall and skinny ones, and a ramp of inner lengths.
+SHAPES = (
+    *((n, n, n) for n in (128, 256, 512, 1024)),
+    *((1024, 512, k) for k in (16, 64, 256, 1024)),
+    *((4096, 64, 64), (2048, 96, 384), (64, 4096, 256), (192, 192, 2048), (32, 1024, 1024)),
+)
+SCALE_ON_GPU = 8  # of every length but the ramp's: a GPU needs larger products to be busy
+STREAMS = (1 << 10, 1 << 14, 1 << 18, 1 << 22)  # elements
+UPDATES = (1 << 16, 1 << 20)
+ATTENTIONS = ((4, 256, 4, 32), (2, 512, 4, 64), (8, 64, 8, 64))  # sequences, positions, heads, head width
+
+
+def products(device: torch.device, budget: float) -> tuple[Product, ...]:
+    """Every shape in fp32 and bf16, and one square in fp64 and fp16."""
+    scale = SCALE_ON_GPU if device.type == "cuda" else 1
+    asked = [(name, tuple(scale * n for n in shape)) for name in ("fp32", "bf16") for shape in SHAPES]
+    asked += [("fp64", SHAPES[2]), ("fp16", SHAPES[2])]
+    each = budget / len(asked)
+    return tuple(_product(device, name, m, n, k, each) for name, (m, n, k) in asked)
+
+
+def streams(device: torch.device, budget: float) -> tuple[Stream, ...]:
+    """Sums of vectors, from those that fit a cache to those that do not."""
+    found = []
+    for elements in STREAMS:
+        a, b, out = (torch.ones(elements, device=device) for _ in range(3))
+        seconds = median_seconds(lambda: torch.add(a, b, out=out), device, budget=budget / len(STREAMS))  # noqa: B023
+        found.append(Stream(elements, seconds))
+    return tuple(found)
+
+
+def attentions(device: torch.device, budget: float) -> tuple[Attention, ...]:
+    """Fused causal attention, forward and backward apart."""
+    return tuple(_attention(device, shape, budget / len(ATTENTIONS)) for shape in ATTENTIONS)
+
+
+def updates(device: torch.device, budget: float) -> tuple[Update, ...]:
+    """Fused AdamW, as the trainer uses it."""
+    found = []
+    for elements in UPDATES:
+        weights = torch.nn.Parameter(torch.ones(elements, device=device))
+        weights.grad = torch.ones_like(weights)
+        rule = torch.optim.AdamW([weights], fused=True)
+        found.append(Update(elements, median_seconds(rule.step, device, budget=budget / len(UPDATES))))
+    return tuple(found)
+
+
+def _product(device: torch.device, name: str, m: int, n: int, k: int, budget: float) -> Product:
+    """As a linear layer does it: x W^T."""
+    dtype = DTYPES[name]
+    x = torch.randn(m, k, device=device).to(dtype)
+    weight = torch.randn(n, k, device=device).to(dtype)
+    return Product(name, m, n, k, median_seconds(lambda: F.linear(x, weight), device, budget=budget))
+
+
+def _attention(device: torch.device, shape: tuple[int, int, int, int], budget: float) -> Attention:
+    sequences, sequence, heads, width = shape
+    q, k, v = (
+        torch.randn(sequences, heads, sequence, width, device=device).requires_grad_() for _ in range(3)
+    )
+
+    def forward() -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def both() -> None:
+        torch.autograd.backward(forward().sum())
+
+    first = median_seconds(forward, device, budget=budget / 2)
+    whole = median_seconds(both, device, budget=budget / 2)
+    return Attention(*shape, forward=first, backward=max(whole - first, math.ulp(1.0)))

@@ -1,0 +1,127 @@
+"""One page of one plan: its figures, and the schedule drawn over time with what each pipeline rank holds.
+
+The drawing is a canvas: a step of MT-NLG has 16,800 actions, too many for one element each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
+
+from trivium.report.embed import embedded_json, policy
+from trivium.units import format_bytes, format_seconds
+
+DIGITS = 7  # of a time in seconds: a step of a day is drawn to the hundredth of a second
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One pipeline rank. spans: op (F, B, I or W), micro-batch, stage, start and end in seconds, in order.
+
+    memory: (seconds, bytes held from then on), in order.
+    """
+
+    name: str
+    spans: Sequence[tuple[str, int, int, float, float]]
+    memory: Sequence[tuple[float, float]] = ()
+
+    @property
+    def busy(self) -> float:
+        """Seconds of work."""
+        return sum(end - start for *_, start, end in self.spans)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A tensor that crosses from one lane to another: sent and arrived in seconds."""
+
+    source: int
+    target: int
+    sent: float
+    arrived: float
+
+
+@dataclass(frozen=True)
+class Titled:
+    """A table under a title; the first column is text, the others stand to the right."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What the page shows. memory_limit: bytes a rank may use, the full height of a lane's memory."""
+
+    title: str
+    text: Sequence[str]
+    lanes: Sequence[Lane]
+    moved: Sequence[Moved]
+    memory_limit: float
+    tables: Sequence[Titled] = ()
+
+    @property
+    def duration(self) -> float:
+        """Seconds from the first action to the end of the last."""
+        return max((span[4] for lane in self.lanes for span in lane.spans), default=0.0)
+
+
+def write_chart(path: Path, chart: Chart) -> None:
+    """Write the page, replacing an older one in one step."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(render_chart(chart), encoding="utf-8")
+    partial.replace(path)
+
+
+def render_chart(chart: Chart) -> str:
+    """The page as text; data reaches it only through escaping."""
+    environment = Environment(
+        loader=PackageLoader("trivium.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    script = str(environment.get_template("gantt.js").render())
+    return environment.get_template("gantt.html").render(
+        chart=chart,
+        duration=format_seconds(chart.duration),
+        summary=summary(chart),
+        data=Markup(embedded_json(drawing(chart))),
+        script=Markup(script),
+        policy=policy(script),
+    )
+
+
+def drawing(chart: Chart) -> dict[str, Any]:
+    """The chart as the page's script reads it: lists of numbers, times rounded."""
+    return {
+        "duration": _rounded(chart.duration),
+        "limit": chart.memory_limit,
+        "lanes": [
+            {
+                "name": lane.name,
+                "spans": [[op, m, s, _rounded(a), _rounded(b)] for op, m, s, a, b in lane.spans],
+                "memory": [[_rounded(t), round(held)] for t, held in lane.memory],
+            }
+            for lane in chart.lanes
+        ],
+        "moved": [[m.source, m.target, _rounded(m.sent), _rounded(m.arrived)] for m in chart.moved],
+    }
+
+
+def summary(chart: Chart) -> list[tuple[str, str, str, str]]:
+    """For every lane its name, work, idle time and largest memory: the drawing in words."""
+    return [
+        (
+            lane.name,
+            format_seconds(lane.busy),
+            f"{1 - lane.busy / chart.duration:.1%}" if chart.duration else "–",
+            format_bytes(max((held for _, held in lane.memory), default=0)),
+        )
+        for lane in chart.lanes
+    ]
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.{DIGITS}g}")

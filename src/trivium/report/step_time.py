@@ -1,0 +1,64 @@
+"""Seconds of a step: predicted before the run, and measured in it, part by part as far as the trace tells."""
+
+from statistics import median
+from typing import Any, NamedTuple
+
+from trivium.report.parts import Table
+from trivium.units import format_seconds
+
+Tree = dict[str, Any]
+
+LIMITS = (
+    " Parts of a step are those of the pipeline rank that works longest, in one step that was traced, its kept tensors "
+    "counted meanwhile; where ranks share cores a part also holds the time in which others ran."
+)
+
+
+class Part(NamedTuple):
+    """One part of a step as people read it, the parts of the estimate in it, and the measured phase."""
+
+    name: str
+    predicted: tuple[str, ...]
+    measured: str
+
+
+PARTS = (
+    Part("stages, with tensor collectives", ("compute", "tensor_collectives"), "stages"),
+    Part("waiting for other stages", ("bubble", "pipeline_transfers"), "waiting"),
+    Part("reducing gradients and updating", ("data_collectives", "optimizer"), "update"),
+    Part("reading the batch, agreeing on the loss", (), "other"),
+)
+
+
+def step_time(report: Tree) -> list[Table]:
+    """The table of predicted against measured; nothing where neither is known."""
+    estimate = (report["plan"] or {}).get("estimate") or {}
+    predicted, measured = estimate.get("seconds"), median_seconds(report["training"]["curves"]["steps"])
+    if measured is None:
+        return []
+    rows = [_row("step of the full batch, median", predicted, measured)]
+    longest = busiest(report["training"]["phases"])
+    parts = estimate.get("parts") or {}
+    for part in PARTS if longest else ():
+        asked = [parts[name] for name in part.predicted if name in parts]
+        rows.append(_row(part.name, sum(asked) if asked else None, longest[part.measured]))
+    return [Table(("part of a step", "predicted", "measured", "measured / predicted"), rows)]
+
+
+def median_seconds(steps: list[Tree]) -> float | None:
+    """Of a step of the largest batch, by the metrics; None when none was timed."""
+    largest = max((s.get("sequences") or 0 for s in steps), default=0)
+    found = [s["seconds"] for s in steps if s.get("seconds") and (s.get("sequences") or 0) == largest]
+    return median(found) if found else None
+
+
+def busiest(phases: list[Tree]) -> dict[str, float]:
+    """The measured phases of the rank whose stages took longest; empty when no rank has all."""
+    found = [p["seconds"] for p in phases if all(part.measured in p["seconds"] for part in PARTS)]
+    return max(found, key=lambda seconds: seconds["stages"], default={})
+
+
+def _row(name: str, predicted: float | None, measured: float) -> tuple[str, str, str, str]:
+    told = "none" if predicted is None else format_seconds(predicted)
+    ratio = f"{measured / predicted:.2f}" if predicted else "–"
+    return (name, told, format_seconds(measured), ratio)

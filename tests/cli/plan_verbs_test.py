@@ -1,0 +1,145 @@
+"""The verbs of `plan` that estimate, calibrate and probe."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cli.main_test import Ended, imported, trivium
+from trivium.cli import main as entry
+from trivium.cli.plan_calibrate import learned_from
+from trivium.cli.plan_estimate import Asked, tell, tree, with_batch
+from trivium.cli.plan_probe import lines
+from trivium.cli.price import machine_of
+from trivium.cli.run_config import Given, resolve
+from trivium.config import to_tree
+from trivium.cost.estimate import estimate
+from trivium.errors import ConfigError, DataError
+from trivium.planner.probed import Compared, Probed
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """Runs the command line in an empty directory."""
+
+    def run(*words):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["trivium", *words])
+        with pytest.raises(SystemExit) as stopped:
+            entry.main()
+        return Ended(int(stopped.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+def demo():
+    return resolve(Given("demo")).plan
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "estimate", "--html", "plan.html", "--json", "plan.json"],
+        ["plan", "calibrate", "--run", "nowhere"],
+        ["plan", "probe", "--help"],
+    ],
+    ids=" ".join,
+)
+def test_no_verb_but_probe_imports_torch(words, tmp_path):
+    assert not imported(trivium(*words, cwd=tmp_path)) & {"torch", "scipy", "plotly"}
+
+
+def test_an_estimate_writes_a_page_and_data_that_agree(call, tmp_path):
+    done = call("plan", "estimate", "--machine", "dgx-h100", "--html", "plan.html", "--json", "plan.json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads((tmp_path / "plan.json").read_text())
+    drawn = re.search(r'id="data">(.*?)</script>', (tmp_path / "plan.html").read_text(), re.S).group(1)
+    lanes = json.loads(drawn)["lanes"]
+    assert len(lanes) == len(data["ranks"]) == 2
+    for lane, rank in zip(lanes, data["ranks"], strict=True):
+        busy = sum(end - start for *_, start, end in lane["spans"])
+        seconds = rank["seconds"]
+        assert busy == pytest.approx(seconds["forward"] + seconds["backward"], rel=1e-4)
+    assert data["seconds"] == pytest.approx(sum(data["estimate"]["parts"].values()))
+
+
+def test_a_training_and_its_failures_are_priced_together(call):
+    asked = ("plan", "estimate", "--machine", "selene", "--tokens", "1B")
+    plain = call(*asked).stdout
+    losing = call(*asked, "--failures", "60", "2").stdout
+    assert "1B tokens" in plain and "kWh" in plain and "Daly" not in plain
+    assert "Young" in losing and "saving and failures add" in losing
+
+
+def test_a_ramp_makes_a_training_longer_than_its_tokens_at_full_batch():
+    plan, machine = demo(), machine_of("selene")
+    told = tell(plan, machine, Asked("demo", tokens=1_000_000))
+    full = 1_000_000 / plan.tokens(plan.batch.sequences) * told.seconds
+    assert told.training is not None and told.training.seconds > full
+
+
+def test_a_learned_factor_multiplies_every_second_and_no_byte(call, tmp_path):
+    plan, machine = demo(), machine_of("selene")
+    run_of(tmp_path / "run", factor=1.5)
+    stack = learned_from(tmp_path / "run")
+    plain, slower = (tree(tell(plan, machine, Asked("demo"), s)) for s in (None, stack))
+    assert slower["seconds"] == pytest.approx(1.5 * plain["seconds"])
+    assert slower["ranks"][0]["memory"] == plain["ranks"][0]["memory"]
+    assert call("plan", "calibrate", "--run", "run", "--out", "stack.yaml").returncode == 0
+    done = call("plan", "estimate", "--machine", "selene", "--stack", "stack.yaml")
+    assert done.returncode == 0 and "x 1.500" in done.stdout
+
+
+def run_of(at: Path, *, factor: float, steps: int = 20) -> None:
+    """A run directory whose steps took `factor` times what is predicted, through the ramp."""
+    config = resolve(Given("demo", ("machine=selene",)))
+    (at / "training").mkdir(parents=True)
+    (at / "config.json").write_text(json.dumps(to_tree(config)))
+    machine = machine_of("selene")
+    rows = []
+    for step in range(40, 40 + steps):
+        sequences = config.plan.batch.at(step).sequences
+        seconds = factor * estimate(with_batch(config.plan, sequences), machine).seconds
+        rows.append(json.dumps({"step": step, "sequences": sequences, "seconds": seconds, "loss": 1.0}))
+    (at / "training" / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+
+
+def test_calibrating_what_is_no_run_says_so(tmp_path):
+    with pytest.raises(DataError, match="not a run directory"):
+        learned_from(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["plan", "estimate", "--machine", "selen"], "did you mean 'selene'"),
+        (["plan", "estimate", "--machine", "nowhere.yaml"], "nowhere.yaml"),
+        (["plan", "estimate", "--stack", "nowhere.yaml"], "nowhere.yaml"),
+        (["plan", "estimate", "--tokens", "many"], "'many' is not a quantity"),
+        (["plan", "estimate", "--failures", "0", "24"], "time of a save is 0"),
+        (["plan", "probe", "--out", "machine.json"], "end it in .yaml"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_cannot_be_priced_is_refused_with_its_value(call, words, says):
+    done = call(*words)
+    assert done.returncode == 2 and says in done.stderr, done.stderr
+
+
+def test_a_machine_file_is_a_machine_by_its_path(tmp_path):
+    tree_of = {"base": "dgx-h100", "name": "ours", "nodes": 3, "price_per_hour": 2.5}
+    (tmp_path / "ours.yaml").write_text(yaml.safe_dump(tree_of))
+    machine = machine_of(str(tmp_path / "ours.yaml"))
+    assert (machine.name, machine.devices, machine.price_per_hour) == ("ours", 24, 2.5)
+    (tmp_path / "bad.yaml").write_text("nodes: 0\nbase: dgx-h100\n")
+    with pytest.raises(ConfigError, match="nodes"):
+        machine_of(str(tmp_path / "bad.yaml"))
+
+
+def test_a_probe_says_how_well_the_model_repeats_what_it_measured():
+    found = Probed(machine_of("dgx-h100"), (Compared("product a", 1.0, 1.1), Compared("step b", 2.0, 1.8)))
+    text = "\n".join(lines(found))
+    assert "error of a product" in text and "10.0%" in text and "exchange" not in text

@@ -1,0 +1,41 @@
+import pytest
+
+from trivium.cost.in_flight import peak_counts, peak_counts_of
+from trivium.plan.schedule import ScheduleName, make_schedule, parse_schedule, peak_activations
+
+CHUNKS: dict[ScheduleName, tuple[int, ...]] = {
+    "gpipe": (1,),
+    "1f1b": (1,),
+    "zb-h1": (1,),
+    "interleaved": (2, 3, 4),
+    "zb-v": (2,),
+}
+
+
+@pytest.mark.parametrize("pipeline", range(1, 8))
+@pytest.mark.parametrize("name", CHUNKS)
+def test_counts_by_arithmetic_are_those_read_off_the_table(name: ScheduleName, pipeline: int) -> None:
+    for chunks in CHUNKS[name]:
+        for micro_batches in range(1, 3 * pipeline + 4):
+            if (name == "interleaved" and micro_batches % pipeline) or (name == "zb-v" and pipeline == 1):
+                continue
+            shape = {"pipeline": pipeline, "micro_batches": micro_batches, "chunks": chunks}
+            table = make_schedule(name, **shape)
+            counts = peak_counts(name, **shape)
+            assert counts == tuple(peak_counts_of(row) for row in table), shape
+            assert [max(map(sum, sets)) for sets in counts] == [peak_activations(row) for row in table], shape
+
+
+def test_a_set_that_another_contains_is_left_out() -> None:
+    (row,) = parse_schedule(["F0.0 F1.0 B0.0 B1.0 F2.0 B2.0"])
+    assert peak_counts_of(row) == ((2,),)
+
+
+def test_an_activation_is_held_until_its_weight_gradient_is_there() -> None:
+    (row,) = parse_schedule(["F0.0 I0.0 F1.0 W0.0 I1.0 W1.0"])
+    assert peak_counts_of(row) == ((2,),)
+
+
+def test_stages_of_one_rank_may_peak_at_different_times() -> None:
+    (row,) = parse_schedule(["F0.0 F1.0 F0.1 B0.1 B0.0 F1.1 F2.1 B2.1 B1.1 B1.0"])
+    assert peak_counts_of(row) == ((1, 2), (2, 1))

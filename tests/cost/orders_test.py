@@ -1,0 +1,44 @@
+import numpy as np
+import pytest
+
+from trivium.cost.orders import order_of, order_of_table
+from trivium.errors import ConfigError
+from trivium.plan.schedule import make_schedule, parse_schedule
+
+CHUNKS = {"gpipe": (1,), "1f1b": (1,), "interleaved": (1, 2, 3), "zb-h1": (1,), "zb-v": (2,)}
+
+
+@pytest.mark.parametrize("name", CHUNKS)
+@pytest.mark.parametrize("pipeline", [1, 2, 3, 5, 7])
+def test_an_order_is_the_table_of_the_schedule(name, pipeline):
+    compared = 0
+    for micro_batches in (1, 2, 3, 5, 6, 7, 10, 14, 21):
+        for chunks in CHUNKS[name]:
+            illegal = (name == "interleaved" and micro_batches % pipeline) or (
+                name == "zb-v" and pipeline == 1
+            )
+            if illegal:
+                continue
+            table = make_schedule(name, pipeline=pipeline, micro_batches=micro_batches, chunks=chunks)
+            fast, plain = order_of(name, pipeline, micro_batches, chunks), order_of_table(table)
+            assert np.array_equal(fast.kinds, plain.kinds) and np.array_equal(fast.numbers, plain.numbers)
+            assert np.array_equal(fast.rank_of, plain.rank_of)
+            assert (fast.micro_batches, fast.ops) == (plain.micro_batches, plain.ops)
+            compared += 1
+    assert compared or (name, pipeline) == ("zb-v", 1)
+
+
+def test_a_table_whose_rows_differ_in_length_keeps_every_action():
+    table = parse_schedule(["F0.0 F0.1 B0.1 B0.0", "F0.2 B0.2"])
+    order = order_of_table(table)
+    assert (order.kinds >= 0).sum() == 6 and order.rank_of.tolist() == [0, 0, 1]
+
+
+def test_an_interleaved_order_refuses_what_the_schedule_refuses():
+    with pytest.raises(ConfigError, match=r"\(7\) in multiples of pipeline \(3\)"):
+        order_of("interleaved", 3, 7, 2)
+
+
+def test_a_given_schedule_has_no_order_by_its_name():
+    with pytest.raises(ConfigError, match="given"):
+        order_of("given", 2, 4)

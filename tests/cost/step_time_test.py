@@ -1,0 +1,136 @@
+"""Laws of the closed form, over random plans at once."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cost.plans import mt_nlg, small
+from trivium.cost.case import Case, case_of, take
+from trivium.cost.constants import prior_constants
+from trivium.cost.hardware import Link, machine_named, this_machine
+from trivium.cost.stack import stack_named, stacks
+from trivium.cost.step_time import SCHEDULES, step_seconds
+
+SELENE = machine_named("selene")
+MEGATRON = stack_named("megatron-2022")
+PRIOR = prior_constants()
+
+
+def many(seed: int = 0, size: int = 60) -> Case:
+    """Random layouts of a 530B-like model, dense and recomputed, with every ZeRO stage."""
+    draw = np.random.default_rng(seed)
+    return replace(
+        case_of(mt_nlg()),
+        tensor=draw.choice([1, 2, 4, 8], size),
+        pipeline=draw.choice([1, 3, 5, 35], size),
+        context=draw.choice([1, 2], size),
+        data=draw.choice([1, 2, 8], size),
+        micro=draw.choice([1, 2, 4], size),
+        micro_batches=draw.choice([1, 7, 64], size),
+        recompute=draw.choice([0, 1, 2], size),
+        zero=draw.choice([0, 1, 2, 3], size),
+        sequence_parallel=draw.choice([0, 1], size),
+        scores_kept=draw.choice([0, 1], size),
+    )
+
+
+def seconds(case: Case, machine=SELENE, stack=MEGATRON, constants=PRIOR, **how):
+    return np.asarray(step_seconds(case, machine, stack, constants, **how).seconds)
+
+
+@pytest.mark.parametrize("stack", sorted(stacks()))
+def test_a_plan_alone_costs_what_it_costs_among_others(stack):
+    case = many()
+    together = seconds(case, stack=stack_named(stack))
+    alone = [float(seconds(take(case, i), stack=stack_named(stack))) for i in range(together.size)]
+    assert together == pytest.approx(alone)
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+def test_parts_are_never_negative(schedule):
+    parts = vars(step_seconds(many(), SELENE, MEGATRON, PRIOR, schedule=SCHEDULES[schedule]))
+    assert all((np.asarray(part) >= 0).all() for part in parts.values())
+
+
+@given(
+    factor=st.floats(1, 100), field=st.sampled_from(["memory_bandwidth", "node_link", "fabric_link", "peak"])
+)
+@settings(max_examples=30, deadline=None)
+def test_a_faster_machine_is_never_slower(factor, field):
+    value = getattr(SELENE, field)
+    if isinstance(value, Link):
+        faster = value.model_copy(update={"bandwidth": value.bandwidth * factor})
+    elif field == "peak":
+        faster = value.model_copy(update={"bf16": value.bf16 * factor, "fp32": value.fp32 * factor})
+    else:
+        faster = value * factor
+    case = many()
+    assert (seconds(case, SELENE.model_copy(update={field: faster})) <= seconds(case) * (1 + 1e-12)).all()
+
+
+def test_twice_the_micro_batches_take_twice_the_steady_state():
+    """Filling, reduction and optimizer are paid once, so the second half costs what the third quarter costs."""
+    case = replace(many(), micro_batches=8, zero=1)
+    one, two, four = (seconds(replace(case, micro_batches=m)) for m in (64, 128, 256))
+    assert four - two == pytest.approx(2 * (two - one))
+
+
+def test_without_latency_and_with_endless_bandwidth_only_work_and_the_bubble_are_left():
+    free = Link(bandwidth=1e30, efficiency=1.0, latency_seconds=0.0)
+    machine = SELENE.model_copy(update={"node_link": free, "fabric_link": free})
+    parts = step_seconds(many(), machine, MEGATRON, PRIOR)
+    for name in ("tensor_collectives", "context_collectives", "pipeline_transfers"):
+        assert np.asarray(getattr(parts, name)) == pytest.approx(0, abs=1e-9)
+    assert np.asarray(parts.data_collectives) == pytest.approx(0, abs=1e-6)
+
+
+def test_a_bound_of_the_roofline_holds_for_every_plan():
+    """Products alone, at peak: the step is never shorter."""
+    case = many()
+    layer = 2 * case.positions * case.hidden**2 * 12 / case.tensor * 3
+    ideal = case.micro_batches * layer * case.layers / case.pipeline / SELENE.peak.bf16
+    assert (seconds(case) >= ideal).all()
+
+
+def test_recomputing_more_takes_longer_and_fused_accumulation_less():
+    case = replace(many(), micro_batches=4)
+    modes = [seconds(replace(case, recompute=mode)) for mode in (0, 1, 2)]
+    assert (modes[0] < modes[1]).all() and (modes[1] < modes[2]).all()
+    unfused = seconds(case, stack=MEGATRON.model_copy(update={"fused_accumulation": False}))
+    assert (seconds(case) < unfused).all()
+
+
+def test_more_nodes_of_one_plan_are_never_faster():
+    """The same layout on nodes of one device sends everything over the fabric."""
+    scattered = SELENE.model_copy(update={"devices_per_node": 1, "nodes": 8 * 560})
+    assert (seconds(many()) <= seconds(many(), scattered)).all()
+
+
+@pytest.mark.parametrize("chunks", [2, 3])
+def test_chunks_divide_the_time_that_fills_the_pipeline(chunks):
+    case = replace(case_of(mt_nlg()), micro_batches=70)
+    one, several = (step_seconds(replace(case, chunks=c), SELENE, MEGATRON, PRIOR) for c in (1, chunks))
+    assert several.bubble == pytest.approx(one.bubble / chunks)
+
+
+def test_embedding_and_logits_that_count_as_layers_leave_the_ends_fewer():
+    """105 layers over 35 ranks are 3 each; with lighter ends, the busiest rank is not the one with the logits."""
+    case = replace(case_of(mt_nlg()), layers=103, ends_lighter=1)
+    assert seconds(case) < seconds(replace(case, layers=105, ends_lighter=0))
+
+
+def test_ranks_that_share_cores_take_their_time_together():
+    case = case_of(small())
+    one, many_cores = this_machine(1, 8 << 30), this_machine(64, 8 << 30)
+    assert seconds(case, one, stack_named("trivium")) > 4 * seconds(case, many_cores, stack_named("trivium"))
+
+
+def test_constants_measured_on_a_machine_hold_there():
+    slow = SELENE.model_copy(update={"constants": {"gemm_ampere": PRIOR.gemm_ampere / 2}})
+    assert (seconds(many(), slow) > seconds(many())).all()
+    assert seconds(many(), slow) == pytest.approx(
+        seconds(many(), constants=PRIOR.with_values({"gemm_ampere": PRIOR.gemm_ampere / 2}))
+    )

@@ -1,0 +1,80 @@
+"""Predicted bytes are those that a rank counts: state and peak of saved activations, on every rank, to the byte."""
+
+import dataclasses
+
+import pytest
+
+from plans import small
+from ranks import on_ranks
+from trivium.certify.layouts import generated_plans
+from trivium.certify.reference import random_rows
+from trivium.cost.memory import memory_of_rank
+from trivium.parallel.launch import Place
+from trivium.parallel.mesh import Mesh
+from trivium.parallel.zero import AdamRule
+from trivium.plan.layout import Layout
+from trivium.plan.plan import Plan
+from trivium.plan.precision import Precision
+from trivium.training.trainer import Rows, Samples, Trainer
+
+DTYPES = ("fp32", "bf16", "fp64")
+LARGEST, LARGEST_IN_BUDGET = 8, 4  # ranks of a layout
+GIVEN = ["F0.0 F1.0 B1.0 B0.0", "F0.1 B0.1 F1.1 B1.1"]
+MORE = [
+    small(pipeline=2, schedule="given", rows=GIVEN, batch={"sequences": 4}),
+    small(precision={"weights": "bf16", "gradients": "bf16"}),
+    small(data=2, precision={"weights": "bf16", "communication": "bf16"}),
+    small(tensor=2, model={"family": "llama", "heads": 2, "head": "untied"}, batch={"micro": 1}),
+    small(context=2, model={"heads": 1}, batch={"micro": 1}),
+]
+
+
+def covering_sample() -> dict[int, list[Plan]]:
+    """The generated layouts by world size, their dtypes in turn, and what the generator does not choose."""
+    found: dict[int, list[Plan]] = {}
+    for number, plan in enumerate(generated_plans(LARGEST)):
+        precision = Precision(weights=DTYPES[number % len(DTYPES)])
+        found.setdefault(plan.layout.world_size, []).append(plan.model_copy(update={"precision": precision}))
+    for plan in MORE:
+        found[plan.layout.world_size].append(plan)
+    return found
+
+
+def counted(trainer: Trainer) -> dict[str, int]:
+    """After a step: bytes of the tensors that hold the state, and the most that was saved at once."""
+    read = random_rows(trainer.plan)
+    step = Samples(0, trainer.plan.batch.sequences, lambda n, k: Rows(*read(n, k)))
+    run = trainer.train_step(0, step, 1e-3, measure=True).run
+    buckets, shards = trainer.buckets, trainer.optimizer.shards
+    # Where weights are in the masters' dtype they are their own masters.
+    own = ["moment1", "moment2"] + ["master"] * trainer.plan.precision.has_master
+    states = [trainer.optimizer.states(s)[kind] for s in shards for kind in own]
+    return {
+        "weights": sum((b.shard if trainer.plan.zero == 3 else b.weights).nbytes for b in buckets),
+        "gradients": sum(b.gradients.nbytes for b in buckets),
+        "optimizer": sum(x.nbytes for x in states),
+        "activations": run.peak_saved_bytes,
+    }
+
+
+def check(place: Place, plans: list[Plan]) -> None:
+    meshes: dict[Layout, Mesh] = {}
+    for plan in plans:
+        degrees = plan.layout.model_copy(update={"chunks": 1})
+        if degrees not in meshes:
+            meshes[degrees] = Mesh.connect(degrees, place.rank, place.world_size)
+        mesh = dataclasses.replace(meshes[degrees], layout=plan.layout)
+        found = counted(Trainer(plan, mesh, seed=1, rule=AdamRule()))
+        predicted = memory_of_rank(plan, mesh.at).categories()
+        assert found == predicted, f"rank {place.rank} counted {found}, predicted {predicted}: {plan}"
+
+
+@pytest.mark.parametrize("ranks", range(1, LARGEST_IN_BUDGET + 1))
+def test_every_rank_holds_what_was_predicted(ranks: int) -> None:
+    on_ranks(ranks, check, covering_sample()[ranks])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", range(LARGEST_IN_BUDGET + 1, LARGEST + 1))
+def test_every_rank_of_a_larger_layout_holds_what_was_predicted(ranks: int) -> None:
+    on_ranks(ranks, check, covering_sample()[ranks], timeout_seconds=600)

@@ -1,0 +1,76 @@
+"""The laws over arrays judge every plan as Plan.check does."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from trivium.plan.model_shape import ModelShape
+from trivium.plan.precision import Precision
+from trivium.planner.grid import SCHEDULE_NAMES, Candidates, Grid, Subject
+from trivium.planner.laws import LAWS, inside_a_node, legal, told
+
+BASE = {"layers": 5, "hidden": 24, "heads": 4, "vocabulary": 37, "vocabulary_multiple": 2, "sequence": 12}
+OTHERS = {
+    "gpt": {},
+    "llama with fewer key-value heads": {"family": "llama", "heads": 6, "kv_heads": 2, "ffn": 30},
+    "gpt with an odd vocabulary and width": {"vocabulary": 1013, "ffn": 50, "layers": 4, "heads": 8},
+    "llama with one key-value head": {"family": "llama", "kv_heads": 1, "head": "untied", "sequence": 16},
+}
+MODELS = {name: ModelShape(**{**BASE, **other}) for name, other in OTHERS.items()}
+CHOICES = {
+    "sequences": (12, 16),
+    "tensor": (1, 2, 3, 4),
+    "pipeline": (1, 2, 3),
+    "data": (1, 2, 3),
+    "context": (1, 2, 4),
+    "micro": (1, 2),
+    "schedule": range(len(SCHEDULE_NAMES)),
+    "chunks": (1, 2, 3),
+    "recompute": (0,),
+    "sequence_parallel": (0, 1),
+    "zero": (1,),
+}
+
+
+def product(choices):
+    rows = np.array(list(itertools.product(*choices.values()))).T
+    return Grid(dict(zip(choices, rows, strict=True)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_row_keeps_the_laws_exactly_when_its_plan_has_no_problem(name):
+    subject = Subject(MODELS[name], 12, Precision())
+    assert subject.model.problems() == []
+    every = Candidates(subject, product(CHOICES))
+    plans = [every.plan_at(row) for row in range(len(every))]
+    expected = [plan.check(plan.layout.world_size) == [] for plan in plans]
+    assert legal(subject, every.grid).tolist() == expected
+    assert 0.02 < np.mean(expected) < 0.5
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
+def test_every_law_can_be_broken_and_names_the_numbers(law):
+    broken = 0
+    for model in MODELS.values():
+        subject = Subject(model, 12, Precision())
+        grid = product({**CHOICES, "tensor": (1, 2, 5), "pipeline": (1, 2, 6)})
+        for row in np.flatnonzero(~law.keeps(subject, grid))[:3]:
+            at = {column: int(grid[column][row]) for column in grid.columns}
+            text = told(law, subject, at)
+            assert any(str(at[column]) in text for column in law.columns)
+            broken += 1
+    assert broken
+
+
+def test_tensor_groups_fill_nodes_without_a_rest():
+    grid = product({**CHOICES, "tensor": (1, 2, 3, 4, 8, 16)})
+    subject = Subject(MODELS["gpt"], 12, Precision())
+    law = inside_a_node(8, ranks=64)
+    assert set(grid["tensor"][law.keeps(subject, grid)].tolist()) == {1, 2, 4, 8}
+    assert told(law, subject, {"tensor": 16}) == "tensor 16 spans nodes of 8"
+
+
+def test_on_one_node_every_tensor_degree_has_room():
+    grid = product({**CHOICES, "tensor": (1, 3, 6)})
+    assert inside_a_node(8, ranks=6).keeps(Subject(MODELS["gpt"], 12, Precision()), grid).all()

@@ -1,0 +1,83 @@
+import pytest
+
+from planner.searches import MEGATRON, MT_NLG_PLAN, SELENE, mt_nlg_search, small_search, subject_of
+from trivium.cost.estimate import estimate
+from trivium.planner.near_misses import WORTH, interleaving_misses, near_misses
+from trivium.planner.pricing import utilisation
+from trivium.planner.search import search
+from trivium.planner.search_text import miss_text
+
+
+@pytest.fixture(scope="module")
+def mt_nlg():
+    found = mt_nlg_search(MEGATRON)
+    return found, near_misses(found)
+
+
+def test_the_near_miss_of_mt_nlg_is_its_batch(mt_nlg):
+    """240 micro-batches are no multiple of 35 stages, so Megatron's interleaving could not be used."""
+    _, misses = mt_nlg
+    (miss,) = [each for each in misses if each.change.startswith("batch")][:1]
+    assert miss.change == "batch 1,960 instead of 1,920"
+    assert (
+        miss.obstacle == "micro-batches 240 is not a multiple of pipeline 35, so interleaving is impossible"
+    )
+    assert miss.plan.schedule == "interleaved" and miss.plan.layout.chunks == 3
+    assert 0.03 < miss.saves < 0.12
+
+
+def test_what_a_near_miss_saves_is_what_the_estimates_of_both_plans_say(mt_nlg):
+    found, misses = mt_nlg
+    best = found.ranking.winners(1)[0]
+    for miss in misses:
+        seconds = estimate(miss.plan, SELENE).seconds
+        assert miss.seconds == pytest.approx(seconds, rel=1e-9)
+        saves = 1 - best.utilisation / utilisation(miss.plan, SELENE, seconds)
+        assert miss.saves == pytest.approx(saves, rel=1e-6) and miss.saves > WORTH
+
+
+def test_every_near_miss_is_legal_and_was_not_before(mt_nlg):
+    found, misses = mt_nlg
+    assert misses
+    for miss in misses:
+        assert miss.plan.check(miss.plan.layout.world_size) == []
+        asked = miss.plan.model_copy(
+            update={
+                "model": found.subject.model,
+                "batch": miss.plan.batch.model_copy(update={"sequences": found.subject.sequences}),
+            }
+        )
+        same_subject = subject_of(miss.plan) == found.subject and miss.plan.layout.world_size == found.ranks
+        assert not same_subject
+        if miss.change.startswith("batch"):
+            assert asked.check(found.ranks) != []
+
+
+def test_heads_that_tensor_ranks_cannot_share_are_named():
+    """25 heads, as in GPT-2 XL: no tensor degree of a node divides them."""
+    plan = MT_NLG_PLAN.model_copy(
+        update={"model": MT_NLG_PLAN.model.model_copy(update={"hidden": 25600, "heads": 25, "layers": 64})}
+    )
+    found = search(subject_of(plan), SELENE, 1024)
+    assert {winner.plan.layout.tensor for winner in found.ranking.winners(50)} == {1}
+    heads = [miss for miss in near_misses(found) if miss.change.startswith("heads")]
+    assert heads and heads[0].plan.layout.tensor > 1
+    assert "does not divide the 25 heads" in heads[0].obstacle
+
+
+def test_a_plan_that_could_not_be_interleaved_is_told_the_batch_that_would_allow_it():
+    seconds = estimate(MT_NLG_PLAN, SELENE).seconds
+    misses = interleaving_misses(MT_NLG_PLAN, SELENE, seconds)
+    assert misses[0].change == "batch 1,960 instead of 1,920"
+    text = miss_text(misses[0])
+    assert "240" in text and "35 x 3 chunks" in text and "save" in text
+
+
+def test_a_plan_without_a_pipeline_has_no_interleaving_to_miss():
+    alone = MT_NLG_PLAN.model_copy(update={"layout": MT_NLG_PLAN.layout.model_copy(update={"pipeline": 1})})
+    assert interleaving_misses(alone, SELENE, 1.0) == []
+
+
+def test_a_search_without_winners_misses_nothing_nearly():
+    found = small_search(ranks=1, space=MEGATRON.model_copy(update={"memory_fraction": 1e-6}))
+    assert len(found.ranking.order) == 0 and near_misses(found) == []

@@ -1,0 +1,42 @@
+import re
+
+from planner.searches import HERE, SELENE, mt_nlg_search, small_search
+from trivium.planner.config import SearchSpace
+from trivium.planner.remedies import does_not_fit, nodes_that_fit, remedies
+
+
+def test_a_model_that_fits_nowhere_says_by_how_much_and_how_many_nodes_would_do():
+    found = mt_nlg_search(ranks=16)
+    assert len(found.ranking.order) == 0
+    text = does_not_fit(found)
+    assert "none of" in text and "too much" in text and "recompute layer" in text
+    nodes = int(re.search(r"([\d,]+) nodes", text).group(1).replace(",", ""))
+    assert len(mt_nlg_search(ranks=8 * nodes).ranking.order) > 0
+    assert nodes == nodes_that_fit(found)
+
+
+def test_choices_that_were_left_out_are_offered_only_if_they_help():
+    tight = SearchSpace(recompute=("none",), zero=(1,), micro=(2,), context=(1,), schedules=("1f1b",))
+    found = mt_nlg_search(tight, ranks=320)
+    told = list(remedies(found))
+    assert "recompute 'layer' would fit" in told
+    for words, wider in (
+        ("recompute 'layer' would fit", {"recompute": ("layer",)}),
+        ("micro-batches of 1 sequence would fit", {"micro": (1,)}),
+        ("ZeRO stage 3 would fit", {"zero": (3,)}),
+        ("context up to 8 would fit", {"context": (1, 2, 4, 8)}),
+    ):
+        fits = len(mt_nlg_search(tight.model_copy(update=wider), ranks=320).ranking.order) > 0
+        assert (words in told) == fits
+
+
+def test_a_machine_of_one_node_is_not_told_to_have_more():
+    found = small_search(machine=HERE, space=SearchSpace(memory_fraction=1e-6))
+    assert nodes_that_fit(found) is None
+    assert "use a machine with more memory" in does_not_fit(found)
+
+
+def test_the_smallest_plan_that_does_not_fit_holds_more_than_the_limit():
+    found = mt_nlg_search(ranks=16)
+    assert found.ranking.priced.memory_bytes.min() > found.ranking.priced.memory_limit
+    assert found.ranking.priced.memory_limit < SELENE.memory_bytes

@@ -1,0 +1,76 @@
+import json
+
+import pytest
+
+from planner.searches import MEGATRON, mt_nlg_search, small_search
+from trivium.config import build
+from trivium.plan.layout import Layout
+from trivium.planner.near_misses import near_misses
+from trivium.planner.search_text import (
+    HEADS,
+    best_of_layouts,
+    explain_lines,
+    explain_tree,
+    rejected_lines,
+    search_lines,
+    search_tree,
+    table_lines,
+)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return mt_nlg_search(MEGATRON)
+
+
+def test_the_table_has_one_row_for_each_winner_and_its_columns_line_up(found):
+    winners = found.ranking.winners(7)
+    head, *rows = table_lines(winners)
+    assert len(rows) == 7 and all(name in head for name in HEADS)
+    column = head.index("tensor") + len("tensor")
+    assert [int(row[:column]) for row in rows] == [w.plan.layout.tensor for w in winners]
+    end = head.index("MFU") + len("MFU")
+    assert all(row[:end].endswith("%") for row in rows)
+
+
+def test_fewer_plans_than_asked_for_are_all_of_them():
+    few = small_search(
+        ranks=1, space=MEGATRON.model_copy(update={"recompute": ("none",), "micro": (1,), "zero": (0,)})
+    )
+    assert len(search_lines(few, 10)) - len(search_lines(few, 0)) == len(few.ranking.order) == 1
+
+
+def test_runners_up_have_other_layouts_than_the_winner(found):
+    layouts = [winner.plan.layout for winner in best_of_layouts(found.ranking)]
+    assert len(set(layouts)) == len(layouts) > 3
+
+
+def test_every_family_that_was_rejected_is_told_with_its_number(found):
+    lines = rejected_lines(found)
+    assert any("tensor 5 spans nodes of 8" in line for line in lines)
+    assert any("is not a multiple of pipeline" in line for line in lines)
+    for family in found.enumerated.rejected:
+        assert any(f"{family.layouts:,} layouts" in line for line in lines)
+    memory = [line for line in lines if line.startswith("memory: ")]
+    over = sum(int(line.split()[1].replace(",", "")) for line in memory)
+    priced = found.ranking.priced
+    assert over == len(priced.candidates) - len(priced.fitting)
+
+
+def test_an_explanation_names_the_winner_its_limits_and_what_it_nearly_could_be(found):
+    text = "\n".join(explain_lines(found, near_misses(found)))
+    for expected in ("Winner: tensor 8", "Runners-up", "more", "Rejected:", "batch 1,960 instead of 1,920"):
+        assert expected in text
+    assert "none would save more than 1 %" in "\n".join(explain_lines(found, []))
+
+
+def test_the_tree_is_plain_data_that_gives_the_layouts_back(found):
+    tree = json.loads(json.dumps(search_tree(found, 5)))
+    winners = found.ranking.winners(5)
+    assert [build(Layout, each["layout"]) for each in tree["winners"]] == [w.plan.layout for w in winners]
+    assert [each["seconds"] for each in tree["winners"]] == [w.seconds for w in winners]
+    assert tree["combinations"] >= tree["legal"] >= tree["fit"] >= tree["simulated"] >= 50
+    more = json.loads(json.dumps(explain_tree(found, near_misses(found), 5)))
+    assert more["near_misses"][0]["plan"]["schedule"] in ("interleaved", "1f1b")
+    rejected = sum(each["layouts"] for each in more["rejected"])
+    assert rejected + tree["legal"] == tree["combinations"]

@@ -1,0 +1,44 @@
+"""A probe measures what it says, and leaves nothing behind. Times themselves are not judged here."""
+
+import pytest
+import torch
+
+from ranks import ranks
+from trivium.errors import ConfigError
+from trivium.parallel.mesh import Mesh
+from trivium.plan.layout import Layout
+from trivium.probe import exchanges as links
+from trivium.probe.operations import SHAPES, attentions, products, streams, updates
+from trivium.probe.probe import probe
+from trivium.probe.timing import FEWEST, median_seconds
+
+CPU = torch.device("cpu")
+
+
+def test_every_operation_is_timed_at_every_shape():
+    found = products(CPU, 0.0)
+    assert {(p.m, p.n, p.k) for p in found if p.dtype == "fp32"} == set(SHAPES)
+    assert {p.dtype for p in found} == {"fp32", "bf16", "fp64", "fp16"}
+    rest = [*streams(CPU, 0.0), *updates(CPU, 0.0)]
+    assert all(each.seconds > 0 for each in (*found, *rest))
+    assert all(a.forward > 0 and a.backward > 0 for a in attentions(CPU, 0.0))
+
+
+def test_a_median_needs_at_least_a_few_repetitions():
+    calls = []
+    assert median_seconds(lambda: calls.append(1), CPU, budget=0.0) >= 0
+    assert len(calls) >= FEWEST
+
+
+@ranks(2)
+def test_every_collective_is_timed_at_every_size(place):
+    mesh = Mesh.connect(Layout(tensor=2), place.rank, 2)
+    found = links.exchanges(mesh.tensor, CPU)
+    assert {e.collective for e in found} == {"all_reduce", "all_gather", "reduce_scatter", "send"}
+    assert {e.tensor_bytes for e in found} == set(links.SIZES)
+    assert all(e.ranks == 2 and e.seconds > 0 for e in found)
+
+
+def test_no_ranks_are_refused():
+    with pytest.raises(ConfigError, match="--ranks is 0"):
+        probe(0, 1, 1 << 30)

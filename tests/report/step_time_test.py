@@ -1,0 +1,63 @@
+import json
+
+import pytest
+
+from report.fake_run import METRICS, stations, write_run
+from trivium.report.collect import collect
+from trivium.report.step_time import busiest, median_seconds, step_time
+
+PHASES = {"stages": 0.15, "waiting": 0.02, "update": 0.02, "other": 0.01}
+PARTS = {
+    "compute": 0.09,
+    "tensor_collectives": 0.01,
+    "bubble": 0.03,
+    "pipeline_transfers": 0.01,
+    "data_collectives": 0.005,
+    "optimizer": 0.015,
+}
+
+
+def run(tmp_path, *, phases=True, estimate=True):
+    files = stations()
+    if phases:
+        short = PHASES | {"stages": 0.1, "waiting": 0.07}
+        files["training/summary.json"]["phases"] = [
+            {"rank": r, "coordinate": {}, "seconds": s} for r, s in enumerate((short, PHASES))
+        ]
+    if estimate:
+        files["plan/plan.json"]["estimate"] = {"seconds": sum(PARTS.values()), "parts": PARTS}
+    return collect(write_run(tmp_path, **files))
+
+
+def test_every_part_that_was_predicted_or_measured_stands_in_one_row(tmp_path):
+    (table,) = step_time(run(tmp_path))
+    assert [row[3] for row in table.rows] == ["1.25", "1.50", "0.50", "1.00", "–"]
+    assert table.rows[0][1:3] == ("160 ms", "200 ms")
+
+
+def test_the_parts_measured_are_those_of_the_rank_that_works_longest(tmp_path):
+    assert busiest(run(tmp_path)["training"]["phases"]) == PHASES
+
+
+def test_predicted_parts_add_up_to_the_prediction_and_measured_ones_to_the_step(tmp_path):
+    assert sum(PHASES.values()) == pytest.approx(METRICS[0]["seconds"])
+    (table,) = step_time(run(tmp_path))
+    assert len(table.rows) == 5
+
+
+def test_a_run_without_trace_or_estimate_shows_what_it_has(tmp_path):
+    (table,) = step_time(run(tmp_path / "a", phases=False, estimate=False))
+    assert table.rows == [("step of the full batch, median", "none", "200 ms", "–")]
+
+
+def test_only_steps_of_the_largest_batch_count():
+    steps = [
+        {"sequences": 32, "seconds": 1.0},
+        {"sequences": 64, "seconds": 3.0},
+        {"sequences": 64, "seconds": 5.0},
+    ]
+    assert median_seconds(steps) == 4.0 and median_seconds([]) is None
+
+
+def test_the_tree_stays_plain_data(tmp_path):
+    assert json.loads(json.dumps(run(tmp_path)["training"]["phases"]))[0]["rank"] == 0
