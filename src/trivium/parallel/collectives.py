@@ -2,9 +2,6 @@
 
 Activations are [positions, sequences, hidden], so a split along the sequence is a split of dimension 0 and
 every message is contiguous.
-
-Over gloo, ranks exchange their parts directly instead of through gloo's own collectives: those hop through worker
-threads and copy what each rank already has, which costs more than the transfer between processes of one machine.
 """
 
 from collections.abc import Callable
@@ -18,16 +15,16 @@ from trivium.parallel.mesh import Group, Mesh
 
 Tensor = torch.Tensor
 
+# From this size on, ranks of a gloo group exchange their slices directly: gloo's own collectives copy what is sent
+# and what arrives, which then costs more than their worker threads save.
+DIRECT_BYTES = 8 << 20
+
 
 class Pending(Protocol):
     """Communication under way."""
 
     def wait(self) -> object:
         """Return when it is done."""
-
-
-# Up to this many bytes, each rank of a gloo group sends its whole tensor to every other: one hop instead of a ring.
-DIRECT_BYTES = 1 << 16
 
 
 def all_reduce_(x: Tensor, group: Group, *, largest: bool = False) -> Tensor:
@@ -41,10 +38,6 @@ def all_reduce_begin(x: Tensor, group: Group, *, largest: bool = False) -> "Pend
     if group.handle is None:
         return PendingResult(None, x)
     group.count("all_reduce", x)
-    if group.is_gloo and x.numel() * x.element_size() <= DIRECT_BYTES:
-        parts = x.new_empty((group.size, *x.shape))
-        exchange = Exchange(group, send=[x.contiguous()] * group.size, receive=list(parts))
-        return PendingResult(exchange, x, lambda: _combine(x, parts, group, largest=largest))
     operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
     return PendingResult(dist.all_reduce(x, operation, group=group.handle, async_op=True), x)
 
@@ -78,20 +71,22 @@ def all_gather_into(out: Tensor, x: Tensor, group: Group, *, wait: bool = True) 
 
     x may be this rank's own slice of `out`.
     """
-    own = out.view(group.size, -1)[group.index].view_as(x)
-    if group.handle is None or group.is_gloo:
-        if own.data_ptr() != x.data_ptr():
-            own.copy_(x)
-        if group.handle is None:
-            return None
+    if group.handle is None:
+        if out.data_ptr() != x.data_ptr():
+            out.copy_(x)
+        return None
     group.count("all_gather", x)
     work: Pending
-    if group.is_gloo:
+    if _directly(out, group):
+        own = out.view(group.size, *x.shape)[group.index]
+        if own.data_ptr() != x.data_ptr():
+            own.copy_(x)
         work = Exchange(group, send=[own] * group.size, receive=list(out.view(group.size, *x.shape)))
-    else:
-        x = x.clone() if own.data_ptr() == x.data_ptr() else x.contiguous()
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        work = gather(out, x, group=group.handle, async_op=True)
+        return work.wait() if wait else work
+    if x.data_ptr() == out.data_ptr() + group.index * x.numel() * x.element_size():
+        x = x.clone()
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    work = gather(out, x.contiguous(), group=group.handle, async_op=True)
     if wait:
         work.wait()
         return None
@@ -130,29 +125,28 @@ def reduce_scatter_begin(x: Tensor, group: Group) -> PendingResult:
     shape = (x.shape[0] // group.size, *x.shape[1:])
     out = x.new_empty(shape)
     if group.is_gloo:
-        slices = x.view(group.size, *shape)
+        # gloo's own reduce_scatter is slower than all_reduce; exchanging slices and adding them here is faster.
         parts = x.new_empty((group.size, *shape))
-        exchange = Exchange(group, send=list(slices), receive=list(parts))
-        return PendingResult(exchange, out, lambda: _add_up(out, slices[group.index], parts, group))
+        if _directly(x, group):
+            slices = x.view(group.size, *shape)
+            exchange = Exchange(group, send=list(slices), receive=list(parts))
+            return PendingResult(exchange, out, lambda: _add_up(out, slices[group.index], parts, group.index))
+        work = dist.all_to_all_single(parts.view(x.shape), x, group=group.handle, async_op=True)
+        return PendingResult(work, out, lambda: torch.sum(parts, 0, out=out))
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     return PendingResult(scatter(out, x, group=group.handle, async_op=True), out)
 
 
-def _combine(x: Tensor, parts: Tensor, group: Group, *, largest: bool) -> None:
-    if not largest:
-        _add_up(x, x, parts, group)
-        return
-    for index in range(group.size):
-        if index != group.index:
-            torch.maximum(x, parts[index], out=x)
+def _directly(whole: Tensor, group: Group) -> bool:
+    return group.is_gloo and whole.numel() * whole.element_size() >= DIRECT_BYTES
 
 
-def _add_up(out: Tensor, own: Tensor, parts: Tensor, group: Group) -> None:
-    """The sum in the order of the ranks, so that every rank gets the same bits."""
-    if group.size == 2:
-        torch.add(own, parts[1 - group.index], out=out)  # a sum of two is the same in either order
+def _add_up(out: Tensor, own: Tensor, parts: Tensor, index: int) -> None:
+    """The sum of this rank's slice and what the others sent, in the order of the ranks."""
+    if len(parts) == 2:
+        torch.add(own, parts[1 - index], out=out)  # the slot of this rank's own slice stays empty
         return
-    parts[group.index].copy_(own)
+    parts[index].copy_(own)
     torch.sum(parts, 0, out=out)
 
 
@@ -174,9 +168,8 @@ def rotate(tensors: tuple[Tensor, ...], group: Group) -> tuple[Tensor, ...]:
     sent = [t.contiguous() for t in tensors]
     received = [torch.empty_like(t) for t in sent]
     operations = []
-    for out, back in zip(sent, received, strict=True):
+    for tag, (out, back) in enumerate(zip(sent, received, strict=True)):
         group.count("send", out)
-        tag = next(group.tags)
         operations.append(dist.P2POp(dist.isend, out, following, group.handle, tag))
         operations.append(dist.P2POp(dist.irecv, back, previous, group.handle, tag))
     for work in dist.batch_isend_irecv(operations):
