@@ -55,11 +55,10 @@ def test_without_data_ranks_nothing_is_padded():
 
 
 def test_parameters_treated_differently_never_share_a_buffer():
-    """Decayed or not; tied to the other end of the pipeline; and under sequence parallelism summed over tensor."""
-    assert len(buffer_elements(small(layout={"pipeline": 1}), 0)) == 3
-    assert len(buffer_elements(small(), 0)) == 3
-    # Positions decay and are summed, columns' biases are not decayed and are not summed.
-    assert len(buffer_elements(small(sequence_parallel=True), 0)) == 5
+    """Tied to the other end of the pipeline or not; and under sequence parallelism summed over tensor."""
+    assert len(buffer_elements(small(layout={"pipeline": 1}), 0)) == 2
+    assert len(buffer_elements(small(), 0)) == 2
+    assert len(buffer_elements(small(sequence_parallel=True), 0)) == 3
 
 
 def test_a_large_model_has_many_buffers_and_only_the_last_of_a_kind_may_be_small():

@@ -20,7 +20,6 @@ class Shard(NamedTuple):
     """One parameter as a tensor rank holds it: its elements, and what decides its buffer."""
 
     elements: int
-    decay: bool
     per_position: bool
     table: bool
 
@@ -48,8 +47,7 @@ def stage_shards(model: ModelShape, tensor: int, held: Held) -> tuple[Shard, ...
     layout, like = Layout(tensor=tensor), model.model_copy(update={"layers": max(1, held.layers)})
     rows = stage_parameters(like, range(held.layers), first=held.first, last=held.last)
     return tuple(
-        Shard(math.prod(local_shape(p, like, layout)), p.decay, p.per_position, p.name == TOKENS)
-        for p in rows
+        Shard(math.prod(local_shape(p, like, layout)), p.per_position, p.name == TOKENS) for p in rows
     )
 
 
@@ -57,7 +55,7 @@ def stage_shards(model: ModelShape, tensor: int, held: Held) -> tuple[Shard, ...
 def _buffers(
     model: ModelShape, layout: Layout, stages: tuple[Held, ...], *, sequence_parallel: bool
 ) -> tuple[int, ...]:
-    kinds: dict[tuple[bool, bool, bool], list[int]] = {}
+    kinds: dict[tuple[bool, bool], list[int]] = {}
     both_ends = any(held.first for held in stages)  # then the last stage borrows no table
     shards = [
         shard
@@ -67,7 +65,7 @@ def _buffers(
     ]
     for shard in reversed(shards):
         over_tensor = shard.per_position and sequence_parallel and layout.tensor > 1
-        kind = (shard.decay, over_tensor, shard.table and model.head == "tied")
+        kind = (over_tensor, shard.table and model.head == "tied")
         kinds.setdefault(kind, []).append(shard.elements)
     return tuple(
         math.ceil(size / layout.replicas) * layout.replicas

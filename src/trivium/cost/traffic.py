@@ -138,9 +138,9 @@ def _uses(plan: Plan, row: BucketRow) -> int:
 
 
 def _add_scalars(traffic: Traffic, plan: Plan) -> None:
-    """The norm over every axis (data only when gradients are sharded), the loss over pipeline and data."""
+    """The norm and the loss, one message over every axis."""
     counted = plan.model.documents == "apart"  # how many tokens count is known only together
-    counts = {"tensor": 1, "pipeline": 2, "replicas": 1 + (plan.zero >= 1) + counted}
+    counts = {"tensor": 2, "pipeline": 2, "replicas": 2 + counted}
     for axis, count in counts.items():
         if getattr(plan.layout, axis) > 1:
             traffic[axis]["all_reduce"] += count * SCALAR_BYTES

@@ -11,7 +11,6 @@ from trivium.model.linear import ColumnLinear, RowLinear
 from trivium.model.norm import Norm
 from trivium.model.rotary import rotate
 from trivium.parallel.context import Context
-from trivium.parallel.randomness import keyed_dropout
 from trivium.parallel.recompute import recomputed
 from trivium.parallel.tensor import Region
 from trivium.plan.model_shape import ModelShape
@@ -39,23 +38,20 @@ class Attention(nn.Module):
         again = self.recompute_core and self.training
         core = recomputed(self._core, qkv, inputs) if again else self._core(qkv, inputs)
         y = self.out.add_bias(self.region.leave(self.out.partial(core.reshape(S, B, -1))))
-        return keyed_dropout(
-            y,
-            self.model.dropout,
-            site=f"layers.{self.layer}.attention",
-            key=inputs.dropout,
-            positions=inputs.order[self.region.positions(S)],
-        )
+        return inputs.drop(y, self.model.dropout, f"layers.{self.layer}.attention", self.region)
 
     def _core(self, qkv: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S, B, columns here] -> [S, B, N, D]."""
         S, B, D = qkv.shape[0], qkv.shape[1], self.model.head_width
         queries = self.N // self.G
         # Columns come in groups: the queries of a group, its key, its value.
-        # Split, not sliced: its backward joins the three gradients in one copy.
-        q, k, v = qkv.view(S, B, self.G, queries + 2, D).split((queries, 1, 1), dim=3)
-        q = q.reshape(S, B, self.N, D).permute(1, 2, 0, 3)  # B N S D
-        k, v = (x.squeeze(3).permute(1, 2, 0, 3) for x in (k, v))  # B G S D
+        groups = qkv.view(S, B, self.G, queries + 2, D).permute(3, 1, 2, 0, 4)  # queries + 2, B G S D
+        # Taken apart at once, not sliced: the backward joins the gradients in one copy.
+        if queries == 1:
+            q, k, v = groups.unbind(0)
+        else:
+            several, k, v = groups.split((queries, 1, 1))
+            q, k, v = several.permute(1, 2, 0, 3, 4).reshape(B, self.N, S, D), k.squeeze(0), v.squeeze(0)
         if self.model.family == "llama":
             positions = inputs.order.unsqueeze(1) if inputs.positions is None else inputs.positions
             q, k = (rotate(x, positions.T, self.model.rope_base) for x in (q, k))

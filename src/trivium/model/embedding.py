@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from trivium.model.inputs import Inputs
-from trivium.parallel.randomness import keyed_dropout
 from trivium.parallel.tensor import Region, embed
 from trivium.plan.model_shape import ModelShape
 
@@ -41,6 +40,4 @@ class Embedding(nn.Module):
         if self.positions is not None:
             numbers = inputs.order.unsqueeze(1) if inputs.positions is None else inputs.positions
             x = x + F.embedding(numbers[here], self.positions.weight)
-        return keyed_dropout(
-            x, self.model.dropout, site="embedding", key=inputs.dropout, positions=inputs.order[here]
-        )
+        return inputs.drop(x, self.model.dropout, "embedding", self.region)

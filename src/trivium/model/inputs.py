@@ -6,7 +6,8 @@ from functools import cached_property
 import torch
 
 from trivium.parallel.context import Sight
-from trivium.parallel.randomness import DropoutKey
+from trivium.parallel.randomness import DropoutKey, keyed_dropout
+from trivium.parallel.tensor import Region
 
 
 @dataclass(frozen=True)
@@ -40,3 +41,10 @@ class Inputs:
     def seen(self) -> Sight:
         """Which positions see which; by default each sees itself and all before it."""
         return Sight((self.order,), None) if self.sight is None else self.sight
+
+    def drop(self, x: torch.Tensor, rate: float, site: str, region: Region) -> torch.Tensor:
+        """Dropout at a named site outside a region, [S here, B, H]; nothing in evaluation."""
+        if rate == 0.0 or self.dropout is None:
+            return x
+        here = self.order[region.positions(self.shape[0])]
+        return keyed_dropout(x, rate, site=site, key=self.dropout, positions=here)

@@ -10,7 +10,6 @@ from torch import nn
 from trivium.model.inputs import Inputs
 from trivium.model.linear import ColumnLinear, RowLinear
 from trivium.model.norm import Norm
-from trivium.parallel.randomness import keyed_dropout
 from trivium.parallel.tensor import Region
 from trivium.plan.model_shape import ModelShape
 
@@ -54,10 +53,5 @@ class Mlp(nn.Module):
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, H] -> [S here, B, H], to be added to x."""
         y = self.down.partial(self.up(self.region.enter(self.norm(x))))
-        return keyed_dropout(
-            self.down.add_bias(self.region.leave(y)),
-            self.model.dropout,
-            site=f"layers.{self.layer}.mlp",
-            key=inputs.dropout,
-            positions=inputs.order[self.region.positions(inputs.shape[0])],
-        )
+        y = self.down.add_bias(self.region.leave(y))
+        return inputs.drop(y, self.model.dropout, f"layers.{self.layer}.mlp", self.region)

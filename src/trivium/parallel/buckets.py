@@ -13,7 +13,7 @@ import torch
 
 from trivium.parallel.collectives import (
     Pending,
-    PendingSlice,
+    PendingResult,
     all_gather_into,
     all_reduce_,
     all_reduce_begin,
@@ -57,7 +57,7 @@ class Bucket:
         self, row: BucketRow, slots: Sequence[Slot], mesh: Mesh, zero: ZeroStage, dtypes: Dtypes
     ) -> None:
         groups: Mapping[str, Group] = {"tensor": mesh.tensor, "ends": mesh.ends}
-        self.slots, self.decay, self.tied, self.padded = tuple(slots), row.decay, row.tied, row.padded
+        self.slots, self.decayed, self.tied, self.padded = tuple(slots), row.decayed, row.tied, row.padded
         self.partial_over = tuple(groups[over] for over in row.partial_over)
         self.replicas, self.zero, self.dtypes = mesh.replicas, zero, dtypes
         self.weights = torch.zeros(row.padded, dtype=dtypes.weights, device=mesh.device)
@@ -69,7 +69,9 @@ class Bucket:
         size = row.padded if zero < 2 else len(self.shard)
         self.gradients = torch.zeros(size, dtype=dtypes.gradients, device=mesh.device)
         self._whole_gradients: Tensor | None = None  # from stage 2 on: those of the backward under way
-        self._pending: PendingSlice | None = None
+        self._pending: PendingResult | None = None
+        # Whether autograd adds gradients into the buffer, so that only the last of a step matters.
+        self.adds_itself = zero < 2 and dtypes.gradients == dtypes.weights
         self._unready = 0
         self._held = 0
         self._gathering: Pending | None = None  # before use, at stage 3
@@ -80,11 +82,6 @@ class Bucket:
         if self.adds_itself:
             for slot in slots:  # autograd then adds into the buffer itself
                 slot.parameter.grad = self.gradients[slot.start : slot.stop].view(slot.parameter.shape)
-
-    @property
-    def adds_itself(self) -> bool:
-        """Whether autograd adds gradients into the buffer, so that only the last of a step matters."""
-        return self.zero < 2 and self.dtypes.gradients == self.dtypes.weights
 
     @property
     def sharded(self) -> bool:
@@ -107,7 +104,8 @@ class Bucket:
 
     def accumulated(self, slot: Slot, *, last: bool) -> None:
         """A slot's parameter has a gradient of one more micro-batch; last: of the step's last."""
-        self._take(slot)
+        if not self.adds_itself:
+            self._take(slot)
         if self.zero < 2:
             # A tied table's gradient has two parts, and is whole only when the step's last backward is.
             if last and not self.tied:
@@ -151,13 +149,17 @@ class Bucket:
             if self._whole_gradients is None:
                 self._whole_gradients = self.gradients.new_zeros(self.padded)
             into = self._whole_gradients
-        view = into[slot.start : slot.stop].view(slot.parameter.shape)
-        if grad is not None and grad.data_ptr() != view.data_ptr():
-            view.add_(grad)
+        place = into.data_ptr() + slot.start * into.element_size()
+        if grad is not None and grad.data_ptr() != place:
+            into[slot.start : slot.stop].view(slot.parameter.shape).add_(grad)
             slot.parameter.grad = None
 
     def _begin_reduction(self) -> None:
         if self._pending is None:
+            for slot in self.slots:
+                self._take(
+                    slot
+                )  # nothing, unless autograd put a gradient of its own in place of the buffer's
             self._begin(self.gradients)
 
     def _begin(self, whole: Tensor) -> None:

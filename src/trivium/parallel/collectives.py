@@ -4,15 +4,20 @@ Activations are [positions, sequences, hidden], so a split along the sequence is
 every message is contiguous.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
+from trivium.parallel.exchange import Exchange
 from trivium.parallel.mesh import Group, Mesh
-from trivium.plan.layout import AXES
 
 Tensor = torch.Tensor
+
+# From this size on, ranks of a gloo group exchange their slices directly: gloo's own collectives copy what is sent
+# and what arrives, which then costs more than their worker threads save.
+DIRECT_BYTES = 8 << 20
 
 
 class Pending(Protocol):
@@ -24,18 +29,32 @@ class Pending(Protocol):
 
 def all_reduce_(x: Tensor, group: Group, *, largest: bool = False) -> Tensor:
     """Sum (or take the largest) over the group, in place, outside autograd."""
-    if group.handle is not None:
-        group.count("all_reduce", x)
-        dist.all_reduce(x, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group.handle)
+    all_reduce_begin(x, group, largest=largest).wait()
     return x
 
 
-def all_reduce_begin(x: Tensor, group: Group) -> "PendingSlice":
-    """Start a sum over the group, in place; `x` must not be touched until it was waited for."""
+def all_reduce_begin(x: Tensor, group: Group, *, largest: bool = False) -> "PendingResult":
+    """Start a sum (or maximum) over the group, in place; `x` must not be touched until it was waited for."""
     if group.handle is None:
-        return PendingSlice(None, x, summed=True)
+        return PendingResult(None, x)
     group.count("all_reduce", x)
-    return PendingSlice(dist.all_reduce(x, group=group.handle, async_op=True), x, summed=True)
+    operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+    return PendingResult(dist.all_reduce(x, operation, group=group.handle, async_op=True), x)
+
+
+def sum_over_ranks_(x: Tensor, mesh: Mesh) -> Tensor:
+    """Sum over all ranks of the mesh, in place: one message per axis."""
+    return sum_over_ranks_begin(x, mesh).wait()
+
+
+def sum_over_ranks_begin(x: Tensor, mesh: Mesh) -> "PendingResult":
+    """Start a sum over all ranks, in place: over one axis now, over the others when it is waited for."""
+    groups = [g for g in (mesh.replicas, mesh.tensor, mesh.pipeline) if g.size > 1]
+    if not groups:
+        return PendingResult(None, x)
+    return PendingResult(
+        all_reduce_begin(x, groups[0]), x, lambda: [all_reduce_(x, group) for group in groups[1:]]
+    )
 
 
 def all_gather(x: Tensor, group: Group) -> Tensor:
@@ -57,6 +76,13 @@ def all_gather_into(out: Tensor, x: Tensor, group: Group, *, wait: bool = True) 
             out.copy_(x)
         return None
     group.count("all_gather", x)
+    work: Pending
+    if _directly(out, group):
+        own = out.view(group.size, *x.shape)[group.index]
+        if own.data_ptr() != x.data_ptr():
+            own.copy_(x)
+        work = Exchange(group, send=[own] * group.size, receive=list(out.view(group.size, *x.shape)))
+        return work.wait() if wait else work
     if x.data_ptr() == out.data_ptr() + group.index * x.numel() * x.element_size():
         x = x.clone()
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -69,39 +95,59 @@ def all_gather_into(out: Tensor, x: Tensor, group: Group, *, wait: bool = True) 
 
 def reduce_scatter(x: Tensor, group: Group) -> Tensor:
     """Sum over the group of this rank's slice of dimension 0, outside autograd."""
-    if group.handle is None:
-        return x
     return reduce_scatter_begin(x, group).wait()
 
 
-class PendingSlice:
-    """A reduce-scatter under way; `wait` returns this rank's summed slice."""
+class PendingResult:
+    """Communication under way; `wait` finishes it and returns its result."""
 
-    def __init__(self, work: Pending | None, parts: Tensor, *, summed: bool) -> None:
-        self._work, self._parts, self._summed = work, parts, summed
+    def __init__(
+        self, work: Pending | None, result: Tensor, complete: Callable[[], object] | None = None
+    ) -> None:
+        self._work, self._result, self._complete = work, result, complete
 
     def wait(self) -> Tensor:
-        """Finish and return the slice."""
+        """Finish and return the result."""
         if self._work is not None:
             self._work.wait()
-        return self._parts if self._summed else self._parts.sum(0)
+        if self._complete is not None:
+            self._complete()
+        self._work = self._complete = None
+        return self._result
 
 
-def reduce_scatter_begin(x: Tensor, group: Group) -> PendingSlice:
+def reduce_scatter_begin(x: Tensor, group: Group) -> PendingResult:
     """Start a reduce-scatter of dimension 0; `x` must not change until it was waited for."""
     if group.handle is None:
-        return PendingSlice(None, x, summed=True)
+        return PendingResult(None, x)
     group.count("reduce_scatter", x)
     x = x.contiguous()
     shape = (x.shape[0] // group.size, *x.shape[1:])
+    out = x.new_empty(shape)
     if group.is_gloo:
         # gloo's own reduce_scatter is slower than all_reduce; exchanging slices and adding them here is faster.
         parts = x.new_empty((group.size, *shape))
+        if _directly(x, group):
+            slices = x.view(group.size, *shape)
+            exchange = Exchange(group, send=list(slices), receive=list(parts))
+            return PendingResult(exchange, out, lambda: _add_up(out, slices[group.index], parts, group.index))
         work = dist.all_to_all_single(parts.view(x.shape), x, group=group.handle, async_op=True)
-        return PendingSlice(work, parts, summed=False)
-    out = x.new_empty(shape)
+        return PendingResult(work, out, lambda: torch.sum(parts, 0, out=out))
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    return PendingSlice(scatter(out, x, group=group.handle, async_op=True), out, summed=True)
+    return PendingResult(scatter(out, x, group=group.handle, async_op=True), out)
+
+
+def _directly(whole: Tensor, group: Group) -> bool:
+    return group.is_gloo and whole.numel() * whole.element_size() >= DIRECT_BYTES
+
+
+def _add_up(out: Tensor, own: Tensor, parts: Tensor, index: int) -> None:
+    """The sum of this rank's slice and what the others sent, in the order of the ranks."""
+    if len(parts) == 2:
+        torch.add(own, parts[1 - index], out=out)  # the slot of this rank's own slice stays empty
+        return
+    parts[index].copy_(own)
+    torch.sum(parts, 0, out=out)
 
 
 def all_to_all(parts: Tensor, group: Group) -> Tensor:
@@ -197,7 +243,4 @@ def scatter_sequence(x: Tensor, group: Group) -> Tensor:
 
 def count_over_all(flag: bool, mesh: Mesh) -> int:
     """How many ranks of the mesh say yes; every rank must ask."""
-    total = torch.tensor(float(flag), device=mesh.device)
-    for axis in AXES:
-        all_reduce_(total, mesh.group(axis))
-    return round(float(total))
+    return round(float(sum_over_ranks_(torch.tensor(float(flag), device=mesh.device), mesh)))

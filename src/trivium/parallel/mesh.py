@@ -1,6 +1,7 @@
 """This process's place in the layout, and the groups it talks to. Built once, passed down."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -9,12 +10,20 @@ import torch.distributed as dist
 from trivium.errors import ConfigError
 from trivium.plan.layout import AXES, Axis, Coordinate, Layout
 
+TAGS = range(1 << 30, (1 << 31) - 1)  # below are the numbers of pipeline transfers
+
+
+def _tags() -> Iterator[int]:
+    while True:
+        yield from TAGS
+
 
 @dataclass(frozen=True, eq=False)
 class Group:
     """Ranks that differ along one axis, and this process's index among them.
 
     traffic: bytes this rank handed to each collective, for comparison with the cost model.
+    tags: numbers for direct messages, drawn alike on every rank of the group.
     """
 
     role: str  # the axis, or "ends"
@@ -22,6 +31,7 @@ class Group:
     index: int
     handle: dist.ProcessGroup | None  # None when alone: collectives become no-ops
     traffic: Counter[str] = field(default_factory=Counter)
+    tags: Iterator[int] = field(default_factory=_tags)
 
     def count(self, collective: str, tensor: torch.Tensor) -> None:
         """Add a tensor's bytes to the traffic of a collective."""

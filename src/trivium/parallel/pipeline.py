@@ -15,7 +15,7 @@ from trivium.parallel.measure import Counted, SavedBytes
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.transport import Batched, PostedAhead, Results, Transport
 from trivium.parallel.weight_gradients import WeightGradients
-from trivium.plan.schedule import Action, Op, forward
+from trivium.plan.schedule import Action, Op, forward, inputs
 from trivium.plan.transfers import Event, Transfer
 
 Tensor = torch.Tensor
@@ -67,7 +67,7 @@ class Executor:
     def run(self, program: Sequence[Event]) -> Run:
         """One pass over the program; gradients accumulate in the stages' parameters."""
         self._run = Run(torch.zeros((), device=self.mesh.device, dtype=torch.float64))
-        self._results: Results = {}
+        self._results = Results()
         self._saved: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
         self._trains = any(isinstance(e, Action) and e.op is not Op.FORWARD for e in program)
         self._remaining = Counter((e.op, e.stage) for e in program if isinstance(e, Action))
@@ -78,9 +78,10 @@ class Executor:
         transport = (PostedAhead if posts else Batched)(program, self.mesh, self.activation)
         begin = time.perf_counter()
         for event in program:
-            start = time.perf_counter()
             transport.before(event)
             try:
+                self._wait_for_inputs(event)
+                start = time.perf_counter()  # a span is work: waiting for a neighbour is the gap before it
                 self._perform(event, transport)
             except TriviumError:
                 raise
@@ -90,6 +91,11 @@ class Executor:
             self._run.spans.append(Span(event, start - begin, time.perf_counter() - begin))
         transport.finish()
         return self._run
+
+    def _wait_for_inputs(self, event: Event) -> None:
+        if isinstance(event, Action):
+            for needed in inputs(event, self.last_stage, split=event.op is Op.INPUT_GRADIENT):
+                self._results.wait(needed)
 
     def _perform(self, event: Event, transport: Transport) -> None:
         match event:
@@ -117,7 +123,7 @@ class Executor:
             y = y * self.loss_scale
             self._run.loss += y.detach()
         else:
-            self._results[event] = y.detach()
+            self._results.put(event, y.detach())
         if self._trains:
             self._saved[m, stage] = x, y
             self._held[m, stage] = counted.bytes
@@ -132,7 +138,7 @@ class Executor:
         torch.autograd.backward(y, grad)
         if x is not None:
             assert x.grad is not None, f"the backward of {event} left no gradient for its input"
-            self._results[event] = x.grad
+            self._results.put(event, x.grad)
 
     def _finish_weights(self, event: Action, m: int, stage: int) -> None:
         if self._is_last(event) and self.watch is not None:

@@ -18,15 +18,12 @@ class DropoutKey:
 
 
 def keyed_dropout(
-    x: torch.Tensor, rate: float, *, site: str, key: DropoutKey | None, positions: torch.Tensor
+    x: torch.Tensor, rate: float, *, site: str, key: DropoutKey, positions: torch.Tensor
 ) -> torch.Tensor:
     """Zero elements with probability `rate` and scale the rest; x [S here, B, H], positions [S here].
 
-    The mask of a sample covers all its positions, whoever holds them; this rank takes its own. Without a key
-    (evaluation) nothing is dropped.
+    The mask of a sample covers all its positions, whoever holds them; this rank takes its own.
     """
-    if rate == 0.0 or key is None:
-        return x
     masks = [
         _mask(x, rate, seed_for(key.seed, "dropout", site, key.step, n), key.sequence) for n in key.samples
     ]

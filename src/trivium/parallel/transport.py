@@ -1,21 +1,48 @@
 """Two ways to carry out the transfers of a program: posted ahead (gloo), or batched (NCCL)."""
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
+from trivium.parallel.collectives import Pending
 from trivium.parallel.mesh import Mesh
 from trivium.plan.schedule import Action, Op
 from trivium.plan.transfers import Event, Transfer
 
 Tensor = torch.Tensor
-Results = dict[Action, Tensor]  # what actions produced and others have yet to read
 
-# How many receives are posted before they are needed, so that transfers overlap compute.
+# How many transfers may be under way at once, so that they overlap compute.
 POSTED_AHEAD = 4
+
+
+class Results:
+    """What actions produced and others have yet to read. A result that is still on its way is waited for only when
+    it is read: a receive never holds up the work that stands between it and its use."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[Action, Tensor] = {}
+        self._under_way: dict[Action, Pending] = {}
+
+    def put(self, action: Action, tensor: Tensor, under_way: Pending | None = None) -> None:
+        """Keep a result; if it is `under_way`, it is complete when that was waited for."""
+        self._tensors[action] = tensor
+        if under_way is not None:
+            self._under_way[action] = under_way
+
+    def wait(self, action: Action) -> None:
+        """Return when the result, if it comes from another rank, is here."""
+        work = self._under_way.pop(action, None)
+        if work is not None:
+            work.wait()
+
+    def pop(self, action: Action) -> Tensor:
+        """Take a result out, complete."""
+        self.wait(action)
+        return self._tensors.pop(action)
 
 
 class Transport(Protocol):
@@ -25,14 +52,14 @@ class Transport(Protocol):
         """An event is about to run."""
 
     def carry(self, transfer: Transfer, results: Results) -> None:
-        """Send the result that `transfer` names, or put it among the results."""
+        """Start sending the result that `transfer` names, or put it, on its way, among the results."""
 
     def finish(self) -> None:
         """The program has ended: wait for what is still under way."""
 
 
 class PostedAhead:
-    """For gloo, which matches messages by tag: receives are posted before they are needed, sends not waited for."""
+    """For gloo, which matches messages by tag: receives are posted before their turn, sends not waited for."""
 
     def __init__(self, program: Sequence[Event], mesh: Mesh, activation: Callable[[], Tensor]) -> None:
         self._mesh, self._activation = mesh, activation
@@ -50,11 +77,10 @@ class PostedAhead:
             self._posted[transfer] = self._receive(transfer)
 
     def carry(self, transfer: Transfer, results: Results) -> None:
-        """Start a send, or wait for a receive."""
+        """Start a send, or hand over a posted receive."""
         if transfer.target == self._mesh.at.pipeline:
             work, tensor = self._posted.pop(transfer)
-            work.wait()
-            results[transfer.produced_by] = tensor
+            results.put(transfer.produced_by, tensor, work)
             return
         group, tensor = self._mesh.pipeline, results.pop(transfer.produced_by).contiguous()
         group.count("send", tensor)
@@ -74,6 +100,19 @@ class PostedAhead:
         return work, tensor
 
 
+class _Exchange:
+    """Transfers under way together; kept until it was waited for, so that nothing that is sent is freed."""
+
+    def __init__(self, works: Sequence[dist.Work], tensors: Sequence[Tensor]) -> None:
+        self._works, self._tensors = works, tensors
+
+    def wait(self) -> None:
+        """Return when all are done; at once if that was known already (gloo's own wait would never return)."""
+        for work in self._works:
+            work.wait()
+        self._works, self._tensors = (), ()
+
+
 class Batched:
     """For NCCL, which matches messages by order: transfers that follow one another are one batch, so that those to
     and from a neighbour run at the same time. Programs are projections of one global order, so batches cannot
@@ -86,7 +125,7 @@ class Batched:
             tuple(e for e in run if isinstance(e, Transfer)) for is_transfer, run in runs if is_transfer
         ]
         self._batch_of = {transfer: batch for batch in batches for transfer in batch}
-        self._sent: list[Tensor] = []
+        self._exchanges: deque[_Exchange] = deque()
 
     def before(self, event: Event) -> None:
         """Nothing can be posted early."""
@@ -96,22 +135,29 @@ class Batched:
         batch = self._batch_of[transfer]
         if transfer != batch[0]:
             return
-        group, here, operations = self._mesh.pipeline, self._mesh.at.pipeline, []
-        for each in batch:
-            if each.target == here:
-                tensor, function, peer = self._activation(), dist.irecv, each.source
-                results[each.produced_by] = tensor
-            else:
-                tensor, function, peer = results.pop(each.produced_by).contiguous(), dist.isend, each.target
+        group, here = self._mesh.pipeline, self._mesh.at.pipeline
+        tensors = [
+            self._activation() if t.target == here else results.pop(t.produced_by).contiguous() for t in batch
+        ]
+        operations = []
+        for each, tensor in zip(batch, tensors, strict=True):
+            receives = each.target == here
+            function, peer = (dist.irecv, each.source) if receives else (dist.isend, each.target)
+            if not receives:
                 group.count("send", tensor)
-                self._sent.append(tensor)
             operations.append(dist.P2POp(function, tensor, group.ranks[peer], group.handle, _tag(each)))
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
+        exchange = _Exchange(dist.batch_isend_irecv(operations), tensors)
+        for each, tensor in zip(batch, tensors, strict=True):
+            if each.target == here:
+                results.put(each.produced_by, tensor, exchange)
+        self._exchanges.append(exchange)
+        while len(self._exchanges) > POSTED_AHEAD:
+            self._exchanges.popleft().wait()
 
     def finish(self) -> None:
-        """What was sent may be freed."""
-        self._sent.clear()
+        """Wait for the last batches."""
+        while self._exchanges:
+            self._exchanges.popleft().wait()
 
 
 def _tag(transfer: Transfer) -> int:

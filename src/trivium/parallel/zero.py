@@ -7,11 +7,12 @@ accumulation dtype, gather the weights.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from trivium.parallel.buckets import Bucket
-from trivium.parallel.collectives import all_reduce_
+from trivium.parallel.collectives import PendingResult, sum_over_ranks_begin
 from trivium.parallel.mesh import Mesh
 
 Tensor = torch.Tensor
@@ -28,13 +29,35 @@ class AdamRule:
     clip: float = 1.0  # largest norm of the gradient; 0: never clipped
 
 
+class Part(NamedTuple):
+    """Elements `where` of a shard, which weight decay falls on or not."""
+
+    parameter: torch.nn.Parameter
+    where: slice
+    decay: bool
+
+
 @dataclass(eq=False)
 class Shard:
-    """What this rank keeps of one bucket: master weights and moments of its owned slice."""
+    """What this rank keeps of one bucket: master weights, moments and, in a step, the gradient of its owned slice.
+
+    parts: views of the masters with weight decay and without, as Adam updates them.
+    """
 
     bucket: Bucket
-    master: torch.nn.Parameter
+    master: Tensor
+    moment1: Tensor
+    moment2: Tensor
+    parts: tuple[Part, ...]
     norm_weight: Tensor | None  # 1 where an element counts in the norm, else 0; None: all count
+    grad: Tensor | None = None
+
+
+class Totals(NamedTuple):
+    """Of the whole model and batch, the same on every rank. gradient_norm: before clipping."""
+
+    gradient_norm: float
+    loss: float
 
 
 class ShardedAdamW:
@@ -48,11 +71,9 @@ class ShardedAdamW:
             None  # sees each shard's gradient before clipping
         )
         kinds = ((True, rule.weight_decay), (False, 0.0))
+        parts = [part for shard in self.shards for part in shard.parts]
         groups = [
-            {
-                "params": [s.master for s in self.shards if s.bucket.decay is decay],
-                "weight_decay": weight_decay,
-            }
+            {"params": [p.parameter for p in parts if p.decay is decay], "weight_decay": weight_decay}
             for decay, weight_decay in kinds
         ]
         # A rank whose stages hold no layers has nothing to update; torch refuses an optimizer of nothing.
@@ -65,35 +86,46 @@ class ShardedAdamW:
             fused=True,
         )
         for shard in self.shards:
-            self._adam.state[shard.master] = {
-                "step": torch.tensor(0.0, dtype=torch.float32),
-                "exp_avg": torch.zeros_like(shard.master),
-                "exp_avg_sq": torch.zeros_like(shard.master),
-            }
+            for part in shard.parts:
+                self._adam.state[part.parameter] = {
+                    "step": torch.tensor(0.0, dtype=torch.float32),
+                    "exp_avg": shard.moment1[part.where],
+                    "exp_avg_sq": shard.moment2[part.where],
+                }
 
     @torch.no_grad()
-    def step(self, lr: float, *, loss_scale: float = 1.0) -> float:
-        """Update the weights from the accumulated gradients and clear them; returns the norm before clipping.
+    def step(self, lr: float, *, loss: Tensor, loss_scale: float = 1.0) -> Totals:
+        """Update the weights from the accumulated gradients and clear them.
 
-        Gradients are of the loss times `loss_scale`. With a scale, a norm that is not finite means that they
-        overflowed: nothing is updated, on any rank alike.
+        loss: this rank's share of the batch's mean loss. It and the gradients are of the loss times `loss_scale`.
+        With a scale, a norm that is not finite means that they overflowed: nothing is updated, on any rank alike.
         """
         for number, shard in enumerate(self.shards):
-            shard.master.grad = shard.bucket.reduced().to(shard.master.dtype)
+            shard.grad = shard.bucket.reduced().to(shard.master.dtype)
             if loss_scale != 1.0:
-                shard.master.grad.mul_(1 / loss_scale)
+                shard.grad.mul_(1 / loss_scale)
             if self.on_reduced is not None:
-                self.on_reduced(number, shard.master.grad)
-        norm = self.gradient_norm()
-        if loss_scale != 1.0 and not math.isfinite(norm):
+                self.on_reduced(number, shard.grad)
+        sums = sum_over_ranks_begin(self._shares(loss / loss_scale), self.mesh)
+        if self.rule.clip == 0 and loss_scale == 1.0:
+            self._update(lr)  # without waiting: where the pipeline drains early, others are still at work
+            return _totals(sums)
+        totals = _totals(sums)
+        if loss_scale != 1.0 and not math.isfinite(totals.gradient_norm):
             self._clear()
-            return norm
-        if 0 < self.rule.clip < norm:
+            return totals
+        if 0 < self.rule.clip < totals.gradient_norm:
             for shard in self.shards:
-                assert shard.master.grad is not None, "reduced just above"
-                shard.master.grad.mul_(self.rule.clip / (norm + 1e-6))
+                _gradient(shard).mul_(self.rule.clip / (totals.gradient_norm + 1e-6))
+        self._update(lr)
+        return totals
+
+    def _update(self, lr: float) -> None:
         for group in self._adam.param_groups:
             group["lr"] = lr
+        for shard in self.shards:
+            for part in shard.parts:
+                part.parameter.grad = _gradient(shard)[part.where]
         self._adam.step()
         self.steps_done += 1
         for shard in self.shards:
@@ -104,38 +136,34 @@ class ShardedAdamW:
         self._clear()
         for shard in self.shards:
             shard.bucket.published()
-        return norm
 
     def _clear(self) -> None:
         for shard in self.shards:
             shard.bucket.clear_gradients()
-            shard.master.grad = None
+            shard.grad = None
+            for part in shard.parts:
+                part.parameter.grad = None
 
-    def gradient_norm(self) -> float:
-        """The 2-norm of the model's gradient, each parameter counted once, the same on every rank."""
-        total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
+    def _shares(self, loss: Tensor) -> Tensor:
+        """What this rank adds to the squared norm of the model's gradient, each parameter counted once, and to the
+        loss; [2]."""
+        square = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         for shard in self.shards:
-            grad = shard.master.grad
-            assert grad is not None, "the norm is of reduced gradients"
-            weighted = grad if shard.norm_weight is None else grad * shard.norm_weight
-            total += torch.dot(weighted, grad).to(torch.float64)
-        if any(s.bucket.sharded for s in self.shards):
-            all_reduce_(total, self.mesh.replicas)
-        all_reduce_(total, self.mesh.tensor)
-        all_reduce_(total, self.mesh.pipeline)
-        return float(total.sqrt())
+            if shard.bucket.sharded or self.mesh.replicas.index == 0:  # replicas of the whole count once
+                grad = _gradient(shard)
+                weighted = grad if shard.norm_weight is None else grad * shard.norm_weight
+                square += torch.dot(weighted, grad).to(torch.float64)
+        return torch.stack([square, loss_share(loss, self.mesh)])
 
     def states(self, shard: Shard) -> dict[str, Tensor]:
         """The tensors of a shard by kind, each as long as the bucket's owned slice."""
-        state = self._adam.state[shard.master]
-        return {"master": shard.master.data, "moment1": state["exp_avg"], "moment2": state["exp_avg_sq"]}
+        return {"master": shard.master, "moment1": shard.moment1, "moment2": shard.moment2}
 
     def restore(self, steps_done: int) -> None:
         """After the states were filled from a checkpoint: continue from this step, weights from the masters."""
         self.steps_done = steps_done
-        with torch.no_grad():
-            for shard in self.shards:
-                self._adam.state[shard.master]["step"].fill_(float(steps_done))
+        for state in self._adam.state.values():
+            state["step"].fill_(float(steps_done))
 
     @torch.no_grad()
     def restart_masters(self) -> None:
@@ -144,11 +172,33 @@ class ShardedAdamW:
             shard.master.copy_(shard.bucket.shard)
 
 
+def loss_share(loss: Tensor, mesh: Mesh) -> Tensor:
+    """A rank's loss as it enters the sum over all ranks: tensor ranks all know it, and count once."""
+    return loss if mesh.tensor.index == 0 else torch.zeros_like(loss)
+
+
+def _totals(sums: PendingResult) -> Totals:
+    square, loss = sums.wait().tolist()
+    return Totals(gradient_norm=math.sqrt(square), loss=loss)
+
+
+def _gradient(shard: Shard) -> Tensor:
+    assert shard.grad is not None, "gradients are reduced first"
+    return shard.grad
+
+
 def _shard(bucket: Bucket, masters: torch.dtype) -> Shard:
     # Where weights are already in the masters' dtype they are their own masters.
-    same = bucket.shard.dtype == masters
-    master = torch.nn.Parameter(bucket.shard if same else bucket.shard.to(masters))
-    return Shard(bucket, master, _norm_weight(bucket))
+    master = bucket.shard if bucket.shard.dtype == masters else bucket.shard.to(masters)
+    border = min(max(bucket.decayed - bucket.owned.start, 0), len(master))
+    halves = ((slice(0, border), True), (slice(border, len(master)), False))
+    parts = tuple(
+        Part(torch.nn.Parameter(master[where]), where, decay)
+        for where, decay in halves
+        if where.stop > where.start
+    )
+    moments = torch.zeros_like(master), torch.zeros_like(master)
+    return Shard(bucket, master, *moments, parts, _norm_weight(bucket))
 
 
 def _norm_weight(bucket: Bucket) -> Tensor | None:

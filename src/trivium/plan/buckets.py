@@ -1,6 +1,6 @@
 """How a rank's parameters are gathered into flat buffers: the table that the runtime fills and the cost model prices.
 
-A bucket holds parameters that are treated alike: same decay, gradients summed over the same groups. It is
+A bucket holds parameters whose gradients are summed over the same groups, those with weight decay first. It is
 padded so that each replica owns an equal slice.
 """
 
@@ -27,12 +27,14 @@ class Item(NamedTuple):
 
 
 class BucketRow(NamedTuple):
-    """Items in the order in which backward finishes them. partial_over: groups over which their gradients are
+    """Items with weight decay, then those without, each in the order in which backward finishes them.
+
+    decayed: elements of the former. partial_over: groups over which their gradients are
     summed before the data ranks': tensor ranks (sequence parallelism), pipeline ends (a tied table). tied: holds
     a table whose gradient has two parts, so it is whole only when the step's last backward is."""
 
     items: tuple[Item, ...]
-    decay: bool
+    decayed: int
     partial_over: tuple[PartialOver, ...]
     tied: bool
     padded: int  # elements, a multiple of the number of replicas
@@ -40,17 +42,24 @@ class BucketRow(NamedTuple):
 
 def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
     """The buckets of a pipeline rank: last layers first."""
-    kinds: dict[tuple[bool, tuple[PartialOver, ...], bool, Owner | None], list[Item]] = {}
+    kinds: dict[tuple[tuple[PartialOver, ...], bool, Owner | None], list[Item]] = {}
     for item in reversed(list(held(plan, pipeline))):
         p = item.parameter
         # At ZeRO stage 3 the weights of one module are gathered and freed together, apart from the others'.
         owner = p.owner if plan.zero >= 3 else None
-        kinds.setdefault((p.decay, partial_over(plan, p), is_tied(plan, p), owner), []).append(item)
+        kinds.setdefault((partial_over(plan, p), is_tied(plan, p), owner), []).append(item)
     return tuple(
-        BucketRow(tuple(items), *kind[:3], padded=_padded(items, plan.layout.replicas))
-        for kind, every in kinds.items()
+        _row(items, over, tied, plan.layout.replicas)
+        for (over, tied, _), every in kinds.items()
         for items in _chunks(every)
     )
+
+
+def _row(items: list[Item], over: tuple[PartialOver, ...], tied: bool, replicas: int) -> BucketRow:
+    ordered = sorted(items, key=lambda i: not i.parameter.decay)
+    decayed = sum(i.elements for i in items if i.parameter.decay)
+    elements = sum(i.elements for i in items)
+    return BucketRow(tuple(ordered), decayed, over, tied, padded=-(-elements // replicas) * replicas)
 
 
 def held(plan: Plan, pipeline: int) -> Iterator[Item]:
@@ -88,7 +97,3 @@ def _chunks(items: list[Item]) -> Iterator[list[Item]]:
             chunk = []
     if chunk:
         yield chunk
-
-
-def _padded(items: list[Item], replicas: int) -> int:
-    return -(-sum(i.elements for i in items) // replicas) * replicas

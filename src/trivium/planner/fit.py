@@ -46,7 +46,7 @@ def fit(rows: Sequence[Row]) -> Fit:
         return np.concatenate([np.concatenate(errors) / SCALE, z])
 
     bounds = (np.minimum((low - begin) / spread, -1e-9), np.maximum((high - begin) / spread, 1e-9))
-    found = least_squares(misses, np.zeros(len(free)), bounds=bounds, loss="soft_l1", diff_step=STEP).x
+    found = least_squares(misses, np.zeros(len(free)), bounds=bounds, loss="cauchy", diff_step=STEP).x
     values = np.clip(begin + found * spread, low, high)
     constants = start.with_values(dict(zip(free, values.tolist(), strict=True)))
     return Fit(constants, len(used), dict(zip(free, found.tolist(), strict=True)))

@@ -44,11 +44,12 @@ def packing(tokens: np.ndarray, end_of_text: int) -> Packing:
 def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None) -> Inputs:
     """The inputs of one micro-batch on one context rank."""
     device = mesh.device
-    order = tuple(torch.tensor(plan.positions_of(c), device=device) for c in range(plan.layout.context))
+    order = _orders(plan, device)
     here = order[mesh.context.index]
 
     def taken(x: np.ndarray, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(x.T)).to(device, dtype)[here]
+        whole = torch.from_numpy(np.ascontiguousarray(x.T)).to(device, dtype)
+        return whole if plan.layout.context == 1 else whole[here]
 
     tokens, targets = taken(rows.tokens), taken(rows.targets)
     if plan.model.documents == "joined":
@@ -64,3 +65,10 @@ def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None)
         here=here,
         dropout=dropout,
     )
+
+
+def _orders(plan: Plan, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """The positions that each context rank holds."""
+    if plan.layout.context == 1:
+        return (torch.arange(plan.model.sequence, device=device),)  # without a loop over positions
+    return tuple(torch.tensor(plan.positions_of(c), device=device) for c in range(plan.layout.context))

@@ -12,13 +12,13 @@ import torch
 from trivium.model.inputs import Inputs
 from trivium.model.stage import DTYPES, Stage, build_stages
 from trivium.parallel.buckets import Bucket, Dtypes, GradientWatch, make_buckets
-from trivium.parallel.collectives import all_reduce_
+from trivium.parallel.collectives import all_reduce_, sum_over_ranks_
 from trivium.parallel.gathered import User, gather_around
 from trivium.parallel.measure import SavedBytes
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.pipeline import Executor, Run, StageFunctions
 from trivium.parallel.randomness import DropoutKey
-from trivium.parallel.zero import AdamRule, ShardedAdamW
+from trivium.parallel.zero import AdamRule, ShardedAdamW, loss_share
 from trivium.plan.buckets import bucket_table
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import Op, Schedule, forward
@@ -79,11 +79,11 @@ class Trainer:
         run = self.accumulate(step, samples, measure=measure)
         scale = self.loss_scale.value if self.loss_scale else 1.0
         begin = time.perf_counter()
-        norm = self.optimizer.step(lr, loss_scale=scale)
+        totals = self.optimizer.step(lr, loss=run.loss, loss_scale=scale)
         update_seconds = time.perf_counter() - begin
         if self.loss_scale:
-            self.loss_scale.update(finite=math.isfinite(norm))
-        return StepResult(self._agree(run.loss / scale), norm, run, update_seconds)
+            self.loss_scale.update(finite=math.isfinite(totals.gradient_norm))
+        return StepResult(totals.loss, totals.gradient_norm, run, update_seconds)
 
     def accumulate(self, step: int, samples: Samples, *, measure: bool = False) -> Run:
         """Forward and backward of the batch; gradients are left in the buckets, their reduction begun.
@@ -91,8 +91,7 @@ class Trainer:
         measure: also count the bytes that autograd keeps, and the peak over the step.
         """
         self._watch.start_step()
-        for stage in self.stages.values():
-            stage.train()
+        self._set_mode(training=True)
         program = self._program(samples.sequences, forward_only=False)[self.mesh.at.pipeline]
         executor = self._executor(samples, step=step)
         if self.loss_scale:
@@ -104,10 +103,10 @@ class Trainer:
     @torch.no_grad()
     def validate(self, samples: Samples) -> float:
         """Mean loss over `samples`, without gradients or dropout; the same on every rank."""
-        for stage in self.stages.values():
-            stage.eval()
+        self._set_mode(training=False)
         program = self._program(samples.sequences, forward_only=True)[self.mesh.at.pipeline]
-        return self._agree(self._executor(samples, step=None).run(program).loss)
+        loss = self._executor(samples, step=None).run(program).loss
+        return float(sum_over_ranks_(loss_share(loss, self.mesh), self.mesh))
 
     @cached_property
     def _activation_shape(self) -> tuple[int, int, int]:
@@ -154,6 +153,13 @@ class Trainer:
         here = torch.stack([i.weights.sum() for i in inputs if i.weights is not None]).sum()
         return float(all_reduce_(here.to(torch.float64), self.mesh.replicas))
 
+    def _set_mode(self, *, training: bool) -> None:
+        for stage in self.stages.values():
+            if (
+                stage.training is not training
+            ):  # visiting every module takes a small model longer than a layer
+                stage.train(training)
+
     def _program(self, sequences: int, *, forward_only: bool) -> Program:
         key = (sequences, forward_only)
         if key not in self._programs:
@@ -176,11 +182,6 @@ class Trainer:
         return tuple(
             tuple(forward(m, s) for m in micro_batches for s in self.plan.stages_of(r)) for r in ranks
         )
-
-    def _agree(self, loss: torch.Tensor) -> float:
-        """Only last stages know a loss; the sum over pipeline and data ranks is the batch's mean."""
-        total = all_reduce_(loss.clone(), self.mesh.pipeline)
-        return float(all_reduce_(total, self.mesh.replicas))
 
 
 def _users(stage: Stage, buckets: Sequence[Bucket]) -> list[User]:

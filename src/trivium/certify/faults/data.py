@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from trivium.certify.faults.mutant import Function, fault, plan
+from trivium.certify.faults.mutant import Function, fault, plan, with_own
 from trivium.parallel import buckets, zero
 from trivium.parallel.buckets import Bucket, GradientWatch
-from trivium.parallel.collectives import PendingSlice
+from trivium.parallel.collectives import PendingResult
 from trivium.parallel.mesh import Group, Mesh
 from trivium.parallel.randomness import DropoutKey
 from trivium.plan.batch import Batch, Step
@@ -26,15 +26,15 @@ RAMP = {"ramp": {"start": 2, "increment": 2, "samples": 6}, "sequences": 6}
 @fault(buckets, "all_reduce_begin", REPLICAS)
 def replicas_not_summed(original: Function, mesh: Mesh) -> Function:
     """The sum of gradients over data ranks is missing: each replica trains alone."""
-    return lambda x, group: PendingSlice(None, x, summed=True)
+    return lambda x, group: PendingResult(None, x)
 
 
 @fault(buckets, "reduce_scatter_begin", SHARDED)
 def slices_not_summed(original: Function, mesh: Mesh) -> Function:
     """Each data rank updates its slice with its own replica's gradient."""
 
-    def begin(x: Tensor, group: Group) -> PendingSlice:
-        return PendingSlice(None, x.chunk(group.size)[group.index].clone(), summed=True)
+    def begin(x: Tensor, group: Group) -> PendingResult:
+        return PendingResult(None, x.chunk(group.size)[group.index].clone())
 
     return begin
 
@@ -94,28 +94,23 @@ def stale_gathered_weights(original: Function, mesh: Mesh) -> Function:
     return free
 
 
-@fault(Bucket, "owned", SHARDED)
+@fault(Bucket, "reduced", SHARDED)
 def slice_off_by_one(original: Function, mesh: Mesh) -> Function:
-    """A data rank updates a slice that begins one element early with the gradient of the right one."""
-
-    def owned(self: Bucket) -> slice:
-        right: slice = original(self)
-        early = int(self.sharded and right.start > 0)
-        return slice(right.start - early, right.stop - early)
-
-    return owned
+    """A data rank updates its slice with the gradient of one that begins one element early."""
+    return lambda self: original(self).roll(1)
 
 
-@fault(zero, "all_reduce_", SHARDED)
+@fault(zero, "sum_over_ranks_begin", SHARDED)
 def clipped_by_the_local_norm(original: Function, mesh: Mesh) -> Function:
     """Each rank clips by the norm of the slice it updates."""
-    return lambda x, group, **more: x
+
+    return with_own(original, place=0)
 
 
 @fault(trainer, "bucket_table", plan())
 def norms_and_biases_decayed(original: Function, mesh: Mesh) -> Function:
     """Flat buffers lose sight of what they hold: weight decay falls on norms and biases too."""
-    return lambda plan, pipeline: tuple(row._replace(decay=True) for row in original(plan, pipeline))
+    return lambda plan, pipeline: tuple(row._replace(decayed=row.padded) for row in original(plan, pipeline))
 
 
 @fault(Trainer, "_inputs", REPLICAS)
@@ -146,15 +141,11 @@ def masks_equal_in_all_steps(original: Function, mesh: Mesh) -> Function:
     return lambda seed, step, *more: DropoutKey(seed, 0, *more)
 
 
-@fault(Trainer, "_agree", REPLICAS)
+@fault(zero, "sum_over_ranks_begin", REPLICAS)
 def loss_of_one_replica(original: Function, mesh: Mesh) -> Function:
     """The reported loss is that of one replica, scaled up."""
 
-    def agree(self: Trainer, loss: Tensor) -> float:
-        own: Tensor = loss * self.mesh.data.size
-        return float(own)
-
-    return agree
+    return with_own(original, place=1, times=mesh.data.size)
 
 
 @fault(Batch, "at", plan(batch=RAMP), plan(data=2, batch=RAMP))

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from trivium.certify.faults.mutant import Function, fault, plan
+from trivium.certify.faults.mutant import Function, fault, plan, with_own
 from trivium.model import block, stage
 from trivium.model.inputs import Inputs
 from trivium.model.stage import Stage
 from trivium.parallel import zero
-from trivium.parallel.mesh import Group, Mesh
+from trivium.parallel.mesh import Mesh
 from trivium.parallel.pipeline import Executor
 from trivium.parallel.weight_gradients import WeightGradients
 from trivium.plan import buckets
@@ -97,14 +97,11 @@ def tied_table_counted_twice(original: Function, mesh: Mesh) -> Function:
     return lambda bucket: None
 
 
-@fault(zero, "all_reduce_", PIPELINE)
+@fault(zero, "sum_over_ranks_begin", PIPELINE)
 def norm_of_the_own_stage(original: Function, mesh: Mesh) -> Function:
     """Each pipeline rank clips by the norm of its own stages."""
 
-    def all_reduce_(x: Tensor, group: Group, **more: Any) -> Tensor:
-        return x if group.role == "pipeline" else original(x, group, **more)
-
-    return all_reduce_
+    return with_own(original, place=0)
 
 
 @fault(stage, "initial_values", plan(pipeline=2, chunks=2))

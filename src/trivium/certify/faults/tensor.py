@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from trivium.certify.faults.mutant import Function, fault, plan
-from trivium.model import attention, embedding, head, mlp, stage
+from trivium.model import embedding, head, inputs, stage
 from trivium.model.linear import RowLinear
 from trivium.parallel import collectives, tensor, zero
 from trivium.parallel.context import Context, Sight
@@ -103,13 +103,13 @@ def replicated_counted_per_rank(original: Function, mesh: Mesh) -> Function:
     return lambda bucket: None
 
 
-@fault(mlp, "keyed_dropout", plan(tensor=2, model={"dropout": 0.2}))
+@fault(inputs, "keyed_dropout", plan(tensor=2, model={"dropout": 0.2}))
 def masks_differ_between_tensor_ranks(original: Function, mesh: Mesh) -> Function:
     """Tensor ranks drop different elements of an activation that all of them hold."""
     return lambda x, rate, *, site, **more: original(x, rate, site=f"{site} {mesh.tensor.index}", **more)
 
 
-@fault(attention, "keyed_dropout", plan(tensor=2, sequence_parallel=True, model={"dropout": 0.2}))
+@fault(inputs, "keyed_dropout", plan(tensor=2, sequence_parallel=True, model={"dropout": 0.2}))
 def masks_of_the_first_positions(original: Function, mesh: Mesh) -> Function:
     """Under sequence parallelism every tensor rank draws the mask of the first positions."""
 

@@ -1,0 +1,45 @@
+"""Gathering and reducing slices is the same however the ranks exchange them."""
+
+import pytest
+import torch
+
+from ranks import on_ranks
+from trivium.parallel import collectives
+from trivium.parallel.collectives import all_gather_into, reduce_scatter_begin
+from trivium.parallel.launch import Place
+from trivium.parallel.mesh import Mesh
+from trivium.plan.layout import Layout
+
+SLICE = 1000
+
+
+def value(rank: int, number: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * rank + number)
+    return torch.randn(SLICE, generator=generator, dtype=torch.float64)
+
+
+def slices_reach_their_owners(place: Place, direct_from: int) -> None:
+    collectives.DIRECT_BYTES = direct_from
+    group = Mesh.connect(Layout(data=place.world_size), place.rank, place.world_size).replicas
+    ranks = range(group.size)
+    whole = torch.cat([value(group.index, n) for n in ranks])
+    # Several under way at once, ended in another order than begun.
+    begun = [reduce_scatter_begin(whole * k, group) for k in range(3)]
+    gathered = torch.full((group.size * SLICE,), torch.nan, dtype=torch.float64)
+    own = gathered[group.index * SLICE : (group.index + 1) * SLICE].copy_(value(group.index, 0))
+    gathering = all_gather_into(gathered, own, group, wait=False)
+    for k in (2, 0, 1):
+        expected = k * torch.stack([value(r, group.index) for r in ranks]).sum(0)
+        torch.testing.assert_close(begun[k].wait(), expected, rtol=1e-14, atol=1e-14)
+    assert gathering is not None, "there are others to gather from"
+    gathering.wait()
+    assert torch.equal(gathered, torch.cat([value(r, 0) for r in ranks]))
+    from_elsewhere = torch.empty_like(gathered)
+    all_gather_into(from_elsewhere, value(group.index, 0), group)
+    assert torch.equal(from_elsewhere, gathered)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("direct_from", [0, 1 << 40])
+def test_slices_are_gathered_and_summed_directly_or_by_gloo(ranks: int, direct_from: int) -> None:
+    on_ranks(ranks, slices_reach_their_owners, direct_from)
