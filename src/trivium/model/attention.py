@@ -51,7 +51,9 @@ class Attention(nn.Module):
             q, k, v = groups.unbind(0)
         else:
             several, k, v = groups.split((queries, 1, 1))
-            q, k, v = several.permute(1, 2, 0, 3, 4).reshape(B, self.N, S, D), k.squeeze(0), v.squeeze(0)
+            # Positions first in memory, as the result then is too, which goes on without a copy.
+            q = several.permute(3, 1, 2, 0, 4).reshape(S, B, self.N, D).permute(1, 2, 0, 3)
+            k, v = k.squeeze(0), v.squeeze(0)
         if self.model.family == "llama":
             positions = inputs.order.unsqueeze(1) if inputs.positions is None else inputs.positions
             q, k = (rotate(x, positions.T, self.model.rope_base) for x in (q, k))
