@@ -74,7 +74,12 @@ class Plan(Config):
 
     def stages_of(self, pipeline: int) -> tuple[int, ...]:
         """The stages that pipeline rank `pipeline` holds, ascending."""
-        return stages_of_ranks(self.schedule_table(self.batch.segments[0].sequences))[pipeline]
+        if self.schedule == "given":
+            return stages_of_ranks(self.schedule_table())[pipeline]
+        # Where stages sit does not depend on the number of micro-batches: the shortest step says it.
+        size = self.layout.pipeline
+        shortest = make_schedule(self.schedule, pipeline=size, micro_batches=size, chunks=self.layout.chunks)
+        return stages_of_ranks(shortest)[pipeline]
 
     @property
     def ends_apart(self) -> bool:
