@@ -2,7 +2,7 @@
 
 Weights, gradients, optimizer state and activations are those the runtime counts, to the byte (docs/memory.md says on
 which layouts that is tested). The rest is what the runtime allocates besides, by its rules, but does not count:
-outputs that wait for their backward, buffers of transfers and collectives, and workspaces. Allocator and libraries
+buffers of transfers and collectives, and workspaces. Allocator and libraries
 are left out.
 """
 
@@ -53,7 +53,7 @@ class MemoryEstimate(Generic[Bytes]):
 
     gradients: as they accumulate. masters: of the weights, where these are narrower. moments: Adam's two.
     activations: kept for the backward; `embedding` and `logits` are parts of them. recomputed: what the backward of
-    one recomputed layer fills again. outputs: of stages, until their backward. transport: activations on the way.
+    one recomputed layer fills again. transport: activations on the way.
     gathered: weights that ZeRO stage 3 has put together. unreduced: whole gradients of stages 2 and 3 before their
     reduction. workspace: of the largest operation. reduction: what the sum over replicas takes after the last
     backward, when the activations are gone.
@@ -67,7 +67,6 @@ class MemoryEstimate(Generic[Bytes]):
     embedding: Bytes
     logits: Bytes
     recomputed: Bytes
-    outputs: Bytes
     transport: Bytes
     gathered: Bytes
     unreduced: Bytes
@@ -87,7 +86,7 @@ class MemoryEstimate(Generic[Bytes]):
     @property
     def working(self) -> Bytes:
         """What the forwards and backwards hold besides, at their fullest."""
-        held = self.activations + self.recomputed + self.outputs + self.transport
+        held = self.activations + self.recomputed + self.transport
         return held + self.gathered + self.unreduced + self.workspace
 
     @property
@@ -191,7 +190,6 @@ def _held(case: Case, at: Moment, elements: Number, counting: Counting = "runtim
         "embedding": embedding,
         "logits": logits,
         "recomputed": np.where(np.asarray(at.recomputed_layers) > 0, whole - kept, 0),
-        "outputs": at.sent * border,
         "transport": np.where(np.asarray(c.pipeline) > 1, RECEIVES_AHEAD * border, 0),
         "gathered": np.where(zero >= 3, c.weight_bytes * _gathered(c, at), 0),
         "unreduced": np.where(zero >= 2, c.gradient_bytes * _open(c, at, elements), 0),

@@ -23,7 +23,6 @@ class Moment(NamedTuple):
     layers: whose weights it holds, of which `recomputed_layers` are computed again in the backward. first, last: 1
     where it holds that end of the model. kept, recomputed: layers times micro-batches in flight, of the ones whose
     activations are kept and of the ones computed again. embedded, headed: micro-batches in flight through the ends.
-    sent: outputs of its stages in flight, that other ranks or stages go on with.
     """
 
     layers: Number
@@ -34,7 +33,6 @@ class Moment(NamedTuple):
     recomputed: Number
     embedded: Number
     headed: Number
-    sent: Number
 
 
 def moments_of_rank(plan: Plan, pipeline: int) -> list[Moment]:
@@ -127,7 +125,7 @@ def _moments(
 ) -> NDArray[np.float64]:
     """[set, field of Moment] of one rank. layers, again: of each of its own stages, all and those computed again."""
     held = np.array(sets, dtype=np.float64)
-    none, all_held = np.zeros(len(held)), held.sum(1)
+    none = np.zeros(len(held))
     first, last = own[0] == 0, own[-1] == stages - 1
     headed = held[:, -1] if last else none
     moment = Moment(
@@ -139,7 +137,6 @@ def _moments(
         recomputed=held @ np.array(again),
         embedded=held[:, 0] if first else none,
         headed=headed,
-        sent=all_held - headed,
     )
     return np.stack(moment, axis=1)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from trivium.errors import TriviumError
 from trivium.parallel.buckets import GradientWatch
@@ -68,7 +69,7 @@ class Executor:
         """One pass over the program; gradients accumulate in the stages' parameters."""
         self._run = Run(torch.zeros((), device=self.mesh.device, dtype=torch.float64))
         self._results = Results()
-        self._saved: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
+        self._saved: dict[tuple[int, int], tuple[Tensor | None, GradientEdge]] = {}
         self._trains = any(isinstance(e, Action) and e.op is not Op.FORWARD for e in program)
         self._remaining = Counter((e.op, e.stage) for e in program if isinstance(e, Action))
         self._held: dict[tuple[int, int], int] = {}  # bytes kept for backward
@@ -125,7 +126,8 @@ class Executor:
         else:
             self._results.put(event, y.detach())
         if self._trains:
-            self._saved[m, stage] = x, y
+            # The place of the output in autograd's graph, not the output: that is free once it was sent.
+            self._saved[m, stage] = x, get_gradient_edge(y)
             self._held[m, stage] = counted.bytes
             self._run.peak_held = max(self._run.peak_held, len(self._held))
             self._run.peak_saved_bytes = max(self._run.peak_saved_bytes, sum(self._held.values()))
@@ -133,9 +135,9 @@ class Executor:
     def _backward(self, event: Action, m: int, stage: int) -> None:
         if self._is_last(event) and self.watch is not None:
             self.watch.last_backward(stage)
-        x, y = self._saved.pop((m, stage))
+        x, output = self._saved.pop((m, stage))
         grad = None if stage == self.last_stage else self._results.pop(event._replace(stage=stage + 1))
-        torch.autograd.backward(y, grad)
+        torch.autograd.backward(output, grad)
         if x is not None:
             assert x.grad is not None, f"the backward of {event} left no gradient for its input"
             self._results.put(event, x.grad)
