@@ -1,9 +1,17 @@
+import numpy as np
 import pytest
 
-from trivium.cost.collectives import all_gather_seconds, all_reduce_seconds, send_seconds
-from trivium.cost.hardware import Link
+from trivium.cost.collectives import (
+    all_gather_seconds,
+    all_reduce_seconds,
+    road_between,
+    road_to_neighbour,
+    send_seconds,
+)
+from trivium.cost.hardware import Link, machine_named, this_machine
 
-LINK = Link(bandwidth=100.0, efficiency=0.5, latency_seconds=0.25)
+LINK = Link(bandwidth=100.0, efficiency=0.5, latency_seconds=0.25, start_seconds=0.5)
+SELENE = machine_named("selene")
 
 
 def test_a_group_of_one_costs_nothing():
@@ -11,6 +19,29 @@ def test_a_group_of_one_costs_nothing():
 
 
 def test_a_ring_moves_all_but_its_own_share_and_hops_once_less_than_its_ranks():
-    assert all_gather_seconds(400.0, 4, LINK) == pytest.approx(300 / 50 + 3 * 0.25)
+    assert all_gather_seconds(400.0, 4, LINK) == pytest.approx(300 / 50 + 3 * 0.25 + 0.5 / 2)
     assert all_reduce_seconds(400.0, 4, LINK) == 2 * all_gather_seconds(400.0, 4, LINK)
-    assert send_seconds(50.0, LINK) == pytest.approx(1.25)
+    assert send_seconds(50.0, LINK) == pytest.approx(1 + 0.25 + 0.5 / 2)
+
+
+def test_the_latencies_of_small_all_reduces_are_those_measured_on_eight_a100():
+    """vTrain's NCCL table: 35, 45 and 80 us at 2, 4 and 8 ranks."""
+    found = [float(all_reduce_seconds(0.0, n, SELENE.node_link)) * 1e6 for n in (2, 4, 8)]
+    assert found == pytest.approx([35, 45, 80], rel=0.12)
+
+
+def test_a_group_inside_a_node_has_the_nodes_links_and_one_across_nodes_the_cards_of_all_its_ranks_there():
+    degree, stride = np.array([8, 16, 16, 16, 16]), np.array([1, 8, 4, 2, 1])
+    found = road_between(SELENE, degree, stride, fabric=0.8).bandwidth
+    card = 0.8 * SELENE.fabric_link.bandwidth
+    assert found == pytest.approx([SELENE.node_link.effective_bandwidth, card, 2 * card, 4 * card, 8 * card])
+
+
+def test_neighbours_send_over_the_fabric_once_any_hop_leaves_the_node():
+    found = road_to_neighbour(SELENE, np.array([2, 4]), np.array([4, 4]), fabric=0.8).bandwidth
+    assert found == pytest.approx([SELENE.node_link.effective_bandwidth, 0.8 * SELENE.fabric_link.bandwidth])
+
+
+def test_ranks_that_share_a_machine_never_leave_it():
+    found = road_between(this_machine(2, 1 << 30), np.array([64]), np.array([4]), fabric=0.1).bandwidth
+    assert found == pytest.approx([this_machine(2, 1 << 30).node_link.effective_bandwidth])

@@ -22,6 +22,7 @@ class Constants:
     gemm_cpu: float
     gemm_ramp: float
     gemm_wave: float
+    misaligned: float
     memory: float
     operation_seconds: float
     launch_seconds: float
@@ -35,7 +36,7 @@ class Constants:
     tensor_overlap: float
     fabric: float
     straggler: float
-    gather_overlap: float
+    data_overlap: float
     deepspeed_tensor: float
     deepspeed_gradient_bytes: float
     deepspeed_step_seconds: float

@@ -65,7 +65,7 @@ class Device:
         speed = self.peak * self.gemm * self._filled(m, n, batch) * k / (k + self.constants.gemm_ramp)
         if self.machine.multiprocessors:
             aligned = (np.mod(k, ALIGNED) == 0) & (np.mod(n, ALIGNED) == 0)
-            plain = self.machine.peak.fp32 * self.gemm  # misaligned operands miss the tensor cores
+            plain = self.machine.peak.fp32 * self.constants.misaligned  # without tensor cores
             speed = np.where(aligned, speed, np.minimum(speed, plain))
         moved = self.width * batch * (m * k + k * n + m * n)
         seconds: Number = np.maximum(2.0 * m * n * k * batch / speed, moved / self.memory)

@@ -216,7 +216,7 @@ def _layer_gathers(at: Setting, forward: Number, backward: Number) -> tuple[Numb
 
     Of work and gathers side by side the longer counts, and of the shorter the share that is not hidden.
     """
-    case, overlap = at.case, at.constants.gather_overlap
+    case = at.case
     asked = np.asarray(case.zero) >= 3
     if not asked.any():
         return 0.0, 0.0
@@ -225,10 +225,15 @@ def _layer_gathers(at: Setting, forward: Number, backward: Number) -> tuple[Numb
     scatter = all_gather_seconds(elements * case.reduction_bytes, case.replicas, road)
 
     def added(work: Number, moving: Number) -> Number:
-        together = np.maximum(work, moving) + (1 - overlap) * np.minimum(work, moving)
-        return np.where(asked, together - work, 0.0)
+        return np.where(asked, beside(work, moving, at.constants.data_overlap) - work, 0.0)
 
     return added(forward, gather), added(backward, gather + scatter)
+
+
+def beside(work: Number, moving: Number, overlap: float) -> Number:
+    """Seconds of work and traffic side by side."""
+    together: Number = np.maximum(work, moving) + (1 - overlap) * np.minimum(work, moving)
+    return together
 
 
 def _table_gathers(at: Setting) -> Number:

@@ -14,17 +14,13 @@ from trivium.cost.collectives import Strides, all_gather_seconds, send_seconds
 from trivium.cost.constants import Constants, shipped_constants
 from trivium.cost.hardware import Machine
 from trivium.cost.layer import layer_elements
-from trivium.cost.prices import Piece, Prices, Setting, prices, setting
+from trivium.cost.prices import Piece, Prices, Setting, beside, prices, setting
 from trivium.cost.stack import OURS, Stack, stack_named
 
 # Schedules as numbers, for arrays of plans.
 SCHEDULES = {"gpipe": 0, "1f1b": 1, "interleaved": 2, "zb-h1": 3, "zb-v": 4, "given": 1}
 SHARDED_BYTES, WHOLE_BYTES = 38.0, 10.0  # an optimizer moves per element it owns, and per element it holds
 STEP_OPERATIONS = 100  # launched once a step, beside the layers'
-OVERLAPPED, LEAST_EXPOSED = (
-    0.9,
-    0.05,
-)  # of one micro-batch's pass that hides data traffic; of the traffic that shows
 
 
 @dataclass(frozen=True)
@@ -176,17 +172,15 @@ def data_seconds(at: Setting, pieces: Prices) -> Number:
         backward, forward = (
             first * p.total / case.chunks for p in (pieces.layer_backward, pieces.layer_forward)
         )
-        whole = _hidden(reduce + gather, backward)  # without ZeRO
-        gather = np.where(zero >= 1, _hidden(gather, forward), whole / 2)
-        reduce = np.where(zero >= 1, _hidden(reduce, backward), whole / 2)
+        overlap = at.constants.data_overlap
+        apart = beside(forward, gather, overlap) - forward + beside(backward, reduce, overlap) - backward
+        # Without ZeRO, one all-reduce ends before the update.
+        together = beside(backward, reduce + gather, overlap) - backward
+        reduce, gather = np.where(zero >= 1, apart, together), 0.0
     shared = (np.asarray(case.tied) > 0) & (np.asarray(case.pipeline) > 1)
     table = case.vocabulary * case.hidden / case.tensor * case.gradient_bytes
     ends = np.where(shared, send_seconds(table, at.road_to(case.pipeline, at.strides.pipeline)), 0.0)
     return np.where(zero >= 3, 0.0, reduce + gather) + ends
-
-
-def _hidden(traffic: Number, behind: Number) -> Number:
-    return np.maximum(LEAST_EXPOSED * traffic, traffic - OVERLAPPED * behind)
 
 
 def optimizer_seconds(at: Setting) -> Number:

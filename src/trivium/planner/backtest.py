@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trivium.cost.constants import Constants
+from trivium.cost.published_memory import published_memory
 from trivium.cost.step_time import step_seconds
 from trivium.planner.published_rows import Batch, Row, Table, over_batches
 
@@ -27,7 +28,7 @@ class Errors(NamedTuple):
 
 @dataclass(frozen=True)
 class Backtest:
-    """Predictions beside measurements; NaN where a row has none. problems: of rows that could not be read."""
+    """Predictions beside measurements; problems: of rows that could not be read."""
 
     rows: tuple[Row, ...]
     seconds: Array
@@ -40,7 +41,7 @@ class Backtest:
         measured = np.array([row.seconds for row in self.rows])
         held = np.array([np.nan if row.memory_bytes is None else row.memory_bytes for row in self.rows])
         found = {"seconds": errors_of(self.seconds[chosen], measured[chosen])}
-        if np.isfinite(self.memory[chosen] / held[chosen]).any():
+        if np.isfinite(held[chosen]).any():
             found["memory"] = errors_of(self.memory[chosen], held[chosen])
         return found
 
@@ -69,7 +70,7 @@ class Backtest:
             "seconds": row.seconds,
             "predicted_seconds": float(self.seconds[i]),
         }
-        if np.isfinite(self.memory[i]):
+        if row.memory_bytes is not None:
             found |= {"memory_bytes": row.memory_bytes, "predicted_memory_bytes": float(self.memory[i])}
         return found
 
@@ -77,13 +78,20 @@ class Backtest:
 def backtest(table: Table, constants: Constants | None = None) -> Backtest:
     """Price every row of a table. constants: by default the shipped ones."""
     seconds = over_batches(table.rows, lambda batch: predicted_seconds(batch, constants))
-    return Backtest(table.rows, seconds, np.full(len(table.rows), np.nan), table.problems)
+    memory = over_batches(table.rows, predicted_memory)
+    return Backtest(table.rows, seconds, memory, table.problems)
 
 
 def predicted_seconds(batch: Batch, constants: Constants | None) -> Array:
     """Of each row of a batch."""
     seconds = step_seconds(batch.case, batch.machine, batch.stack, constants).seconds
     return np.broadcast_to(np.asarray(seconds, dtype=float), batch.where.shape)
+
+
+def predicted_memory(batch: Batch) -> Array:
+    """Bytes of the worst rank, of each row of a batch."""
+    held = published_memory(batch.case, batch.stack)
+    return np.broadcast_to(np.asarray(held, dtype=float), batch.where.shape)
 
 
 def errors_of(predicted: Iterable[float], measured: Iterable[float]) -> Errors:
@@ -103,25 +111,17 @@ def errors_of(predicted: Iterable[float], measured: Iterable[float]) -> Errors:
     )
 
 
-class Choice(NamedTuple):
-    """Runs that differ only in layout. regret: how much longer the planner's first choice took than the best."""
-
-    rows: int
-    regret: float
+def regret(rows: Sequence[Row], seconds: Array) -> float:
+    """How much longer the run that the planner would choose took than the fastest, as a fraction."""
+    return rows[int(np.argmin(seconds))].seconds / min(row.seconds for row in rows) - 1
 
 
-def choices(rows: Sequence[Row], seconds: Array, at_least: int) -> list[Choice]:
-    """For every workload with enough measured layouts."""
-    groups: dict[tuple[float | str, ...], list[int]] = {}
-    for place, row in enumerate(rows):
-        groups.setdefault(row.workload, []).append(place)
-    found = []
-    for places in groups.values():
-        if len(places) >= at_least:
-            first = places[int(np.argmin(seconds[places]))]
-            best = min(rows[p].seconds for p in places)
-            found.append(Choice(len(places), rows[first].seconds / best - 1))
-    return found
+def workloads(rows: Sequence[Row], at_least: int) -> list[list[Row]]:
+    """Rows that differ only in layout, wherever there are enough of them."""
+    groups: dict[tuple[float | str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.workload, []).append(row)
+    return [group for group in groups.values() if len(group) >= at_least]
 
 
 def _tree(errors: dict[str, Errors]) -> dict[str, Any]:

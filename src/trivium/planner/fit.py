@@ -15,7 +15,7 @@ Array = NDArray[np.float64]
 
 # A logarithm of predicted over measured of this size costs as much as a constant one spread from its prior; larger
 # ones count linearly, so that runs which something held up do not bend the constants.
-SCALE = 0.05
+SCALE = 0.03
 STEP = 1e-3  # of a spread, for derivatives
 
 

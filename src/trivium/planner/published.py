@@ -1,7 +1,12 @@
 """Published runs a prediction is printed beside."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
+from trivium.cost.case import case_of
+from trivium.cost.hardware import machine_named
+from trivium.cost.stack import stack_named
+from trivium.cost.step_time import step_seconds
 from trivium.plan.batch import Batch
 from trivium.plan.layout import Layout
 from trivium.plan.model_shape import ModelShape
@@ -11,12 +16,19 @@ from trivium.plan.recompute import Recompute
 
 
 class Published(NamedTuple):
-    """Measured seconds per step of a plan on a named machine, and where they are printed."""
+    """Measured seconds per step of a plan on a named machine, where they are printed, and the software that ran."""
 
     plan: Plan
     machine: str
     seconds: float
     source: str
+    stack: str
+
+    @property
+    def predicted_seconds(self) -> float:
+        """With that software, whose attention kept its scores."""
+        case = replace(case_of(self.plan), scores_kept=1)
+        return float(step_seconds(case, machine_named(self.machine), stack_named(self.stack)).seconds)
 
 
 def mt_nlg_plan(data: int = 8) -> Plan:
@@ -39,7 +51,7 @@ def mt_nlg_plan(data: int = 8) -> Plan:
 def published_runs() -> tuple[Published, ...]:
     """MT-NLG section 2.4: 280, 350 and 420 nodes."""
     return tuple(
-        Published(mt_nlg_plan(data), "selene", seconds, "MT-NLG, section 2.4")
+        Published(mt_nlg_plan(data), "selene", seconds, "MT-NLG, section 2.4", "megatron-deepspeed")
         for data, seconds in ((8, 60.1), (10, 50.2), (12, 44.4))
     )
 

@@ -1,0 +1,193 @@
+"""How far the planner's seconds are from published runs, never on rows that its constants were learned from.
+
+    python benchmarks/planner_accuracy.py FILE.csv [--splits 10] [--write] [--ship]
+
+Splits the table into seeded halves, learns the constants on one half and predicts the other, each way. --write keeps
+the tables in benchmarks/reports; --ship learns from every row that may be fitted, and writes cost/constants.yaml.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import yaml
+
+from trivium.cost.constants import Constants, prior_constants, priors
+from trivium.planner.backtest import Errors, errors_of, predicted_memory, predicted_seconds, regret, workloads
+from trivium.planner.fit import fit
+from trivium.planner.published_rows import Row, over_batches, read_rows
+
+REPORTS = Path(__file__).parent / "reports"
+CONSTANTS = Path(__file__).parent.parent / "src/trivium/cost/constants.yaml"
+MEGATRON = ("sc21_t1", "sc21_t2", "korth_t5")
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "Megatron on A100": MEGATRON,
+    "all A100 3D": (*MEGATRON, "bloom", "vtrain_multi"),
+    "BLOOM": ("bloom",),
+    "vTrain, many nodes": ("vtrain_multi",),
+    "FSDP": ("mpt_a100-80", "mpt_a100-40", "mpt_h100"),
+    "B200": ("simumax_b200",),
+}
+TARGET = "mtnlg"  # predicted with what each half taught; never fitted
+ENOUGH = 6  # layouts of a workload whose ranking is graded
+DIGITS = 4  # of a shipped constant
+
+
+class Held(NamedTuple):
+    """Errors on held-out rows over all halves: means, and the worst half's MAPE and maximum."""
+
+    n: float
+    bias: float
+    mape: float
+    median: float
+    p95: float
+    max: float
+    worst_mape: float
+    worst_max: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--splits", type=int, default=10)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--ship", action="store_true")
+    asked = parser.parse_args()
+    rows = read_rows(asked.file).rows
+    used = [row for row in rows if row.fitted]
+    learned = fit(used)
+    if asked.ship:
+        ship(learned.constants)
+    found = {
+        "held_out": held_out(rows, used, asked.splits),
+        "shipped": {name: errors(chosen(rows, src), learned.constants) for name, src in FAMILIES.items()},
+        "priors": {name: errors(chosen(rows, src), prior_constants()) for name, src in FAMILIES.items()},
+        "ranking": ranking(used),
+        "memory": memory(chosen(rows, FAMILIES["B200"])),
+    }
+    text = markdown(found, asked.splits, learned.rows, learned.constants)
+    print(text)
+    if asked.write:
+        REPORTS.mkdir(exist_ok=True)
+        (REPORTS / "planner_accuracy.md").write_text(text, encoding="utf-8")
+        (REPORTS / "planner_accuracy.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def chosen(rows: Sequence[Row], sources: Sequence[str]) -> list[Row]:
+    return [row for row in rows if row.src in sources]
+
+
+def predicted(rows: Sequence[Row], constants: Constants) -> np.ndarray:
+    return over_batches(rows, lambda batch: predicted_seconds(batch, constants))
+
+
+def errors(rows: Sequence[Row], constants: Constants) -> dict[str, float]:
+    return errors_of(predicted(rows, constants), [row.seconds for row in rows])._asdict()
+
+
+def halves(rows: Sequence[Row], splits: int) -> Iterator[tuple[list[Row], list[Row]]]:
+    """Each split both ways: rows to learn from, rows to grade."""
+    for seed in range(splits):
+        order = np.random.default_rng(seed).permutation(len(rows))
+        even, odd = ([rows[i] for i in order[start::2]] for start in (0, 1))
+        yield even, odd
+        yield odd, even
+
+
+def held_out(rows: Sequence[Row], used: Sequence[Row], splits: int) -> dict[str, dict[str, float]]:
+    found: dict[str, list[Errors]] = {name: [] for name in (*FAMILIES, "MT-NLG")}
+    for train, test in halves(used, splits):
+        constants = fit(train).constants
+        graded = {name: chosen(test, sources) for name, sources in FAMILIES.items()}
+        graded["MT-NLG"] = chosen(rows, (TARGET,))
+        for name, of in graded.items():
+            if of:
+                found[name].append(Errors(**errors(of, constants)))
+    return {name: _over(of)._asdict() for name, of in found.items()}
+
+
+def _over(of: Sequence[Errors]) -> Held:
+    mean = [float(np.mean(values)) for values in zip(*of, strict=True)]
+    return Held(*mean, max(e.mape for e in of), max(e.max for e in of))
+
+
+def ranking(rows: Sequence[Row]) -> list[dict[str, float | str]]:
+    """The choice in each group of layouts, with constants learned from all rows but the group's."""
+    found = []
+    for group in workloads(rows, ENOUGH):
+        inside = {row.line for row in group}
+        constants = fit([row for row in rows if row.line not in inside]).constants
+        one = group[0]
+        found.append(
+            {
+                "src": one.src,
+                "layouts": len(group),
+                "ranks": one.ranks,
+                "layers": one.numbers["L"],
+                "hidden": one.numbers["h"],
+                "regret_percent": 100 * regret(group, predicted(group, constants)),
+                "worst_percent": 100 * (max(r.seconds for r in group) / min(r.seconds for r in group) - 1),
+            }
+        )
+    return found
+
+
+def memory(rows: Sequence[Row]) -> dict[str, float]:
+    return errors_of(
+        over_batches(rows, predicted_memory), [row.memory_bytes or np.nan for row in rows]
+    )._asdict()
+
+
+def ship(constants: Constants) -> None:
+    """Write the fitted values beside the priors."""
+    head = [line for line in CONSTANTS.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    tree = {}
+    for name, prior in priors().items():
+        value = float(f"{getattr(constants, name):.{DIGITS}g}")
+        tree[name] = {**prior.model_dump(), "value": value}
+    body = yaml.safe_dump(tree, sort_keys=False, width=110)
+    CONSTANTS.write_text("\n".join([*head, body]), encoding="utf-8")
+
+
+def markdown(found: Mapping[str, object], splits: int, fitted: int, constants: Constants) -> str:
+    held, shipped, prior = found["held_out"], found["shipped"], found["priors"]
+    lines = [
+        f"Held out: {2 * splits} halves ({splits} seeded splits, each way); learned from all {fitted} rows that may be "
+        "fitted; priors alone. Percent of measured seconds.",
+        "",
+        "| rows | held-out n | bias | MAPE (worst half) | median | p95 | max (worst half) | learned: MAPE | "
+        "priors: MAPE |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, h in held.items():
+        end = " | ".join(f"{t[name]['mape']:.2f}" if name in t else "" for t in (shipped, prior))
+        lines.append(
+            f"| {name} | {h['n']:.0f} | {h['bias']:+.2f} | {h['mape']:.2f} ({h['worst_mape']:.2f}) | {h['median']:.2f} "
+            f"| {h['p95']:.1f} | {h['max']:.1f} ({h['worst_max']:.1f}) | {end} |"
+        )
+    lines += [
+        "",
+        "| layouts of one workload | constants learned without it: regret | worst layout |",
+        "| --- | --- | --- |",
+    ]
+    for g in found["ranking"]:
+        shape = f"{g['layers']:.0f} layers x {g['hidden']:.0f}, {g['ranks']:.0f} ranks"
+        what = f"{g['src']}: {g['layouts']} layouts of {shape}"
+        lines.append(f"| {what} | {g['regret_percent']:.1f} % | +{g['worst_percent']:.0f} % |")
+    m = found["memory"]
+    lines += [
+        "",
+        f"Memory on B200, {m['n']} rows, nothing fitted: MAPE {m['mape']:.2f} %, maximum {m['max']:.2f} %.",
+        "",
+    ]
+    lines += ["| constant | prior | learned |", "| --- | --- | --- |"]
+    for name, p in priors().items():
+        lines.append(f"| {name} | {p.prior:.4g} ± {p.spread:.2g} | {getattr(constants, name):.4g} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from planner.published_tables import B200, FSDP, MEGATRON, changed, written
+from trivium.cli.plan import app
+from trivium.cost.constants import prior_constants, priors, shipped_constants
+from trivium.cost.step_time import step_seconds
+from trivium.planner.backtest import backtest, errors_of, predicted_seconds, regret, workloads
+from trivium.planner.fit import fit
+from trivium.planner.published_rows import Row, batches, over_batches, read_rows
+
+
+def test_statistics_are_those_of_a_hand_computed_table():
+    """Errors +10, -20, 0, +2 and +4 percent."""
+    found = errors_of([110, 80, 100, 102, 104], [100, 100, 100, 100, 100])
+    assert found.n == 5
+    assert found.bias == pytest.approx((10 - 20 + 0 + 2 + 4) / 5)
+    assert found.mape == pytest.approx((10 + 20 + 0 + 2 + 4) / 5)
+    assert found.median == pytest.approx(4)
+    assert found.p95 == pytest.approx(10 + 0.8 * 10)  # of 0, 2, 4, 10, 20, at 95 % of the way along
+    assert found.max == pytest.approx(20)
+
+
+def test_what_is_not_known_takes_no_part_in_statistics():
+    assert errors_of([1.0, np.nan, 3.0], [1.0, 2.0, np.nan]).n == 1
+
+
+def test_a_backtest_is_the_step_time_of_each_row(tmp_path):
+    found = backtest(read_rows(written(tmp_path, FSDP, MEGATRON, B200)))
+    for row, seconds in zip(found.rows, found.seconds, strict=True):
+        (batch,) = batches([row])
+        alone = step_seconds(batch.case, batch.machine, batch.stack, shipped_constants()).seconds
+        assert seconds == pytest.approx(float(np.asarray(alone)[0]))
+    assert found.errors()["memory"].n == 1 and "memory" not in found.errors("mpt_h100")
+    assert found.sources == ("mpt_h100", "sc21_t1", "simumax_b200")
+
+
+def test_regret_is_the_time_lost_by_the_planners_choice(tmp_path):
+    rows = read_rows(
+        written(tmp_path, *(changed(MEGATRON, mbs=m, iter_s=s) for m, s in ((1, 10), (2, 8), (4, 9))))
+    ).rows
+    (group,) = workloads(rows, 3)
+    assert regret(group, np.array([5.0, 6.0, 7.0])) == pytest.approx(10 / 8 - 1)
+    assert regret(group, np.array([7.0, 5.0, 6.0])) == 0
+    assert workloads(rows, 4) == []
+
+
+def synthetic(tmp_path, size: int = 24) -> tuple[Row, ...]:
+    """Runs of many layouts."""
+    draw = np.random.default_rng(1)
+    rows = [
+        changed(
+            MEGATRON,
+            tp=draw.choice([1, 2, 4, 8]),
+            pp=draw.choice([1, 2, 4]),
+            dp=draw.choice([2, 8]),
+            mbs=draw.choice([1, 2, 4]),
+            h=draw.choice([2048, 4096, 8192]),
+            gbs=512,
+        )
+        for _ in range(size)
+    ]
+    return read_rows(written(tmp_path, *rows)).rows
+
+
+def measured_with(rows, constants, noise=0.0) -> list[Row]:
+    seconds = over_batches(rows, lambda batch: predicted_seconds(batch, constants))
+    return [row._replace(seconds=s * (1 + noise)) for row, s in zip(rows, seconds, strict=True)]
+
+
+def test_runs_that_the_priors_explain_leave_the_priors_where_they_are(tmp_path):
+    found = fit(measured_with(synthetic(tmp_path), prior_constants()))
+    assert max(map(abs, found.moved.values())) < 1e-3
+
+
+def test_runs_of_a_slower_device_are_explained_though_one_was_held_up(tmp_path):
+    slower = prior_constants().with_values({"gemm_ampere": 0.75, "memory": 0.7})
+    rows = measured_with(synthetic(tmp_path), slower)
+    learned = fit([rows[0]._replace(seconds=2 * rows[0].seconds), *rows[1:]]).constants
+    predicted = over_batches(rows, lambda batch: predicted_seconds(batch, learned))
+    assert predicted == pytest.approx([row.seconds for row in rows], rel=0.02)
+
+
+def test_rows_that_are_not_to_be_fitted_change_nothing(tmp_path):
+    rows = measured_with(synthetic(tmp_path, 8), prior_constants())
+    target = rows[0]._replace(seconds=9 * rows[0].seconds, fitted=False)
+    assert fit([*rows, target]).constants == fit(rows).constants
+    assert fit([target]).constants == prior_constants() and fit([target]).rows == 0
+
+
+def test_constants_of_which_no_row_says_anything_stay_at_their_priors(tmp_path):
+    found = fit(measured_with(synthetic(tmp_path, 8), prior_constants(), noise=0.1))
+    assert "flash_hopper" not in found.moved and "deepspeed_tensor" not in found.moved
+    assert (
+        replace(found.constants, **{n: getattr(prior_constants(), n) for n in found.moved})
+        == prior_constants()
+    )
+
+
+def test_every_constant_is_inside_its_bounds_and_says_what_it_is():
+    for name, prior in priors().items():
+        assert prior.low <= prior.value <= prior.high and prior.spread > 0, name
+        assert prior.meaning and prior.source
+
+
+def test_backtest_prints_and_writes_its_statistics_and_counts_what_it_skipped(tmp_path):
+    table = written(tmp_path, MEGATRON, FSDP, changed(MEGATRON, tp="x"), B200)
+    out = tmp_path / "out.json"
+    result = CliRunner().invoke(app, ["backtest", str(table), "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "line 4, column tp: 'x'" in result.output and "1 rows skipped" in result.output
+    tree = json.loads(out.read_text())
+    assert set(tree["by_src"]) == {"sc21_t1", "mpt_h100", "simumax_b200"}
+    assert set(tree["overall"]["seconds"]) == {"n", "bias", "mape", "median", "p95", "max"}
+    assert tree["overall"]["seconds"]["n"] == 3 and tree["overall"]["memory"]["n"] == 1
+    assert [row["line"] for row in tree["rows"]] == [2, 3, 5] and len(tree["skipped"]) == 1
+
+
+def test_backtest_learns_from_the_other_table_alone(tmp_path):
+    rows = [changed(MEGATRON, mbs=m, iter_s=s) for m, s in ((1, 20), (2, 19), (4, 18.5), (8, 18))]
+    slow, graded = written(tmp_path, *rows, name="slow.csv"), written(tmp_path, MEGATRON)
+    out = [tmp_path / "shipped.json", tmp_path / "learned.json"]
+    for path, extra in zip(out, ([], ["--fit", str(slow)]), strict=True):
+        result = CliRunner().invoke(app, ["backtest", str(graded), "--json", str(path), *extra])
+        assert result.exit_code == 0, result.output
+    shipped, learned = (json.loads(path.read_text())["rows"][0]["predicted_seconds"] for path in out)
+    assert learned > 1.05 * shipped

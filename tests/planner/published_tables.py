@@ -1,0 +1,34 @@
+"""Small tables of published runs for the tests."""
+
+from pathlib import Path
+
+# A run of Megatron-LM on Selene (Narayanan et al., SC'21, arXiv 2104.04473, table 1), and an FSDP run of llm-foundry.
+HEADER = (
+    "src,cluster,gpu,n_gpus,node,L,h,a,kv,ffn,gated,s,V,tp,pp,v,dp,cp,mbs,gbs,recompute,sp,zero,attn,dtype,fw,"
+    "dp_overlap,tie_balance,iter_s,tflops_rep,mem_gb,quality,note"
+)
+MEGATRON = (
+    "sc21_t1,selene,a100-80,512,8,48,8192,64,64,32768,0,2048,51200,8,2,1,32,1,4,1536,full,0,0,unfused,fp16,megatron,"
+    "0,0,14.4535,138,,A,"
+)
+FSDP = (
+    "mpt_h100,mosaic-h100,h100,8,8,32,2560,20,20,10240,0,4096,50368,1,1,1,8,1,5,240,none,0,3,flash,bf16,fsdp,1,0,"
+    "5.86148,418.6,,A-,amp_bf16"
+)
+B200 = (
+    "simumax_b200,b200-node,b200,8,8,12,8192,64,8,28672,1,4096,128256,8,1,1,1,1,1,4,none,1,1,flash,bf16,mcore-noov,0,"
+    "0,0.2809,,28.29,A,"
+)
+
+
+def changed(row: str, **values: object) -> str:
+    """A row with some columns replaced."""
+    texts = dict(zip(HEADER.split(","), row.split(","), strict=True)) | {k: str(v) for k, v in values.items()}
+    return ",".join(texts.values())
+
+
+def written(folder: Path, *rows: str, name: str = "runs.csv") -> Path:
+    """A file with these rows."""
+    path = folder / name
+    path.write_text("\n".join([HEADER, *rows]) + "\n", encoding="utf-8")
+    return path
