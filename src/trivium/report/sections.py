@@ -318,8 +318,8 @@ def _plan(report: Tree) -> Section:
         "The plan",
         shows="This run's layout with its estimated cost, what a search finds for this machine, and the plan of "
         "MT-NLG 530B beside its published time.",
-        limits="Seconds are a first analytic figure: matrix products at one stated fraction of the peak, links, and "
-        "the simulated schedule. The fraction was fitted on Megatron-LM's published runs, not on MT-NLG.",
+        limits="Seconds come from constants learned on published runs, never on MT-NLG's; how far they are off on "
+        "runs they have not seen stands in docs/planner.md. Those of this machine are assumed until it is probed.",
         text=report["plan"]["lines"],
     )
 

@@ -23,7 +23,11 @@ class Part(NamedTuple):
 
 
 PARTS = (
-    Part("stages, with tensor collectives", ("compute", "tensor_collectives"), "stages"),
+    Part(
+        "stages, with tensor and context collectives",
+        ("compute", "tensor_collectives", "context_collectives"),
+        "stages",
+    ),
     Part("waiting for other stages", ("bubble", "pipeline_transfers"), "waiting"),
     Part("reducing gradients and updating", ("data_collectives", "optimizer"), "update"),
     Part("reading the batch, agreeing on the loss", (), "other"),
