@@ -82,7 +82,7 @@ def run_row(place: Place, row: Row, rounds: int, out: str) -> None:
         }
         if row.extra is not None:
             result["extra"] = row.extra(contestants, row)
-        result["comparisons"] = [_comparison(pair, result) for pair in row.pairs]
+        result["comparisons"] = [comparison(pair, result) for pair in row.pairs]
         if place.rank == 0:
             Path(out).write_text(json.dumps(result))
         dist.barrier()
@@ -151,7 +151,8 @@ def _result(row: Row, losses: Mapping[str, list[float]], failed: Mapping[str, st
     }
 
 
-def _comparison(pair: Pair, result: Mapping[str, Any]) -> dict[str, Any]:
+def comparison(pair: Pair, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a result with `loss`, `failed` and `seconds` by name; failed with the reason unless the losses agree."""
     base = {"trivium": pair.ours, "peer": pair.peer, "target": pair.target}
     for name in (pair.ours, pair.peer):
         if name in result["failed"]:

@@ -40,9 +40,11 @@ def main(arguments: list[str]) -> int:
         result = {"load_before": os.getloadavg()[0], **_run(row, max(2, rounds // row.fewer_rounds))}
         record["rows"].append(result)
         print(_line(result), flush=True)
-    for result in external_rows():
-        if _is_wanted(result["name"], wanted):
+    for row in external_rows():
+        if _is_wanted(row.name, wanted):
+            result = {"load_before": os.getloadavg()[0], **row.run(rounds)}
             record["rows"].append(result)
+            print(_line(result), flush=True)
     record["load_after"] = os.getloadavg()[0]
     Path(options.json).write_text(json.dumps(record, indent=1))
     if options.report:

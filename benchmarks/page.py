@@ -19,7 +19,8 @@ def page(record: dict[str, Any]) -> str:
         "",
         "Ratio: peer seconds / Trivium seconds per step (medians); above 1, Trivium is faster. CPU: the same of "
         "processor seconds summed over ranks. Steps of all contestants of a row alternate in one process group, on "
-        "the same weights and data; a row counts only if the losses of two steps agree.",
+        "the same weights and data; those of an external peer and of Trivium in process groups of their own, one "
+        "waiting while the other computes. A row counts only if the losses of two steps agree.",
         "",
         "| row | Trivium | peer | ratio | minima | CPU | target | reached |",
         "|---|---|---|---:|---:|---:|---:|---|",

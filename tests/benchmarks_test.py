@@ -21,7 +21,7 @@ def benchmark(out: Path, rows: str) -> dict:
 def test_a_row_reports_medians_ratios_targets_and_equal_losses(tmp_path):
     record = benchmark(tmp_path / "out.json", "1f1b tiny")
     assert {"date", "command", "commit", "machine", "torch", "rows"} <= record.keys()
-    (row,) = record["rows"]
+    (row,) = [row for row in record["rows"] if row["name"] == "1F1B tiny"]  # not the external peers' rows
     assert row["status"] == "measured" and not row["failed"]
     assert set(row["seconds"]) == {"trivium", "torch Schedule1F1B"}
     assert all(0 < s["min"] <= s["median"] and s["cpu"] > 0 for s in row["seconds"].values())
@@ -32,13 +32,6 @@ def test_a_row_reports_medians_ratios_targets_and_equal_losses(tmp_path):
     )
     assert pair["loss_deviation"] <= row["loss_tolerance"]
     assert pair["target"] == 1.0 and pair["reached"] == (pair["ratio"] >= 1.0)
-
-
-@pytest.mark.slow
-def test_a_peer_that_is_not_run_is_named_with_the_reason(tmp_path):
-    record = benchmark(tmp_path / "out.json", "external")
-    assert {row["name"].split()[0] for row in record["rows"]} == {"megatron-core", "DeepSpeed"}
-    assert all(row["status"] == "not run" and row["reason"] for row in record["rows"])
 
 
 def test_the_page_shows_failures_and_targets():
