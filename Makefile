@@ -50,7 +50,7 @@ check: setup
 	$(BIN)/ruff format --check $(PYTHON_FOLDERS)
 	$(BIN)/ruff check $(PYTHON_FOLDERS)
 	$(BIN)/mypy $(STRICT)
-	$(PYTEST) $(FAST)
+	$(PYTEST) -n 2 $(FAST)
 
 format: setup
 	$(BIN)/ruff format $(PYTHON_FOLDERS)
