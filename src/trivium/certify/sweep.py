@@ -38,7 +38,7 @@ Fault = Callable[[Mesh], AbstractContextManager[None]]
 
 
 def certify(
-    plans: Sequence[Plan], *, progress: Progress = silent, timeout_seconds: float = 60
+    plans: Sequence[Plan], *, progress: Progress = silent, timeout_seconds: float = 150
 ) -> list[Certificate]:
     """A certificate for each plan, in order. timeout_seconds: for each, on average over those of a world size."""
     results: dict[int, Certificate] = {}
