@@ -71,11 +71,17 @@ def manifest_hash(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
+def manifest_text(manifest: dict[str, Any]) -> str:
+    """A manifest as it is written; no other spelling of the same content is accepted."""
+    return json.dumps(manifest, sort_keys=True)
+
+
 def read_manifest(directory: Path) -> dict[str, Any]:
     """The manifest, checked against its own hash; CheckpointError says what is wrong with which file."""
     path = directory / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes().decode("utf-8")
+        manifest = json.loads(text)
     except FileNotFoundError:
         raise CheckpointError(f"{directory} is not a checkpoint: {MANIFEST} is missing") from None
     except (OSError, ValueError) as error:
@@ -83,10 +89,17 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
         raise CheckpointError(f"{path} has format {found!r}; this version reads {FORMAT!r}")
-    if manifest.get("sha256") != manifest_hash(manifest):
+    # The text too: a flipped bit may leave JSON's content as it was (1e-5 and 1E-5).
+    if manifest.get("sha256") != manifest_hash(manifest) or manifest_text(manifest) != text:
         raise CheckpointError(
             f"{path} does not match its own sha256: it was damaged; use an older checkpoint"
         )
+    stray = sorted(
+        {p["file"] for t in manifest["tensors"].values() for p in t["pieces"]} - set(manifest["files"])
+    )
+    stray += [name for name in manifest["files"] if Path(name).name != name]
+    if stray:
+        raise CheckpointError(f"{path} names '{stray[0]}', which is not one of its own hashed files")
     return manifest
 
 

@@ -1,7 +1,8 @@
 """Read any box of any tensor of a checkpoint; nothing is used before it was verified, nothing is unpickled."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from trivium.checkpoint.agree import told_by_first
 from trivium.checkpoint.format import MANIFEST, read_manifest, step_of
+from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.errors import CheckpointError
-from trivium.parallel.collectives import count_over_all
 from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box
 from trivium.provenance import file_sha256
@@ -20,10 +22,11 @@ from trivium.provenance import file_sha256
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A published checkpoint, open for reading."""
+    """A published checkpoint, open for reading. traffic: bytes of tensors read from each file."""
 
     directory: Path
     manifest: dict[str, Any]
+    traffic: Counter[str] = field(default_factory=Counter, compare=False)
 
     @classmethod
     def open(cls, directory: Path) -> "Checkpoint":
@@ -41,7 +44,17 @@ class Checkpoint:
         return sorted(self.manifest["tensors"])
 
     def verify(self, share: int = 0, shares: int = 1) -> None:
-        """Compare every `shares`-th file with its sha256; raises CheckpointError naming the first that differs."""
+        """Compare every `shares`-th file with its sha256, and see that the pieces of each tensor make it up.
+
+        Raises CheckpointError naming the first that differs.
+        """
+        for name, tensor in self.manifest["tensors"].items():
+            held = sum(prod(piece["shape"]) for piece in tensor["pieces"])
+            if held != prod(tensor["shape"]):
+                raise CheckpointError(
+                    f"{self.directory}: the pieces of {name} hold {held} elements, and it has "
+                    f"{prod(tensor['shape'])}; use an older checkpoint"
+                )
         for number, (name, known) in enumerate(sorted(self.manifest["files"].items())):
             if number % shares != share:
                 continue
@@ -54,6 +67,20 @@ class Checkpoint:
             if file_sha256(path) != known["sha256"]:
                 raise CheckpointError(f"{path} does not have its sha256 ({known['sha256'][:12]}…): damaged")
 
+    @classmethod
+    def open_together(cls, directory: Path, mesh: Mesh) -> "Checkpoint":
+        """Open and verify, the ranks sharing the work; every rank raises CheckpointError when one finds damage."""
+        checkpoint, problem = None, ""
+        try:
+            checkpoint = cls.open(directory)
+            checkpoint.verify(mesh.rank, mesh.layout.world_size)
+        except CheckpointError as error:
+            problem = str(error)
+        problem = told_by_first(problem, mesh)
+        if problem or checkpoint is None:
+            raise CheckpointError(problem)
+        return checkpoint
+
     def read(self, name: str, wanted: Box, dtype: torch.dtype) -> torch.Tensor:
         """The values of a box, put together from whatever pieces hold them."""
         if name not in self.manifest["tensors"]:
@@ -65,18 +92,23 @@ class Checkpoint:
             if common is not None:
                 out[common.within(wanted)] = self._slice(piece, common.within(box)).to(dtype)
                 filled += common.elements
+                self.traffic[piece["file"]] += common.elements * self._item_bytes(name)
         if filled != prod(wanted.shape):
             raise CheckpointError(
                 f"{name}: {filled} of {prod(wanted.shape)} wanted elements are in {self.directory}"
             )
         return out
 
+    def _item_bytes(self, name: str) -> int:
+        return int(TORCH_DTYPES[self.manifest["tensors"][name]["dtype"]].itemsize)
+
     def _slice(self, piece: dict[str, Any], region: tuple[slice, ...]) -> torch.Tensor:
         try:
             handle = self._file(piece["file"])
-            if not region:
-                return handle.get_tensor(piece["key"])
-            return handle.get_slice(piece["key"])[region]
+            found: torch.Tensor = (
+                handle.get_slice(piece["key"])[region] if region else handle.get_tensor(piece["key"])
+            )
+            return found
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"{self.directory / piece['file']}: {piece['key']} cannot be read: {error}"
@@ -108,23 +140,12 @@ def newest_good(root: Path, mesh: Mesh, warn: Callable[[str], None]) -> Checkpoi
     A damaged one is passed over loudly. When all are damaged: CheckpointError, nothing is silently restarted.
     """
     candidates = list(reversed(published(root)))
-    return _first_good(candidates, mesh, warn, root)
-
-
-def _first_good(
-    candidates: Sequence[Path], mesh: Mesh, warn: Callable[[str], None], root: Path
-) -> Checkpoint | None:
     for path in candidates:
-        checkpoint, problem = None, ""
         try:
-            checkpoint = Checkpoint.open(path)
-            checkpoint.verify(mesh.rank, mesh.layout.world_size)
+            return Checkpoint.open_together(path, mesh)
         except CheckpointError as error:
-            problem = str(error)
-        if count_over_all(bool(problem), mesh) == 0:
-            return checkpoint
-        if problem:
-            warn(f"passing over a damaged checkpoint: {problem}")
+            if mesh.rank == 0:
+                warn(f"PASSING OVER A DAMAGED CHECKPOINT: {error}")
     if candidates:
         raise CheckpointError(
             f"none of the {len(candidates)} checkpoints under {root} is intact; move them to start anew"

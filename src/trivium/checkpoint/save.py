@@ -1,31 +1,27 @@
-"""Write a checkpoint so that a name that exists is complete: temporary directory, hash while writing, fsync,
-rename, fsync of the parent, and only then acknowledged."""
+"""Write a checkpoint so that a name that exists is complete.
 
-import hashlib
+Temporary directory; every rank writes its pieces, hashing them, syncs them and reads them back; manifest; sync;
+rename; sync of the parent; and only then acknowledged. The writing happens in a thread, so that training can go
+on beside it; the ranks agree on how far it is only where training calls `advance`.
+"""
+
 import json
-import os
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from trivium.checkpoint.format import FORMAT, MANIFEST, manifest_hash, step_name
+from trivium.checkpoint.agree import sums, told_by_first
+from trivium.checkpoint.durable import check_room, explained, remove, sync_directory, write_text
+from trivium.checkpoint.format import FORMAT, MANIFEST, manifest_hash, manifest_text, step_name, step_of
+from trivium.checkpoint.pieces import DTYPES, Entry, write_pieces
 from trivium.errors import CheckpointError
-from trivium.parallel.collectives import count_over_all
-from trivium.parallel.mesh import Mesh
+from trivium.parallel.mesh import Mesh, barrier
 from trivium.plan.parameters import Box
-
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int64: "I64",
-}
-_MARGIN_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -37,6 +33,19 @@ class Fragment:
     box: Box
     values: torch.Tensor
 
+    @property
+    def bytes(self) -> int:
+        return self.values.numel() * self.values.element_size()
+
+    def copied(self) -> "Fragment":
+        """The same with values of its own, which later training does not change."""
+        return replace(self, values=self.values.detach().to("cpu", copy=True))
+
+
+class _Progress(NamedTuple):
+    finished: float  # ranks that are through with the phase
+    failed: float  # of these, ranks that met a problem
+
 
 def save(root: Path, step: int, fragments: Sequence[Fragment], mesh: Mesh, about: dict[str, Any]) -> Path:
     """Write and publish the checkpoint of a step; called by every rank, returns when it is durable.
@@ -44,115 +53,158 @@ def save(root: Path, step: int, fragments: Sequence[Fragment], mesh: Mesh, about
     about: plain data kept in the manifest (progress, config, hashes). On failure of any rank nothing is
     published, the temporary directory is removed, and every rank raises CheckpointError.
     """
-    partial, final = root / f".{step_name(step)}.partial", root / step_name(step)
-    problem = _attempt(lambda: _prepare(partial, fragments, mesh)) if mesh.rank == 0 else ""
-    _agree(problem, partial, mesh)
-    problem = _attempt(lambda: _write_part(partial, mesh.rank, fragments))
-    _agree(problem, partial, mesh)
-    problem = _attempt(lambda: _publish(partial, final, step, about, mesh)) if mesh.rank == 0 else ""
-    _agree(problem, partial, mesh)
-    return final
+    saving = Saving(root, step, fragments, mesh, about)
+    saving.advance(wait=True)
+    return saving.final
 
 
-def _prepare(partial: Path, fragments: Sequence[Fragment], mesh: Mesh) -> None:
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    # Ranks hold nearly equal parts, so this rank's times their number is what all will write here.
-    needed = sum(f.values.numel() * f.values.element_size() for f in fragments) * mesh.layout.world_size
-    free = shutil.disk_usage(partial).free
-    if free < needed + _MARGIN_BYTES:
-        raise CheckpointError(
-            f"{partial} needs about {needed} bytes, and {free} are free; make room or move --out"
-        )
+class Saving:
+    """A save under way. Every rank makes one and calls `advance` in the same places, until it says True."""
+
+    def __init__(
+        self, root: Path, step: int, fragments: Sequence[Fragment], mesh: Mesh, about: dict[str, Any]
+    ) -> None:
+        """Begin: agree that there is room, then write in a thread. The fragments must not change until the end."""
+        self.step, self.final = step, root / step_name(step)
+        self._partial = root / f".{self.final.name}.partial"
+        self._fragments, self._mesh, self._about = fragments, mesh, about
+        self._cancelled = threading.Event()
+        self.bytes = int(sums([sum(f.bytes for f in fragments)], mesh)[0])
+        self._phases: list[Callable[[], None]] = [self._write, self._publish]
+        self._start(self._prepare)
+        self._agree(wait=True)
+        self._start(self._phases.pop(0))
+
+    def advance(self, *, wait: bool = False) -> bool:
+        """Whether it is published, durable, and so acknowledged on all ranks.
+
+        wait: return only then. Raises CheckpointError on every rank when one failed; nothing is left of it.
+        """
+        while True:
+            if self._agree(wait=wait).finished == self._mesh.layout.world_size:
+                if not self._phases:
+                    return True
+                self._start(self._phases.pop(0))
+            if not wait:
+                return False
+
+    def _start(self, phase: Callable[[], None]) -> None:
+        self._problem = ""
+        self._thread = threading.Thread(target=self._attempt, args=(phase,), daemon=True, name="checkpoint")
+        self._thread.start()
+
+    def _attempt(self, phase: Callable[[], None]) -> None:
+        try:
+            phase()
+        except Exception as error:  # every rank must reach the agreement that follows
+            self._problem = explained(error, self.final.parent, self.bytes)
+
+    def _agree(self, *, wait: bool) -> _Progress:
+        if wait:
+            self._thread.join()
+        finished = not self._thread.is_alive()
+        progress = _Progress(*sums([finished, finished and bool(self._problem)], self._mesh))
+        if progress.failed:
+            self._give_up()
+        return progress
+
+    def _give_up(self) -> None:
+        self._cancelled.set()
+        self._thread.join()
+        told = told_by_first(
+            self._problem, self._mesh
+        )  # all ranks are through with the files when this returns
+        if self._mesh.rank == 0:
+            shutil.rmtree(self._partial, ignore_errors=True)
+        barrier(self._mesh)  # nothing is left when any rank goes on
+        raise CheckpointError(f"checkpoint {self.final} was not saved: {told}")
+
+    def _prepare(self) -> None:
+        if self._mesh.rank != 0:
+            return
+        root = self.final.parent
+        if not root.is_dir():
+            root.mkdir(parents=True)
+            sync_directory(root.parent)
+        shutil.rmtree(self._partial, ignore_errors=True)
+        check_room(root, self.bytes)
+        self._partial.mkdir()
+
+    def _write(self) -> None:
+        """This rank's pieces in one file, and a note of what they are."""
+        file = f"pieces-{self._mesh.rank:05d}.safetensors"
+        keys = [f"{n}:{f.name}" for n, f in enumerate(self._fragments)]
+        entries = [
+            Entry(k, f.values.dtype, f.box.shape, lambda f=f: f.values)  # type: ignore[misc]
+            for k, f in zip(keys, self._fragments, strict=True)
+        ]
+        written = write_pieces(self._partial / file, entries, cancelled=self._cancelled.is_set)
+        pieces = [
+            {
+                "name": f.name,
+                "dtype": DTYPES[f.values.dtype],
+                "shape": f.shape,
+                "piece": {"file": file, "key": k, "start": f.box.start, "shape": f.box.shape},
+            }
+            for k, f in zip(keys, self._fragments, strict=True)
+        ]
+        self._fragments = []  # their memory is free as soon as they are on the disk
+        note = {"file": file, **written._asdict(), "pieces": pieces}
+        write_text(self._partial / f"part-{self._mesh.rank:05d}.json", json.dumps(note))
+
+    def _publish(self) -> None:
+        if self._mesh.rank != 0:
+            return
+        paths = [self._partial / f"part-{rank:05d}.json" for rank in range(self._mesh.layout.world_size)]
+        notes = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        for path in paths:
+            path.unlink()
+        publish(self._partial, self.final, {"step": self.step, **self._about}, notes)
 
 
-def _write_part(partial: Path, rank: int, fragments: Sequence[Fragment]) -> None:
-    """This rank's pieces in one safetensors file, hashed as they are written, and a note of what they are."""
-    file = f"pieces-{rank:05d}.safetensors"
-    header: dict[str, Any] = {}
-    pieces, offset = [], 0
-    for number, fragment in enumerate(fragments):
-        size = fragment.values.numel() * fragment.values.element_size()
-        key, dtype = f"{number}:{fragment.name}", _DTYPES[fragment.values.dtype]
-        header[key] = {"dtype": dtype, "shape": fragment.box.shape, "data_offsets": [offset, offset + size]}
-        where = {"file": file, "key": key, "start": fragment.box.start, "shape": fragment.box.shape}
-        pieces.append({"name": fragment.name, "dtype": dtype, "shape": fragment.shape, "piece": where})
-        offset += size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the format wants the data aligned
-    digest = hashlib.sha256()
-    with open(partial / file, "wb") as out:
-        for block in (len(text).to_bytes(8, "little"), text, *(_bytes(f.values) for f in fragments)):
-            digest.update(block)
-            out.write(block)
-        out.flush()
-        os.fsync(out.fileno())
-        size = out.tell()
-    note = {"file": file, "sha256": digest.hexdigest(), "bytes": size, "pieces": pieces}
-    _write_durably(partial / f"part-{rank:05d}.json", json.dumps(note))
+def publish(partial: Path, final: Path, about: dict[str, Any], notes: Sequence[dict[str, Any]]) -> None:
+    """Give a complete temporary directory its manifest and its name; returns when both are on the disk.
 
-
-def _publish(partial: Path, final: Path, step: int, about: dict[str, Any], mesh: Mesh) -> None:
+    notes: of each file, `file`, `sha256`, `bytes` and `pieces`. A checkpoint that has the name already is moved
+    aside until the new one has it; `recover` puts it back if a crash comes in between.
+    """
     tensors: dict[str, dict[str, Any]] = {}
-    files: dict[str, dict[str, Any]] = {}
-    for rank in range(mesh.layout.world_size):
-        path = partial / f"part-{rank:05d}.json"
-        note = json.loads(path.read_text(encoding="utf-8"))
-        files[note["file"]] = {"sha256": note["sha256"], "bytes": note["bytes"]}
-        for item in note["pieces"]:
-            entry = tensors.setdefault(
-                item["name"], {"dtype": item["dtype"], "shape": item["shape"], "pieces": []}
-            )
-            entry["pieces"].append(item["piece"])
-        path.unlink()
-    manifest = {"format": FORMAT, "step": step, **about, "tensors": tensors, "files": files}
+    for item in (item for note in notes for item in note["pieces"]):
+        entry = {"dtype": item["dtype"], "shape": item["shape"], "pieces": []}
+        tensors.setdefault(item["name"], entry)["pieces"].append(item["piece"])
+    files = {note["file"]: {"sha256": note["sha256"], "bytes": note["bytes"]} for note in notes}
+    manifest = {"format": FORMAT, **about, "tensors": tensors, "files": files}
     manifest = json.loads(json.dumps(manifest))  # as it will be read
-    manifest["sha256"] = manifest_hash(manifest)
-    _write_durably(partial / MANIFEST, json.dumps(manifest, sort_keys=True))
-    _sync_directory(partial)
+    write_text(partial / MANIFEST, manifest_text({**manifest, "sha256": manifest_hash(manifest)}))
+    sync_directory(partial)
     replaced = final.with_name(f".{final.name}.replaced")
     if final.exists():
         final.rename(replaced)
     partial.rename(final)
-    _sync_directory(final.parent)
+    sync_directory(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _attempt(action: Any) -> str:
-    """Why an action failed, or nothing: every rank must reach the agreement that follows."""
-    try:
-        action()
-    except (OSError, CheckpointError) as error:
-        return str(error) or type(error).__name__
-    return ""
-
-
-def _agree(problem: str, partial: Path, mesh: Mesh) -> None:
-    """Go on only if no rank met a problem."""
-    failures = count_over_all(bool(problem), mesh)
-    if failures == 0:
+def recover(root: Path) -> None:
+    """Clear away what a crash left under `root`; only for who alone may write there."""
+    if not root.is_dir():
         return
-    if mesh.rank == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-    told = problem or f"{failures} other ranks could not write their part"
-    raise CheckpointError(f"checkpoint {partial} was not saved: {told}")
+    for path in sorted(root.glob(".step-*")):
+        name, _, kind = path.name.removeprefix(".").partition(".")
+        if step_of(name) is None or kind not in ("partial", "replaced", "removed"):
+            continue
+        if kind == "replaced" and not (root / name).exists():
+            path.rename(root / name)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+    sync_directory(root)
 
 
-def _bytes(values: torch.Tensor) -> memoryview:
-    # numpy has no bfloat16; the bytes are the same under any dtype of the same width.
-    return memoryview(values.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy())
-
-
-def _write_durably(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def prune(root: Path, doomed: Sequence[Path], newest: Path) -> None:
+    """Delete checkpoints, after making sure that `newest` is published; its files were read back when written."""
+    if doomed and not (newest / MANIFEST).is_file():
+        raise CheckpointError(
+            f"{newest} is not published; {len(doomed)} older checkpoints under {root} are kept"
+        )
+    for path in doomed:
+        remove(path)

@@ -30,6 +30,8 @@ VERBS = (
     Verb("plan", "trivium.cli.plan", "Show what a run is and what it costs, before anything runs."),
     Verb("certify", "trivium.cli.certify", "Prove that a layout computes what one process computes."),
     Verb("train", "trivium.cli.train", "Train under a layout; goes on from the last checkpoint."),
+    Verb("checkpoint", "trivium.cli.checkpoint", "List, verify, compare, exchange and remove checkpoints."),
+    Verb("chaos", "trivium.cli.chaos", "Kill, corrupt and fill the disk; nothing may be lost."),
     Verb("prove", "trivium.cli.prove", "Kill a rank, resume in another layout, compare the losses."),
     Verb("evaluate", "trivium.cli.evaluate", "Score a checkpoint on held-out tasks, zero- and few-shot."),
     Verb("bias", "trivium.cli.bias", "Measure the associations of a checkpoint with occupations."),

@@ -1,6 +1,6 @@
 """The recipe: how long, how fast, how often (MT-NLG, section 3.2). No torch here."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -27,6 +27,12 @@ class TrainingConfig(Config):
     checkpoint_every: Count = 50  # steps; the last step is always saved
     keep_last: Count = 3  # checkpoints kept besides those that `keep_every` spares
     keep_every: NotNegative = 0  # steps; 0: none is spared
+    milestones: Literal["none", "pythia"] = (
+        "none"  # pythia: also save and keep 0, 1, 2, 4 … 512, every 1000th
+    )
+    save: Literal["background", "waiting"] = "background"  # does training go on while a copy is written
+    save_failures: Count = 3  # saves that may fail in a row before the run stops
+    start_from: str | None = None  # a checkpoint whose weights a new run begins with; None: drawn by the seed
     validate_every: Count = 50  # steps; the last step is always validated
     validation_samples: Count = 128  # sequences; fewer where the validation split has fewer, and then told
     restarts: NotNegative = 2  # times a failed job is restarted from its last checkpoint

@@ -2,17 +2,20 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from trivium.checkpoint.lease import Lease, holding
+from trivium.checkpoint.save import recover
 from trivium.errors import ConfigError, DataError, TriviumError, error_of
 from trivium.parallel.launch import RankFailed, Ranks, start_ranks, torchrun_place
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
-from trivium.training.metrics import EVENTS, METRICS, append, last_step
-from trivium.training.run import TrainingJob, train_rank
+from trivium.training.metrics import EVENTS, METRICS, append, last_step, warn
+from trivium.training.run import CHECKPOINTS, TrainingJob, train_rank
 
 Watch = Callable[[Ranks, int], None]  # called while ranks run, with the last step they finished
 
@@ -33,17 +36,45 @@ def start(
     summary beside the counted ones.
     """
     check(job)
-    job.out.mkdir(parents=True, exist_ok=True)
     place = torchrun_place()
     if place is not None:
         job.plan.checked(place.world_size)
-        train_rank(place, job)
-        return summarise(job, predicted or {}) if place.rank == 0 else {}
+        if place.rank != 0:
+            train_rank(place, job)
+            return {}
+        with _alone(job) as lease:
+            train_rank(place, job, lease.renew)
+            return summarise(job, predicted or {})
+    with _alone(job) as lease:
+
+        def look(ranks: Ranks, step: int) -> None:
+            lease.renew()
+            if watch is not None:
+                watch(ranks, step)
+
+        return _through_failures(job, progress, after_failure, look, predicted or {})
+
+
+@contextmanager
+def _alone(job: TrainingJob) -> Iterator[Lease]:
+    """Inside, this job alone writes in its run directory; what a crash left there is cleared away."""
+    with holding(job.out, warn) as lease:
+        recover(job.out / CHECKPOINTS)
+        yield lease
+
+
+def _through_failures(
+    job: TrainingJob,
+    progress: Progress,
+    after_failure: Sequence[Plan],
+    watch: Watch,
+    predicted: Mapping[int, Mapping[str, int]],
+) -> dict[str, Any]:
     plan, restarts = job.plan, 0
     while True:
         try:
             _attempt(replace(job, plan=plan), progress, watch)
-            return summarise(replace(job, plan=plan), predicted or {})
+            return summarise(replace(job, plan=plan), predicted)
         except RankFailed as failure:
             record = {
                 "event": "rank failed",
@@ -56,6 +87,7 @@ def start(
                 raise _as_the_rank_said(failure) from None
             plan = after_failure[restarts] if restarts < len(after_failure) else plan
             restarts += 1
+            recover(job.out / CHECKPOINTS)
             progress(last_step(job.out / METRICS), job.training.steps, f"{failure}; restart {restarts}")
 
 
@@ -103,7 +135,7 @@ def summarise(job: TrainingJob, predicted: Mapping[int, Mapping[str, int]]) -> d
 _NOT_WORTH_REPEATING = (2, 3, 4, 5)
 
 
-def _attempt(job: TrainingJob, progress: Progress, watch: Watch | None) -> None:
+def _attempt(job: TrainingJob, progress: Progress, watch: Watch) -> None:
     ranks = start_ranks(train_rank, job.plan.layout.world_size, job)
     seen = -1
 
@@ -113,8 +145,7 @@ def _attempt(job: TrainingJob, progress: Progress, watch: Watch | None) -> None:
         if step != seen:
             seen = step
             progress(step, job.training.steps, "")
-        if watch is not None:
-            watch(ranks, step)
+        watch(ranks, step)
 
     ranks.wait(watch=look)
     look()

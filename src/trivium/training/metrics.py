@@ -1,7 +1,10 @@
 """Metrics as append-only JSON lines, one per step; a resumed run forgets the steps it will do again."""
 
+import errno
 import json
 import os
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,27 @@ EVENTS = "events.jsonl"
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
-    """Add one line; a line is written whole or, if the process dies, ignored by `read`."""
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+    """Add one line; a line is written whole or, if the process dies, ignored by `read`.
+
+    A disk that takes no more costs the line, which is told, and not the run.
+    """
+    try:
+        with open(path, "ab", buffering=0) as file:
+            before, line = os.fstat(file.fileno()).st_size, json.dumps(record).encode() + b"\n"
+            try:
+                if file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            except OSError:
+                file.truncate(before)  # half a line would spoil the next one
+                raise
+    except OSError as error:
+        warn(f"{path}: a line was not written: {error.strerror}")
+
+
+def warn(text: str) -> None:
+    """Tell something on standard error, if that can still be written."""
+    with suppress(OSError):
+        print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -1,19 +1,15 @@
 """The loop of one rank: resume, train, validate, save."""
 
-import shutil
-import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trivium.checkpoint.format import step_of
-from trivium.checkpoint.keep import expired
-from trivium.checkpoint.load import Checkpoint, newest_good, published
-from trivium.checkpoint.save import save
-from trivium.config import differences, to_tree
+from trivium.checkpoint.load import Checkpoint, newest_good
+from trivium.config import to_tree
 from trivium.cost.compute import flops_per_token
-from trivium.errors import CheckpointError, DataError
+from trivium.errors import DataError
 from trivium.parallel.launch import Place, connected
 from trivium.parallel.mesh import Mesh, barrier
 from trivium.parallel.pipeline import Run
@@ -27,10 +23,11 @@ from trivium.tokens.manifest import read_tokens_manifest
 from trivium.tokens.samples import TokenDataset
 from trivium.training.batches import Rows
 from trivium.training.config import TrainingConfig
-from trivium.training.loss_scale import LossScale
-from trivium.training.metrics import EVENTS, METRICS, append, forget_after, read
+from trivium.training.metrics import EVENTS, METRICS, append, forget_after, read, warn
 from trivium.training.rates import learning_rate
-from trivium.training.state import fragments, restore
+from trivium.training.same_work import refuse_other_work
+from trivium.training.saves import Saves
+from trivium.training.state import begin_with, fragments, progress_of, restore
 from trivium.training.trainer import Samples, StepResult, Trainer
 
 CHECKPOINTS = "checkpoints"
@@ -47,11 +44,11 @@ class TrainingJob:
     out: Path
 
 
-def train_rank(place: Place, job: TrainingJob) -> None:
+def train_rank(place: Place, job: TrainingJob, after_step: Callable[[], None] = lambda: None) -> None:
     """Train as one rank; every rank of the job calls this."""
     with connected(place):
         mesh = Mesh.connect(job.plan.layout, place.rank, place.world_size, place.device)
-        _Loop(job, mesh).run()
+        _Loop(job, mesh).run(after_step)
 
 
 class _Loop:
@@ -61,33 +58,56 @@ class _Loop:
         self.train = self._dataset("train")
         self.validation = self._dataset("validation")
         self.validation_samples = self._validation_samples()
-        checkpoint = newest_good(job.out / CHECKPOINTS, mesh, self._warn)
-        if checkpoint is not None:
-            self._same_work(checkpoint)
-        rule = _adam_rule(self.config)
-        self.trainer = Trainer(self.plan, mesh, seed=job.seed, rule=rule, initial=checkpoint is None)
-        self.first_step = 0
-        if checkpoint is not None:
-            restore(self.trainer, checkpoint)
-            self.first_step = checkpoint.step
-            if checkpoint.manifest.get("loss_scale"):
-                self.trainer.loss_scale = LossScale(**checkpoint.manifest["loss_scale"])
+        self.saves = Saves(job.out / CHECKPOINTS, self.config, mesh, self._note)
+        self.trainer, self.first_step = self._started()
         if self._speaks:
-            job.out.mkdir(parents=True, exist_ok=True)
             forget_after(job.out / METRICS, self.first_step)
-            if checkpoint is not None:
-                layout = to_tree(job.plan.layout)
-                append(job.out / EVENTS, {"event": "resumed", "step": self.first_step, "layout": layout})
         barrier(mesh)
+
+    def _started(self) -> tuple[Trainer, int]:
+        """The trainer as the newest good checkpoint left it, or at its beginning; and the steps done."""
+        checkpoint = newest_good(self.job.out / CHECKPOINTS, self.mesh, warn)
+        given = self._weights_given() if checkpoint is None else None
+        if checkpoint is not None:
+            refuse_other_work(checkpoint.directory, checkpoint.manifest, self._identity())
+        initial = checkpoint is None and given is None
+        rule = _adam_rule(self.config)
+        trainer = Trainer(self.plan, self.mesh, seed=self.job.seed, rule=rule, initial=initial)
+        if checkpoint is not None:
+            restore(trainer, checkpoint)
+            layout = to_tree(self.plan.layout)
+            self._note({"event": "resumed", "step": checkpoint.step, "layout": layout})
+            return trainer, checkpoint.step
+        if given is not None:
+            begin_with(trainer, given)
+        return trainer, 0
+
+    def _weights_given(self) -> Checkpoint | None:
+        """The checkpoint that a new run begins with: of the same model and tokenizer; the rest may differ."""
+        if self.config.start_from is None:
+            return None
+        checkpoint = Checkpoint.open_together(Path(self.config.start_from), self.mesh)
+        there, here = checkpoint.manifest, self._identity()
+        about = {"plan": {"model": there["plan"]["model"]}, "data": {}}
+        now = {"plan": {"model": here["plan"]["model"]}, "data": {}}
+        tokenizer = there.get("data", {}).get("tokenizer_sha256")
+        if tokenizer:
+            about["data"], now["data"] = (
+                {"tokenizer_sha256": t} for t in (tokenizer, here["data"].get("tokenizer_sha256"))
+            )
+        refuse_other_work(checkpoint.directory, about, now)
+        return checkpoint
 
     @property
     def _speaks(self) -> bool:
         return self.mesh.rank == 0
 
-    def run(self) -> None:
+    def run(self, after_step: Callable[[], None]) -> None:
         begin = time.perf_counter()
         last = self.config.steps
         # Not the first step, which warms up; at the full batch, so that a ramp's pipelines are full.
+        if self.first_step == 0 and self.saves.is_due(0):
+            self._save(0)
         measured = min(max(self.first_step, self.plan.batch.segments[-1].first_step) + 2, last - 1)
         for step in range(self.first_step, last):
             started = time.perf_counter()
@@ -95,11 +115,14 @@ class _Loop:
             seconds = time.perf_counter() - started
             self._report(step, result, seconds)
             if step == measured:
-                self._describe_rank(result, seconds)
+                self._try_to_describe_rank(result, seconds)
             if (step + 1) % self.config.validate_every == 0 or step + 1 == last:
                 self._validate(step)
-            if (step + 1) % self.config.checkpoint_every == 0 or step + 1 == last:
+            self.saves.look()
+            after_step()
+            if self.saves.is_due(step + 1):
                 self._save(step + 1)
+        self.saves.finish()
         if self._speaks:
             self._finish(time.perf_counter() - begin)
 
@@ -122,55 +145,24 @@ class _Loop:
                 self.job.out / METRICS,
                 {"step": step + 1, "tokens": self._tokens(step), "validation_loss": loss},
             )
-        return loss
 
     def _save(self, step: int) -> None:
-        root = self.job.out / CHECKPOINTS
-        root.mkdir(parents=True, exist_ok=True)
-        save(root, step, fragments(self.trainer), self.mesh, self._about(step))
-        if self._speaks:
-            steps = [s for p in published(root) if (s := step_of(p.name)) is not None]
-            paths = dict(zip(steps, published(root), strict=True))
-            for old in expired(steps, keep_last=self.config.keep_last, keep_every=self.config.keep_every):
-                shutil.rmtree(paths[old])
+        self.saves.begin(step, fragments(self.trainer), self._about(step))
 
     def _about(self, step: int) -> dict[str, Any]:
         samples = self.plan.batch.at(step).first_sample
         return {
             "samples": samples,
             "tokens_seen": self.plan.tokens(samples),
-            "seed": self.job.seed,
-            "plan": to_tree(self.plan),
             "training": to_tree(self.config),
-            "data": self._data(),
-            "loss_scale": asdict(self.trainer.loss_scale) if self.trainer.loss_scale else None,
+            **self._identity(),
+            **progress_of(self.trainer),
         }
 
-    def _data(self) -> dict[str, Any]:
-        return {k: self.manifest[k] for k in ("tokenizer_sha256", "files") if k in self.manifest}
-
-    def _same_work(self, checkpoint: Checkpoint) -> None:
-        """A checkpoint of another model, seed, batch or corpus is refused: resuming would silently mix them."""
-        now = {"plan": to_tree(self.plan), "seed": self.job.seed, "data": self._data()}
-        about = checkpoint.manifest
-        sections = {
-            "plan.model": ("plan", "model"),
-            "plan.batch": ("plan", "batch"),
-            "plan.precision": ("plan", "precision"),
-        }
-        found = []
-        for path, (section, key) in sections.items():
-            # How a batch is cut into micro-batches, like the layout, may change.
-            old, new = ({k: v for k, v in a[section][key].items() if k != "micro"} for a in (about, now))
-            found += differences(old, new, f"{path}.")
-        found += differences({"seed": about["seed"]}, {"seed": now["seed"]})
-        found += differences(about["data"], now["data"], "data.")
-        if found:
-            told = "; ".join(found[:6]) + (f"; and {len(found) - 6} more" if len(found) > 6 else "")
-            raise CheckpointError(
-                f"{checkpoint.directory} was written by other work ({told}); use the same config and tokens, or "
-                f"another --out"
-            )
+    def _identity(self) -> dict[str, Any]:
+        """What makes this work this work: a checkpoint of anything else is refused."""
+        data = {k: self.manifest[k] for k in ("tokenizer_sha256", "files") if k in self.manifest}
+        return {"seed": self.job.seed, "plan": to_tree(self.plan), "data": data}
 
     def _dataset(self, split: str) -> TokenDataset:
         data = TokenDataset.open(
@@ -195,7 +187,7 @@ class _Loop:
                 f"lower plan.batch.micro"
             )
         if there < asked and self._speaks:
-            self._warn(f"validation uses the {there // unit * unit} samples there are, not {asked}")
+            warn(f"validation uses the {there // unit * unit} samples there are, not {asked}")
         return min(asked, there // unit * unit)
 
     def _reader(self, data: TokenDataset) -> Any:
@@ -222,6 +214,12 @@ class _Loop:
             "model_flops_per_second": tokens * flops_per_token(self.plan.model) / seconds,
         }
         append(self.job.out / METRICS, record)
+
+    def _try_to_describe_rank(self, result: StepResult, seconds: float) -> None:
+        try:
+            self._describe_rank(result, seconds)
+        except OSError as error:  # no reason to lose a training
+            warn(f"what rank {self.mesh.rank} holds was not written: {error}")
 
     def _describe_rank(self, result: StepResult, seconds: float) -> None:
         """What this rank holds, counted, and when it did what, in the step of so many seconds that was measured."""
@@ -271,8 +269,9 @@ class _Loop:
         }
         write_json(self.job.out / "result.json", summary)
 
-    def _warn(self, text: str) -> None:
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+    def _note(self, event: dict[str, Any]) -> None:
+        if self._speaks:
+            append(self.job.out / EVENTS, event)
 
 
 def phases(run: Run, update_seconds: float, step_seconds: float) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """What a rank gives to a checkpoint and takes from one: its owned slices, as boxes of unsplit tensors."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,6 +12,7 @@ from trivium.checkpoint.save import Fragment
 from trivium.parallel.buckets import Bucket, Slot
 from trivium.plan.parameters import Box, local_shape, shard_box
 from trivium.plan.plan import Plan
+from trivium.training.loss_scale import LossScale
 from trivium.training.trainer import Trainer
 
 
@@ -47,21 +49,44 @@ def fragments(trainer: Trainer) -> list[Fragment]:
 
 @torch.no_grad()
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    """Fill weights, masters and moments from a checkpoint written under any layout."""
+    """Fill weights, masters and moments from a checkpoint written under any layout; a rank reads its own boxes."""
     plan, index = trainer.plan, trainer.mesh.tensor.index
+    _fill_weights(trainer, checkpoint)
     for shard in trainer.optimizer.shards:
         bucket = shard.bucket
-        whole = slice(0, bucket.padded) if plan.zero < 3 else bucket.owned
-        values = bucket.weights if plan.zero < 3 else bucket.shard
-        for place in places(bucket, whole, plan, index):
-            _fill(values, place.first - whole.start, checkpoint, "weights", place)
         states = trainer.optimizer.states(shard)
         if not plan.precision.has_master:
             del states["master"]
         for kind, values in states.items():
             for place in places(bucket, bucket.owned, plan, index):
                 _fill(values, place.first - bucket.owned.start, checkpoint, kind, place)
-    trainer.optimizer.restore(checkpoint.step)
+    # An fp16 step that overflows updates nothing, so the optimizer may have done fewer.
+    trainer.optimizer.restore(int(checkpoint.manifest.get("updates", checkpoint.step)))
+    scale = checkpoint.manifest.get("loss_scale")
+    if scale and trainer.loss_scale:
+        trainer.loss_scale = LossScale(**scale)
+
+
+@torch.no_grad()
+def begin_with(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Take the weights of a checkpoint, of any dtype, and nothing else: moments are zero, no step is done."""
+    _fill_weights(trainer, checkpoint)
+    trainer.optimizer.restart_masters()
+
+
+def progress_of(trainer: Trainer) -> dict[str, Any]:
+    """What a checkpoint's manifest keeps of the trainer besides tensors."""
+    scale = trainer.loss_scale
+    return {"updates": trainer.optimizer.steps_done, "loss_scale": asdict(scale) if scale else None}
+
+
+def _fill_weights(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    plan = trainer.plan
+    for bucket in (shard.bucket for shard in trainer.optimizer.shards):
+        whole = slice(0, bucket.padded) if plan.zero < 3 else bucket.owned
+        values = bucket.weights if plan.zero < 3 else bucket.shard
+        for place in places(bucket, whole, plan, trainer.mesh.tensor.index):
+            _fill(values, place.first - whole.start, checkpoint, "weights", place)
 
 
 def _fill(values: torch.Tensor, first: int, checkpoint: Checkpoint, kind: str, place: Place) -> None:

@@ -1,0 +1,94 @@
+"""One life of the training: a launcher and its ranks in processes of their own, until they are killed."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+
+from trivium.errors import TriviumError
+from trivium.training.job import start
+from trivium.training.run import TrainingJob
+
+POLL_SECONDS = 0.0005
+PATIENCE_SECONDS = 120.0
+
+
+@dataclass
+class Life:
+    """A training that runs beside this process."""
+
+    launcher: ForkProcess
+    log: Path
+
+    @classmethod
+    def begin(cls, job: TrainingJob, log: Path) -> "Life":
+        """Start it; what it prints goes to `log`."""
+        process = get_context("fork").Process(target=_live, args=(job, log))
+        process.start()
+        return cls(process, log)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The process ids of its ranks that live now."""
+        pid = self.launcher.pid
+        try:
+            return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        except OSError:
+            return []
+
+    @property
+    def lives(self) -> bool:
+        return self.launcher.is_alive()
+
+    def wait_for(self, seen: Callable[[], bool]) -> bool:
+        """Wait until something is seen, or it is over; whether it was seen."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self.lives:
+            if seen():
+                return True
+            if time.monotonic() > deadline:
+                self.kill(launcher=True, victim=0)
+                raise TriviumError(f"the training did nothing for {PATIENCE_SECONDS:.0f} s; see {self.log}")
+            time.sleep(POLL_SECONDS)
+        return False
+
+    def kill(self, *, launcher: bool, victim: int) -> None:
+        """SIGKILL the launcher or a rank, and wait until all are gone."""
+        ranks = self.ranks
+        pid = self.launcher.pid if launcher or not ranks else ranks[victim % len(ranks)]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid or 0, signal.SIGKILL)
+        self.join()
+        while any(_runs(rank) for rank in ranks):
+            time.sleep(POLL_SECONDS)
+
+    def join(self) -> None:
+        """Wait until the launcher has ended."""
+        self.launcher.join()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        # A zombie has stopped; whoever inherited it will collect it.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _live(job: TrainingJob, log: Path) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    code = 0
+    try:
+        start(job)
+    except TriviumError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        code = error.exit_code
+    os._exit(code)

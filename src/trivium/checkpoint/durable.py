@@ -1,0 +1,122 @@
+"""Files and names that are on disk when they are said to be, and errors that say how much room was missing."""
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from trivium.errors import CheckpointError
+from trivium.provenance import file_sha256
+
+MARGIN_BYTES = 1 << 20  # beyond the tensors: headers and the manifest
+_BLOCK_BYTES = 16 << 20  # between two looks at whether the work was cancelled
+_REMEDY = {
+    errno.ENOSPC: "make room there, keep fewer checkpoints (training.keep_last), or move --out",
+    errno.EDQUOT: "the quota is used up: delete something, have it raised, or move --out",
+    errno.EFBIG: "this process may not write files so large (ulimit -f): raise the limit",
+    errno.EROFS: "the file system is read-only: mount it for writing, or move --out",
+    errno.EACCES: "this user may not write there: change its owner, or move --out",
+}
+
+
+class Written(NamedTuple):
+    """What a file must have to be the one that was written."""
+
+    sha256: str
+    bytes: int
+
+
+def never() -> bool:
+    """Nothing cancels the work."""
+    return False
+
+
+def write_blocks(
+    path: Path, blocks: Iterable[memoryview | bytes], cancelled: Callable[[], bool] = never
+) -> Written:
+    """Write a new file, hashing what is written, and wait until it is on the disk."""
+    digest, size = hashlib.sha256(), 0
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        for block in blocks:
+            view = memoryview(block).cast("B")
+            for start in range(0, len(view), _BLOCK_BYTES):
+                part = view[start : start + _BLOCK_BYTES]
+                if cancelled():
+                    raise CheckpointError(f"{path}: given up after {size} bytes, as another rank failed")
+                digest.update(part)
+                size += len(part)
+                while part:
+                    part = part[os.write(descriptor, part) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return Written(digest.hexdigest(), size)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file and wait until it is on the disk."""
+    write_blocks(path, [text.encode()])
+
+
+def read_back(path: Path, written: Written) -> None:
+    """Read a written file again, from the disk where the system can forget it, and compare."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with suppress(OSError, AttributeError):  # only a hint, and not every system has it
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+    if file_sha256(path) != written.sha256:
+        raise CheckpointError(
+            f"{path} does not read back as it was written (sha256 {written.sha256[:12]}…): suspect the disk"
+        )
+
+
+def sync_directory(directory: Path) -> None:
+    """Wait until the names in a directory are on the disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_room(directory: Path, needed: int) -> None:
+    """CheckpointError when the file system of `directory` has not `needed` bytes to give."""
+    free = shutil.disk_usage(directory).free
+    if free < needed + MARGIN_BYTES:
+        raise CheckpointError(
+            f"{directory}: {needed + MARGIN_BYTES} bytes are needed and {free} are free; {_REMEDY[errno.ENOSPC]}"
+        )
+
+
+def explained(error: Exception, directory: Path, needed: int) -> str:
+    """An error of writing below `directory`, with path, needed and free bytes, and the remedy."""
+    if not isinstance(error, OSError):
+        return str(error) or type(error).__name__
+    remedy = _REMEDY.get(error.errno or 0, "see that the directory can be written, or move --out")
+    return (
+        f"{error.filename or directory}: {error.strerror}; {needed} bytes are needed and {_free(directory)} are "
+        f"free; {remedy}"
+    )
+
+
+def _free(directory: Path) -> int | str:
+    try:
+        return shutil.disk_usage(directory).free
+    except OSError:
+        return "an unknown number"
+
+
+def remove(directory: Path) -> None:
+    """Delete a directory so that its name never stands for half of it; what a crash leaves is cleared later."""
+    doomed = directory.with_name(f".{directory.name}.removed")
+    shutil.rmtree(doomed, ignore_errors=True)
+    directory.rename(doomed)
+    sync_directory(directory.parent)
+    shutil.rmtree(doomed, ignore_errors=True)

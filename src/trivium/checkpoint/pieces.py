@@ -1,0 +1,65 @@
+"""Safetensors files, written one tensor at a time: no more than one is in memory unless the caller holds them."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from trivium.checkpoint.durable import Written, never, read_back, write_blocks
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+}
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+
+class Entry(NamedTuple):
+    """A tensor of a file: its name in it, and how to get its values when their turn comes."""
+
+    key: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    values: Callable[[], torch.Tensor]
+
+    @property
+    def bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+def write_pieces(
+    path: Path, entries: Sequence[Entry], *, about: dict[str, str] | None = None, cancelled: Any = never
+) -> Written:
+    """Write a safetensors file durably, and read it back. about: the file's own metadata."""
+    header: dict[str, Any] = {"__metadata__": about} if about else {}
+    offset = 0
+    for entry in entries:
+        header[entry.key] = {
+            "dtype": DTYPES[entry.dtype],
+            "shape": entry.shape,
+            "data_offsets": [offset, offset + entry.bytes],
+        }
+        offset += entry.bytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the format wants the data aligned
+    written = write_blocks(path, _blocks(text, entries), cancelled)
+    read_back(path, written)
+    return written
+
+
+def _blocks(header: bytes, entries: Sequence[Entry]) -> Iterator[memoryview | bytes]:
+    yield len(header).to_bytes(8, "little")
+    yield header
+    for entry in entries:
+        yield _bytes(entry.values())
+
+
+def _bytes(values: torch.Tensor) -> memoryview:
+    # numpy has no bfloat16; the bytes are the same under any dtype of the same width.
+    array: Any = values.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)

@@ -1,0 +1,112 @@
+"""Write a whole checkpoint from one process, a piece at a time: whatever its size, little of it is in memory.
+
+Any layout reads any checkpoint as it is. Other files are wanted to move it, or to read it from many disks.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from trivium.checkpoint.durable import check_room, explained
+from trivium.checkpoint.format import boxes_of_range, step_name
+from trivium.checkpoint.load import Checkpoint
+from trivium.checkpoint.pieces import DTYPES, TORCH_DTYPES, Entry, write_pieces
+from trivium.checkpoint.save import publish
+from trivium.errors import CheckpointError, ConfigError
+from trivium.plan.parameters import Box
+
+PIECE_BYTES = 64 << 20  # the most of a tensor that is in memory at once
+STRUCTURE = ("format", "step", "tensors", "files", "sha256")  # of a manifest; the rest is what training adds
+
+
+class Part(NamedTuple):
+    """A box of the unsplit tensor `name` of `shape`, and how to get its values when their turn comes."""
+
+    name: str
+    shape: tuple[int, ...]
+    box: Box
+    dtype: torch.dtype
+    values: Callable[[], torch.Tensor]
+
+    @property
+    def bytes(self) -> int:
+        return self.box.elements * self.dtype.itemsize
+
+
+def reshard(source: Checkpoint, root: Path, *, files: int) -> Path:
+    """Write `source` into `root` as `files` files of equal size; returns the published directory.
+
+    Raises ConfigError when `files` is not positive or `root` holds that step already, CheckpointError when it
+    cannot be written.
+    """
+    final = root / step_name(source.step)
+    if files < 1:
+        raise ConfigError(f"--files ({files}) must be at least 1")
+    if final.exists():
+        raise ConfigError(f"{final} exists already; choose another --to, or remove it first")
+    about = {k: v for k, v in source.manifest.items() if k not in STRUCTURE}
+    return write_whole(root, source.step, about, _shares(source, files))
+
+
+def write_whole(root: Path, step: int, about: dict[str, Any], shares: Sequence[Sequence[Part]]) -> Path:
+    """Publish a checkpoint of these parts, one file for each share; CheckpointError when that fails."""
+    final = root / step_name(step)
+    partial = root / f".{final.name}.partial"
+    needed = sum(part.bytes for share in shares for part in share)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        check_room(root, needed)
+        partial.mkdir()
+        notes = [_write(partial, number, share) for number, share in enumerate(shares)]
+        publish(partial, final, {"step": step, **about}, notes)
+    except OSError as error:
+        raise CheckpointError(f"{final} was not written: {explained(error, root, needed)}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return final
+
+
+def _write(folder: Path, number: int, share: Sequence[Part]) -> dict[str, Any]:
+    file = f"pieces-{number:05d}.safetensors"
+    keys = [f"{n}:{part.name}" for n, part in enumerate(share)]
+    entries = [Entry(k, p.dtype, p.box.shape, p.values) for k, p in zip(keys, share, strict=True)]
+    written = write_pieces(folder / file, entries)
+    pieces = [
+        {
+            "name": p.name,
+            "dtype": DTYPES[p.dtype],
+            "shape": p.shape,
+            "piece": {"file": file, "key": k, "start": p.box.start, "shape": p.box.shape},
+        }
+        for k, p in zip(keys, share, strict=True)
+    ]
+    return {"file": file, **written._asdict(), "pieces": pieces}
+
+
+def parts_of(source: Checkpoint, name: str) -> list[Part]:
+    """A tensor as parts of at most PIECE_BYTES, in order."""
+    tensor = source.manifest["tensors"][name]
+    shape, dtype = tuple(tensor["shape"]), TORCH_DTYPES[tensor["dtype"]]
+    size, step = prod(shape), max(1, PIECE_BYTES // dtype.itemsize)
+    boxes = [b.box for at in range(0, size, step) for b in boxes_of_range(at, min(at + step, size), shape)]
+    return [
+        Part(name, shape, box, dtype, lambda box=box: source.read(name, box, dtype))  # type: ignore[misc]
+        for box in boxes
+    ]
+
+
+def _shares(source: Checkpoint, files: int) -> list[list[Part]]:
+    """The parts of all tensors, cut so that every file gets as many bytes."""
+    total = sum(part.bytes for name in source.names for part in parts_of(source, name))
+    shares: list[list[Part]] = [[] for _ in range(files)]
+    limit, done = -(-total // files), 0
+    for name in source.names:
+        for part in parts_of(source, name):
+            shares[min(files - 1, done // limit)].append(part)
+            done += part.bytes
+    return [share for share in shares if share] or shares[:1]

@@ -1,0 +1,260 @@
+"""`trivium checkpoint`: list, verify, show, compare, rewrite, exchange and remove checkpoints."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trivium.cli.options import DEFAULT_OUT, Out
+from trivium.cli.show import layout_text, say, table
+from trivium.cli.workspace import Workspace
+from trivium.errors import CheckpointError, ConfigError
+from trivium.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from trivium.checkpoint.load import Checkpoint
+
+app = typer.Typer(
+    help="List, verify, compare, rewrite, exchange and remove checkpoints.",
+    rich_markup_mode=None,
+    add_completion=False,
+    no_args_is_help=True,
+)
+
+Which = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[STEP|DIR]", help="A step of --out, or a checkpoint's directory; default: newest."
+    ),
+]
+One = Annotated[str, typer.Argument(metavar="STEP|DIR", help="A step of --out, or a checkpoint's directory.")]
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")]
+
+
+@app.command("ls")
+def list_(
+    out: Out = DEFAULT_OUT,
+    verify: Annotated[bool, typer.Option("--verify", help="Read and hash every file too.")] = False,
+    json: Json = None,
+) -> None:
+    """List the checkpoints of a run."""
+    from trivium.checkpoint.compare import summary
+    from trivium.checkpoint.load import published
+
+    found = [summary(path, verify=verify) for path in published(Workspace(out).checkpoints)]
+    rows = [
+        (
+            r["step"],
+            r["state"],
+            format_bytes(r.get("bytes", 0)),
+            r.get("files", 0),
+            r.get("dtype") or "",
+            layout_text(r["layout"]) if r.get("layout") else "",
+        )
+        for r in found
+    ]
+    if not rows:
+        say(f"{Workspace(out).checkpoints} holds no checkpoints")
+    for line in table(rows, header=("step", "state", "size", "files", "dtype", "written by")):
+        say(line)
+    for row in found:
+        if "problem" in row:
+            say(f"  {row['problem']}")
+    _write_json(json, {"checkpoints": found})
+
+
+@app.command()
+def verify(
+    which: Which = None,
+    out: Out = DEFAULT_OUT,
+    every: Annotated[bool, typer.Option("--all", help="Every checkpoint of --out.")] = False,
+) -> None:
+    """Compare every file with its sha256. Exit code 5 when one is damaged."""
+    from trivium.checkpoint.compare import summary
+    from trivium.checkpoint.load import published
+
+    paths = published(Workspace(out).checkpoints) if every else [_path(which, out)]
+    found = [summary(path, verify=True) for path in paths]
+    for row in found:
+        told = row.get("problem") or f"{row['files']} files, {format_bytes(row['bytes'])}"
+        say(f"  {row['path']}: {row['state']}; {told}")
+    damaged = [row["path"] for row in found if row["state"] == "damaged"]
+    if damaged:
+        raise CheckpointError(f"{len(damaged)} of {len(found)} checkpoints are damaged: {', '.join(damaged)}")
+
+
+@app.command()
+def show(
+    which: Which = None,
+    out: Out = DEFAULT_OUT,
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="Every tensor with its shape and pieces.")
+    ] = False,
+    json: Json = None,
+) -> None:
+    """Show what a checkpoint is: progress, model, hashes, tensors."""
+    from trivium.checkpoint.compare import summary
+    from trivium.checkpoint.load import Checkpoint
+    from trivium.checkpoint.reshard import STRUCTURE
+    from trivium.config import leaves
+
+    checkpoint = Checkpoint.open(_path(which, out))
+    row = summary(checkpoint.directory)
+    say(f"{checkpoint.directory}: step {checkpoint.step}, {format_count(row['parameters'])} parameters")
+    say(f"  {', '.join(row['kinds'])}; {row['files']} files, {format_bytes(row['bytes'])}")
+    about = {k: v for k, v in checkpoint.manifest.items() if k not in STRUCTURE}
+    for line in table([(path, str(value)) for path, value in leaves(about)]):
+        say(line)
+    if tensors:
+        entries = checkpoint.manifest["tensors"]
+        rows = [
+            (
+                n,
+                entries[n]["dtype"],
+                " x ".join(map(str, entries[n]["shape"])),
+                str(len(entries[n]["pieces"])),
+            )
+            for n in checkpoint.names
+        ]
+        for line in table(rows, header=("tensor", "dtype", "shape", "pieces")):
+            say(line)
+    _write_json(json, {**row, "about": about})
+
+
+@app.command()
+def diff(a: One, b: One, out: Out = DEFAULT_OUT, json: Json = None) -> None:
+    """Compare two checkpoints: settings, then every tensor. Exit code 1 when they differ."""
+    from trivium.checkpoint.compare import about_differences, tensor_differences
+
+    one, two = (_opened(which, out) for which in (a, b))
+    settings, tensors = about_differences(one, two), list(tensor_differences(one, two))
+    for line in settings:
+        say(f"  {line}")
+    for tensor in tensors:
+        say(f"  {tensor.name}: {tensor.what}")
+    say(f"{len(settings)} settings and {len(tensors)} of {len(one.names)} tensors differ")
+    _write_json(json, {"settings": settings, "tensors": [t._asdict() for t in tensors]})
+    if settings or tensors:
+        raise typer.Exit(1)
+
+
+@app.command()
+def reshard(
+    which: Which = None,
+    out: Out = DEFAULT_OUT,
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Where the new one goes.")] = Path(
+        "resharded"
+    ),
+    files: Annotated[int, typer.Option("--files", metavar="N", help="How many files it has.")] = 1,
+) -> None:
+    """Rewrite a checkpoint as another number of files. (Any layout reads it with any number.)"""
+    from trivium.checkpoint.reshard import reshard as rewrite
+
+    say(f"  {rewrite(_opened(which, out), to, files=files)}")
+
+
+@app.command("export")
+def export_(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The new folder.")],
+    which: Which = None,
+    out: Out = DEFAULT_OUT,
+    to: Annotated[str, typer.Option("--to", metavar="hf", help="hf: Hugging Face transformers.")] = "hf",
+) -> None:
+    """Write a checkpoint as GPT2LMHeadModel or LlamaForCausalLM, with tokenizer; its logits are checked."""
+    from trivium.interchange.export import export_hf
+
+    _known(to, "--to")
+    tokenizer = Workspace(out).folder("tokens") / "tokenizer.json"
+    found = export_hf(_opened(which, out), folder, tokenizer=tokenizer if tokenizer.is_file() else None)
+    say(f"  {found.folder}: {found.files} files of weights; logits differ by at most {found.difference:.2g}")
+    if not tokenizer.is_file():
+        say(f"  without a tokenizer: {tokenizer} is not there")
+
+
+@app.command("import")
+def import_(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of Hugging Face.")],
+    source: Annotated[
+        str, typer.Option("--from", metavar="hf", help="hf: Hugging Face transformers.")
+    ] = "hf",
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="DIR", help="Where it goes; default: DIR/imported of --out."),
+    ] = None,
+    out: Out = DEFAULT_OUT,
+) -> None:
+    """Take the weights of a GPT2LMHeadModel or LlamaForCausalLM, to begin a training with."""
+    from trivium.checkpoint.load import Checkpoint
+    from trivium.config import build
+    from trivium.interchange.bring import import_hf, settings_of
+    from trivium.plan.plan import Plan
+
+    _known(source, "--from")
+    path = import_hf(folder, to or out / "imported")
+    say(f"  {path}; train from it with")
+    model = build(Plan, Checkpoint.open(path).manifest["plan"]).model
+    say(f"  trivium train --set training.start_from={path.resolve()} {' '.join(settings_of(model))}")
+
+
+def _known(name: str, option: str) -> None:
+    if name != "hf":
+        raise ConfigError(f"{option} {name} is not a known format; known: hf")
+
+
+@app.command()
+def rm(
+    steps: Annotated[list[str], typer.Argument(metavar="STEP|DIR…", help="What to delete.")],
+    out: Out = DEFAULT_OUT,
+    last: Annotated[bool, typer.Option("--last", help="Even if no other good checkpoint remains.")] = False,
+) -> None:
+    """Delete checkpoints; refused while a job trains there, or when no good one would remain."""
+    from trivium.checkpoint.compare import summary
+    from trivium.checkpoint.durable import remove
+    from trivium.checkpoint.lease import refuse_if_held
+    from trivium.checkpoint.load import published
+
+    doomed = [_path(step, out).resolve() for step in steps]
+    for path in doomed:
+        refuse_if_held(path.parent.parent)
+        rest = [p for p in reversed(published(path.parent)) if p not in doomed]
+        if not last and not any(summary(p, verify=True)["state"] == "verified" for p in rest):
+            raise ConfigError(
+                f"{path} is not deleted: none of the {len(rest)} checkpoints that would remain is good; "
+                f"give --last to delete it all the same"
+            )
+    for path in doomed:
+        remove(path)
+        say(f"  deleted {path}")
+
+
+def _path(which: str | None, out: Path) -> Path:
+    """The directory that a step, a path, or nothing (the newest) names."""
+    from trivium.checkpoint.format import step_name
+    from trivium.checkpoint.load import published
+
+    root = Workspace(out).checkpoints
+    if which is None:
+        found = published(root)
+        if not found:
+            raise CheckpointError(f"{root} holds no checkpoint; train first, or name another --out")
+        return found[-1]
+    path = root / step_name(int(which)) if which.isdecimal() else Path(which)
+    if not path.is_dir():
+        known = ", ".join(p.name for p in published(root)) or "none"
+        raise CheckpointError(f"{path} is not there; the checkpoints of {root} are: {known}")
+    return path
+
+
+def _opened(which: str | None, out: Path) -> "Checkpoint":
+    from trivium.checkpoint.load import Checkpoint
+
+    checkpoint = Checkpoint.open(_path(which, out))
+    checkpoint.verify()
+    return checkpoint
+
+
+def _write_json(path: Path | None, value: dict[str, Any]) -> None:
+    from trivium.provenance import write_json
+
+    if path is not None:
+        write_json(path, value)

@@ -1,0 +1,118 @@
+"""A folder of Hugging Face as a checkpoint of ours: weights to begin a training with, in any layout."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from trivium.checkpoint.pieces import TORCH_DTYPES
+from trivium.checkpoint.reshard import Part, write_whole
+from trivium.config import to_tree
+from trivium.errors import ConfigError, DataError
+from trivium.interchange.names import Twin, twins
+from trivium.interchange.settings import shape_of
+from trivium.plan.batch import Batch
+from trivium.plan.model_shape import ModelShape
+from trivium.plan.parameters import Box
+from trivium.plan.plan import Plan
+from trivium.plan.precision import Dtype, Precision
+
+_OURS: dict[str, Dtype] = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
+Get = Callable[[str], torch.Tensor]
+
+
+def import_hf(folder: Path, root: Path) -> Path:
+    """Write the weights in `folder` as the checkpoint of step 0 under `root`; returns its directory.
+
+    Raises DataError when the folder is incomplete or its architecture computes something else, ConfigError when
+    root holds a step 0 already.
+    """
+    final = root / "step-00000000"
+    if final.exists():
+        raise ConfigError(f"{final} exists already; choose another --to")
+    model = shape_of(_json(folder / "config.json"), str(folder / "config.json"))
+    where, dtype = _files(folder)
+    parts = [_part(twin, where, folder, TORCH_DTYPES[dtype]) for twin in twins(model)]
+    plan = Plan(model=model, batch=Batch(sequences=1), precision=Precision(weights=_OURS[dtype]))
+    about: dict[str, Any] = {
+        "samples": 0,
+        "tokens_seen": 0,
+        "updates": 0,
+        "seed": None,
+        "plan": to_tree(plan),
+        "data": _tokenizer(folder),
+        "imported_from": {
+            "folder": folder.name,
+            "architecture": _json(folder / "config.json")["architectures"],
+        },
+    }
+    return write_whole(root, 0, about, [parts])
+
+
+def settings_of(model: ModelShape) -> list[str]:
+    """The --set options that make a run of this model."""
+    plain = {k: v for k, v in to_tree(model).items() if v is not None}
+    return [f"--set plan.model.{k}={v}" for k, v in plain.items()]
+
+
+def _part(twin: Twin, where: dict[str, Path], folder: Path, dtype: torch.dtype) -> Part:
+    missing = [name for name in twin.theirs if name not in where]
+    if missing:
+        raise DataError(f"{folder} has no tensor '{missing[0]}', which {twin.ours.name} is made of")
+
+    def values() -> torch.Tensor:
+        found = twin.together(tuple(_read(where[name], name) for name in twin.theirs))
+        if tuple(found.shape) != twin.ours.shape:
+            raise DataError(
+                f"{folder}: {', '.join(twin.theirs)} make {tuple(found.shape)}, and config.json says {twin.ours.shape}"
+            )
+        return found.to(dtype)
+
+    shape = twin.ours.shape
+    return Part(f"weights/{twin.ours.name}", shape, Box(tuple(0 for _ in shape), shape), dtype, values)
+
+
+def _files(folder: Path) -> tuple[dict[str, Path], str]:
+    """Which file holds which tensor, and the dtype of the weights."""
+    where: dict[str, Path] = {}
+    found = sorted(folder.glob("*.safetensors"))
+    if not found:
+        raise DataError(f"{folder} holds no .safetensors files; other formats can run code and are not read")
+    dtypes: set[str] = set()
+    for path in found:
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                where |= dict.fromkeys(file.keys(), path)
+                dtypes |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 (not a dict)
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"{path} cannot be read: {error}; download it again") from None
+    known = [d for d in ("F64", "F32", "BF16", "F16") if d in dtypes]
+    if not known:
+        raise DataError(f"{folder}: weights are {', '.join(sorted(dtypes))}; known: {', '.join(_OURS)}")
+    # Some folders leave out the prefix of the inner model.
+    bare = {f"{prefix}{n}": p for n, p in where.items() for prefix in ("transformer.", "model.")}
+    return {**bare, **where}, known[0]
+
+
+def _read(path: Path, name: str) -> torch.Tensor:
+    with safe_open(str(path), framework="pt") as file:
+        held = set(file.keys())
+        found: torch.Tensor = file.get_tensor(name if name in held else name.partition(".")[2])
+    return found
+
+
+def _tokenizer(folder: Path) -> dict[str, str]:
+    path = folder / "tokenizer.json"
+    return {"tokenizer_sha256": hashlib.sha256(path.read_bytes()).hexdigest()} if path.is_file() else {}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}); name a folder of Hugging Face") from None
+    return found

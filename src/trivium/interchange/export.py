@@ -1,0 +1,131 @@
+"""A checkpoint as a folder that Hugging Face's transformers load; checked before it gets its name."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trivium.checkpoint.durable import check_room, sync_directory
+from trivium.checkpoint.load import Checkpoint
+from trivium.checkpoint.pieces import TORCH_DTYPES, Entry, write_pieces
+from trivium.config import build
+from trivium.errors import CheckpointError, ConfigError
+from trivium.interchange.names import Twin, twins
+from trivium.interchange.plain import logits
+from trivium.interchange.settings import config_of
+from trivium.model.whole import WholeModel
+from trivium.plan.parameters import Box
+from trivium.plan.plan import Plan
+from trivium.provenance import write_json
+from trivium.seeds import generator_for
+from trivium.tokens.tokenizer import END_OF_TEXT, load_tokenizer
+
+FILE_BYTES = 5_000_000_000  # transformers' own size of a file
+TOLERANCE = 1e-5  # of logits, in fp32
+NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A finished export: its folder, and the largest difference of logits that was found (see TOLERANCE)."""
+
+    folder: Path
+    difference: float
+    files: int
+
+
+def export_hf(source: Checkpoint, folder: Path, *, tokenizer: Path | None) -> Exported:
+    """Write the weights of a verified checkpoint, config, generation config and tokenizer into a new folder.
+
+    The vocabulary is as long as the ids in use: padding is not stored. Raises ConfigError when the folder exists or
+    no architecture there computes the same, CheckpointError when the logits of what was written differ.
+    """
+    if folder.exists():
+        raise ConfigError(f"--to hf {folder} exists already; name a new folder")
+    plan = build(Plan, source.manifest["plan"])
+    dtype = source.manifest["tensors"]["weights/embedding.tokens.weight"]["dtype"]
+    config = config_of(plan.model, dtype=NAMES[dtype])
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        files = _write_weights(source, plan, partial, TORCH_DTYPES[dtype])
+        write_json(partial / "config.json", config)
+        _write_words(partial, plan, tokenizer)
+        difference = _difference(source, plan, partial)
+        sync_directory(partial)
+        partial.rename(folder)
+        sync_directory(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return Exported(folder, difference, files)
+
+
+def _write_weights(source: Checkpoint, plan: Plan, folder: Path, dtype: torch.dtype) -> int:
+    entries = [entry for twin in twins(plan.model) for entry in _entries(source, twin, dtype)]
+    total = sum(entry.bytes for entry in entries)
+    check_room(folder, total)
+    files: list[list[Entry]] = [[]]
+    for entry in entries:
+        if files[-1] and sum(e.bytes for e in files[-1]) + entry.bytes > FILE_BYTES:
+            files.append([])
+        files[-1].append(entry)
+    names = [f"model-{n + 1:05d}-of-{len(files):05d}.safetensors" for n in range(len(files))]
+    names = ["model.safetensors"] if len(files) == 1 else names
+    for name, part in zip(names, files, strict=True):
+        write_pieces(folder / name, part, about={"format": "pt"})
+    if len(files) > 1:
+        where = {e.key: name for name, part in zip(names, files, strict=True) for e in part}
+        index = {"metadata": {"total_size": total}, "weight_map": where}
+        write_json(folder / "model.safetensors.index.json", index)
+    return len(files)
+
+
+def _entries(source: Checkpoint, twin: Twin, dtype: torch.dtype) -> Iterator[Entry]:
+    """The tensors there of one parameter; it is read once for each, so that one is in memory at a time."""
+    shape = twin.ours.shape
+    shapes = [tuple(x.shape) for x in twin.apart(torch.empty(shape, device="meta"))]
+    for number, (key, there) in enumerate(zip(twin.theirs, shapes, strict=True)):
+
+        def values(number: int = number) -> torch.Tensor:
+            return twin.apart(whole(source, twin.ours.name, shape, dtype))[number]
+
+        yield Entry(key, dtype, there, values)
+
+
+def whole(source: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """The weights of one parameter, unsplit."""
+    return source.read(f"weights/{name}", Box(tuple(0 for _ in shape), shape), dtype)
+
+
+def _write_words(folder: Path, plan: Plan, tokenizer: Path | None) -> None:
+    end, model = plan.model.end_of_text, plan.model
+    generation: dict[str, Any] = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+    if tokenizer is not None:
+        words = load_tokenizer(tokenizer)
+        generation = dict.fromkeys(generation, words.end_of_text)
+        words.save(folder / "tokenizer.json")
+        named = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.sequence}
+        write_json(folder / "tokenizer_config.json", {**about, **named})
+        write_json(folder / "special_tokens_map.json", named)
+    write_json(folder / "generation_config.json", {**generation, "max_length": model.sequence})
+
+
+def _difference(source: Checkpoint, plan: Plan, folder: Path) -> float:
+    """The largest difference between the engine's logits and a plain reading of the folder, both in fp32."""
+    model = WholeModel(plan.model, precision="fp32", device=torch.device("cpu"))
+    for twin in twins(plan.model):
+        model.load(twin.ours.name, whole(source, twin.ours.name, twin.ours.shape, torch.float32))
+    shape = (2, min(plan.model.sequence, 64))
+    rows = torch.from_numpy(generator_for(0, "export").integers(0, plan.model.vocabulary, shape))
+    ours, theirs = model.logits(rows.tolist()), logits(folder, rows)
+    found = float((ours - theirs).abs().max()) if ours.shape == theirs.shape else float("inf")
+    if not found <= TOLERANCE * max(1.0, float(ours.abs().max())):
+        raise CheckpointError(
+            f"{folder}: logits differ by {found:.3g}, more than {TOLERANCE:g} of the largest; nothing was exported"
+        )
+    return found

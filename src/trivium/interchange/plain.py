@@ -1,0 +1,118 @@
+"""Logits of an exported folder, read and computed as Hugging Face's architectures define them.
+
+Written from their definitions and from the folder alone: it shares nothing with the engine or the exporter, whose
+work it checks.
+
+Legend: B sequences, S positions, H hidden, N heads, G key-value heads, D head width.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+
+Tensor = torch.Tensor
+Get = Callable[[str], Tensor]
+
+
+def logits(folder: Path, tokens: Tensor) -> Tensor:
+    """tokens [B, S] -> logits [B, S, vocabulary] in fp32, whatever the dtype of the files."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    with torch.no_grad():
+        if config["architectures"] == ["GPT2LMHeadModel"]:
+            return _gpt2(config, _reader(folder), tokens)
+        return _llama(config, _reader(folder), tokens)
+
+
+def _reader(folder: Path) -> Get:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    else:
+        with safe_open(str(folder / "model.safetensors"), framework="pt") as file:
+            where = dict.fromkeys(file.keys(), "model.safetensors")
+
+    def get(name: str) -> Tensor:
+        with safe_open(str(folder / where[name]), framework="pt") as file:
+            found: Tensor = file.get_tensor(name)
+        return found.float()
+
+    return get
+
+
+def _gpt2(config: Mapping[str, Any], get: Get, tokens: Tensor) -> Tensor:
+    B, S = tokens.shape
+    N, H, epsilon = config["n_head"], config["n_embd"], config["layer_norm_epsilon"]
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, (H,), get(f"{name}.weight"), get(f"{name}.bias"), epsilon)
+
+    def conv(x: Tensor, name: str) -> Tensor:  # weight [inputs, outputs]
+        return x @ get(f"{name}.weight") + get(f"{name}.bias")
+
+    x = get("transformer.wte.weight")[tokens] + get("transformer.wpe.weight")[:S]
+    for layer in range(config["n_layer"]):
+        at = f"transformer.h.{layer}"
+        qkv = conv(norm(x, f"{at}.ln_1"), f"{at}.attn.c_attn")
+        q, k, v = (y.view(B, S, N, H // N).transpose(1, 2) for y in qkv.chunk(3, dim=-1))
+        y = _attend(q, k, v).transpose(1, 2).reshape(B, S, H)
+        x = x + conv(y, f"{at}.attn.c_proj")
+        up = conv(norm(x, f"{at}.ln_2"), f"{at}.mlp.c_fc")
+        gelu_new = 0.5 * up * (1 + torch.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
+        x = x + conv(gelu_new, f"{at}.mlp.c_proj")
+    table = "transformer.wte.weight" if config["tie_word_embeddings"] else "lm_head.weight"
+    return norm(x, "transformer.ln_f") @ get(table).T
+
+
+def _llama(config: Mapping[str, Any], get: Get, tokens: Tensor) -> Tensor:
+    B, S = tokens.shape
+    N, G, D = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return (
+            x
+            * torch.rsqrt(x.square().mean(-1, keepdim=True) + config["rms_norm_eps"])
+            * get(f"{name}.weight")
+        )
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return x @ get(f"{name}.weight").T
+
+    frequencies = config["rope_theta"] ** (-torch.arange(0, D, 2).double() / D)
+    angles = torch.arange(S).double()[:, None] * frequencies
+    cos, sin = (torch.cat([f(angles)] * 2, dim=-1).float() for f in (torch.cos, torch.sin))
+
+    def turn(x: Tensor) -> Tensor:
+        a, b = x[..., : D // 2], x[..., D // 2 :]
+        return x * cos + torch.cat([-b, a], dim=-1) * sin
+
+    x = get("model.embed_tokens.weight")[tokens]
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}"
+        y = norm(x, f"{at}.input_layernorm")
+        heads = {"q": N, "k": G, "v": G}
+        q, k, v = (
+            linear(y, f"{at}.self_attn.{n}_proj").view(B, S, heads[n], D).transpose(1, 2)
+            for n in ("q", "k", "v")
+        )
+        k, v = (z.repeat_interleave(N // G, dim=1) for z in (turn(k), v))
+        y = _attend(turn(q), k, v).transpose(1, 2).reshape(B, S, N * D)
+        x = x + linear(y, f"{at}.self_attn.o_proj")
+        y = norm(x, f"{at}.post_attention_layernorm")
+        y = F.silu(linear(y, f"{at}.mlp.gate_proj")) * linear(y, f"{at}.mlp.up_proj")
+        x = x + linear(y, f"{at}.mlp.down_proj")
+    table = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
+    return norm(x, "model.norm") @ get(table).T
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention, [B, N, S, D]."""
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    S = q.shape[2]
+    hidden = torch.ones(S, S, dtype=torch.bool).triu(1)
+    return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v

@@ -1,0 +1,36 @@
+"""Whether a checkpoint belongs to this work: resuming another's would silently mix the two."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trivium.config import differences
+from trivium.errors import CheckpointError
+
+# What is compared. How the work is divided may change: layout, schedule, ZeRO stage, size of a micro-batch.
+SECTIONS = ("plan.model", "plan.batch", "plan.precision", "data")
+_SHOWN = 12
+
+
+def refuse_other_work(directory: Path, about: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """CheckpointError with every difference when a checkpoint is of another model, batch, dtype, seed or corpus.
+
+    about: the checkpoint's manifest. now: `plan`, `seed` and `data` of this run, as a manifest holds them. A section
+    that neither has is not compared.
+    """
+    found = differences({"seed": about.get("seed")}, {"seed": now.get("seed")})
+    for path in SECTIONS:
+        found += differences(_section(about, path), _section(now, path), f"{path}.")
+    if found:
+        more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+        told = "\n".join(f"  {line}" for line in [*found[:_SHOWN], *more])
+        raise CheckpointError(
+            f"{directory} was written by other work (there -> here):\n{told}\n"
+            f"use the same config, tokenizer and tokens, or another --out"
+        )
+
+
+def _section(tree: Mapping[str, Any], path: str) -> dict[str, Any]:
+    for key in path.split("."):
+        tree = tree.get(key) or {}
+    return {k: v for k, v in tree.items() if k != "micro"}

@@ -1,0 +1,111 @@
+"""The checkpoints of a run: begun beside the training, acknowledged, thinned out, and their failures counted."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trivium.checkpoint.durable import explained
+from trivium.checkpoint.format import step_name, step_of
+from trivium.checkpoint.keep import expired, is_due
+from trivium.checkpoint.load import published
+from trivium.checkpoint.save import Fragment, Saving, prune
+from trivium.errors import CheckpointError, MachineError
+from trivium.parallel.mesh import Mesh
+from trivium.training.config import TrainingConfig
+from trivium.training.metrics import warn
+
+Note = Callable[[dict[str, Any]], None]
+
+
+class Saves:
+    """At most one save is under way. Every rank calls the same methods in the same places."""
+
+    def __init__(self, root: Path, config: TrainingConfig, mesh: Mesh, note: Note) -> None:
+        """root: where the checkpoints go. note: keeps an event of the run; called on the first rank."""
+        self.root, self.config, self.mesh, self._note = root, config, mesh, note
+        self._saving: Saving | None = None
+        self._pruning: threading.Thread | None = None
+        self._failures = 0  # in a row
+
+    def is_due(self, step: int) -> bool:
+        """Whether the state after `step` steps is saved."""
+        c = self.config
+        return is_due(step, every=c.checkpoint_every, last=c.steps, milestones=c.milestones)
+
+    def begin(self, step: int, fragments: Sequence[Fragment], about: dict[str, Any]) -> None:
+        """Save the state as it is now. In the background: returns when it is copied and an earlier save is done."""
+        self.settle()
+        background = self.config.save == "background"
+        held = [f.copied() for f in fragments] if background else fragments
+        try:
+            self._saving = Saving(self.root, step, held, self.mesh, about)
+        except CheckpointError as error:
+            self._failed(step, error)
+        if not background:
+            self.settle()
+
+    def look(self, *, wait: bool = False) -> None:
+        """Take note of what became of the save under way; called after every step."""
+        if self._saving is None:
+            return
+        saving = self._saving
+        try:
+            done = saving.advance(wait=wait)
+        except CheckpointError as error:
+            self._saving = None
+            self._failed(saving.step, error)
+            return
+        if done:
+            self._saving, self._failures = None, 0
+            self._acknowledged(saving.step)
+
+    def settle(self) -> None:
+        """Wait until nothing is under way."""
+        self.look(wait=True)
+        if self._pruning is not None:
+            self._pruning.join()
+            self._pruning = None
+
+    def finish(self) -> None:
+        """At the end of the run: wait for the last save; CheckpointError when it failed."""
+        self.settle()
+        if self._failures:
+            raise MachineError(
+                f"the last checkpoint under {self.root} was not saved, so the end of this training is lost; "
+                f"mend what the warning above names, and run again to go on from the checkpoint before"
+            )
+
+    def _acknowledged(self, step: int) -> None:
+        if self.mesh.rank != 0:
+            return
+        self._note({"event": "saved", "step": step, "time": time.time()})
+        self._pruning = threading.Thread(target=self._prune, args=(step,), daemon=True, name="retention")
+        self._pruning.start()
+        if self.config.save == "waiting":
+            self._pruning.join()
+
+    def _prune(self, newest: int) -> None:
+        """Delete what is no longer kept; a failure costs room, not work, so it is only told."""
+        try:
+            paths = {s: p for p in published(self.root) if (s := step_of(p.name)) is not None}
+            c = self.config
+            rule = {"keep_last": c.keep_last, "keep_every": c.keep_every}
+            doomed = expired(list(paths), newest=newest, milestones=c.milestones, **rule)
+            prune(self.root, [paths[s] for s in doomed], self.root / step_name(newest))
+        except (OSError, CheckpointError) as error:
+            warn(f"old checkpoints were not deleted: {explained(error, self.root, 0)}")
+
+    def _failed(self, step: int, error: CheckpointError) -> None:
+        """A save that failed is told at once; training goes on until so many failed in a row."""
+        self._failures += 1
+        limit = self.config.save_failures
+        if self.mesh.rank == 0:
+            warn(f"{error} ({self._failures} of {limit} failures in a row; training goes on until then)")
+            self._note({"event": "save failed", "step": step, "cause": str(error), "time": time.time()})
+        if self._failures >= limit:
+            raise MachineError(
+                f"{error}. training.save_failures ({limit}) saves in a row failed; stopped, so that no more work is "
+                f"at risk. Mend the cause and run again to go on from the last checkpoint"
+            )

@@ -1,0 +1,79 @@
+"""A quick share of `trivium chaos`; and that each count can be other than zero."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from trivium.chaos import corrupt, disk_full, kills, resume
+from trivium.chaos.corrupt import DAMAGES
+from trivium.checkpoint import load
+from trivium.cli import main as entry
+from trivium.training import saves
+
+
+def test_kills_lose_nothing(tmp_path: Path) -> None:
+    found = kills.kill_often(tmp_path, kills=8, layouts=3)
+    assert found["passed"] and found["kills"] == 8 and found["steps"] > 0, found["losses"]
+
+
+def test_saves_acknowledged_before_they_are_durable_are_found_by_kills(tmp_path: Path, monkeypatch) -> None:
+    right = saves.Saves.begin
+
+    def impatient(self, step: int, fragments, about) -> None:
+        self._note({"event": "saved", "step": step, "time": 0.0})
+        right(self, step, fragments, about)
+
+    monkeypatch.setattr(saves.Saves, "begin", impatient)
+    found = kills.kill_often(tmp_path, kills=12, layouts=1)
+    assert found["acknowledged_lost"] > 0
+
+
+def test_stale_moments_are_found_by_kills(tmp_path: Path, monkeypatch) -> None:
+    right = saves.Saving.__init__
+
+    def stale(self, root, step, fragments, mesh, about) -> None:
+        for f in fragments:
+            if f.name == "moment1/head.norm.bias":
+                f.values.mul_(1.001)
+        right(self, root, step, fragments, mesh, about)
+
+    monkeypatch.setattr(saves.Saving, "__init__", stale)
+    found = kills.kill_often(tmp_path, kills=3, layouts=1)
+    assert found["wrong_tensors"] > 0 and "moment1/head.norm.bias" in " ".join(found["losses"])
+
+
+def test_every_corruption_is_noticed(tmp_path: Path) -> None:
+    found = corrupt.corrupt_often(tmp_path, corruptions=150)
+    assert found["passed"] and found["corruptions"] == 150, found["losses"]
+    assert set(found["by_kind"]) == set(DAMAGES)
+
+
+def test_a_reader_that_does_not_hash_is_found_by_corruption(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(load.Checkpoint, "verify", lambda self, share=0, shares=1: None)
+    assert corrupt.corrupt_often(tmp_path, corruptions=30)["undetected"] > 0
+
+
+def test_resumed_runs_are_bitwise_equal(tmp_path: Path) -> None:
+    found = resume.resume_often(tmp_path, resumes=2)
+    assert found["passed"] and found["bitwise_equal"] == 2, found["losses"]
+
+
+def test_a_full_disk_stops_no_training(tmp_path: Path) -> None:
+    found = disk_full.fill_often(tmp_path, fillings=2)
+    assert found["passed"] and found["went_on"] == 2, found["losses"]
+
+
+def test_the_verb_writes_its_counts_and_fails_when_something_was_lost(tmp_path: Path, monkeypatch) -> None:
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(sys, "argv", ["trivium", "chaos", "--corrupt", "5", "--json", str(out)])
+    with pytest.raises(SystemExit) as stopped:
+        entry.main()
+    found = json.loads(out.read_text())
+    assert (stopped.value.code or 0, found["corruptions"], found["undetected"]) == (0, 5, 0)
+    monkeypatch.setattr(load.Checkpoint, "verify", lambda self, share=0, shares=1: None)
+    monkeypatch.setattr(sys, "argv", ["trivium", "chaos", "--corrupt", "40", "--json", str(out)])
+    with pytest.raises(SystemExit) as stopped:
+        entry.main()
+    assert stopped.value.code == 1 and json.loads(out.read_text())["passed"] is False

@@ -1,0 +1,56 @@
+"""What a rank reads of a checkpoint: its own boxes, and nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from plans import small
+from ranks import on_ranks
+from trivium.certify.certificate import RULE
+from trivium.checkpoint.load import Checkpoint
+from trivium.checkpoint.save import save
+from trivium.parallel.launch import Place
+from trivium.parallel.mesh import Mesh
+from trivium.plan.plan import Plan
+from trivium.training.state import fragments, places, restore
+from trivium.training.trainer import Trainer
+
+
+def write(place: Place, plan: Plan, root: Path) -> None:
+    mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
+    save(root, 1, fragments(Trainer(plan, mesh, seed=1, rule=RULE)), mesh, {})
+
+
+def read(place: Place, plan: Plan, root: Path, largest_bytes: int) -> None:
+    mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
+    trainer = Trainer(plan, mesh, seed=2, rule=RULE, initial=False)
+    checkpoint = Checkpoint.open(root / "step-00000001")
+    right, reads = checkpoint.read, []
+
+    def counted(name, box, dtype):
+        reads.append(box.elements * dtype.itemsize)
+        return right(name, box, dtype)
+
+    object.__setattr__(checkpoint, "read", counted)
+    restore(trainer, checkpoint)
+    wanted = 0
+    for bucket in trainer.buckets:
+        held = bucket.owned if plan.zero == 3 else slice(0, bucket.padded)
+        elements = [
+            sum(p.box.elements for p in places(bucket, part, plan, mesh.tensor.index))
+            for part in (held, bucket.owned)
+        ]
+        wanted += (elements[0] + 2 * elements[1]) * trainer.buckets[0].weights.element_size()
+    assert sum(checkpoint.traffic.values()) == sum(reads) == wanted
+    assert max(reads) <= largest_bytes, "one parameter at a time"
+
+
+LAYOUTS = [small(data=4, zero=3), small(tensor=2, pipeline=2, zero=1), small(data=2, zero=2), small(zero=0)]
+
+
+@pytest.mark.parametrize("number", range(len(LAYOUTS)))
+def test_a_rank_reads_the_bytes_of_its_own_boxes_a_parameter_at_a_time(tmp_path: Path, number: int) -> None:
+    written, plan = LAYOUTS[number], LAYOUTS[(number + 1) % len(LAYOUTS)]
+    on_ranks(written.layout.world_size, write, written, tmp_path)
+    largest = 4 * 24 * 24 * 4  # the widest matrix, in fp32
+    on_ranks(plan.layout.world_size, read, plan, tmp_path, largest)

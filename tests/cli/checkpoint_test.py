@@ -1,0 +1,125 @@
+"""`trivium checkpoint`: what it says, and its exit codes."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from plans import small
+from trivium.certify.certificate import RULE
+from trivium.checkpoint.format import step_name
+from trivium.checkpoint.lease import holding
+from trivium.checkpoint.load import Checkpoint
+from trivium.checkpoint.save import save
+from trivium.cli import main as entry
+from trivium.config import to_tree
+from trivium.parallel.mesh import Mesh
+from trivium.plan.parameters import Box
+from trivium.training.state import fragments
+from trivium.training.trainer import Trainer
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    plan = small()
+    trainer = Trainer(plan, Mesh.single(), seed=7, rule=RULE)
+    root = tmp_path / "training" / "checkpoints"
+    for step in (10, 20):
+        trainer.buckets[0].weights[3] += step
+        save(root, step, fragments(trainer), Mesh.single(), {"plan": to_tree(plan), "tokens_seen": step * 64})
+    return tmp_path
+
+
+@pytest.fixture
+def call(run: Path, monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
+    def do(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["trivium", "checkpoint", *words, "--out", str(run)])
+        with pytest.raises(SystemExit) as stopped:
+            entry.main()
+        told = capsys.readouterr()
+        return int(stopped.value.code or 0), told.out + told.err
+
+    return do
+
+
+def folder(run: Path, step: int) -> Path:
+    return run / "training" / "checkpoints" / step_name(step)
+
+
+def damage(path: Path) -> None:
+    file = path / "pieces-00000.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 8
+    file.write_bytes(content)
+
+
+def test_ls_lists_what_is_there_and_tells_damage(call, run: Path) -> None:
+    code, told = call("ls", "--json", str(run / "ls.json"))
+    assert code == 0 and "10" in told and "20" in told
+    assert [c["step"] for c in json.loads((run / "ls.json").read_text())["checkpoints"]] == [10, 20]
+    damage(folder(run, 20))
+    assert "damaged" in call("ls", "--verify")[1]
+
+
+def test_verify_names_the_damaged_file_and_exits_with_5(call, run: Path) -> None:
+    assert call("verify")[0] == 0
+    damage(folder(run, 10))
+    assert call("verify", "20")[0] == 0
+    code, told = call("verify", "--all")
+    assert code == 5 and "pieces-00000" in told and "1 of 2" in told
+
+
+def test_show_tells_progress_and_tensors(call) -> None:
+    code, told = call("show", "10", "--tensors")
+    assert code == 0 and "640" in told and "moment2/layers.0.mlp.up.weight" in told and "96 x 24" in told
+
+
+def test_diff_names_what_differs_and_by_how_much(call, run: Path) -> None:
+    assert call("diff", "10", str(folder(run, 10)))[0] == 0
+    code, told = call("diff", "10", "20", "--json", str(run / "d.json"))
+    assert code == 1 and "tokens_seen: 640 -> 1280" in told
+    (tensor,) = json.loads((run / "d.json").read_text())["tensors"]
+    assert tensor["name"].startswith("weights/") and tensor["absolute"] == pytest.approx(20)
+
+
+def test_a_resharded_checkpoint_is_the_same_in_another_number_of_files(call, run: Path) -> None:
+    to = run / "other"
+    assert call("reshard", "20", "--to", str(to), "--files", "3")[0] == 0
+    there = Checkpoint.open(to / step_name(20))
+    there.verify()
+    sizes = [f["bytes"] for f in there.manifest["files"].values()]
+    assert len(sizes) == 3 and max(sizes) < 1.5 * min(sizes)
+    assert call("diff", "20", str(there.directory))[0] == 0
+    assert call("reshard", "20", "--to", str(to))[0] == 2
+
+
+def test_export_and_import_go_round(call, run: Path) -> None:
+    assert call("export", "--to", "hf", str(run / "hf"), "20")[0] == 0
+    code, told = call("import", "--from", "hf", str(run / "hf"))
+    assert code == 0 and "--set training.start_from=" in told and "plan.model.layers=4" in told
+    one, two = Checkpoint.open(folder(run, 20)), Checkpoint.open(run / "imported" / step_name(0))
+    box = Box((0, 0), (72, 24))
+    name = "weights/layers.2.attention.qkv.weight"
+    assert torch.equal(one.read(name, box, torch.float32), two.read(name, box, torch.float32))
+    assert call("export", "--to", "onnx", str(run / "x"))[0] == 2
+
+
+def test_rm_keeps_the_last_good_one_and_stays_away_from_a_running_job(call, run: Path) -> None:
+    damage(folder(run, 20))
+    code, told = call("rm", "10")
+    assert code == 2 and "--last" in told and folder(run, 10).is_dir()
+    with holding(run / "training", print):
+        assert call("rm", "20")[0] == 3
+    assert call("rm", "20")[0] == 0 and not folder(run, 20).exists()
+    assert call("rm", "10", "--last")[0] == 0 and not folder(run, 10).exists()
+
+
+def test_what_is_not_there_is_told_with_what_is(call, run: Path) -> None:
+    code, told = call("show", "15")
+    assert code == 5 and step_name(10) in told
+    shutil.rmtree(run / "training")
+    assert call("show")[0] == 5

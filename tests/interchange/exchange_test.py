@@ -1,0 +1,222 @@
+"""Out to Hugging Face and back: the same logits, the same bits, and no fault that the check does not see."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from plans import small
+from ranks import on_ranks
+from trivium.certify.certificate import RULE
+from trivium.checkpoint.load import Checkpoint
+from trivium.checkpoint.save import save
+from trivium.config import build, to_tree
+from trivium.errors import CheckpointError, ConfigError, DataError
+from trivium.interchange import export as exporter
+from trivium.interchange import names
+from trivium.interchange.bring import import_hf
+from trivium.interchange.export import TOLERANCE, export_hf
+from trivium.interchange.settings import config_of, shape_of
+from trivium.model.whole import WholeModel
+from trivium.parallel.launch import Place
+from trivium.parallel.mesh import Mesh
+from trivium.plan.parameters import Box, parameters
+from trivium.plan.plan import Plan
+from trivium.tokens.tokenizer import train_tokenizer
+from trivium.training.state import begin_with, fragments
+from trivium.training.trainer import Trainer
+
+MODELS = {
+    "gpt": {"family": "gpt"},
+    "gpt untied": {"family": "gpt", "head": "untied", "ffn": 40},
+    "llama": {"family": "llama", "head": "untied"},
+    "llama grouped tied": {"family": "llama", "kv_heads": 2, "rope_base": 500.0, "ffn": 40},
+}
+
+
+def written(root: Path, plan: Plan) -> Checkpoint:
+    trainer = Trainer(plan, Mesh.single(), seed=7, rule=RULE)
+    with torch.no_grad():
+        for bucket in trainer.buckets:  # biases and norms too are something
+            bucket.weights.add_(
+                torch.randn(bucket.weights.shape, generator=torch.Generator().manual_seed(1)) / 9
+            )
+    path = save(root, 4, fragments(trainer), Mesh.single(), {"plan": to_tree(plan), "updates": 4})
+    return Checkpoint.open(path)
+
+
+@pytest.fixture(params=MODELS)
+def checkpoint(request, tmp_path: Path) -> Checkpoint:
+    return written(tmp_path / "ours", small(model=MODELS[request.param]))
+
+
+def weights(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    model = build(Plan, checkpoint.manifest["plan"]).model
+    return {
+        p.name: checkpoint.read(f"weights/{p.name}", Box((0,) * len(p.shape), p.shape), torch.float64)
+        for p in parameters(model)
+    }
+
+
+def test_what_goes_out_and_comes_back_is_bitwise_the_same(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    found = export_hf(checkpoint, tmp_path / "hf", tokenizer=None)
+    assert found.difference <= TOLERANCE
+    back = Checkpoint.open(import_hf(tmp_path / "hf", tmp_path / "back"))
+    back.verify()
+    there, here = weights(back), weights(checkpoint)
+    assert here.keys() == there.keys() and all(torch.equal(here[k], there[k]) for k in here)
+    ours, theirs = (build(Plan, c.manifest["plan"]).model for c in (checkpoint, back))
+    plain = {"vocabulary_multiple", "init_std", "kv_heads", "ffn"}
+    assert ours.model_dump(exclude=plain) == theirs.model_dump(exclude=plain)
+    assert (ours.kv, ours.ffn_width, ours.std) == (theirs.kv, theirs.ffn_width, theirs.std)
+
+
+def test_the_padded_vocabulary_is_cut(tmp_path: Path) -> None:
+    plan = small(model={"vocabulary": 37, "vocabulary_multiple": 32})
+    export_hf(written(tmp_path / "ours", plan), tmp_path / "hf", tokenizer=None)
+    assert load_file(tmp_path / "hf" / "model.safetensors")["transformer.wte.weight"].shape == (37, 24)
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["vocab_size"] == 37
+
+
+@pytest.mark.parametrize(
+    "wrong", ["order of heads", "not transposed", "gate and up swapped", "norm left out"]
+)
+def test_a_wrong_export_does_not_get_its_name(tmp_path: Path, monkeypatch, wrong: str) -> None:
+    family = "llama" if wrong == "gate and up swapped" else "gpt"
+    checkpoint = written(tmp_path / "ours", small(model={"family": family, "ffn": 24}))
+    if wrong == "order of heads":
+        monkeypatch.setattr(names, "by_kind", lambda w, model: w.chunk(3))
+    elif wrong == "not transposed":
+        # Square matrices alone: nothing but the logits can tell.
+        right = names._turned
+        monkeypatch.setattr(
+            names, "_turned", lambda w, m: w if w.dim() == 2 and w.shape[0] == w.shape[1] else right(w, m)
+        )
+    elif wrong == "gate and up swapped":
+        monkeypatch.setitem(names._LLAMA_LAYER, "mlp.up", ("mlp.up_proj", "mlp.gate_proj"))
+    else:
+        right_reading = exporter.logits
+
+        def without_norm(folder, tokens):
+            tensors = load_file(folder / "model.safetensors")
+            tensors["transformer.ln_f.weight"].fill_(1.0)
+            save_file(tensors, folder / "model.safetensors")
+            return right_reading(folder, tokens)
+
+        monkeypatch.setattr(exporter, "logits", without_norm)
+    with pytest.raises(CheckpointError, match="logits differ"):
+        export_hf(checkpoint, tmp_path / "hf", tokenizer=None)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["ours"]
+
+
+def test_large_models_go_into_several_files_with_an_index(tmp_path: Path, monkeypatch) -> None:
+    checkpoint = written(tmp_path / "ours", small())
+    monkeypatch.setattr(exporter, "FILE_BYTES", 20_000)
+    found = export_hf(checkpoint, tmp_path / "hf", tokenizer=None)
+    index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())["weight_map"]
+    assert found.files == len(set(index.values())) > 2
+    for name, file in index.items():
+        with safe_open(tmp_path / "hf" / file, framework="pt") as opened:
+            assert name in set(opened.keys())
+    back = Checkpoint.open(import_hf(tmp_path / "hf", tmp_path / "back"))
+    assert all(
+        torch.equal(a, b) for a, b in zip(weights(checkpoint).values(), weights(back).values(), strict=True)
+    )
+
+
+def test_bf16_weights_stay_bf16(tmp_path: Path) -> None:
+    checkpoint = written(tmp_path / "ours", small(precision={"weights": "bf16"}))
+    assert export_hf(checkpoint, tmp_path / "hf", tokenizer=None).difference <= TOLERANCE
+    assert {t.dtype for t in load_file(tmp_path / "hf" / "model.safetensors").values()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def begin(place: Place, plan: Plan, path: Path, expected: torch.Tensor) -> None:
+    mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
+    trainer = Trainer(plan, mesh, seed=1, rule=RULE, initial=False)
+    begin_with(trainer, Checkpoint.open(path))
+    whole = WholeModel(plan.model, precision="fp64", device=torch.device("cpu"))
+    for f in fragments(trainer):
+        kind, _, name = f.name.partition("/")
+        if kind == "weights":
+            target = whole.stage.get_parameter(name).detach()
+            found = target[tuple(slice(s, s + n) for s, n in zip(f.box.start, f.box.shape, strict=True))]
+            assert found.shape == f.box.shape
+            right = Checkpoint.open(path).read(f.name, f.box, f.values.dtype)
+            assert torch.equal(f.values.view(f.box.shape), right), f.name
+        else:
+            assert kind == "master" or not f.values.any(), "moments begin at zero"
+    assert trainer.optimizer.steps_done == 0
+
+
+@pytest.mark.parametrize("degrees", [{"tensor": 2, "pipeline": 2}, {"data": 2, "zero": 3}])
+def test_an_imported_model_begins_in_any_layout(tmp_path: Path, degrees: dict[str, int]) -> None:
+    export_hf(written(tmp_path / "ours", small()), tmp_path / "hf", tokenizer=None)
+    path = import_hf(tmp_path / "hf", tmp_path / "back")
+    plan = small(**degrees)
+    on_ranks(plan.layout.world_size, begin, plan, path, torch.zeros(1))
+
+
+def test_the_tokenizer_goes_along(tmp_path: Path) -> None:
+    words = train_tokenizer(["some words, and some more words"] * 3, 300)
+    words.save(tmp_path / "tokenizer.json")
+    checkpoint = written(tmp_path / "ours", small(model={"vocabulary": words.vocabulary}))
+    export_hf(checkpoint, tmp_path / "hf", tokenizer=tmp_path / "tokenizer.json")
+    assert (tmp_path / "hf" / "tokenizer.json").read_bytes() == (tmp_path / "tokenizer.json").read_bytes()
+    generation = json.loads((tmp_path / "hf" / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == words.end_of_text
+    back = Checkpoint.open(import_hf(tmp_path / "hf", tmp_path / "back"))
+    assert back.manifest["data"]["tokenizer_sha256"] == words.sha256
+
+
+def test_what_no_architecture_there_computes_is_refused() -> None:
+    with pytest.raises(ConfigError, match="plan.model.kv_heads .2. must be"):
+        config_of(small(model={"kv_heads": 2}).model, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"architectures": ["BertModel"]}, "BertModel"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "yarn"),
+        ({"head_dim": 99}, "head_dim"),
+    ],
+)
+def test_what_this_engine_does_not_compute_is_refused(change, said: str) -> None:
+    config = config_of(small(model={"family": "llama"}).model, dtype="float32")
+    assert shape_of(config, "x").family == "llama"
+    with pytest.raises(DataError, match=said):
+        shape_of({**config, **change}, "x")
+
+
+def test_a_folder_without_safetensors_or_with_a_tensor_missing_is_refused(tmp_path: Path) -> None:
+    export_hf(written(tmp_path / "ours", small()), tmp_path / "hf", tokenizer=None)
+    path = tmp_path / "hf" / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["transformer.h.1.ln_2.bias"]
+    save_file(tensors, path)
+    with pytest.raises(DataError, match=r"transformer.h.1.ln_2.bias"):
+        import_hf(tmp_path / "hf", tmp_path / "back")
+    path.rename(tmp_path / "hf" / "pytorch_model.bin")
+    with pytest.raises(DataError, match="no .safetensors"):
+        import_hf(tmp_path / "hf", tmp_path / "back")
+
+
+def test_transformers_loads_the_folder_and_says_the_same(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    export_hf(checkpoint, tmp_path / "hf", tokenizer=None)
+    model = build(Plan, checkpoint.manifest["plan"]).model
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    assert type(theirs).__name__ == config_of(model, dtype="float32")["architectures"][0]
+    rows = torch.randint(0, model.vocabulary, (3, model.sequence))
+    ours = WholeModel(model, precision="fp32", device=torch.device("cpu"))
+    for name, values in weights(checkpoint).items():
+        ours.load(name, values)
+    with torch.no_grad():
+        difference = (theirs(rows).logits - ours.logits(rows.tolist())).abs().max()
+    assert difference <= TOLERANCE

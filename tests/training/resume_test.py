@@ -1,0 +1,266 @@
+"""Whole jobs that are interrupted: nothing is lost, nothing is mixed, nothing is computed otherwise."""
+
+import hashlib
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plans import small
+from tokens.curated import curated, documents
+from trivium.checkpoint.format import manifest_hash, manifest_text, step_of
+from trivium.checkpoint.lease import holding
+from trivium.checkpoint.load import Checkpoint, published
+from trivium.errors import CheckpointError, MachineError
+from trivium.parallel.launch import Ranks
+from trivium.plan.plan import Plan
+from trivium.tokens.config import TokensConfig
+from trivium.tokens.encode import tokenize
+from trivium.training import run as loop
+from trivium.training import saves as saves_module
+from trivium.training.config import TrainingConfig
+from trivium.training.job import start
+from trivium.training.metrics import EVENTS, METRICS, read
+from trivium.training.run import CHECKPOINTS, TrainingJob
+
+BATCH = {"sequences": 8, "micro": 2}
+MODEL = {"vocabulary": 300, "layers": 2, "dropout": 0.1}
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("resume")
+    source = curated(
+        root / "curated", documents({"prose": 40, "pages": 15}, words=60), {"prose": 0.75, "pages": 0.25}
+    )
+    (root / "tokens").mkdir()
+    tokenize(TokensConfig(vocabulary=300, validation_fraction=0.2), source, root / "tokens", seed=3)
+    return root / "tokens"
+
+
+def plan(**degrees: Any) -> Plan:
+    precision = {"weights": degrees.pop("weights", "fp32")}
+    return small(model=MODEL, batch=BATCH, precision=precision, **degrees)
+
+
+def job(tokens: Path, out: Path, plan: Plan, **training: Any) -> TrainingJob:
+    given = {
+        "steps": 12,
+        "checkpoint_every": 3,
+        "validation_samples": 8,
+        "restarts": 1,
+        "keep_last": 2,
+        **training,
+    }
+    return TrainingJob(plan, TrainingConfig(**given), 5, tokens, out)
+
+
+def killing(at: int, victim: int = 0):
+    """A watch that kills a rank once, when a step is done."""
+    done: list[int] = []
+
+    def watch(ranks: Ranks, step: int) -> None:
+        if not done and step >= at:
+            done.append(step)
+            os.kill(ranks.pids[victim], signal.SIGKILL)
+
+    return watch
+
+
+def losses(out: Path) -> dict[int, float]:
+    return {m["step"]: m["loss"] for m in read(out / METRICS) if "loss" in m}
+
+
+def hashes(out: Path, step: int) -> dict[str, Any]:
+    """sha256 of every file of weights and moments."""
+    (path,) = (p for p in published(out / CHECKPOINTS) if step_of(p.name) == step)
+    checkpoint = Checkpoint.open(path)
+    checkpoint.verify()
+    return checkpoint.manifest["files"]
+
+
+def recording(folder: Path, monkeypatch) -> None:
+    """Every batch that a rank reads is noted under the number of its first sample."""
+    folder.mkdir()
+    right = loop.batch_arrays
+
+    def noted(data, first: int, count: int):
+        arrays = right(data, first, count)
+        digest = hashlib.sha256(b"".join(x.tobytes() for x in arrays)).hexdigest()
+        (folder / f"{first}-{count}-{digest}").touch()
+        return arrays
+
+    monkeypatch.setattr(loop, "batch_arrays", noted)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{}, {"data": 2, "zero": 1}, {"pipeline": 2, "tensor": 2}, {"data": 2, "zero": 3, "weights": "bf16"}],
+)
+def test_a_killed_run_ends_bitwise_as_the_unbroken_one_with_dropout_and_saves_beside_training(
+    tokens: Path, tmp_path: Path, layout: dict[str, Any]
+) -> None:
+    given = plan(**layout)
+    start(job(tokens, tmp_path / "unbroken", given))
+    start(job(tokens, tmp_path / "broken", given), watch=killing(7))
+    events = [e["event"] for e in read(tmp_path / "broken" / EVENTS)]
+    assert "rank failed" in events and "resumed" in events
+    assert losses(tmp_path / "broken") == losses(tmp_path / "unbroken")
+    assert hashes(tmp_path / "broken", 12) == hashes(tmp_path / "unbroken", 12)
+    assert len(losses(tmp_path / "broken")) == 12
+
+
+def test_the_next_100_batches_of_a_resumed_run_are_those_of_the_unbroken_one(
+    tokens: Path, tmp_path: Path, monkeypatch
+) -> None:
+    recording(tmp_path / "a", monkeypatch)
+    start(job(tokens, tmp_path / "unbroken", plan(), steps=106, checkpoint_every=3))
+    monkeypatch.undo()
+    recording(tmp_path / "b", monkeypatch)
+    start(job(tokens, tmp_path / "broken", plan(), steps=106, checkpoint_every=3), watch=killing(6))
+    names = [sorted(p.name for p in (tmp_path / x).iterdir()) for x in "ab"]
+    assert len(names[0]) >= 106 and names[0] == names[1]
+
+
+def test_another_layout_goes_on_with_the_same_losses_in_fp64(tokens: Path, tmp_path: Path) -> None:
+    first = plan(data=2, zero=2, weights="fp64")
+    second = plan(pipeline=2, tensor=2, weights="fp64")
+    start(job(tokens, tmp_path / "unbroken", first))
+    start(job(tokens, tmp_path / "broken", first), watch=killing(7), after_failure=[second])
+    one, two = losses(tmp_path / "unbroken"), losses(tmp_path / "broken")
+    assert one.keys() == two.keys()
+    assert max(abs(one[s] - two[s]) / one[s] for s in one) <= 1e-12
+    assert one != two, "the other layout did not run"
+
+
+def test_a_run_goes_on_after_failed_saves_and_stops_after_so_many(
+    tokens: Path, tmp_path: Path, monkeypatch, capfd
+) -> None:
+    right = saves_module.Saving
+
+    def failing(root: Path, step: int, *rest: Any) -> Any:
+        if step in bad:
+            raise CheckpointError(f"checkpoint {root / str(step)} was not saved: no room")
+        return right(root, step, *rest)
+
+    monkeypatch.setattr(saves_module, "Saving", failing)
+    bad = {6}
+    start(job(tokens, tmp_path / "one", plan()))
+    assert [(e["event"], e["step"]) for e in read(tmp_path / "one" / EVENTS)] == [
+        ("saved", 3),
+        ("save failed", 6),
+        ("saved", 9),
+        ("saved", 12),
+    ]
+    bad = {6, 9}
+    with pytest.raises(MachineError, match="training.save_failures .2. saves in a row failed"):
+        start(job(tokens, tmp_path / "two", plan(), save_failures=2))
+    assert [step_of(p.name) for p in published(tmp_path / "two" / CHECKPOINTS)] == [3]
+    bad = {12}
+    with pytest.raises(MachineError, match="the end of this training is lost"):
+        start(job(tokens, tmp_path / "three", plan()))
+    assert "no room" in capfd.readouterr().err
+    bad = set()
+    start(job(tokens, tmp_path / "three", plan()))
+    assert hashes(tmp_path / "three", 12) == hashes(tmp_path / "one", 12)
+
+
+def test_a_failed_write_is_reported_after_the_next_step(tokens: Path, tmp_path: Path, monkeypatch) -> None:
+    right = saves_module.Saving
+
+    class Failing(right):
+        looks = 0
+
+        def _write(self) -> None:
+            if self.step == 6 and self._mesh.rank == 1:
+                raise OSError(28, "No space left on device")
+            super()._write()
+
+        def advance(self, *, wait: bool = False) -> bool:
+            self.looks += 1
+            self._thread.join()  # whatever fails has failed
+            try:
+                return super().advance(wait=wait)
+            except CheckpointError:
+                (tmp_path / f"looked-{self._mesh.rank}-{self.looks}").touch()
+                raise
+
+    monkeypatch.setattr(saves_module, "Saving", Failing)
+    start(job(tokens, tmp_path / "out", plan(data=2), checkpoint_every=6))
+    (event,) = (e for e in read(tmp_path / "out" / EVENTS) if e["event"] == "save failed")
+    assert event["step"] == 6 and "rank 1: " in event["cause"] and "bytes are needed" in event["cause"]
+    assert sorted(p.name for p in tmp_path.glob("looked-*")) == ["looked-0-1", "looked-1-1"]
+    assert [step_of(p.name) for p in published(tmp_path / "out" / CHECKPOINTS)] == [12]
+
+
+def test_retention_and_milestones_leave_what_they_promise(tokens: Path, tmp_path: Path) -> None:
+    start(job(tokens, tmp_path, plan(), milestones="pythia", keep_last=1, keep_every=6, checkpoint_every=3))
+    assert [step_of(p.name) for p in published(tmp_path / CHECKPOINTS)] == [0, 1, 2, 4, 6, 8, 12]
+    assert not list((tmp_path / CHECKPOINTS).glob(".*"))
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_loudly_and_its_steps_are_done_again(
+    tokens: Path, tmp_path: Path, capfd
+) -> None:
+    start(job(tokens, tmp_path, plan(data=2)))
+    before = losses(tmp_path), hashes(tmp_path, 12)
+    damaged = tmp_path / CHECKPOINTS / "step-00000012" / "pieces-00001.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-9] ^= 1
+    damaged.write_bytes(content)
+    start(job(tokens, tmp_path, plan(data=2)))
+    told = capfd.readouterr().err
+    assert "PASSING OVER A DAMAGED CHECKPOINT" in told and "pieces-00001" in told
+    assert (losses(tmp_path), hashes(tmp_path, 12)) == before
+
+
+OTHER = {
+    "model": (
+        lambda p: p.model_copy(update={"model": p.model.model_copy(update={"ffn": 48})}),
+        "plan.model.ffn",
+    ),
+    "dtype": (
+        lambda p: p.model_copy(update={"precision": p.precision.model_copy(update={"weights": "bf16"})}),
+        "plan.precision.weights: fp32 -> bf16",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OTHER)
+def test_a_checkpoint_of_another_model_or_dtype_is_refused_with_a_diff(
+    tokens: Path, tmp_path: Path, what: str
+) -> None:
+    start(job(tokens, tmp_path, plan(), steps=3))
+    change, said = OTHER[what]
+    with pytest.raises(CheckpointError, match=said):
+        start(job(tokens, tmp_path, change(plan()), steps=6))
+
+
+@pytest.mark.parametrize("key", ["tokenizer_sha256", "files"])
+def test_another_tokenizer_or_corpus_is_refused_with_a_diff(tokens: Path, tmp_path: Path, key: str) -> None:
+    start(job(tokens, tmp_path, plan(), steps=3))
+    path = tmp_path / CHECKPOINTS / "step-00000003" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    old = manifest["data"][key]
+    manifest["data"][key] = "0" * 64 if isinstance(old, str) else dict.fromkeys(old, "0" * 64)
+    path.write_text(manifest_text({**manifest, "sha256": manifest_hash(manifest)}))
+    with pytest.raises(CheckpointError, match=rf"data.{key}.*000 -> "):
+        start(job(tokens, tmp_path, plan(), steps=6))
+
+
+def test_two_jobs_on_one_run_directory_are_refused(tokens: Path, tmp_path: Path) -> None:
+    with holding(tmp_path, print), pytest.raises(MachineError, match=f"pid {os.getpid()} on .* ago"):
+        start(job(tokens, tmp_path, plan()))
+    start(job(tokens, tmp_path, plan(), steps=3))
+
+
+def test_a_run_begins_with_given_weights_of_any_dtype(tokens: Path, tmp_path: Path) -> None:
+    start(job(tokens, tmp_path / "a", plan(), steps=3))
+    given = str(tmp_path / "a" / CHECKPOINTS / "step-00000003")
+    start(job(tokens, tmp_path / "b", plan(data=2), steps=4, start_from=given))
+    assert losses(tmp_path / "b")[1] < losses(tmp_path / "a")[1]
+    with pytest.raises(CheckpointError, match="plan.model.ffn"):
+        start(job(tokens, tmp_path / "c", OTHER["model"][0](plan()), steps=4, start_from=given))
