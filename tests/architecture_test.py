@@ -24,6 +24,17 @@ MAY_IMPORT = {
     "training": {"model", "tokens", "checkpoint", "parallel", "cost.compute", "plan"},
     "certify": {"training", "model", "parallel", "cost", "plan"},
     "probe": {"planner.measured", "training", "parallel", "plan"},
+    "interchange": {"model", "checkpoint", "tokens", "plan"},
+    "chaos": {
+        "training",
+        "checkpoint",
+        "interchange",
+        "parallel",
+        "tokens",
+        "corpus.document",
+        "corpus.store",
+        "plan",
+    },
     "evaluation": {"model", "tokens", "checkpoint", "parallel", "plan"},
     "bias": {"evaluation"},
 }

@@ -93,11 +93,12 @@ def test_a_stored_config_says_so_when_it_no_longer_fits(tmp_path):
 
 
 def test_no_option_of_any_verb_duplicates_a_config_field():
-    # --ranks chooses a ready layout; --prompt and the planner's --machine ask a question and keep nothing.
+    # --ranks chooses a ready layout; the planner's --machine, --model and --batch and chaos's --seed ask a
+    # question of their own, and no config keeps them.
     fields = {path.split(".")[-1] for path, _ in leaves(to_tree(resolve(Given("demo"))))}
     options = {name for verb in VERBS for name in _options(verb.module)}
     assert {"out", "preset", "set", "ranks", "dry-run", "redo"} <= options
-    assert {o.replace("-", "_") for o in options} & fields == {"machine"}
+    assert {o.replace("-", "_") for o in options} & fields == {"machine", "model", "batch", "seed"}
 
 
 def test_every_section_of_a_run_is_a_config_of_its_package():

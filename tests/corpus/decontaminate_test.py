@@ -7,6 +7,7 @@ import pytest
 from trivium.corpus.config import DecontaminationConfig
 from trivium.corpus.decontaminate import Counters, Keys, common_keys, cut, decontaminate, keys_of
 from trivium.corpus.document import Document
+from trivium.corpus.kernels.texts import texts_of
 from trivium.seeds import generator_for
 
 CONFIG = DecontaminationConfig()
@@ -43,6 +44,10 @@ def reference(text, keys):
     return ([p for p in pieces if p[1] - p[0] >= 200] if splits else pieces), splits
 
 
+def hits_in(text, keys):
+    return keys.hits(texts_of([text])).get(0, [])
+
+
 def sentences(generator, count, vocabulary=400):
     words = [f"w{n}" for n in range(vocabulary)]
     made = []
@@ -64,7 +69,7 @@ def test_the_pieces_left_are_those_of_the_reference(seed):
         x for pair in zip(parts, leaks, strict=True) for x in (pair if generator.random() < 0.6 else pair[:1])
     )
     keys = Keys(items, CONFIG)
-    result = cut(text, keys, CONFIG)
+    result = cut(text, hits_in(text, keys), CONFIG)
     assert (result.pieces, result.splits) == reference(text, keys.owners)
     for start, end in result.pieces:
         assert not set(keys.owners) & {k for n in range(8, 14) for k in ngrams(text[start:end], n)}
@@ -106,7 +111,8 @@ def test_each_outcome_is_counted_under_its_name():
     }
     texts["many"] = " ".join(f"{clean} {leak}" for _ in range(11)) + clean
     left = {
-        name: decontaminate(Document(name, text, "s"), keys, CONFIG, counters) for name, text in texts.items()
+        name: decontaminate(Document(name, text, "s"), hits_in(text, keys), CONFIG, counters)
+        for name, text in texts.items()
     }
     assert {name: len(pieces) for name, pieces in left.items()} == {
         "clean": 1,
@@ -122,6 +128,40 @@ def test_each_outcome_is_counted_under_its_name():
         "removed": 1,
         "too_many_pieces": 1,
     }
-    assert counters.seen == {"leak"}
+    assert {keys.owners[key] for key in counters.keys} == {"leak"}
     assert [piece.id for piece in left["split"]] == ["split#0", "split#1"]
     assert left["trimmed"][0].id == "trimmed"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_letters_of_several_bytes_move_no_cut(seed):
+    generator = generator_for(seed, "bytes")
+    strange = str.maketrans({"w": "ŵ", "1": "日", "5": "𝟧"})
+    items = {str(n): sentences(generator, 3).translate(strange) for n in range(6)}
+    parts = [sentences(generator, 9).translate(strange) for _ in range(4)]
+    text = " ".join(x for pair in zip(parts, items.values()) for x in pair)
+    keys = Keys(items, CONFIG)
+    result = cut(text, hits_in(text, keys), CONFIG)
+    assert result.splits > 0
+    assert (result.pieces, result.splits) == reference(text, keys.owners)
+
+
+def test_a_shorter_key_counts_where_the_longer_one_that_begins_there_was_spared():
+    words = [f"word{n}" for n in range(13)]
+    keys = Keys({"long": " ".join(words), "short": " ".join(words[:9])}, CONFIG)
+    text = " ".join(words)
+    assert [hit.key for hit in hits_in(text, keys)] == [text]
+    keys.spare([text])
+    assert [hit.key for hit in hits_in(text, keys)] == [" ".join(words[:9])]
+
+
+def test_of_two_keys_with_one_hash_only_the_one_whose_words_stand_there_is_a_hit(monkeypatch):
+    keys = Keys(
+        {
+            "a": "these are eight words that nobody else writes",
+            "b": "and here another eight words for the test",
+        },
+        CONFIG,
+    )
+    monkeypatch.setattr(keys, "_keys", list(reversed(keys.owners)))  # every look-up gives the other key
+    assert hits_in("these are eight words that nobody else writes", keys) == []

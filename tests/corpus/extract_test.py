@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from trivium.corpus.clean import tidy
 from trivium.corpus.document import Document
-from trivium.corpus.extract import RAW, decode, extract_step, html_text, tidy
+from trivium.corpus.encoding import decode
+from trivium.corpus.extract import RAW, extract_step, html_text
 from trivium.corpus.html_page import html_page
 from trivium.corpus.steps import Drop, Keep
 from trivium.seeds import generator_for

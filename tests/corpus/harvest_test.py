@@ -175,7 +175,7 @@ def test_one_bad_file_among_many_is_quarantined_with_its_reason(tmp_path):
     assert entries["empty.txt"]["quarantined"] == 1
     assert entries["crawl.warc.gz"]["quarantined"] == 1
     assert entries["crawl.warc.gz"]["documents"] == 29
-    assert "damaged" in entries["crawl.warc.gz"]["reason"]
+    assert "ends early" in entries["crawl.warc.gz"]["reason"]
     assert "quarantined" in entries["notes.md"]
     assert "reason" not in entries["notes.md"]
 

@@ -3,12 +3,16 @@
 import gzip
 import json
 
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from trivium.corpus.document import Document
 from trivium.corpus.extract import RAW
-from trivium.corpus.read import input_files, read_any
-from trivium.corpus.warc import Damage, Page, write_warc
+from trivium.corpus.quarantine import Damage
+from trivium.corpus.read import input_files, paragraphs_of, read_any, relative_name
+from trivium.corpus.warc import Page, write_warc
 from trivium.errors import DataError
 
 
@@ -27,7 +31,7 @@ def test_bad_lines_are_reported_and_good_ones_kept(tmp_path):
     path.write_bytes(b'{"text": "one"}\n{"text": \n[1]\n{"title": "no text"}\n\xff\xfe\n{"text": "two"}\n')
     found = list(read_any(path, source="a"))
     assert [one.text for one in found if isinstance(one, Document)] == ["one", "two"]
-    assert [one.reason.split(" ")[1] for one in found if isinstance(one, Damage)] == ["2", "3", "4", "5"]
+    assert [one.detail.split(" ")[1] for one in found if isinstance(one, Damage)] == ["2", "3", "4", "5"]
 
 
 def test_a_truncated_gzip_keeps_whole_lines_and_reports_the_rest(tmp_path):
@@ -78,3 +82,49 @@ def test_nothing_to_read_is_an_error_that_names_the_path(tmp_path):
     for path in (tmp_path / "absent", tmp_path):
         with pytest.raises(DataError, match=str(path)):
             input_files(path)
+
+
+def test_a_store_reached_by_url_gives_what_a_folder_gives(tmp_path):
+    memory = fsspec.filesystem("memory")
+    pages = [Page(f"https://b.org/{n}", "text/html", "utf-8", b"<p>hi</p>") for n in range(3)]
+    write_warc(tmp_path / "crawl.warc.gz", pages)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a.jsonl").write_bytes(b'{"text": "one"}\nno json\n')
+    memory.put(str(tmp_path), "/reach", recursive=True)
+    local, remote = input_files(tmp_path), input_files("memory://reach")
+    assert [relative_name(p, tmp_path) for p in local] == ["crawl.warc.gz", "deep/a.jsonl"]
+    assert [relative_name(p, "memory://reach") for p in remote] == ["crawl.warc.gz", "deep/a.jsonl"]
+    for here, there in zip(local, remote, strict=True):
+        found = [list(read_any(path, source="s")) for path in (here, there)]
+        assert [getattr(one, "text", one) for one in found[0] if isinstance(one, Document)] == [
+            one.text for one in found[1] if isinstance(one, Document)
+        ]
+        assert len(found[0]) == len(found[1])
+    with pytest.raises(DataError, match="memory://absent"):
+        input_files("memory://absent")
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl.zst", ".jsonl.gz", ".txt.gz", ".md"])
+def test_every_kind_of_file_gives_its_texts(tmp_path, suffix):
+    texts = [f"text number {n}" for n in range(5)]
+    rows = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(pa.table({"text": texts, "url": ["u"] * 5}), path)
+    elif suffix == ".jsonl.zst":
+        path.write_bytes(pa.compress(rows, codec="zstd", asbytes=True))
+    elif suffix == ".jsonl.gz":
+        path.write_bytes(gzip.compress(rows[:40]) + gzip.compress(rows[40:]))
+    else:
+        joined = "\n\n".join(texts).encode()
+        path.write_bytes(gzip.compress(joined) if suffix == ".txt.gz" else joined)
+    assert [one.text for one in read_any(path, source="s", longest=1)] == texts
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+def test_a_text_file_larger_than_a_block_reads_as_one_that_is_not(tmp_path, encoding):
+    text = "\r\n\r\n".join(f"Größe {n} " + "wörter " * (n % 50) for n in range(40_000))
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    documents = list(read_any(tmp_path / "a.txt", source="s", longest=8000))
+    assert "\n\n".join(d.text for d in documents) == text.replace("\r\n", "\n")
+    assert [d.text for d in documents] == list(paragraphs_of(text, longest=8000))

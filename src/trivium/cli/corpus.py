@@ -1,19 +1,28 @@
 """`trivium corpus`: raw text is harvested, then curated into documents."""
 
+import os
 import platform
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trivium.cli.corpus_views import diff, inspect, stats
 from trivium.cli.options import DEFAULT_OUT, Corpus, Out, Preset, Redo, Sets, given_for, open_run
 from trivium.cli.stage import CORPUS_PATH, Result, Run, Stage, perform
+from trivium.errors import ConfigError, nearest
 from trivium.progress import Progress
 from trivium.provenance import fingerprint, read_stamp
 from trivium.units import format_bytes
 
+if TYPE_CHECKING:
+    from trivium.corpus.engine.engine import Engine
+
+ENGINES = ("here", "native", "ray")
 SHOWN = 5  # damaged files named on the terminal
 
 app = typer.Typer(
@@ -39,6 +48,38 @@ def curate(out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, red
     perform(CURATE, open_run(out, given_for(out, preset, sets)), redo=redo)
 
 
+@app.command()
+def run(
+    preset: Annotated[str, typer.Argument(metavar="PRESET", help="A shipped preset or a YAML/JSON file.")],
+    out: Out = DEFAULT_OUT,
+    corpus: Corpus = None,
+    sets: Sets = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            "--engine",
+            metavar="|".join(ENGINES),
+            help="Where the work runs: in this process, on Daft's native runner, or on Ray.",
+        ),
+    ] = "native",
+    workers: Annotated[
+        int | None, typer.Option("--workers", metavar="N", help="Processes. Default: one for each core.")
+    ] = None,
+) -> None:
+    """From raw text to token shards; killed at any moment, the same command goes on."""
+    from trivium.cli.tokenize import TOKENIZE
+
+    opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
+    curate = replace(CURATE, work=partial(_curate, engine=_engine(engine, workers)))
+    for stage in (HARVEST, curate, TOKENIZE):
+        perform(stage, opened)
+
+
+app.command()(diff)
+app.command()(inspect)
+app.command()(stats)
+
+
 def corpus_files(corpus: Path) -> Iterator[Path]:
     """The files that --corpus names, in a fixed order."""
     yield from [corpus] if corpus.is_file() else sorted(p for p in corpus.rglob("*") if p.is_file())
@@ -53,13 +94,34 @@ def _harvest(run: Run, out: Path, progress: Progress) -> Result:
     return found
 
 
-def _curate(run: Run, out: Path, progress: Progress) -> Result:
+def _curate(run: Run, out: Path, progress: Progress, engine: "Engine | None" = None) -> Result:
     from trivium.corpus.curate import curate
 
     found: dict[str, Any] = curate(
-        run.config.curate, run.folder("harvest"), out, seed=run.config.seed, progress=progress
+        run.config.curate,
+        run.folder("harvest"),
+        out,
+        seed=run.config.seed,
+        progress=progress,
+        engine=engine,
+        work=run.folder(".curated.work"),
     )
     return found
+
+
+def _engine(name: str, workers: int | None) -> "Engine | None":
+    """The engine of this name; None for this process."""
+    if name not in ENGINES:
+        raise ConfigError(f"--engine {name}: there is no such engine; {nearest(name, ENGINES)}")
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers {workers}: at least one process does the work; give 1 or more")
+    if name == "here":
+        return None
+    for variable, value in (("DAFT_ANALYTICS_ENABLED", "0"), ("DAFT_PROGRESS_BAR", "0")):
+        os.environ.setdefault(variable, value)  # before Daft is imported
+    from trivium.corpus.engine.daft_engine import Daft
+
+    return Daft(name, workers=workers or len(os.sched_getaffinity(0)))
 
 
 def _harvest_lines(result: Result) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trivium.checkpoint.lease import refuse_if_held
 from trivium.cli.run_config import RunConfig
 from trivium.cli.show import progress_of, say, seconds_line
 from trivium.cli.workspace import Workspace, read_result
@@ -150,6 +151,7 @@ def _set_aside_unless_it_goes_on(stage: Stage, run: Run, directory: Path, *, red
         not finished or before.get("extent", 0) < now["extent"]
     )
     if directory.exists() and any(directory.iterdir()) and (redo or not goes_on):
+        refuse_if_held(directory)
         aside = directory.with_name(f"{directory.name}.previous")
         if aside.exists():
             shutil.rmtree(aside)

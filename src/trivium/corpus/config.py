@@ -1,14 +1,29 @@
 """What harvest and curate may be asked to do; thresholds are those of the field where the field has one."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from trivium.config import Config
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
 AtLeastOne = Annotated[int, Field(ge=1)]
+Treatment = Literal["mask", "drop", "keep"]
+
+
+def _listed(value: object) -> object:
+    """`a,b` as it is written on a command line, as a list."""
+    return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
+
+
+class ReadConfig(Config):
+    """How large a thing may be before it is set aside unread; memory stays within a few times `longest_bytes`."""
+
+    # bytes of one record, line or document, unpacked
+    longest_bytes: AtLeastOne = 32 << 20
+    # a gzip member or zstd file beyond that and so many times larger than its packed bytes is a bomb
+    unpacked_ratio: AtLeastOne = 200
 
 
 class PlantConfig(Config):
@@ -49,13 +64,26 @@ class HarvestConfig(Config):
     # bytes of text per output file
     shard_bytes: AtLeastOne = 4 << 20
     planted: PlantConfig = PlantConfig()
+    read: ReadConfig = ReadConfig()
+
+
+class ExtractConfig(Config):
+    """How the main text of a page is found."""
+
+    # justext is the paper's; it and trafilatura need the extra `extract`
+    extractor: Literal["resiliparse", "justext", "trafilatura"] = "resiliparse"
+    # resiliparse: whether its main content is narrowed to the element that holds most paragraphs, and titles,
+    # bylines and buttons before the first and after the last sentence are cut off
+    only_article: bool = True
+    # jusText: whose common words mark a paragraph as text
+    stoplist: str = "English"
 
 
 class LanguageConfig(Config):
-    """Which language is kept, as pycld2 sees it (the detector of Pile-CC and MT-NLG)."""
+    """Which languages are kept, as pycld2 sees them (the detector of Pile-CC and MT-NLG)."""
 
-    keep: str = "en"
-    # percent of the text pycld2 must assign to the language
+    keep: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ("en",)
+    # percent of the text pycld2 must assign to the language it found
     percent: Annotated[int, Field(ge=0, le=100)] = 65
 
 
@@ -97,6 +125,81 @@ class RepetitionConfig(Config):
     repeated_ngram: tuple[Fraction, ...] = (0.15, 0.14, 0.13, 0.12, 0.11, 0.10)
 
 
+class C4Config(Config):
+    """C4's rules on lines and pages; the figures of its published code."""
+
+    # a line has so many words, a page so many sentences, a word at most so many letters
+    line_words: Count = 3
+    sentences: Count = 5
+    word_letters: AtLeastOne = 1000
+    # a page with any of these words is dropped; C4 took a public list, which is not part of this package
+    bad_words: tuple[str, ...] = ()
+
+
+class FineWebConfig(Config):
+    """FineWeb's own rules; the figures of its published code."""
+
+    # lines that end in punctuation: more than this share
+    punctuated_lines: Fraction = 0.12
+    # lines of at most so many characters: less than this share
+    short_lines: Fraction = 0.67
+    short_line: Count = 30
+    # characters in lines that occurred before: less than this share (the paper's text says 0.1)
+    duplicate_characters: Fraction = 0.01
+    # line ends per word, at most
+    newlines_per_word: Fraction = 0.3
+
+
+class PrivacyConfig(Config):
+    """What of each kind of personal data becomes: masked by its name in brackets, the document dropped, or left."""
+
+    email: Treatment = "mask"
+    phone: Treatment = "mask"
+    ip: Treatment = "mask"
+    key: Treatment = "mask"
+    # addresses that name no one: private, loopback, documentation
+    spare_private_ips: bool = True
+
+
+class ClassifierConfig(Config):
+    """The paper's quality classifier: a linear model on hashed word n-grams, and the sampling by its score."""
+
+    # file of a trained model, for the filter `classifier`
+    model: str | None = None
+    # words in the longest n-gram, and the logarithm of the number of buckets n-grams are hashed into
+    ngram: AtLeastOne = 2
+    bits: Annotated[int, Field(ge=8, le=30)] = 20
+    # documents of each kind trained on at most (the paper: 800,000), and words of each looked at
+    documents: AtLeastOne = 200_000
+    words: AtLeastOne = 512
+    epochs: AtLeastOne = 5
+    rate: Annotated[float, Field(gt=0)] = 0.1
+    # share kept out of training to measure accuracy (the paper: 10 %, 90.3 % accuracy)
+    heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.10
+    # keep if pareto(alpha) > 1 - score; GPT-3 took 9
+    alpha: Annotated[float, Field(gt=0)] = 3.0
+    # keep if score >= threshold instead
+    threshold: Fraction | None = None
+
+
+class SelectionConfig(Config):
+    """Which of many candidate documents are most like a target set."""
+
+    # transport: gradient of an optimal-transport distance (GOT-D); importance: resampling by weights (DSIR)
+    method: Literal["transport", "importance"] = "transport"
+    # share of the candidates chosen
+    fraction: Fraction = 0.10
+    # logarithm of the number of buckets that words and word pairs are hashed into (DSIR: 10,000)
+    bits: Annotated[int, Field(ge=4, le=24)] = 14
+    # transport: blur of the distance, in units of the mean cost
+    epsilon: Annotated[float, Field(gt=0)] = 0.05
+    # largest error of the marginals at which iteration ends, and iterations at most
+    tolerance: Annotated[float, Field(gt=0)] = 1e-3
+    iterations: AtLeastOne = 1000
+    # candidates in a batch: memory is this times the documents of the target
+    batch: AtLeastOne = 4096
+
+
 class DedupConfig(Config):
     """Fuzzy deduplication over words; candidates from MinHash bands, each verified by its true Jaccard."""
 
@@ -108,6 +211,8 @@ class DedupConfig(Config):
     # verified, wider bands cost time and nothing else: 24 x 5 proposes all but 1 in 10,000
     bands: AtLeastOne = 24
     rows: AtLeastOne = 5
+    # whether of documents with one address only the first stays, as for several snapshots of a crawl
+    urls: bool = False
     # sources in falling order of quality; a group's survivor is the first document of the best source
     priority: tuple[str, ...] = ()
 
@@ -131,9 +236,17 @@ class DecontaminationConfig(Config):
 class CurateConfig(Config):
     """The curation station: every threshold of every step."""
 
+    extract: ExtractConfig = ExtractConfig()
     language: LanguageConfig = LanguageConfig()
     quality: QualityConfig = QualityConfig()
     repetition: RepetitionConfig = RepetitionConfig()
+    c4: C4Config = C4Config()
+    fineweb: FineWebConfig = FineWebConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+    classifier: ClassifierConfig = ClassifierConfig()
+    selection: SelectionConfig = SelectionConfig()
+    # filters of single documents by name, in the order they judge: also gopher, c4, fineweb, privacy, classifier
+    filters: tuple[str, ...] = ("language", "quality", "repetition")
     dedup: DedupConfig = DedupConfig()
     decontamination: DecontaminationConfig = DecontaminationConfig()
     # source -> weight, normalised over the sources present; empty: proportional to bytes

@@ -6,16 +6,16 @@ spared. At a hit the document is split: the hit and 200 characters on each side 
 sentences; pieces under 200 characters are dropped, and so is a document that falls into more than 10 pieces.
 """
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from trivium.corpus.config import DecontaminationConfig
 from trivium.corpus.document import Document
+from trivium.corpus.kernels.ngrams import find_ngrams, ngram_index
+from trivium.corpus.kernels.texts import Texts, texts_of, words_of
 
-_WORDS = re.compile(r"\w+")
 _SENTENCE_ENDS = ".!?"
 
 
@@ -44,7 +44,7 @@ class Counters:
     trimmed: int = 0
     removed: int = 0
     too_many_pieces: int = 0
-    seen: set[str] = field(default_factory=set)
+    keys: set[str] = field(default_factory=set)  # found in the corpus
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, as in decontamination.json."""
@@ -53,7 +53,7 @@ class Counters:
 
 
 class Keys:
-    """The n-grams of evaluation texts, by length, made to be looked up fast."""
+    """The n-grams of evaluation texts, made to be found fast."""
 
     def __init__(self, items: Mapping[str, str], config: DecontaminationConfig) -> None:
         """`items`: evaluation text by its id."""
@@ -69,60 +69,61 @@ class Keys:
             self.owners.pop(key, None)
         self._index()
 
-    def find(self, words: list[str], position: int) -> str | None:
-        """The longest key that begins at this word."""
-        for size in self._sizes:
-            key = " ".join(words[position : position + size])
-            if position + size <= len(words) and key in self.owners:
-                return key
-        return None
-
-    def may_begin(self, words: list[str]) -> Iterator[int]:
-        """Positions whose three words begin some key; few, so that most of a text is never looked up."""
-        begins = self._begins
-        for position, three in enumerate(zip(words, words[1:], words[2:], strict=False)):
-            if three in begins:
-                yield position
+    def hits(self, texts: Texts) -> dict[int, list[Hit]]:
+        """Text number → every place of a key in it, by position; where several keys begin, the longest."""
+        found = find_ngrams(texts, self._ngrams)
+        content, contents = "", b""
+        current, last_start = -1, -1
+        hits: dict[int, list[Hit]] = {}
+        for number, start, end, which in zip(*(column.tolist() for column in found), strict=True):
+            if number != current:
+                current, last_start = number, -1
+                contents = texts.data[texts.offsets[number] : texts.offsets[number + 1]].tobytes()
+                content = contents.decode()
+            if start == last_start:
+                continue
+            hit = Hit(
+                _characters(content, contents, start), _characters(content, contents, end), self._keys[which]
+            )
+            # the scan compares hashes; two texts of one hash are told apart here
+            if " ".join(words_of(content[hit.start : hit.end])) == hit.key:
+                last_start = start
+                hits.setdefault(number, []).append(hit)
+        return hits
 
     def _index(self) -> None:
-        split = [key.split(" ") for key in self.owners]
-        self._begins = {tuple(words[:3]) for words in split}
-        self._sizes = sorted({len(words) for words in split}, reverse=True)
+        self._keys = list(self.owners)
+        self._ngrams = ngram_index(self._keys)
 
 
 def keys_of(text: str, config: DecontaminationConfig) -> list[str]:
     """The keys of one evaluation text."""
-    words = _WORDS.findall(text.lower())
+    words = words_of(text)
     if len(words) < config.shortest:
         return []
     size = min(config.ngram, len(words))
     return [" ".join(words[i : i + size]) for i in range(len(words) - size + 1)]
 
 
-def hits(text: str, keys: Keys) -> Iterator[Hit]:
-    """Every key in a text, by position."""
-    matches = list(_WORDS.finditer(text))
-    words = [match.group().lower() for match in matches]
-    for position in keys.may_begin(words):
-        key = keys.find(words, position)
-        if key is not None:
-            last = position + key.count(" ")
-            yield Hit(matches[position].start(), matches[last].end(), key)
-
-
-def common_keys(texts: Iterable[str], keys: Keys, *, common: int) -> Counter[str]:
+def common_keys(texts: Sequence[str] | Texts, keys: Keys, *, common: int) -> Counter[str]:
     """The keys that occur at least `common` times in the corpus, with their counts."""
-    counts = Counter(hit.key for text in texts for hit in hits(text, keys))
+    column = texts if isinstance(texts, Texts) else texts_of(texts)
+    counts = Counter(hit.key for hits in keys.hits(column).values() for hit in hits)
+    return at_least(counts, common)
+
+
+def at_least(counts: Counter[str], common: int) -> Counter[str]:
+    """The keys with a count that makes them common phrases."""
     return Counter({key: count for key, count in counts.items() if count >= common})
 
 
-def cut(text: str, keys: Keys, config: DecontaminationConfig) -> Cut:
-    """What the rule leaves of one text."""
+def cut(text: str, hits: Sequence[Hit], config: DecontaminationConfig) -> Cut:
+    """What the rule leaves of one text, given every place of a key in it."""
     pieces: list[tuple[int, int]] = []
     found: list[str] = []
     start = splits = 0
     open_end = True
-    for hit in hits(text, keys):
+    for hit in hits:
         found.append(hit.key)
         if hit.start < start:
             continue
@@ -142,12 +143,12 @@ def cut(text: str, keys: Keys, config: DecontaminationConfig) -> Cut:
 
 
 def decontaminate(
-    document: Document, keys: Keys, config: DecontaminationConfig, counters: Counters
+    document: Document, hits: Sequence[Hit], config: DecontaminationConfig, counters: Counters
 ) -> list[Document]:
     """The documents that are left of one: itself, its pieces under ids of their own, or none."""
-    result = cut(document.text, keys, config)
     counters.documents += 1
-    counters.seen.update(keys.owners[key] for key in result.keys)
+    result = cut(document.text, hits, config)
+    counters.keys.update(result.keys)
     if result.splits == 0:
         return [document]
     if result.splits > config.pieces:
@@ -183,3 +184,8 @@ def _sentence_end_after(text: str, position: int) -> int:
     """Just after the first sentence end at or after `position`; the length of the text when there is none."""
     ends = [end for mark in _SENTENCE_ENDS if (end := text.find(mark, position)) >= 0]
     return min(ends) + 1 if ends else len(text)
+
+
+def _characters(text: str, content: bytes, position: int) -> int:
+    """The character at a byte of the text's UTF-8 `content`."""
+    return position if len(text) == len(content) else len(content[:position].decode())

@@ -4,6 +4,7 @@ Writes warc/*.warc.gz, jsonl/*.jsonl.gz, sources.json, heldout/, evaluation_item
 corpus, planted.json.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -17,23 +18,32 @@ from trivium.corpus.extract import RAW, extract_step
 from trivium.corpus.heldout import HeldOut, Item
 from trivium.corpus.html_page import html_page
 from trivium.corpus.plant import Planted, plant
+from trivium.corpus.quarantine import Damage
 from trivium.corpus.raw_files import RawFiles
-from trivium.corpus.read import input_files, read_any
+from trivium.corpus.read import input_files, read_any, relative_name
 from trivium.corpus.steps import Drop
 from trivium.corpus.store import write_documents
-from trivium.corpus.warc import Damage
+from trivium.corpus.streams import open_binary
 from trivium.errors import DataError
 from trivium.progress import Progress, silent
-from trivium.provenance import file_sha256, write_json
+from trivium.provenance import write_json
 from trivium.seeds import generator_for
 
 SOURCES, ITEMS, HELDOUT, PLANTED = "sources.json", "evaluation_items.jsonl", "heldout", "planted.json"
 
 
 def harvest(
-    config: HarvestConfig, out: Path, *, seed: int, corpus: Path | None = None, progress: Progress = silent
+    config: HarvestConfig,
+    out: Path,
+    *,
+    seed: int,
+    corpus: Path | str | None = None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Collect the default corpus, or the files at `corpus`, into the existing folder `out`; returns a summary."""
+    """Collect the default corpus, or the files at `corpus` (a path, or a URL that fsspec knows), into `out`.
+
+    `out` is an existing folder; returns a summary.
+    """
     if corpus is None:
         return _harvest_default(config, out, seed=seed, progress=progress)
     return _harvest_files(config, out, corpus, seed=seed, progress=progress)
@@ -97,7 +107,7 @@ def _dressed(everything: Iterable[Planted], config: HarvestConfig, *, seed: int)
 
 
 def _harvest_files(
-    config: HarvestConfig, out: Path, corpus: Path, *, seed: int, progress: Progress
+    config: HarvestConfig, out: Path, corpus: Path | str, *, seed: int, progress: Progress
 ) -> dict[str, Any]:
     paths = input_files(corpus)
     line = HeldOut(config, seed=seed)
@@ -111,7 +121,7 @@ def _harvest_files(
     kept_away = {document.id for document in heldout}
     files = RawFiles(out, shard_bytes=config.shard_bytes)
     for number, path in enumerate(paths):
-        progress(number, len(paths), path.name)
+        progress(number, len(paths), relative_name(path, corpus))
         for document in _documents(path, corpus, config):
             if not isinstance(document, Damage) and document.id not in kept_away:
                 files.add(document)
@@ -120,11 +130,11 @@ def _harvest_files(
     return _summary(entries, files, heldout, items)
 
 
-def _survey(path: Path, corpus: Path, config: HarvestConfig, line: HeldOut) -> dict[str, Any]:
+def _survey(path: Path | str, corpus: Path | str, config: HarvestConfig, line: HeldOut) -> dict[str, Any]:
     """One file's entry in sources.json; its documents are offered for holding out."""
     extract = extract_step()
     entry: dict[str, Any] = {
-        "path": path.name if path == corpus else path.relative_to(corpus).as_posix(),
+        "path": relative_name(path, corpus),
         "source": source_of(path, corpus),
         "sha256": "",
         "licence": "not stated",
@@ -143,20 +153,21 @@ def _survey(path: Path, corpus: Path, config: HarvestConfig, line: HeldOut) -> d
             entry["text_bytes"] += verdict.document.text_bytes
             line.offer(verdict.document)
     try:
-        entry["sha256"] = file_sha256(path)
+        with open_binary(path) as file:
+            entry["sha256"] = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
     except OSError as error:
         entry["reason"] = f"it cannot be read: {error.strerror}"
     return entry
 
 
-def _documents(path: Path, corpus: Path, config: HarvestConfig) -> Iterator[Document | Damage]:
-    return read_any(path, source=source_of(path, corpus), longest=config.longest)
+def _documents(path: Path | str, corpus: Path | str, config: HarvestConfig) -> Iterator[Document | Damage]:
+    return read_any(path, source=source_of(path, corpus), longest=config.longest, limits=config.read)
 
 
-def source_of(path: Path, corpus: Path) -> str:
+def source_of(path: Path | str, corpus: Path | str) -> str:
     """The source a file belongs to: the folder it stands in directly under `corpus`, else its own stem."""
-    parts = path.relative_to(corpus).parts if corpus.is_dir() else (path.name,)
-    return parts[0] if len(parts) > 1 else path.name.split(".")[0] or path.name
+    first, *rest = relative_name(path, corpus).split("/")
+    return first if rest else first.split(".")[0] or first
 
 
 def _write_aside(

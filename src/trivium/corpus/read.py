@@ -1,51 +1,109 @@
-"""Raw input of any kind → documents, with everything unreadable reported, never passed over."""
+"""Raw input of any kind → documents, with everything unreadable set aside, never passed over in silence."""
 
-import gzip
+import codecs
 import json
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, overload
 
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import Document
-from trivium.corpus.extract import RAW, decode
-from trivium.corpus.warc import Damage, Page, read_warc
+from trivium.corpus.encoding import decode, encoding_of, without_surrogates
+from trivium.corpus.extract import RAW
+from trivium.corpus.lines import TEXT_FIELDS, lines, row_of, text_of
+from trivium.corpus.quarantine import Damage, Intake, Trouble
+from trivium.corpus.streams import Lost, chunks, open_binary
+from trivium.corpus.warc import Page, read_warc
 from trivium.errors import DataError
 
-SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".warc", ".warc.gz")
-_TEXT_FIELDS = ("text", "content", "body")
+_KINDS = {
+    "pages": (".warc", ".wet"),
+    "lines": (".jsonl",),
+    "texts": (".txt", ".md"),
+    "parquet": (".parquet",),
+}
+_PACKED = ("", ".gz", ".zst")
+SUFFIXES = tuple(
+    stem + packed
+    for kind, stems in _KINDS.items()
+    for stem in stems
+    for packed in (_PACKED if kind != "parquet" else ("",))
+)
+_BLOCK = 4 << 20  # bytes of a text file decoded at once
 
 
-def input_files(path: Path) -> list[Path]:
-    """The readable files at or under `path`, sorted; DataError when there are none."""
-    if not path.exists():
+@overload
+def input_files(path: Path) -> list[Path]: ...
+
+
+@overload
+def input_files(path: Path | str) -> list[Path | str]: ...
+
+
+def input_files(path: Path | str) -> list[Path] | list[Path | str]:
+    """The readable files at or under `path`, sorted: paths of a path, URLs of a URL that fsspec knows.
+
+    DataError when there are none.
+    """
+    found: Sequence[Path | str]
+    if isinstance(path, str):
+        found = _remote_files(path)
+    elif not path.exists():
         raise DataError(f"{path} does not exist; give a file or folder with {', '.join(SUFFIXES)} files")
-    found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-    files = [p for p in found if p.name.lower().endswith(SUFFIXES) and not p.name.startswith(".")]
+    else:
+        found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    files = [p for p in found if _name(p).lower().endswith(SUFFIXES) and not _name(p).startswith(".")]
     if not files:
-        what = "is not one of" if path.is_file() else "holds no file ending in one of"
+        what = "is not one of" if found == [path] else "holds no file ending in one of"
         raise DataError(f"{path} {what} {', '.join(SUFFIXES)}; convert the texts to one of these")
     return files
 
 
-def read_any(path: Path, *, source: str, longest: int | None = None) -> Iterator[Document | Damage]:
+def relative_name(path: Path | str, corpus: Path | str) -> str:
+    """How a file is called inside the corpus it was found in."""
+    if path == corpus:
+        return _name(path)
+    if isinstance(path, Path):
+        return path.relative_to(corpus).as_posix()
+    return path.removeprefix(str(corpus).rstrip("/")).lstrip("/")
+
+
+def read_any(
+    path: Path | str,
+    *,
+    source: str,
+    longest: int | None = None,
+    limits: ReadConfig = ReadConfig(),
+    intake: Intake | None = None,
+) -> Iterator[Document | Damage]:
     """The documents of one file, HTML not yet extracted (metadata `raw`), and a Damage for each unreadable part.
 
-    A text file longer than `longest` characters is cut at paragraphs into several documents.
+    A text file longer than `longest` characters is cut at paragraphs into several documents. `intake` counts
+    what was seen. Memory stays within a few times `limits.longest_bytes`, whatever the file's size.
     """
-    name = path.name.lower()
+    counts = intake if intake is not None else Intake()
+    name = _name(path).lower().removesuffix(".gz").removesuffix(".zst")
     try:
-        if path.stat().st_size == 0:
-            yield Damage(path, "it is empty (0 bytes)")
-        elif name.endswith((".warc", ".warc.gz")):
-            yield from _read_pages(path, source)
-        elif name.endswith((".jsonl", ".jsonl.gz")):
-            yield from _read_lines(path, source)
-        else:
-            yield from _read_text(path, source, longest)
+        if name.endswith(_KINDS["pages"]) and not _is_empty(path):
+            for page in read_warc(path, limits, counts):
+                yield page if isinstance(page, Damage) else page_document(page, source=source)
+            return
+        for item in _items(path, name, source, longest, limits):
+            counts.seen += item.records if isinstance(item, Damage) else 1
+            if isinstance(item, Damage):
+                counts.quarantined[item.trouble] += item.records
+            else:
+                counts.documents += 1
+            yield item
     except OSError as error:
-        yield Damage(path, f"it cannot be read: {error.strerror or error}")
+        counts.seen += 1
+        counts.quarantined[Trouble.UNREADABLE] += 1
+        yield Damage(path, Trouble.UNREADABLE, f"it cannot be read: {error.strerror or error}")
 
 
 def page_document(page: Page, *, source: str) -> Document:
@@ -70,56 +128,162 @@ def paragraphs_of(text: str, *, longest: int) -> Iterator[str]:
     yield "\n\n".join(held)
 
 
-def _read_pages(path: Path, source: str) -> Iterator[Document | Damage]:
-    for page in read_warc(path):
-        yield page if isinstance(page, Damage) else page_document(page, source=source)
-
-
-def _read_text(path: Path, source: str, longest: int | None) -> Iterator[Document | Damage]:
-    text = decode(path.read_bytes(), None)
-    if text.count("\x00") + text.count("\ufffd") > len(text) // 100:
-        yield Damage(path, "it is not text: more than 1 % of its characters cannot be decoded")
+def _items(
+    path: Path | str, name: str, source: str, longest: int | None, limits: ReadConfig
+) -> Iterator[Document | Damage]:
+    if _is_empty(path):
+        yield Damage(path, Trouble.EMPTY, "the file has 0 bytes")
         return
-    pieces = [p for p in paragraphs_of(text, longest=longest or len(text)) if p.strip()]
-    if not pieces:
-        yield Damage(path, "it holds nothing but blanks")
-    for number, piece in enumerate(pieces):
-        yield Document(_digest(source, path.name, str(number), piece), piece, source, {"file": path.name})
+    with open_binary(path) as file:
+        if name.endswith(_KINDS["parquet"]):
+            yield from _read_parquet(file, path, source)
+        elif name.endswith(_KINDS["lines"]):
+            yield from _read_lines(file, path, source, limits)
+        else:
+            yield from _read_text(file, path, source, longest, limits)
 
 
-def _read_lines(path: Path, source: str) -> Iterator[Document | Damage]:
-    number = 0
+def _read_lines(
+    file: BinaryIO, path: Path | str, source: str, limits: ReadConfig
+) -> Iterator[Document | Damage]:
+    nothing = True
+    for line in lines(chunks(file, limits, str(path)), limits):
+        found = line if isinstance(line, Lost) else row_of(line) if line.data.strip() else None
+        if found is None:
+            continue
+        nothing = False
+        if isinstance(found, Lost):
+            yield Damage(path, found.trouble, found.detail, found.offset)
+        else:
+            yield _row_document(found, source)
+    if nothing:
+        yield Damage(path, Trouble.NO_LINE, "the file holds no line")
+
+
+def _read_parquet(file: BinaryIO, path: Path | str, source: str) -> Iterator[Document | Damage]:
+    """Rows of a Parquet file; a row group that cannot be read is lost alone."""
     try:
-        with gzip.open(path, "rb") if path.name.lower().endswith(".gz") else open(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield _line_document(line, path, source, number)
-    except (EOFError, OSError, zlib.error) as error:
-        yield Damage(path, f"unreadable after line {number}: {' '.join(str(error).split())}")
+        table = pq.ParquetFile(file, page_checksum_verification=True)
+        columns = [
+            name
+            for name in (*TEXT_FIELDS, "id", "source", "metadata", "url")
+            if name in table.schema_arrow.names
+        ]
+        groups = [table.metadata.row_group(n).num_rows for n in range(table.num_row_groups)]
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        yield Damage(path, Trouble.PARQUET, f"its footer cannot be read: {error}")
         return
+    if not set(columns) & set(TEXT_FIELDS):
+        yield Damage(path, Trouble.NO_TEXT, f"no column is called any of: {', '.join(TEXT_FIELDS)}")
+        return
+    row = 0
+    for number, rows in enumerate(groups):
+        read = 0
+        try:
+            for batch in table.iter_batches(batch_size=64, row_groups=[number], columns=columns):
+                for values in zip(*(batch.column(name) for name in columns), strict=True):
+                    yield _parquet_document(dict(zip(columns, values, strict=True)), path, source, row + read)
+                    read += 1
+        except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+            yield Damage(
+                path, Trouble.PARQUET, f"row group {number}: {error}", row + read, max(rows - read, 1)
+            )
+        row += rows
+
+
+def _parquet_document(scalars: dict[str, Any], path: Path | str, source: str, row: int) -> Document | Damage:
+    try:
+        values = {name: scalar.as_py() for name, scalar in scalars.items()}
+    except UnicodeDecodeError as error:
+        return Damage(path, Trouble.NOT_UTF8, f"row {row}: {error.reason}", row)
+    if text_of(values) is None:
+        return Damage(path, Trouble.NO_TEXT, f"row {row} has no text", row)
+    if isinstance(values.get("metadata"), str):  # as in a document store
+        try:
+            values["metadata"] = json.loads(values["metadata"])
+        except (ValueError, RecursionError):
+            values["metadata"] = {"metadata": values["metadata"]}
+    return _row_document({k: v for k, v in values.items() if v is not None}, source)
+
+
+def _read_text(
+    file: BinaryIO, path: Path | str, source: str, longest: int | None, limits: ReadConfig
+) -> Iterator[Document | Damage]:
+    decoder: codecs.IncrementalDecoder | None = None
+    pending, number = "", 0
+    for block, last in _blocks(file, limits, str(path)):
+        if isinstance(block, Lost):
+            yield Damage(path, block.trouble, block.detail, block.offset)
+            continue
+        if decoder is None:
+            decoder = codecs.getincrementaldecoder(encoding_of(block, None))("replace")
+        text = without_surrogates(decoder.decode(block, final=last))
+        if text.count("\x00") + text.count("\ufffd") > len(text) // 100:
+            yield Damage(path, Trouble.NOT_TEXT, "more than 1 % of its characters cannot be decoded")
+            return
+        pieces = list(paragraphs_of(pending + text, longest=longest or limits.longest_bytes))
+        too_many = longest is None and len(pieces) > 1
+        pending = "" if last else pieces.pop()
+        if too_many or max(map(len, (*pieces, pending))) > limits.longest_bytes:
+            what = f"more than {limits.longest_bytes} characters in one piece; put blank lines into it"
+            yield Damage(path, Trouble.TOO_LONG, what)
+            return
+        for piece in filter(str.strip, pieces):
+            identity = _digest(source, _name(path), str(number), piece)
+            yield Document(identity, piece, source, {"file": _name(path)})
+            number += 1
     if number == 0:
-        yield Damage(path, "it holds no line")
+        yield Damage(path, Trouble.BLANK, "the file holds nothing but blanks")
 
 
-def _line_document(line: bytes, path: Path, source: str, number: int) -> Document | Damage:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return Damage(path, f"line {number} is not JSON")
-    text = next((row[k] for k in _TEXT_FIELDS if isinstance(row.get(k), str)), None) if _is_row(row) else None
-    if text is None:
-        return Damage(path, f"line {number} has no text under any of: {', '.join(_TEXT_FIELDS)}")
+def _blocks(file: BinaryIO, limits: ReadConfig, name: str) -> Iterator[tuple[bytes | Lost, bool]]:
+    """The bytes of a text file in blocks, and whether each is the last."""
+    held = bytearray()
+    for part in chunks(file, limits, name):
+        if isinstance(part, Lost):
+            yield part, False
+            continue
+        if len(held) >= _BLOCK:
+            yield bytes(held), False
+            held.clear()
+        held += part.data
+    yield bytes(held), True
+
+
+def _row_document(row: dict[str, Any], source: str) -> Document:
+    text = text_of(row) or ""
     metadata = row.get("metadata")
+    named = row["source"] if isinstance(row.get("source"), str) and row["source"] else source
     return Document(
-        str(row["id"]) if isinstance(row.get("id"), str | int) else _digest(source, str(number), text),
+        str(row["id"]) if isinstance(row.get("id"), str | int) else _digest(named, text),
         text,
-        row["source"] if isinstance(row.get("source"), str) and row["source"] else source,
+        named,
         metadata if isinstance(metadata, dict) else {"url": row["url"]} if "url" in row else {},
     )
 
 
-def _is_row(row: Any) -> bool:
-    return isinstance(row, dict)
+def _remote_files(url: str) -> list[str]:
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+        names = [path] if system.isfile(path) else sorted(system.find(path))
+        if not names:
+            raise FileNotFoundError("nothing is stored there")
+    except (ImportError, ValueError, OSError) as error:
+        raise DataError(
+            f"{url} cannot be listed: {error}; check the address and its fsspec package"
+        ) from None
+    return [url.rstrip("/") + name.removeprefix(path.rstrip("/")) for name in names]
+
+
+def _is_empty(path: Path | str) -> bool:
+    if isinstance(path, Path):
+        return path.stat().st_size == 0
+    with open_binary(path) as file:
+        return not file.read(1)
+
+
+def _name(path: Path | str) -> str:
+    return path.name if isinstance(path, Path) else path.rstrip("/").rpartition("/")[2]
 
 
 def _digest(*parts: str) -> str:

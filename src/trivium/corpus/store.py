@@ -6,12 +6,13 @@ documents-00000.parquet columns id, source, text, metadata (JSON text)
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trivium.corpus.document import Document
@@ -20,7 +21,7 @@ from trivium.provenance import file_sha256, write_json
 
 FORMAT = "trivium-documents-1"
 MANIFEST = "manifest.json"
-_SCHEMA = pa.schema(
+SCHEMA = pa.schema(
     [("id", pa.string()), ("source", pa.string()), ("text", pa.large_string()), ("metadata", pa.string())]
 )
 
@@ -31,27 +32,70 @@ def write_documents(
     """Write documents in order, a new shard every `shard_bytes` of text; returns the manifest."""
     directory.mkdir(parents=True, exist_ok=True)
     shards: list[dict[str, Any]] = []
-    by_source: Counter[str] = Counter()
-    bytes_by_source: Counter[str] = Counter()
     pending: list[Document] = []
     pending_bytes = 0
     for document in chain(documents, [None]):
         if document is not None:
             pending.append(document)
             pending_bytes += document.text_bytes
-            by_source[document.source] += 1
-            bytes_by_source[document.source] += document.text_bytes
         if pending and (document is None or pending_bytes >= shard_bytes):
-            shards.append(_write_shard(directory, len(shards), pending, pending_bytes))
+            shards.append(write_shard(directory / shard_name(len(shards)), documents_table(pending)))
             pending, pending_bytes = [], 0
+    return write_manifest(directory, shards)
+
+
+def shard_name(number: int) -> str:
+    """The file name of a shard."""
+    return f"documents-{number:05d}.parquet"
+
+
+def documents_table(documents: Sequence[Document]) -> pa.Table:
+    """Documents as a table of the store's columns."""
+    columns = {
+        "id": [d.id for d in documents],
+        "source": [d.source for d in documents],
+        "text": [d.text for d in documents],
+        "metadata": [json.dumps(d.metadata, sort_keys=True, ensure_ascii=False) for d in documents],
+    }
+    return pa.table(columns, schema=SCHEMA)
+
+
+def documents_in(table: pa.Table) -> Iterator[Document]:
+    """The documents of a table of the store's columns."""
+    for batch in table.to_batches(max_chunksize=256):
+        for row in batch.to_pylist():
+            yield Document(row["id"], row["text"], row["source"], json.loads(row["metadata"]))
+
+
+def write_shard(path: Path, table: pa.Table) -> dict[str, Any]:
+    """Write one shard; the same table gives the same bytes. Returns its entry, with counts by source."""
+    pq.write_table(table.combine_chunks(), path, compression="zstd")
+    sizes = pc.binary_length(table["text"])
+    grouped = pa.table({"source": table["source"], "size": sizes}).group_by("source")
+    counts = grouped.aggregate([("size", "count"), ("size", "sum")]).sort_by("source").to_pylist()
+    return {
+        "file": path.name,
+        "sha256": file_sha256(path),
+        "documents": table.num_rows,
+        "text_bytes": sum(row["size_sum"] for row in counts),
+        "sources": {
+            row["source"]: {"documents": row["size_count"], "text_bytes": row["size_sum"]} for row in counts
+        },
+    }
+
+
+def write_manifest(directory: Path, shards: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Write the manifest of a store from its shards' entries, and return it."""
+    by_source: dict[str, Counter[str]] = {}
+    for shard in shards:
+        for source, counts in shard["sources"].items():
+            by_source.setdefault(source, Counter()).update(counts)
     manifest = {
         "format": FORMAT,
-        "documents": sum(by_source.values()),
-        "text_bytes": sum(bytes_by_source.values()),
-        "sources": {
-            s: {"documents": by_source[s], "text_bytes": bytes_by_source[s]} for s in sorted(by_source)
-        },
-        "shards": shards,
+        "documents": sum(shard["documents"] for shard in shards),
+        "text_bytes": sum(shard["text_bytes"] for shard in shards),
+        "sources": {source: dict(by_source[source]) for source in sorted(by_source)},
+        "shards": [{k: v for k, v in shard.items() if k != "sources"} for shard in shards],
     }
     write_json(directory / MANIFEST, manifest)
     return manifest
@@ -83,23 +127,6 @@ def read_documents(directory: Path, *, verify: bool = True) -> Iterator[Document
             raise DataError(
                 f"{path} does not have the sha256 in the manifest ({shard['sha256'][:12]}…): damaged"
             )
-        for batch in pq.ParquetFile(path).iter_batches(batch_size=256):
-            for row in batch.to_pylist():
-                yield Document(row["id"], row["text"], row["source"], json.loads(row["metadata"]))
-
-
-def _write_shard(directory: Path, number: int, documents: list[Document], text_bytes: int) -> dict[str, Any]:
-    path = directory / f"documents-{number:05d}.parquet"
-    columns = {
-        "id": [d.id for d in documents],
-        "source": [d.source for d in documents],
-        "text": [d.text for d in documents],
-        "metadata": [json.dumps(d.metadata, sort_keys=True, ensure_ascii=False) for d in documents],
-    }
-    pq.write_table(pa.table(columns, schema=_SCHEMA), path, compression="zstd")
-    return {
-        "file": path.name,
-        "sha256": file_sha256(path),
-        "documents": len(documents),
-        "text_bytes": text_bytes,
-    }
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=256):
+                yield from documents_in(pa.Table.from_batches([batch]))

@@ -2,18 +2,26 @@
 
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
 
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 
+from trivium.corpus.config import ReadConfig
+from trivium.corpus.quarantine import Damage, Intake, Trouble
+from trivium.corpus.streams import Lost, chunks, open_binary, unpacked
+from trivium.corpus.warc_frames import Frame, frames
 from trivium.seeds import seed_for
 
 _DOCUMENT, _SOURCE = "Trivium-Document", "Trivium-Source"
-_WANTED = WarcRecordType.response | WarcRecordType.resource
+_TYPE = re.compile(rb"^warc-type:[ \t]*(\w+)", re.I | re.M)
+_WANTED = (b"response", b"resource", b"conversion")  # conversion: the text records of WET files
+_CODECS = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate", "br": "br", "zstd": "zstd"}
+_DIGESTS = ("sha1:", "sha256:", "sha512:", "md5:")
+_CHUNK = re.compile(rb"\s*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +40,6 @@ class Page:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """Part of a file that could not be read: `records` of it if they can be counted, else 1."""
-
-    path: Path
-    reason: str
-    records: int = 1
-
-
 def write_warc(path: Path, pages: Iterable[Page]) -> int:
     """Write response records, one gzip member each, byte for byte reproducible; returns how many."""
     count = 0
@@ -53,60 +52,35 @@ def write_warc(path: Path, pages: Iterable[Page]) -> int:
     return count
 
 
-def read_warc(path: Path) -> Iterator[Page | Damage]:
-    """Every 2xx HTML or plain-text response of a .warc or .warc.gz, in order; where reading ends early, a Damage."""
-    number = 0
-    held: Page | Damage | None = None  # a page is given out once what follows shows that it was whole
-    problem: Exception | None = None
-    with _open(path) as file:
-        stream = _UpToDamage(file)
-        try:
-            for record in ArchiveIterator(
-                stream, record_types=_WANTED, parse_http=False, stream_detect=False
-            ):
-                number += 1
-                page = _page(record, path, number)
-                if held is not None:
-                    yield held
-                held = None if isinstance(page, Damage) and stream.problem is not None else page
-        except (OSError, EOFError, ValueError) as error:
-            problem = error
-    # A checksum that fails is read after the page it condemns.
-    if held is not None and (problem is not None or not isinstance(stream.problem, OSError | zlib.error)):
-        yield held
-    problem = stream.problem or problem
-    if problem is not None:
-        yield Damage(path, f"damaged in or after record {number}: {' '.join(str(problem).split())}")
-    elif number == 0:
-        yield Damage(path, "it holds no WARC response record")
+def read_warc(
+    path: Path | str, limits: ReadConfig = ReadConfig(), intake: Intake | None = None
+) -> Iterator[Page | Damage]:
+    """Every 2xx HTML or plain-text record of a WARC file, in order, and a Damage for each part that is none.
 
-
-class _UpToDamage(io.RawIOBase):
-    """A stream that ends where reading fails and remembers why, so that what came before is still used."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__()
-        self._file = cast(io.BufferedReader, file)
-        self.problem: Exception | None = None
-
-    def read(self, size: int = -1) -> bytes:
-        if self.problem is not None:
-            return b""
-        try:
-            return self._file.read1(size)
-        except (OSError, EOFError, zlib.error) as error:
-            self.problem = error
-            return b""
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-
-def _open(path: Path) -> BinaryIO:
-    # Python's gzip checks every member's length and checksum, so a cut file cannot end silently.
-    with open(path, "rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path, "rb") if packed else open(path, "rb")  # type: ignore[return-value]
+    Reading goes on after damage: what is lost is the damaged record or gzip member alone. `intake` counts the
+    records, those passed over among them.
+    """
+    counts = intake if intake is not None else Intake()
+    before = counts.seen
+    with open_binary(path) as file:
+        for item in frames(chunks(file, limits, str(path)), limits):
+            counts.seen += 1
+            if isinstance(item, Lost):
+                found: Page | Damage | str = Damage(path, item.trouble, item.detail, item.offset)
+            else:
+                found = _page(item, path, limits)
+            if isinstance(found, str):
+                counts.passed_over[found] += 1
+                continue
+            if isinstance(found, Damage):
+                counts.quarantined[found.trouble] += 1
+            else:
+                counts.documents += 1
+            yield found
+    if counts.seen == before:
+        counts.seen += 1
+        counts.quarantined[Trouble.NO_RECORD] += 1
+        yield Damage(path, Trouble.NO_RECORD, "the file holds no record")
 
 
 def _response(page: Page) -> WarcRecord:
@@ -128,32 +102,89 @@ def _response(page: Page) -> WarcRecord:
     return record
 
 
-def _page(record: WarcRecord, path: Path, number: int) -> Page | Damage | None:
-    url = _header(record, "WARC-Target-URI").strip("<>")
-    stated = int(_header(record, "Content-Length") or 0)
-    record.freeze()
-    if record.content_length != stated:
-        return Damage(path, f"record {number} is cut: {record.content_length} of {stated} bytes")
-    if _header(record, "WARC-Block-Digest") and not record.verify_block_digest():
-        return Damage(path, f"record {number} is not what was written: its block digest differs")
-    date = _header(record, "WARC-Date")
-    if not record.is_http:
-        kind = _header(record, "Content-Type").partition(";")[0].strip().lower()
-        return Page(url, kind, None, record.reader.read(), date) if _readable(kind) else None
+def _page(frame: Frame, path: Path | str, limits: ReadConfig) -> Page | Damage | str:
+    """The page in a record, what is wrong with it, or why it is none."""
+    kind = _TYPE.search(frame.head)
+    if kind is None or kind[1].lower() not in _WANTED:
+        return f"record type {kind[1].lower().decode() if kind else 'not stated'}"
     try:
-        return _http_page(record, url, date)
-    except (OSError, EOFError, ValueError) as error:
-        return Damage(path, f"record {number} cannot be decoded: {' '.join(str(error).split())}")
+        archive = ArchiveIterator(io.BytesIO(frame.record), parse_http=False, stream_detect=False)
+        record = next(archive)
+        record.freeze()
+    except (StopIteration, OSError, EOFError, ValueError) as error:
+        return Damage(path, Trouble.NOT_A_RECORD, f"its header cannot be read: {error}", frame.offset)
+    digest = _header(record, "WARC-Block-Digest")
+    if digest.lower().startswith(_DIGESTS) and not record.verify_block_digest():
+        what = "the record is not what was written: its block digest differs"
+        return Damage(path, Trouble.DIGEST, what, frame.offset)
+    try:
+        return _http_page(record, limits) if record.is_http else _plain_page(record)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        return Damage(path, Trouble.ENCODING, f"its body cannot be decoded: {error}", frame.offset)
+    except _Unpacked as error:
+        return Damage(path, Trouble.BOMB, str(error), frame.offset)
 
 
-def _http_page(record: WarcRecord, url: str, date: str) -> Page | None:
-    record.parse_http(auto_decode="all")
-    status = record.http_headers.status_code if record.http_headers else None
+class _Unpacked(Exception):
+    """A body that unpacks to more than the limit."""
+
+
+def _plain_page(record: WarcRecord) -> Page | str:
+    kind = _header(record, "Content-Type").partition(";")[0].strip().lower()
+    if not _readable(kind):
+        return "content type"
+    return Page(_address(record), kind, None, record.reader.read(), _header(record, "WARC-Date"))
+
+
+def _http_page(record: WarcRecord, limits: ReadConfig) -> Page | str:
+    record.parse_http(auto_decode="none")
+    headers = record.http_headers
+    status = headers.status_code if headers else None
+    if status is not None and not 200 <= status < 300:
+        return "status"
     kind = (record.http_content_type or "text/html").lower()
-    if not _readable(kind) or (status is not None and not 200 <= status < 300):
-        return None
+    if not _readable(kind):
+        return "content type"
+    body = record.reader.read()
+    if headers is not None:
+        if "chunked" in (headers.get("Transfer-Encoding") or "").lower():
+            body = _unchunked(body)
+        for name in reversed((headers.get("Content-Encoding") or "").lower().split(",")):
+            body = _unpacked(body, name.strip(), limits)
     own = (_header(record, _DOCUMENT), _header(record, _SOURCE))
-    return Page(url, kind, record.http_charset, record.reader.read(), date, *own)
+    return Page(_address(record), kind, record.http_charset, body, _header(record, "WARC-Date"), *own)
+
+
+def _unpacked(body: bytes, name: str, limits: ReadConfig) -> bytes:
+    codec = _CODECS.get(name)
+    # Crawlers that unpack a body often leave its header; a body without gzip's first bytes was unpacked.
+    if codec is None or not body or (codec == "gzip" and not body.startswith(b"\x1f\x8b")):
+        return body
+    data = unpacked(body, codec, longest=limits.longest_bytes)
+    if data is None:
+        raise _Unpacked(f"a body of {len(body)} bytes unpacks to more than {limits.longest_bytes}")
+    return data
+
+
+def _unchunked(body: bytes) -> bytes:
+    """The data of HTTP chunks (RFC 9112, section 7.1); a body that was joined already is given back as it is."""
+    if _CHUNK.match(body) is None:
+        return body
+    parts: list[bytes] = []
+    at = 0
+    while (chunk := _CHUNK.match(body, at)) is not None:
+        size = int(chunk[1], 16)
+        if size == 0:
+            return b"".join(parts)
+        at = chunk.end() + size
+        if at > len(body):
+            raise EOFError(f"a chunk of {size} bytes is cut after {len(body) - chunk.end()}")
+        parts.append(body[chunk.end() : at])
+    raise ValueError(f"no chunk begins at byte {at} of the body: {body[at : at + 12]!r}")
+
+
+def _address(record: WarcRecord) -> str:
+    return _header(record, "WARC-Target-URI").strip("<>")
 
 
 def _header(record: WarcRecord, name: str) -> str:

@@ -1,8 +1,6 @@
 """Laws of exact deduplication."""
 
-from trivium.corpus.dedup.exact import exact_step, text_key
-from trivium.corpus.document import Document
-from trivium.corpus.steps import Drop, Keep
+from trivium.corpus.dedup.exact import SAME_ADDRESS, SAME_ID, SAME_TEXT, FirstOnly, text_key
 
 
 def test_case_blanks_and_punctuation_do_not_make_texts_different():
@@ -11,10 +9,13 @@ def test_case_blanks_and_punctuation_do_not_make_texts_different():
 
 
 def test_the_first_of_equal_texts_stays_and_equal_ids_do_not_pass_unseen():
-    step = exact_step()
-    verdicts = [
-        step.judge(Document(i, text, "s"))
-        for i, text in (("a", "one"), ("b", "One."), ("a", "two"), ("c", "two"))
-    ]
-    assert [type(v) for v in verdicts] == [Keep, Drop, Drop, Keep]
-    assert verdicts[1].reason != verdicts[2].reason
+    first = FirstOnly()
+    asked = [(b"one", "a"), (b"one", "b"), (b"two", "a"), (b"two", "c")]
+    # a document that is dropped is as if it had never been there: its text and id bar nobody
+    assert [first.reason(*one) for one in asked] == ["", SAME_TEXT, SAME_ID, ""]
+
+
+def test_the_first_document_of_an_address_stays_and_documents_without_one_are_not_compared():
+    first = FirstOnly()
+    asked = [(b"1", "a", b"x"), (b"2", "b", b"x"), (b"3", "c", b""), (b"4", "d", b"")]
+    assert [first.reason(*one) for one in asked] == ["", SAME_ADDRESS, "", ""]

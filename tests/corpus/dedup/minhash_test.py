@@ -5,9 +5,20 @@ import itertools
 import numpy as np
 import pytest
 
+from trivium.corpus.config import DedupConfig
 from trivium.corpus.dedup.cluster import components
-from trivium.corpus.dedup.minhash import MinHash, candidate_pairs, chance_of_candidacy, jaccard, shingles
+from trivium.corpus.dedup.minhash import (
+    MinHash,
+    bands_for,
+    candidate_pairs,
+    chance_of_candidacy,
+    jaccard,
+    shingles,
+)
+from trivium.corpus.kernels.shingles import jaccard_of_pairs, shingle_sets
+from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.plant import edited_copy
+from trivium.errors import ConfigError
 from trivium.seeds import generator_for
 
 
@@ -41,32 +52,51 @@ def test_jaccard_of_shingles_equals_brute_force(corpus):
         )
 
 
-def test_nearly_every_pair_above_the_threshold_is_proposed(corpus):
-    minhash = MinHash(bands=24, rows=5, seed=1)
-    proposed = candidate_pairs(np.array([minhash.band_keys(shingles(text, size=5)) for text in corpus]))
+def test_every_pair_above_the_threshold_is_found_and_no_other(corpus):
+    texts = texts_of(corpus)
+    proposed = candidate_pairs(MinHash(bands=24, rows=5, shingle=5, seed=1).band_keys(texts))
+    columns = shingle_sets(texts, size=5)
+    similarity = jaccard_of_pairs(columns, columns, proposed)
+    found = {tuple(pair) for pair in proposed[similarity >= 0.8].tolist()}
     sets = [grams(text) for text in corpus]
     pairs = itertools.combinations(range(len(corpus)), 2)
     similar = {(a, b) for a, b in pairs if brute_jaccard(sets[a], sets[b]) >= 0.8}
     assert len(similar) > 100
-    assert len(similar & proposed) >= 0.99 * len(similar)
+    assert found == similar
     assert len(proposed) < 0.05 * len(corpus) ** 2
 
 
 def test_the_chance_of_being_proposed_is_that_of_the_formula(corpus):
-    first = shingles(corpus[0], size=5)
-    other = shingles(corpus[3], size=5)
-    similarity = jaccard(first, other)
+    similarity = jaccard(shingles(corpus[0], size=5), shingles(corpus[3], size=5))
+    pair = texts_of([corpus[0], corpus[3]])
     agree = []
     for seed in range(40):
-        minhash = MinHash(bands=24, rows=1, seed=seed)
-        agree.append(np.mean(minhash.band_keys(first) == minhash.band_keys(other)))
+        keys = MinHash(bands=24, rows=1, shingle=5, seed=seed).band_keys(pair)
+        agree.append(np.mean(keys[:, 0] == keys[:, 1]))
     assert np.mean(agree) == pytest.approx(similarity, abs=0.05)
     assert chance_of_candidacy(0.8, bands=24, rows=5) > 0.999
     assert chance_of_candidacy(0.8, bands=20, rows=13) == pytest.approx(0.68, abs=0.01)
 
 
+@pytest.mark.parametrize("threshold", [0.5, 0.7, 0.8, 0.9, 1.0])
+@pytest.mark.parametrize("recall", [0.9, 0.999])
+def test_bands_chosen_for_a_recall_reach_it_and_one_band_less_or_one_row_more_would_not(threshold, recall):
+    bands, rows = bands_for(threshold=threshold, recall=recall, functions=256)
+    assert bands * rows <= 256
+    assert chance_of_candidacy(threshold, bands=bands, rows=rows) >= recall
+    assert bands == 1 or chance_of_candidacy(threshold, bands=bands - 1, rows=rows) < recall
+    wider = 256 // (rows + 1)
+    assert wider == 0 or chance_of_candidacy(threshold, bands=wider, rows=rows + 1) < recall
+
+
+def test_the_default_bands_are_those_for_all_but_one_in_ten_thousand():
+    config = DedupConfig()
+    assert (config.bands, config.rows) == bands_for(threshold=config.threshold, recall=0.9999)
+    with pytest.raises(ConfigError, match="recall"):
+        bands_for(threshold=0.1, recall=0.9999999, functions=16)
+
+
 def test_a_bucket_of_many_costs_pairs_in_proportion_and_stays_connected():
-    keys = np.zeros((1000, 1), dtype=np.uint64)
-    pairs = candidate_pairs(keys)
-    assert len(pairs) < 10_000
+    pairs = candidate_pairs(np.ones((3, 1000), dtype=np.uint64))
+    assert len(pairs) < 40_000
     assert len(set(components(pairs, documents=1000).tolist())) == 1

@@ -1,32 +1,37 @@
-"""Exact duplicates: texts that are equal once case, punctuation and blanks are set aside."""
+"""Exact duplicates: equal texts once case, punctuation and blanks are set aside; equal ids; equal addresses."""
 
-import re
-from hashlib import blake2b
+from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.kernels.words import text_keys
 
-from trivium.corpus.document import Document
-from trivium.corpus.steps import Drop, Keep, Step, Verdict
-
-_WORDS = re.compile(r"\w+")
+SAME_TEXT, SAME_ID = "same text as an earlier document", "same id as an earlier document"
+SAME_ADDRESS = "same address as an earlier document"
 
 
 def text_key(text: str) -> bytes:
     """16 bytes that are equal for texts with the same words in the same order."""
-    return blake2b(" ".join(_WORDS.findall(text.lower())).encode("utf-8", "replace"), digest_size=16).digest()
+    return text_keys(texts_of([text])).tobytes()
 
 
-def exact_step() -> Step:
-    """The step that keeps the first of equal texts, and of two different texts under one id the first."""
-    seen_texts: set[bytes] = set()
-    seen_ids: set[str] = set()
+class FirstOnly:
+    """Asked about documents in order, keeps the first of equal texts, of one id, and of one address."""
 
-    def judge(document: Document) -> Verdict:
-        key = text_key(document.text)
-        if key in seen_texts:
-            return Drop("same text as an earlier document")
-        if document.id in seen_ids:
-            return Drop("same id as an earlier document")
-        seen_texts.add(key)
-        seen_ids.add(document.id)
-        return Keep(document)
+    def __init__(self) -> None:
+        self._texts: set[bytes] = set()
+        self._ids: set[str] = set()
+        self._addresses: set[bytes] = set()
 
-    return Step("exact duplicates", judge)
+    def reason(self, key: bytes, identity: str, address: bytes = b"") -> str:
+        """Why the document is dropped; nothing when it stays.
+
+        `key`: its words (kernels.words.text_keys). `address`: its URL's (urls.url_key); empty if none is compared.
+        """
+        if key in self._texts:
+            return SAME_TEXT
+        if identity in self._ids:
+            return SAME_ID
+        if address and address in self._addresses:
+            return SAME_ADDRESS
+        self._addresses.add(address)
+        self._texts.add(key)
+        self._ids.add(identity)
+        return ""

@@ -4,86 +4,64 @@ A document is the set of its shingles (runs of consecutive words, lower case). T
 `bands` x `rows` bands proposes a pair of similarity J is 1 - (1 - J^rows)^bands.
 """
 
-import re
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from hashlib import blake2b
+import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trivium.corpus.kernels.shingles import (
+    Pairs,
+    ShingleSets,
+    band_keys,
+    jaccard_of_pairs,
+    pairs_in_band,
+    shingle_sets,
+    signatures,
+)
+from trivium.corpus.kernels.texts import Texts, texts_of
+from trivium.corpus.kernels.words import Hashes
+from trivium.errors import ConfigError
 from trivium.seeds import generator_for
 
-Hashes = NDArray[np.uint64]
-
-_WORDS = re.compile(r"\w+")
-_ODD = np.uint64(0x9E3779B97F4A7C15)
-_EMPTY = np.iinfo(np.uint64).max
+CHAIN = 32  # a text in a crowded bucket is compared with so many of its first ones
 
 
 def shingles(text: str, *, size: int) -> Hashes:
     """Sorted distinct 64-bit hashes of every `size` consecutive words; of the whole text if it has fewer."""
-    words = np.fromiter(map(_word_hash, _WORDS.findall(text.lower())), dtype=np.uint64)
-    if len(words) == 0:
-        return words
-    size = min(size, len(words))
-    count = len(words) - size + 1
-    rolled = np.zeros(count, dtype=np.uint64)
-    for k in range(size):
-        rolled = rolled * _ODD + words[k : k + count]
-    return np.unique(_mixed(rolled))
+    return shingle_sets(texts_of([text]), size=size).hashes
 
 
 def jaccard(a: Hashes, b: Hashes) -> float:
-    """Shared over all shingles; 0 when either is empty."""
-    if len(a) == 0 or len(b) == 0:
-        return 0.0
-    shared = len(np.intersect1d(a, b, assume_unique=True))
-    return shared / (len(a) + len(b) - shared)
+    """Shared over all shingles; 0 when both are empty."""
+    sets = ShingleSets(np.concatenate([a, b]), np.array([0, len(a), len(a) + len(b)]))
+    return float(jaccard_of_pairs(sets, sets, np.array([[0, 1]]))[0])
 
 
 class MinHash:
-    """Signatures: for each of `bands` x `rows` hash functions the smallest value over a document's shingles."""
+    """Band keys: what documents must agree in to become a candidate pair."""
 
-    def __init__(self, *, bands: int, rows: int, seed: int) -> None:
-        """`seed` is the run's: equal seeds give equal signatures."""
-        generator = generator_for(seed, "minhash")
-        self.bands, self.rows = bands, rows
-        self._factors = generator.integers(0, 2**63, bands * rows, dtype=np.uint64) * np.uint64(
-            2
-        ) + np.uint64(1)
-        self._offsets = generator.integers(0, 2**63, bands * rows, dtype=np.uint64)
+    def __init__(self, *, bands: int, rows: int, shingle: int, seed: int) -> None:
+        """`shingle`: words in a shingle. `seed` is the run's: equal seeds give equal keys."""
+        self.bands, self.rows, self.shingle = bands, rows, shingle
+        functions = 4 * math.ceil(bands * rows / 4)
+        drawn = generator_for(seed, "minhash").integers(0, 2**31, (2, functions), dtype=np.uint32)
+        self._multipliers = drawn * np.uint32(2) + np.uint32(1)
 
-    def band_keys(self, hashes: Hashes) -> Hashes:
-        """One key per band, shape [bands]: equal keys make two documents a candidate pair."""
-        smallest = np.full(self.bands * self.rows, _EMPTY, dtype=np.uint64)
-        # a block of shingles at a time keeps the table of hashes in the processor's cache
-        for start in range(0, len(hashes), 256):
-            block = hashes[start : start + 256, None]
-            table = block * self._factors + self._offsets
-            table ^= table >> np.uint64(32)
-            np.minimum(smallest, table.min(axis=0), out=smallest)
-        keys = np.zeros(self.bands, dtype=np.uint64)
-        for row in smallest.reshape(self.bands, self.rows).T:
-            keys = _mixed(keys * _ODD + row)
-        return keys
+    def band_keys(self, texts: Texts) -> Hashes:
+        """One key per band and text, shape [bands, texts]; equal keys propose a pair."""
+        smallest = signatures(texts, size=self.shingle, multipliers=self._multipliers)
+        return band_keys(smallest, bands=self.bands, rows=self.rows)
 
 
-def candidate_pairs(keys: NDArray[np.uint64], *, chain: int = 8) -> set[tuple[int, int]]:
-    """Pairs (earlier, later) of rows of `keys` [documents, bands] that agree in a band.
+def candidate_pairs(keys: Hashes, *, chain: int = CHAIN) -> Pairs:
+    """Pairs (earlier, later) of documents that agree in a band, sorted, each once; `keys`: [bands, documents]."""
+    return merged_pairs([pairs_in_band(band, chain=chain) for band in keys])
 
-    In a bucket every document is paired with the first `chain` ones and the one before it, so that a page
-    copied ten thousand times costs ten thousand pairs, not fifty million; the clusters are the same.
-    """
-    pairs: set[tuple[int, int]] = set()
-    for band in range(keys.shape[1]):
-        column = keys[:, band]
-        order = np.argsort(column, kind="stable")
-        ends = np.flatnonzero(np.diff(column[order])) + 1
-        for bucket in np.split(order, ends):
-            if len(bucket) > 1:
-                pairs.update(_bucket_pairs(bucket.tolist(), chain))
-    return pairs
+
+def merged_pairs(lists: list[Pairs]) -> Pairs:
+    """Several lists of pairs as one, sorted, each pair once, shape [pairs, 2]."""
+    every = np.concatenate([np.empty((0, 2), np.int64), *lists])
+    largest = int(every.max(initial=0)) + 1
+    return np.stack(np.divmod(np.unique(every[:, 0] * largest + every[:, 1]), largest), axis=1)
 
 
 def chance_of_candidacy(similarity: float, *, bands: int, rows: int) -> float:
@@ -91,21 +69,17 @@ def chance_of_candidacy(similarity: float, *, bands: int, rows: int) -> float:
     return float(1 - (1 - similarity**rows) ** bands)
 
 
-def _bucket_pairs(bucket: Sequence[int], chain: int) -> Iterator[tuple[int, int]]:
-    for position, document in enumerate(bucket):
-        for earlier in bucket[: min(position, chain)]:
-            yield earlier, document
-        if position > chain:
-            yield bucket[position - 1], document
+def bands_for(*, threshold: float, recall: float, functions: int = 128) -> tuple[int, int]:
+    """(bands, rows) that propose this share of pairs at the threshold with at most so many hash functions.
 
-
-@lru_cache(maxsize=1 << 18)
-def _word_hash(word: str) -> int:
-    return int.from_bytes(blake2b(word.encode("utf-8", "replace"), digest_size=8).digest(), "little")
-
-
-def _mixed(values: Hashes) -> Hashes:
-    """A bijection that spreads every bit (the finaliser of splitmix64)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    Of the choices, the one with the most rows: it proposes the fewest pairs that are not similar.
+    """
+    for rows in range(functions, 0, -1):
+        misses = math.log1p(-(threshold**rows)) if threshold < 1 else -math.inf
+        bands = max(1, math.ceil(math.log1p(-recall) / misses)) if misses < 0 else functions + 1
+        if bands * rows <= functions:
+            return bands, rows
+    raise ConfigError(
+        f"recall {recall} at a similarity of {threshold} takes more than {functions} hash functions; "
+        f"ask for less recall, a higher threshold, or give bands and rows"
+    )

@@ -1,4 +1,4 @@
-"""Keep one language, as detected by pycld2 (the detector of Pile-CC and MT-NLG)."""
+"""Keep some languages, as detected by pycld2 (the detector of Pile-CC and MT-NLG)."""
 
 import re
 
@@ -13,14 +13,14 @@ _UNREADABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufd
 
 
 def language_step(config: LanguageConfig) -> Step:
-    """The step that keeps `config.keep`; metadata gains `language` and `language_percent`."""
+    """The step that keeps the languages of `config.keep`; metadata gains `language` and `language_percent`."""
 
     def judge(document: Document) -> Verdict:
         code, percent = detect(document.text)
-        if code != config.keep:
+        if code not in config.keep:
             return Drop("undetermined" if code == "un" else f"language {code}")
         if percent < config.percent:
-            return Drop(f"mixed: less than {config.percent} % {config.keep}")
+            return Drop(f"mixed: less than {config.percent} % {code}")
         return Keep(noted(document, language=code, language_percent=percent))
 
     return Step("language", judge)

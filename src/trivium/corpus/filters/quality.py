@@ -25,6 +25,16 @@ _CALL = re.compile(
 _COUNTER = re.compile(
     r"^\W*\d[\d.,k]*\s*(?:likes?|shares?|comments?|views?|retweets?|followers|posts?)?\W*$", re.I
 )
+_GOPHER_FIGURES = (
+    "words",
+    "word_letters",
+    "symbols",
+    "bullet_lines",
+    "ellipsis_lines",
+    "alphabetic_words",
+    "common_words",
+)
+_GOPHER = frozenset(_GOPHER_FIGURES)
 
 
 class Figures(NamedTuple):
@@ -57,13 +67,25 @@ def quality_step(config: QualityConfig) -> Step:
     return Step("quality", judge)
 
 
+def gopher_step(config: QualityConfig) -> Step:
+    """The step with the rules of Gopher alone (Rae et al., arXiv 2112.11446, A1.1); metadata gains `gopher`."""
+
+    def judge(document: Document) -> Verdict:
+        figures = measure(document.text)
+        broken = broken_rule(figures, config, only=_GOPHER)
+        shown = {name: round(getattr(figures, name), 4) for name in _GOPHER_FIGURES}
+        return Drop(broken) if broken else Keep(noted(document, gopher=shown))
+
+    return Step("gopher", judge)
+
+
 def measure(text: str) -> Figures:
     """Every figure of a text."""
     words = text.split()
     lines = [stripped for line in text.split("\n") if (stripped := line.strip())]
     num_words, num_lines = max(len(words), 1), max(len(lines), 1)
     letters = sum(map(len, words))
-    signs = text.count("#") + text.count("…") + text.count("...")
+    signs = max(text.count("#"), text.count("…") + text.count("..."))
     lowered = {word.strip(".,;:!?()\"'").lower() for word in words}
     return Figures(
         characters=len(text),
@@ -88,21 +110,33 @@ def is_boilerplate(line: str) -> bool:
     return bool(_POLICY.search(line)) and len(words) <= 60
 
 
-def broken_rule(figures: Figures, config: QualityConfig) -> str:
-    """The name of the first rule a document breaks, or nothing."""
-    rules = {
-        f"under {config.characters} characters": figures.characters < config.characters,
-        f"under {config.words_low} words": figures.words < config.words_low,
-        f"over {config.words_high} words": figures.words > config.words_high,
-        "words too short": figures.word_letters < config.word_letters_low,
-        "words too long": figures.word_letters > config.word_letters_high,
-        "too many symbols": figures.symbols > config.symbols,
-        "too many words without letters": figures.alphabetic_words < config.alphabetic_words,
-        "too few common words": figures.common_words < config.common_words,
-        "too many bullet lines": figures.bullet_lines > config.bullet_lines,
-        "too many lines end in an ellipsis": figures.ellipsis_lines > config.ellipsis_lines,
-        "too few lines end in punctuation": figures.punctuated_lines < config.punctuated_lines,
-        "too many short lines": figures.short_lines > config.short_lines,
-        "boilerplate": figures.boilerplate_words > config.boilerplate_words,
-    }
-    return next((name for name, broken in rules.items() if broken), "")
+def broken_rule(figures: Figures, config: QualityConfig, *, only: frozenset[str] | None = None) -> str:
+    """The name of the first rule a document breaks, or nothing; `only`: of the rules on these figures."""
+    rules = (
+        ("characters", f"under {config.characters} characters", figures.characters < config.characters),
+        ("words", f"under {config.words_low} words", figures.words < config.words_low),
+        ("words", f"over {config.words_high} words", figures.words > config.words_high),
+        ("word_letters", "words too short", figures.word_letters < config.word_letters_low),
+        ("word_letters", "words too long", figures.word_letters > config.word_letters_high),
+        ("symbols", "too many symbols", figures.symbols > config.symbols),
+        (
+            "alphabetic_words",
+            "too many words without letters",
+            figures.alphabetic_words < config.alphabetic_words,
+        ),
+        ("common_words", "too few common words", figures.common_words < config.common_words),
+        ("bullet_lines", "too many bullet lines", figures.bullet_lines > config.bullet_lines),
+        (
+            "ellipsis_lines",
+            "too many lines end in an ellipsis",
+            figures.ellipsis_lines > config.ellipsis_lines,
+        ),
+        (
+            "punctuated_lines",
+            "too few lines end in punctuation",
+            figures.punctuated_lines < config.punctuated_lines,
+        ),
+        ("short_lines", "too many short lines", figures.short_lines > config.short_lines),
+        ("boilerplate_words", "boilerplate", figures.boilerplate_words > config.boilerplate_words),
+    )
+    return next((rule for figure, rule, broken in rules if broken and (only is None or figure in only)), "")

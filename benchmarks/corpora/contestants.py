@@ -1,0 +1,148 @@
+"""Trivium and the plain reference, each in a process of its own: `python -m corpora.contestants NAME IN OUT`.
+
+Prints one JSON line: CPU seconds of this process and its children from the moment the libraries are imported and
+the kernels loaded (`import_cpu` says what that took), and whatever the row judges.
+"""
+
+import json
+import re
+import resource
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trivium.corpus.config import CurateConfig, DecontaminationConfig, DedupConfig
+from trivium.corpus.curate import curate
+from trivium.corpus.decontaminate import Keys, cut
+from trivium.corpus.dedup.cluster import components, survivors
+from trivium.corpus.dedup.similar import similar_pairs
+from trivium.corpus.engine.daft_engine import Daft
+from trivium.corpus.engine.engine import Engine, Here
+from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.kernels.warm_up import warm_up
+
+_WORD = re.compile(r"\w+")
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process and of its children that have ended."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def deduplicate(source: Path, out: Path) -> None:
+    """Read, find, verify, group, keep the first of each group, write."""
+    table = pq.read_table(source, columns=["id", "text"])
+    pairs = similar_pairs(table["text"], DedupConfig(), seed=1).pairs
+    best = survivors(components(pairs, documents=table.num_rows), np.zeros(table.num_rows))
+    kept = table.filter(pa.array(best == np.arange(table.num_rows)))
+    pq.write_table(kept, out, compression="zstd")
+
+
+def curate_here(source: Path, out: Path) -> None:
+    """The whole station in this process: read, filter, deduplicate, decontaminate, write."""
+    _curate(source, out, Here())
+
+
+def curate_native(source: Path, out: Path) -> None:
+    """The whole station on Daft's native runner, one worker."""
+    _curate(source, out, Daft("native", workers=1))
+
+
+def _curate(source: Path, out: Path, engine: Engine) -> None:
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    curate(CurateConfig(), source.with_name("raw"), out, seed=1, engine=engine)
+
+
+def decontaminate_kernel(source: Path, out: Path) -> None:
+    """Pieces left of every document, by the index and the scan."""
+    config = DecontaminationConfig()
+    column = pq.read_table(source, columns=["text"])["text"]
+    keys = Keys(_items(source), config)
+    found = keys.hits(texts_of(column))
+    pieces = {row: cut(column[row].as_py(), hits, config) for row, hits in found.items()}
+    _write_pieces({row: (one.pieces, one.splits) for row, one in pieces.items()}, out)
+
+
+def decontaminate_plainly(source: Path, out: Path) -> None:
+    """The same rule, word by word in plain Python."""
+    keys = set(Keys(_items(source), DecontaminationConfig()).owners)
+    sizes = sorted({key.count(" ") + 1 for key in keys}, reverse=True)
+    pieces = {}
+    for row, text in enumerate(pq.read_table(source, columns=["text"])["text"].to_pylist()):
+        left = _plain_cut(text, keys, sizes)
+        if left[1]:
+            pieces[row] = left
+    _write_pieces(pieces, out)
+
+
+def _plain_cut(text: str, keys: set[str], sizes: list[int]) -> tuple[list[tuple[int, int]], int]:
+    pieces, start, splits = [], 0, 0
+    while True:
+        matches = list(_WORD.finditer(text, start))
+        words = [match.group().lower() for match in matches]
+        hit = _first_hit(words, keys, sizes)
+        if hit is None:
+            pieces.append((start, len(text)))
+            break
+        splits += 1
+        left = matches[hit[0]].start() - 200
+        while left > start and text[left] not in ".!?":
+            left -= 1
+        if left > start:
+            pieces.append((start, left + 1))
+        right = matches[hit[0] + hit[1] - 1].end() + 200
+        while right < len(text) and text[right] not in ".!?":
+            right += 1
+        if right + 1 >= len(text):
+            break
+        start = right + 1
+    return ([p for p in pieces if p[1] - p[0] >= 200] if splits else pieces), splits
+
+
+def _first_hit(words: list[str], keys: set[str], sizes: list[int]) -> tuple[int, int] | None:
+    for first in range(len(words)):
+        for size in sizes:
+            if first + size <= len(words) and " ".join(words[first : first + size]) in keys:
+                return first, size
+    return None
+
+
+def _items(source: Path) -> dict[str, str]:
+    items: dict[str, str] = json.loads(source.with_name("items.json").read_text(encoding="utf-8"))
+    return items
+
+
+def _write_pieces(pieces: dict[int, tuple[list[tuple[int, int]], int]], out: Path) -> None:
+    rows = {str(row): [list(map(list, left)), splits] for row, (left, splits) in sorted(pieces.items())}
+    out.write_text(json.dumps(rows))
+
+
+CONTESTANTS: dict[str, Callable[[Path, Path], None]] = {
+    "deduplicate": deduplicate,
+    "curate here": curate_here,
+    "curate native": curate_native,
+    "decontaminate": decontaminate_kernel,
+    "decontaminate plainly": decontaminate_plainly,
+}
+
+
+def main() -> None:
+    name, source, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    warm_up()
+    before = cpu_seconds()
+    CONTESTANTS[name](source, out)
+    result: dict[str, Any] = {"cpu": cpu_seconds() - before, "import_cpu": before}
+    result["peak_bytes"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""The corpus kernels against peers and plain Python, on real text with injected near-duplicates.
+
+    python benchmarks/corpus.py --data DATA --work FOLDER --json out.json [--rounds 3] [--megabytes 210]
+    python benchmarks/corpus.py --install datasketch
+
+DATA is the folder with corpora/ and tasks/ (see corpora/text.py). Rounds are interleaved: every contestant runs
+once a round, alone, in a process bound to one core; figures are medians of CPU seconds, without the imports and
+with reading and writing. A peer is run with its own environment in benchmarks/.venvs and reported as not run
+when that is missing.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from corpora.text import build_text
+from corpora.truth import true_pairs
+from peers.environment import Environment
+
+from trivium.corpus.compare import differences_between
+
+HERE = Path(__file__).resolve().parent
+THRESHOLD, SEED, COPIES_FRACTION = 0.8, 5, 0.12
+PEERS = {
+    "datasketch": Environment("datasketch", (("datasketch==2.0.0", "pyarrow"),)),
+    "datatrove": Environment("datatrove", (("datatrove[io,processing]==0.10.1", "spacy", "xxhash<4"),)),
+}
+TARGETS = {"datasketch": 4.0, "datatrove": 30.0, "decontaminate plainly": 30.0}
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A name, the command that does the work, and what it writes."""
+
+    name: str
+    command: tuple[str, ...]
+    out: Path
+
+
+def main() -> None:
+    options = _options()
+    if options.install:
+        PEERS[options.install].install()
+        return
+    corpus = options.work / "corpus.parquet"
+    if not corpus.is_file():
+        wanted = int(1e6 * options.megabytes)
+        build_text(corpus, data=options.data, bytes_wanted=wanted, copies_fraction=COPIES_FRACTION, seed=SEED)
+    items = evaluation_texts(options.data)
+    (options.work / "items.json").write_text(json.dumps(items))
+    leaky = with_leaks(corpus, list(items.values()))
+    size = pc.sum(pc.binary_length(pq.read_table(corpus, columns=["text"])["text"])).as_py() / 1e6
+    found: dict[str, Any] = {
+        "megabytes": size,
+        "documents": pq.ParquetFile(corpus).metadata.num_rows,
+    }
+    for row in options.rows:
+        found[row] = ROWS[row](leaky if row == "decontamination" else corpus, size, options)
+    print(json.dumps(found, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+def deduplication(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Speed, recall and precision of every contestant."""
+    truth = true_pairs(corpus, options.work / "truth.npy", threshold=THRESHOLD)
+    contestants = [_own("deduplicate", corpus, options.work / "ours.parquet")]
+    rows: dict[str, Any] = {}
+    for name, environment in PEERS.items():
+        out = options.work / f"{name}.parquet"
+        script = HERE / "corpora" / "peers" / f"{name}_side.py"
+        if environment.is_ready():
+            command = (str(environment.python), str(script), str(corpus), str(out))
+            contestants.append(Contestant(name, command, out))
+        else:
+            rows[name] = {"not run": f"not installed: python benchmarks/corpus.py --install {name}"}
+    rows |= _timed(contestants, size, options.rounds)
+    for one in contestants:
+        if "failed" not in rows[one.name]:
+            rows[one.name] |= judged(truth, rows_kept(one.out), pq.ParquetFile(corpus).metadata.num_rows)
+    return _compared(rows, "deduplicate") | {"true_pairs": len(truth)}
+
+
+def decontamination(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Speed of the scan and of plain Python, and whether they leave the same pieces."""
+    contestants = [
+        _own(name, corpus, options.work / f"{name}.json")
+        for name in ("decontaminate", "decontaminate plainly")
+    ]
+    rows = _timed(contestants, size, options.rounds)
+    ours, plain = (json.loads(one.out.read_text()) for one in contestants)
+    return _compared(rows, "decontaminate") | {
+        "items": len(evaluation_texts(options.data)),
+        "documents_cut": len(plain),
+        "identical": ours == plain,
+    }
+
+
+def curation(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Speed of the whole station from JSON lines to shards on one core, and whether both engines agree."""
+    as_json_lines(corpus)
+    names = ("curate here", "curate native")
+    contestants = [_own(name, corpus, options.work / name) for name in names]
+    rows = _timed(contestants, size, min(options.rounds, 3))
+    return {"rows": rows, "differences": differences_between(*(one.out for one in contestants))}
+
+
+def as_json_lines(corpus: Path) -> None:
+    """The corpus as a harvest lays it down, in files of some 2,000 documents."""
+    folder = corpus.with_name("raw") / "jsonl"
+    if folder.is_dir():
+        return
+    folder.mkdir(parents=True)
+    for number, batch in enumerate(pq.ParquetFile(corpus).iter_batches(2048, columns=["id", "text"])):
+        rows = [json.dumps({"id": str(row["id"]), "text": row["text"]}) for row in batch.to_pylist()]
+        (folder / f"part-{number:05d}.jsonl").write_text("\n".join(rows), encoding="utf-8")
+
+
+ROWS: dict[str, Callable[[Path, float, argparse.Namespace], dict[str, Any]]] = {
+    "deduplication": deduplication,
+    "decontamination": decontamination,
+    "curation": curation,
+}
+
+
+def judged(truth: np.ndarray, kept: np.ndarray, documents: int) -> dict[str, float]:
+    """recall: pairs at or above 0.8 of which not both stay; precision: removed documents that are in such a pair."""
+    stays = np.zeros(documents, dtype=bool)
+    stays[kept] = True
+    has_partner = np.zeros(documents, dtype=bool)
+    has_partner[truth.ravel()] = True
+    removed = ~stays
+    return {
+        "recall": float(np.mean(~(stays[truth[:, 0]] & stays[truth[:, 1]]))),
+        "precision": float(np.mean(has_partner[removed])) if removed.any() else 1.0,
+        "removed": int(removed.sum()),
+    }
+
+
+def rows_kept(out: Path) -> np.ndarray:
+    """The ids (row numbers of the corpus) that a contestant left."""
+    return pq.read_table(out, columns=["id"])["id"].to_numpy()
+
+
+def evaluation_texts(data: Path) -> dict[str, str]:
+    """The passages of LAMBADA, BoolQ and PIQA, by task and line."""
+    files = {"lambada": "test_openai.jsonl", "boolq": "validation.jsonl", "piqa": "validation.jsonl"}
+    fields = {"lambada": "text", "boolq": "passage", "piqa": "goal"}
+    found = {}
+    for task, name in files.items():
+        lines = (data / "tasks" / task / name).read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines):
+            found[f"{task}-{number}"] = str(json.loads(line)[fields[task]])
+    return found
+
+
+def with_leaks(corpus: Path, items: list[str]) -> Path:
+    """The corpus with an evaluation text in every thirtieth document."""
+    path = corpus.with_name("leaky.parquet")
+    if not path.is_file():
+        table = pq.read_table(corpus, columns=["id", "text"])
+        texts = table["text"].to_pylist()
+        for number, row in enumerate(range(0, len(texts), 30)):
+            middle = len(texts[row]) // 2
+            leak = items[number % len(items)].upper()
+            texts[row] = f"{texts[row][:middle]} {leak} {texts[row][middle:]}"
+        pq.write_table(table.set_column(1, "text", [texts]), path, compression="zstd")
+    return path
+
+
+def _own(name: str, source: Path, out: Path) -> Contestant:
+    command = (sys.executable, "-m", "corpora.contestants", name, str(source), str(out))
+    return Contestant(name, command, out)
+
+
+def _timed(contestants: list[Contestant], size: float, rounds: int) -> dict[str, Any]:
+    runs: dict[str, list[dict[str, float]]] = {one.name: [] for one in contestants}
+    failed: dict[str, str] = {}
+    for _ in range(rounds):
+        for one in contestants:
+            if one.name in failed:
+                continue
+            ended = subprocess.run(
+                one.command, capture_output=True, text=True, cwd=HERE, preexec_fn=_on_one_core
+            )
+            if ended.returncode == 0:
+                runs[one.name].append(json.loads(ended.stdout.splitlines()[-1]))
+            else:
+                failed[one.name] = (ended.stderr.strip().splitlines() or ["no message"])[-1][:300]
+    rows: dict[str, Any] = {name: {"failed": text} for name, text in failed.items()}
+    for name, results in runs.items():
+        if name not in failed:
+            cpu = statistics.median(one["cpu"] for one in results)
+            rows[name] = {
+                "cpu_seconds": cpu,
+                "megabytes_per_cpu_second": size / cpu,
+                "import_cpu_seconds": statistics.median(one["import_cpu"] for one in results),
+                "every_cpu_seconds": [one["cpu"] for one in results],
+            }
+    return rows
+
+
+def _on_one_core() -> None:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+def _compared(rows: dict[str, Any], ours: str) -> dict[str, Any]:
+    for name, row in rows.items():
+        if name != ours and "cpu_seconds" in row:
+            row["times_as_fast"] = row["cpu_seconds"] / rows[ours]["cpu_seconds"]
+            row["target"] = TARGETS[name]
+    return {"rows": rows}
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", type=Path, default=os.environ.get("TRIVIUM_DATA"))
+    parser.add_argument("--work", type=Path, default=HERE / ".corpus")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--megabytes", type=float, default=210.0)
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--install", choices=sorted(PEERS))
+    options = parser.parse_args()
+    if options.data is None and not options.install:
+        parser.error("--data (or TRIVIUM_DATA) names the folder with corpora/ and tasks/")
+    if not options.install:
+        options.data = Path(options.data)
+        options.work.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+if __name__ == "__main__":
+    main()

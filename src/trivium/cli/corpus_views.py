@@ -1,0 +1,55 @@
+"""`trivium corpus diff`, `inspect`, `stats`: looking at what a curation left."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trivium.cli.options import DEFAULT_OUT, Out
+from trivium.cli.show import say
+from trivium.errors import DataError
+
+STATIONS = ("curated", "tokens")  # of a run directory
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")]
+
+
+def diff(a: RunDirectory, b: RunDirectory) -> None:
+    """Compare the corpora of two run directories byte for byte; exit code 1 when they differ."""
+    from trivium.corpus.compare import differences_between
+
+    lines, compared = [], []
+    for station in STATIONS:
+        if (a / station).is_dir() or (b / station).is_dir():
+            compared.append(station)
+            lines += [f"{station}/{line}" for line in differences_between(a / station, b / station)]
+    if not compared:
+        raise DataError(f"neither {a} nor {b} holds a corpus; run `trivium corpus run` first")
+    for line in lines or [f"identical: every file of {' and '.join(compared)}"]:
+        say(line)
+    if lines:
+        raise typer.Exit(1)
+
+
+def inspect(
+    document: Annotated[str, typer.Argument(metavar="ID", help="A document's id.")],
+    out: Out = DEFAULT_OUT,
+    as_json: AsJson = False,
+) -> None:
+    """Show a document's whole history: every figure, every decision, and the copies dropped in its favour."""
+    from trivium.corpus.history import history, history_lines
+
+    found = history(out / "curated", document)
+    for line in [json.dumps(found, ensure_ascii=False)] if as_json else history_lines(found):
+        say(line)
+
+
+def stats(out: Out = DEFAULT_OUT, as_json: AsJson = False) -> None:
+    """Show distributions: lengths, scores, reasons for rejection, similarities of near duplicates."""
+    from trivium.corpus.statistics import corpus_statistics, statistics_lines
+
+    found = corpus_statistics(out / "curated")
+    for line in [json.dumps(found, ensure_ascii=False)] if as_json else statistics_lines(found):
+        say(line)

@@ -1,0 +1,180 @@
+"""The quality classifier of the paper: high-quality text against crawl, and the sampling by its score.
+
+MT-NLG (section 3.1) trained a linear model on word pairs and kept a document when pareto(alpha) > 1 - score, with
+alpha = 3 (GPT-3: 9). numpy's pareto is the Lomax distribution, so the probability of keeping is (2 - score)^-alpha:
+1 at a score of 1, 0.125 at 0. Here a document's own id draws the number, so the same document has the same fate
+in every run, order and process.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from trivium.corpus.config import ClassifierConfig
+from trivium.corpus.document import Document
+from trivium.corpus.kernels.hashed import (
+    Buckets,
+    hashed_ngrams,
+    logistic_epoch,
+    logistic_scores,
+)
+from trivium.corpus.kernels.texts import Offsets, texts_of
+from trivium.corpus.steps import Drop, Keep, Step, Verdict, noted
+from trivium.errors import ConfigError, DataError
+from trivium.seeds import generator_for, seed_for
+
+FORMAT = "trivium-classifier-1"
+_BATCH = 1 << 10  # texts hashed at once
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A linear model on hashed word n-grams; `weights`: [2^bits + 1] float32, the bias last."""
+
+    weights: NDArray[np.float32]
+    longest: int
+    most_words: int
+
+    @property
+    def bits(self) -> int:
+        """Logarithm of the number of buckets."""
+        return (len(self.weights) - 1).bit_length() - 1
+
+    def scores(self, texts: Sequence[str]) -> NDArray[np.float64]:
+        """The probability, for each text, that it is of the high-quality kind."""
+        offsets, buckets = _features(texts, self.longest, self.bits, self.most_words)
+        found = np.empty(len(texts))
+        logistic_scores(offsets, buckets, self.weights, found)
+        return found
+
+    def save(self, path: Path) -> None:
+        """Write the model as one .npz file of plain arrays."""
+        shape = np.array([self.longest, self.most_words])
+        with open(path, "wb") as file:
+            np.savez(file, format=np.array(FORMAT), weights=self.weights, shape=shape)
+
+    @staticmethod
+    def load(path: Path) -> "Classifier":
+        """A model as `save` wrote it; DataError when it is none."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                if str(file["format"]) != FORMAT:
+                    raise ValueError(f"its format is {file['format']}, not {FORMAT}")
+                longest, most_words = map(int, file["shape"])
+                return Classifier(file["weights"].astype(np.float32), longest, most_words)
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(f"{path} is no quality classifier: {error}; train it again") from None
+
+
+@dataclass(frozen=True)
+class Report:
+    """How well a classifier does on documents it was not trained on."""
+
+    trained_on: int
+    held_out: int
+    accuracy: float
+    auc: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "trained_on": self.trained_on,
+            "held_out": self.held_out,
+            "accuracy": round(self.accuracy, 4),
+            "auc": round(self.auc, 4),
+        }
+
+
+def train(
+    positives: Sequence[str], negatives: Sequence[str], config: ClassifierConfig, *, seed: int
+) -> tuple[Classifier, Report]:
+    """A classifier of `positives` against `negatives`, as many of each, and its figures on those held out."""
+    most = min(len(positives), len(negatives), config.documents)
+    if most < 2:
+        raise DataError(
+            f"curate.classifier: {len(positives)} positive and {len(negatives)} negative documents; at least 2 of "
+            f"each are needed: give more high-quality texts, or leave the filter out"
+        )
+    chosen = [
+        *(positives[n] for n in _sample(len(positives), most, seed, "positives")),
+        *(negatives[n] for n in _sample(len(negatives), most, seed, "negatives")),
+    ]
+    labels = np.repeat(np.array([1, 0], np.float32), most)
+    offsets, buckets = _features(chosen, config.ngram, config.bits, config.words)
+    order = generator_for(seed, "classifier", "order").permutation(len(chosen))
+    held = max(1, round(config.heldout_fraction * len(chosen)))
+    weights = np.zeros((1 << config.bits) + 1, np.float32)
+    squares = np.zeros_like(weights)
+    for epoch in range(config.epochs):
+        turn = generator_for(seed, "classifier", "epoch", epoch).permutation(order[held:])
+        logistic_epoch(offsets, buckets, labels, turn, weights, squares, config.rate)
+    classifier = Classifier(weights, config.ngram, config.words)
+    found = np.empty(len(chosen))
+    logistic_scores(offsets, buckets, weights, found)
+    kept_out = order[:held]
+    accuracy = float(np.mean((found[kept_out] > 0.5) == (labels[kept_out] > 0.5)))
+    report = Report(len(chosen) - held, held, accuracy, auc(found[kept_out], labels[kept_out]))
+    return classifier, report
+
+
+def auc(scores: NDArray[np.float64], labels: NDArray[np.float32]) -> float:
+    """The probability that a positive has a higher score than a negative, ties counting half; nan without both."""
+    positive = labels > 0.5
+    p, n = int(positive.sum()), int((~positive).sum())
+    if p == 0 or n == 0:
+        return float("nan")
+    return float((rankdata(scores)[positive].sum() - p * (p + 1) / 2) / (p * n))
+
+
+def is_kept(identity: str, score: float, config: ClassifierConfig, *, seed: int) -> bool:
+    """Whether a document of this id and score stays: by threshold if there is one, else by the Pareto draw."""
+    if config.threshold is not None:
+        return score >= config.threshold
+    uniform = (seed_for(seed, "classifier", "keep", identity) >> 10) / 2**53
+    pareto: float = (1.0 - uniform) ** (
+        -1.0 / config.alpha
+    ) - 1.0  # numpy's pareto, from its own uniform number
+    return bool(pareto > 1.0 - score)
+
+
+def trained_step(config: ClassifierConfig, *, seed: int) -> Step:
+    """The step of the model that the config names; ConfigError when it names none."""
+    if config.model is None:
+        raise ConfigError(
+            "curate.classifier.model is not set, but curate.filters names 'classifier': train one with `train` "
+            "and give its file"
+        )
+    return classifier_step(Classifier.load(Path(config.model)), config, seed=seed)
+
+
+def classifier_step(classifier: Classifier, config: ClassifierConfig, *, seed: int) -> Step:
+    """The step that keeps by score; metadata gains `classifier_score`."""
+
+    def judge(document: Document) -> Verdict:
+        score = float(classifier.scores([document.text])[0])
+        if not is_kept(document.id, score, config, seed=seed):
+            return Drop("classified as crawl")
+        return Keep(noted(document, classifier_score=round(score, 4)))
+
+    return Step("classifier", judge)
+
+
+def _sample(count: int, most: int, seed: int, name: str) -> list[int]:
+    if count == most:
+        return list(range(count))
+    chosen: list[int] = np.sort(generator_for(seed, "classifier", name).permutation(count)[:most]).tolist()
+    return chosen
+
+
+def _features(texts: Sequence[str], longest: int, bits: int, words: int) -> tuple[Offsets, Buckets]:
+    parts = [
+        hashed_ngrams(texts_of(texts[at : at + _BATCH]), longest=longest, bits=bits, most_words=words)
+        for at in range(0, len(texts), _BATCH)
+    ]
+    sizes = [np.diff(offsets) for offsets, _ in parts]
+    return np.cumsum(np.concatenate([np.zeros(1, np.int64), *sizes])), np.concatenate([b for _, b in parts])

@@ -1,0 +1,67 @@
+"""Bytes → text: the encoding found out, never an error, never a lone surrogate."""
+
+import codecs
+
+from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
+
+_BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+# Encodings in which other text is valid UTF-8 too: only their name tells them.
+_ONLY_BY_NAME = ("utf-16", "iso-2022-jp", "utf-7", "hz")
+_LOOKED_AT = 1 << 17  # bytes a detector needs
+
+
+def decode(body: bytes, charset: str | None) -> str:
+    """Bytes as text: by byte order mark, UTF-8, the stated charset, the page's own statement, or detection."""
+    return without_surrogates(body.decode(encoding_of(body, charset), "replace"))
+
+
+def encoding_of(body: bytes, charset: str | None) -> str:
+    """The name of a codec for `body`: the first that fits of those that speak for it.
+
+    UTF-8 comes before what a server states: text that is valid UTF-8 and not plain ASCII is nothing else, while
+    servers state Latin-1 for anything.
+    """
+    marked = next((name for mark, name in _BOMS if body.startswith(mark)), None)
+    if marked:
+        return marked
+    stated = _known(charset)
+    if stated and stated.startswith(_ONLY_BY_NAME) and _fits(body, stated):
+        return stated
+    for name in ("utf-8", stated):
+        if name and _fits(body, name):
+            return name
+    for from_meta in (True, False):
+        found = _known(detect_encoding(body, max_len=_LOOKED_AT, from_html_meta=from_meta))
+        if found and (not from_meta or _fits(body, found)):
+            return found
+    return stated or "utf-8"
+
+
+def without_surrogates(text: str) -> str:
+    """Half characters, which some codecs let through, as replacement characters."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def _fits(body: bytes, name: str) -> bool:
+    try:
+        body.decode(name)
+    except UnicodeError:
+        return False
+    return True
+
+
+def _known(charset: str | None) -> str | None:
+    """A codec of Python's for a charset as the web names it, or None."""
+    if not charset:
+        return None
+    try:
+        name = map_encoding_to_html5(charset, fallback_utf8=False)
+        return codecs.lookup(name).name if name else None
+    except (LookupError, ValueError):
+        return None

@@ -1,0 +1,95 @@
+"""The pipeline on Daft: on this machine (native runner) or on a Ray cluster, one process per worker."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import daft
+
+from trivium.corpus.engine.engine import Done, Result, Task, packed_outcome, unpacked
+from trivium.errors import ConfigError, MachineError, nearest
+
+NATIVE, RAY = "native", "ray"
+RUNNERS = (NATIVE, RAY)
+
+
+class Daft:
+    """The engine of many processes: a table of items, and the task as Daft's user function on each row."""
+
+    def __init__(self, runner: str, *, workers: int, scratch: Path | None = None) -> None:
+        """`runner`: native or ray. `scratch`: where a Ray started here keeps its session; a short path.
+
+        A Ray cluster that this process is already connected to is used as it is. One process of this
+        interpreter can have one runner: MachineError when another was set before.
+        """
+        if runner not in RUNNERS:
+            raise ConfigError(f"engine {runner} is not known to Daft; {nearest(runner, RUNNERS)}")
+        self.runner, self.workers = runner, workers
+        if runner == RAY:
+            _start_ray(workers, scratch)
+        try:
+            daft.set_runner_native() if runner == NATIVE else daft.set_runner_ray()
+        except ValueError:  # it was set before
+            current = daft.get_or_create_runner().name
+            if current != runner:
+                raise MachineError(
+                    f"Daft already runs on '{current}' in this process and cannot go over to '{runner}'; "
+                    f"start a new one"
+                ) from None
+
+    def map(self, task: Task, items: Sequence[str], done: Done, *, light: bool = False) -> list[Result]:
+        """As Engine.map."""
+        return unpacked(self._outcomes(task, items, light=light), done) if items else []
+
+    def _outcomes(self, task: Task, items: Sequence[str], *, light: bool) -> Iterator[tuple[int, str]]:
+        table = daft.from_pydict({"number": list(range(len(items))), "item": list(items)})
+        # one item at a time: a worker that is free takes the next one
+        table = table.into_partitions(len(items)) if self.runner == RAY else table.into_batches(1)
+        perform = _in_threads(task) if light else _in_processes(task, min(self.workers, len(items)))
+        for row in table.select("number", perform(daft.col("item")).alias("outcome")).iter_rows():
+            yield row["number"], row["outcome"]
+
+
+def _in_processes(task: Task, workers: int) -> Callable[[daft.Expression], daft.Expression]:
+    performer: Any = daft.cls(_Performer, max_concurrency=workers, use_process=True)
+    perform: Callable[[daft.Expression], daft.Expression] = performer(task).perform
+    return perform
+
+
+def _in_threads(task: Task) -> Callable[[daft.Expression], daft.Expression]:
+    @daft.func.batch(return_dtype=daft.DataType.string(), batch_size=1)
+    def perform(items: daft.Series) -> list[str]:
+        return [packed_outcome(task, item) for item in items.to_pylist()]
+
+    return perform
+
+
+class _Performer:
+    """Lives in a worker process and does the task on the items it is given."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    @daft.method.batch(return_dtype=daft.DataType.string(), batch_size=1)
+    def perform(self, items: daft.Series) -> list[str]:
+        return [packed_outcome(self._task, item) for item in items.to_pylist()]
+
+
+def _start_ray(workers: int, scratch: Path | None) -> None:
+    try:
+        import ray
+    except ImportError:
+        raise MachineError(
+            f"the {RAY} engine needs Ray, which is not installed; pip install 'trivium[ray]', or --engine {NATIVE}"
+        ) from None
+    if ray.is_initialized():
+        return
+    ray.init(
+        num_cpus=workers,
+        include_dashboard=False,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+        _temp_dir=str(scratch) if scratch else None,
+        runtime_env={"env_vars": {"DAFT_PROGRESS_BAR": "0", "DAFT_ANALYTICS_ENABLED": "0"}},
+    )

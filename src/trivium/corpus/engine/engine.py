@@ -1,0 +1,57 @@
+"""What an engine is, and the one that needs nothing: one item after the other, in this process."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from trivium.errors import TriviumError, error_of
+
+Result = dict[str, Any]
+Task = Callable[[str], Result]  # pickled by its name: a function of a module, or a partial of one
+Done = Callable[[int], None]
+
+
+class Engine(Protocol):
+    """Does a task on every item, somewhere.
+
+    A task is a pure function of its item and of files that nobody changes meanwhile, so neither the order
+    nor the place can show in what it returns or writes.
+    """
+
+    def map(self, task: Task, items: Sequence[str], done: Done, *, light: bool = False) -> list[Result]:
+        """The result of every item, in the items' order; `done` hears how many are finished.
+
+        `light`: the task's time goes into kernels, which let other threads run; it needs no process of its own.
+        """
+
+
+class Here:
+    """The engine of one process."""
+
+    def map(self, task: Task, items: Sequence[str], done: Done, *, light: bool = False) -> list[Result]:
+        """As Engine.map."""
+        results = []
+        for item in items:
+            results.append(task(item))
+            done(len(results))
+        return results
+
+
+def packed_outcome(task: Task, item: str) -> str:
+    """What a task returned or the error it met, as text that crosses processes."""
+    try:
+        return json.dumps({"result": task(item)})
+    except TriviumError as error:
+        return json.dumps({"error": str(error), "exit_code": error.exit_code})
+
+
+def unpacked(outcomes: Iterable[tuple[int, str]], done: Done) -> list[Result]:
+    """Results in order, from outcomes in any order; the first error that arrives is raised again."""
+    results: dict[int, Result] = {}
+    for number, text in outcomes:
+        outcome = json.loads(text)
+        if "error" in outcome:
+            raise error_of(outcome["exit_code"], outcome["error"])
+        results[number] = outcome["result"]
+        done(len(results))
+    return [results[number] for number in sorted(results)]

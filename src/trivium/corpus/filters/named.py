@@ -1,0 +1,36 @@
+"""Every filter of single documents under its name, so that a config can list them in the order they judge."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from trivium.corpus.classifier import trained_step
+from trivium.corpus.config import CurateConfig
+from trivium.corpus.filters.c4 import c4_step
+from trivium.corpus.filters.fineweb import fineweb_step
+from trivium.corpus.filters.language import language_step
+from trivium.corpus.filters.quality import gopher_step, quality_step
+from trivium.corpus.filters.repetition import repetition_step
+from trivium.corpus.privacy import privacy_step
+from trivium.corpus.steps import Step
+from trivium.errors import ConfigError, nearest
+
+FILTERS: Mapping[str, Callable[[CurateConfig, int], Step]] = MappingProxyType(
+    {
+        "language": lambda config, _: language_step(config.language),
+        "quality": lambda config, _: quality_step(config.quality),
+        "repetition": lambda config, _: repetition_step(config.repetition),
+        "gopher": lambda config, _: gopher_step(config.quality),
+        "c4": lambda config, _: c4_step(config.c4),
+        "fineweb": lambda config, _: fineweb_step(config.fineweb),
+        "privacy": lambda config, _: privacy_step(config.privacy),
+        "classifier": lambda config, seed: trained_step(config.classifier, seed=seed),
+    }
+)
+
+
+def named_steps(config: CurateConfig, *, seed: int) -> list[Step]:
+    """The steps that `config.filters` names, in its order; ConfigError for a name that is none."""
+    for name in config.filters:
+        if name not in FILTERS:
+            raise ConfigError(f"curate.filters = '{name}': no such filter; {nearest(name, FILTERS)}")
+    return [FILTERS[name](config, seed) for name in config.filters]

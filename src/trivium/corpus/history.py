@@ -1,0 +1,90 @@
+"""What became of one document, from the files a curation leaves: every figure, every decision."""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from trivium.corpus.curate import DOCUMENTS, REJECTS
+from trivium.corpus.store import documents_in, read_manifest
+from trivium.errors import DataError
+
+PIECE = "#"  # between a document's id and the number of a piece of it
+
+
+def rejects_of(curated: Path) -> Iterator[dict[str, Any]]:
+    """Every reject of a curation, in the order written."""
+    path = curated / REJECTS
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            for line in file:
+                yield json.loads(line)
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing; run `trivium corpus curate` first") from None
+    except (OSError, EOFError, ValueError) as error:
+        raise DataError(f"{path} is damaged ({error}); curate the corpus again") from None
+
+
+def history(curated: Path, identity: str) -> dict[str, Any]:
+    """The history of the document with this id, or of the one it is a piece of; DataError when there is none.
+
+    kept: what is left of it (id, source, metadata, text); dropped: its entries among the rejects; copies: near
+    duplicates that were dropped in its favour, with their similarity.
+    """
+    whole = identity.split(PIECE)[0]
+    kept = [
+        {"id": d.id, "source": d.source, "metadata": d.metadata, "text": d.text}
+        for table in _tables_with(curated, whole)
+        for d in documents_in(table)
+        if identity in (whole, d.id)
+    ]
+    dropped, copies = [], []
+    for row in rejects_of(curated):
+        if row["id"] == whole:
+            dropped.append(row)
+        elif row.get("survivor") == whole:
+            copies.append({"id": row["id"], "jaccard": row["jaccard"]})
+    if not kept and not dropped:
+        raise DataError(
+            f"no document of {curated} has the id '{identity}', kept or dropped; ids stand in {DOCUMENTS}/ "
+            f"and {REJECTS}"
+        )
+    return {"id": identity, "kept": kept, "dropped": dropped, "copies": copies}
+
+
+def history_lines(found: dict[str, Any]) -> list[str]:
+    """A history for a terminal."""
+    lines: list[str] = []
+    for one in found["kept"]:
+        lines.append(f"{one['id']} was kept: {len(one['text']):,} characters of {one['source']}")
+        lines += _figures(one["metadata"])
+    for row in found["dropped"]:
+        lines.append(f"{row['id']} was dropped by '{row['step']}': {row['reason']}")
+        if "survivor" in row:
+            lines.append(f"  survivor: {row['survivor']}, largest Jaccard similarity {row['jaccard']}")
+        lines += _figures(row.get("metadata", {}))
+    if found["copies"]:
+        copies = ", ".join(f"{one['id']} ({one['jaccard']})" for one in found["copies"])
+        lines.append(f"dropped in its favour: {copies}")
+    return lines
+
+
+def _figures(metadata: dict[str, Any]) -> list[str]:
+    return [f"  {name}: {_shown(value)}" for name, value in metadata.items()]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(inner)}" for name, inner in value.items())
+    return str(value)
+
+
+def _tables_with(curated: Path, identity: str) -> Iterator[Any]:
+    for shard in read_manifest(curated / DOCUMENTS)["shards"]:
+        table = pq.read_table(curated / DOCUMENTS / shard["file"])
+        same = pc.or_(pc.equal(table["id"], identity), pc.starts_with(table["id"], pattern=identity + PIECE))
+        yield table.filter(same)

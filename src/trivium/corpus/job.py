@@ -1,0 +1,143 @@
+"""A curation in progress, as it lies on disk: what was asked for, and pieces of work that are done or not.
+
+Every piece is written beside its place and renamed into it, so what is there is whole: a process that is
+killed at any moment leaves nothing that has to be doubted, and a new one does the pieces that are missing.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trivium import __version__
+from trivium.config import build, to_tree
+from trivium.corpus.config import CurateConfig
+from trivium.corpus.raw_files import JSONL_FOLDER, WARC_FOLDER
+from trivium.corpus.read import input_files
+from trivium.errors import DataError
+from trivium.provenance import fingerprint, write_json
+
+JOB = "job.json"
+EVALUATION_ITEMS, HELDOUT = "evaluation_items.jsonl", "heldout"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One curation: its folder of pieces, the harvest, its raw files in order, config, seed; a hash of it all."""
+
+    identity: str
+    work: Path
+    source: Path
+    files: tuple[Path, ...]
+    config: CurateConfig
+    seed: int
+
+    def __hash__(self) -> int:
+        return hash((self.identity, self.work))
+
+    def path(self, *names: str) -> Path:
+        """A place in the folder of pieces."""
+        return self.work.joinpath(*names)
+
+
+def begin_job(work: Path, source: Path, config: CurateConfig, *, seed: int) -> Job:
+    """The job of this folder; pieces that belong to another config, seed or harvest are deleted."""
+    files = _raw_files(source)
+    described = {
+        "trivium": __version__,
+        "source": str(source.resolve()),
+        "files": [str(path.relative_to(source)) for path in files],
+        "config": to_tree(config),
+        "seed": seed,
+        "inputs": fingerprint([_state(path) for path in (*files, *_other_inputs(source))]),
+    }
+    if not (work / JOB).is_file() or _read_json(work / JOB) != json.loads(json.dumps(described)):
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        write_json(work / JOB, described)
+    return read_job(str(work))
+
+
+def read_job(work: str) -> Job:
+    """The job whose pieces lie in this folder; what a worker knows about it."""
+    described = _read_json(Path(work) / JOB)
+    source = Path(described["source"])
+    return Job(
+        identity=fingerprint(described),
+        work=Path(work),
+        source=source,
+        files=tuple(source / name for name in described["files"]),
+        config=build(CurateConfig, described["config"]),
+        seed=described["seed"],
+    )
+
+
+def evaluation_items(source: Path) -> dict[str, str]:
+    """Evaluation text by id, as the harvest laid it down; none when there is no such file."""
+    path = source / EVALUATION_ITEMS
+    if not path.is_file():
+        return {}
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return {str(row["id"]): str(row["text"]) for row in rows}
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged ({type(error).__name__}: {error}); harvest again") from None
+
+
+def lay_down(folder: Path, write: Callable[[Path], None]) -> None:
+    """Make a folder by `write`, which is given an empty one; it takes its place when it is whole."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    write(partial)
+    if folder.exists():
+        shutil.rmtree(folder)
+    partial.rename(folder)
+
+
+def save_array(path: Path, array: NDArray[Any]) -> None:
+    """An array as a file that is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    with open(partial, "wb") as file:
+        np.save(file, array, allow_pickle=False)
+    partial.replace(path)
+
+
+def mapped(path: Path) -> NDArray[Any]:
+    """An array of a file, its pages read when they are touched."""
+    # copy-on-write, so that kernels see the same writable type as for arrays in memory and compile once
+    return np.asarray(np.load(path, mmap_mode="c", allow_pickle=False))
+
+
+def _raw_files(source: Path) -> list[Path]:
+    folders = [source / name for name in (WARC_FOLDER, JSONL_FOLDER) if (source / name).is_dir()]
+    if not folders:
+        raise DataError(
+            f"{source} is no harvest ({WARC_FOLDER}/ and {JSONL_FOLDER}/ are missing); run `trivium corpus harvest`"
+        )
+    filled = [folder for folder in folders if any(folder.iterdir())]
+    if not filled:
+        raise DataError(f"{source} holds no raw file in {WARC_FOLDER}/ or {JSONL_FOLDER}/; harvest again")
+    return [path for folder in filled for path in input_files(folder)]
+
+
+def _other_inputs(source: Path) -> list[Path]:
+    heldout = source / HELDOUT
+    found = sorted(heldout.iterdir()) if heldout.is_dir() else []
+    return [*found, *(path for path in (source / EVALUATION_ITEMS,) if path.is_file())]
+
+
+def _state(path: Path) -> tuple[str, int, int]:
+    state = path.stat()
+    return path.name, state.st_size, state.st_mtime_ns
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,70 @@
+"""Columns of text as the kernels see them: UTF-8 bytes and where each text begins, and what a word is.
+
+A word is a run of `\\w` characters, each folded to lower case by itself, so that a word has as many characters
+folded as written and case never tells two words apart (the Greek final sigma is a sigma, the dotted İ an i).
+"""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+Offsets = NDArray[np.int64]
+FoldTable = NDArray[np.uint32]
+
+WORD = re.compile(r"\w+")
+_CODE_POINTS = 0x110000
+
+
+class Texts(NamedTuple):
+    """A column: text `i` is the UTF-8 in data[offsets[i] : offsets[i + 1]]."""
+
+    data: Bytes
+    offsets: Offsets
+
+    @property
+    def num_texts(self) -> int:
+        """How many texts there are."""
+        return len(self.offsets) - 1
+
+
+def texts_of(column: pa.Array | pa.ChunkedArray | Sequence[str]) -> Texts:
+    """An Arrow column of strings without nulls, or plain strings; Arrow's buffers are shared, not copied."""
+    if not isinstance(column, pa.Array | pa.ChunkedArray):
+        column = pa.array(column, pa.large_string())
+    whole = column.cast(pa.large_string())
+    if isinstance(whole, pa.ChunkedArray):
+        whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], pa.large_string())
+    if len(whole) == 0:
+        return Texts(np.frombuffer(b"", np.uint8), np.frombuffer(bytes(8), np.int64))
+    _, places, content = whole.buffers()
+    offsets = np.frombuffer(places, np.int64)[whole.offset : whole.offset + len(whole) + 1]
+    data = np.frombuffer(content, np.uint8) if content is not None else np.frombuffer(b"", np.uint8)
+    return Texts(data, offsets)
+
+
+def fold(text: str) -> str:
+    """`text` in lower case, character by character, so that positions stay."""
+    return text.replace("İ", "i").replace("Σ", "σ").lower().replace("ς", "σ")
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text: what the kernels hash, in plain Python."""
+    return WORD.findall(fold(text))
+
+
+@lru_cache(maxsize=1)
+def fold_table() -> FoldTable:
+    """For each code point the one it is folded to when it may stand in a word, otherwise 0."""
+    every = "".join(map(chr, range(_CODE_POINTS)))
+    folded = np.frombuffer(fold(every).encode("utf-32-le", "surrogatepass"), np.uint32)
+    table = np.zeros(_CODE_POINTS, np.uint32)
+    for run in WORD.finditer(every):
+        table[run.start() : run.end()] = folded[run.start() : run.end()]
+    table.flags.writeable = False
+    return table

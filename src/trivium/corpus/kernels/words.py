@@ -1,0 +1,115 @@
+"""Words → hashes: one pass over the bytes; every run of words is then hashed from two prefixes.
+
+With w the hashes of the words, prefix[i + 1] = prefix[i] * BASE + w[i] modulo 2^64, and the hash of the n words
+from i on is mix(prefix[i + n] - prefix[i] * BASE^n): the same for the same words wherever they stand.
+"""
+
+import numpy as np
+from numba import njit, uint32, uint64
+
+from trivium.corpus.kernels.texts import Bytes, FoldTable, Offsets, Texts, fold_table
+
+Hashes = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
+
+BASE = uint64(0x9E3779B97F4A7C15)
+_SECOND_BASE = uint64(0xD1342543DE82EF95)
+_START, _PRIME = uint64(0xCBF29CE484222325), uint64(0x100000001B3)
+# the multipliers of splitmix64's last step
+_MIX_1, _MIX_2 = uint64(0xBF58476D1CE4E5B9), uint64(0x94D049BB133111EB)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def mix(value: np.uint64) -> np.uint64:
+    """A bijection of 64 bits that spreads every bit (the last step of splitmix64)."""
+    value = (value ^ (value >> uint64(30))) * _MIX_1
+    value = (value ^ (value >> uint64(27))) * _MIX_2
+    return value ^ (value >> uint64(31))
+
+
+@njit(cache=True, nogil=True, inline="always")
+def never_zero(value: np.uint64) -> np.uint64:
+    """The value, or 1 in place of 0, which marks what is absent."""
+    return value if value != uint64(0) else uint64(1)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def code_point(data: Bytes, at: int) -> tuple[int, int]:
+    """The code point that begins at this byte, and where the next one begins."""
+    first = uint32(data[at])
+    if first < uint32(0x80):
+        return first, at + 1
+    second = uint32(data[at + 1]) & uint32(0x3F)
+    if first < uint32(0xE0):
+        return ((first & uint32(0x1F)) << uint32(6)) | second, at + 2
+    third = uint32(data[at + 2]) & uint32(0x3F)
+    if first < uint32(0xF0):
+        return ((first & uint32(0x0F)) << uint32(12)) | (second << uint32(6)) | third, at + 3
+    fourth = uint32(data[at + 3]) & uint32(0x3F)
+    high = ((first & uint32(0x07)) << uint32(18)) | (second << uint32(12))
+    return high | (third << uint32(6)) | fourth, at + 4
+
+
+@njit(cache=True, nogil=True)
+def prefixes_of(data: Bytes, start: int, end: int, fold: FoldTable, prefixes: Hashes) -> int:
+    """Fill prefixes[0 … words] for the text in data[start:end]; returns the number of words."""
+    words = 0
+    word, inside = _START, False
+    prefixes[0] = uint64(0)
+    at = start
+    while at < end:
+        point, at = code_point(data, at)
+        letter = fold[point]
+        if letter != uint32(0):
+            word = (word ^ uint64(letter)) * _PRIME
+            inside = True
+        elif inside:
+            prefixes[words + 1] = prefixes[words] * BASE + mix(word)
+            words += 1
+            word, inside = _START, False
+    if inside:
+        prefixes[words + 1] = prefixes[words] * BASE + mix(word)
+        words += 1
+    return words
+
+
+@njit(cache=True, nogil=True, inline="always")
+def run_hash(prefixes: Hashes, first: int, words: int, power: np.uint64) -> np.uint64:
+    """The hash of `words` words from `first` on; `power` is BASE to their number."""
+    return mix(prefixes[first + words] - prefixes[first] * power)
+
+
+@njit(cache=True, nogil=True)
+def power_of_base(exponent: int) -> np.uint64:
+    """BASE to a power, modulo 2^64."""
+    power = uint64(1)
+    for _ in range(exponent):
+        power *= BASE
+    return power
+
+
+@njit(cache=True, nogil=True)
+def longest_words(offsets: Offsets) -> int:
+    """More words than any of the texts can hold: a word and the gap after it take two bytes."""
+    longest = 0
+    for text in range(len(offsets) - 1):
+        longest = max(longest, offsets[text + 1] - offsets[text])
+    return longest // 2 + 1
+
+
+def text_keys(texts: Texts) -> Hashes:
+    """128 bits a text, shape [texts, 2], equal for texts with the same words in the same order."""
+    keys = np.empty((texts.num_texts, 2), np.uint64)
+    _text_keys(texts.data, texts.offsets, fold_table(), keys)
+    return keys
+
+
+@njit(cache=True, nogil=True)
+def _text_keys(data: Bytes, offsets: Offsets, fold: FoldTable, keys: Hashes) -> None:
+    prefixes = np.empty(longest_words(offsets) + 1, np.uint64)
+    for text in range(len(offsets) - 1):
+        words = prefixes_of(data, offsets[text], offsets[text + 1], fold, prefixes)
+        second = uint64(words)
+        for word in range(words):
+            second = second * _SECOND_BASE + mix(prefixes[word + 1])
+        keys[text, 0] = mix(prefixes[words])
+        keys[text, 1] = mix(second)

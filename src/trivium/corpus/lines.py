@@ -1,0 +1,88 @@
+"""JSON lines → rows: lines of bounded length, each one JSON object with a text."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from trivium.corpus.config import ReadConfig
+from trivium.corpus.quarantine import Trouble
+from trivium.corpus.streams import Chunk, Lost
+
+TEXT_FIELDS = ("text", "content", "body")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+class Line(NamedTuple):
+    """One line without its end, its number from 1, and where it (or its gzip member) begins."""
+
+    data: bytes
+    number: int
+    offset: int
+
+
+def lines(parts: Iterable[Chunk | Lost], limits: ReadConfig) -> Iterator[Line | Lost]:
+    """Every line in order, blank ones too; one that is too long, or that bytes were lost from, as a Lost."""
+    held = bytearray()
+    number, offset = 1, 0  # of the line held
+    too_long = False
+    for part in parts:
+        if isinstance(part, Lost):
+            held.clear()
+            yield part
+            continue
+        if not held and not too_long:
+            offset = part.offset
+        begin = 0
+        while (end := part.data.find(b"\n", begin)) >= 0:
+            held += part.data[begin:end]
+            begin = end + 1
+            if too_long or len(held) > limits.longest_bytes:
+                yield _too_long(number, offset, limits)
+            else:
+                yield Line(bytes(held), number, offset)
+            held.clear()
+            too_long = False
+            number += 1
+            offset = part.offset if part.packed else part.offset + begin
+        held += part.data[begin:]
+        if len(held) > limits.longest_bytes:
+            held.clear()
+            too_long = True
+    if too_long:
+        yield _too_long(number, offset, limits)
+    elif held:
+        yield Line(bytes(held), number, offset)
+
+
+def row_of(line: Line) -> dict[str, Any] | Lost:
+    """The JSON object on a line, which has a text under one of TEXT_FIELDS; or what is wrong with it."""
+    try:
+        row = json.loads(line.data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        return Lost(Trouble.NOT_UTF8, f"line {line.number} is not UTF-8: {error.reason}", line.offset)
+    except (ValueError, RecursionError) as error:
+        return Lost(Trouble.NOT_JSON, f"line {line.number} is not JSON: {error}", line.offset)
+    if not isinstance(row, dict) or text_of(row) is None:
+        what = f"line {line.number} has no text under any of: {', '.join(TEXT_FIELDS)}"
+        return Lost(Trouble.NO_TEXT, what, line.offset)
+    if _SURROGATE.search(line.data) and not _encodable(row):
+        return Lost(Trouble.SURROGATE, f"line {line.number} holds half of a character", line.offset)
+    return row
+
+
+def text_of(row: dict[str, Any]) -> str | None:
+    """The first text among TEXT_FIELDS."""
+    return next((row[name] for name in TEXT_FIELDS if isinstance(row.get(name), str)), None)
+
+
+def _too_long(number: int, offset: int, limits: ReadConfig) -> Lost:
+    return Lost(Trouble.TOO_LONG, f"line {number} has more than {limits.longest_bytes} bytes", offset)
+
+
+def _encodable(row: dict[str, Any]) -> bool:
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

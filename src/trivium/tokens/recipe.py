@@ -1,0 +1,106 @@
+"""A blend as it is written down: sources with their tokens and weights; what it contains after N tokens.
+
+MT-NLG's own (table 2 of the paper) is shipped as `mt-nlg`.
+"""
+
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import yaml
+from pydantic import Field, ValidationError
+
+from trivium.config import Config
+from trivium.errors import ConfigError, nearest
+from trivium.tokens.blend import Blend
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+class SourceRow(Config):
+    """One source: the tokens it has, its weight in any unit, and the epochs its authors state."""
+
+    tokens: Positive
+    weight: Annotated[float, Field(ge=0)]
+    epochs: float | None = None
+
+
+class Recipe(Config):
+    """A table of sources, and the tokens it was trained for."""
+
+    sources: dict[str, SourceRow] = Field(min_length=1)
+    tokens_trained: Positive
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weight by source, in the unit of the table."""
+        return {source: row.weight for source, row in self.sources.items()}
+
+
+class Content(NamedTuple):
+    """What of one source has been read: whole samples, their tokens, and how often the source was seen."""
+
+    samples: int
+    tokens: int
+    weight: float
+    epochs: float
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes shipped inside the package."""
+    return sorted(p.name.removesuffix(".yaml") for p in _shipped().iterdir() if p.name.endswith(".yaml"))
+
+
+def load_recipe(name: str) -> Recipe:
+    """The recipe shipped under this name, or in the YAML file of this path."""
+    path = _shipped() / f"{name}.yaml"
+    if not path.is_file():
+        path = Path(name)
+        if not path.is_file():
+            raise ConfigError(
+                f"recipe '{name}' is neither shipped nor a file; {nearest(name, recipe_names())}"
+            )
+    try:
+        return Recipe.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (ValidationError, yaml.YAMLError) as error:
+        raise ConfigError(f"recipe '{name}': {' '.join(str(error).split())}; correct the file") from None
+
+
+def contents_after(tokens: int, recipe: Recipe, *, sequence: int) -> dict[str, Content]:
+    """What the blend of a recipe contains after `tokens`, read as whole samples of `sequence` tokens.
+
+    Pure: the interleaving by largest deficit is known at any place, so no sample is drawn to answer.
+    """
+    counts = Blend(recipe.weights).counts_after(tokens // sequence)
+    total = sum(recipe.weights.values())
+    return {
+        source: Content(
+            samples=counts.get(source, 0),
+            tokens=counts.get(source, 0) * sequence,
+            weight=row.weight / total,
+            epochs=counts.get(source, 0) * sequence / row.tokens,
+        )
+        for source, row in recipe.sources.items()
+    }
+
+
+def recipe_lines(contents: Mapping[str, Content], recipe: Recipe) -> list[str]:
+    """The table of a recipe for a terminal: tokens there are, weight, tokens read, epochs."""
+    width = max(len(source) for source in contents)
+    lines = [f"{'source':<{width}}  tokens (B)  weight %  read (B)  epochs"]
+    lines += [
+        f"{source:<{width}}{recipe.sources[source].tokens / 1e9:>12.1f}{100 * one.weight:>10.1f}"
+        f"{one.tokens / 1e9:>10.1f}{one.epochs:>8.2f}"
+        for source, one in contents.items()
+    ]
+    there = sum(row.tokens for row in recipe.sources.values())
+    read = sum(one.tokens for one in contents.values())
+    return [
+        *lines,
+        f"{'together':<{width}}{there / 1e9:>12.1f}{100:>10.1f}{read / 1e9:>10.1f}{read / there:>8.2f}",
+    ]
+
+
+def _shipped() -> Path:
+    return Path(str(resources.files("trivium"))) / "presets" / "blends"

@@ -1,0 +1,53 @@
+"""Laws of engines: results in order, errors as they were raised, and the same corpus wherever the work runs."""
+
+import hashlib
+
+import pytest
+
+from trivium.config import preset_names, read_preset
+from trivium.corpus.config import CurateConfig, HarvestConfig
+from trivium.corpus.curate import curate
+from trivium.corpus.engine.daft_engine import Daft
+from trivium.corpus.engine.engine import Here
+from trivium.corpus.harvest import harvest
+from trivium.errors import ConfigError
+
+SMALL = HarvestConfig(max_bytes=600_000, packages=("networkx",), evaluation_items=30, shard_bytes=150_000)
+
+
+@pytest.fixture(scope="module")
+def native():
+    return Daft("native", workers=2)
+
+
+@pytest.mark.parametrize("light", [True, False])
+@pytest.mark.parametrize("where", ["here", "native"])
+def test_results_are_in_order_and_errors_keep_their_kind(where, light, native):
+    engine = native if where == "native" else Here()
+    names, heard = preset_names(), []
+    # the task is a function that workers can import: the tree of a preset
+    assert engine.map(read_preset, names, heard.append, light=light) == [read_preset(n) for n in names]
+    assert heard == list(range(1, len(names) + 1))
+    assert engine.map(read_preset, [], heard.append, light=light) == []
+    with pytest.raises(ConfigError, match="there is no preset 'dem'; did you mean 'demo'?"):
+        engine.map(read_preset, [*names, "dem"], heard.append, light=light)
+
+
+def test_the_corpus_does_not_depend_on_the_engine_or_on_the_number_of_workers(tmp_path):
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    harvest(SMALL, raw, seed=3)
+    found = []
+    for number, engine in enumerate((Here(), Daft("native", workers=3))):
+        out = tmp_path / str(number)
+        out.mkdir()
+        curate(CurateConfig(shard_bytes=200_000), raw, out, seed=3, engine=engine)
+        files = sorted(path for path in out.rglob("*") if path.is_file())
+        found.append({p.relative_to(out): hashlib.sha256(p.read_bytes()).hexdigest() for p in files})
+    assert len(found[0]) > 7
+    assert found[0] == found[1]
+
+
+def test_an_engine_that_is_not_known_is_refused():
+    with pytest.raises(ConfigError, match="did you mean 'native'"):
+        Daft("nativ", workers=1)

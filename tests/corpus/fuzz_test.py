@@ -1,0 +1,112 @@
+"""Ten thousand documents of no sense, through every station that looks at one document at a time: no crash."""
+
+import resource
+from collections import Counter
+
+import numpy as np
+
+from trivium.corpus.classifier import Classifier
+from trivium.corpus.config import CurateConfig
+from trivium.corpus.document import Document
+from trivium.corpus.encoding import decode
+from trivium.corpus.extract import RAW, extract_step
+from trivium.corpus.filters.named import FILTERS, named_steps
+from trivium.corpus.steps import Drop, Steps, balances
+from trivium.corpus.urls import url_step
+from trivium.seeds import generator_for
+
+DOCUMENTS = 10_000
+MOST_MEMORY = 1536 << 20
+TAGS = [
+    b"<p>",
+    b"</p>",
+    b"<div>",
+    b"<script>",
+    b"<!--",
+    b"]]>",
+    b"<a href='",
+    b"&#xD800;",
+    b"&amp;",
+    b"<table><tr><td>",
+]
+SCRIPTS = [
+    "the quick brown fox ",
+    "Привет мир ",
+    "日本語です",
+    "مرحبا ",
+    "e\u0301\u200d🏳️‍🌈 ",
+    "a@b.cc +49 89 1234567 8.8.8.8 ",
+]
+CHARSETS = [
+    None,
+    "utf-8",
+    "latin-1",
+    "utf-16",
+    "utf-7",
+    "idna",
+    "punycode",
+    "undefined",
+    "no such",
+    "rot13",
+    "\x00",
+    "shift_jis",
+    "raw_unicode_escape",
+    "iso-2022-jp",
+    "hz",
+]
+
+
+def noise(generator):
+    """Bytes that are text, markup, other bytes, or a mixture; most short, some long."""
+    parts = []
+    for _ in range(int(generator.integers(1, 12))):
+        kind = int(generator.integers(6))
+        repeat = int(generator.integers(1, 40))
+        if kind == 0:
+            parts.append(generator.bytes(repeat))
+        elif kind == 1:
+            parts.append(TAGS[int(generator.integers(len(TAGS)))] * repeat)
+        elif kind == 2:
+            parts.append(bytes(generator.integers(32, 127, repeat * 10, dtype=np.uint8)))
+        elif kind == 3:
+            parts.append(b"\n" * repeat)
+        else:
+            text = SCRIPTS[int(generator.integers(len(SCRIPTS)))] * repeat
+            parts.append(text.encode("utf-16" if generator.random() < 0.1 else "utf-8"))
+    return b"".join(parts)
+
+
+def test_ten_thousand_documents_without_sense_are_kept_or_dropped_and_never_crash(tmp_path):
+    Classifier(np.zeros(257, np.float32), 2, 64).save(tmp_path / "c.npz")
+    config = CurateConfig(
+        filters=tuple(FILTERS),
+        classifier={"model": str(tmp_path / "c.npz")},
+        quality={"characters": 1, "words_low": 1, "common_words": 0},
+        language={"percent": 1},
+    )
+    alone = [extract_step(), url_step(), *named_steps(config, seed=1)]
+    together = Steps(alone)
+    reasons = Counter()
+    for number in range(DOCUMENTS):
+        generator = generator_for(number, "corpus-fuzz")
+        body = noise(generator)
+        text = decode(body, CHARSETS[number % len(CHARSETS)])
+        text.encode()
+        url = body[:40].decode("latin-1") if number % 3 else ""
+        document = Document(
+            str(number), text, "fuzz", {RAW: "html", "url": url} if number % 2 else {"url": url}
+        )
+        (_,) = together.run([document])
+        current = alone[0].judge(document)
+        if isinstance(current, Drop):
+            continue
+        for step in alone[2:]:  # every step sees the text, not only what the step before let through
+            verdict = step.judge(current.document)
+            reasons[step.name] += isinstance(verdict, Drop)
+            if not isinstance(verdict, Drop):
+                verdict.document.text.encode()
+    funnel = [tally.as_json() for tally in together.tallies]
+    assert balances(funnel)
+    assert funnel[0]["documents"] + sum(funnel[0]["dropped"].values()) == DOCUMENTS
+    assert set(reasons) == set(FILTERS) and all(reasons[name] > 0 for name in FILTERS if name != "privacy")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < MOST_MEMORY

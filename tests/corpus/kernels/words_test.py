@@ -1,0 +1,108 @@
+"""Laws of words and their hashes, against plain Python over all of Unicode."""
+
+import re
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trivium.corpus.kernels.shingles import jaccard_of_pairs, shingle_sets
+from trivium.corpus.kernels.texts import fold, fold_table, texts_of, words_of
+from trivium.corpus.kernels.words import BASE, text_keys
+
+MASK = 2**64 - 1
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
+WORDY = st.lists(
+    st.sampled_from(
+        ["one", "Two", "ΟΔΟΣ", "οδος", "İstanbul", "日本", "naïve", "_x9", "¼", ".", "\n", "—", "😀"]
+    )
+).map(" ".join)
+
+
+def plain_mix(value):
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & MASK
+    return value ^ value >> 31
+
+
+def plain_word_hash(word):
+    value = 0xCBF29CE484222325
+    for letter in word:
+        value = (value ^ ord(letter)) * 0x100000001B3 & MASK
+    return plain_mix(value)
+
+
+def plain_run_hash(words):
+    value = 0
+    for word in words:
+        value = (value * int(BASE) + plain_word_hash(word)) & MASK
+    return plain_mix(value)
+
+
+def plain_shingles(text, size):
+    words = words_of(text)
+    if not words:
+        return []
+    size = min(size, len(words))
+    return sorted({plain_run_hash(words[i : i + size]) for i in range(len(words) - size + 1)})
+
+
+@settings(deadline=None)  # the first call compiles
+@given(st.lists(st.one_of(TEXTS, WORDY), max_size=6), st.integers(1, 6))
+def test_shingles_are_those_of_plain_python(texts, size):
+    sets = shingle_sets(texts_of(texts), size=size)
+    for number, text in enumerate(texts):
+        found = sets.hashes[sets.offsets[number] : sets.offsets[number + 1]]
+        assert found.tolist() == plain_shingles(text, size)
+
+
+@settings(deadline=None)  # the first call compiles
+@given(st.lists(WORDY, min_size=2, max_size=6), st.integers(1, 4))
+def test_similarities_are_those_of_plain_sets(texts, size):
+    pairs = [(a, b) for a in range(len(texts)) for b in range(len(texts))]
+    sets = [set(plain_shingles(text, size)) for text in texts]
+    columns = shingle_sets(texts_of(texts), size=size)
+    found = jaccard_of_pairs(columns, columns, np.array(pairs))
+    for (a, b), similarity in zip(pairs, found, strict=True):
+        assert similarity == len(sets[a] & sets[b]) / max(len(sets[a] | sets[b]), 1)
+
+
+@settings(deadline=None)  # the first call compiles
+@given(st.lists(st.one_of(TEXTS, WORDY), min_size=1, max_size=6))
+def test_keys_are_equal_exactly_for_texts_of_the_same_words(texts):
+    keys = [tuple(row) for row in text_keys(texts_of(texts)).tolist()]
+    for a in range(len(texts)):
+        for b in range(len(texts)):
+            assert (keys[a] == keys[b]) == (words_of(texts[a]) == words_of(texts[b]))
+
+
+def test_every_code_point_folds_to_one_and_stays_in_or_out_of_words():
+    table = fold_table()
+    for point in range(0x110000):
+        letter = chr(point)
+        inside = bool(re.fullmatch(r"\w", letter))
+        assert (table[point] != 0) == inside, hex(point)
+        if inside:
+            assert table[point] == ord(fold(letter)), hex(point)
+            assert table[table[point]] == table[point], hex(point)
+
+
+def test_words_are_those_of_lower_case_text_but_for_the_letters_that_change_with_their_place():
+    for text in ("One, TWO;three", "Ünïcode ÄÖ", "ЯБЛОКО", "a_b 12 ¼", "日本語 Text"):
+        assert words_of(text) == re.findall(r"\w+", text.lower())
+    assert words_of("ΟΔΟΣ οδος") == ["οδοσ", "οδοσ"]
+    assert words_of("İstanbul") == ["istanbul"]
+
+
+def test_columns_are_read_whatever_their_type_slices_and_chunks():
+    words = ["aa b", "", "ccc", "dä e"]
+    whole = text_keys(texts_of(words)).tolist()
+    for column in (
+        pa.array(words),
+        pa.array(words, pa.large_string()),
+        pa.chunked_array([words[:1], words[1:]]),
+        pa.array(["x", *words, "y"]).slice(1, 4),
+    ):
+        assert text_keys(texts_of(column)).tolist() == whole
+    assert text_keys(texts_of(pa.chunked_array([], pa.string()))).shape == (0, 2)

@@ -1,0 +1,67 @@
+"""Laws of privacy: what is personal is masked or dropped and counted, what only looks like it stays."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trivium.corpus.config import PrivacyConfig
+from trivium.corpus.document import Document
+from trivium.corpus.privacy import KINDS, masked, privacy_step
+from trivium.corpus.steps import Drop, Keep
+
+PERSONAL = {
+    "email": ["jane.doe+news@mail.example.co.uk", "a_b@x.org", "O.Neil-1@sub.a-b.museum"],
+    "phone": [
+        "+49 89 1234567", "(212) 555-0123", "212-555-0123", "1-800-555-0199", "+1 (212) 555-0123",
+        "+33 1 23 45 67 89",
+    ],
+    "ip": ["8.8.8.8", "2606:4700:4700::1111", "93.184.216.34"],
+    "key": [
+        "AKIA" + "ABCDEFGHIJ123456",
+        "ghp_" + "a1B2" * 9,
+        "AIza" + "x" * 35,
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIabc\n-----END RSA PRIVATE KEY-----",
+    ],
+}  # fmt: skip
+HARMLESS = [
+    "version 1.2.3.4.5", "at 12:34:56 today", "192.168.0.1 and 127.0.0.1 are local", "ISBN 978-3-16-148410-0",
+    "pages 100-200 of 2019-2020", "3.14159265358979", "user@localhost", "@handle and a@b", "999.999.999.999",
+    "2021-01-15T00:00:00", "std::vector::size", "the year 1984 and 10 000 000 people", "AKIAshort", "1-2-3",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [(kind, text) for kind, texts in PERSONAL.items() for text in texts]
+)
+def test_every_form_is_masked_and_counted_once(kind, text):
+    for around in ("{}", "call {} now", "see ({}), please.", "first:\n{}\nlast"):
+        found_text, found = masked(around.format(text), PrivacyConfig())
+        assert found == {kind: 1}
+        assert found_text == around.format(f"[{kind.upper()}]")
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_only_looks_personal_stays(text):
+    assert masked(text, PrivacyConfig()) == (text, {})
+
+
+def test_private_addresses_are_masked_when_asked():
+    assert masked("192.168.0.1", PrivacyConfig(spare_private_ips=False))[0] == "[IP]"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_is_masked_dropped_or_kept_as_configured(kind):
+    document = Document("a", f"here it is: {PERSONAL[kind][0]}", "s")
+    assert privacy_step(PrivacyConfig(**{kind: "drop"})).judge(document) == Drop(f"holds {kind}")
+    kept = privacy_step(PrivacyConfig(**{kind: "keep"})).judge(document)
+    assert isinstance(kept, Keep) and kept.document == document
+    verdict = privacy_step(PrivacyConfig()).judge(document)
+    assert isinstance(verdict, Keep)
+    assert verdict.document.metadata["privacy"] == {kind: 1}
+
+
+@given(st.text(max_size=300))
+def test_masking_what_is_masked_changes_nothing(text):
+    once, found = masked(text, PrivacyConfig())
+    assert masked(once, PrivacyConfig())[0] == once
+    assert (once == text) == (not found)

@@ -1,0 +1,121 @@
+"""Laws of resuming: wherever a curation is killed, going on gives the bytes of one that was not."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from trivium.corpus import first_pass
+from trivium.corpus.config import CurateConfig, HarvestConfig
+from trivium.corpus.curate import curate
+from trivium.corpus.harvest import harvest
+from trivium.seeds import generator_for
+
+SMALL = HarvestConfig(max_bytes=500_000, packages=("networkx",), evaluation_items=30)
+CONFIG = CurateConfig(shard_bytes=150_000)
+
+
+class Killed(BaseException):
+    """Nothing catches it, as nothing catches a kill."""
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(first_pass, "PART_BYTES", 100_000)
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("resume") / "raw"
+    folder.mkdir()
+    harvest(SMALL, folder, seed=7)
+    return folder
+
+
+def digests(folder):
+    return {
+        path.relative_to(folder): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def whole(raw, tmp_path):
+    out = tmp_path / "whole"
+    out.mkdir()
+    curate(CONFIG, raw, out, seed=1, work=tmp_path / "whole.work")
+    found = digests(out)
+    assert len([name for name in found if name.suffix == ".parquet"]) > 1
+    return found
+
+
+def is_piece(target, work):
+    """Whether a file or folder takes its place among the pieces, and not inside one that is being made."""
+    return work in target.parents and not any(n.startswith(".") for n in target.relative_to(work).parts)
+
+
+def run_killed(monkeypatch, raw, out, work, *, survive, before):
+    """Curate until so many pieces have taken their place, then die; whether it came to the end instead."""
+    placed = 0
+
+    def dying(real):
+        def take_place(self, target):
+            nonlocal placed
+            if not is_piece(Path(target), work):
+                return real(self, target)
+            if before and placed == survive:
+                raise Killed
+            result = real(self, target)
+            placed += 1
+            if not before and placed == survive:
+                raise Killed
+            return result
+
+        return take_place
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", dying(Path.rename))
+        patch.setattr(Path, "replace", dying(Path.replace))
+        try:
+            curate(CONFIG, raw, out, seed=1, work=work)
+        except Killed:
+            return False
+    return True
+
+
+def test_a_curation_killed_after_every_single_piece_ends_with_the_same_bytes(
+    raw, whole, tmp_path, monkeypatch
+):
+    out, work = tmp_path / "out", tmp_path / "work"
+    kills = 0
+    out.mkdir()
+    while not run_killed(monkeypatch, raw, out, work, survive=1, before=False):
+        kills += 1
+        assert kills < 300
+    assert kills > 20
+    assert digests(out) == whole
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_curation_killed_before_pieces_take_their_place_ends_with_the_same_bytes(
+    raw, whole, tmp_path, monkeypatch, seed
+):
+    out, work = tmp_path / "out", tmp_path / "work"
+    out.mkdir()
+    for survive in generator_for(seed, "kills").integers(1, 25, size=5).tolist():
+        run_killed(monkeypatch, raw, out, work, survive=survive, before=True)
+    curate(CONFIG, raw, out, seed=1, work=work)
+    assert digests(out) == whole
+
+
+def test_pieces_of_another_config_seed_or_harvest_are_not_gone_on_with(raw, whole, tmp_path, monkeypatch):
+    out, work = tmp_path / "out", tmp_path / "work"
+    out.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("trivium.corpus.curate.decide", lambda *_: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            curate(CurateConfig(quality={"characters": 2000}), raw, out, seed=2, work=work)
+    curate(CONFIG, raw, out, seed=1, work=work)
+    assert digests(out) == whole
+    assert not work.exists()

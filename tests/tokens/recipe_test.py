@@ -1,0 +1,54 @@
+"""Laws of recipes: the paper's table adds up, and what a blend contains is known at any place."""
+
+import numpy as np
+import pytest
+
+from trivium.errors import ConfigError
+from trivium.tokens.blend import Blend
+from trivium.tokens.recipe import contents_after, load_recipe, recipe_lines, recipe_names
+
+SEQUENCE = 2048
+
+
+def test_the_table_of_the_paper_adds_up_as_the_paper_says():
+    recipe = load_recipe("mt-nlg")
+    assert len(recipe.sources) == 15
+    assert sum(row.tokens for row in recipe.sources.values()) == pytest.approx(339e9, abs=0.5e9)
+    assert sum(recipe.weights.values()) == pytest.approx(100, abs=0.2)
+    assert sum(row.tokens * row.epochs for row in recipe.sources.values()) == pytest.approx(270e9, rel=0.01)
+
+
+def test_computed_epochs_are_those_the_paper_prints():
+    recipe = load_recipe("mt-nlg")
+    contents = contents_after(int(recipe.tokens_trained), recipe, sequence=SEQUENCE)
+    for source, one in contents.items():
+        # printed with one decimal, from weights printed with one decimal
+        assert one.epochs == pytest.approx(recipe.sources[source].epochs, abs=0.12), source
+    assert sum(one.tokens for one in contents.values()) == int(recipe.tokens_trained) // SEQUENCE * SEQUENCE
+
+
+@pytest.mark.parametrize("samples", [0, 1, 777, 70_000])
+def test_contents_are_what_drawing_sample_by_sample_gives(samples):
+    recipe = load_recipe("mt-nlg")
+    blend = Blend(recipe.weights)
+    drawn = np.bincount(blend.source(np.arange(samples)), minlength=len(blend.sources))
+    contents = contents_after(samples * SEQUENCE + 5, recipe, sequence=SEQUENCE)
+    assert {s: contents[s].samples for s in blend.sources} == dict(
+        zip(blend.sources, drawn.tolist(), strict=True)
+    )
+
+
+def test_the_table_shows_every_source_and_its_epochs():
+    recipe = load_recipe("mt-nlg")
+    lines = recipe_lines(contents_after(270 * 10**9, recipe, sequence=SEQUENCE), recipe)
+    assert len(lines) == 17
+    assert any(line.startswith("OpenWebText2") and line.endswith("3.52") for line in lines)
+
+
+def test_an_unknown_recipe_and_a_broken_one_say_what_is_wrong(tmp_path):
+    assert recipe_names() == ["mt-nlg"]
+    with pytest.raises(ConfigError, match="did you mean 'mt-nlg'"):
+        load_recipe("mtnlg")
+    (tmp_path / "r.yaml").write_text("tokens_trained: 5\nsources: {a: {tokens: -1, weight: 1}}\n")
+    with pytest.raises(ConfigError, match="tokens"):
+        load_recipe(str(tmp_path / "r.yaml"))
