@@ -28,6 +28,7 @@ from trivium.training.run import CHECKPOINTS, TrainingJob
 
 BATCH = {"sequences": 8, "micro": 2}
 MODEL = {"vocabulary": 300, "layers": 2, "dropout": 0.1}
+LONG = 45  # steps: the training is still there when a step's news reaches the one who kills
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +105,13 @@ def test_a_killed_run_ends_bitwise_as_the_unbroken_one_with_dropout_and_saves_be
     tokens: Path, tmp_path: Path, layout: dict[str, Any]
 ) -> None:
     given = plan(**layout)
-    start(job(tokens, tmp_path / "unbroken", given))
-    start(job(tokens, tmp_path / "broken", given), watch=killing(7))
+    start(job(tokens, tmp_path / "unbroken", given, steps=LONG))
+    start(job(tokens, tmp_path / "broken", given, steps=LONG), watch=killing(7))
     events = [e["event"] for e in read(tmp_path / "broken" / EVENTS)]
     assert "rank failed" in events and "resumed" in events
     assert losses(tmp_path / "broken") == losses(tmp_path / "unbroken")
-    assert hashes(tmp_path / "broken", 12) == hashes(tmp_path / "unbroken", 12)
-    assert len(losses(tmp_path / "broken")) == 12
+    assert hashes(tmp_path / "broken", LONG) == hashes(tmp_path / "unbroken", LONG)
+    assert len(losses(tmp_path / "broken")) == LONG
 
 
 def test_the_next_100_batches_of_a_resumed_run_are_those_of_the_unbroken_one(
@@ -128,8 +129,8 @@ def test_the_next_100_batches_of_a_resumed_run_are_those_of_the_unbroken_one(
 def test_another_layout_goes_on_with_the_same_losses_in_fp64(tokens: Path, tmp_path: Path) -> None:
     first = plan(data=2, zero=2, weights="fp64")
     second = plan(pipeline=2, tensor=2, weights="fp64")
-    start(job(tokens, tmp_path / "unbroken", first))
-    start(job(tokens, tmp_path / "broken", first), watch=killing(7), after_failure=[second])
+    start(job(tokens, tmp_path / "unbroken", first, steps=LONG))
+    start(job(tokens, tmp_path / "broken", first, steps=LONG), watch=killing(7), after_failure=[second])
     one, two = losses(tmp_path / "unbroken"), losses(tmp_path / "broken")
     assert one.keys() == two.keys()
     assert max(abs(one[s] - two[s]) / one[s] for s in one) <= 1e-12
