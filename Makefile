@@ -9,6 +9,8 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+TESTABLE := $(VENV)/.testable
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 OUT ?= runs/demo
 PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 STRICT := src/trivium/plan src/trivium/cost src/trivium/planner $(patsubst %,src/trivium/%.py,config errors units seeds provenance progress)
@@ -17,7 +19,7 @@ FAST := $(wildcard tests/*_test.py) $(wildcard tests/plan tests/cost tests/plann
 
 .PHONY: setup demo test test-all test-gpu check format clean
 
-setup: $(INSTALLED)
+setup: $(TESTABLE)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@python="$(TRIVIUM_PYTHON)"; \
@@ -30,11 +32,16 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  exit 3; \
 	fi; \
 	if [ ! -x $(BIN)/python ]; then echo "creating $(VENV) with $$python"; $$python -m venv $(VENV); fi
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP_INSTALL) torch==2.13.0
+	$(PIP_INSTALL) -c constraints.txt -e .
 	@touch $@
 
-demo: setup
+# what only the tests need: every extra, with the libraries that are oracles and peers
+$(TESTABLE): $(INSTALLED)
+	$(PIP_INSTALL) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED)
 	$(BIN)/trivium demo --out $(OUT)
 
 test: setup
