@@ -3,6 +3,7 @@
     python benchmarks/corpus.py --data DATA --work FOLDER --json out.json [--rounds 3] [--megabytes 210]
     python benchmarks/corpus.py --install datasketch
 
+Rows may be measured in several calls: each adds to what out.json holds, and writes the page out.md beside it.
 DATA is the folder with corpora/ and tasks/ (see corpora/text.py). Rounds are interleaved: every contestant runs
 once a round, alone, in a process bound to one core; figures are medians of CPU seconds, without the imports and
 with reading and writing. A peer is run with its own environment in benchmarks/.venvs and reported as not run
@@ -11,6 +12,7 @@ when that is missing.
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -23,19 +25,37 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from corpora.page import gathered, page, read_record
+from corpora.survival import damaged_pages, most_memory, two_workers, write_large
 from corpora.text import build_text
+from corpora.tokenizing import lay_out, same_ids
 from corpora.truth import true_pairs
+from extraction import measure
 from peers.environment import Environment
 
 from trivium.corpus.compare import differences_between
 
 HERE = Path(__file__).resolve().parent
 THRESHOLD, SEED, COPIES_FRACTION = 0.8, 5, 0.12
+TEXT_DEDUP_NEEDS = (
+    *("datasets==3.6.0", "click<8.2", "click-option-group==0.5.6", "fire<0.7", "ftfy", "regex", "rich<14"),
+    *("scipy", "xxhash", "psutil", "bitarray", "zstandard", "pybloom-live", "setuptools<81", "tqdm"),
+)
 PEERS = {
     "datasketch": Environment("datasketch", (("datasketch==2.0.0", "pyarrow"),)),
     "datatrove": Environment("datatrove", (("datatrove[io,processing]==0.10.1", "spacy", "xxhash<4"),)),
+    # without what its other scripts need (tensorflow, Spark)
+    "text_dedup": Environment("text_dedup", (TEXT_DEDUP_NEEDS, ("--no-deps", "text-dedup==0.4.0"))),
+    "pyspark": Environment("pyspark", (("pyspark==4.3.0", "pandas<3", "pyarrow", "numpy", "scipy"),)),
 }
-TARGETS = {"datasketch": 4.0, "datatrove": 30.0, "decontaminate plainly": 30.0}
+TARGETS = {
+    "datasketch": 4.0,
+    "datatrove": 30.0,
+    "text_dedup": 12.0,
+    "pyspark": 5.0,
+    "decontaminate plainly": 30.0,
+    "tokenize as Megatron": 3.5,
+}
 
 
 @dataclass(frozen=True)
@@ -60,15 +80,17 @@ def main() -> None:
     (options.work / "items.json").write_text(json.dumps(items))
     leaky = with_leaks(corpus, list(items.values()))
     size = pc.sum(pc.binary_length(pq.read_table(corpus, columns=["text"])["text"])).as_py() / 1e6
-    found: dict[str, Any] = {
-        "megabytes": size,
-        "documents": pq.ParquetFile(corpus).metadata.num_rows,
-    }
+    documents = pq.ParquetFile(corpus).metadata.num_rows
+    rows: dict[str, Any] = {}
     for row in options.rows:
-        found[row] = ROWS[row](leaky if row == "decontamination" else corpus, size, options)
-    print(json.dumps(found, indent=1))
+        load = os.getloadavg()[0]
+        rows[row] = ROWS[row](leaky if row == "decontamination" else corpus, size, options)
+        rows[row] = {"megabytes": size, "documents": documents, "load_before": load} | rows[row]
+    print(json.dumps(rows, indent=1))
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
+        record = gathered(read_record(options.json), rows, _command(options))
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        options.json.with_suffix(".md").write_text(page(record, ROWS))
 
 
 def deduplication(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
@@ -77,6 +99,8 @@ def deduplication(corpus: Path, size: float, options: argparse.Namespace) -> dic
     contestants = [_own("deduplicate", corpus, options.work / "ours.parquet")]
     rows: dict[str, Any] = {}
     for name, environment in PEERS.items():
+        if name not in options.peers:
+            continue
         out = options.work / f"{name}.parquet"
         script = HERE / "corpora" / "peers" / f"{name}_side.py"
         if environment.is_ready():
@@ -112,7 +136,68 @@ def curation(corpus: Path, size: float, options: argparse.Namespace) -> dict[str
     names = ("curate here", "curate native")
     contestants = [_own(name, corpus, options.work / name) for name in names]
     rows = _timed(contestants, size, min(options.rounds, 3))
-    return {"rows": rows, "differences": differences_between(*(one.out for one in contestants))}
+    differences = differences_between(*(one.out for one in contestants))
+    return {
+        "ours": "curate native",
+        "rows": rows,
+        "differences": differences,
+        "target_megabytes_per_second": 15.0,
+    }
+
+
+def two_runners(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Wall seconds of curation on two workers of Daft's native runner and of Ray, and whether the shards are equal."""
+    as_json_lines(corpus)
+    found: dict[str, dict[str, Any]] = {}
+    for _ in range(min(options.rounds, 3)):
+        for runner in ("native", "ray"):
+            one = two_workers(runner, corpus.with_name("raw"), options.work / f"two {runner}")
+            found.setdefault(runner, one)
+            if "seconds" in one:
+                found[runner].setdefault("every", []).append(one["seconds"])
+    if any("failed" in one for one in found.values()):
+        return found
+    medians = {runner: statistics.median(one["every"]) for runner, one in found.items()}
+    differences = differences_between(*(options.work / f"two {runner}" for runner in found))
+    ratio = medians["ray"] / medians["native"]
+    return {**found, "ray_over_native": ratio, "limit": 2.0, "differences": differences}
+
+
+def damage(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
+    """What is read of a WARC file with bytes flipped in its middle."""
+    return damaged_pages(corpus, options.work / "damaged")
+
+
+def memory(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
+    """The most memory that curation of a large generated input takes."""
+    folder = options.work / f"large-{options.gigabytes:g}"
+    gigabytes = write_large(corpus, folder, gigabytes=options.gigabytes)
+    found = most_memory("native", folder, options.work / "curated large")
+    return {"gigabytes": gigabytes, **found, "limit_bytes": 4 << 30}
+
+
+def extraction(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
+    """F1 and speed of each extractor on pages with gold text (benchmarks/extraction.py)."""
+    return measure(options.data / "html", options.rounds)
+
+
+def tokenization(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Speed to .bin/.idx against a loop over lines, whether the ids are the same, and the memory of 1 GB."""
+    as_json_lines(corpus)
+    lay_out(corpus, options.work, data=options.data)
+    contestants = [_own(n, options.work, options.work / n) for n in ("tokenize", "tokenize as Megatron")]
+    found = _compared(_timed(contestants, size, options.rounds), "tokenize")
+    return found | {"identical": same_ids(*(one.out for one in contestants))}
+
+
+def tokenization_memory(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
+    """The most memory the station takes for 1 GB of text."""
+    times = math.ceil(1000 / size)
+    large = options.work / "large"
+    large.mkdir(exist_ok=True)
+    lay_out(corpus, large, data=options.data, times=times)
+    rows = _timed([_own("tokenize", large, options.work / "tokenize large")], size * times, 1)
+    return {"megabytes": size * times, "rows": rows, "limit_bytes": 1 << 30}
 
 
 def as_json_lines(corpus: Path) -> None:
@@ -130,7 +215,14 @@ ROWS: dict[str, Callable[[Path, float, argparse.Namespace], dict[str, Any]]] = {
     "deduplication": deduplication,
     "decontamination": decontamination,
     "curation": curation,
+    "tokenization": tokenization,
+    "tokenization memory": tokenization_memory,
+    "extraction": extraction,
+    "two runners": two_runners,
+    "WARC damage": damage,
+    "memory": memory,
 }
+ASKED_FOR_BY_NAME = ("memory",)  # takes long and much disk
 
 
 def judged(truth: np.ndarray, kept: np.ndarray, documents: int) -> dict[str, float]:
@@ -205,6 +297,7 @@ def _timed(contestants: list[Contestant], size: float, rounds: int) -> dict[str,
                 "cpu_seconds": cpu,
                 "megabytes_per_cpu_second": size / cpu,
                 "import_cpu_seconds": statistics.median(one["import_cpu"] for one in results),
+                "peak_bytes": max((one.get("peak_bytes", 0) for one in results), default=0),
                 "every_cpu_seconds": [one["cpu"] for one in results],
             }
     return rows
@@ -219,7 +312,15 @@ def _compared(rows: dict[str, Any], ours: str) -> dict[str, Any]:
         if name != ours and "cpu_seconds" in row:
             row["times_as_fast"] = row["cpu_seconds"] / rows[ours]["cpu_seconds"]
             row["target"] = TARGETS[name]
-    return {"rows": rows}
+    return {"ours": ours, "rows": rows}
+
+
+def _command(options: argparse.Namespace) -> str:
+    rows = " ".join(f"'{row}'" if " " in row else row for row in options.rows)
+    peers = "" if len(options.peers) == len(PEERS) else f" --peers {' '.join(options.peers) or 'none'}"
+    large = f" --gigabytes {options.gigabytes:g}" if "memory" in options.rows else ""
+    chosen = f"--rounds {options.rounds} --rows {rows}{peers}{large}"
+    return f"python benchmarks/corpus.py --data DATA {chosen} --json out.json"
 
 
 def _options() -> argparse.Namespace:
@@ -229,7 +330,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--megabytes", type=float, default=210.0)
-    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument(
+        "--rows", nargs="+", choices=list(ROWS), default=[r for r in ROWS if r not in ASKED_FOR_BY_NAME]
+    )
+    parser.add_argument("--peers", nargs="*", choices=[*PEERS, "none"], default=list(PEERS))
+    parser.add_argument("--gigabytes", type=float, default=10.0)
     parser.add_argument("--install", choices=sorted(PEERS))
     options = parser.parse_args()
     if options.data is None and not options.install:

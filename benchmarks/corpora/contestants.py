@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from corpora.tokenizing import tokenize_as_megatron, tokenize_ours
 from trivium.corpus.config import CurateConfig, DecontaminationConfig, DedupConfig
 from trivium.corpus.curate import curate
 from trivium.corpus.decontaminate import Keys, cut
@@ -131,6 +132,8 @@ CONTESTANTS: dict[str, Callable[[Path, Path], None]] = {
     "curate native": curate_native,
     "decontaminate": decontaminate_kernel,
     "decontaminate plainly": decontaminate_plainly,
+    "tokenize": tokenize_ours,
+    "tokenize as Megatron": tokenize_as_megatron,
 }
 
 

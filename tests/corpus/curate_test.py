@@ -136,6 +136,17 @@ def test_a_text_held_out_for_evaluation_is_not_left_in_training(folders, tmp_pat
     assert (reject["id"], reject["survivor"]) == (document.id, "held")
 
 
+def test_of_near_duplicates_the_one_with_the_best_figure_survives_when_the_config_names_one(
+    folders, tmp_path
+):
+    raw, out = raw_copy(folders, tmp_path)
+    curate(CurateConfig(dedup={"quality": "quality.words"}), raw, out, seed=1234)
+    words = {d.id: d.metadata["quality"]["words"] for d in read_documents(out / "documents")}
+    near = [r for r in rejects(out) if r["step"] == "near duplicates" and r["survivor"] in words]
+    assert near
+    assert all(r["metadata"]["quality"]["words"] <= words[r["survivor"]] for r in near)
+
+
 def test_a_truncated_file_is_quarantined_and_the_funnel_still_balances(folders, tmp_path):
     raw, out = raw_copy(folders, tmp_path)
     path = next((raw / "jsonl").iterdir())

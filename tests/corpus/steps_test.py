@@ -1,7 +1,7 @@
 """Laws of steps and their funnel."""
 
 from trivium.corpus.document import Document
-from trivium.corpus.steps import Drop, Keep, Reject, Step, Steps, Tally, balances, noted
+from trivium.corpus.steps import Drop, Keep, Reject, Step, Steps, Tally, balances, figure_of, noted
 
 DOCUMENTS = [Document(str(n), "x" * n, "s") for n in range(10)]
 ODD = Step("odd", lambda d: Keep(noted(d, odd=True)) if len(d.text) % 2 else Drop("even"))
@@ -28,3 +28,10 @@ def test_a_step_sees_what_the_step_before_wrote():
     results = list(Steps([ODD, check]).run(DOCUMENTS[1:2]))
     assert results[0].metadata == {"odd": True}
     assert DOCUMENTS[1].metadata == {}
+
+
+def test_a_figure_is_found_by_its_path_and_a_missing_one_is_below_all_others():
+    metadata = {"score": 0.5, "quality": {"words": 7, "kind": "prose"}}
+    assert (figure_of(metadata, "score"), figure_of(metadata, "quality.words")) == (0.5, 7.0)
+    for path in ("", "quality", "quality.kind", "quality.words.more", "nothing"):
+        assert figure_of(metadata, path) == float("-inf")

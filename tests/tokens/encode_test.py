@@ -6,22 +6,24 @@ import pytest
 from tokens.curated import curated, documents, prose
 from trivium.corpus.document import Document
 from trivium.corpus.store import write_documents
-from trivium.errors import DataError
+from trivium.errors import ConfigError, DataError
 from trivium.provenance import file_sha256
+from trivium.tokens import pieces
 from trivium.tokens.config import TokensConfig
-from trivium.tokens.encode import Entry, blend_weights, choose_held_out, file_stems, split_documents, tokenize
+from trivium.tokens.encode import blend_weights, file_stems, tokenize
 from trivium.tokens.lineage import read_lineage
-from trivium.tokens.manifest import open_shards
-from trivium.tokens.tokenizer import load_tokenizer
+from trivium.tokens.manifest import open_shards, token_counts
+from trivium.tokens.split import choose_held_out, survey
+from trivium.tokens.tokenizer import load_tokenizer, train_tokenizer
 
 CONFIG = TokensConfig(vocabulary=400, validation_fraction=0.1)
 
 
-def run(tmp_path, docs, weights, config=CONFIG, name="tokens", seed=3):
+def run(tmp_path, docs, weights, config=CONFIG, name="tokens", **options):
     source = curated(tmp_path / f"curated-{name}", docs, weights)
     out = tmp_path / name
     out.mkdir()
-    return tokenize(config, source, out, seed=seed), out
+    return tokenize(config, source, out, seed=3, **options), out
 
 
 def test_every_document_comes_back_from_the_shards_unchanged_and_once(tmp_path):
@@ -69,20 +71,98 @@ def test_the_same_corpus_and_seed_give_the_same_bytes(tmp_path):
     assert first == second
 
 
-def test_adding_documents_moves_no_other_document_between_training_and_validation():
-    few = [Entry(f"d{i}", "s", 10) for i in range(400)]
-    more = few + [Entry(f"e{i}", "s", 10) for i in range(400)]
-    one = choose_held_out(few, fraction=0.1, seed=1).documents
-    both = choose_held_out(more, fraction=0.1, seed=1).documents
-    assert one == {i for i in both if i.startswith("d")}
-    assert 20 < len(one) < 65
-    assert one != choose_held_out(few, fraction=0.1, seed=2).documents
+class Killed(BaseException):
+    """Nothing catches it, as nothing catches a kill."""
 
 
-def test_validation_never_takes_the_only_document_of_a_source():
-    entries = [Entry(f"d{i}", f"s{i}", 10) for i in range(300)] + [Entry("a", "t", 1), Entry("b", "t", 1)]
-    held_out = choose_held_out(entries, fraction=0.2, seed=1)
-    assert held_out.documents and held_out.documents < {"a", "b"}
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 20_000)
+
+
+def bytes_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_number_of_workers_and_the_size_of_pieces_do_not_show_in_any_byte(tmp_path, monkeypatch):
+    docs = documents({"prose": 300, "pages": 120})
+    _, one = run(tmp_path, docs, {"prose": 1, "pages": 1}, name="one")
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 30_000)
+    _, three = run(tmp_path, docs, {"prose": 1, "pages": 1}, name="three", workers=3)
+    lineage = [name for name in bytes_of(one) if name.startswith("documents-")]
+    first, other = bytes_of(one), bytes_of(three)
+    assert first.keys() == other.keys() and len(lineage) == 4
+    for name in first.keys() - {*lineage, "manifest.json"}:
+        assert first[name] == other[name]
+    _, again = run(tmp_path, docs, {"prose": 1, "pages": 1}, name="again", workers=1)
+    assert bytes_of(again) == other
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_killed_after_every_piece_it_goes_on_to_the_same_bytes_and_encodes_nothing_twice(
+    tmp_path, monkeypatch
+):
+    docs = documents({"prose": 300})
+    _, whole = run(tmp_path, docs, {"prose": 1.0}, name="whole")
+    source, out, work = tmp_path / "curated-whole", tmp_path / "out", tmp_path / "work"
+    out.mkdir()
+    real, encoded, kills = pieces.encode_piece, [], 0
+
+    def dying(job, path, table, first):
+        if encoded and encoded[-1] == "kill":
+            encoded.pop()
+            raise Killed
+        encoded.extend([path.name, "kill"])
+        return real(job, path, table, first)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pieces, "encode_piece", dying)
+        while True:
+            try:
+                tokenize(CONFIG, source, out, seed=3, work=work)
+                break
+            except Killed:
+                kills += 1
+    names = [name for name in encoded if name != "kill"]
+    assert kills >= 4 and len(names) == len(set(names)) == kills + 1
+    assert bytes_of(out) == bytes_of(whole)
+    assert not work.exists()
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_pieces_of_another_seed_or_corpus_are_not_gone_on_with(tmp_path, monkeypatch):
+    docs = documents({"prose": 100})
+    _, whole = run(tmp_path, docs, {"prose": 1.0}, name="whole")
+    work, out = tmp_path / "work", tmp_path / "out"
+    out.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("trivium.tokens.encode.ShardSet", lambda *_, **__: (_ for _ in ()).throw(Killed()))
+        with pytest.raises(Killed):
+            tokenize(CONFIG, tmp_path / "curated-whole", out, seed=4, work=work)
+    assert any(work.glob("piece-*"))
+    tokenize(CONFIG, tmp_path / "curated-whole", out, seed=3, work=work)
+    assert bytes_of(out) == bytes_of(whole)
+
+
+@pytest.mark.parametrize("form", ["file", "folder"])
+def test_a_tokenizer_that_is_given_is_taken_as_it_is(tmp_path, form):
+    given = train_tokenizer([prose(7, 900)], 350)
+    given.save(tmp_path / "tokenizer.json")
+    place = tmp_path / "tokenizer.json" if form == "file" else tmp_path
+    config = TokensConfig(vocabulary=given.vocabulary, tokenizer=str(place))
+    manifest, out = run(tmp_path, documents({"prose": 30}), {"prose": 1.0}, config)
+    assert manifest["tokenizer_sha256"] == given.sha256 == load_tokenizer(out / "tokenizer.json").sha256
+    with pytest.raises(ConfigError, match=rf"tokens\.vocabulary \(2048\) must be the {given.vocabulary} ids"):
+        run(tmp_path, documents({"prose": 3}), {"prose": 1.0}, TokensConfig(tokenizer=str(place)), "other")
+    with pytest.raises(DataError, match="does not exist"):
+        run(tmp_path, documents({"p": 3}), {"p": 1.0}, TokensConfig(tokenizer=str(tmp_path / "x")), "third")
+
+
+def test_the_counts_behind_the_entropies_are_those_of_the_shards(tmp_path):
+    manifest, out = run(tmp_path, documents({"prose": 60}), {"prose": 1.0})
+    counts = token_counts(out, "validation")
+    shares = counts[counts > 0] / counts.sum()
+    assert manifest["validation_entropy"] == pytest.approx(-(shares * np.log(shares)).sum())
 
 
 def test_one_long_text_alone_is_cut_and_its_end_held_out(tmp_path):
@@ -100,20 +180,15 @@ def test_one_long_text_alone_is_cut_and_its_end_held_out(tmp_path):
 
 def test_validation_text_never_trains_the_tokenizer(tmp_path):
     docs = documents({"prose": 40})
-    held_out = choose_held_out(
-        [Entry(d.id, d.source, d.text_bytes) for d in docs], fraction=0.1, seed=3
-    ).documents
-    marked = [Document(d.id, "zyxzyx " * 50 if d.id in held_out else d.text, d.source) for d in docs]
+    write_documents(tmp_path / "store", docs)
+    chosen = choose_held_out(survey(tmp_path / "store", seed=3), fraction=0.1).whole
+    marked = [
+        Document(d.id, "zyxzyx " * 50 if held else d.text, d.source)
+        for d, held in zip(docs, chosen, strict=True)
+    ]
     _, out = run(tmp_path, marked, {"prose": 1.0})
+    assert chosen.any()
     assert not any("zyx" in word for word in load_tokenizer(out / "tokenizer.json").words())
-
-
-def test_whole_documents_are_never_in_both_splits():
-    docs = documents({"prose": 50})
-    held_out = choose_held_out([Entry(d.id, d.source, d.text_bytes) for d in docs], fraction=0.2, seed=3)
-    splits = list(split_documents(docs, held_out))
-    assert [d for _, d in splits] == docs
-    assert {d.id for s, d in splits if s == "validation"} == held_out.documents
 
 
 def test_a_limit_on_tokenizer_text_is_kept_and_still_encodes_everything(tmp_path):

@@ -5,23 +5,23 @@ from trivium.tokens.entropy import add_one, entropy, unigram_entropy
 
 
 def test_uniform_counts_give_the_logarithm_of_the_vocabulary():
-    assert unigram_entropy(np.full(64, 5), np.arange(64)) == pytest.approx(np.log(64))
+    assert unigram_entropy(np.full(64, 5), np.ones(64, np.int64)) == pytest.approx(np.log(64))
     assert entropy(np.full(64, 5)) == pytest.approx(np.log(64))
 
 
 def test_unigram_entropy_is_the_mean_surprise_token_by_token():
     counts, text = np.asarray([7, 0, 2]), [0, 0, 1, 2]
     expected = -sum(np.log((counts[t] + 1) / 12) for t in text) / 4
-    assert unigram_entropy(counts, np.asarray(text, dtype=np.uint16)) == pytest.approx(expected)
+    assert unigram_entropy(counts, np.bincount(text)) == pytest.approx(expected)
 
 
 def test_a_texts_own_entropy_is_the_least_any_unigram_prediction_can_reach():
     rng = np.random.default_rng(0)
     text = rng.choice(50, p=np.arange(1, 51) / np.arange(1, 51).sum(), size=5000)
     own = np.bincount(text, minlength=50)
-    assert entropy(own) <= unigram_entropy(own * 1000, text) + 1e-12
+    assert entropy(own) <= unigram_entropy(own * 1000, own) + 1e-12
     for _ in range(20):
-        assert entropy(own) < unigram_entropy(rng.integers(0, 100, 50), text)
+        assert entropy(own) < unigram_entropy(rng.integers(0, 100, 50), own)
 
 
 def test_no_token_is_impossible_after_adding_one():

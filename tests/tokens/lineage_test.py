@@ -2,15 +2,19 @@ import numpy as np
 import pytest
 
 from trivium.errors import DataError
-from trivium.tokens.lineage import read_lineage, spans, write_lineage
+from trivium.tokens.lineage import LineageWriter, read_lineage, spans
 from trivium.tokens.shards import ShardWriter, TokenShard
 
 
 @pytest.fixture
 def shard(tmp_path):
     writer = ShardWriter(tmp_path / "s", dtype="int32")
-    writer.append([[1, 2, 3], [], [4], [5, 6]])
-    write_lineage(tmp_path / "l.parquet", ["a", "b", "c", "d"], writer.close())
+    writer.append(np.arange(1, 7), np.asarray([3, 0, 1, 2]))
+    lengths = writer.close()
+    lineage = LineageWriter(tmp_path / "l.parquet")
+    lineage.append(["a", "b"], lengths[:2])
+    lineage.append(["c", "d"], lengths[2:])
+    lineage.close()
     return TokenShard.open(tmp_path / "s")
 
 
@@ -29,7 +33,9 @@ def test_spans_agree_with_counting_token_by_token():
 
 
 def test_a_table_of_another_shard_is_refused(tmp_path, shard):
-    write_lineage(tmp_path / "l.parquet", ["a", "b"], np.asarray([3, 3]))
+    lineage = LineageWriter(tmp_path / "l.parquet")
+    lineage.append(["a", "b"], np.asarray([3, 3]))
+    lineage.close()
     with pytest.raises(DataError, match=r"l\.parquet lists 2 documents"):
         read_lineage(tmp_path / "l.parquet", shard)
 

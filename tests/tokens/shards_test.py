@@ -15,8 +15,13 @@ DOCUMENTS = [[5, 6, 7], [], [65000], list(range(40))]
 def write(prefix, documents, dtype="uint16"):
     writer = ShardWriter(prefix, dtype=dtype)
     for document in documents:
-        writer.append([document])
+        writer.append(*columns([document]))
     writer.close()
+
+
+def columns(documents):
+    """Ids end to end, and the length of each document."""
+    return np.asarray(sum(documents, []), np.int64), np.asarray([len(d) for d in documents], np.int64)
 
 
 def reference_write(prefix, sequences, dtype, marks):
@@ -82,7 +87,7 @@ def test_any_documents_come_back_whatever_the_chunks(tmp_path_factory, documents
     prefix = tmp_path_factory.mktemp("s") / "with.a.dot"
     writer = ShardWriter(prefix, dtype="uint16")
     for k in range(0, len(documents), size):
-        writer.append(documents[k : k + size])
+        writer.append(*columns(documents[k : k + size]))
     assert writer.close().tolist() == [len(d) for d in documents]
     shard = TokenShard.open(prefix)
     assert [shard[i].tolist() for i in range(len(shard))] == documents
@@ -156,7 +161,12 @@ def test_a_missing_file_is_refused_by_name(tmp_path, name):
         TokenShard.open(tmp_path / "s")
 
 
+def test_lengths_that_are_not_those_of_the_ids_are_refused(tmp_path):
+    with pytest.raises(DataError, match="3 ids for documents of 2"):
+        ShardWriter(tmp_path / "s", dtype="uint16").append(np.arange(3), np.asarray([1, 1]))
+
+
 def test_a_shard_interrupted_before_its_index_is_not_a_shard(tmp_path):
-    ShardWriter(tmp_path / "s", dtype="uint16").append([[1, 2]])
+    ShardWriter(tmp_path / "s", dtype="uint16").append(*columns([[1, 2]]))
     with pytest.raises(DataError, match=r"s\.idx"):
         TokenShard.open(tmp_path / "s")

@@ -1,6 +1,5 @@
 """`trivium corpus`: raw text is harvested, then curated into documents."""
 
-import os
 import platform
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trivium.cli.corpus_tools import blend, classify, dedup, extract_check, select, step
 from trivium.cli.corpus_views import diff, inspect, stats
 from trivium.cli.options import DEFAULT_OUT, Corpus, Out, Preset, Redo, Sets, given_for, open_run
 from trivium.cli.stage import CORPUS_PATH, Result, Run, Stage, perform
-from trivium.errors import ConfigError, nearest
+from trivium.cli.tokenize import Workers, tokenizing
+from trivium.cli.workers import ENGINES, chosen_engine
 from trivium.progress import Progress
 from trivium.provenance import fingerprint, read_stamp
 from trivium.units import format_bytes
@@ -22,7 +23,6 @@ from trivium.units import format_bytes
 if TYPE_CHECKING:
     from trivium.corpus.engine.engine import Engine
 
-ENGINES = ("here", "native", "ray")
 SHOWN = 5  # damaged files named on the terminal
 
 app = typer.Typer(
@@ -62,22 +62,19 @@ def run(
             help="Where the work runs: in this process, on Daft's native runner, or on Ray.",
         ),
     ] = "native",
-    workers: Annotated[
-        int | None, typer.Option("--workers", metavar="N", help="Processes. Default: one for each core.")
-    ] = None,
+    workers: Workers = None,
 ) -> None:
     """From raw text to token shards; killed at any moment, the same command goes on."""
-    from trivium.cli.tokenize import TOKENIZE
-
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
-    curate = replace(CURATE, work=partial(_curate, engine=_engine(engine, workers)))
-    for stage in (HARVEST, curate, TOKENIZE):
+    curate = replace(CURATE, work=partial(_curate, engine=chosen_engine(engine, workers)))
+    for stage in (HARVEST, curate, tokenizing(workers)):
         perform(stage, opened)
 
 
-app.command()(diff)
-app.command()(inspect)
-app.command()(stats)
+for verb in (step, dedup, select, blend, diff, inspect, stats):
+    app.command()(verb)
+app.command("extract-check")(extract_check)
+app.add_typer(classify, name="classify")
 
 
 def corpus_files(corpus: Path) -> Iterator[Path]:
@@ -107,21 +104,6 @@ def _curate(run: Run, out: Path, progress: Progress, engine: "Engine | None" = N
         work=run.folder(".curated.work"),
     )
     return found
-
-
-def _engine(name: str, workers: int | None) -> "Engine | None":
-    """The engine of this name; None for this process."""
-    if name not in ENGINES:
-        raise ConfigError(f"--engine {name}: there is no such engine; {nearest(name, ENGINES)}")
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers {workers}: at least one process does the work; give 1 or more")
-    if name == "here":
-        return None
-    for variable, value in (("DAFT_ANALYTICS_ENABLED", "0"), ("DAFT_PROGRESS_BAR", "0")):
-        os.environ.setdefault(variable, value)  # before Daft is imported
-    from trivium.corpus.engine.daft_engine import Daft
-
-    return Daft(name, workers=workers or len(os.sched_getaffinity(0)))
 
 
 def _harvest_lines(result: Result) -> list[str]:

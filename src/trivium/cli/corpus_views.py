@@ -2,13 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from trivium.cli.options import DEFAULT_OUT, Out
 from trivium.cli.show import say
+from trivium.cli.workspace import Workspace, read_result
 from trivium.errors import DataError
+from trivium.provenance import stamp_hash, write_json
 
 STATIONS = ("curated", "tokens")  # of a run directory
 
@@ -50,6 +52,22 @@ def stats(out: Out = DEFAULT_OUT, as_json: AsJson = False) -> None:
     """Show distributions: lengths, scores, reasons for rejection, similarities of near duplicates."""
     from trivium.corpus.statistics import corpus_statistics, statistics_lines
 
-    found = corpus_statistics(out / "curated")
+    found = keep_statistics(Workspace(out)) or corpus_statistics(out / "curated")
     for line in [json.dumps(found, ensure_ascii=False)] if as_json else statistics_lines(found):
         say(line)
+
+
+def keep_statistics(at: Workspace) -> dict[str, Any]:
+    """The statistics of a run's finished corpus, kept beside it for the report; nothing where there is none."""
+    from trivium.corpus.statistics import corpus_statistics
+
+    curated, kept = at.folder("curated"), at.folder("statistics.json")
+    key = stamp_hash(curated)
+    if not key:
+        return {}
+    before = read_result(kept) if kept.is_file() else {}
+    if before.get("of") == key:
+        return before
+    found = {"of": key, **corpus_statistics(curated)}
+    write_json(kept, found)
+    return found

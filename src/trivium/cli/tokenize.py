@@ -1,7 +1,10 @@
 """`trivium tokenize`: documents become a tokenizer and token shards."""
 
+import os
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -10,13 +13,36 @@ from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.errors import ConfigError
 from trivium.progress import Progress
 
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", metavar="N", help="Pieces of work done at a time. Default: one for each core."),
+]
+
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
-def tokenize(out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, redo: Redo = False) -> None:
-    """Train a byte-level BPE tokenizer and write Megatron-compatible shards."""
-    perform(TOKENIZE, open_run(out, given_for(out, preset, sets)), redo=redo)
+def tokenize(
+    out: Out = DEFAULT_OUT,
+    preset: Preset = None,
+    sets: Sets = None,
+    redo: Redo = False,
+    workers: Workers = None,
+) -> None:
+    """Train a byte-level BPE tokenizer, or take the one of tokens.tokenizer, and write Megatron-compatible shards."""
+    perform(tokenizing(workers), open_run(out, given_for(out, preset, sets)), redo=redo)
+
+
+def tokenizing(workers: int | None) -> Stage:
+    """The station with so many threads; what it writes does not depend on them."""
+    return replace(TOKENIZE, work=partial(_tokenize, workers=worker_count(workers)))
+
+
+def worker_count(wanted: int | None) -> int:
+    """How many workers --workers asks for: as many as this process may use cores when it says nothing."""
+    if wanted is not None and wanted < 1:
+        raise ConfigError(f"--workers {wanted}: at least one does the work; give 1 or more")
+    return wanted or len(os.sched_getaffinity(0))
 
 
 def check_vocabulary(run: Run, reached: int) -> None:
@@ -29,13 +55,28 @@ def check_vocabulary(run: Run, reached: int) -> None:
         )
 
 
-def _tokenize(run: Run, out: Path, progress: Progress) -> Result:
+def _tokenize(run: Run, out: Path, progress: Progress, workers: int | None = None) -> Result:
     from trivium.tokens.encode import tokenize
 
     found: dict[str, Any] = tokenize(
-        run.config.tokens, run.folder("curated"), out, seed=run.config.seed, progress=progress
+        run.config.tokens,
+        run.folder("curated"),
+        out,
+        seed=run.config.seed,
+        progress=progress,
+        workers=worker_count(workers),
+        work=run.at.folder(".tokens.work"),
     )
     return found
+
+
+def _given_tokenizer(run: Run) -> dict[str, str]:
+    """The hash of the tokenizer that the config names: what matters is what is in the file."""
+    if run.config.tokens.tokenizer is None:
+        return {}
+    from trivium.tokens.tokenizer import given_tokenizer
+
+    return {"tokenizer": given_tokenizer(run.config.tokens.tokenizer).sha256}
 
 
 def _lines(result: Result) -> list[str]:
@@ -58,4 +99,5 @@ TOKENIZE = Stage(
     reads=("curated",),
     work=_tokenize,
     summary=_lines,
+    outside=_given_tokenizer,
 )

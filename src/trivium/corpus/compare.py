@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trivium.corpus.curate import DOCUMENTS
+from trivium.corpus.inputs import DOCUMENTS
 from trivium.corpus.store import MANIFEST, read_documents
 from trivium.errors import DataError
 from trivium.provenance import STAMP, file_sha256

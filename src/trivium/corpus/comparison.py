@@ -4,6 +4,7 @@ First equal texts and equal ids, in the order of the documents; then near duplic
 by band and part by part, so that memory holds keys and pairs but never the texts.
 """
 
+import json
 import shutil
 from collections.abc import Mapping
 from enum import IntEnum
@@ -29,6 +30,7 @@ from trivium.corpus.kernels.shingles import (
     shingle_sets,
 )
 from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.steps import figure_of
 
 
 class Fate(IntEnum):
@@ -83,7 +85,7 @@ def decide(job: Job, parts: list[Part], engine: Engine, done: Done) -> None:
     engine.map(partial(shingles_of_part, str(job.work)), numbers, done, light=True)
     engine.map(partial(similar_to_part, str(job.work)), numbers, done, light=True)
     found = [np.load(job.path(_SIMILAR, f"{number}.npy"), allow_pickle=False) for number in numbers]
-    decisions = _near(job, fates, sources, np.concatenate(found))
+    decisions = _near(job, parts, fates, sources, np.concatenate(found))
     lay_down(job.path(_DECIDED), partial(_save_all, decisions._asdict()))
     for name in (_PAIRS, _SHINGLES, _SIMILAR):
         shutil.rmtree(job.path(name))
@@ -169,11 +171,14 @@ def _exact(parts: list[Part]) -> tuple[NDArray[np.uint8], list[str]]:
     return np.array(fates, np.uint8), sources
 
 
-def _near(job: Job, exact: NDArray[np.uint8], sources: list[str], similar: NDArray[np.float64]) -> Decisions:
+def _near(
+    job: Job, parts: list[Part], exact: NDArray[np.uint8], sources: list[str], similar: NDArray[np.float64]
+) -> Decisions:
     pairs: Pairs = similar[:, :2].astype(np.int64)
     # a held-out text wins over any other, so that training never sees it
     ranks = ranks_of(sources, priority=(_HELDOUT, *job.config.dedup.priority))
-    best = survivors(components(pairs, documents=len(exact)), ranks)
+    quality = qualities(parts, job.config.dedup.quality) if job.config.dedup.quality else None
+    best = survivors(components(pairs, documents=len(exact)), ranks, quality)
     closest = np.zeros(len(exact))
     for column in (0, 1):
         np.maximum.at(closest, pairs[:, column], similar[:, 2])
@@ -182,6 +187,16 @@ def _near(job: Job, exact: NDArray[np.uint8], sources: list[str], similar: NDArr
     heldout = np.array([source == _HELDOUT for source in sources], dtype=bool)
     fates[near] = np.where(heldout[best[near]], Fate.NEAR_HELDOUT, Fate.NEAR)
     return Decisions(fates, best, closest)
+
+
+def qualities(parts: list[Part], figure: str) -> NDArray[np.float64]:
+    """This figure of each document's metadata, by the path of `statistics`; the lowest of all where it is missing."""
+    found = [
+        figure_of(json.loads(text), figure)
+        for part in parts
+        for text in part.table(["metadata"])["metadata"].to_pylist()
+    ]
+    return np.array(found, np.float64)
 
 
 def _sets(job: Job, number: str) -> tuple[ShingleSets, NDArray[np.int64]]:

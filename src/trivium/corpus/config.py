@@ -211,10 +211,14 @@ class DedupConfig(Config):
     # verified, wider bands cost time and nothing else: 24 x 5 proposes all but 1 in 10,000
     bands: AtLeastOne = 24
     rows: AtLeastOne = 5
+    # lines and paragraphs of fewer words may stand in many documents (for deduplication by these)
+    shortest: Count = 5
     # whether of documents with one address only the first stays, as for several snapshots of a crawl
     urls: bool = False
-    # sources in falling order of quality; a group's survivor is the first document of the best source
+    # sources in falling order of quality; a group's survivor is a document of the best source …
     priority: tuple[str, ...] = ()
+    # … with the highest of this figure of its metadata (such as classifier_score or extraction.prose), else the first
+    quality: str = ""
 
 
 class DecontaminationConfig(Config):
@@ -245,7 +249,7 @@ class CurateConfig(Config):
     privacy: PrivacyConfig = PrivacyConfig()
     classifier: ClassifierConfig = ClassifierConfig()
     selection: SelectionConfig = SelectionConfig()
-    # filters of single documents by name, in the order they judge: also gopher, c4, fineweb, privacy, classifier
+    # filters of single documents by name, in the order they judge: also those of corpus/filters/named.py
     filters: tuple[str, ...] = ("language", "quality", "repetition")
     dedup: DedupConfig = DedupConfig()
     decontamination: DecontaminationConfig = DecontaminationConfig()

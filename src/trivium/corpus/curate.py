@@ -8,10 +8,9 @@ documents between them; each is a list of tasks that an engine does wherever it 
 """
 
 import json
-import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,16 +30,17 @@ from trivium.corpus.first_pass import (
 from trivium.corpus.first_pass import (
     REJECTS as PART_REJECTS,
 )
+from trivium.corpus.inputs import DOCUMENTS
 from trivium.corpus.job import HELDOUT, Job, begin_job, evaluation_items
 from trivium.corpus.kernels.warm_up import warm_up
+from trivium.corpus.publish import join_files, publish_shards, summed
 from trivium.corpus.score import score
 from trivium.corpus.second_pass import SHARDS, clean_shard, find_common, shard_groups
-from trivium.corpus.store import shard_name, write_manifest
 from trivium.errors import DataError
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
 
-DOCUMENTS, REJECTS, FUNNEL, BLEND = "documents", "rejects.jsonl.gz", "funnel.json", "blend.json"
+REJECTS, FUNNEL, BLEND = "rejects.jsonl.gz", "funnel.json", "blend.json"
 DECONTAMINATION, PLANTED, HONEST = "decontamination.json", "planted.json", "honest.json"
 
 
@@ -120,7 +120,7 @@ def _require_documents(job: Job, parts: Sequence[Part]) -> None:
     if any(part.documents for part in parts[1:]):
         return
     counts = [part.counts() for part in parts[1:]]
-    read, *steps = _summed(one["tallies"] for one in counts)
+    read, *steps = summed(one["tallies"] for one in counts)
     if read["documents"] == 0:
         damage = [line for one in counts for line in one["damage"]]
         what = damage[0] if damage else "its files hold no document"
@@ -136,19 +136,14 @@ def _publish(job: Job, parts: Sequence[Part], out: Path, common: Counter[str]) -
     """Put the pieces together as the station's output."""
     folders = sorted(job.path(SHARDS).iterdir())
     counts = [json.loads((folder / COUNTS).read_text(encoding="utf-8")) for folder in folders]
-    (out / DOCUMENTS).mkdir(exist_ok=True)
-    entries: list[dict[str, Any]] = []
-    for folder, one in zip(folders, counts, strict=True):
-        if one["entry"]["documents"]:
-            entries.append({**one["entry"], "file": shard_name(len(entries))})
-            _put(folder / one["entry"]["file"], out / DOCUMENTS / entries[-1]["file"])
-    manifest = write_manifest(out / DOCUMENTS, entries)
-    _join(
+    entries = [one["entry"] for one in counts]
+    manifest = publish_shards(zip(folders, entries, strict=True), out / DOCUMENTS)
+    join_files(
         [*(part.folder / PART_REJECTS for part in parts[1:]), *(f / PART_REJECTS for f in folders)],
         out / REJECTS,
     )
     first, second = (
-        _summed(one["tallies"] for one in many) for many in ([p.counts() for p in parts[1:]], counts)
+        summed(one["tallies"] for one in many) for many in ([p.counts() for p in parts[1:]], counts)
     )
     result: dict[str, Any] = {
         "funnel": first + second,
@@ -172,38 +167,6 @@ def _decontamination(job: Job, counts: Sequence[dict[str, Any]], common: Counter
         "keys": len(owners),
         "common_keys_spared": dict(sorted(common.items())),
     }
-
-
-def _summed(lists: Iterable[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Tallies of the same steps as one tally a step."""
-    totals: dict[str, dict[str, Any]] = {}
-    for tallies in lists:
-        for tally in tallies:
-            total = totals.setdefault(
-                tally["step"], {**tally, "dropped": Counter(), **dict.fromkeys(_COUNTED, 0)}
-            )
-            total["dropped"].update(tally["dropped"])
-            for name in _COUNTED:
-                total[name] += tally[name]
-    return [{**total, "dropped": dict(sorted(total["dropped"].items()))} for total in totals.values()]
-
-
-_COUNTED = ("documents", "bytes", "added", "quarantined")
-
-
-def _put(piece: Path, place: Path) -> None:
-    """A finished piece under its last name, without copying where the disk allows it."""
-    try:
-        os.link(piece, place)
-    except OSError:
-        shutil.copyfile(piece, place)
-
-
-def _join(pieces: Sequence[Path], place: Path) -> None:
-    with open(place, "wb") as whole:
-        for piece in pieces:
-            with open(piece, "rb") as file:
-                shutil.copyfileobj(file, whole)
 
 
 def _scored(source: Path, out: Path) -> dict[str, Any]:

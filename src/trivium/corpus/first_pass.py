@@ -59,7 +59,7 @@ def filter_file(work: str, item: str) -> Result:
         pass  # reading is cheap beside what was done to these
     last, count = False, len(done)
     while not last:
-        taken, last = _take(raw, PART_BYTES)
+        taken, last = take(raw, PART_BYTES)
         _write_part(job, part_name(number, count), taken, last=last)
         count += 1
     return {"parts": count}
@@ -152,7 +152,7 @@ def packed_lines(lines: list[bytes]) -> bytes:
     return gzip.compress(b"".join(lines), compresslevel=4, mtime=0) if lines else b""
 
 
-def _take(raw: Iterator[Document | Damage], size: int) -> tuple[list[Document | Damage], bool]:
+def take(raw: Iterator[Document | Damage], size: int) -> tuple[list[Document | Damage], bool]:
     """The next records of at least so many bytes, and whether they are the last."""
     taken: list[Document | Damage] = []
     held = 0

@@ -20,7 +20,7 @@ from trivium.corpus.html_page import html_page
 from trivium.corpus.plant import Planted, plant
 from trivium.corpus.quarantine import Damage
 from trivium.corpus.raw_files import RawFiles
-from trivium.corpus.read import input_files, read_any, relative_name
+from trivium.corpus.read import input_files, read_any, relative_name, source_of
 from trivium.corpus.steps import Drop
 from trivium.corpus.store import write_documents
 from trivium.corpus.streams import open_binary
@@ -162,12 +162,6 @@ def _survey(path: Path | str, corpus: Path | str, config: HarvestConfig, line: H
 
 def _documents(path: Path | str, corpus: Path | str, config: HarvestConfig) -> Iterator[Document | Damage]:
     return read_any(path, source=source_of(path, corpus), longest=config.longest, limits=config.read)
-
-
-def source_of(path: Path | str, corpus: Path | str) -> str:
-    """The source a file belongs to: the folder it stands in directly under `corpus`, else its own stem."""
-    first, *rest = relative_name(path, corpus).split("/")
-    return first if rest else first.split(".")[0] or first
 
 
 def _write_aside(

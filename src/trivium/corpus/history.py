@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from trivium.corpus.curate import DOCUMENTS, REJECTS
+from trivium.corpus.curate import REJECTS
+from trivium.corpus.inputs import DOCUMENTS
 from trivium.corpus.store import documents_in, read_manifest
 from trivium.errors import DataError
 

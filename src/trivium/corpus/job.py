@@ -6,7 +6,7 @@ killed at any moment leaves nothing that has to be doubted, and a new one does t
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,16 +45,21 @@ class Job:
         return self.work.joinpath(*names)
 
 
-def begin_job(work: Path, source: Path, config: CurateConfig, *, seed: int) -> Job:
-    """The job of this folder; pieces that belong to another config, seed or harvest are deleted."""
-    files = _raw_files(source)
+def begin_job(
+    work: Path, source: Path, config: CurateConfig, *, seed: int, files: Sequence[Path] | None = None
+) -> Job:
+    """The job of this folder; pieces that belong to another config, seed or input are deleted.
+
+    files: what is read, below `source`; without them `source` is a harvest.
+    """
+    files = _raw_files(source) if files is None else files
     described = {
         "trivium": __version__,
         "source": str(source.resolve()),
         "files": [str(path.relative_to(source)) for path in files],
         "config": to_tree(config),
         "seed": seed,
-        "inputs": fingerprint([_state(path) for path in (*files, *_other_inputs(source))]),
+        "inputs": fingerprint([state_of(path) for path in (*files, *_other_inputs(source))]),
     }
     if not (work / JOB).is_file() or _read_json(work / JOB) != json.loads(json.dumps(described)):
         shutil.rmtree(work, ignore_errors=True)
@@ -133,7 +138,8 @@ def _other_inputs(source: Path) -> list[Path]:
     return [*found, *(path for path in (source / EVALUATION_ITEMS,) if path.is_file())]
 
 
-def _state(path: Path) -> tuple[str, int, int]:
+def state_of(path: Path) -> tuple[str, int, int]:
+    """What a file is told by without reading it: name, size, time of change."""
     state = path.stat()
     return path.name, state.st_size, state.st_mtime_ns
 

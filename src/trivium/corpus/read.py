@@ -73,6 +73,12 @@ def relative_name(path: Path | str, corpus: Path | str) -> str:
     return path.removeprefix(str(corpus).rstrip("/")).lstrip("/")
 
 
+def source_of(path: Path | str, corpus: Path | str) -> str:
+    """The source a file belongs to: the folder it stands in directly under `corpus`, else its own stem."""
+    first, *rest = relative_name(path, corpus).split("/")
+    return first if rest else first.split(".")[0] or first
+
+
 def read_any(
     path: Path | str,
     *,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from trivium.corpus.curate import DOCUMENTS
 from trivium.corpus.history import rejects_of
+from trivium.corpus.inputs import DOCUMENTS
 from trivium.corpus.store import read_documents
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -18,11 +18,14 @@ SIMILARITY_BINS = 10  # between 0 and 1
 def corpus_statistics(curated: Path) -> dict[str, Any]:
     """figures: name → quantiles over kept documents (characters of each source; every number in the metadata).
 
+    lengths: source → documents by characters, doubling from bin to bin (bin n: 2^n characters or more).
     rejected: step → reason → documents; similarities: near duplicates by tenths of their Jaccard similarity.
     """
     values: dict[str, list[float]] = defaultdict(list)
+    lengths: dict[str, Counter[int]] = defaultdict(Counter)
     for document in read_documents(curated / DOCUMENTS, verify=False):
         values[f"characters of {document.source}"].append(len(document.text))
+        lengths[document.source][max(len(document.text), 1).bit_length() - 1] += 1
         for name, value in numbers_in(document.metadata):
             values[name].append(value)
     rejected: dict[str, Counter[str]] = defaultdict(Counter)
@@ -37,6 +40,9 @@ def corpus_statistics(curated: Path) -> dict[str, Any]:
         "figures": {
             name: [round(float(q), 4) for q in np.quantile(found, QUANTILES)]
             for name, found in sorted(values.items())
+        },
+        "lengths": {
+            source: [bins[n] for n in range(max(bins) + 1)] for source, bins in sorted(lengths.items())
         },
         "rejected": {step: dict(reasons.most_common()) for step, reasons in rejected.items()},
         "similarities": counts.tolist(),

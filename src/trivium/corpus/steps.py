@@ -1,7 +1,7 @@
 """A step judges one document: keep it (perhaps changed) or drop it with a reason; a funnel counts them all."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -95,6 +95,14 @@ class Steps:
 def noted(document: Document, **figures: Any) -> Document:
     """The document with figures added to its metadata."""
     return replace(document, metadata={**document.metadata, **figures})
+
+
+def figure_of(metadata: Mapping[str, Any], path: str) -> float:
+    """The number at a path of names with dots between them; the lowest of all numbers when there is none."""
+    found: Any = metadata
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return float(found) if isinstance(found, int | float) else float("-inf")
 
 
 def balances(funnel: list[dict[str, Any]]) -> bool:

@@ -119,6 +119,14 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 def read_documents(directory: Path, *, verify: bool = True) -> Iterator[Document]:
     """Every document in the order written; a shard whose bytes changed is refused before any of it is used."""
+    for table in read_tables(directory, verify=verify):
+        yield from documents_in(table)
+
+
+def read_tables(
+    directory: Path, columns: Sequence[str] | None = None, *, verify: bool = True
+) -> Iterator[pa.Table]:
+    """Tables of a few dozen documents in the order written, with these columns; otherwise as `read_documents`."""
     for shard in read_manifest(directory)["shards"]:
         path = directory / shard["file"]
         if not path.is_file():
@@ -128,5 +136,5 @@ def read_documents(directory: Path, *, verify: bool = True) -> Iterator[Document
                 f"{path} does not have the sha256 in the manifest ({shard['sha256'][:12]}…): damaged"
             )
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=256):
-                yield from documents_in(pa.Table.from_batches([batch]))
+            for batch in file.iter_batches(batch_size=64, columns=columns):
+                yield pa.Table.from_batches([batch])

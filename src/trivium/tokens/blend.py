@@ -35,6 +35,11 @@ class Blend:
         shares = np.asarray(list(self.shares.values()), dtype=np.int64)
         return turns * shares[self._table[place]] + self._ordinals[place]
 
+    def place(self, source: int, ordinals: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The sample indices at which a source (by number) comes for the ordinal-th time, counted from 0."""
+        turns, rest = np.divmod(np.asarray(ordinals, dtype=np.int64), list(self.shares.values())[source])
+        return turns * self.period + self._places_of[source][rest]
+
     def counts_after(self, n: int) -> dict[str, int]:
         """Samples of each source among the first `n`."""
         turns, place = divmod(n, self.period)
@@ -54,10 +59,14 @@ class Blend:
         return chosen
 
     @cached_property
+    def _places_of(self) -> list[NDArray[np.int64]]:
+        """For each source, where in a period it comes."""
+        return [np.flatnonzero(self._table == source) for source in range(len(self.sources))]
+
+    @cached_property
     def _ordinals(self) -> NDArray[np.int64]:
         ordinals = np.empty(self.period, dtype=np.int64)
-        for source in range(len(self.sources)):
-            where = np.flatnonzero(self._table == source)
+        for where in self._places_of:
             ordinals[where] = np.arange(len(where))
         return ordinals
 

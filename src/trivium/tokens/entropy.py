@@ -4,13 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def unigram_entropy(train_counts: NDArray[np.int64], validation_tokens: NDArray[np.integer]) -> float:
+def unigram_entropy(train_counts: NDArray[np.int64], validation_counts: NDArray[np.int64]) -> float:
     """Nats per validation token under the training frequencies, each count raised by one.
 
-    train_counts: [vocabulary], how often each id occurs in the training text.
+    Both: [vocabulary], how often each id occurs in a text.
     """
     nats = -np.log(add_one(train_counts))
-    return float(nats[np.asarray(validation_tokens, dtype=np.int64)].mean())
+    return float((nats * validation_counts).sum() / validation_counts.sum())
 
 
 def entropy(counts: NDArray[np.int64]) -> float:

@@ -9,29 +9,75 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trivium.errors import DataError
 from trivium.tokens.shards import TokenShard
 
+PIECE = "#"  # between a document's id and the number of a piece of it, as in corpus/history.py
+
+
+SCHEMA = pa.schema([("document", pa.string()), ("tokens", pa.int64())])
+
 
 class Span(NamedTuple):
-    """`length` tokens of one document, starting at `offset` in a sample."""
+    """`length` tokens of one document, starting at `offset` in a sample and at its own token `begin`."""
 
     document: str
     offset: int
     length: int
+    begin: int
 
 
-def write_lineage(path: Path, documents: Sequence[str], lengths: NDArray[np.int64]) -> None:
-    """Write the document id and length of each document of a shard."""
-    table = {"document": pa.array(documents, pa.string()), "tokens": pa.array(lengths, pa.int64())}
-    pq.write_table(pa.table(table), path, compression="zstd")
+class Found(NamedTuple):
+    """A document among the tokens of a source: [start, stop)."""
+
+    document: str
+    source: str
+    start: int
+    stop: int
+
+
+def lineage_file(shard: TokenShard) -> Path:
+    """The table beside a shard."""
+    return shard.prefix.with_name(f"documents-{shard.prefix.name}.parquet")
+
+
+class LineageWriter:
+    """Appends documents to the table beside a shard."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = pq.ParquetWriter(path, SCHEMA, compression="zstd")
+
+    def append(self, documents: pa.Array | Sequence[str], lengths: NDArray[np.int64]) -> None:
+        """Add the id in the corpus, and the length in tokens, of each document."""
+        self._file.write_table(pa.table({"document": documents, "tokens": lengths}, schema=SCHEMA))
+
+    def close(self) -> None:
+        """Finish the table."""
+        self._file.close()
 
 
 def read_lineage(path: Path, shard: TokenShard) -> list[str]:
     """The document ids of a shard; DataError when the table is missing, damaged, or of another shard."""
+    return [str(d) for d in _table(path, shard)["document"].to_pylist()]
+
+
+def find_documents(path: Path, shard: TokenShard, source: str, document: str) -> list[Found]:
+    """A document's place in a shard, or those of the pieces it was split into; one that left no token is none."""
+    names = _table(path, shard)["document"]
+    same = pc.or_(pc.equal(names, document), pc.starts_with(names, pattern=document + PIECE))
+    starts = shard.document_starts
+    found = [
+        Found(str(names[i].as_py()), source, int(starts[i]), int(starts[i + 1]))
+        for i in pc.indices_nonzero(same).to_pylist()
+    ]
+    return [one for one in found if one.stop > one.start]
+
+
+def _table(path: Path, shard: TokenShard) -> pa.Table:
     try:
         table = pq.read_table(path, columns=["document", "tokens"])
     except FileNotFoundError:
@@ -43,7 +89,7 @@ def read_lineage(path: Path, shard: TokenShard) -> list[str]:
             f"{path} lists {table.num_rows} documents that are not the {len(shard)} of {shard.prefix}.idx; "
             "run `trivium tokenize` again"
         )
-    return [str(d) for d in table["document"].to_pylist()]
+    return table
 
 
 def spans(documents: Sequence[str], starts: NDArray[np.int64], window: tuple[int, int]) -> list[Span]:
@@ -56,6 +102,6 @@ def spans(documents: Sequence[str], starts: NDArray[np.int64], window: tuple[int
         # The last document that starts at or before `place`: empty ones before it hold no token.
         index = int(np.searchsorted(starts, place, side="right")) - 1
         length = min(int(starts[index + 1]) - place, end - at)
-        found.append(Span(documents[index], at - window[0], length))
+        found.append(Span(documents[index], at - window[0], length, place - int(starts[index])))
         at += length
     return found

@@ -15,6 +15,7 @@ FORMAT = "trivium-tokens-1"
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 SPLITS = ("train", "validation")
+_COUNTED = 1 << 22  # tokens at once
 
 
 def read_tokens_manifest(directory: Path) -> dict[str, Any]:
@@ -60,12 +61,14 @@ def token_counts(directory: Path, split: str) -> NDArray[np.int64]:
     vocabulary = int(read_tokens_manifest(directory)["vocabulary"])
     total = np.zeros(vocabulary, dtype=np.int64)
     for shard in open_shards(directory, split).values():
-        counts = np.bincount(shard.tokens, minlength=vocabulary)
-        if len(counts) > vocabulary:
-            raise DataError(
-                f"{shard.prefix}.bin holds id {len(counts) - 1}, but the vocabulary has {vocabulary}; tokenize again"
-            )
-        total += counts
+        for first in range(0, len(shard.tokens), _COUNTED):
+            counts = np.bincount(shard.tokens[first : first + _COUNTED], minlength=vocabulary)
+            if len(counts) > vocabulary:
+                raise DataError(
+                    f"{shard.prefix}.bin holds id {len(counts) - 1}, but the vocabulary has {vocabulary}; "
+                    "tokenize again"
+                )
+            total += counts
     return total
 
 

@@ -5,12 +5,15 @@ put through again until they fall inside (cycle walking), which keeps it a permu
 from a library's generator, the order stays the same with every version of every library.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from trivium.seeds import seed_for
 
 ROUNDS = 6
+Network = Callable[[NDArray[np.uint64]], NDArray[np.uint64]]
 
 
 class Permutation:
@@ -26,22 +29,33 @@ class Permutation:
 
     def __getitem__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """What stands at each position; positions are in [0, size)."""
-        positions = np.asarray(positions)
-        if positions.size and not 0 <= positions.min() <= positions.max() < self.size:
-            raise IndexError(
-                f"positions {positions.min()}..{positions.max()} of a permutation of {self.size}"
-            )
-        values = self._network(positions.astype(np.uint64).ravel())
+        return self._walk(positions, self._network)
+
+    def inverse(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The position of each value; values are in [0, size)."""
+        return self._walk(values, self._backwards)
+
+    def _walk(self, given: NDArray[np.int64], through: Network) -> NDArray[np.int64]:
+        given = np.asarray(given)
+        if given.size and not 0 <= given.min() <= given.max() < self.size:
+            raise IndexError(f"{given.min()}..{given.max()} in a permutation of {self.size}")
+        values = through(given.astype(np.uint64).ravel())
         outside = np.flatnonzero(values >= self.size)
         while outside.size:
-            values[outside] = self._network(values[outside])
+            values[outside] = through(values[outside])
             outside = outside[values[outside] >= self.size]
-        return values.astype(np.int64).reshape(positions.shape)
+        return values.astype(np.int64).reshape(given.shape)
 
     def _network(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         left, right = values >> self._half, values & self._mask
         for key in self._keys:
             left, right = right, left ^ (_mix(right ^ key) & self._mask)
+        return (left << self._half) | right
+
+    def _backwards(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = values >> self._half, values & self._mask
+        for key in reversed(self._keys):
+            left, right = right ^ (_mix(left ^ key) & self._mask), left
         return (left << self._half) | right
 
 

@@ -14,6 +14,8 @@ from pydantic import Field, ValidationError
 from trivium.config import Config
 from trivium.errors import ConfigError, nearest
 from trivium.tokens.blend import Blend
+from trivium.tokens.manifest import read_tokens_manifest
+from trivium.units import format_count
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -67,6 +69,17 @@ def load_recipe(name: str) -> Recipe:
         raise ConfigError(f"recipe '{name}': {' '.join(str(error).split())}; correct the file") from None
 
 
+def recipe_of_tokens(directory: Path) -> Recipe:
+    """The recipe that training on a token directory follows; for as many tokens as it has."""
+    manifest = read_tokens_manifest(directory)
+    rows = {
+        source: SourceRow(tokens=entry["train"]["tokens"], weight=entry["weight"])
+        for source, entry in manifest["sources"].items()
+        if entry.get("train", {}).get("tokens")
+    }
+    return Recipe(sources=rows, tokens_trained=manifest["totals"]["train"]["tokens"])
+
+
 def contents_after(tokens: int, recipe: Recipe, *, sequence: int) -> dict[str, Content]:
     """What the blend of a recipe contains after `tokens`, read as whole samples of `sequence` tokens.
 
@@ -88,17 +101,17 @@ def contents_after(tokens: int, recipe: Recipe, *, sequence: int) -> dict[str, C
 def recipe_lines(contents: Mapping[str, Content], recipe: Recipe) -> list[str]:
     """The table of a recipe for a terminal: tokens there are, weight, tokens read, epochs."""
     width = max(len(source) for source in contents)
-    lines = [f"{'source':<{width}}  tokens (B)  weight %  read (B)  epochs"]
+    lines = [f"{'source':<{width}}      tokens  weight %      read  epochs"]
     lines += [
-        f"{source:<{width}}{recipe.sources[source].tokens / 1e9:>12.1f}{100 * one.weight:>10.1f}"
-        f"{one.tokens / 1e9:>10.1f}{one.epochs:>8.2f}"
+        f"{source:<{width}}{format_count(recipe.sources[source].tokens):>12}{100 * one.weight:>10.1f}"
+        f"{format_count(one.tokens):>10}{one.epochs:>8.2f}"
         for source, one in contents.items()
     ]
     there = sum(row.tokens for row in recipe.sources.values())
     read = sum(one.tokens for one in contents.values())
     return [
         *lines,
-        f"{'together':<{width}}{there / 1e9:>12.1f}{100:>10.1f}{read / 1e9:>10.1f}{read / there:>8.2f}",
+        f"{'together':<{width}}{format_count(there):>12}{100:>10.1f}{format_count(read):>10}{read / there:>8.2f}",
     ]
 
 

@@ -4,8 +4,8 @@ It depends on no layout, micro-batch, number of processes or length of run, so r
 repeating one batch of a million, needs only the number of the sample.
 """
 
-import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +14,14 @@ from numpy.typing import NDArray
 
 from trivium.errors import DataError, nearest
 from trivium.tokens.blend import Blend
-from trivium.tokens.lineage import Span, read_lineage, spans
+from trivium.tokens.digest import Digest, digest
+from trivium.tokens.left_out import NOTHING, NOWHERE, LeftOut
+from trivium.tokens.lineage import Found, Span, find_documents, lineage_file, read_lineage, spans
 from trivium.tokens.manifest import SPLITS, open_shards, read_tokens_manifest
 from trivium.tokens.permutation import Permutation
 from trivium.tokens.shards import TokenShard
+
+BLOCK = 1024  # samples whose places are looked up together
 
 
 class Where(NamedTuple):
@@ -26,6 +30,16 @@ class Where(NamedTuple):
     source: str
     epoch: int
     start: int
+
+
+class Sighting(NamedTuple):
+    """Where a sample saw a document: its tokens [offset, offset + length) are the document's from `begin` on."""
+
+    sample: int
+    epoch: int
+    offset: int
+    length: int
+    begin: int
 
 
 class _Places(NamedTuple):
@@ -42,8 +56,10 @@ class TokenDataset:
     Windows start every `sequence` tokens, so each target is predicted once per epoch. "train" has a sample for
     every i >= 0: sources by largest deficit (`Blend`), within a source a new keyed permutation of its windows each
     epoch; a source shorter than one window repeats within it. "validation" has `num_samples`: each source's windows
-    in order, source after source.
+    in order, source after source. `left_out`: samples of "train" that are passed over; i counts the others.
     """
+
+    left_out: LeftOut = NOTHING
 
     def __init__(
         self, directory: Path, split: str, *, manifest: dict[str, Any], sequence: int, seed: int
@@ -69,6 +85,9 @@ class TokenDataset:
                 "plan.model.sequence"
             )
         self._lineage: dict[int, list[str]] = {}
+        # Plain views: slicing a mapped array costs more than copying what is sliced.
+        self._texts = [np.asarray(shard.tokens).view(np.ndarray) for shard in self._shards]
+        self._blocks: dict[int, _Places] = {}  # of samples that follow one another, looked up together
 
     @staticmethod
     def open(directory: Path, split: str, *, sequence: int, seed: int) -> "TokenDataset":
@@ -95,10 +114,12 @@ class TokenDataset:
 
     def samples(self, indices: Iterable[int]) -> NDArray[np.int64]:
         """Tokens of several samples: [samples, sequence + 1]."""
-        places = self._places(np.fromiter(indices, dtype=np.int64))
+        places = self._places_ahead(np.fromiter(indices, dtype=np.int64))
         tokens = np.empty((len(places.start), self.sequence + 1), dtype=np.int64)
-        for row, (source, start) in enumerate(zip(places.source, places.start, strict=True)):
-            text = self._shards[source].tokens
+        for row, (source, start) in enumerate(
+            zip(places.source.tolist(), places.start.tolist(), strict=True)
+        ):
+            text = self._texts[source]
             window = text[start : start + self.sequence + 1]
             # Only a source shorter than one window falls short: it begins again.
             tokens[row] = window if len(window) > self.sequence else np.resize(text, self.sequence + 1)
@@ -114,22 +135,108 @@ class TokenDataset:
         places = self._places(np.asarray([i], dtype=np.int64))
         source, start = int(places.source[0]), int(places.start[0])
         shard = self._shards[source]
+        return spans(self._names(source), shard.document_starts, (start, start + self.sequence + 1))
+
+    def documents(self) -> Iterator[Found]:
+        """Every document that has tokens in this split."""
+        for number, (source, shard) in enumerate(zip(self._sources, self._shards, strict=True)):
+            starts = shard.document_starts.tolist()
+            for name, start, stop in zip(self._names(number), starts[:-1], starts[1:], strict=True):
+                if start < stop:
+                    yield Found(name, source, start, stop)
+
+    def find(self, document: str) -> list[Found]:
+        """The places of a document, or of every piece of it, among the tokens of this split; none: not in it."""
+        return [
+            found
+            for source, shard in zip(self._sources, self._shards, strict=True)
+            for found in find_documents(lineage_file(shard), shard, source, document)
+        ]
+
+    def sightings(self, found: Found, samples: int) -> list[Sighting]:
+        """Where the first `samples` samples of "train" saw a document, in their order.
+
+        Not by looking through the samples: the windows that hold the document, their positions in each epoch's
+        permutation, and the places of these in the blend are all computed.
+        """
+        if found.source not in self._sources or found.start == found.stop:
+            return []
+        source = self._sources.index(found.source)
+        counted = self.counts_after(samples)[found.source] + sum(
+            stop - first for first, stop in self.left_out.gaps
+        )
+        windows = int(self._windows[source])
+        seen = []
+        for epoch in range(-(-counted // windows)):
+            order = Permutation(windows, self.seed, "samples", found.source, epoch)
+            here = self._windows_over(source, found.start, found.stop)
+            places = self._blend.place(source, epoch * windows + order.inverse(here))
+            numbers = self.left_out.numbers(places)
+            seen += [
+                Sighting(int(n), epoch, *touch)
+                for n, w in zip(numbers, here, strict=True)
+                if n != NOWHERE and n < samples
+                for touch in self._touches(source, int(w) * self.sequence, found)
+            ]
+        return sorted(seen)
+
+    def _names(self, source: int) -> list[str]:
         if source not in self._lineage:
-            self._lineage[source] = read_lineage(
-                self.directory / f"documents-{shard.prefix.name}.parquet", shard
-            )
-        return spans(self._lineage[source], shard.document_starts, (start, start + self.sequence + 1))
+            shard = self._shards[source]
+            self._lineage[source] = read_lineage(lineage_file(shard), shard)
+        return self._lineage[source]
+
+    def _windows_over(self, source: int, start: int, stop: int) -> NDArray[np.int64]:
+        """The windows of a source that hold any of its tokens [start, stop)."""
+        if len(self._shards[source].tokens) <= self.sequence:
+            return np.zeros(1, dtype=np.int64)  # the only one, in which the source repeats
+        # Window w holds tokens from w x sequence to (w + 1) x sequence, that one included.
+        first, last = max(0, (start - 1) // self.sequence), (stop - 1) // self.sequence
+        return np.arange(first, min(last + 1, int(self._windows[source])), dtype=np.int64)
+
+    def _touches(self, source: int, start: int, found: Found) -> list[tuple[int, int, int]]:
+        """(offset, length, begin) of a document in the window that starts at a token; several where it repeats."""
+        window, total = (start, start + self.sequence + 1), len(self._shards[source].tokens)
+        turns = range(0, self.sequence + 1 if total <= self.sequence else 1, total)
+        parts = [(max(window[0], found.start + t), min(window[1], found.stop + t), t) for t in turns]
+        return [(a - start, b - a, a - t - found.start) for a, b, t in parts if a < b]
 
     def counts_after(self, n: int) -> dict[str, int]:
         """Samples of each source among the first n."""
         if self.split == "train":
-            return self._blend.counts_after(n)
+            gaps = self.left_out.before(n)
+            counts = self._blend.counts_after(n + sum(stop - first for first, stop in gaps))
+            for first, stop in gaps:
+                after, until = self._blend.counts_after(stop), self._blend.counts_after(first)
+                counts = {s: c - after[s] + until[s] for s, c in counts.items()}
+            return counts
         before = np.concatenate([[0], np.cumsum(self._windows)])[:-1]
         return dict(zip(self._sources, np.clip(n - before, 0, self._windows).tolist(), strict=True))
 
-    def hash_batch(self, indices: Iterable[int]) -> str:
-        """A short hash of samples, in order: equal hashes mean equal data."""
-        return hashlib.blake2b(self.samples(indices).astype("<i8").tobytes(), digest_size=8).hexdigest()
+    def digest(self, first: int, count: int) -> Digest:
+        """The digest of samples [first, first + count), as training logs it."""
+        tokens = self.samples(range(first, first + count))
+        return digest(range(first, first + count), tokens[:, :-1], tokens[:, 1:])
+
+    def leaving_out(self, left_out: LeftOut) -> "TokenDataset":
+        """The same samples but these, numbered anew."""
+        other = copy(self)
+        other.left_out, other._blocks = left_out, {}
+        return other
+
+    def _places_ahead(self, indices: NDArray[np.int64]) -> _Places:
+        """As `_places`, through blocks of samples: batches follow one another, and looking up many costs as one."""
+        first = int(indices.min(initial=0)) // BLOCK
+        last = int(indices.max(initial=0)) // BLOCK
+        if self.split != "train" or first < 0 or last > first + 1:
+            return self._places(indices)
+        for number in range(first, last + 1):
+            if number not in self._blocks:
+                self._blocks = {n: b for n, b in self._blocks.items() if n == number - 1}
+                self._blocks[number] = self._places(np.arange(number * BLOCK, (number + 1) * BLOCK))
+        blocks = [self._blocks[number] for number in range(first, last + 1)]
+        together = blocks[0] if len(blocks) == 1 else _Places(*map(np.concatenate, zip(*blocks, strict=True)))
+        return _Places(*(each[indices - first * BLOCK] for each in together))
 
     def _places(self, indices: NDArray[np.int64]) -> _Places:
         limit = self.num_samples if self.split == "validation" else np.iinfo(np.int64).max
@@ -142,8 +249,9 @@ class TokenDataset:
             source = np.searchsorted(ends, indices, side="right")
             window = indices - (ends - self._windows)[source]
             return _Places(source, np.zeros_like(indices), window * self.sequence)
-        source = self._blend.source(indices)
-        epoch, position = np.divmod(self._blend.ordinal(indices), self._windows[source])
+        places = self.left_out.places(indices)
+        source = self._blend.source(places)
+        epoch, position = np.divmod(self._blend.ordinal(places), self._windows[source])
         window = np.empty_like(indices)
         for s, e in sorted(set(zip(source.tolist(), epoch.tolist(), strict=True))):
             order = Permutation(int(self._windows[s]), self.seed, "samples", self._sources[s], e)

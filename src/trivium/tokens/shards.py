@@ -9,7 +9,6 @@ Format: Megatron-LM, megatron/core/datasets/indexed_dataset.py. We write one seq
 """
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,27 +72,28 @@ class ShardWriter:
         self.prefix = prefix
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self._code = next(code for code, known in _dtypes().items() if known == self.dtype)
-        self._lengths: list[int] = []
+        self._lengths: list[NDArray[np.int64]] = []
         self._file = open(files_of(prefix)[1], "wb")  # noqa: SIM115 closed by close()
 
-    def append(self, documents: Sequence[Sequence[int]]) -> None:
-        """Add documents, each a sequence of ids; DataError when an id does not fit the dtype."""
-        if not documents:
-            return
-        flat = np.concatenate([np.asarray(document, dtype=np.int64) for document in documents])
+    def append(self, ids: NDArray[np.integer], lengths: NDArray[np.integer]) -> None:
+        """Add documents: their ids end to end, and how many each has; DataError when an id does not fit the dtype."""
         limits = np.iinfo(self.dtype)
-        if flat.size and not limits.min <= flat.min() <= flat.max() <= limits.max:
+        if ids.size and not limits.min <= ids.min() <= ids.max() <= limits.max:
             raise DataError(
-                f"{self._file.name}: ids from {flat.min()} to {flat.max()} do not fit {self.dtype.name} "
+                f"{self._file.name}: ids from {ids.min()} to {ids.max()} do not fit {self.dtype.name} "
                 f"({limits.min} to {limits.max}); set tokens.dtype to int32"
             )
-        self._file.write(flat.astype(self.dtype).tobytes())
-        self._lengths += [len(document) for document in documents]
+        if lengths.sum() != ids.size:
+            raise DataError(
+                f"{self._file.name}: {ids.size} ids for documents of {lengths.sum()} in all; give as many as they have"
+            )
+        self._file.write(ids.astype(self.dtype).data)
+        self._lengths.append(np.asarray(lengths, dtype=np.int64))
 
     def close(self) -> NDArray[np.int64]:
         """Finish the shard; returns the length of each document in tokens."""
         self._file.close()
-        lengths = np.asarray(self._lengths, dtype=np.int64)
+        lengths = np.concatenate([np.empty(0, np.int64), *self._lengths])
         _write_index(files_of(self.prefix)[0], self._code, self.dtype.itemsize, lengths)
         return lengths
 

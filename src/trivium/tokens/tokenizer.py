@@ -1,7 +1,7 @@
 """A byte-level BPE: any text becomes ids and comes back unchanged.
 
 Training and `encode_batch` use one thread per core inside the tokenizers library; `encode` uses none, so that
-several ranks on one machine can encode without multiplying threads.
+several ranks on one machine can encode without multiplying threads. `encode_arrays` is for whole corpora.
 """
 
 import hashlib
@@ -9,11 +9,16 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+import tiktoken
 import tokenizers
+from numpy.typing import NDArray
 
 from trivium.errors import DataError
+from trivium.tokens.bulk import equal_encoding
 
 END_OF_TEXT = "<|endoftext|>"
+FILE = "tokenizer.json"
 
 
 class Tokenizer:
@@ -25,11 +30,18 @@ class Tokenizer:
         self._library = tokenizers.Tokenizer.from_str(description)
         # "<|endoftext|>" written in a document is text: only the corpus writer may end a document.
         self._library.encode_special_tokens = True
+        self._library.no_truncation()
+        self._library.no_padding()
 
     @cached_property
     def vocabulary(self) -> int:
-        """Number of ids in use."""
-        return int(self._library.get_vocab_size())
+        """The largest id and one: number of ids a model needs."""
+        return 1 + max(self.words().values(), default=-1)
+
+    @cached_property
+    def bulk(self) -> tiktoken.Encoding | None:
+        """The same tokenizer in tiktoken, where identical ids are certain; checking takes a second or two."""
+        return equal_encoding(self.description)
 
     @cached_property
     def end_of_text(self) -> int:
@@ -46,11 +58,25 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of one text, without an end mark; starts no threads."""
-        return list(self._library.encode(_checked(text)).ids)
+        return list(self._library.encode(_checked(text), add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text; equal to `encode` of each, on all cores."""
-        return [e.ids for e in self._library.encode_batch_fast([_checked(t) for t in texts])]
+        checked = [_checked(t) for t in texts]
+        return [e.ids for e in self._library.encode_batch_fast(checked, add_special_tokens=False)]
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+        """Ids of each text; equal to `encode` of each, on this thread, which lets other threads run meanwhile."""
+        encoding = self.bulk
+        if encoding is None:
+            return [np.array(ids, np.uint32) for ids in self.encode_batch(texts)]
+        return [self._in_bulk(encoding, text) for text in texts]
+
+    def _in_bulk(self, encoding: tiktoken.Encoding, text: str) -> NDArray[np.uint32]:
+        try:
+            return encoding.encode_to_numpy(text, disallowed_special=())
+        except (ValueError, UnicodeError):  # too long a run of blanks for its stack, or half a character
+            return np.array(self.encode(text), np.uint32)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; bytes that do not form a character become U+FFFD."""
@@ -95,6 +121,23 @@ def load_tokenizer(path: Path) -> Tokenizer:
     if END_OF_TEXT not in tokenizer.words():
         raise DataError(f"{path} has no token {END_OF_TEXT}, which must close every document; tokenize again")
     return tokenizer
+
+
+def given_tokenizer(place: str) -> Tokenizer:
+    """The tokenizer in this file, or in the `tokenizer.json` of this folder; DataError when there is none."""
+    path = tokenizer_file(place)
+    if not path.is_file():
+        raise DataError(
+            f"tokens.tokenizer: {path} does not exist; give a tokenizer.json of Hugging Face tokenizers, or a "
+            "folder that holds one"
+        )
+    return load_tokenizer(path)
+
+
+def tokenizer_file(place: str) -> Path:
+    """The file that `tokens.tokenizer` names."""
+    path = Path(place)
+    return path / FILE if path.is_dir() else path
 
 
 def _checked(text: str) -> str:

@@ -1,21 +1,38 @@
 """Every filter of single documents under its name, so that a config can list them in the order they judge."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from trivium.corpus.classifier import trained_step
+from trivium.corpus.clean import tidy
 from trivium.corpus.config import CurateConfig
+from trivium.corpus.document import Document
+from trivium.corpus.extract import extract_step
 from trivium.corpus.filters.c4 import c4_step
 from trivium.corpus.filters.fineweb import fineweb_step
 from trivium.corpus.filters.language import language_step
 from trivium.corpus.filters.quality import gopher_step, quality_step
 from trivium.corpus.filters.repetition import repetition_step
 from trivium.corpus.privacy import privacy_step
-from trivium.corpus.steps import Step
+from trivium.corpus.steps import Drop, Keep, Step, Verdict
 from trivium.errors import ConfigError, nearest
+
+
+def clean_step() -> Step:
+    """The step that makes text plain (`clean.tidy`) and drops what is empty then."""
+
+    def judge(document: Document) -> Verdict:
+        text = tidy(document.text)
+        return Keep(replace(document, text=text)) if text else Drop("empty")
+
+    return Step("clean", judge)
+
 
 FILTERS: Mapping[str, Callable[[CurateConfig, int], Step]] = MappingProxyType(
     {
+        "extract": lambda config, _: extract_step(config.extract),
+        "clean": lambda *_: clean_step(),
         "language": lambda config, _: language_step(config.language),
         "quality": lambda config, _: quality_step(config.quality),
         "repetition": lambda config, _: repetition_step(config.repetition),

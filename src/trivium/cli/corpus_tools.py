@@ -1,0 +1,277 @@
+"""The stations of the corpus one by one: `corpus step`, `dedup`, `select`, `classify`, `blend`, `extract-check`.
+
+Each reads a folder or file and writes a folder: documents/, rejects.jsonl.gz, funnel.json and its stamp.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trivium.cli.options import DEFAULT_PRESET, Sets
+from trivium.cli.run_config import Given, RunConfig, resolve
+from trivium.cli.show import progress_of, say
+from trivium.cli.tokenize import Workers
+from trivium.cli.workers import ENGINES, chosen_engine
+from trivium.config import to_tree
+from trivium.errors import ConfigError, nearest
+from trivium.progress import Progress
+from trivium.provenance import fingerprint, publishing, read_stamp, write_json
+from trivium.units import format_bytes, parse_count
+
+if TYPE_CHECKING:
+    from trivium.tokens.recipe import Recipe
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Preset = Annotated[
+    str,
+    typer.Option("--preset", metavar="NAME", help="A shipped preset or a YAML/JSON file, for its settings."),
+]
+Source = Annotated[
+    Path,
+    typer.Argument(
+        metavar="IN", help="Files that can be read, a document store, or the output of another verb."
+    ),
+]
+Target = Annotated[Path, typer.Argument(metavar="OUT", help="A folder to be made.")]
+Engine = Annotated[str, typer.Option("--engine", metavar="|".join(ENGINES), help="Where the work runs.")]
+
+classify = typer.Typer(
+    help="Train the quality classifier, or score documents with it.",
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+
+def step(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="read, extract, clean, or a filter's name.")],
+    source: Source,
+    out: Target,
+    preset: Preset = DEFAULT_PRESET,
+    sets: Sets = None,
+    engine: Engine = "here",
+    workers: Workers = None,
+) -> None:
+    """One station alone, documents in and documents out; killed at any moment, the same command goes on."""
+    from trivium.corpus.station import run_steps
+
+    config = _config(preset, sets)
+    filters = () if name == "read" else (name,)
+    curate = config.curate.model_copy(update={"filters": filters})
+    runner = chosen_engine(engine, workers)
+
+    def work(into: Path, progress: Progress) -> dict[str, Any]:
+        return run_steps(
+            curate, source, into, seed=config.seed, work=_work(out), progress=progress, engine=runner
+        )
+
+    _say_funnel(_written(out, f"corpus step {name}", config, {"in": source}, work))
+
+
+def dedup(
+    source: Source,
+    out: Target,
+    by: Annotated[
+        str, typer.Option("--by", metavar="near|text|lines|paragraphs", help="What is compared.")
+    ] = "near",
+    index: Annotated[
+        Path | None,
+        typer.Option(
+            "--index",
+            metavar="DIR",
+            help="What earlier snapshots held: they are compared with, and this one is added.",
+        ),
+    ] = None,
+    preset: Preset = DEFAULT_PRESET,
+    sets: Sets = None,
+) -> None:
+    """Drop documents that repeat an earlier one, or their lines or paragraphs that do."""
+    from trivium.corpus.deduplicate import WAYS, deduplicate
+
+    way = next((one for one in WAYS if one == by), None)
+    if way is None:
+        raise ConfigError(f"--by {by}: documents are not compared so; {nearest(by, WAYS)}")
+    if index is not None and way != "near":
+        raise ConfigError(
+            f"--index {index} goes with --by near, not with --by {by}; leave one of the two out"
+        )
+    config = _config(preset, sets)
+
+    def work(into: Path, progress: Progress) -> dict[str, Any]:
+        return deduplicate(
+            config.curate,
+            source,
+            into,
+            by=way,
+            seed=config.seed,
+            work=_work(out),
+            index=index,
+            progress=progress,
+        )
+
+    _say_funnel(_written(out, f"corpus dedup --by {by}", config, {"in": source}, work))
+
+
+def select(
+    source: Source,
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Documents like which more are wanted.")],
+    out: Target,
+    preset: Preset = DEFAULT_PRESET,
+    sets: Sets = None,
+) -> None:
+    """Keep the documents that bring training closest to a target set, best first (curate.selection)."""
+    from trivium.corpus.choose import choose_documents
+
+    config = _config(preset, sets)
+
+    def work(into: Path, progress: Progress) -> dict[str, Any]:
+        return choose_documents(config.curate.selection, source, target, into, seed=config.seed)
+
+    _say_funnel(_written(out, "corpus select", config, {"in": source, "target": target}, work))
+
+
+@classify.command()
+def train(
+    positives: Annotated[Path, typer.Argument(metavar="GOOD", help="Documents of high quality.")],
+    negatives: Annotated[Path, typer.Argument(metavar="CRAWL", help="Documents of the crawl.")],
+    out: Target,
+    preset: Preset = DEFAULT_PRESET,
+    sets: Sets = None,
+) -> None:
+    """Train the classifier of high-quality text against crawl; its accuracy is that on documents held out."""
+    from trivium.corpus.classifier import train as train_classifier
+    from trivium.corpus.inputs import documents_at
+
+    config = _config(preset, sets)
+
+    def work(into: Path, progress: Progress) -> dict[str, Any]:
+        good, crawl = ([document.text for document in documents_at(p)] for p in (positives, negatives))
+        model, report = train_classifier(good, crawl, config.curate.classifier, seed=config.seed)
+        model.save(into / "classifier.npz")
+        write_json(into / "report.json", report.as_json())
+        return report.as_json()
+
+    found = _written(out, "corpus classify train", config, {"good": positives, "crawl": negatives}, work)
+    say(
+        f"accuracy {found['accuracy']:.1%} and area under the curve {found['auc']:.4f} on "
+        f"{found['held_out']:,} documents held out; trained on {found['trained_on']:,}"
+    )
+    say(f"use it: --set curate.classifier.model={out / 'classifier.npz'}")
+
+
+@classify.command()
+def score(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="classifier.npz of `classify train`.")],
+    source: Source,
+    out: Target,
+    preset: Preset = DEFAULT_PRESET,
+    sets: Sets = None,
+) -> None:
+    """Write every document with its score as `classifier_score`; none is dropped."""
+    from trivium.corpus.choose import score_documents
+
+    config = _config(preset, sets)
+
+    def work(into: Path, progress: Progress) -> dict[str, Any]:
+        return score_documents(model, source, into)
+
+    found = _written(out, "corpus classify score", config, {"model": model, "in": source}, work)
+    _say_funnel(found)
+    for name, value in found["scores"].items():
+        say(f"  score, {name}: {value:.3f}")
+
+
+def blend(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE", help="A shipped recipe, a YAML file, or a run directory with tokens."
+        ),
+    ] = "mt-nlg",
+    after: Annotated[
+        str | None,
+        typer.Option("--after", metavar="TOKENS", help="Tokens read, as 270B. Default: the recipe's."),
+    ] = None,
+    sequence: Annotated[int, typer.Option("--sequence", metavar="N", help="Tokens in a sample.")] = 2048,
+    as_json: AsJson = False,
+) -> None:
+    """Show weights and epochs of a blend, and what it contains after so many tokens."""
+    from trivium.tokens.recipe import contents_after, recipe_lines
+
+    if sequence < 1:
+        raise ConfigError(f"--sequence {sequence}: a sample has 1 token or more; give its length")
+    table = _recipe(recipe)
+    tokens = parse_count(after) if after else int(table.tokens_trained)
+    contents = contents_after(tokens, table, sequence=sequence)
+    if as_json:
+        say(json.dumps({source: one._asdict() for source, one in contents.items()}))
+        return
+    for line in recipe_lines(contents, table):
+        say(line)
+
+
+def extract_check(
+    gold: Annotated[Path, typer.Argument(metavar="GOLD", help="A folder of pages with gold text.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="A run directory whose report will show it.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """F1 and speed of each extractor on pages whose text is known."""
+    from trivium.corpus.extract_check import check_extraction, extraction_lines
+
+    rows = check_extraction(gold)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "extraction.json", rows)
+    for line in [json.dumps(rows)] if as_json else extraction_lines(rows):
+        say(line)
+
+
+def _recipe(name: str) -> "Recipe":
+    from trivium.tokens.manifest import MANIFEST
+    from trivium.tokens.recipe import load_recipe, recipe_of_tokens
+
+    tokens = Path(name) / "tokens"
+    return recipe_of_tokens(tokens) if (tokens / MANIFEST).is_file() else load_recipe(name)
+
+
+def _config(preset: str, sets: list[str] | None) -> RunConfig:
+    return resolve(Given(preset, tuple(sets or ()))).checked()
+
+
+def _work(out: Path) -> Path:
+    """Where finished pieces lie until the output is there."""
+    return out.with_name(f".{out.name}.work")
+
+
+def _written(
+    out: Path,
+    verb: str,
+    config: RunConfig,
+    inputs: Mapping[str, Path],
+    work: Callable[[Path, Progress], dict[str, Any]],
+) -> dict[str, Any]:
+    """Do a verb's work into a folder that appears, stamped, when it is complete."""
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and read_stamp(out) is None)):
+        raise ConfigError(f"OUT {out} is there and was not made by trivium; give a folder that is not")
+    out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    settings = {"seed": config.seed, "curate": to_tree(config)["curate"]}
+    names = {name: fingerprint(str(path.resolve())) for name, path in inputs.items()}
+    with (
+        progress_of(verb) as progress,
+        publishing(out, verb=verb, config=settings, inputs=names) as partial,
+    ):
+        return work(partial, progress)
+
+
+def _say_funnel(found: Mapping[str, Any]) -> None:
+    for tally in found["funnel"]:
+        reasons = "; ".join(f"{number:,} {reason}" for reason, number in tally["dropped"].items())
+        quarantined = f"; {tally['quarantined']:,} unreadable" if tally["quarantined"] else ""
+        say(
+            f"{tally['step']}: {tally['documents']:,} documents, {format_bytes(tally['bytes'])}"
+            f"{quarantined}{f'; dropped: {reasons}' if reasons else ''}"
+        )

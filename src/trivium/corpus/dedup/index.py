@@ -1,0 +1,191 @@
+"""An index of documents seen: what a new snapshot of a crawl is compared with, without the old texts.
+
+index.json            format, what the keys depend on, and the snapshots in order: key, parts, documents
+parts/NNNNN-NNNNN/    of some documents: ids.parquet, bands.npy [bands, documents], hashes.npy and offsets.npy (the
+                      shingle set of each)
+
+A snapshot is in the index from the moment index.json names it; parts it does not name are of no account.
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from trivium.corpus.config import DedupConfig
+from trivium.corpus.dedup.cluster import components, ranks_of, survivors
+from trivium.corpus.dedup.minhash import CHAIN, MinHash, merged_pairs
+from trivium.corpus.document import Document
+from trivium.corpus.job import lay_down, mapped
+from trivium.corpus.kernels.shingles import Pairs, ShingleSets, jaccard_of_pairs, pairs_in_band, shingle_sets
+from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.steps import figure_of
+from trivium.errors import DataError
+from trivium.provenance import write_json
+
+FORMAT = "trivium-dedup-index-1"
+INDEX, PARTS = "index.json", "parts"
+_OLD = "\x00"  # stands for the source of what was seen before; no real source has this name
+
+
+class IndexPart(NamedTuple):
+    """Some documents of the index: their folder, the number of the first among all, and how many."""
+
+    folder: Path
+    first: int
+    documents: int
+
+    def bands(self) -> NDArray[np.uint64]:
+        """Band keys, [bands, documents]."""
+        return mapped(self.folder / "bands.npy")
+
+    def sets(self) -> ShingleSets:
+        """The shingle set of each document."""
+        return ShingleSets(mapped(self.folder / "hashes.npy"), mapped(self.folder / "offsets.npy"))
+
+    def column(self, name: str) -> list[Any]:
+        """`id`, `source` or `quality` of each document."""
+        found: list[Any] = pq.read_table(self.folder / "ids.parquet", columns=[name])[name].to_pylist()
+        return found
+
+
+class Found(NamedTuple):
+    """Of each new document: the number of its group's survivor, and its largest verified similarity to any other."""
+
+    survivors: NDArray[np.int64]
+    similarities: NDArray[np.float64]
+
+
+def write_part(folder: Path, documents: Sequence[Document], config: DedupConfig, *, seed: int) -> None:
+    """Lay down what documents are compared by."""
+    texts = texts_of([document.text for document in documents])
+    minhash = MinHash(bands=config.bands, rows=config.rows, shingle=config.shingle, seed=seed)
+    sets = shingle_sets(texts, size=config.shingle)
+    ids = {
+        "id": pa.array([document.id for document in documents], pa.string()),
+        "source": pa.array([document.source for document in documents], pa.string()),
+        "quality": pa.array([figure_of(d.metadata, config.quality) for d in documents], pa.float64()),
+    }
+
+    def write(into: Path) -> None:
+        pq.write_table(pa.table(ids), into / "ids.parquet", compression="zstd")
+        np.save(into / "bands.npy", minhash.band_keys(texts), allow_pickle=False)
+        np.save(into / "hashes.npy", sets.hashes, allow_pickle=False)
+        np.save(into / "offsets.npy", sets.offsets, allow_pickle=False)
+
+    lay_down(folder, write)
+
+
+def read_index(folder: Path, config: DedupConfig, *, seed: int) -> list[dict[str, Any]]:
+    """The snapshots of an index, none where there is no index; DataError when its keys are of another kind."""
+    path = folder / INDEX
+    if not path.is_file():
+        return []
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+        kept, asked = index["keys"], keys_of(config, seed=seed)
+        snapshots: list[dict[str, Any]] = index["snapshots"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path} is no index of documents ({error}); give another folder, or delete it"
+        ) from None
+    if index.get("format") != FORMAT or kept != asked:
+        raise DataError(
+            f"{path} was made with {kept}, now asked for: {asked}; give the same curate.dedup and seed, or a new index"
+        )
+    return snapshots
+
+
+def add_snapshot(folder: Path, config: DedupConfig, key: str, parts: Sequence[Path], *, seed: int) -> None:
+    """Put the parts of a snapshot into an index; it is in it once they all are."""
+    snapshots = read_index(folder, config, seed=seed)
+    (folder / PARTS).mkdir(parents=True, exist_ok=True)
+    names = []
+    for number, part in enumerate(parts):
+        names.append(f"{len(snapshots):05d}-{number:05d}")
+        shutil.rmtree(folder / PARTS / names[-1], ignore_errors=True)
+        lay_down(folder / PARTS / names[-1], lambda into, part=part: _copy(part, into))  # type: ignore[misc]
+    snapshots.append({"key": key, "parts": names})
+    write_json(folder / INDEX, {"format": FORMAT, "keys": keys_of(config, seed=seed), "snapshots": snapshots})
+
+
+def keys_of(config: DedupConfig, *, seed: int) -> dict[str, Any]:
+    """What band keys and shingle sets depend on."""
+    return {"bands": config.bands, "rows": config.rows, "shingle": config.shingle, "seed": seed}
+
+
+def listed(folders: Sequence[Path], *, first: int = 0) -> list[IndexPart]:
+    """Parts in these folders, numbered through from `first`."""
+    parts = []
+    for folder in folders:
+        documents = pq.ParquetFile(folder / "ids.parquet").metadata.num_rows
+        parts.append(IndexPart(folder, first, documents))
+        first += documents
+    return parts
+
+
+def find_duplicates(old: Sequence[IndexPart], new: Sequence[IndexPart], config: DedupConfig) -> Found:
+    """Which document stands for the group of each new one: an old one if there is any, so that old ones all stay.
+
+    A new document goes exactly if one run over the old and the new documents, the old ones first and preferred,
+    drops it: groups are joined by pairs, and pairs among old documents join no group that new ones part.
+    """
+    parts = [*old, *new]
+    first_new = new[0].first if new else 0
+    pairs = _candidates(parts, first_new, bands=config.bands)
+    similarity = _similarities(parts, pairs)
+    similar = similarity >= config.threshold
+    pairs, similarity = pairs[similar], similarity[similar]
+    total = parts[-1].first + parts[-1].documents if parts else 0
+    sources = [_OLD] * first_new + [source for part in new for source in part.column("source")]
+    quality = np.concatenate([np.zeros(first_new), *(np.array(part.column("quality")) for part in new)])
+    ranks = ranks_of(sources, priority=(_OLD, *config.priority))
+    best = survivors(components(pairs, documents=total), ranks, quality)
+    closest = np.zeros(total)
+    for column in (0, 1):
+        np.maximum.at(closest, pairs[:, column], similarity)
+    return Found(best[first_new:], closest[first_new:])
+
+
+def ids_of(parts: Sequence[IndexPart], numbers: set[int]) -> dict[int, str]:
+    """The ids of documents by their numbers."""
+    found: dict[int, str] = {}
+    for part in parts:
+        wanted = sorted(number for number in numbers if part.first <= number < part.first + part.documents)
+        if wanted:
+            ids = part.column("id")
+            found.update((number, ids[number - part.first]) for number in wanted)
+    return found
+
+
+def _candidates(parts: Sequence[IndexPart], first_new: int, *, bands: int) -> Pairs:
+    """Pairs that agree in a band and whose later document is new; one band in memory at a time."""
+    lists = []
+    for band in range(bands):
+        keys = np.concatenate([np.empty(0, np.uint64), *(part.bands()[band] for part in parts)])
+        found = pairs_in_band(keys, chain=CHAIN)
+        lists.append(found[found[:, 1] >= first_new])
+    return merged_pairs(lists)
+
+
+def _similarities(parts: Sequence[IndexPart], pairs: Pairs) -> NDArray[np.float64]:
+    """The true Jaccard similarity of each pair, two parts at a time."""
+    ends = np.array([part.first + part.documents for part in parts])
+    owners = np.searchsorted(ends, pairs, side="right")
+    found = np.zeros(len(pairs))
+    for left, right in np.unique(owners, axis=0).tolist():
+        rows = np.flatnonzero((owners[:, 0] == left) & (owners[:, 1] == right))
+        places = pairs[rows] - [parts[left].first, parts[right].first]
+        found[rows] = jaccard_of_pairs(parts[left].sets(), parts[right].sets(), places)
+    return found
+
+
+def _copy(part: Path, into: Path) -> None:
+    for file in part.iterdir():
+        shutil.copyfile(file, into / file.name)

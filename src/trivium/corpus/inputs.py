@@ -1,0 +1,57 @@
+"""What a verb is given to read: the output of another verb, or files of any kind that can be read."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trivium.corpus.config import ReadConfig
+from trivium.corpus.document import Document
+from trivium.corpus.quarantine import Damage
+from trivium.corpus.read import input_files, read_any, source_of
+from trivium.corpus.store import MANIFEST, documents_in, read_manifest, read_tables
+from trivium.errors import DataError
+
+DOCUMENTS = "documents"  # the store in the output of a verb
+
+
+def store_at(path: Path) -> Path | None:
+    """The document store that this path is, or holds as the output of a verb; None when it is neither."""
+    return next((folder for folder in (path, path / DOCUMENTS) if (folder / MANIFEST).is_file()), None)
+
+
+def files_at(path: Path) -> list[Path]:
+    """The files to read, in order: a store's shards, or whatever can be read; DataError when there are none."""
+    store = store_at(path)
+    if store is None:
+        return input_files(path)
+    return [store / shard["file"] for shard in read_manifest(store)["shards"]]
+
+
+def documents_of(
+    file: Path, *, source: str, limits: ReadConfig = ReadConfig()
+) -> Iterator[Document | Damage]:
+    """The documents of one such file, and a Damage for each part that cannot be read."""
+    if not (file.parent / MANIFEST).is_file():
+        yield from read_any(file, source=source, limits=limits)
+        return
+    with pq.ParquetFile(file) as shard:
+        for batch in shard.iter_batches(batch_size=64):
+            yield from documents_in(pa.Table.from_batches([batch]))
+
+
+def documents_at(path: Path) -> Iterator[Document]:
+    """Every document at a path; DataError at the first part that cannot be read."""
+    store = store_at(path)
+    if store is not None:
+        for table in read_tables(store):
+            yield from documents_in(table)
+        return
+    for file in input_files(path):
+        for item in read_any(file, source=source_of(file, path)):
+            if isinstance(item, Damage):
+                raise DataError(
+                    f"{item.path}: {item.reason}; mend it, or set it aside with `trivium corpus step read`"
+                )
+            yield item

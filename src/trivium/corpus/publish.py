@@ -1,0 +1,53 @@
+"""Finished pieces → the output of a station: their shards under one manifest, their rejects in one file, one funnel."""
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trivium.corpus.store import shard_name, write_manifest
+
+_COUNTED = ("documents", "bytes", "added", "quarantined")
+
+
+def publish_shards(pieces: Iterable[tuple[Path, dict[str, Any]]], store: Path) -> dict[str, Any]:
+    """A store of the shards in these folders, each with its entry; those without a document are left out."""
+    store.mkdir(exist_ok=True)
+    entries: list[dict[str, Any]] = []
+    for folder, entry in pieces:
+        if entry["documents"]:
+            entries.append({**entry, "file": shard_name(len(entries))})
+            _put(folder / entry["file"], store / entries[-1]["file"])
+    return write_manifest(store, entries)
+
+
+def join_files(pieces: Sequence[Path], place: Path) -> None:
+    """Files end to end."""
+    with open(place, "wb") as whole:
+        for piece in pieces:
+            with open(piece, "rb") as file:
+                shutil.copyfileobj(file, whole)
+
+
+def summed(lists: Iterable[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Tallies of the same steps as one tally a step."""
+    totals: dict[str, dict[str, Any]] = {}
+    for tallies in lists:
+        for tally in tallies:
+            total = totals.setdefault(
+                tally["step"], {**tally, "dropped": Counter(), **dict.fromkeys(_COUNTED, 0)}
+            )
+            total["dropped"].update(tally["dropped"])
+            for name in _COUNTED:
+                total[name] += tally[name]
+    return [{**total, "dropped": dict(sorted(total["dropped"].items()))} for total in totals.values()]
+
+
+def _put(piece: Path, place: Path) -> None:
+    """A finished piece under its last name, without copying where the disk allows it."""
+    try:
+        os.link(piece, place)
+    except OSError:
+        shutil.copyfile(piece, place)

@@ -1,0 +1,105 @@
+"""The sections of the page about the corpus: the funnel, the distributions, the check of extraction."""
+
+from typing import Any
+
+from trivium.report import figures
+from trivium.report.corpus_figures import lengths, rejects, similarities
+from trivium.report.parts import Drawn, Section, Table
+from trivium.report.words import number_text, reasons_text, share_text
+
+Tree = dict[str, Any]
+
+
+def funnel_section(report: Tree) -> Section:
+    """What is left after each step, and what of the planted junk was caught."""
+    steps, planted, honest = report["funnel"], report["planted"] or {}, report["honest"]
+    before = [None, *(s["documents"] for s in steps)]
+    tables = [
+        Table(
+            ("step", "documents", "MB", "dropped, by reason"),
+            [
+                (
+                    s["step"],
+                    f"{s['documents']:,}",
+                    f"{s['bytes'] / 1e6:.2f}",
+                    reasons_text(s["dropped"], s, was),
+                )
+                for s, was in zip(steps, before, strict=False)
+            ],
+        )
+    ]
+    if planted:
+        rows = [
+            (k.replace("_", " "), f"{r['planted']:,}", f"{r['caught']:,}", share_text(r))
+            for k, r in planted.items()
+        ]
+        tables.append(Table(("planted kind", "planted", "caught", "share"), rows))
+    lost = ""
+    if honest:
+        by = ", ".join(f"{reason} {number:,}" for reason, number in (honest.get("lost_by") or {}).items())
+        lost = f" Of {honest['documents']:,} honest documents {honest['lost']:,} were lost{f' ({by})' if by else ''}."
+    return Section(
+        "funnel",
+        "The corpus funnel",
+        shows="Documents left after each step of curation, and why the others went.",
+        reading=f"Junk was planted in known numbers, so what is caught can be counted.{lost}"
+        if planted or honest
+        else "",
+        limits="Planted junk was made by rules, and rules find it: what the web invents is harder.",
+        figures=[Drawn("Documents left after each step", figures.funnel(steps))],
+        tables=tables,
+    )
+
+
+def corpus_section(report: Tree) -> Section:
+    """Distributions of what was kept, and reasons and similarities of what was not."""
+    found = report["corpus"]
+    drawn = []
+    if found["lengths"]:
+        drawn.append(Drawn("Documents by their length", lengths(found["lengths"])))
+    if found["rejected"]:
+        drawn.append(Drawn("Documents dropped, by step and reason", rejects(found["rejected"])))
+    if any(found["similarities"]):
+        drawn.append(Drawn("Near duplicates, by their true similarity", similarities(found["similarities"])))
+    heads = tuple({0.0: "least", 0.5: "median", 1.0: "most"}.get(q, f"{q:.0%}") for q in found["quantiles"])
+    rows = [(name, *map(number_text, map(_float, values))) for name, values in found["figures"].items()]
+    return Section(
+        "corpus",
+        "What the corpus is like",
+        shows="How long the documents are that were kept, the figures the filters judged them by, and why and in "
+        "what numbers others went.",
+        reading="A figure whose most or least lies close to a threshold is one where the threshold cuts. Near "
+        "duplicates all lie at or above the threshold of similarity, since each was verified.",
+        figures=drawn,
+        tables=[Table(("figure", *heads), rows)] if rows else [],
+    )
+
+
+def extraction_section(report: Tree) -> Section:
+    """F1 and speed of each extractor on pages whose text is known."""
+    rows = [
+        (name, f"not measured: {row['missing']}", "", "", "")
+        if row["missing"]
+        else (
+            name,
+            *(number_text(row["pages"]), _f1(row["word_f1"]), _f1(row["run_f1"])),
+            number_text(row["mb_per_cpu_second"]),
+        )
+        for name, row in report["extraction"].items()
+    ]
+    headings = ("extractor", "pages", "F1 of words", "F1 of runs of 4 words", "MB per CPU second")
+    return Section(
+        "extraction",
+        "Extraction",
+        shows="How well the text of pages is found whose text is known.",
+        reading="F1 weighs what was missed against what does not belong; 1 is the gold text, word for word.",
+        tables=[Table(headings, rows)],
+    )
+
+
+def _f1(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.3f}"
+
+
+def _float(value: float | None) -> float | None:
+    return None if value is None else float(value)

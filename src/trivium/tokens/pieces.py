@@ -1,0 +1,108 @@
+"""Documents → encoded pieces: some megabytes of text each, done side by side, and whole or not there at all.
+
+A piece depends on its text and the tokenizer only, and where it begins on the documents only: neither the number
+of threads nor an interruption can show in what is made of them.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from trivium.corpus.store import read_tables
+from trivium.progress import Progress
+from trivium.tokens.split import HeldOut, parts_of
+from trivium.tokens.tokenizer import Tokenizer
+
+PIECE_BYTES = 8 << 20  # of text in a piece: what is lost when a process is killed, at most, for each thread
+_SCHEMA = pa.schema(
+    [
+        *((name, pa.string()) for name in ("document", "source", "split")),
+        ("text_bytes", pa.int64()),
+        ("ids", pa.large_list(pa.uint32())),
+    ]
+)
+
+
+class Work(NamedTuple):
+    """What is to be encoded, how, and the folder of finished pieces."""
+
+    store: Path
+    tokenizer: Tokenizer
+    held_out: HeldOut
+    folder: Path
+
+    def piece(self, number: int) -> Path:
+        """The file of a piece."""
+        return self.folder / f"piece-{number:06d}.arrow"
+
+
+def encode_pieces(work: Work, *, workers: int, total: int, progress: Progress) -> list[Path]:
+    """Encode every document, `workers` pieces at a time, but those that are there; the files in order."""
+    files: list[Path] = []
+    done, waiting = 0, deque[Future[int]]()
+    _ = work.tokenizer.bulk  # found once, not by each thread
+    with ThreadPoolExecutor(workers) as pool:
+        for number, (first, table, text_bytes) in enumerate(_tables(work.store)):
+            files.append(work.piece(number))
+            if files[-1].is_file():
+                done += text_bytes
+            else:
+                waiting.append(pool.submit(encode_piece, work, files[-1], table, first))
+            while len(waiting) > workers:  # no more text is held than they need
+                done += waiting.popleft().result()
+            progress(done, total, "encoding")
+        for future in waiting:
+            done += future.result()
+            progress(done, total, "encoding")
+    return files
+
+
+def encode_piece(work: Work, path: Path, table: pa.Table, first: int) -> int:
+    """Encode the documents of a table whose first is number `first`; returns their bytes."""
+    parts = list(parts_of(table, first, work.held_out))
+    end = np.array([work.tokenizer.end_of_text], np.uint32)
+    encoded = work.tokenizer.encode_arrays([part.text for part in parts])
+    lengths = np.array([len(ids) + 1 for ids in encoded], np.int64)
+    flat = np.concatenate([array for ids in encoded for array in (ids, end)])
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    sizes = [len(part.text.encode()) for part in parts]
+    columns = {
+        "document": [part.document for part in parts],
+        "source": [part.source for part in parts],
+        "split": [part.split for part in parts],
+        "text_bytes": sizes,
+        "ids": pa.LargeListArray.from_arrays(offsets, flat),
+    }
+    partial = path.with_name(f".{path.name}.partial")
+    with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as file:
+        file.write_table(pa.table(columns, schema=_SCHEMA))
+    partial.replace(path)
+    return sum(sizes)
+
+
+def read_piece(path: Path) -> pa.Table:
+    """An encoded piece: document, source, split, text_bytes, ids."""
+    with pa.memory_map(str(path)) as source:
+        return pa.ipc.open_file(source).read_all()
+
+
+def _tables(store: Path) -> Iterator[tuple[int, pa.Table, int]]:
+    """(number of the first document, the documents, their bytes) of each piece."""
+    held: list[pa.Table] = []
+    first = size = 0
+    for table in read_tables(store, ["id", "source", "text"], verify=False):
+        held.append(table)
+        size += pc.sum(pc.binary_length(table["text"])).as_py() or 0
+        if size >= PIECE_BYTES:
+            piece = pa.concat_tables(held)
+            yield first, piece, size
+            first += piece.num_rows
+            held, size = [], 0
+    if held:
+        yield first, pa.concat_tables(held), size

@@ -1,0 +1,99 @@
+"""Which text validates: chosen document by document, by keyed hashes, so that more text moves no other document."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from trivium.corpus.store import read_tables
+from trivium.seeds import seed_for
+
+TRAIN, VALIDATION = "train", "validation"
+
+
+class Survey(NamedTuple):
+    """What choosing needs to know of every document, in the order of the store; `source` numbers `sources`."""
+
+    sources: tuple[str, ...]
+    source: NDArray[np.int32]
+    text_bytes: NDArray[np.int64]
+    draws: NDArray[np.float64]  # a keyed number of each, between 0 and 1
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+class HeldOut(NamedTuple):
+    """Which text validates: whole documents, or, when no source has two documents, the end of one."""
+
+    whole: NDArray[np.bool_]  # of each document
+    tail_of: int = -1
+    tail_fraction: float = 0.0
+
+
+class Part(NamedTuple):
+    """A document, or a piece of one, with its split."""
+
+    document: str
+    source: str
+    split: str
+    text: str
+
+
+def survey(store: Path, *, seed: int) -> Survey:
+    """Look at every document of a store once, verifying its shards."""
+    numbers: dict[str, int] = {}
+    found: list[tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float64]]] = []
+    for table in read_tables(store, ["id", "source", "text"]):
+        sources = [numbers.setdefault(name, len(numbers)) for name in table["source"].to_pylist()]
+        draws = [seed_for(seed, "validation", name) / 2**63 for name in table["id"].to_pylist()]
+        sizes = pc.binary_length(table["text"]).to_numpy()
+        found.append((np.array(sources, np.int32), sizes.astype(np.int64), np.array(draws)))
+    empty = (np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0))
+    columns = zip(*[empty, *found], strict=True)
+    return Survey(tuple(numbers), *map(np.concatenate, columns))
+
+
+def choose_held_out(found: Survey, *, fraction: float) -> HeldOut:
+    """Documents whose draw falls below `fraction`, but never all documents of a source.
+
+    Where their text is less than half that fraction of all (few documents, or short ones were drawn), those of the
+    next lowest draws too; when no source has several documents, the last `fraction` of the longest document.
+    """
+    drawn = found.draws < fraction
+    totals = np.bincount(found.source, minlength=len(found.sources))
+    whole = np.bincount(found.source, drawn, minlength=len(found.sources)) == totals
+    chosen = drawn & ~whole[found.source]
+    left = totals - np.bincount(found.source, chosen, minlength=len(found.sources)).astype(np.int64)
+    wanted = fraction * found.text_bytes.sum()
+    held = int(found.text_bytes[chosen].sum())
+    enough = wanted / 2 <= held
+    for row in np.argsort(found.draws, kind="stable").tolist():
+        if chosen.any() and (enough or held >= wanted):
+            break
+        if not chosen[row] and left[found.source[row]] > 1:
+            chosen[row] = True
+            left[found.source[row]] -= 1
+            held += int(found.text_bytes[row])
+    if chosen.any():
+        return HeldOut(chosen)
+    return HeldOut(chosen, int(found.text_bytes.argmax()), fraction)
+
+
+def parts_of(table: pa.Table, first: int, held_out: HeldOut) -> Iterator[Part]:
+    """The documents of a table whose first is number `first`; the one whose tail is held out in two, cut at a space."""
+    columns = (table[name].to_pylist() for name in ("id", "source", "text"))
+    for row, (document, source, text) in enumerate(zip(*columns, strict=True), first):
+        if row == held_out.tail_of:
+            cut = round(len(text) * (1 - held_out.tail_fraction))
+            space = re.compile(r"\s").search(text, cut)
+            cut = space.start() if space else cut
+            yield Part(document, source, TRAIN, text[:cut])
+            yield Part(document, source, VALIDATION, text[cut:])
+        else:
+            yield Part(document, source, VALIDATION if held_out.whole[row] else TRAIN, text)

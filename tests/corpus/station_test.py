@@ -1,0 +1,131 @@
+"""Laws of stations run alone: they balance, go on where they were killed, and together do what curation does."""
+
+import gzip
+import json
+
+import pytest
+
+from trivium.corpus import first_pass, station
+from trivium.corpus.config import CurateConfig
+from trivium.corpus.document import Document
+from trivium.corpus.engine.daft_engine import Daft
+from trivium.corpus.filters.named import named_steps
+from trivium.corpus.history import rejects_of
+from trivium.corpus.inputs import documents_at
+from trivium.corpus.station import run_steps
+from trivium.corpus.steps import Steps, balances
+from trivium.corpus.store import read_documents, write_documents
+from trivium.errors import ConfigError, DataError
+
+GOOD = "The parser reads each of the words that stand in the line, and then it returns with the value to be used. "
+
+
+@pytest.fixture
+def raw(tmp_path):
+    """Two JSON line files with good texts, short texts, and a line that is damaged."""
+    for name in ("one", "two"):
+        lines = [
+            json.dumps({"id": f"{name}{n}", "text": f"{GOOD * (n % 10)} and number {n}."}) for n in range(40)
+        ]
+        lines.insert(7, "{damaged")
+        folder = tmp_path / "raw" / name
+        folder.mkdir(parents=True)
+        (folder / "part.jsonl").write_text("\n".join(lines))
+    return tmp_path / "raw"
+
+
+def run(tmp_path, source, *names, name="out", **more):
+    out = tmp_path / name
+    out.mkdir()
+    config = CurateConfig(filters=names)
+    found = run_steps(config, source, out, seed=1, work=tmp_path / f"{name}.work", **more)
+    return out, found["funnel"]
+
+
+def content(folder):
+    return {p.relative_to(folder): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_reading_alone_quarantines_and_keeps_everything_else(tmp_path, raw):
+    out, funnel = run(tmp_path, raw)
+    assert [tally["step"] for tally in funnel] == ["read"]
+    assert (funnel[0]["documents"], funnel[0]["quarantined"]) == (80, 2)
+    documents = list(read_documents(out / "documents"))
+    assert len(documents) == 80 and {d.source for d in documents} == {"one", "two"}
+    assert [row["step"] for row in rejects_of(out)] == ["read", "read"]
+    assert not (tmp_path / "out.work").exists()
+
+
+def test_a_step_alone_does_what_it_does_among_others(tmp_path, raw):
+    read, _ = run(tmp_path, raw, name="read")
+    clean, _ = run(tmp_path, read, "clean", name="clean")
+    quality, funnel = run(tmp_path, clean, "quality", name="quality")
+    assert balances(funnel)
+    steps = Steps(named_steps(CurateConfig(filters=("clean", "quality")), seed=1))
+    expected = [d for d in steps.run(documents_at(read)) if isinstance(d, Document)]
+    assert list(read_documents(quality / "documents")) == expected
+    assert {r["id"] for r in rejects_of(quality)} | {d.id for d in expected} == {
+        d.id for d in documents_at(read)
+    }
+    assert 0 < len(expected) < 80
+
+
+def test_killed_after_every_part_it_goes_on_to_the_same_bytes(tmp_path, raw, monkeypatch):
+    monkeypatch.setattr(station, "PART_BYTES", 2000)
+    whole, _ = run(tmp_path, raw, "quality", name="whole")
+    real, kills = station.lay_down, 0
+
+    class Killed(BaseException):
+        pass
+
+    def lay_down(*words):
+        real(*words)
+        raise Killed
+
+    out = tmp_path / "killed"
+    out.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(station, "lay_down", lay_down)
+        while kills < 100:
+            try:
+                run_steps(CurateConfig(filters=("quality",)), raw, out, seed=1, work=tmp_path / "work")
+                break
+            except Killed:
+                kills += 1
+    assert 5 < kills < 100
+    assert content(out) == content(whole)
+
+
+def test_a_store_is_read_with_its_metadata_and_a_folder_without_texts_is_an_error(tmp_path):
+    documents = [Document("a", GOOD * 9, "s", {"url": "http://x/"}), Document("b", "x", "t")]
+    write_documents(tmp_path / "store", documents)
+    assert list(documents_at(tmp_path / "store")) == documents
+    out, _ = run(tmp_path, tmp_path / "store")
+    assert list(read_documents(out / "documents")) == documents
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(DataError, match="holds no file"):
+        list(documents_at(tmp_path / "nothing"))
+
+
+def test_verbs_that_need_whole_input_refuse_a_damaged_part_and_say_what_to_do(raw):
+    with pytest.raises(DataError, match="corpus step read"):
+        list(documents_at(raw))
+
+
+def test_a_step_that_is_none_is_refused_before_anything_is_read(tmp_path, raw):
+    with pytest.raises(ConfigError, match="qualty"):
+        run(tmp_path, raw, "qualty")
+
+
+def test_rejects_are_gzip_that_any_reader_reads(tmp_path, raw):
+    out, funnel = run(tmp_path, raw, "quality")
+    with gzip.open(out / "rejects.jsonl.gz", "rt") as file:
+        rows = [json.loads(line) for line in file]
+    assert len(rows) == sum(funnel[1]["dropped"].values()) + funnel[0]["quarantined"]
+    assert first_pass.PART_BYTES == station.PART_BYTES
+
+
+def test_two_processes_give_the_bytes_of_one(tmp_path, raw):
+    one, _ = run(tmp_path, raw, "quality", name="one")
+    two, _ = run(tmp_path, raw, "quality", name="two", engine=Daft("native", workers=2))
+    assert content(one) == content(two)

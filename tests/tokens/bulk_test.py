@@ -1,0 +1,166 @@
+"""Laws of the second encoder: it gives the ids of the first for every text, or is not used at all."""
+
+import json
+import os
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokens.curated import prose
+from trivium.errors import DataError
+from trivium.tokens.bulk import BYTE_OF, equal_encoding, merges_alone_decide
+from trivium.tokens.tokenizer import END_OF_TEXT, Tokenizer, given_tokenizer, train_tokenizer
+
+DATA = Path(os.environ.get("TRIVIUM_DATA", "/nonexistent"))
+HARD = st.one_of(
+    st.text(),
+    st.text(st.sampled_from("\r\n\t \u00a0\u0085\u2028aZé1٣'’_!🦄\u0301")),
+    st.lists(
+        st.sampled_from(
+            [END_OF_TEXT, "<|endoftext|", "'ll", "'S", " 've", "  ", "\n\n", "ab" * 40, "\ud800", "\udc00"]
+        )
+    ).map("".join),
+)
+
+
+TRAINED = train_tokenizer(
+    [prose(i, 400) for i in range(5)] + ["aaa aaaa aaaaaaa \n\n\n  naïve 2024, 'tis we'll"] * 9, 700
+)
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    if not (DATA / "tokenizer" / "gpt2").is_dir():
+        pytest.skip("TRIVIUM_DATA/tokenizer/gpt2 is not there: it holds GPT-2's tokenizer.json")
+    return given_tokenizer(str(DATA / "tokenizer" / "gpt2"))
+
+
+def same(tokenizer, text):
+    """Both encoders give the same ids, or both refuse."""
+    try:
+        expected = tokenizer.encode(text)
+    except DataError:
+        with pytest.raises(DataError, match="half a character"):
+            tokenizer.encode_arrays([text])
+        return
+    (found,) = tokenizer.encode_arrays([text])
+    assert found.tolist() == expected
+    assert found.dtype == np.uint32
+
+
+@settings(max_examples=400, deadline=None)
+@given(HARD)
+def test_any_text_has_the_ids_of_the_tokenizers_library(text):
+    assert TRAINED.bulk is not None
+    same(TRAINED, text)
+
+
+def test_any_text_has_gpt2s_ids(gpt2):
+    assert gpt2.bulk is not None and gpt2.vocabulary == 50257 and gpt2.end_of_text == 50256
+
+    @settings(max_examples=400, deadline=None)
+    @given(HARD)
+    def check(text):
+        same(gpt2, text)
+
+    check()
+
+
+def test_every_character_is_of_the_same_kind_to_both():
+    """Letters, numbers, blanks and others part words: each character of Unicode, between two of each kind."""
+    characters = [
+        chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cs", "Cn", "Co", "Lo")
+    ]
+    others = [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) in ("Cn", "Co", "Lo")][::17]
+    alone = [f"a{c}a 1{c}1 !{c}! {c} " for c in characters + others]
+    texts = ["".join(alone[n : n + 500]) for n in range(0, len(alone), 500)]
+    for expected, found in zip(TRAINED.encode_batch(texts), TRAINED.encode_arrays(texts), strict=True):
+        assert found.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\n" * 1_000_000 + "x", " " * 300_000, "ab" * 60_000, "é" * 60_000, END_OF_TEXT * 5_000, "'" * 60_000],
+    ids=["line ends", "blanks", "letters", "accents", "end marks", "quotes"],
+)
+def test_long_runs_of_one_thing_have_the_same_ids_too(text):
+    same(TRAINED, text)
+    assert TRAINED.end_of_text not in TRAINED.encode_arrays([text])[0]
+
+
+def changed(**changes):
+    """The trained tokenizer with other settings."""
+    tree = json.loads(TRAINED.description)
+    for path, value in changes.items():
+        *names, last = path.split("__")
+        at = tree
+        for name in names:
+            at = at[name]
+        at[last] = value
+    return json.dumps(tree)
+
+
+NOT_SPECIAL = {"id": 0, "content": END_OF_TEXT, "special": False}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "NFC"}},
+        {"pre_tokenizer__add_prefix_space": True},
+        {"pre_tokenizer__use_regex": False},
+        {"pre_tokenizer": None},
+        {"model__dropout": 0.1},
+        {"model__ignore_merges": True},
+        {"model__byte_fallback": True},
+        {"model__end_of_word_suffix": "</w>"},
+        {"added_tokens": [NOT_SPECIAL]},
+        {"added_tokens": []},
+    ],
+    ids=str,
+)
+def test_a_tokenizer_that_does_anything_else_is_not_encoded_in_bulk(change):
+    assert equal_encoding(TRAINED.description) is not None
+    assert equal_encoding(changed(**change)) is None
+
+
+def test_a_tokenizer_that_is_not_encoded_in_bulk_still_gives_its_ids():
+    other = Tokenizer(changed(normalizer={"type": "NFC"}))
+    texts = ["e\u0301 the parser", "", prose(3, 40)]
+    assert [found.tolist() for found in other.encode_arrays(texts)] == [other.encode(text) for text in texts]
+
+
+def test_merges_whose_order_is_not_that_of_their_ids_are_refused():
+    words = {"a": 0, "b": 1, "c": 2, "ab": 3, "bc": 4, "abc": 5}
+    assert merges_alone_decide([("a", "b"), ("b", "c"), ("ab", "c")], words)
+    assert not merges_alone_decide([("b", "c"), ("a", "b"), ("a", "bc")], words)  # ids fall
+    # "abc" would come together as ab + c, but its merge joins a + bc
+    assert not merges_alone_decide([("a", "b"), ("b", "c"), ("a", "bc")], words)
+    assert not merges_alone_decide([("a", "b"), ("b", "c"), ("ab", "d")], words)  # no such token
+    assert not merges_alone_decide([("a", "b"), ("a", "b")], words)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.text("ab", max_size=60))
+def test_wherever_random_merges_are_said_to_decide_alone_both_agree(seed, text):
+    """Merges drawn at random, most of which no training gives: the check is what makes the two equal."""
+    generator = np.random.default_rng(seed)
+    words = {letter: number for number, letter in enumerate(BYTE_OF)}
+    merges, parts = [], ["a", "b"]
+    for _ in range(generator.integers(1, 6)):
+        pair = tuple(str(generator.choice(parts)) for _ in range(2))
+        if "".join(pair) not in words:
+            words["".join(pair)] = len(words)
+            merges.append(pair)
+            parts.append("".join(pair))
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(words, merges))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.add_special_tokens([END_OF_TEXT])
+    tokenizer = Tokenizer(library.to_str())
+    assert (tokenizer.bulk is not None) == merges_alone_decide(merges, words)
+    same(tokenizer, text)

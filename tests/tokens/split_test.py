@@ -1,0 +1,80 @@
+"""Laws of holding out: no document moves another, no source loses all, and nothing is in both splits."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tokens.curated import documents
+from trivium.corpus.document import Document
+from trivium.corpus.store import documents_table, read_documents, write_documents
+from trivium.tokens.split import TRAIN, VALIDATION, HeldOut, choose_held_out, parts_of, survey
+
+
+@pytest.fixture
+def surveyed(tmp_path):
+    def look(docs, *, seed=1):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        write_documents(folder, docs)
+        return survey(folder, seed=seed)
+
+    return look
+
+
+def many(prefix, count, source="s"):
+    return [Document(f"{prefix}{i}", "0123456789", source) for i in range(count)]
+
+
+def chosen_ids(docs, found, fraction):
+    return {
+        d.id for d, held in zip(docs, choose_held_out(found, fraction=fraction).whole, strict=True) if held
+    }
+
+
+def test_a_survey_sees_what_is_in_the_store(surveyed):
+    docs = documents({"prose": 70, "pages": 30}) + [Document("ů", "ů🦄", "odd")]
+    found = surveyed(docs)
+    assert [found.sources[n] for n in found.source] == [d.source for d in docs]
+    assert found.text_bytes.tolist() == [d.text_bytes for d in docs]
+    assert found.draws.min() >= 0 and found.draws.max() < 1
+    assert len(found) == 101 and len(surveyed([])) == 0
+
+
+def test_adding_documents_moves_no_other_document_between_training_and_validation(surveyed):
+    few, more = many("d", 400), many("d", 400) + many("e", 400)
+    one = chosen_ids(few, surveyed(few), 0.1)
+    both = chosen_ids(more, surveyed(more), 0.1)
+    assert one == {i for i in both if i.startswith("d")}
+    assert 20 < len(one) < 65
+    assert one != chosen_ids(few, surveyed(few, seed=2), 0.1)
+
+
+def test_validation_never_takes_the_only_document_of_a_source(surveyed):
+    docs = [d for i in range(300) for d in many(f"d{i}-", 1, f"s{i}")] + many("a", 2, "t")
+    held_out = chosen_ids(docs, surveyed(docs), 0.2)
+    assert held_out and held_out < {"a0", "a1"}
+
+
+def test_where_short_documents_were_drawn_the_next_lowest_draws_fill_up(surveyed):
+    docs = [Document(f"d{i}", "x" * (10 if i % 10 else 20_000), "s") for i in range(60)]
+    found = surveyed(docs)
+    chosen = choose_held_out(found, fraction=0.05).whole
+    assert found.text_bytes[chosen].sum() >= 0.025 * found.text_bytes.sum()
+    assert found.draws[chosen].max() < np.sort(found.draws)[chosen.sum()]
+
+
+def test_whole_documents_are_never_in_both_splits(tmp_path):
+    docs = documents({"prose": 50})
+    write_documents(tmp_path, docs)
+    held_out = choose_held_out(survey(tmp_path, seed=3), fraction=0.2)
+    parts = list(parts_of(documents_table(list(read_documents(tmp_path))), 0, held_out))
+    assert [(p.document, p.source, p.text) for p in parts] == [(d.id, d.source, d.text) for d in docs]
+    assert [p.split == VALIDATION for p in parts] == held_out.whole.tolist()
+
+
+def test_a_held_out_tail_begins_at_a_space_and_is_the_rest_of_its_document():
+    table = pa.table({"id": ["a", "b"], "source": ["s", "s"], "text": ["one", "some words and more of them"]})
+    held_out = HeldOut(np.zeros(9, bool), tail_of=6, tail_fraction=0.4)
+    first, train, validation = parts_of(table, 5, held_out)
+    assert (first.text, first.split, train.split, validation.split) == ("one", TRAIN, TRAIN, VALIDATION)
+    assert train.text + validation.text == "some words and more of them"
+    assert validation.text.startswith(" ")
