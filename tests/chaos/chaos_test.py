@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from trivium.chaos import corrupt, disk_full, kills, resume
+from trivium.chaos import corrupt, disk_full, freeze, kills, orphans, preempt, resume
 from trivium.chaos.corrupt import DAMAGES
 from trivium.checkpoint import load
 from trivium.cli import main as entry
-from trivium.training import saves
+from trivium.parallel import launch
+from trivium.training import run, saves
 
 
 def test_kills_lose_nothing(tmp_path: Path) -> None:
@@ -77,3 +78,29 @@ def test_the_verb_writes_its_counts_and_fails_when_something_was_lost(tmp_path: 
     with pytest.raises(SystemExit) as stopped:
         entry.main()
     assert stopped.value.code == 1 and json.loads(out.read_text())["passed"] is False
+
+
+def test_a_training_that_is_preempted_saves_once_and_goes_on(tmp_path: Path) -> None:
+    found = preempt.preempt_often(tmp_path, preemptions=5)
+    assert found["passed"] and found["saved_and_ended"] == 5, found["losses"]
+
+
+def test_a_save_that_is_forgotten_is_found_by_preemption(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(run._Loop, "_save", lambda self, step: None)
+    assert preempt.preempt_often(tmp_path, preemptions=1)["saved_and_ended"] == 0
+
+
+def test_a_frozen_rank_is_named_and_replaced(tmp_path: Path) -> None:
+    found = freeze.freeze_often(tmp_path, freezes=1)
+    assert found["passed"] and found["found_and_restarted"] == 1, found["losses"]
+
+
+def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
+    found = orphans.orphan_often(tmp_path, orphans=3)
+    assert found["passed"] and found["orphans"] == 0, found["losses"]
+
+
+def test_ranks_that_do_not_end_with_their_launcher_are_found(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(launch, "_end_with", lambda launcher: None)
+    monkeypatch.setattr(orphans, "LIMIT_SECONDS", 0.5)
+    assert orphans.orphan_often(tmp_path, orphans=2)["orphans"] > 0

@@ -75,6 +75,11 @@ def losses(out: Path) -> dict[int, float]:
     return {m["step"]: m["loss"] for m in read(out / METRICS) if "loss" in m}
 
 
+def batches(out: Path) -> dict[int, str]:
+    """The hash of what every step read, on whatever ranks."""
+    return {m["step"]: m["batch_hash"] for m in read(out / METRICS) if "batch_hash" in m}
+
+
 def hashes(out: Path, step: int) -> dict[str, Any]:
     """sha256 of every file of weights and moments."""
     (path,) = (p for p in published(out / CHECKPOINTS) if step_of(p.name) == step)
@@ -110,6 +115,7 @@ def test_a_killed_run_ends_bitwise_as_the_unbroken_one_with_dropout_and_saves_be
     events = [e["event"] for e in read(tmp_path / "broken" / EVENTS)]
     assert "rank failed" in events and "resumed" in events
     assert losses(tmp_path / "broken") == losses(tmp_path / "unbroken")
+    assert batches(tmp_path / "broken") == batches(tmp_path / "unbroken")
     assert hashes(tmp_path / "broken", LONG) == hashes(tmp_path / "unbroken", LONG)
     assert len(losses(tmp_path / "broken")) == LONG
 
@@ -135,6 +141,7 @@ def test_another_layout_goes_on_with_the_same_losses_in_fp64(tokens: Path, tmp_p
     assert one.keys() == two.keys()
     assert max(abs(one[s] - two[s]) / one[s] for s in one) <= 1e-12
     assert one != two, "the other layout did not run"
+    assert batches(tmp_path / "broken") == batches(tmp_path / "unbroken")
 
 
 def test_a_run_goes_on_after_failed_saves_and_stops_after_so_many(

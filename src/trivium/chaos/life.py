@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
@@ -58,6 +58,31 @@ class Life:
             time.sleep(POLL_SECONDS)
         return False
 
+    def signal(self, number: signal.Signals, *pids: int) -> None:
+        """Send a signal to processes, as far as they still are."""
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    @property
+    def pid(self) -> int:
+        """The launcher's process id."""
+        return self.launcher.pid or 0
+
+    @property
+    def exit_code(self) -> int | None:
+        """The launcher's, None while it lives; negative: the signal that killed it."""
+        return self.launcher.exitcode
+
+    def gone_within(self, seconds: float, ranks: Sequence[int]) -> float | None:
+        """Seconds until the launcher and these ranks are gone, or None when they are not after so many."""
+        begin = time.monotonic()
+        while time.monotonic() - begin < seconds:
+            if not self.lives and not any(_runs(rank) for rank in ranks):
+                return time.monotonic() - begin
+            time.sleep(POLL_SECONDS)
+        return None
+
     def kill(self, *, launcher: bool, victim: int) -> None:
         """SIGKILL the launcher or a rank, and wait until all are gone."""
         ranks = self.ranks
@@ -74,11 +99,25 @@ class Life:
 
 
 def _runs(pid: int) -> bool:
+    return _state(pid) not in ("", "Z")  # a zombie has stopped; whoever inherited it will collect it
+
+
+def _state(pid: int) -> str:
+    """The letter of proc(5) for what a process does; D: it waits for a disk, and cannot even die. Nothing: gone."""
     try:
-        # A zombie has stopped; whoever inherited it will collect it.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return ""
+
+
+def states(pids: Sequence[int]) -> dict[int, str]:
+    """The state of every thread of the processes that are left."""
+    found = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            threads = sorted(Path(f"/proc/{pid}/task").iterdir())
+            found[pid] = "".join(_state(int(t.name)) for t in threads)
+    return found
 
 
 def _live(job: TrainingJob, log: Path) -> None:

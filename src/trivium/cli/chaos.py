@@ -1,9 +1,11 @@
-"""`trivium chaos`: kill, corrupt and starve a small training; nothing may be lost."""
+"""`trivium chaos`: kill, freeze, preempt, corrupt and starve a small training; nothing may be lost."""
 
+import importlib
+import inspect
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -14,29 +16,50 @@ from trivium.provenance import code_commit, write_json
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-@app.command()
-def chaos(
-    kills: Annotated[int, typer.Option("--kills", metavar="N", min=0, help="Kill at random instants.")] = 0,
-    layouts: Annotated[
-        int, typer.Option("--layouts", metavar="N", min=1, help="So many layouts in turn.")
-    ] = 4,
-    corrupt: Annotated[int, typer.Option("--corrupt", metavar="N", min=0, help="Damage checkpoints.")] = 0,
-    resume: Annotated[
-        int, typer.Option("--resume", metavar="N", min=0, help="Compare resumed runs bitwise.")
-    ] = 0,
-    diskfull: Annotated[int, typer.Option("--diskfull", metavar="N", min=0, help="Fill the disk.")] = 0,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of every random choice.")] = 11,
-    json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the counts as JSON.")
-    ] = None,
-) -> None:
+class Harm(NamedTuple):
+    """A harm that is done so often as its option says. number: what the function calls this."""
+
+    option: str
+    told: str
+    module: str
+    function: str
+    number: str
+
+
+HARMS = (
+    Harm("kills", "Kill at random instants.", "kills", "kill_often", "kills"),
+    Harm("corrupt", "Damage checkpoints.", "corrupt", "corrupt_often", "corruptions"),
+    Harm("resume", "Compare resumed runs bitwise.", "resume", "resume_often", "resumes"),
+    Harm("diskfull", "Fill the disk.", "disk_full", "fill_often", "fillings"),
+    Harm(
+        "preempt",
+        "Ask it to end: it saves once and exits with 75.",
+        "preempt",
+        "preempt_often",
+        "preemptions",
+    ),
+    Harm("freeze", "Stop a rank: it is named, the job goes on.", "freeze", "freeze_often", "freezes"),
+    Harm(
+        "poison",
+        "Poison a document, a sample or a weight: noticed at its step, its culprit named.",
+        "poison",
+        "poison_often",
+        "poisons",
+    ),
+    Harm("orphans", "Kill the launcher: no rank outlives it.", "orphans", "orphan_often", "orphans"),
+)
+
+
+def chaos(**given: Any) -> None:
     """Do harm to a small training, and count what was lost. Exit code 1 when anything was."""
-    asked = {"kills": kills, "corrupt": corrupt, "resume": resume, "diskfull": diskfull}
+    layouts, seed, json = given["layouts"], given["seed"], given["json"]
+    asked = {harm: int(given[harm.option]) for harm in HARMS}
     if not any(asked.values()):
-        raise ConfigError(f"nothing to do ({asked}); give --kills N, --corrupt N, --resume N or --diskfull N")
+        options = ", ".join(f"--{harm.option} N" for harm in HARMS)
+        raise ConfigError(f"nothing to do: every number is 0; give one or more of {options}")
     if json is not None and not json.parent.is_dir():
         raise DataError(f"--json {json}: the folder {json.parent} does not exist; create it first")
-    harms = {n: _one(n, _work(n, number, layouts), seed) for n, number in asked.items() if number}
+    harms = {h.option: _done(h, number, layouts, seed) for h, number in asked.items() if number}
     found: dict[str, Any] = {"commit": code_commit(), "seed": seed, "harms": harms}
     for harm in harms.values():
         found |= {k: v for k, v in harm.items() if type(v) is int}  # the counts, at hand
@@ -47,36 +70,43 @@ def chaos(
         raise typer.Exit(1)
 
 
-def _work(name: str, number: int, layouts: int) -> Callable[..., dict[str, Any]]:
-    """The harm called `name`, to be done so often."""
+def _options() -> Iterator[inspect.Parameter]:
+    """An option for each harm, and those of all."""
+    for harm in HARMS:
+        option = typer.Option(f"--{harm.option}", metavar="N", min=0, help=harm.told)
+        yield _option(harm.option, int, option, 0)
+    yield _option(
+        "layouts", int, typer.Option(metavar="N", min=1, help="--kills: so many layouts in turn."), 4
+    )
+    yield _option("seed", int, typer.Option(metavar="N", help="Of every random choice."), 11)
+    yield _option("json", Path | None, typer.Option(metavar="FILE", help="Write the counts as JSON."), None)
+
+
+def _option(name: str, kind: Any, option: Any, default: Any) -> inspect.Parameter:
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, option])
+
+
+chaos.__signature__ = inspect.Signature(list(_options()))  # type: ignore[attr-defined]
+app.command()(chaos)
+
+
+def _done(harm: Harm, number: int, layouts: int, seed: int) -> dict[str, Any]:
+    """Do a harm so often; what came of it."""
     import torch
 
     torch.set_num_threads(1)  # the trainings are forked from here
-    if name == "kills":
-        from trivium.chaos.kills import kill_often
-
-        return lambda folder, **rest: kill_often(folder, kills=number, layouts=layouts, **rest)
-    if name == "corrupt":
-        from trivium.chaos.corrupt import corrupt_often
-
-        return lambda folder, **rest: corrupt_often(folder, corruptions=number, **rest)
-    if name == "resume":
-        from trivium.chaos.resume import resume_often
-
-        return lambda folder, **rest: resume_often(folder, resumes=number, **rest)
-    from trivium.chaos.disk_full import fill_often
-
-    return lambda folder, **rest: fill_often(folder, fillings=number, **rest)
-
-
-def _one(name: str, work: Callable[..., dict[str, Any]], seed: int) -> dict[str, Any]:
+    work = getattr(importlib.import_module(f"trivium.chaos.{harm.module}"), harm.function)
+    more = {"layouts": layouts} if harm.option == "kills" else {}
     with (
         tempfile.TemporaryDirectory(prefix="trivium-chaos-") as folder,
-        progress_of(f"chaos {name}") as progress,
+        progress_of(f"chaos {harm.option}") as progress,
     ):
-        found = work(Path(folder), seed=seed, progress=progress)
+        found: dict[str, Any] = work(
+            Path(folder), **{harm.number: number}, **more, seed=seed, progress=progress
+        )
     counts = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in found.items() if isinstance(v, int))
-    say(f"{name}: {counts}; {found['seconds']:.0f} s")
+    say(f"{harm.option}: {counts}; {found['seconds']:.0f} s")
     for line in found["losses"][:20]:
         say(f"  LOST {line}")
     return found

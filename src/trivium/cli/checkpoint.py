@@ -188,9 +188,14 @@ def import_(
     from trivium.config import build
     from trivium.interchange.bring import import_hf, settings_of
     from trivium.plan.plan import Plan
+    from trivium.tokens.tokenizer import load_tokenizer
 
     _known(source, "--from")
     path = import_hf(folder, to or out / "imported")
+    if (folder / "tokenizer.json").is_file():
+        size = load_tokenizer(folder / "tokenizer.json").vocabulary
+        say("  make its tokens with")
+        say(f"  trivium tokenize --set tokens.tokenizer={folder.resolve()} --set tokens.vocabulary={size}")
     say(f"  {path}; train from it with")
     model = build(Plan, Checkpoint.open(path).manifest["plan"]).model
     say(f"  trivium train --set training.start_from={path.resolve()} {' '.join(settings_of(model))}")

@@ -44,6 +44,8 @@ CHANGEABLE_TRAINING = (
     "validate_every",
     "validation_samples",
     "restarts",
+    "supervision",
+    "spikes",
 )
 
 

@@ -109,7 +109,11 @@ def _write_words(folder: Path, plan: Plan, tokenizer: Path | None) -> None:
         generation = dict.fromkeys(generation, words.end_of_text)
         words.save(folder / "tokenizer.json")
         named = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
-        about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model.sequence}
+        about = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": model.sequence,
+            "clean_up_tokenization_spaces": False,  # text comes back as it was
+        }
         write_json(folder / "tokenizer_config.json", {**about, **named})
         write_json(folder / "special_tokens_map.json", named)
     write_json(folder / "generation_config.json", {**generation, "max_length": model.sequence})

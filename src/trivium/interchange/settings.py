@@ -80,7 +80,8 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
         if config.get(key, values[0]) not in values:
             raise DataError(f"{where}: {key} is {config[key]!r}, and this engine computes {values[0]!r}")
     tree = _from_gpt2(config) if families[name] == "gpt" else _from_llama(config, where)
-    end = config.get("eos_token_id")
+    ends = config.get("eos_token_id")
+    end = ends[0] if isinstance(ends, list) and ends else ends  # chat models name several
     return build(
         ModelShape,
         {

@@ -5,6 +5,7 @@ every message is contiguous.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -39,7 +40,7 @@ def all_reduce_begin(x: Tensor, group: Group, *, largest: bool = False) -> "Pend
         return PendingResult(None, x)
     group.count("all_reduce", x)
     operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
-    return PendingResult(dist.all_reduce(x, operation, group=group.handle, async_op=True), x)
+    return PendingResult(dist.all_reduce(x, operation, group=group.handle, async_op=True), x, group=group)
 
 
 def sum_over_ranks_(x: Tensor, mesh: Mesh) -> Tensor:
@@ -88,7 +89,7 @@ def all_gather_into(out: Tensor, x: Tensor, group: Group, *, wait: bool = True) 
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     work = gather(out, x.contiguous(), group=group.handle, async_op=True)
     if wait:
-        work.wait()
+        group.wait_for(work)
         return None
     return work
 
@@ -102,13 +103,20 @@ class PendingResult:
     """Communication under way; `wait` finishes it and returns its result."""
 
     def __init__(
-        self, work: Pending | None, result: Tensor, complete: Callable[[], object] | None = None
+        self,
+        work: Pending | None,
+        result: Tensor,
+        complete: Callable[[], object] | None = None,
+        group: Group | None = None,
     ) -> None:
-        self._work, self._result, self._complete = work, result, complete
+        """group: whose time of waiting is counted."""
+        self._work, self._result, self._complete, self._group = work, result, complete, group
 
     def wait(self) -> Tensor:
         """Finish and return the result."""
-        if self._work is not None:
+        if self._work is not None and self._group is not None:
+            self._group.wait_for(self._work)
+        elif self._work is not None:
             self._work.wait()
         if self._complete is not None:
             self._complete()
@@ -130,11 +138,12 @@ def reduce_scatter_begin(x: Tensor, group: Group) -> PendingResult:
         if _directly(x, group):
             slices = x.view(group.size, *shape)
             exchange = Exchange(group, send=list(slices), receive=list(parts))
-            return PendingResult(exchange, out, lambda: _add_up(out, slices[group.index], parts, group.index))
+            add_up = partial(_add_up, out, slices[group.index], parts, group.index)
+            return PendingResult(exchange, out, add_up, group)
         work = dist.all_to_all_single(parts.view(x.shape), x, group=group.handle, async_op=True)
-        return PendingResult(work, out, lambda: torch.sum(parts, 0, out=out))
+        return PendingResult(work, out, lambda: torch.sum(parts, 0, out=out), group)
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    return PendingResult(scatter(out, x, group=group.handle, async_op=True), out)
+    return PendingResult(scatter(out, x, group=group.handle, async_op=True), out, group=group)
 
 
 def _directly(whole: Tensor, group: Group) -> bool:

@@ -3,9 +3,12 @@
 import contextlib
 import ctypes
 import datetime
+import fcntl
 import gc
 import os
 import signal
+import socket
+import struct
 import sys
 import tempfile
 import time
@@ -20,9 +23,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trivium.errors import ConfigError, TriviumError
+from trivium.errors import ConfigError, Preempted, TriviumError
 
 COLLECTIVE_TIMEOUT_SECONDS = 120.0
+_SIOCGIFADDR = 0x8915  # netdevice(7)
 
 
 @dataclass(frozen=True)
@@ -43,16 +47,18 @@ class Place:
 
 
 class RankFailed(TriviumError):
-    """A rank ended badly: `rank` first, of `exits` by rank (negative: the signal that killed it)."""
+    """A rank ended badly: `rank` first, of `exits` by rank (negative: the signal that killed it).
 
-    def __init__(self, rank: int, exits: dict[int, int | None], report: str) -> None:
-        self.rank, self.exits = rank, exits
+    report: what the rank said of it. where: put behind its number, " in step 7".
+    """
+
+    def __init__(self, rank: int, exits: dict[int, int | None], report: str, where: str = "") -> None:
+        self.rank, self.exits, self.report = rank, exits, report
         code = exits.get(rank)
         self.signal = -code if code is not None and code < 0 else None
-        cause = (
-            f"killed by {signal.Signals(self.signal).name}" if self.signal else report or f"exit code {code}"
-        )
-        super().__init__(f"rank {rank} of {len(exits)}: {cause}")
+        killed = f"killed by {signal.Signals(self.signal).name}" if self.signal else ""
+        self.cause = killed or report or f"exit code {code}"
+        super().__init__(f"rank {rank} of {len(exits)}{where}: {self.cause}")
 
 
 def torchrun_place() -> Place | None:
@@ -81,6 +87,8 @@ def connected(place: Place, *, timeout_seconds: float = COLLECTIVE_TIMEOUT_SECON
     if place.world_size == 1:
         yield
         return
+    if place.rendezvous == "env://":
+        _talk_where_the_first_rank_is_reached()
     # One thread per rank: ranks on one machine share its cores, and their order of summation stays fixed.
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -92,6 +100,34 @@ def connected(place: Place, *, timeout_seconds: float = COLLECTIVE_TIMEOUT_SECON
     )
     yield
     dist.destroy_process_group()
+
+
+def _talk_where_the_first_rank_is_reached() -> None:
+    """Let gloo listen on the interface that leads to the first rank's host, unless the user chose one.
+
+    By itself it takes the address of this host's name, which on many hosts is one that no other host can reach.
+    """
+    environment = os.environ
+    if (
+        "GLOO_SOCKET_IFNAME" in environment
+        or environment.get("LOCAL_WORLD_SIZE") == environment["WORLD_SIZE"]
+    ):
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((environment["MASTER_ADDR"], int(environment["MASTER_PORT"])))  # sends nothing
+        here = probe.getsockname()[0]
+        name = next((n for _, n in socket.if_nameindex() if _address_of(n, probe) == here), None)
+        if name is not None and not here.startswith("127."):
+            environment["GLOO_SOCKET_IFNAME"] = name
+
+
+def _address_of(interface: str, any_socket: socket.socket) -> str:
+    """The IPv4 address of a network interface, or nothing."""
+    request = struct.pack("256s", interface.encode()[:15])
+    try:
+        return socket.inet_ntoa(fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)[20:24])
+    except OSError:
+        return ""
 
 
 @dataclass
@@ -106,12 +142,16 @@ class Ranks:
         return tuple(p.pid or 0 for p in self.processes)
 
     def wait(self, timeout_seconds: float | None = None, watch: Callable[[], None] | None = None) -> None:
-        """Wait for all; when one fails, end the others at once and raise RankFailed naming the first."""
+        """Wait for all; when one fails, end the others at once and raise RankFailed naming the first.
+
+        Ranks that were asked to end agree on it, and are waited for. watch: called again and again meanwhile; what
+        it raises ends the ranks too.
+        """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         try:
             while any(p.is_alive() for p in self.processes):
                 failed = [r for r, p in enumerate(self.processes) if p.exitcode not in (None, 0)]
-                if failed:
+                if any(self.processes[r].exitcode != Preempted.exit_code for r in failed):
                     raise self._failure(failed)
                 if deadline is not None and time.monotonic() > deadline:
                     stuck = [r for r, p in enumerate(self.processes) if p.is_alive()]
@@ -146,6 +186,7 @@ class Ranks:
             first, report = killed[0], ""
         elif reports:
             first, report = int(reports[0].name.removeprefix("failed-")), reports[0].read_text()
+            self.processes[first].join(timeout=5)  # it ends right after its report; its code says what it was
         else:
             first, report = failed[0], ""
         return RankFailed(first, {r: p.exitcode for r, p in enumerate(self.processes)}, report)
@@ -204,6 +245,12 @@ def _enter(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # skip the parent's exit handlers, and do not wait for communicators whose peers are gone
+
+
+def end_with_launcher() -> None:
+    """Under torchrun: end when its agent on this host dies. Ranks that a user or a scheduler started stay alone."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _end_with(os.getppid())
 
 
 def _end_with(launcher: int) -> None:

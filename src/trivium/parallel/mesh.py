@@ -1,13 +1,18 @@
 """This process's place in the layout, and the groups it talks to. Built once, passed down."""
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from trivium.errors import ConfigError
+from trivium.parallel.launch import COLLECTIVE_TIMEOUT_SECONDS
 from trivium.plan.layout import AXES, Axis, Coordinate, Layout
 
 TAGS = range(1 << 30, (1 << 31) - 1)  # below are the numbers of pipeline transfers
@@ -18,12 +23,20 @@ def _tags() -> Iterator[int]:
         yield from TAGS
 
 
+class Waitable(Protocol):
+    """Something under way."""
+
+    def wait(self) -> object:
+        """Return when it is done."""
+
+
 @dataclass(frozen=True, eq=False)
 class Group:
     """Ranks that differ along one axis, and this process's index among them.
 
     traffic: bytes this rank handed to each collective, for comparison with the cost model.
     tags: numbers for direct messages, drawn alike on every rank of the group.
+    waited: seconds this process stood still for collectives, its own part of their work included.
     """
 
     role: str  # the axis, or "ends"
@@ -32,10 +45,17 @@ class Group:
     handle: dist.ProcessGroup | None  # None when alone: collectives become no-ops
     traffic: Counter[str] = field(default_factory=Counter)
     tags: Iterator[int] = field(default_factory=_tags)
+    waited: list[float] = field(default_factory=lambda: [0.0])
 
     def count(self, collective: str, tensor: torch.Tensor) -> None:
         """Add a tensor's bytes to the traffic of a collective."""
         self.traffic[collective] += tensor.numel() * tensor.element_size()
+
+    def wait_for(self, work: Waitable) -> None:
+        """Return when a collective is done, and count the time."""
+        begin = time.perf_counter()
+        work.wait()
+        self.waited[0] += time.perf_counter() - begin
 
     @property
     def size(self) -> int:
@@ -82,22 +102,31 @@ class Mesh:
 
     @classmethod
     def connect(
-        cls, layout: Layout, rank: int, world_size: int, device: torch.device | None = None
+        cls,
+        layout: Layout,
+        rank: int,
+        world_size: int,
+        device: torch.device | None = None,
+        timeout_seconds: float = COLLECTIVE_TIMEOUT_SECONDS,
     ) -> "Mesh":
-        """Create the groups of a layout; every rank of the process group must call this alike."""
+        """Create the groups of a layout; every rank of the process group must call this alike.
+
+        timeout_seconds: of each collective; torch's groups do not inherit it from the process group.
+        """
         problems = layout.problems(world_size)
         if problems:
             raise ConfigError("\n".join(problems))
-        groups = {axis: _join(axis, rank, _all_peers(layout, axis)) for axis in AXES}
+        join = partial(_join, rank, timedelta(seconds=timeout_seconds))
+        groups = {axis: join(axis, _all_peers(layout, axis)) for axis in AXES}
         # Where there is one context rank the replicas are the data ranks: one communicator serves both.
         alike = layout.context == 1
-        replicas = groups["data"] if alike else _join("replicas", rank, _all_peers(layout, "data", "context"))
+        replicas = groups["data"] if alike else join("replicas", _all_peers(layout, "data", "context"))
         return cls(
             layout=layout,
             rank=rank,
             device=device or torch.device("cpu"),
             replicas=replicas,
-            ends=_join("ends", rank, [(peers[0], peers[-1]) for peers in _all_peers(layout, "pipeline")]),
+            ends=join("ends", [(peers[0], peers[-1]) for peers in _all_peers(layout, "pipeline")]),
             **groups,
         )
 
@@ -118,12 +147,12 @@ def _all_peers(layout: Layout, *axes: Axis) -> list[tuple[int, ...]]:
     return sorted({layout.peers(r, *axes) for r in range(layout.world_size)})
 
 
-def _join(role: str, rank: int, groups: list[tuple[int, ...]]) -> Group:
+def _join(rank: int, timeout: timedelta, role: str, groups: list[tuple[int, ...]]) -> Group:
     """Every process creates every group, in the same order, as torch requires; it belongs to at most one."""
     mine = Group(role, (rank,), 0, None)
     for peers in groups:
         distinct = tuple(dict.fromkeys(peers))
-        handle = dist.new_group(list(distinct)) if len(distinct) > 1 else None
+        handle = dist.new_group(list(distinct), timeout=timeout) if len(distinct) > 1 else None
         if rank in distinct:
             mine = Group(role, distinct, distinct.index(rank), handle)
     return mine

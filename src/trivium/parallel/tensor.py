@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from trivium.parallel.collectives import all_reduce_, copy_to, gather_sequence, scatter_sequence, sum_over
 from trivium.parallel.mesh import Group
+from trivium.parallel.row_chunks import Cut, cut_product
 from trivium.parallel.weight_gradients import WeightGradients, linear
 
 Tensor = torch.Tensor
@@ -26,6 +27,7 @@ class Region:
     group: Group
     split_sequence: bool
     weight_gradients: WeightGradients = field(default_factory=WeightGradients)
+    row_chunks: int = 1  # of row-split products, each reduced while the next is computed
 
     def linear(self, x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None = None) -> Tensor:
         """x W^T (+ bias) with this rank's shard; the weight's gradient may be put off to an action of its own."""
@@ -38,6 +40,13 @@ class Region:
     def leave(self, x: Tensor) -> Tensor:
         """Partial sums [S, B, H] -> their sum, [S here, B, H]."""
         return scatter_sequence(x, self.group) if self.split_sequence else sum_over(x, self.group)
+
+    def row_product(self, x: Tensor, weight: torch.nn.Parameter) -> Tensor:
+        """Inputs split over the ranks, [S, B, inputs here] -> the complete sum, [S here, B, outputs]."""
+        if self.row_chunks == 1:
+            return self.leave(self.linear(x, weight))
+        cut = Cut(self.group, self.split_sequence, self.row_chunks)
+        return cut_product(x, weight, self.weight_gradients, cut)
 
     def positions(self, sequence: int) -> slice:
         """The positions this rank holds outside the region."""

@@ -54,10 +54,15 @@ class Shard:
 
 
 class Totals(NamedTuple):
-    """Of the whole model and batch, the same on every rank. gradient_norm: before clipping."""
+    """Of the whole model and batch, the same on every rank.
+
+    gradient_norm: before clipping. asked: by how many ranks. digest: the sums of what the ranks brought.
+    """
 
     gradient_norm: float
     loss: float
+    asked: int = 0
+    digest: tuple[int, ...] = ()
 
 
 class ShardedAdamW:
@@ -94,10 +99,23 @@ class ShardedAdamW:
                 }
 
     @torch.no_grad()
-    def step(self, lr: float, *, loss: Tensor, loss_scale: float = 1.0) -> Totals:
+    def step(
+        self,
+        lr: float,
+        *,
+        loss: Tensor,
+        loss_scale: float = 1.0,
+        asks: bool = False,
+        digest: tuple[int, int] = (0, 0),
+        accepts: Callable[[Totals], bool] | None = None,
+    ) -> Totals:
         """Update the weights from the accumulated gradients and clear them.
 
         loss: this rank's share of the batch's mean loss. It and the gradients are of the loss times `loss_scale`.
+        asks: this rank was asked to end; carried along, so that all ranks learn of it after the same step.
+        digest: two whole numbers of this rank, also carried along; their sums over all ranks stay below 2^53.
+        accepts: sees the totals before anything is updated; where it says no, nothing is. It must be a function of
+        the totals and of what all ranks know, so that all say the same.
         With a scale, a norm that is not finite means that they overflowed: nothing is updated, on any rank alike.
         """
         for number, shard in enumerate(self.shards):
@@ -106,12 +124,13 @@ class ShardedAdamW:
                 shard.grad.mul_(1 / loss_scale)
             if self.on_reduced is not None:
                 self.on_reduced(number, shard.grad)
-        sums = sum_over_ranks_begin(self._shares(loss / loss_scale), self.mesh)
-        if self.rule.clip == 0 and loss_scale == 1.0:
+        sums = sum_over_ranks_begin(self._shares(loss / loss_scale, (asks, *digest)), self.mesh)
+        if self.rule.clip == 0 and loss_scale == 1.0 and accepts is None:
             self._update(lr)  # without waiting: where the pipeline drains early, others are still at work
             return _totals(sums)
         totals = _totals(sums)
-        if loss_scale != 1.0 and not math.isfinite(totals.gradient_norm):
+        refused = accepts is not None and not accepts(totals)
+        if refused or (loss_scale != 1.0 and not math.isfinite(totals.gradient_norm)):
             self._clear()
             return totals
         if 0 < self.rule.clip < totals.gradient_norm:
@@ -144,16 +163,17 @@ class ShardedAdamW:
             for part in shard.parts:
                 part.parameter.grad = None
 
-    def _shares(self, loss: Tensor) -> Tensor:
-        """What this rank adds to the squared norm of the model's gradient, each parameter counted once, and to the
-        loss; [2]."""
+    def _shares(self, loss: Tensor, beside: tuple[int, int, int]) -> Tensor:
+        """What this rank adds to the squared norm of the model's gradient, each parameter counted once, to the loss,
+        and to the numbers that go along; [5]."""
         square = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         for shard in self.shards:
             if shard.bucket.sharded or self.mesh.replicas.index == 0:  # replicas of the whole count once
                 grad = _gradient(shard)
                 weighted = grad if shard.norm_weight is None else grad * shard.norm_weight
                 square += torch.dot(weighted, grad).to(torch.float64)
-        return torch.stack([square, loss_share(loss, self.mesh)])
+        along = torch.tensor(beside, dtype=torch.float64, device=self.mesh.device)
+        return torch.cat([torch.stack([square, loss_share(loss, self.mesh)]), along])
 
     def states(self, shard: Shard) -> dict[str, Tensor]:
         """The tensors of a shard by kind, each as long as the bucket's owned slice."""
@@ -178,8 +198,9 @@ def loss_share(loss: Tensor, mesh: Mesh) -> Tensor:
 
 
 def _totals(sums: PendingResult) -> Totals:
-    square, loss = sums.wait().tolist()
-    return Totals(gradient_norm=math.sqrt(square), loss=loss)
+    square, loss, *along = sums.wait().tolist()
+    asked, *digest = (round(n) for n in along)
+    return Totals(math.sqrt(square), loss, asked, tuple(digest))
 
 
 def _gradient(shard: Shard) -> Tensor:

@@ -11,6 +11,37 @@ NotNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class Supervision(Config):
+    """How faults are found and what follows; none of it changes what is computed."""
+
+    restart_seconds: Seconds = 1.0  # before the first restart; doubles with each, up to a minute
+    preemption_seconds: Seconds = 100.0  # that a job has to save in, when SIGTERM or SIGUSR1 asks it to end
+    hang_seconds: Annotated[float, Field(gt=0)] = (
+        30.0  # least time in one step (or 3 x the 99th percentile of steps) that counts as hanging
+    )
+    stall_seconds: Annotated[float, Field(gt=0)] = 600.0  # the same while starting, validating or saving
+    timeout_seconds: Annotated[float, Field(gt=0)] = 120.0  # of a collective whose other ranks do not come
+    replicas_every: NotNegative = 100  # steps; replicas are compared, and before every save; 0: only then
+    slow_every: NotNegative = 50  # steps; ranks compare the time they worked; 0: never
+    slow_factor: Annotated[float, Field(gt=1)] = (
+        1.5  # a rank that works so much longer than its peers is told
+    )
+
+
+class SpikesConfig(Config):
+    """What is a spike, and what is done then; a step that spikes never changes a weight."""
+
+    # stop: end with an error; skip: do without the step; rewind: back to a checkpoint, and on without its samples
+    policy: Literal["stop", "skip", "rewind"] = "stop"
+    deviations: Annotated[float, Field(ge=0)] = 0.0  # above the median; 0: only what is not finite is a spike
+    window: Annotated[int, Field(ge=4)] = 128  # steps whose loss and gradient norm are compared with
+    batches: Count = 1  # rewind: so many are left out, the last of them the one that spiked
+    limit: Count = 10  # spikes in a row, or rewinds of one step; then the run stops
+
+
 class TrainingConfig(Config):
     """Learning rate and batch are functions of tokens, so they mean the same under any batch size."""
 
@@ -36,3 +67,5 @@ class TrainingConfig(Config):
     validate_every: Count = 50  # steps; the last step is always validated
     validation_samples: Count = 128  # sequences; fewer where the validation split has fewer, and then told
     restarts: NotNegative = 2  # times a failed job is restarted from its last checkpoint
+    supervision: Supervision = Supervision()
+    spikes: SpikesConfig = SpikesConfig()

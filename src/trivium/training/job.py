@@ -1,7 +1,6 @@
 """A training job: what to train, from which tokens, into which directory; and the launcher that sees it through."""
 
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,15 +8,16 @@ from typing import Any
 
 from trivium.checkpoint.lease import Lease, holding
 from trivium.checkpoint.save import recover
-from trivium.errors import ConfigError, DataError, TriviumError, error_of
-from trivium.parallel.launch import RankFailed, Ranks, start_ranks, torchrun_place
+from trivium.errors import ConfigError, DataError, Preempted, TriviumError, error_of
+from trivium.parallel.launch import Place, RankFailed, Ranks, end_with_launcher, torchrun_place
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
-from trivium.training.metrics import EVENTS, METRICS, append, last_step, warn
+from trivium.training.metrics import warn
+from trivium.training.preemption import ignore_signals, listening
+from trivium.training.pulse import Post
 from trivium.training.run import CHECKPOINTS, TrainingJob, train_rank
-
-Watch = Callable[[Ranks, int], None]  # called while ranks run, with the last step they finished
+from trivium.training.supervise import Supervisor, Watch, located
 
 
 def start(
@@ -33,26 +33,55 @@ def start(
     Under torchrun this process takes its place among the ranks. Otherwise the ranks are forked here, and a job
     that loses one is restarted from its last checkpoint, up to `training.restarts` times; the n-th restart
     takes the n-th plan of `after_failure` if there is one. predicted: bytes by rank and category, kept in the
-    summary beside the counted ones.
+    summary beside the counted ones. Raises Preempted when SIGTERM or SIGUSR1, to this process or to a rank, ended
+    the job before that; all ranks have then saved.
     """
     check(job)
     place = torchrun_place()
     if place is not None:
         job.plan.checked(place.world_size)
         if place.rank != 0:
-            train_rank(place, job)
+            _train_among_others(place, job, _nothing)
             return {}
         with _alone(job) as lease:
-            train_rank(place, job, lease.renew)
+            _train_among_others(place, job, lease.renew)
             return summarise(job, predicted or {})
-    with _alone(job) as lease:
+    with _alone(job) as lease, listening(_polls) as requests:
+        supervisor = Supervisor(job, requests, lease.renew, progress, watch or _nobody_watches)
+        plan = supervisor.see_through(after_failure)
+        return summarise(replace(job, plan=plan), predicted or {})
 
-        def look(ranks: Ranks, step: int) -> None:
-            lease.renew()
-            if watch is not None:
-                watch(ranks, step)
 
-        return _through_failures(job, progress, after_failure, look, predicted or {})
+def _train_among_others(place: Place, job: TrainingJob, after_step: Callable[[], None]) -> None:
+    """Train as a rank that another launcher started; what goes wrong is said with rank and step.
+
+    Raises Preempted when the job was asked to end; signals are ignored from then on, so that a launcher that now
+    ends what is left does not change the exit code.
+    """
+    end_with_launcher()
+    post = Post()
+    try:
+        train_rank(place, job, after_step, post)
+    except Preempted:
+        ignore_signals()
+        raise
+    except Exception as error:
+        report = str(error) if isinstance(error, TriviumError) else f"{type(error).__name__}: {error}"
+        exits = dict.fromkeys(range(place.world_size))
+        failure = located(RankFailed(place.rank, exits, report), post.pulse.of(0))
+        raise error_of(getattr(error, "exit_code", 1), str(failure)) from error
+
+
+def _nothing() -> None:
+    """Only the first rank holds the lease."""
+
+
+def _polls(number: int) -> None:
+    """A launcher sees the second signal when it looks at its ranks the next time."""
+
+
+def _nobody_watches(ranks: Ranks, step: int) -> None:
+    """The default watch."""
 
 
 @contextmanager
@@ -61,34 +90,6 @@ def _alone(job: TrainingJob) -> Iterator[Lease]:
     with holding(job.out, warn) as lease:
         recover(job.out / CHECKPOINTS)
         yield lease
-
-
-def _through_failures(
-    job: TrainingJob,
-    progress: Progress,
-    after_failure: Sequence[Plan],
-    watch: Watch,
-    predicted: Mapping[int, Mapping[str, int]],
-) -> dict[str, Any]:
-    plan, restarts = job.plan, 0
-    while True:
-        try:
-            _attempt(replace(job, plan=plan), progress, watch)
-            return summarise(replace(job, plan=plan), predicted)
-        except RankFailed as failure:
-            record = {
-                "event": "rank failed",
-                "rank": failure.rank,
-                "cause": str(failure),
-                "time": time.time(),
-            }
-            append(job.out / EVENTS, {**record, "step": last_step(job.out / METRICS)})
-            if restarts >= job.training.restarts or failure.exits.get(failure.rank) in _NOT_WORTH_REPEATING:
-                raise _as_the_rank_said(failure) from None
-            plan = after_failure[restarts] if restarts < len(after_failure) else plan
-            restarts += 1
-            recover(job.out / CHECKPOINTS)
-            progress(last_step(job.out / METRICS), job.training.steps, f"{failure}; restart {restarts}")
 
 
 def check(job: TrainingJob) -> None:
@@ -129,29 +130,3 @@ def summarise(job: TrainingJob, predicted: Mapping[int, Mapping[str, int]]) -> d
     spans = [{"pipeline_rank": r["coordinate"]["pipeline"], **span} for r in first for span in r["spans"]]
     write_json(job.out / "timeline.json", spans)
     return summary
-
-
-# Exit codes of a config, machine, data or checkpoint that is wrong: it would be wrong again.
-_NOT_WORTH_REPEATING = (2, 3, 4, 5)
-
-
-def _attempt(job: TrainingJob, progress: Progress, watch: Watch) -> None:
-    ranks = start_ranks(train_rank, job.plan.layout.world_size, job)
-    seen = -1
-
-    def look() -> None:
-        nonlocal seen
-        step = last_step(job.out / METRICS)
-        if step != seen:
-            seen = step
-            progress(step, job.training.steps, "")
-        watch(ranks, step)
-
-    ranks.wait(watch=look)
-    look()
-
-
-def _as_the_rank_said(failure: RankFailed) -> TriviumError:
-    """The rank's own kind of error, so that the exit code says what was wrong."""
-    code = failure.exits.get(failure.rank)
-    return error_of(code, str(failure)) if code in _NOT_WORTH_REPEATING else failure

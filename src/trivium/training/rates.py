@@ -2,6 +2,7 @@
 
 import math
 
+from trivium.plan.plan import Plan
 from trivium.training.config import TrainingConfig
 
 
@@ -17,3 +18,9 @@ def learning_rate(config: TrainingConfig, tokens: int, last_tokens: int) -> floa
     progress = min(1.0, (tokens - config.warmup_tokens) / span)
     final = config.lr * config.lr_final_fraction
     return final + (config.lr - final) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def lr_of_step(config: TrainingConfig, plan: Plan, step: int) -> float:
+    """The learning rate of a step, counted from 0."""
+    after, last = (plan.batch.at(n).first_sample for n in (step + 1, config.steps))
+    return learning_rate(config, plan.tokens(after), plan.tokens(last))

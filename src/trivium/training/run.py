@@ -1,32 +1,41 @@
 """The loop of one rank: resume, train, validate, save."""
 
+import gc
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.load import Checkpoint, newest_good
 from trivium.config import to_tree
 from trivium.cost.compute import flops_per_token
-from trivium.errors import DataError
+from trivium.errors import DataError, Preempted
 from trivium.parallel.launch import Place, connected
 from trivium.parallel.mesh import Mesh, barrier
-from trivium.parallel.pipeline import Run
 from trivium.parallel.zero import AdamRule
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import Action
 from trivium.provenance import write_json
 from trivium.tokens.loader import batch_arrays
 from trivium.tokens.manifest import read_tokens_manifest
 from trivium.tokens.samples import TokenDataset
 from trivium.training.batches import Rows
 from trivium.training.config import TrainingConfig
+from trivium.training.describe import describe_rank
 from trivium.training.metrics import EVENTS, METRICS, append, forget_after, read, warn
-from trivium.training.rates import learning_rate
-from trivium.training.same_work import refuse_other_work
+from trivium.training.preemption import exit_at_once, listening
+from trivium.training.pulse import Duty, Post
+from trivium.training.rates import lr_of_step
+from trivium.training.record import Record, entries_of, left_out_of, write_entries, write_record
+from trivium.training.replicas import compare_replicas
+from trivium.training.rewind import drop_abandoned, entries_in, leave_out
+from trivium.training.same_work import refuse_other_work, weights_of
 from trivium.training.saves import Saves
+from trivium.training.slow_ranks import Worked, is_nth
+from trivium.training.spikes import SpikeWatch, finite_or_text
 from trivium.training.state import begin_with, fragments, progress_of, restore
 from trivium.training.trainer import Samples, StepResult, Trainer
 
@@ -44,29 +53,57 @@ class TrainingJob:
     out: Path
 
 
-def train_rank(place: Place, job: TrainingJob, after_step: Callable[[], None] = lambda: None) -> None:
-    """Train as one rank; every rank of the job calls this."""
-    with connected(place):
-        mesh = Mesh.connect(job.plan.layout, place.rank, place.world_size, place.device)
-        _Loop(job, mesh).run(after_step)
+def train_rank(
+    place: Place,
+    job: TrainingJob,
+    after_step: Callable[[], None] = lambda: None,
+    post: Post | None = None,
+) -> None:
+    """Train as one rank; every rank of the job calls this. Raises Preempted when the job was asked to end.
+
+    post: where signs of life go, if a launcher of ours looks for them.
+    """
+    timeout = job.training.supervision.timeout_seconds
+    with listening(exit_at_once) as requests, connected(place, timeout_seconds=timeout):
+        mesh = Mesh.connect(job.plan.layout, place.rank, place.world_size, place.device, timeout)
+        _Loop(job, mesh, Duty(requests, post or Post())).run(after_step)
 
 
 class _Loop:
-    def __init__(self, job: TrainingJob, mesh: Mesh) -> None:
+    def __init__(self, job: TrainingJob, mesh: Mesh, duty: Duty) -> None:
         self.job, self.mesh, self.plan, self.config = job, mesh, job.plan, job.training
+        self.duty, self.worked = duty, Worked(mesh)
         self.manifest = read_tokens_manifest(job.tokens)
         self.train = self._dataset("train")
         self.validation = self._dataset("validation")
         self.validation_samples = self._validation_samples()
         self.saves = Saves(job.out / CHECKPOINTS, self.config, mesh, self._note)
-        self.trainer, self.first_step = self._started()
+        self._begin()
         if self._speaks:
-            forget_after(job.out / METRICS, self.first_step)
-        barrier(mesh)
+            record = Record(job.out, job.tokens, job.plan, job.training, job.seed, ())
+            self._try(partial(write_record, record))
+
+    def _begin(self) -> None:
+        """Where the newest good checkpoint ends, or at step 0."""
+        self.entries = entries_of(self.job.out)
+        if self._speaks:
+            drop_abandoned(self.job.out / CHECKPOINTS, self.entries)
+        barrier(self.mesh)
+        self.trainer, self.first_step = self._started()
+        self.train = self.train.leaving_out(left_out_of(self.entries))
+        if self._speaks:
+            forget_after(self.job.out / METRICS, self.first_step)
+        barrier(self.mesh)
 
     def _started(self) -> tuple[Trainer, int]:
         """The trainer as the newest good checkpoint left it, or at its beginning; and the steps done."""
         checkpoint = newest_good(self.job.out / CHECKPOINTS, self.mesh, warn)
+        about = checkpoint.manifest if checkpoint else {}
+        self.spikes = SpikeWatch(self.config.spikes, about.get("spikes"))
+        if not self.entries and entries_in(about):  # a checkpoint that was brought here without its run
+            self.entries = entries_in(about)
+            if self._speaks:
+                write_entries(self.job.out, self.entries)
         given = self._weights_given() if checkpoint is None else None
         if checkpoint is not None:
             refuse_other_work(checkpoint.directory, checkpoint.manifest, self._identity())
@@ -88,8 +125,7 @@ class _Loop:
             return None
         checkpoint = Checkpoint.open_together(Path(self.config.start_from), self.mesh)
         there, here = checkpoint.manifest, self._identity()
-        about = {"plan": {"model": there["plan"]["model"]}, "data": {}}
-        now = {"plan": {"model": here["plan"]["model"]}, "data": {}}
+        about, now = ({"plan": {"model": weights_of(x["plan"]["model"])}, "data": {}} for x in (there, here))
         tokenizer = there.get("data", {}).get("tokenizer_sha256")
         if tokenizer:
             about["data"], now["data"] = (
@@ -109,34 +145,94 @@ class _Loop:
         if self.first_step == 0 and self.saves.is_due(0):
             self._save(0)
         measured = min(max(self.first_step, self.plan.batch.segments[-1].first_step) + 2, last - 1)
-        for step in range(self.first_step, last):
+        step = self.first_step
+        while step < last:
+            self.duty.beat(step + 1, "step")
             started = time.perf_counter()
             result = self._step(step, measure=step == measured)
             seconds = time.perf_counter() - started
             self._report(step, result, seconds)
+            self.worked.add(result)
+            if self.spikes.cause and self._rewinds(step, result):
+                step = self.first_step
+                continue
             if step == measured:
-                self._try_to_describe_rank(result, seconds)
+                self._try(partial(describe_rank, self.job.out, self.trainer, result, seconds))
             if (step + 1) % self.config.validate_every == 0 or step + 1 == last:
+                self.duty.beat(step + 1, "validating")
                 self._validate(step)
+            self.duty.beat(step + 1, "saving")
             self.saves.look()
             after_step()
-            if self.saves.is_due(step + 1):
+            watch = self.config.supervision
+            if is_nth(step + 1, watch.slow_every):
+                self._tell_slow_ranks(step + 1)
+            saves = self.saves.is_due(step + 1) or result.asked
+            if saves or is_nth(step + 1, watch.replicas_every):
+                compare_replicas(self.trainer)
+            if saves:
                 self._save(step + 1)
+            if result.asked and step + 1 < last:
+                self._end_early(step + 1)
+            step += 1
         self.saves.finish()
         if self._speaks:
             self._finish(time.perf_counter() - begin)
 
+    def _rewinds(self, step: int, result: StepResult) -> bool:
+        """After a step that spiked and changed nothing: whether training goes on from an earlier one."""
+        spikes = self.config.spikes
+        event = {"event": "spike", "step": step + 1, "cause": self.spikes.cause, "policy": spikes.policy}
+        totals = {"loss": result.loss, "gradient_norm": result.gradient_norm}
+        told = {name: finite_or_text(value) for name, value in totals.items()}
+        self._note({**event, **told, "batch_hash": result.batch_hash, "entries": len(self.entries)})
+        rewound = sum(entry["step"] == step + 1 for entry in self.entries)
+        if spikes.policy != "skip":
+            self.saves.settle()  # what was begun is of a state that is still right
+        if spikes.policy == "stop" or max(self.spikes.in_a_row, rewound + 1) > spikes.limit:
+            raise DataError(
+                f"step {step + 1}: {self.spikes.cause}; training.spikes.policy ({spikes.policy}, at most "
+                f"{spikes.limit} in a row) stops here, and no weight was changed. `trivium data culprit` names the "
+                f"document and the layer; then set training.spikes.policy to skip or rewind, or lower training.lr"
+            )
+        if self._speaks:
+            warn(f"step {step + 1}: {self.spikes.cause}; {spikes.policy}")
+        if spikes.policy == "skip":
+            return False
+        if self._speaks:
+            batches, cause = spikes.batches, self.spikes.cause
+            leave_out(self.job.out, self.entries, self.plan.batch, step=step, batches=batches, cause=cause)
+        barrier(self.mesh)
+        del self.trainer  # there is no room for two
+        gc.collect()
+        self._begin()
+        return True
+
+    def _tell_slow_ranks(self, step: int) -> None:
+        for slow in self.worked.slow_ranks(self.config.supervision.slow_factor):
+            if self._speaks:
+                warn(f"step {step}: {slow}")
+            self._note({"event": "slow rank", "step": step, "time": time.time(), **slow._asdict()})
+
+    def _end_early(self, step: int) -> None:
+        """All ranks, after a step: wait for the save, and go."""
+        self.saves.finish()
+        self._note({"event": "preempted", "step": step, "time": time.time()})
+        raise Preempted(
+            f"asked to end; saved after step {step}. Run the same command again to go on from there"
+        )
+
     def _step(self, step: int, *, measure: bool) -> StepResult:
         samples = self.plan.batch.at(step)
         lr = self._lr(step)
-        read = self._reader(self.train)
+        read = self.worked.reading(self._reader(self.train))
         batch = Samples(samples.first_sample, samples.sequences, read)
-        return self.trainer.train_step(step, batch, lr, measure=measure)
+        self.spikes.cause = ""  # it is not asked about a step that overflows fp16
+        accepts = self.spikes.accepts
+        return self.trainer.train_step(step, batch, lr, measure=measure, asks=self.duty.asks, accepts=accepts)
 
     def _lr(self, step: int) -> float:
-        after = self.plan.batch.at(step + 1).first_sample
-        last = self.plan.batch.at(self.config.steps).first_sample
-        return learning_rate(self.config, self.plan.tokens(after), self.plan.tokens(last))
+        return lr_of_step(self.config, self.plan, step)
 
     def _validate(self, step: int) -> None:
         loss = self.trainer.validate(Samples(0, self.validation_samples, self._reader(self.validation)))
@@ -157,6 +253,8 @@ class _Loop:
             "training": to_tree(self.config),
             **self._identity(),
             **progress_of(self.trainer),
+            "spikes": self.spikes.state,
+            "left_out": self.entries,
         }
 
     def _identity(self) -> dict[str, Any]:
@@ -209,46 +307,22 @@ class _Loop:
             "loss": result.loss,
             "lr": self._lr(step),
             "gradient_norm": result.gradient_norm,
+            "batch_hash": result.batch_hash,
             "seconds": seconds,
             "tokens_per_second": tokens / seconds,
             "model_flops_per_second": tokens * flops_per_token(self.plan.model) / seconds,
         }
+        if self.spikes.cause:
+            record["spike"] = self.spikes.cause
+            record = {k: v for k, v in record.items() if not isinstance(v, float) or math.isfinite(v)}
         append(self.job.out / METRICS, record)
 
-    def _try_to_describe_rank(self, result: StepResult, seconds: float) -> None:
+    def _try(self, write: Callable[[], None]) -> None:
+        """Write something for whoever looks at the run; that it fails is no reason to lose a training."""
         try:
-            self._describe_rank(result, seconds)
-        except OSError as error:  # no reason to lose a training
-            warn(f"what rank {self.mesh.rank} holds was not written: {error}")
-
-    def _describe_rank(self, result: StepResult, seconds: float) -> None:
-        """What this rank holds, counted, and when it did what, in the step of so many seconds that was measured."""
-        run = result.run
-        buckets, shards = self.trainer.buckets, self.trainer.optimizer.shards
-        state = sum(
-            _bytes(v) for s in shards for k, v in self.trainer.optimizer.states(s).items() if k != "master"
-        )
-        masters = sum(_bytes(s.master) for s in shards) if self.plan.precision.has_master else 0
-        folder = self.job.out / "ranks"
-        folder.mkdir(parents=True, exist_ok=True)
-        description = {
-            "rank": self.mesh.rank,
-            "coordinate": self.mesh.at._asdict(),
-            "categories": {
-                "weights": sum(_bytes(b.shard if self.plan.zero >= 3 else b.weights) for b in buckets),
-                "gradients": sum(_bytes(b.gradients) for b in buckets),
-                "optimizer": state + masters,
-                "activations": run.peak_saved_bytes,
-            },
-            "peak_held": run.peak_held,
-            "phases": phases(run, result.update_seconds, seconds),
-            "spans": [
-                {"action": str(s.event), "start": s.start, "end": s.end}
-                for s in run.spans
-                if isinstance(s.event, Action)
-            ],
-        }
-        write_json(folder / f"rank-{self.mesh.rank:05d}.json", description)
+            write()
+        except OSError as error:
+            warn(f"rank {self.mesh.rank}: {error}; training goes on without it")
 
     def _finish(self, seconds: float) -> None:
         layout, metrics = self.plan.layout, read(self.job.out / METRICS)
@@ -274,24 +348,6 @@ class _Loop:
             append(self.job.out / EVENTS, event)
 
 
-def phases(run: Run, update_seconds: float, step_seconds: float) -> dict[str, float]:
-    """Where the seconds of a rank's step went, as far as its trace tells.
-
-    stages: actions, with their tensor collectives. waiting: for activations and gradients of other stages, or for
-    their sending. update: the reduction of gradients that is left, the optimizer, and the publishing of weights.
-    other: reading the batch, and agreeing on the loss.
-    """
-    spans = [(isinstance(s.event, Action), s.end - s.start) for s in run.spans]
-    stages = sum(length for acts, length in spans if acts)
-    waiting = sum(length for acts, length in spans if not acts)
-    other = max(0.0, step_seconds - stages - waiting - update_seconds)
-    return {"stages": stages, "waiting": waiting, "update": update_seconds, "other": other}
-
-
 def _adam_rule(config: TrainingConfig) -> AdamRule:
     names = ("beta1", "beta2", "epsilon", "weight_decay", "clip")
     return AdamRule(**{n: getattr(config, n) for n in names})
-
-
-def _bytes(tensor: Any) -> int:
-    return int(tensor.numel() * tensor.element_size())

@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trivium.config import differences
+from trivium.config import build, differences
 from trivium.errors import CheckpointError
+from trivium.plan.model_shape import ModelShape
 
 # What is compared. How the work is divided may change: layout, schedule, ZeRO stage, size of a micro-batch.
 SECTIONS = ("plan.model", "plan.batch", "plan.precision", "data")
 _SHOWN = 12
+# Of a model, what its weights do not depend on: a run that begins with them may choose it.
+_FREE = {"vocabulary_multiple", "dropout", "init_std", "documents", "end_of_text"}
 
 
 def refuse_other_work(directory: Path, about: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -28,6 +31,12 @@ def refuse_other_work(directory: Path, about: Mapping[str, Any], now: Mapping[st
             f"{directory} was written by other work (there -> here):\n{told}\n"
             f"use the same config, tokenizer and tokens, or another --out"
         )
+
+
+def weights_of(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a model shape as plain data, what its weights depend on, defaults spelt out."""
+    shape = build(ModelShape, model)
+    return {**shape.model_dump(exclude=_FREE), "kv_heads": shape.kv, "ffn": shape.ffn_width}
 
 
 def _section(tree: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -18,11 +18,12 @@ from trivium.parallel.measure import SavedBytes
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.pipeline import Executor, Run, StageFunctions
 from trivium.parallel.randomness import DropoutKey
-from trivium.parallel.zero import AdamRule, ShardedAdamW, loss_share
+from trivium.parallel.zero import AdamRule, ShardedAdamW, Totals, loss_share
 from trivium.plan.buckets import bucket_table
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import Op, Schedule, forward
 from trivium.plan.transfers import Program, with_transfers
+from trivium.tokens.digest import NO_ROWS, Digest, digest
 from trivium.training.batches import Rows, inputs_of
 from trivium.training.loss_scale import LossScale
 
@@ -37,6 +38,8 @@ class StepResult(NamedTuple):
     gradient_norm: float
     run: Run
     update_seconds: float
+    asked: bool = False  # some rank was asked to end
+    batch_hash: str = ""  # of the rows that were read, on whatever rank
 
 
 @dataclass(frozen=True)
@@ -73,17 +76,41 @@ class Trainer:
         self.loss_scale = LossScale() if plan.precision.weights == "fp16" else None
         self.transport: Literal["posted", "batched"] | None = None  # as the backend wants it
         self._programs: dict[tuple[int, bool], Program] = {}
+        self._digest = NO_ROWS  # of the rows this rank read last
 
-    def train_step(self, step: int, samples: Samples, lr: float, *, measure: bool = False) -> StepResult:
-        """One optimizer step on the global batch `samples`; every rank returns the same loss and norm."""
+    def train_step(
+        self,
+        step: int,
+        samples: Samples,
+        lr: float,
+        *,
+        measure: bool = False,
+        asks: bool = False,
+        accepts: Callable[[Totals], bool] | None = None,
+    ) -> StepResult:
+        """One optimizer step on the global batch `samples`; every rank returns the same loss and norm.
+
+        asks: this rank was asked to end; every rank's result then says so. accepts: may refuse the update, when it
+        sees the totals; it is not asked about an overflow that the loss scale answers.
+        """
         run = self.accumulate(step, samples, measure=measure)
         scale = self.loss_scale.value if self.loss_scale else 1.0
         begin = time.perf_counter()
-        totals = self.optimizer.step(lr, loss=run.loss, loss_scale=scale)
+        totals = self.optimizer.step(
+            lr,
+            loss=run.loss,
+            loss_scale=scale,
+            asks=asks,
+            digest=self._digest,
+            accepts=accepts and (lambda totals: _overflows(totals, scale) or accepts(totals)),
+        )
         update_seconds = time.perf_counter() - begin
         if self.loss_scale:
             self.loss_scale.update(finite=math.isfinite(totals.gradient_norm))
-        return StepResult(totals.loss, totals.gradient_norm, run, update_seconds)
+        batch_hash = str(Digest(*totals.digest))
+        return StepResult(
+            totals.loss, totals.gradient_norm, run, update_seconds, totals.asked > 0, batch_hash
+        )
 
     def accumulate(self, step: int, samples: Samples, *, measure: bool = False) -> Run:
         """Forward and backward of the batch; gradients are left in the buckets, their reduction begun.
@@ -138,6 +165,10 @@ class Trainer:
         plan, micro = self.plan, self.plan.batch.micro
         first = samples.first + self.mesh.at.data * micro_batches * micro
         rows = samples.read(first, micro_batches * micro)
+        if step is not None:
+            at, read = self.mesh.at, range(first, first + micro_batches * micro)
+            reads_for_all = at.tensor == at.pipeline == at.context == 0  # others read the same rows
+            self._digest = digest(read, *rows) if reads_for_all else NO_ROWS
         found = []
         for start in range(0, micro_batches * micro, micro):
             part = Rows(*(x[start : start + micro] for x in rows))
@@ -182,6 +213,11 @@ class Trainer:
         return tuple(
             tuple(forward(m, s) for m in micro_batches for s in self.plan.stages_of(r)) for r in ranks
         )
+
+
+def _overflows(totals: Totals, scale: float) -> bool:
+    """Whether gradients alone are too large for fp16, which halving the scale mends."""
+    return scale != 1.0 and math.isfinite(totals.loss) and not math.isfinite(totals.gradient_norm)
 
 
 def _users(stage: Stage, buckets: Sequence[Bucket]) -> list[User]:

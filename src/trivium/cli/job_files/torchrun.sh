@@ -1,0 +1,34 @@
+#!/bin/bash
+# {{title}}
+# Written by `trivium launch --print torchrun`. Start it on each of {{nodes}} hosts, at about the same time:
+{{how}}
+# All hosts share {{out}}.
+
+OUT={{out}}
+EVENTS=$OUT/training/events.jsonl
+{{addresses}}child=
+trap '[ -n "$child" ] && kill -TERM "$child"' TERM USR1  # torchrun passes it on to its ranks, and waits for them
+
+for attempt in $(seq 0 {{restarts}}); do
+  # Not restarted by torchrun (--max-restarts 0): its agents would meet again with one that died a moment ago.
+  {{torchrun}} --nnodes {{nodes}} --nproc-per-node {{per_node}} --max-restarts 0 \
+    {{rendezvous}} \
+    --shutdown-timeout {{grace}} --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
+    -m {{module}} &
+  child=$!
+  wait "$child"
+  code=$?
+  while kill -0 "$child" 2> /dev/null; do  # a signal ended the waiting, not the training
+    wait "$child"
+    code=$?
+  done
+  [ "$code" -eq 0 ] && exit 0
+  # torchrun turns every exit code into 1; the ranks' last word says whether they were preempted.
+  if tail -n 1 "$EVENTS" 2> /dev/null | grep -q '"preempted"'; then
+    echo "preempted, saved; run the same again to go on"
+    exit 75
+  fi
+  echo "attempt $attempt ended with $code"
+  [ "$attempt" -lt {{restarts}} ] && sleep $((attempt < 6 ? 1 << attempt : 60))
+done
+exit "$code"

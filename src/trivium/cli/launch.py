@@ -1,0 +1,163 @@
+"""`trivium launch --print`: job files that place ranks on nodes, pass on signals, and start again what may go on."""
+
+import re
+import shlex
+from collections.abc import Mapping
+from enum import StrEnum
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from trivium.cli.options import DEFAULT_OUT, Out, Preset, Ranks, Sets, given_for
+from trivium.cli.price import machine_of
+from trivium.cli.run_config import HERE, RunConfig, resolve
+from trivium.cli.show import layout_text, say
+from trivium.cost.hardware import Machine
+from trivium.errors import ConfigError
+from trivium.plan.mapping import problems
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+MODULE = "trivium.cli.main train"
+# Between the moment all ranks have saved and the moment the last of them has ended.
+MARGIN_SECONDS = 20
+
+
+# How hosts find one another: each takes the address from which it reaches the first.
+ADDRESSES = """FIRST_ADDR=$(python -c 'import socket, sys; print(socket.gethostbyname(sys.argv[1]))' "${FIRST_HOST:?}")
+LOCAL_ADDR=$(python -c 'import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.connect((sys.argv[1], 1)); print(s.getsockname()[0])' "$FIRST_ADDR")
+IS_FIRST=$([ "$LOCAL_ADDR" = "$FIRST_ADDR" ] && echo 1 || echo 0)
+"""
+RENDEZVOUS = (
+    '--rdzv-backend c10d --rdzv-endpoint "$FIRST_ADDR:${PORT:-29400}" --rdzv-conf "is_host=$IS_FIRST" '
+    '--local-addr "$LOCAL_ADDR"'
+)
+
+
+class Target(StrEnum):
+    """Who starts the ranks."""
+
+    slurm = "slurm"
+    kubernetes = "kubernetes"
+    torchrun = "torchrun"
+
+
+FILES: Mapping[Target, str] = {
+    Target.slurm: "slurm.sh",
+    Target.kubernetes: "kubernetes.yaml",
+    Target.torchrun: "torchrun.sh",
+}
+
+
+class Nodes(NamedTuple):
+    """How ranks are placed: `per_node` on each of so many nodes; on devices of their own, or on cores."""
+
+    nodes: int
+    per_node: int
+    has_devices: bool
+
+
+@app.command()
+def launch(
+    target: Annotated[Target, typer.Option("--print", help="For whom the job file is.")],
+    out: Out = DEFAULT_OUT,
+    preset: Preset = None,
+    sets: Sets = None,
+    ranks: Ranks = None,
+    image: Annotated[
+        str, typer.Option("--image", metavar="NAME", help="Kubernetes: the container's image.")
+    ] = "REPLACE-ME",
+    claim: Annotated[
+        str, typer.Option("--claim", metavar="NAME", help="Kubernetes: the claim of the shared volume.")
+    ] = "REPLACE-ME",
+) -> None:
+    """Print a job file for a run: ranks on the nodes of its machine, signals that save, and restarts that go on.
+
+    Nothing is started. `machine` in the config says how many devices a node has.
+    """
+    given = given_for(out, preset, sets, ranks)
+    config = resolve(given).checked()
+    if config.machine == HERE:
+        machine = None
+    else:
+        machine = machine_of(config.machine)
+    words = ["--out", str(out)]
+    words += ["--preset", preset] if preset else []
+    words += [word for each in sets or () for word in ("--set", each)]
+    words += ["--ranks", str(ranks)] if ranks else []
+    more = {"image": image, "claim": claim, "arguments": shlex.join(words)}
+    say(job_file(target, config, machine, out, more))
+
+
+def job_file(
+    target: Target, config: RunConfig, machine: Machine | None, out: Path, more: Mapping[str, str]
+) -> str:
+    """The text of a job file. machine: None is one host with cores enough. more: image, claim and arguments."""
+    where = placed(config, machine)
+    values = {name: str(value) for name, value in _values(config, where, out, more).items()}
+    text = resources.files("trivium.cli").joinpath("job_files", FILES[target]).read_text(encoding="utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], text).rstrip()
+
+
+def placed(config: RunConfig, machine: Machine | None) -> Nodes:
+    """Ranks fill nodes in order; ConfigError when they cannot, or when a tensor group would span two nodes."""
+    layout = config.plan.layout
+    world = layout.world_size
+    if machine is None:
+        return Nodes(1, world, has_devices=False)
+    has_devices = machine.sharing == "exclusive"
+    per_node = min(world, machine.devices_per_node) if has_devices else world
+    nodes = world // per_node
+    if world % per_node:
+        raise ConfigError(
+            f"plan.layout: {world} ranks do not fill nodes of {per_node} devices (machine {machine.name}); choose a "
+            f"layout of {nodes * per_node} or {(nodes + 1) * per_node} ranks"
+        )
+    if nodes > machine.nodes:
+        raise ConfigError(
+            f"plan.layout: {world} ranks need {nodes} nodes of {per_node} devices, and machine {machine.name} has "
+            f"{machine.nodes}; choose a smaller layout or another machine"
+        )
+    found = problems(layout, per_node)
+    if found:
+        raise ConfigError("\n".join(found).replace(", or pass --allow-tensor-across-nodes", ""))
+    return Nodes(nodes, per_node, has_devices)
+
+
+def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str]) -> dict[str, object]:
+    training, name = config.training, _name(out)
+    grace = round(training.supervision.preemption_seconds) + MARGIN_SECONDS
+    alone = where.nodes == 1
+    limits = f"          resources: {{limits: {{nvidia.com/gpu: {where.per_node}}}}}\n"
+    return {
+        "title": f"{layout_text(config.plan.layout.model_dump())}: {where.nodes} x {where.per_node}",
+        "name": name,
+        "nodes": where.nodes,
+        "per_node": where.per_node,
+        "devices": f"#SBATCH --gpus-per-node={where.per_node}"
+        if where.has_devices
+        else "#SBATCH --cpus-per-task=1",
+        "resources": limits if where.has_devices else "",
+        "grace": grace,
+        "restarts": training.restarts,
+        "backoff": training.restarts * where.nodes,
+        "out": shlex.quote(str(out)),
+        "mount": str(out.parent if out.is_absolute() else Path("/runs")),
+        "python": "python",
+        "torchrun": "torchrun",
+        "how": "#   bash this-file" if alone else "#   FIRST_HOST=address-of-one-of-them bash this-file",
+        "addresses": "" if alone else ADDRESSES,
+        "rendezvous": "--standalone" if alone else f"--rdzv-id {name} {RENDEZVOUS}",
+        "train": f"python -m {MODULE} {more['arguments']}",
+        "module": f"{MODULE} {more['arguments']}",
+        "image": more["image"],
+        "claim": more["claim"],
+    }
+
+
+def _name(out: Path) -> str:
+    """A name that Kubernetes and Slurm take, from the run directory's."""
+    return re.sub(r"[^a-z0-9-]+", "-", f"trivium-{out.name}".lower()).strip("-")[:52]

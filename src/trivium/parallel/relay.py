@@ -1,0 +1,38 @@
+"""Hidden states from each pipeline rank to the next, forward only: for answering, where no schedule is needed."""
+
+import torch
+import torch.distributed as dist
+
+from trivium.parallel.mesh import Group
+
+Tensor = torch.Tensor
+MOST_UNDER_WAY = 4  # tensors a rank may be ahead of the next
+
+
+class Relay:
+    """Every rank of the group handles the same batches in the same order."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._sent: list[tuple[dist.Work, Tensor]] = []
+
+    def receive(self, out: Tensor) -> Tensor:
+        """What the previous rank passed on, written into `out`."""
+        dist.recv(out, self._group.ranks[self._group.index - 1], group=self._group.handle)
+        return out
+
+    def pass_on(self, x: Tensor) -> None:
+        """Hand a tensor to the next rank; returns before it has arrived."""
+        x = x.contiguous()
+        self._group.count("send", x)
+        work = dist.isend(x, self._group.ranks[self._group.index + 1], group=self._group.handle)
+        assert work is not None, "this rank is in the group of its own pipeline"
+        self._sent.append((work, x))
+        while len(self._sent) > MOST_UNDER_WAY:
+            self._sent.pop(0)[0].wait()
+
+    def finish(self) -> None:
+        """Return when everything that was passed on has been taken."""
+        for work, _ in self._sent:
+            work.wait()
+        self._sent = []

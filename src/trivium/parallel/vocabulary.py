@@ -1,0 +1,83 @@
+"""The loss over a vocabulary that one rank holds whole: product, softmax and its gradient, some rows at a time.
+
+Legend: T tokens, H hidden, V vocabulary rows, padding included.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from trivium.parallel.weight_gradients import WeightGradients
+
+Tensor = torch.Tensor
+
+# Rows whose scores are whole in fp32 at once: few enough to stay in a cache, enough for a fast product.
+ROWS, ROWS_ON_ACCELERATOR = 256, 4096
+NARROW = (torch.bfloat16, torch.float16)
+
+
+def vocabulary_loss(
+    x: Tensor, table: torch.nn.Parameter, targets: Tensor, vocabulary: int, later: WeightGradients
+) -> Tensor:
+    """Cross-entropy per token, in nats, of softmax(x table^T) against the targets.
+
+    x [S, B, H], table [V, H], targets [S, B]; returns [S, B]. Rows of the table from `vocabulary` on are padding:
+    they enter neither the softmax nor the gradient. What is kept for the backward is the gradient of the scores in
+    the dtype of `x`; scores in fp32 exist for some rows at a time only.
+    """
+    weight = table.detach() if later.separate else table
+    rows = x.flatten(0, -2)
+    whose = (table, later if later.separate else None)
+    losses = _Loss.apply(rows, weight, targets.flatten(), vocabulary, (*whose, torch.is_grad_enabled()))
+    return losses.view(targets.shape)
+
+
+class _Loss(torch.autograd.Function):
+    """about: the parameter, who puts its gradient off (or None), and whether a gradient is wanted."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocabulary: int, about: Any) -> Tensor:
+        table, later, wanted = about
+        d_scores = x.new_empty((len(x), len(weight))) if wanted else None
+        losses = []
+        step = ROWS if x.device.type == "cpu" else ROWS_ON_ACCELERATOR
+        for start in range(0, len(x), step):
+            rows = slice(start, start + step)
+            into = None if d_scores is None else d_scores[rows]
+            losses.append(_loss_of(F.linear(x[rows], weight), targets[rows], vocabulary, into))
+        if d_scores is not None:
+            ctx.save_for_backward(x, weight, d_scores)
+            ctx.put_off = None if later is None else (table, later)
+        return torch.cat(losses)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
+        x, weight, d_scores = ctx.saved_tensors
+        scale = grads[0].unsqueeze(-1).to(x.dtype)
+        d_x = (d_scores @ weight).mul_(scale)
+        # A row's factor may stand on either side of the product: H numbers are fewer than V.
+        scaled = x * scale
+        if ctx.put_off is None:
+            return d_x, d_scores.T @ scaled, None, None, None
+        table, later = ctx.put_off
+        later.take(table, d_scores, scaled)
+        return d_x, None, None, None, None
+
+
+def _loss_of(scores: Tensor, targets: Tensor, vocabulary: int, d_scores: Tensor | None) -> Tensor:
+    """The loss of each row of scores [rows, V]; writes the gradient of the scores."""
+    real = scores[:, :vocabulary]
+    if real.dtype in NARROW:
+        real = real.float()
+    targets = targets.unsqueeze(-1)
+    largest, where = real.max(-1, keepdim=True)
+    if d_scores is None:
+        return (torch.logsumexp(real, -1, keepdim=True) - real.gather(-1, targets)).squeeze(-1)
+    probabilities = torch.softmax(real, -1)
+    # The largest score's probability is 1 / sum of exponentials, and never 0 as the target's may be.
+    losses = largest - real.gather(-1, targets) - probabilities.gather(-1, where).log()
+    probabilities.scatter_add_(-1, targets, probabilities.new_full((), -1.0).expand_as(losses))
+    d_scores[:, :vocabulary] = probabilities
+    d_scores[:, vocabulary:] = 0
+    return losses.squeeze(-1)

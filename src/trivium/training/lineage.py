@@ -1,0 +1,168 @@
+"""Which document each token of each step came from, and which steps saw a document. No torch.
+
+Steps are numbered as in metrics.jsonl, from 1; rows of a batch and positions of a row from 0.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trivium.errors import DataError
+from trivium.tokens.samples import Sighting
+from trivium.training.record import Record
+
+
+class Saw(NamedTuple):
+    """A row of a step in which tokens [offset, offset + length) are a document's from its token `begin` on."""
+
+    step: int
+    row: int
+    offset: int
+    length: int
+    begin: int
+    epoch: int
+
+
+def batch(record: Record, step: int) -> dict[str, Any]:
+    """What a step consumed: every row with its ids and documents, its hash, and the hash that was logged.
+
+    counts: samples of each source up to and with this step.
+    """
+    wanted, data = record.plan.batch.at(_known(record, step) - 1), record.data
+    first, count = wanted.first_sample, wanted.sequences
+    logged = record.steps.get(step, {}).get("batch_hash")
+    found = str(data.digest(first, count))
+    return {
+        "step": step,
+        "first_sample": first,
+        "sequences": count,
+        "hash": found,
+        "logged_hash": logged,
+        "agrees": None if logged is None else logged == found,
+        "counts": data.counts_after(first + count),
+        "rows": [_row(record, step, row) for row in range(count)],
+    }
+
+
+def trace(record: Record, step: int, row: int, position: int) -> dict[str, Any]:
+    """The document that one token of one step came from: its id, the token's number in it, source and epoch."""
+    wanted, data = record.plan.batch.at(_known(record, step) - 1), record.data
+    _within("--row", row, wanted.sequences)
+    _within("--position", position, data.sequence + 1)
+    sample = wanted.first_sample + row
+    where, tokens = data.where(sample), data.sample(sample)
+    span = next(s for s in data.documents_of(sample) if s.offset <= position < s.offset + s.length)
+    return {
+        "step": step,
+        "row": row,
+        "position": position,
+        "sample": sample,
+        "token": int(tokens[position]),
+        "document": span.document,
+        "offset": span.begin + position - span.offset,
+        "source": where.source,
+        "epoch": where.epoch,
+        "in_row": [span.offset, span.offset + span.length],
+        "tokens_in_row": tokens[span.offset : span.offset + span.length].tolist(),
+    }
+
+
+def where(record: Record, document: str) -> dict[str, Any]:
+    """Every row of every step done that saw a document, or the pieces it was split into.
+
+    DataError when no training token is the document's.
+    """
+    data, done = record.data, max(record.steps, default=0)
+    pieces = data.find(document)
+    if not pieces:
+        raise DataError(
+            f"no training token of {record.tokens} comes from a document '{document}': it was dropped by curation, "
+            f"validates, or is none; `trivium corpus inspect '{document}'` tells what became of it"
+        )
+    samples = record.plan.batch.at(done).first_sample
+    found = [(piece, [_saw(record, s) for s in data.sightings(piece, samples)]) for piece in pieces]
+    return {
+        "document": document,
+        "steps_done": done,
+        "pieces": [
+            {
+                "document": piece.document,
+                "source": piece.source,
+                "tokens": piece.stop - piece.start,
+                "seen": [saw._asdict() for saw in seen],
+            }
+            for piece, seen in found
+        ],
+    }
+
+
+def round_trip(record: Record) -> dict[str, Any]:
+    """Both ways for everything: each step's hash, and each document's rows found forward and backward.
+
+    forward: from every row its documents. backward: from every document its rows. The two must be the same set.
+    """
+    data, logged = record.data, record.steps
+    forward: set[tuple[str, Saw]] = set()
+    wrong_hashes = []
+    for step in sorted(logged):
+        first, count = record.plan.batch.at(step - 1)
+        if logged[step].get("batch_hash") not in (None, str(data.digest(first, count))):
+            wrong_hashes.append(step)
+        for row in range(count):
+            epoch = data.where(first + row).epoch
+            for span in data.documents_of(first + row):
+                forward.add((span.document, Saw(step, row, span.offset, span.length, span.begin, epoch)))
+    documents = list(data.documents())
+    samples = record.plan.batch.at(max(logged, default=0)).first_sample
+    backward = {
+        (found.document, _saw(record, seen)) for found in documents for seen in data.sightings(found, samples)
+    }
+    return {
+        "steps": len(logged),
+        "wrong_hashes": wrong_hashes,
+        "documents": len(documents),
+        "documents_seen": len({name for name, _ in forward}),
+        "sightings": len(forward),
+        "only_forward": len(forward - backward),
+        "only_backward": len(backward - forward),
+        "agrees": not wrong_hashes and forward == backward,
+    }
+
+
+def counts(record: Record, step: int) -> dict[str, int]:
+    """Samples of each source that training had taken after a step; exact, and without looking at one of them."""
+    samples = record.plan.batch.at(_known(record, step, least=0)).first_sample
+    return record.data.counts_after(samples)
+
+
+def _row(record: Record, step: int, row: int) -> dict[str, Any]:
+    data, sample = record.data, record.plan.batch.at(step - 1).first_sample + row
+    where = data.where(sample)
+    return {
+        "row": row,
+        "sample": sample,
+        "place": int(data.left_out.places(np.asarray([sample]))[0]),
+        **where._asdict(),
+        "documents": [span._asdict() for span in data.documents_of(sample)],
+        "tokens": data.sample(sample).tolist(),
+    }
+
+
+def _saw(record: Record, seen: Sighting) -> Saw:
+    batches = record.plan.batch
+    step = batches.steps_for(seen.sample + 1)
+    row = seen.sample - batches.at(step - 1).first_sample
+    return Saw(step, row, seen.offset, seen.length, seen.begin, seen.epoch)
+
+
+def _known(record: Record, step: int, least: int = 1) -> int:
+    if not least <= step <= record.training.steps:
+        raise DataError(
+            f"--step {step}: {record.folder} has steps {least} to {record.training.steps} (training.steps)"
+        )
+    return step
+
+
+def _within(option: str, value: int, limit: int) -> None:
+    if not 0 <= value < limit:
+        raise DataError(f"{option} {value} must be 0 to {limit - 1}")

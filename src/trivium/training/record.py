@@ -1,0 +1,125 @@
+"""What a training writes down about itself besides metrics: what it is, and which samples it passes over. No torch.
+
+run.json       plan, training config, seed, and where its tokens lie
+left_out.json  every rewind: its step, its cause, and the places in the order of samples that are left out
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trivium.config import build, to_tree
+from trivium.errors import DataError
+from trivium.plan.plan import Plan
+from trivium.tokens.left_out import LeftOut
+from trivium.tokens.samples import TokenDataset
+from trivium.training.config import TrainingConfig
+from trivium.training.metrics import METRICS, read
+
+RUN, LEFT_OUT = "run.json", "left_out.json"
+Entry = dict[str, Any]  # step, cause, gaps: [[first, stop], …]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A training as it was: enough to say what any of its steps consumed, or to do a step again."""
+
+    folder: Path
+    tokens: Path
+    plan: Plan
+    training: TrainingConfig
+    seed: int
+    entries: tuple[Entry, ...]
+
+    @cached_property
+    def data(self) -> TokenDataset:
+        """Its training samples, without those left out."""
+        return self.data_before(len(self.entries))
+
+    def data_before(self, entries: int) -> TokenDataset:
+        """Its training samples when so many entries had been written."""
+        whole = TokenDataset.open(self.tokens, "train", sequence=self.plan.model.sequence, seed=self.seed)
+        return whole.leaving_out(left_out_of(self.entries[:entries]))
+
+    @cached_property
+    def steps(self) -> dict[int, dict[str, Any]]:
+        """What was logged of each step, by its number from 1."""
+        return {m["step"]: m for m in read(self.folder / METRICS) if "sequences" in m}
+
+
+def write_record(record: Record) -> None:
+    """Write run.json; the entries have a file of their own."""
+    tree = {
+        "plan": to_tree(record.plan),
+        "training": to_tree(record.training),
+        "seed": record.seed,
+        "tokens": str(record.tokens.resolve()),
+    }
+    _replace(record.folder / RUN, json.dumps(tree, indent=1, sort_keys=True))
+
+
+def read_record(folder: Path, tokens: Path | None = None) -> Record:
+    """The training in `folder`; DataError when there is none. tokens: where its shards lie now, if they moved."""
+    path = folder / RUN
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        plan, training = build(Plan, tree["plan"]), build(TrainingConfig, tree["training"])
+        there, seed = Path(tree["tokens"]), int(tree["seed"])
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing: no training began there; name a run directory") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged ({error!r}); run `trivium train` again to write it") from None
+    beside = folder.parent / "tokens"
+    given = tokens or (there if there.is_dir() else beside)
+    return Record(folder, given, plan, training, seed, tuple(entries_of(folder)))
+
+
+def entries_of(folder: Path) -> list[Entry]:
+    """The samples left out so far, rewind by rewind."""
+    path = folder / LEFT_OUT
+    if not path.is_file():
+        return []
+    try:
+        found: list[Entry] = json.loads(path.read_text(encoding="utf-8"))
+        left_out_of(found)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path} is damaged ({error!r}); without it the order of samples is unknown: restore it, or delete it to "
+            f"take it from the newest checkpoint"
+        ) from None
+    return found
+
+
+def write_entries(folder: Path, entries: Sequence[Entry]) -> None:
+    """Write left_out.json; it is on the disk when this returns."""
+    _replace(folder / LEFT_OUT, json.dumps(list(entries), indent=1))
+
+
+def left_out_of(entries: Iterable[Entry]) -> LeftOut:
+    """All gaps of some entries."""
+    return LeftOut((gap[0], gap[1]) for entry in entries for gap in entry["gaps"])
+
+
+def entry(step: int, cause: str, before: LeftOut, after: LeftOut) -> Entry:
+    """An entry for the gaps that came to those there were."""
+    old = {place for gap in before.gaps for place in range(*gap)}
+    new = LeftOut((p, p + 1) for gap in after.gaps for p in range(*gap) if p not in old)
+    return {"step": step, "cause": cause, "gaps": [list(gap) for gap in new.gaps]}
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

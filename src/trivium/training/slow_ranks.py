@@ -1,0 +1,105 @@
+"""Which rank holds up the others: how long each worked, by phase, compared with ranks that have the same to do.
+
+Taken by the clock of the processor: what an accelerator does meanwhile shows only where a rank waits for it.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from trivium.checkpoint.agree import sums
+from trivium.parallel.mesh import Mesh
+from trivium.plan.layout import Layout
+from trivium.plan.schedule import Action
+from trivium.training.batches import Rows
+from trivium.training.trainer import StepResult
+
+# reading: the rows of the batch. stages: forward and backward. update: gradients' last sums, and the optimizer.
+PHASES = ("reading", "stages", "update")
+# Of all that a rank worked, a difference below this share is not worth telling.
+LEAST_SHARE = 0.1
+
+Read = Callable[[int, int], Rows]
+
+
+class SlowRank(NamedTuple):
+    """A rank, the phase in which it is slow, its seconds there, and those of its peers (their median)."""
+
+    rank: int
+    phase: str
+    seconds: float
+    peers: float
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} is slow: {self.phase} took it {self.seconds:.3g} s a step, its peers "
+            f"{self.peers:.3g} s"
+        )
+
+
+class Worked:
+    """Seconds this rank worked since the last comparison, by phase; waiting for other ranks does not count."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._steps = 0
+        self._waited = self._waits()
+
+    def reading(self, read: Read) -> Read:
+        """The same reader, its time counted."""
+
+        def timed(first: int, count: int) -> Rows:
+            begin = time.perf_counter()
+            rows = read(first, count)
+            self._seconds["reading"] += time.perf_counter() - begin
+            return rows
+
+        return timed
+
+    def add(self, result: StepResult) -> None:
+        """Count a step. Waits along tensor and context ranks are in its stages, the others in its update."""
+        now = self._waits()
+        inside, outside = (b - a for a, b in zip(self._waited, now, strict=True))
+        self._waited, self._steps = now, self._steps + 1
+        spans = sum(s.end - s.start for s in result.run.spans if isinstance(s.event, Action))
+        self._seconds["stages"] += max(0.0, spans - inside)
+        self._seconds["update"] += max(0.0, result.update_seconds - outside)
+
+    def slow_ranks(self, factor: float) -> list[SlowRank]:
+        """The ranks that work `factor` times as long as their peers; every rank must ask, and is told the same."""
+        layout, steps = self.mesh.layout, max(1, self._steps)
+        mine = [self._seconds[phase] / steps for phase in PHASES]
+        here = range(self.mesh.rank * len(PHASES), (self.mesh.rank + 1) * len(PHASES))
+        numbers = [0.0] * (layout.world_size * len(PHASES))
+        numbers[here.start : here.stop] = mine
+        every = sums(numbers, self.mesh)
+        self._seconds, self._steps = dict.fromkeys(PHASES, 0.0), 0
+        table = {phase: every[n :: len(PHASES)] for n, phase in enumerate(PHASES)}
+        return slow_among(table, layout, factor)
+
+    def _waits(self) -> tuple[float, float]:
+        mesh = self.mesh
+        return mesh.tensor.waited[0] + mesh.context.waited[0], mesh.replicas.waited[0] + mesh.ends.waited[0]
+
+
+def slow_among(table: Mapping[str, Sequence[float]], layout: Layout, factor: float) -> list[SlowRank]:
+    """table: seconds of every rank, by phase. Peers are the ranks of the same stages, or all where there is one."""
+    found = []
+    for rank in range(layout.world_size):
+        least = LEAST_SHARE * sum(seconds[rank] for seconds in table.values())
+        peers = [r for r in layout.peers(rank, "data", "context", "tensor") if r != rank]
+        peers = peers or [r for r in range(layout.world_size) if r != rank]
+        for phase, seconds in table.items():
+            if not peers:
+                continue
+            usual = statistics.median_low([seconds[r] for r in peers])
+            if seconds[rank] > factor * usual and seconds[rank] - usual > least:
+                found.append(SlowRank(rank, phase, seconds[rank], usual))
+    return found
+
+
+def is_nth(step: int, every: int) -> bool:
+    """Whether a step is one of every so many; of 0, none is."""
+    return every > 0 and step % every == 0

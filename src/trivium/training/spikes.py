@@ -1,0 +1,79 @@
+"""Steps that must not be done: a loss or gradient that is not finite, or far above those before it.
+
+Every rank keeps the same history of the same totals, so all say the same before any weight is touched.
+"""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trivium.parallel.zero import Totals
+from trivium.training.config import SpikesConfig
+
+# Of a normal distribution, the standard deviation over the median absolute deviation.
+SIGMA = 1.4826
+
+
+class SpikeWatch:
+    """Judges each step by the finite totals of the steps done before it.
+
+    cause: why the last step judged was refused, or nothing. in_a_row: how many were, up to it.
+    """
+
+    def __init__(self, config: SpikesConfig, past: Mapping[str, Any] | None = None) -> None:
+        """past: what `state` of an earlier watch gave."""
+        self.config = config
+        past = past or {}
+        self._losses: deque[float] = deque(past.get("losses", ()), config.window)
+        self._norms: deque[float] = deque(past.get("norms", ()), config.window)
+        self.in_a_row = int(past.get("in_a_row", 0))
+        self.cause = ""
+
+    def accepts(self, totals: Totals) -> bool:
+        """Whether the step may update the weights; what it may enters the history."""
+        self.cause = self._cause(totals)
+        if self.cause:
+            self.in_a_row += 1
+            return False
+        self.in_a_row = 0
+        self._losses.append(totals.loss)
+        self._norms.append(totals.gradient_norm)
+        return True
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Its history as plain data, which a checkpoint keeps."""
+        return {"losses": list(self._losses), "norms": list(self._norms), "in_a_row": self.in_a_row}
+
+    def _cause(self, totals: Totals) -> str:
+        named = (
+            ("loss", totals.loss, self._losses),
+            ("gradient norm", totals.gradient_norm, self._norms),
+        )
+        for name, value, _ in named:
+            if not math.isfinite(value):
+                return f"the {name} is {value}"
+        for name, value, before in named:
+            limit = threshold(before, self.config)
+            if value > limit:
+                return f"the {name} is {value:.4g}, above {limit:.4g} (median and deviation of {len(before)} steps)"
+        return ""
+
+
+def threshold(before: Sequence[float], config: SpikesConfig) -> float:
+    """The largest value that is no spike: median + deviations x robust standard deviation of the last steps.
+
+    Infinite until `window` steps were seen, and where `deviations` is 0.
+    """
+    if config.deviations == 0 or len(before) < config.window:
+        return math.inf
+    middle = statistics.median(before)
+    spread = SIGMA * statistics.median(abs(x - middle) for x in before)
+    return middle + config.deviations * spread
+
+
+def finite_or_text(value: float) -> float | str:
+    """A number as JSON takes it: what is not finite has no spelling there but words."""
+    return value if math.isfinite(value) else str(value)

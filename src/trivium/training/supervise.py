@@ -1,0 +1,152 @@
+"""See the ranks of a job through on this machine: obey signals, find ranks that hang, restart what failed."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from trivium.checkpoint.save import recover
+from trivium.errors import Preempted, TriviumError, error_of
+from trivium.parallel.launch import Place, RankFailed, Ranks, start_ranks
+from trivium.plan.plan import Plan
+from trivium.progress import Progress
+from trivium.training.metrics import EVENTS, METRICS, append, last_step, warn
+from trivium.training.preemption import EndedAtOnce, Requests, held_back
+from trivium.training.pulse import Beat, Post, Pulse
+from trivium.training.run import CHECKPOINTS, TrainingJob, train_rank
+from trivium.training.watchdog import Watchdog
+
+Watch = Callable[[Ranks, int], None]  # called while ranks run, with the last step they finished
+
+# Exit codes of a config, machine, data or checkpoint that is wrong: it would be wrong again.
+NOT_WORTH_REPEATING = (2, 3, 4, 5)
+LONGEST_PAUSE_SECONDS = 60.0
+
+
+@dataclass
+class Supervisor:
+    """The launcher's duties while the ranks of `job` run. requests: what it was asked; renew: keeps its lease."""
+
+    job: TrainingJob
+    requests: Requests
+    renew: Callable[[], None]
+    progress: Progress
+    watch: Watch
+
+    def see_through(self, after_failure: Sequence[Plan]) -> Plan:
+        """Run the job to its end, restarting it as often as its config says; returns the plan it ended under.
+
+        The n-th restart takes the n-th plan of `after_failure` if there is one. Raises Preempted when the job was
+        asked to end, and otherwise what its last failure was.
+        """
+        plan, restarts, before = self.job.plan, 0, None
+        while True:
+            pulse = Pulse(plan.layout.world_size)
+            try:
+                self._attempt(replace(self.job, plan=plan), pulse)
+                return plan
+            except RankFailed as caught:
+                if caught.exits.get(caught.rank) == Preempted.exit_code:
+                    raise Preempted(caught.cause) from None
+                at = pulse.of(caught.rank)
+                failure = located(caught, at)
+                self._note(failure, at)
+                self._refuse_to_restart(failure)
+                if before == at.step:
+                    raise as_the_rank_said(
+                        failure, "\nstopped: it failed there twice, and would again"
+                    ) from None
+                if restarts >= self.job.training.restarts:
+                    raise as_the_rank_said(failure) from None
+                before = at.step
+            plan = after_failure[restarts] if restarts < len(after_failure) else plan
+            restarts += 1
+            self._pause(failure, restarts)
+            recover(self.job.out / CHECKPOINTS)
+
+    def _attempt(self, job: TrainingJob, pulse: Pulse) -> None:
+        with held_back():
+            ranks = start_ranks(_rank, job.plan.layout.world_size, job, pulse)
+        watchdog = Watchdog(pulse, ranks.pids, job.training.supervision)
+        seen = -1
+
+        def look() -> None:
+            nonlocal seen
+            step = last_step(job.out / METRICS)
+            if step != seen:
+                seen = step
+                self.progress(step, job.training.steps, "")
+            self.renew()
+            self.watch(ranks, step)
+
+        def look_after() -> None:
+            look()
+            self._obey(pulse)
+            watchdog.look()
+
+        ranks.wait(watch=look_after)
+        look()
+
+    def _obey(self, pulse: Pulse | None) -> None:
+        """Pass a request to end on to the ranks, if there are any, and end when they cannot follow it."""
+        asked = self.requests.asked
+        if not asked:
+            return
+        if self.requests.again:
+            raise EndedAtOnce(self.requests.again)
+        if pulse is None:
+            raise Preempted(f"asked to end by {asked} {self._goes_on()}")
+        pulse.ask_to_end()
+        patience = self.job.training.supervision.preemption_seconds
+        if time.monotonic() - self.requests.since > patience:
+            raise Preempted(
+                f"asked to end by {asked}, the ranks did not save within training.supervision.preemption_seconds "
+                f"({patience:g}); ended {self._goes_on()}"
+            )
+
+    def _refuse_to_restart(self, failure: RankFailed) -> None:
+        """Raise what a failure means when no restart can follow it."""
+        if failure.exits.get(failure.rank) in NOT_WORTH_REPEATING:
+            raise as_the_rank_said(failure)
+        if self.requests.again:
+            raise EndedAtOnce(self.requests.again)
+        if self.requests.asked:
+            raise Preempted(f"{failure}\nit had been asked to end by {self.requests.asked} {self._goes_on()}")
+
+    def _note(self, failure: RankFailed, at: Beat) -> None:
+        """Keep a failure among the events of the run."""
+        done = last_step(self.job.out / METRICS)
+        event = {"event": "rank failed", "rank": failure.rank, "cause": str(failure), "time": time.time()}
+        append(self.job.out / EVENTS, {**event, "step": done, "in_step": at.step, "phase": at.phase})
+
+    def _pause(self, failure: RankFailed, restarts: int) -> None:
+        """Say what failed and wait before the n-th restart, twice as long as before the last one."""
+        first = self.job.training.supervision.restart_seconds
+        seconds = min(first * 2 ** (restarts - 1), max(first, LONGEST_PAUSE_SECONDS))
+        warn(str(failure))
+        warn(f"restart {restarts} of {self.job.training.restarts} in {seconds:g} s, from the last checkpoint")
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._obey(None)
+            self.renew()
+            time.sleep(min(0.02, seconds))
+        self._obey(None)
+
+    def _goes_on(self) -> str:
+        return "before it saved again; run the same command again to go on from the last checkpoint"
+
+
+def located(failure: RankFailed, at: Beat) -> RankFailed:
+    """The same failure, saying where in the training it was."""
+    doing = "" if at.phase == "step" else f", {at.phase}"
+    where = f" in step {at.step}{doing}" if at.step else doing
+    return RankFailed(failure.rank, failure.exits, failure.report, where)
+
+
+def as_the_rank_said(failure: RankFailed, more: str = "") -> TriviumError:
+    """The rank's own kind of error, so that the exit code says what was wrong; of a mere death, a plain one."""
+    return error_of(failure.exits.get(failure.rank), f"{failure}{more}")
+
+
+def _rank(place: Place, job: TrainingJob, pulse: Pulse) -> None:
+    pulse.tell_stacks(place.rank)
+    train_rank(place, job, post=Post(place.rank, pulse))

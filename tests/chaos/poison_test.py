@@ -1,0 +1,50 @@
+"""Poisons are noticed at their step and their culprits named; and each count can be other than expected."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from trivium.chaos import poison
+from trivium.chaos.poison import KINDS, poison_often
+from trivium.training import culprit, spikes
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As the verb does: these models are too small to divide."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_every_poison_is_noticed_and_its_culprit_named(tmp_path: Path) -> None:
+    found = poison_often(tmp_path, poisons=len(KINDS))
+    assert found["passed"] and found["undetected"] == 0, found["losses"]
+    assert found["poisons"] == found["rightly_named"] == len(KINDS)
+
+
+def test_a_watch_that_accepts_everything_is_found(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(spikes.SpikeWatch, "_cause", lambda self, totals: "")
+    found = poison_often(tmp_path, poisons=1)
+    assert not found["passed"] and found["undetected"] == 1
+
+
+@pytest.mark.parametrize("wrong", ["row", "document", "layer"])
+def test_a_search_that_names_another_culprit_is_found(tmp_path: Path, monkeypatch, wrong: str) -> None:
+    right = culprit.find_culprit
+
+    def other(*arguments):
+        found = right(*arguments)
+        if wrong == "row":
+            found["rows"] = [found["rows"][0] + 1]
+        elif wrong == "document":
+            found["culprits"][0]["document"] += "#"
+        else:
+            found["layer"] = "layers.9.mlp"
+        return found
+
+    monkeypatch.setattr(poison, "find_culprit", other)
+    found = poison_often(tmp_path, poisons=1)
+    assert not found["passed"] and found["undetected"] == 0 and found["rightly_named"] == 0

@@ -1,0 +1,90 @@
+"""Job files for Slurm, Kubernetes and torchrun: ranks fill nodes, signals save, what may go on is started again."""
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from trivium.cli import main as entry
+
+TWO_NODES = ["plan.layout.tensor=8", "plan.layout.pipeline=2", "plan.model.heads=8", "machine=dgx-h100"]
+
+
+def printed(capsys, monkeypatch, target: str, *sets: str, out: str = "/runs/My run") -> str:
+    words = [word for each in sets for word in ("--set", each)]
+    command = ["trivium", "launch", "--print", target, "--preset", "demo", "--out", out, *words]
+    monkeypatch.setattr(sys, "argv", command)
+    try:
+        entry.main()
+    except SystemExit as ended:
+        assert not ended.code, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def is_shell(text: str) -> None:
+    subprocess.run(["bash", "-n"], input=text.encode(), check=True)
+
+
+def two_nodes(*more: str) -> list[str]:
+    return [*TWO_NODES, "plan.layout.data=1", "plan.batch.micro=8", *more]
+
+
+def test_slurm_places_a_rank_per_device_asks_for_a_save_in_time_and_queues_75_again(
+    capsys, monkeypatch
+) -> None:
+    text = printed(capsys, monkeypatch, "slurm", *two_nodes("training.supervision.preemption_seconds=280"))
+    is_shell(text)
+    for line in (
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=8",
+        "#SBATCH --gpus-per-node=8",
+        "#SBATCH --requeue",
+    ):
+        assert line in text.splitlines(), line
+    assert "#SBATCH --signal=USR1@300" in text
+    assert '75) echo "preempted, saved; queued again"; scontrol requeue "$SLURM_JOB_ID"' in text
+    assert "--out '/runs/My run' --preset demo --set plan.layout.tensor=8" in text
+    assert "{{" not in text
+
+
+def test_kubernetes_gives_pods_the_time_to_save_and_ignores_preemption(capsys, monkeypatch) -> None:
+    text = printed(capsys, monkeypatch, "kubernetes", *two_nodes())
+    service, job = yaml.safe_load_all(text)
+    assert service["metadata"]["name"] == job["metadata"]["name"] == "trivium-my-run"
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (2, 2, "Indexed")
+    assert pod["terminationGracePeriodSeconds"] == 120
+    assert [rule["action"] for rule in spec["podFailurePolicy"]["rules"]] == ["Ignore", "Ignore"]
+    (container,) = pod["containers"]
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+    is_shell(container["args"][0])
+    assert "--nnodes 2 --nproc-per-node 8" in container["args"][0] and "{{" not in text
+
+
+def test_torchrun_on_one_host_needs_no_address_and_on_two_finds_them(capsys, monkeypatch) -> None:
+    one = printed(capsys, monkeypatch, "torchrun")
+    is_shell(one)
+    assert "--standalone" in one and "FIRST_HOST" not in one and "--nproc-per-node 8" in one
+    two = printed(capsys, monkeypatch, "torchrun", *two_nodes("training.restarts=5"))
+    is_shell(two)
+    assert "--nnodes 2" in two and "$FIRST_ADDR" in two and "seq 0 5" in two
+
+
+@pytest.mark.parametrize(
+    ("sets", "told"),
+    [
+        (
+            ["plan.layout.data=3", "plan.batch.sequences=96", "plan.batch.ramp=null", "machine=dgx-h100"],
+            "12 ranks do not fill nodes of 8",
+        ),
+        ([*TWO_NODES, "plan.layout.order=[tensor,pipeline,data]"], "tensor groups"),
+    ],
+)
+def test_ranks_that_cannot_be_placed_well_are_refused(capsys, monkeypatch, sets, told) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["trivium", "launch", "--print", "slurm", *[w for s in sets for w in ("--set", s)]]
+    )
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 2 and told in capsys.readouterr().err

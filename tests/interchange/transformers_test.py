@@ -1,0 +1,198 @@
+"""Both ways with transformers itself: its models begin our trainings, and ours run there with tokenizer and all."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from plans import small
+from tokens.curated import curated, documents
+from trivium.checkpoint.load import Checkpoint, published
+from trivium.cli import main as entry
+from trivium.config import build, to_tree
+from trivium.interchange.bring import import_hf
+from trivium.interchange.export import TOLERANCE, export_hf
+from trivium.model.whole import WholeModel
+from trivium.plan.parameters import Box, parameters
+from trivium.plan.plan import Plan
+from trivium.tokens.config import TokensConfig
+from trivium.tokens.encode import tokenize
+from trivium.tokens.samples import TokenDataset
+from trivium.tokens.tokenizer import load_tokenizer
+from trivium.training.config import TrainingConfig
+from trivium.training.job import start
+from trivium.training.metrics import METRICS, read
+from trivium.training.run import CHECKPOINTS, TrainingJob
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+VOCABULARY = 300
+GPT2 = {"n_embd": 24, "n_layer": 4, "n_head": 4, "n_positions": 16, "vocab_size": VOCABULARY}
+LLAMA = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 16,
+    "vocab_size": VOCABULARY,
+}
+THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", {**GPT2, "resid_pdrop": 0.0}),
+    "gpt2 untied": ("GPT2", {**GPT2, "resid_pdrop": 0.0, "tie_word_embeddings": False, "n_inner": 40}),
+    "llama": ("Llama", {**LLAMA, "num_key_value_heads": 4, "rope_theta": 500.0}),
+    "llama grouped tied": ("Llama", {**LLAMA, "num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "llama one group": ("Llama", {**LLAMA, "num_key_value_heads": 1}),
+}
+
+
+def theirs(name: str, folder: Path) -> Any:
+    """A model of transformers with random weights, biases and norms too, saved in `folder`."""
+    family, settings = THEIRS[name]
+    config = getattr(transformers, f"{family}Config")(**settings, bos_token_id=0, eos_token_id=0)
+    architecture = "GPT2LMHeadModel" if family == "GPT2" else "LlamaForCausalLM"
+    model = getattr(transformers, architecture)(config).eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=generator) / 12)
+    model.save_pretrained(folder)
+    return model
+
+
+def ours(checkpoint: Checkpoint) -> WholeModel:
+    model = build(Plan, checkpoint.manifest["plan"]).model
+    whole = WholeModel(model, precision="fp32", device=torch.device("cpu"))
+    for p in parameters(model):
+        whole.load(
+            p.name, checkpoint.read(f"weights/{p.name}", Box((0,) * len(p.shape), p.shape), torch.float32)
+        )
+    return whole
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_a_model_of_transformers_says_the_same_here(tmp_path: Path, name: str) -> None:
+    model = theirs(name, tmp_path / "theirs")
+    here = ours(Checkpoint.open(import_hf(tmp_path / "theirs", tmp_path / "ours")))
+    rows = torch.randint(0, VOCABULARY, (3, 16), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert (model(rows).logits - here.logits(rows.tolist())).abs().max() <= TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("exchange")
+    source = curated(root / "curated", documents({"prose": 30}, words=60), {"prose": 1.0})
+    (root / "tokens").mkdir()
+    config = TokensConfig(vocabulary=VOCABULARY, validation_fraction=0.2)
+    tokenize(config, source, root / "tokens", seed=3)
+    return root / "tokens"
+
+
+def train(tokens: Path, out: Path, plan: Plan, start_from: Path | None, steps: int = 2) -> Checkpoint:
+    training = TrainingConfig(
+        steps=steps,
+        validation_samples=8,
+        checkpoint_every=2,
+        start_from=None if start_from is None else str(start_from),
+    )
+    start(TrainingJob(plan, training, 5, tokens, out))
+    return Checkpoint.open(published(out / CHECKPOINTS)[-1])
+
+
+LAYOUTS = {
+    "gpt2": {"tensor": 2, "pipeline": 2},
+    "llama grouped tied": {"data": 2, "zero": 3},
+    "llama": {"pipeline": 2, "chunks": 2},
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_training_goes_on_from_a_model_of_transformers_in_any_layout(
+    tokens: Path, tmp_path: Path, name: str
+) -> None:
+    model = theirs(name, tmp_path / "theirs")
+    path = import_hf(tmp_path / "theirs", tmp_path / "ours")
+    shape = build(Plan, Checkpoint.open(path).manifest["plan"]).model
+    given = {k: v for k, v in to_tree(shape).items() if v is not None} | {"vocabulary_multiple": 2}
+    plan = small(model=given, batch={"sequences": 8, "micro": 2}, **LAYOUTS[name])
+    train(tokens, tmp_path / "out", plan, path)
+    rows = torch.from_numpy(
+        TokenDataset.open(tokens, "train", sequence=16, seed=5).samples(range(8)).astype(np.int64)
+    )
+    with torch.no_grad():
+        logits = model(rows[:, :-1]).logits
+    expected = torch.nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), rows[:, 1:].reshape(-1))
+    first = next(m["loss"] for m in read(tmp_path / "out" / METRICS) if "loss" in m)
+    assert first == pytest.approx(float(expected), rel=1e-5)
+
+
+TEXTS = (
+    "The parser reads each token .",
+    " two  spaces , a tab\tand a\nnewline\r\n",
+    "naïve café — 漢字 🙂 ﬁ",
+    "it 's n't we 're",
+    "",
+)
+
+
+def test_a_trained_model_runs_in_transformers_with_its_tokenizer_and_generation_config(
+    tokens: Path, tmp_path: Path
+) -> None:
+    model = {"vocabulary": VOCABULARY, "vocabulary_multiple": 64, "sequence": 24, "family": "llama"}
+    words = load_tokenizer(tokens / "tokenizer.json")
+    plan = small(
+        model={**model, "end_of_text": words.end_of_text}, batch={"sequences": 8, "micro": 2}, tensor=2
+    )
+    checkpoint = train(tokens, tmp_path / "out", plan, None)
+    export_hf(checkpoint, tmp_path / "hf", tokenizer=tokens / "tokenizer.json")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    for text in TEXTS:
+        ids = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ids == words.encode(text)
+        assert theirs.decode(ids) == words.decode(ids) == text
+    end = words.end_of_text
+    assert (theirs.eos_token_id, theirs.bos_token_id, theirs.model_max_length) == (end, end, 24)
+    generation = transformers.GenerationConfig.from_pretrained(tmp_path / "hf")
+    assert (generation.eos_token_id, generation.pad_token_id, generation.max_length) == (end, end, 24)
+    there = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    assert (
+        there.config.vocab_size == VOCABULARY and there.get_input_embeddings().weight.shape[0] == VOCABULARY
+    )
+    prompt = words.encode(TEXTS[0])
+    found = there.generate(torch.tensor([prompt]), do_sample=False)[0].tolist()
+    here, said = ours(checkpoint), list(prompt)
+    while len(said) < 24 and (len(said) == len(prompt) or said[-1] != end):
+        said.append(int(here.logits([said])[0, -1].argmax()))
+    assert found == said
+
+
+def test_the_verbs_go_both_ways_and_the_tokenizer_makes_the_same_tokens(
+    tokens: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    plan = small(model={"vocabulary": VOCABULARY}, batch={"sequences": 8, "micro": 2})
+    out = tmp_path / "run"
+    train(tokens, out / "training", plan, None)
+    (out / "tokens").symlink_to(tokens)
+
+    def say(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["trivium", "checkpoint", *words])
+        with pytest.raises(SystemExit, match="0"):
+            entry.main()
+        return capsys.readouterr().out
+
+    assert "logits differ by at most" in say("export", str(tmp_path / "hf"), "--out", str(out))
+    told = say("import", str(tmp_path / "hf"), "--to", str(tmp_path / "back"))
+    assert (
+        f"tokens.tokenizer={tmp_path / 'hf'} --set tokens.vocabulary={VOCABULARY}" in told
+        and "training.start_from=" in told
+    )
+    again = tmp_path / "again"
+    again.mkdir()
+    config = TokensConfig(tokenizer=str(tmp_path / "hf"), vocabulary=VOCABULARY, validation_fraction=0.2)
+    tokenize(config, tokens.parent / "curated", again, seed=3)
+    assert (again / "train-prose.bin").read_bytes() == (tokens / "train-prose.bin").read_bytes()
+    # The imported weights know their tokenizer: tokens made with it are taken.
+    train(again, tmp_path / "on", plan, tmp_path / "back" / "step-00000000")

@@ -1,0 +1,208 @@
+"""The search for a culprit names the rows, documents and layers that spoil a step; and what it did not reproduce."""
+
+import json
+import math
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from plans import small
+from tokens.curated import curated, documents
+from trivium.chaos.poison import Poison, poisoned
+from trivium.cli import main as entry
+from trivium.errors import DataError
+from trivium.model.inputs import Inputs
+from trivium.model.mlp import Mlp
+from trivium.model.whole import WholeModel
+from trivium.tokens.config import TokensConfig
+from trivium.tokens.encode import tokenize
+from trivium.tokens.lineage import Span
+from trivium.training.config import SpikesConfig, TrainingConfig
+from trivium.training.culprit import find_culprit
+from trivium.training.first_bad import LOSS, Place, Trail, bad_weights
+from trivium.training.job import start
+from trivium.training.record import Record, read_record
+from trivium.training.run import TrainingJob
+
+STEP = 6
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("culprit")
+    source = curated(root / "curated", documents({"short": 400}, words=6), {"short": 1.0})
+    (root / "tokens").mkdir()
+    tokenize(TokensConfig(vocabulary=300, validation_fraction=0.3), source, root / "tokens", seed=3)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """These models are too small to divide."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def trained(root: Path, out: Path, poison: Poison | None, **more: Any) -> Record:
+    """A run that a poison stops at STEP."""
+    model = {"vocabulary": 300, "layers": 3, "sequence": 24, "dropout": 0.1, **more.pop("model", {})}
+    plan = small(model=model, batch={"sequences": 8, "micro": 2}, **more)
+    training = TrainingConfig(
+        steps=8, checkpoint_every=4, validation_samples=2, decay_tokens=9999, spikes=SpikesConfig()
+    )
+    work = TrainingJob(plan, training, 5, root / "tokens", out / "training")
+    if poison is None:
+        start(work)
+    else:
+        with poisoned(poison), pytest.raises(DataError, match=f"step {STEP}"):
+            start(work)
+    return read_record(out / "training")
+
+
+def nan_in(row: int, way: str = "forward", **more: Any) -> Poison:
+    return Poison(f"sample {way}", STEP, row, 8 * (STEP - 1) + row, 1, "mlp", math.nan, **more)
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "fp16"])
+def test_the_row_and_the_layer_are_named_in_every_precision(root: Path, tmp_path: Path, weights: str) -> None:
+    poison = nan_in(5)
+    record = trained(root, tmp_path, poison, precision={"weights": weights})
+    with poisoned(poison):
+        found = find_culprit(record, STEP)
+    assert (found["micro_batches"], found["rows"]) == ([2], [5])
+    assert (found["layer"], found["pass"], found["reproduced"]) == ("layers.1.mlp", "forward", True)
+    assert (found["replayed_from"], found["weights"], found["every_row"]) == (4, [], False)
+    (blamed,) = found["culprits"]
+    assert len(blamed["documents"]) > 1 and blamed["document"] is None, "every part of it is as bad"
+
+
+def first_reading(record: Record, *, over_border: bool) -> tuple[int, Span, tuple[int, ...]]:
+    """(row, document's span, phrase): tokens that training reads for the first time in STEP, and once.
+
+    They lie within a document that is not the first of its row, or over the border before it.
+    """
+    data, length = record.data, 5
+    samples = [data.sample(i)[:-1].tolist() for i in range(8 * STEP)]
+    read = Counter(tuple(s[k : k + length]) for s in samples for k in range(len(s) - length + 1))
+    for row in range(8):
+        tokens = samples[8 * (STEP - 1) + row]
+        for span in data.documents_of(8 * (STEP - 1) + row)[1:]:
+            at = span.offset - 2 if over_border else span.offset
+            phrase = tuple(tokens[at : at + length])
+            if len(phrase) == length and (over_border or span.length >= length) and read[phrase] == 1:
+                return row, span, phrase
+    raise AssertionError("no such phrase; take another corpus")
+
+
+@pytest.mark.parametrize("documents_see", ["joined", "apart"])
+def test_of_several_documents_in_a_row_the_one_is_named(
+    root: Path, tmp_path: Path, documents_see: str
+) -> None:
+    clean = trained(root, tmp_path / "clean", None)
+    row, span, phrase = first_reading(clean, over_border=False)
+    poison = nan_in(row, "backward", document=span.document, phrase=phrase)
+    model = {"documents": documents_see, "end_of_text": clean.data.end_of_text}
+    record = trained(root, tmp_path / "out", poison, model=model)
+    with poisoned(poison):
+        found = find_culprit(record, STEP)
+    assert found["rows"] == [row] and (found["layer"], found["pass"]) == ("layers.1.mlp", "backward")
+    (blamed,) = found["culprits"]
+    assert (blamed["document"], blamed["positions"][0]) == (span.document, span.offset)
+
+
+def test_what_is_bad_only_together_is_blamed_on_the_document_that_completes_it(
+    root: Path, tmp_path: Path
+) -> None:
+    clean = trained(root, tmp_path / "clean", None)
+    row, second, phrase = first_reading(clean, over_border=True)
+    poison = nan_in(row, phrase=phrase)
+    record = trained(root, tmp_path / "out", poison)
+    with poisoned(poison):
+        found = find_culprit(record, STEP)
+    assert found["rows"] == [row] and found["culprits"][0]["document"] == second.document
+
+
+def test_a_spike_that_a_replay_does_not_have_is_told(root: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    record = trained(root, tmp_path, nan_in(1))
+    found = find_culprit(record, STEP)
+    assert not found["reproduced"] and found["layer"] is None
+    assert found["rows"] == found["culprits"] == []
+
+    def said(*more: str) -> str:
+        words = ["trivium", "data", "culprit", str(tmp_path), "--step", str(STEP), *more]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit, match="0"):
+            entry.main()
+        return capsys.readouterr().out
+
+    assert "NOT REPRODUCED" in said()
+    with poisoned(nan_in(1)):
+        told = said()
+        assert "layers.1.mlp, forward" in told and "row 1" in told
+        assert json.loads(said("--json"))["rows"] == [1]
+    with pytest.raises(DataError, match="did steps 1 to 6"):
+        find_culprit(record, 7)
+
+
+def stage_and_inputs() -> tuple[Any, Inputs]:
+    model = small().model
+    stage = WholeModel(model, precision="fp32", device=torch.device("cpu")).stage
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for p in stage.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) / 8)
+    tokens = torch.randint(0, model.vocabulary, (9, 2), generator=generator)
+    return stage, Inputs(tokens[:-1], tokens[1:])
+
+
+@pytest.mark.parametrize(
+    ("weight", "module"),
+    [
+        ("embedding.positions.weight", "embedding"),
+        ("layers.2.attention.norm.weight", "layers.2.attention.norm"),
+        ("layers.2.attention.qkv.weight", "layers.2.attention.qkv"),
+        ("layers.0.mlp.up.bias", "layers.0.mlp.up"),
+        ("layers.3.mlp.down.weight", "layers.3.mlp.down"),
+        ("head.norm.bias", "head.norm"),
+    ],
+)
+def test_a_bad_weight_shows_in_the_module_that_uses_it(weight: str, module: str) -> None:
+    stage, inputs = stage_and_inputs()
+    with torch.no_grad():
+        stage.get_parameter(weight).view(-1)[3] = math.inf
+    trail = Trail()
+    with trail.watching(stage):
+        stage(None, inputs)
+    assert trail.found == Place(module, "forward") and bad_weights(stage) == [weight]
+
+
+def test_a_gradient_is_blamed_on_the_module_whose_backward_made_it(monkeypatch) -> None:
+    stage, inputs = stage_and_inputs()
+    right = Mlp.forward
+
+    def forward(self: Mlp, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        if self.layer == 2:  # the derivative of a root at 0
+            x = x + (x - x.detach()).abs().sqrt() * 0
+        return right(self, x, inputs)
+
+    monkeypatch.setattr(Mlp, "forward", forward)
+    trail = Trail()
+    with trail.watching(stage):
+        loss = stage(None, inputs)
+        assert trail.found is None
+        torch.autograd.grad(loss, list(stage.parameters()))
+    assert trail.found == Place("layers.2.mlp", "backward")
+
+
+def test_a_loss_that_overflows_behind_the_last_module_is_the_loss() -> None:
+    stage, inputs = stage_and_inputs()
+    trail = Trail()
+    with trail.watching(stage):
+        (stage(None, inputs) * math.inf).backward()
+    assert trail.found == Place(LOSS, "backward")

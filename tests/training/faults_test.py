@@ -1,0 +1,216 @@
+"""Ranks that die, hang or are asked to end: named, restarted or saved, and never repeated for nothing."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from trivium.chaos.life import Life
+from trivium.chaos.scene import job, plan, write_tokens
+from trivium.checkpoint.load import published
+from trivium.errors import Preempted
+from trivium.parallel.launch import RankFailed
+from trivium.training import run as loop
+from trivium.training import watchdog as watching
+from trivium.training.config import Supervision
+from trivium.training.job import start
+from trivium.training.metrics import EVENTS, METRICS, last_step, read
+from trivium.training.preemption import Requests, held_back, listening
+from trivium.training.pulse import Pulse
+from trivium.training.run import CHECKPOINTS
+from trivium.training.watchdog import Watchdog, percentile_99, waits
+
+QUICK = {"hang_seconds": 1.0, "restart_seconds": 0.0}
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory) -> Path:
+    return write_tokens(tmp_path_factory.mktemp("faults"))
+
+
+def at_step(step: int, what, monkeypatch, times: int = 1, rank: int = 1) -> None:
+    """Let one rank do something in a step, in so many lives."""
+    right = loop._Loop._step
+    marks = [object() for _ in range(times)]
+
+    def wrong(self, number: int, *, measure: bool):
+        done = self.job.out / "done"
+        done.mkdir(exist_ok=True)
+        if self.mesh.rank == rank and number + 1 == step and len(list(done.iterdir())) < len(marks):
+            (done / str(os.getpid())).touch()
+            what()
+        return right(self, number, measure=measure)
+
+    monkeypatch.setattr(loop._Loop, "_step", wrong)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def of_kind(out: Path, kind: str) -> list[dict]:
+    return [e for e in read(out / EVENTS) if e["event"] == kind]
+
+
+def test_a_rank_that_dies_is_named_first_with_step_and_cause(tokens, tmp_path, monkeypatch, capfd) -> None:
+    at_step(5, die, monkeypatch)
+    start(job(tokens, tmp_path, plan({"data": 2}), steps=8, restarts=1, supervision=QUICK, save="waiting"))
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0] == "warning: rank 1 of 2 in step 5: killed by SIGKILL"
+    assert lines[1].startswith("warning: restart 1 of 1 in 0 s")
+    assert [e["step"] for e in of_kind(tmp_path, "resumed")] == [4]
+
+
+def test_a_step_that_fails_twice_is_not_tried_a_third_time(tokens, tmp_path, monkeypatch) -> None:
+    at_step(5, die, monkeypatch, times=9)
+    with pytest.raises(
+        Exception, match=r"rank 1 of 2 in step 5: killed by SIGKILL\nstopped: it failed there twice"
+    ):
+        start(job(tokens, tmp_path, plan({"data": 2}), steps=8, restarts=9, supervision=QUICK))
+    assert len(of_kind(tmp_path, "rank failed")) == 2
+
+
+def loiter() -> None:
+    while True:
+        time.sleep(0.1)
+
+
+def test_a_rank_that_hangs_is_found_and_named_with_its_stack(tokens, tmp_path, monkeypatch) -> None:
+    at_step(4, loiter, monkeypatch, rank=0)
+    start(job(tokens, tmp_path, plan({"tensor": 2}), steps=6, restarts=1, supervision=QUICK))
+    (failure,) = of_kind(tmp_path, "rank failed")
+    assert failure["rank"] == 0 and failure["in_step"] == 4
+    assert "the others wait for it" in failure["cause"] and "in loiter" in failure["cause"]
+
+
+def test_a_request_to_end_reaches_the_job_while_it_pauses_before_a_restart(tokens, tmp_path) -> None:
+    long = {"restart_seconds": 60.0}
+    given = job(tokens, tmp_path / "run", plan({"data": 2}), restarts=1, supervision=long)
+    life = Life.begin(given, tmp_path / "log")
+    life.wait_for(lambda: last_step(given.out / METRICS) > 2)
+    life.signal(signal.SIGKILL, life.ranks[0])
+    life.wait_for(lambda: bool(of_kind(given.out, "rank failed")))
+    life.signal(signal.SIGTERM, life.pid)
+    assert life.gone_within(10, []) is not None and life.exit_code == Preempted.exit_code
+
+
+def test_one_rank_asked_to_end_makes_all_save_once_and_the_run_goes_on_from_there(tokens, tmp_path) -> None:
+    given = job(tokens, tmp_path / "run", plan({"data": 2}), checkpoint_every=1000)
+    life = Life.begin(given, tmp_path / "log")
+    life.wait_for(lambda: last_step(given.out / METRICS) > 2)
+    life.signal(signal.SIGUSR1, life.ranks[-1])
+    assert life.gone_within(30, life.ranks) is not None and life.exit_code == Preempted.exit_code
+    done = last_step(given.out / METRICS)
+    assert [e["step"] for e in of_kind(given.out, "saved")] == [done]
+    assert [p.name for p in published(given.out / CHECKPOINTS)] == [f"step-{done:08d}"]
+    start(job(tokens, given.out, plan({"tensor": 2}), steps=done + 2, decay_tokens=1_000_000))
+    assert [e["step"] for e in of_kind(given.out, "resumed")] == [done]
+
+
+def test_a_job_that_cannot_save_in_time_is_ended(tokens, tmp_path, capfd) -> None:
+    impatient = {"preemption_seconds": 0.5}
+    given = job(tokens, tmp_path / "run", plan({"data": 2}), supervision=impatient)
+    life = Life.begin(given, tmp_path / "log")
+    life.wait_for(lambda: last_step(given.out / METRICS) > 2)
+    life.signal(signal.SIGSTOP, life.ranks[0])
+    life.signal(signal.SIGTERM, life.pid)
+    assert life.gone_within(10, life.ranks) is not None and life.exit_code == Preempted.exit_code
+    assert "did not save within" in capfd.readouterr().err + (tmp_path / "log").read_text()
+
+
+def test_signals_that_come_together_are_one_request_and_a_later_one_is_the_second() -> None:
+    requests, seconds = Requests(), []
+    requests.note(signal.SIGTERM, seconds.append)
+    requests.note(signal.SIGUSR1, seconds.append)
+    assert (requests.asked, requests.again, seconds) == ("SIGTERM", 0, [])
+    requests.since -= 2
+    requests.note(signal.SIGUSR1, seconds.append)
+    assert (requests.again, seconds) == (signal.SIGUSR1, [signal.SIGUSR1])
+
+
+def test_a_signal_held_back_while_ranks_are_forked_is_heard_by_who_listens() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with held_back():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+        with listening(lambda _: None) as requests:
+            deadline = time.monotonic() + 5
+            while not requests.asked and time.monotonic() < deadline:
+                time.sleep(0.01)
+    assert requests.asked == "SIGTERM"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def watched(monkeypatch, config: Supervision) -> tuple[Clock, Pulse, Watchdog]:
+    clock = Clock()
+    monkeypatch.setattr("trivium.training.pulse.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(watching, "is_stopped", lambda pid: False)
+    monkeypatch.setattr(Watchdog, "_stacks", lambda self, stopped: {0: "", 1: ""})
+    pulse = Pulse(2)
+    return clock, pulse, Watchdog(pulse, [0, 0], config, clock)
+
+
+def steps(clock: Clock, pulse: Pulse, dog: Watchdog, seconds: float, first: int, last: int) -> None:
+    for step in range(first, last):
+        for rank in range(2):
+            pulse.beat(rank, step, "step")
+        dog.look()
+        for _ in range(10):
+            clock.now += seconds / 10
+            dog.look()
+
+
+def test_the_limit_is_the_floor_or_three_times_the_99th_percentile(monkeypatch) -> None:
+    clock, pulse, dog = watched(monkeypatch, Supervision(hang_seconds=4.0))
+    assert dog.limit("step") == 4.0
+    steps(clock, pulse, dog, 3.0, 1, 50)
+    assert dog.limit("step") == pytest.approx(9.0)
+    clock.now += 4.5
+    dog.look()
+    clock.now += 4.0
+    with pytest.raises(RankFailed, match=r"no sign of life for 11\.5 s, where 9\.0 s are the limit"):
+        dog.look()
+
+
+def test_a_rank_that_starts_or_saves_has_longer(monkeypatch) -> None:
+    clock, pulse, dog = watched(monkeypatch, Supervision(hang_seconds=1.0, stall_seconds=9.0))
+    for _ in range(2):
+        clock.now += 4.0
+        dog.look()
+    clock.now += 4.0
+    with pytest.raises(RankFailed):
+        dog.look()
+
+
+def test_a_launcher_that_was_stopped_itself_blames_nobody(monkeypatch) -> None:
+    clock, pulse, dog = watched(monkeypatch, Supervision(hang_seconds=4.0))
+    steps(clock, pulse, dog, 1.0, 1, 5)
+    clock.now += 3600.0
+    dog.look()
+    clock.now += 3.0
+    dog.look()
+    clock.now += 3.0
+    with pytest.raises(RankFailed):
+        dog.look()
+
+
+def test_the_99th_percentile_leaves_out_the_hundredth_only() -> None:
+    assert percentile_99([1.0] * 99 + [50.0]) == 1.0
+    assert percentile_99([1.0] * 98 + [50.0]) == 50.0
+    assert percentile_99([]) == 0.0
+
+
+def test_who_waits_for_others_is_told_by_the_innermost_calls() -> None:
+    deep = '  File "/x/torch/nn/functional.py", line 1 in f\n' * 4
+    assert waits('  File "/x/trivium/parallel/transport.py", line 40 in wait\n' + deep)
+    assert not waits(deep + '  File "/x/trivium/parallel/transport.py", line 40 in wait\n')

@@ -1,0 +1,223 @@
+"""From any token to its document and back, for every step; and the hash of what the trainer really read."""
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plans import small
+from tokens.curated import curated, documents
+from trivium.cli import main as entry
+from trivium.errors import DataError
+from trivium.tokens.blend import Blend
+from trivium.tokens.config import TokensConfig
+from trivium.tokens.digest import digest
+from trivium.tokens.encode import tokenize
+from trivium.tokens.left_out import NOWHERE, LeftOut
+from trivium.tokens.manifest import open_shards
+from trivium.tokens.permutation import Permutation
+from trivium.tokens.samples import TokenDataset
+from trivium.training import lineage
+from trivium.training import run as loop
+from trivium.training.config import TrainingConfig
+from trivium.training.job import start
+from trivium.training.metrics import METRICS, read
+from trivium.training.record import Record, read_record
+from trivium.training.run import TrainingJob
+
+STEPS = 12
+WEIGHTS = {"prose": 0.5, "pages": 0.375, "tiny": 0.125}
+BATCH = {"sequences": 8, "micro": 2, "ramp": {"start": 4, "increment": 4, "samples": 12}}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("lineage")
+    docs = documents({"prose": 12, "pages": 4}, words=30) + documents({"tiny": 1}, words=2)
+    curated(root / "curated", docs, WEIGHTS)
+    gzip.open(root / "curated" / "rejects.jsonl.gz", "wt").close()
+    (root / "tokens").mkdir()
+    tokenize(TokensConfig(vocabulary=300, validation_fraction=0.1), root / "curated", root / "tokens", seed=3)
+    given = small(data=2, model={"vocabulary": 300, "layers": 2}, batch=BATCH)
+    training = TrainingConfig(steps=STEPS, validation_samples=4, checkpoint_every=6)
+    start(TrainingJob(given, training, 5, root / "tokens", root / "training"))
+    return root
+
+
+@pytest.fixture
+def record(run: Path) -> Record:
+    return read_record(run / "training")
+
+
+def test_the_inverse_of_a_permutation_undoes_it() -> None:
+    for size in (1, 2, 3, 17, 64, 1000):
+        order = Permutation(size, 7, "x")
+        numbers = np.arange(size)
+        assert order.inverse(order[numbers]).tolist() == numbers.tolist()
+
+
+def test_a_source_comes_for_the_nth_time_where_the_blend_says() -> None:
+    blend = Blend({"a": 0.7, "b": 0.2, "c": 0.1})
+    n = np.arange(3 * blend.period)
+    source, ordinal = blend.source(n), blend.ordinal(n)
+    for number in range(3):
+        mine = source == number
+        assert blend.place(number, ordinal[mine]).tolist() == n[mine].tolist()
+
+
+def test_numbers_of_samples_count_what_is_not_left_out() -> None:
+    left = LeftOut([(7, 9), (3, 5), (5, 6), (20, 20)])
+    assert left.gaps == ((3, 6), (7, 9))
+    there = [p for p in range(20) if p not in (3, 4, 5, 7, 8)]
+    assert left.places(np.arange(len(there))).tolist() == there
+    assert left.numbers(np.arange(20)).tolist() == [
+        there.index(p) if p in there else NOWHERE for p in range(20)
+    ]
+    more = left.without(2, 5)  # places 2, 6 and 9
+    assert more.gaps == ((2, 10),)
+    assert left.before(3) == () and left.before(4) == ((3, 6),) and left.before(5) == left.gaps
+
+
+def test_counts_by_source_stay_exact_when_samples_are_left_out(run: Path) -> None:
+    data = TokenDataset.open(run / "tokens", "train", sequence=8, seed=5)
+    data = data.leaving_out(LeftOut([(3, 9), (20, 21)]))
+    counts = dict.fromkeys(WEIGHTS, 0)
+    for i in range(60):
+        assert data.counts_after(i) == counts
+        counts[data.where(i).source] += 1
+
+
+def test_another_token_target_number_or_row_changes_the_digest_and_the_split_over_ranks_does_not() -> None:
+    rows = np.arange(24).reshape(4, 6)
+    inputs, targets = rows[:, :-1], rows[:, 1:]
+    right = digest(range(4), inputs, targets)
+    parts = [digest(range(a, a + 2), inputs[a : a + 2], targets[a : a + 2]) for a in (2, 0)]
+    assert right == tuple(map(sum, zip(*parts, strict=True)))
+    other = inputs.copy()
+    other[2, 3] += 1
+    swapped = inputs[[1, 0, 2, 3]]
+    for changed in (
+        digest(range(4), other, targets),
+        digest(range(4), inputs, targets + 1),
+        digest(range(1, 5), inputs, targets),
+        digest(range(4), swapped, targets[[1, 0, 2, 3]]),
+    ):
+        assert str(changed) != str(right)
+
+
+def test_every_token_of_every_step_is_traced_to_the_document_that_saw_it_and_back(
+    record: Record, run: Path
+) -> None:
+    shards = open_shards(run / "tokens", "train")
+    seen = {}
+    for step in range(1, STEPS + 1):
+        sequences = record.plan.batch.at(step - 1).sequences
+        for row in range(sequences):
+            for position in range(record.plan.model.sequence + 1):
+                found = lineage.trace(record, step, row, position)
+                (place,) = (p for p in record.data.find(found["document"]))
+                assert shards[found["source"]].tokens[place.start + found["offset"]] == found["token"]
+                seen.setdefault(found["document"], set()).add((step, row, position, found["offset"]))
+    backward = {
+        found.document: {
+            (s["step"], s["row"], s["offset"] + k, s["begin"] + k)
+            for piece in lineage.where(record, found.document)["pieces"]
+            for s in piece["seen"]
+            for k in range(s["length"])
+        }
+        for found in record.data.documents()
+    }
+    assert {name: places for name, places in backward.items() if places} == seen
+    assert len(seen) > 10
+    assert max(lineage.trace(record, STEPS, r, 0)["epoch"] for r in range(8)) > 0, "no epoch was finished"
+    found = lineage.round_trip(record)
+    assert found["agrees"] and found["steps"] == STEPS and found["sightings"] > 0
+
+
+def test_the_logged_hash_is_of_what_ranks_read_and_one_changed_token_is_noticed(
+    record: Record, tmp_path: Path, monkeypatch
+) -> None:
+    for step in range(1, STEPS + 1):
+        assert lineage.batch(record, step)["agrees"] is True
+    right = loop.batch_arrays
+
+    def wrong(data, first: int, count: int):
+        found = right(data, first, count)
+        found.inputs[-1, -1] ^= int(data.split == "train" and first + count == 4)
+        return found
+
+    monkeypatch.setattr(loop, "batch_arrays", wrong)
+    training = record.training.model_copy(update={"steps": 2})
+    start(TrainingJob(record.plan, training, record.seed, record.tokens, tmp_path / "training"))
+    other = read_record(tmp_path / "training")
+    assert [lineage.batch(other, s)["agrees"] for s in (1, 2)] == [False, True]
+    assert lineage.round_trip(other)["wrong_hashes"] == [1]
+
+
+def test_ranks_that_share_a_sequence_hash_it_once(record: Record, tmp_path: Path) -> None:
+    plan = small(context=2, model={"vocabulary": 300, "layers": 2}, batch=BATCH)
+    training = record.training.model_copy(update={"steps": 2})
+    start(TrainingJob(plan, training, record.seed, record.tokens, tmp_path))
+    one, two = (
+        [m["batch_hash"] for m in read(folder / METRICS) if "loss" in m]
+        for folder in (tmp_path, record.folder)
+    )
+    assert one == two[:2]
+
+
+def test_counts_after_a_step_are_those_of_its_batches(record: Record) -> None:
+    total = dict.fromkeys(WEIGHTS, 0)
+    for step in range(1, STEPS + 1):
+        found = lineage.batch(record, step)
+        for row in found["rows"]:
+            total[row["source"]] += 1
+        assert found["counts"] == lineage.counts(record, step) == total
+
+
+def run_verb(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["trivium", "data", *words])
+    code = 0
+    try:
+        entry.main()
+    except SystemExit as stopped:
+        code = int(stopped.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_verbs_say_what_the_functions_find(run: Path, record: Record, monkeypatch, capsys) -> None:
+    code, out, _ = run_verb(monkeypatch, capsys, "batch", str(run), "--step", "3", "--json")
+    assert code == 0 and json.loads(out) == json.loads(json.dumps(lineage.batch(record, 3)))
+    code, out, _ = run_verb(monkeypatch, capsys, "batch", str(run), "--step", "3", "--row", "1")
+    assert "as logged" in out and len(out.splitlines()) == 4
+    step = ("--step", "3", "--row", "1", "--position", "4")
+    code, out, _ = run_verb(monkeypatch, capsys, "trace", str(run), *step, "--json")
+    found = json.loads(out)
+    assert found["curation"]["kept"][0]["id"] == found["document"]
+    assert found["text_in_row"].strip() in found["curation"]["kept"][0]["text"] + "<|endoftext|>"
+    code, out, _ = run_verb(monkeypatch, capsys, "trace", str(run), *step)
+    assert found["document"] in out and "was kept" in out
+    code, out, _ = run_verb(monkeypatch, capsys, "where", str(run), "--document", found["document"], "--json")
+    seen = json.loads(out)["pieces"][0]["seen"]
+    assert any((s["step"], s["row"]) == (3, 1) for s in seen)
+    code, out, _ = run_verb(monkeypatch, capsys, "where", str(run), "--document", found["document"])
+    assert len(out.splitlines()) == len(seen) + 2
+    code, out, _ = run_verb(monkeypatch, capsys, "counts", str(run), "--step", "3", "--json")
+    assert json.loads(out)["samples"] == lineage.counts(record, 3)
+    code, out, _ = run_verb(monkeypatch, capsys, "check", str(run))
+    assert code == 0 and "0 with another hash" in out
+
+
+def test_what_is_not_there_is_refused_by_name(run: Path, record: Record, monkeypatch, capsys) -> None:
+    with pytest.raises(DataError, match="document 'nobody'"):
+        lineage.where(record, "nobody")
+    for words, said in (
+        (("batch", str(run), "--step", "13"), "steps 1 to 12"),
+        (("trace", str(run), "--step", "1", "--row", "4", "--position", "0"), "--row 4 must be 0 to 3"),
+        (("batch", str(run / "tokens"), "--step", "1"), "no training began there"),
+    ):
+        code, _, err = run_verb(monkeypatch, capsys, *words)
+        assert code == 4 and said in err

@@ -1,0 +1,255 @@
+"""A step that is not finite, or far above the ones before, changes no weight on any rank; and what follows."""
+
+import math
+import os
+import signal
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from plans import small
+from ranks import on_ranks
+from tokens.curated import curated, documents
+from trivium.certify.certificate import RULE
+from trivium.certify.reference import random_rows
+from trivium.chaos.poison import Poison, poisoned
+from trivium.checkpoint.format import read_manifest, step_of
+from trivium.checkpoint.load import Checkpoint, published
+from trivium.errors import DataError
+from trivium.parallel.launch import Place, Ranks
+from trivium.parallel.mesh import Mesh
+from trivium.parallel.zero import Totals
+from trivium.tokens.config import TokensConfig
+from trivium.tokens.encode import tokenize
+from trivium.tokens.manifest import token_counts
+from trivium.training import lineage
+from trivium.training.config import SpikesConfig, TrainingConfig
+from trivium.training.job import start
+from trivium.training.metrics import EVENTS, METRICS, read
+from trivium.training.record import LEFT_OUT, left_out_of, read_record
+from trivium.training.run import CHECKPOINTS, TrainingJob
+from trivium.training.spikes import SIGMA, SpikeWatch, threshold
+from trivium.training.trainer import Samples, Trainer
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("spikes")
+    docs = documents({"prose": 40, "pages": 15}, words=60)
+    source = curated(root / "curated", docs, {"prose": 0.75, "pages": 0.25})
+    (root / "tokens").mkdir()
+    tokenize(TokensConfig(vocabulary=300, validation_fraction=0.2), source, root / "tokens", seed=3)
+    return root / "tokens"
+
+
+def job(tokens: Path, out: Path, policy: str, steps: int = 10, **more: Any) -> TrainingJob:
+    degrees = more.pop("layout", {})
+    spikes = SpikesConfig(policy=policy, **more.pop("spikes", {}))
+    plan = small(
+        model={"vocabulary": 300, "layers": 2, "dropout": 0.1}, batch={"sequences": 8, "micro": 2}, **degrees
+    )
+    given = {"steps": steps, "checkpoint_every": 3, "validation_samples": 8, "decay_tokens": 9999}
+    return TrainingJob(plan, TrainingConfig(**given, **more, spikes=spikes), 5, tokens, out)
+
+
+def poison_at(step: int, *, factor: float = math.nan, kind: str = "sample backward") -> Poison:
+    """A poison of the fourth row of a step; the row is known by its sample number."""
+    return Poison(kind, step, 3, 8 * (step - 1) + 3, 1, "mlp", factor)
+
+
+def poison_of_tokens(tokens: Path, out: Path, step: int) -> Poison:
+    """A poison that falls on whatever the fourth row of a step reads, wherever it is read."""
+    data = read_record(out, tokens).data
+    sample = 8 * (step - 1) + 3
+    phrase = tuple(data.sample(sample)[:5].tolist())
+    return Poison("document backward", step, 3, sample, 1, "mlp", math.nan, "any", phrase)
+
+
+def losses(out: Path) -> dict[int, float]:
+    return {m["step"]: m["loss"] for m in read(out / METRICS) if "loss" in m}
+
+
+def files(out: Path, step: int) -> dict[str, Any]:
+    (path,) = (p for p in published(out / CHECKPOINTS) if step_of(p.name) == step)
+    checkpoint = Checkpoint.open(path)
+    checkpoint.verify()
+    return checkpoint.manifest["files"]
+
+
+def spikes_of(out: Path) -> list[dict[str, Any]]:
+    return [e for e in read(out / EVENTS) if e["event"] == "spike"]
+
+
+def test_the_threshold_is_median_and_deviations_of_the_last_steps() -> None:
+    config = SpikesConfig(deviations=5, window=7)
+    before = [3.0, 1.0, 4.0, 1.5, 9.0, 2.6, 5.0]
+    middle = statistics.median(before)
+    spread = statistics.median(abs(x - middle) for x in before)
+    assert threshold(before, config) == pytest.approx(middle + 5 * SIGMA * spread)
+    assert threshold(before[1:], config) == math.inf, "the window is not full"
+    assert threshold(before, SpikesConfig(window=7)) == math.inf, "off by default"
+    large = [*before[:-1], 1e9]
+    assert threshold(large, config) < 100, "one outlier does not move it"
+
+
+def test_a_refused_step_leaves_no_trace_in_the_history_and_state_goes_on_elsewhere() -> None:
+    config = SpikesConfig(deviations=5, window=4)
+    watch = SpikeWatch(config)
+    for loss in (3.0, 3.1, 2.9, 3.05):
+        assert watch.accepts(Totals(1.0, loss))
+    state = watch.state
+    for loss, norm in ((50.0, 1.0), (3.0, math.inf), (math.nan, 1.0)):
+        assert not watch.accepts(Totals(norm, loss)) and watch.cause
+        assert watch.state["losses"] == state["losses"]
+    assert watch.in_a_row == 3
+    other = SpikeWatch(config, watch.state)
+    assert other.in_a_row == 3 and not other.accepts(Totals(1.0, 50.0))
+    assert other.accepts(Totals(1.0, 3.0)) and other.in_a_row == 0
+
+
+LAYOUTS = [
+    {"data": 2, "zero": 0},
+    {"data": 2, "zero": 3},
+    {"tensor": 2, "sequence_parallel": True},
+    {"pipeline": 2, "chunks": 2},
+]
+
+
+def refuse(place: Place, plan: Any) -> None:
+    mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
+    trainer = Trainer(plan, mesh, seed=4, rule=RULE)
+    samples, watch = Samples(0, 16, random_rows(plan)), SpikeWatch(SpikesConfig())
+    trainer.train_step(0, samples, 1e-2, accepts=watch.accepts)
+
+    def state() -> list[torch.Tensor]:
+        shards = trainer.optimizer.shards
+        held = [t for s in shards for t in (*trainer.optimizer.states(s).values(), s.bucket.shard)]
+        return [t.clone() for t in held]
+
+    before = state()
+    with poisoned(Poison("sample forward", 2, 3, 3, 1, "attention", math.inf)):
+        result = trainer.train_step(1, samples, 1e-2, accepts=watch.accepts)
+    assert watch.cause and not math.isfinite(result.loss)
+    assert all(torch.equal(a, b) for a, b in zip(before, state(), strict=True))
+    assert trainer.optimizer.steps_done == 1
+    trainer.train_step(2, samples, 1e-2, accepts=watch.accepts)
+    assert not watch.cause and trainer.optimizer.steps_done == 2
+    assert any(not torch.equal(a, b) for a, b in zip(before, state(), strict=True))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_all_ranks_refuse_a_step_that_is_not_finite_before_any_weight_changes(layout: dict[str, Any]) -> None:
+    plan = small(**layout)
+    on_ranks(plan.layout.world_size, refuse, plan)
+
+
+def test_an_overflow_that_the_loss_scale_answers_is_no_spike_and_a_loss_that_is_not_finite_is() -> None:
+    plan = small(precision={"weights": "fp16"})
+    trainer, watch = Trainer(plan, Mesh.single(), seed=4, rule=RULE), SpikeWatch(SpikesConfig())
+    assert trainer.loss_scale is not None
+    trainer.loss_scale.value = 2.0**40
+    samples = Samples(0, 16, random_rows(plan))
+    trainer.train_step(0, samples, 1e-3, accepts=watch.accepts)
+    assert not watch.cause and trainer.loss_scale.value == 2.0**39
+    trainer.loss_scale.value = 2.0**10
+    with poisoned(Poison("sample forward", 2, 3, 3, 1, "mlp", math.nan)):
+        trainer.train_step(1, samples, 1e-3, accepts=watch.accepts)
+    assert watch.cause == "the loss is nan" and trainer.optimizer.steps_done == 0
+
+
+def test_stop_ends_the_job_once_and_leaves_the_checkpoints_clean(tokens: Path, tmp_path: Path) -> None:
+    work = job(tokens, tmp_path, "stop", layout={"data": 2}, restarts=2)
+    with (
+        poisoned(poison_at(5)),
+        pytest.raises(DataError, match=r"step 5: the gradient norm is nan.*`trivium data culprit`"),
+    ):
+        start(work)
+    assert [(e["step"], e["gradient_norm"]) for e in spikes_of(tmp_path)] == [(5, "nan")]
+    assert [e for e in read(tmp_path / EVENTS) if e["event"] == "resumed"] == []
+    start(work)  # without the poison it goes on to its end
+    assert len(losses(tmp_path)) == 10
+
+
+def test_skip_does_without_the_step_and_a_killed_run_skips_it_again(tokens: Path, tmp_path: Path) -> None:
+    given = {"layout": {"data": 2, "zero": 2}, "steps": 12}
+    with poisoned(poison_at(8)):
+        start(job(tokens, tmp_path / "unbroken", "skip", **given))
+        start(job(tokens, tmp_path / "broken", "skip", **given), watch=_killing(9))
+    for out in (tmp_path / "unbroken", tmp_path / "broken"):
+        (line,) = (m for m in read(out / METRICS) if "spike" in m)
+        assert line["step"] == 8 and "gradient_norm" not in line
+    assert "rank failed" in [e["event"] for e in read(tmp_path / "broken" / EVENTS)]
+    assert losses(tmp_path / "broken") == losses(tmp_path / "unbroken")
+    assert files(tmp_path / "broken", 12) == files(tmp_path / "unbroken", 12)
+    last = read_manifest(published(tmp_path / "broken" / CHECKPOINTS)[-1])
+    assert last["updates"] == 11 and len(last["spikes"]["losses"]) == 11
+
+
+def test_more_spikes_in_a_row_than_the_limit_stop_the_run(tokens: Path, tmp_path: Path) -> None:
+    most = (int(token_counts(tokens, "train").argmax()),)  # every batch has it
+    with poisoned(replace(poison_at(1), phrase=most)), pytest.raises(DataError, match="at most 2 in a row"):
+        start(job(tokens, tmp_path, "skip", spikes={"limit": 2}))
+    assert [e["step"] for e in spikes_of(tmp_path)] == [1, 2, 3]
+
+
+def _killing(at: int):
+    done: list[int] = []
+
+    def watch(ranks: Ranks, step: int) -> None:
+        if not done and step >= at:
+            done.append(step)
+            os.kill(ranks.pids[-1], signal.SIGKILL)
+
+    return watch
+
+
+def test_rewind_leaves_out_the_samples_for_good_and_a_killed_run_keeps_to_it(
+    tokens: Path, tmp_path: Path
+) -> None:
+    clean = tmp_path / "clean"
+    start(job(tokens, clean, "stop", steps=12))
+    poison = poison_of_tokens(tokens, clean, 8)
+    given = {"layout": {"data": 2}, "steps": 12, "spikes": {"batches": 3}, "keep_last": 4}
+    with poisoned(poison):
+        start(job(tokens, tmp_path / "unbroken", "rewind", **given))
+        start(job(tokens, tmp_path / "broken", "rewind", **given), watch=_killing(10))
+    for out in (tmp_path / "unbroken", tmp_path / "broken"):
+        record = read_record(out)
+        assert [(e["step"], e["gaps"]) for e in record.entries] == [(8, [[40, 64]])]
+        assert left_out_of(record.entries) == record.data.left_out
+        found = lineage.round_trip(record)
+        assert found["agrees"] and found["steps"] == 12
+        assert [r["place"] for r in lineage.batch(record, 6)["rows"]] == list(range(64, 72))
+        assert [e["event"] for e in read(out / EVENTS)].count("spike") == 1
+    one, two = tmp_path / "unbroken", tmp_path / "broken"
+    assert losses(one) == losses(two) and len(losses(one)) == 12
+    assert files(one, 12) == files(two, 12)
+    assert all(math.isclose(losses(one)[s], losses(clean)[s], rel_tol=1e-5) for s in range(1, 6))
+    assert losses(one)[6] != losses(clean)[6]
+
+
+def test_the_record_of_what_is_left_out_comes_back_from_a_checkpoint(tokens: Path, tmp_path: Path) -> None:
+    clean = tmp_path / "clean"
+    start(job(tokens, clean, "stop", steps=6))
+    with poisoned(poison_of_tokens(tokens, clean, 4)):
+        start(job(tokens, tmp_path / "out", "rewind", steps=6))
+    (tmp_path / "out" / LEFT_OUT).unlink()
+    start(job(tokens, tmp_path / "out", "rewind", steps=9))
+    assert [e["gaps"] for e in read_record(tmp_path / "out").entries] == [[[24, 32]]]
+    assert lineage.round_trip(read_record(tmp_path / "out"))["agrees"]
+
+
+def test_a_checkpoint_that_saw_what_is_left_out_is_abandoned(tokens: Path, tmp_path: Path) -> None:
+    clean = tmp_path / "clean"
+    start(job(tokens, clean, "stop", steps=9))
+    out = tmp_path / "out"
+    with poisoned(poison_of_tokens(tokens, clean, 8)):
+        start(job(tokens, out, "rewind", steps=9, spikes={"batches": 6}, keep_last=4))
+    # Two, three, … eight were left out, so that the checkpoints of 3 and 6 were of another order.
+    assert [e["step"] for e in read(out / EVENTS) if e["event"] == "saved"] == [3, 6, 3, 6, 9]
+    assert [e["event"] for e in read(out / EVENTS)].count("resumed") == 0, "it began again at 0"
+    assert lineage.round_trip(read_record(out))["agrees"]
