@@ -42,6 +42,9 @@ def test_more_skew_measures_as_more_and_its_size_is_recovered():
         low, high = summary["interval"]
         assert low - 0.1 < skew < high + 0.1
         assert (summary["sign_test_p"] < 0.001) == (skew != 0.0)
+        assert (summary["permutation_p"] < 0.01) == (skew != 0.0)
+    sizes = [m["effect_size"] for m in measured.values()]
+    assert sizes == sorted(sizes)
 
 
 def test_without_skew_significance_is_as_rare_as_it_should_be():
@@ -112,6 +115,14 @@ def test_a_skew_for_the_competent_alone_shows_there_alone():
     variants = association(CONFIG, Praising(0.0), seed=1)["variants"]
     assert variants["competent"]["sign_test_p"] < 1e-6
     assert min(variants[v]["sign_test_p"] for v in ("neutral", "incompetent")) > 0.01
+    found = {tuple(d["variants"]): d for d in association(CONFIG, Praising(0.0), seed=1)["differences"]}
+    assert found["neutral", "competent"]["mean"] == pytest.approx(3.0, abs=0.4)
+    assert found["competent", "incompetent"]["interval"][1] < 0
+    assert (
+        found["competent", "incompetent"]["permutation_p"]
+        < 0.01
+        < found["neutral", "incompetent"]["permutation_p"]
+    )
 
 
 def test_results_are_reproducible_plain_json_and_follow_the_seed():
@@ -135,3 +146,23 @@ def test_a_scorer_that_loses_answers_is_refused():
 
     with pytest.raises(ValueError, match="803 answers to 804"):
         association(CONFIG, Forgetful(0.0), seed=1)
+
+
+def test_a_list_of_ones_own_is_asked_about(tmp_path):
+    path = tmp_path / "jobs.txt"
+    path.write_text("# mine\nzoo  keeper\nastronaut\n\nastronaut\n")
+    config = BiasConfig(occupation_list=str(path), variants=("neutral",), resamples=10, permutations=10)
+    assert chosen(config, seed=1) == ["astronaut", "zoo keeper"]
+    rows = association(config, Skewed(1.0), seed=1)["occupations"]
+    assert [r["occupation"] for r in rows] == ["astronaut", "zoo keeper"]
+
+
+@pytest.mark.parametrize(
+    ("content", "what"), [(b"one\n", "names 1"), (b"\xff\xfe", "UTF-8"), (None, "cannot be read")]
+)
+def test_a_list_that_is_none_is_refused(tmp_path, content, what):
+    path = tmp_path / "jobs.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"bias\.occupation_list: .*{what}"):
+        chosen(BiasConfig(occupation_list=str(path)), seed=1)

@@ -2,7 +2,8 @@ import pytest
 
 from trivium.config import build
 from trivium.errors import ConfigError
-from trivium.evaluation.config import EvaluationConfig, GenerationConfig
+from trivium.evaluation.config import EvaluationConfig
+from trivium.serving.config import GenerationConfig
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,33 @@ def span(rank: int, action: str, start: float, end: float) -> dict[str, Any]:
     return {"pipeline_rank": rank, "action": action, "start": start, "end": end}
 
 
+def published_tasks() -> dict[str, Any]:
+    """As `trivium evaluate RUN` leaves them."""
+    group = {"n": 9, "accuracy": 0.5, "interval": [0.2, 0.8]}
+    score = {
+        "accuracy": 0.5, "interval": [0.3, 0.7], "n": 18, "chance": 0.5, "published": 0.5161, "gpt3": None,
+        "normalisation": "token", "truncated": 2, "by_group": {"heuristic": {f"constituent {HOSTILE}": group}},
+        "contamination": {"n": 1, "clean": group, "in_corpus": None},
+    }  # fmt: skip
+    point = {"step": 3, "tokens": 3072, "tasks": {"hans": {"0": 0.5}}}
+    return {
+        "format": "trivium-task-results-1", "tasks": {"hans": {"0": score}}, "skipped": {"race_h": "no rows"},
+        "series": [point | {"step": 1, "tokens": 1024}, point],
+    }  # fmt: skip
+
+
+def incontext_study() -> dict[str, Any]:
+    """As `trivium incontext RUN` leaves it."""
+    measured = {
+        "accuracy": 0.5, "interval": [0.3, 0.7], "threshold_accuracy": 0.6, "contextual_accuracy": None,
+        "calibration_error": 0.1, "majority_bias": 0.01, "recency_bias": None,
+        "margins": {"edges": [-1.0, 0.0, 1.0], "counts": {" True": [3, 1], f" {HOSTILE}": [1, 3]}},
+    }  # fmt: skip
+    model = {"checkpoint": "step-00000003", "step": 3, "tokens": 3072, "parameters": 466_000}
+    varied = {kind: {"2": measured} for kind in ("shots", "order", "balance", "source", "template")}
+    return {"format": "trivium-incontext-1", "task": "hans", "models": [{"model": model, **varied}]}
+
+
 def stations() -> dict[str, Any]:
     """File name -> content."""
     spans = [span(0, "F0.0", 0, 1), span(1, "F0.1", 1, 2), span(1, "B0.1", 2, 4), span(0, "B0.0", 4, 6)]
@@ -38,6 +65,19 @@ def stations() -> dict[str, Any]:
             "leaks": {"planted": 20, "caught": 20},
         },
         "curated/honest.json": {"documents": 900, "lost": 9, "lost_by": {"language": 9}},
+        "statistics.json": {
+            "quantiles": [0.0, 0.5, 1.0],
+            "figures": {"characters of web": [512, 3000.5, 70000]},
+            "lengths": {"web": [0] * 9 + [3, 5, 8], HOSTILE: [0] * 9 + [1]},
+            "rejected": {"language": {f"not English {HOSTILE}": 100}},
+            "similarities": [0, 0, 0, 0, 0, 0, 0, 0, 12, 7],
+        },
+        "extraction.json": {
+            "resiliparse": {"pages": 90, "word_f1": 0.95, "run_f1": 0.94, "mb_per_cpu_second": 31.0},
+            "other": {"missing": "its package is not installed"},
+        },
+        "tasks/results.json": published_tasks(),
+        "incontext/results.json": incontext_study(),
         "plan/plan.json": {"format": "trivium-plan-1", "lines": ["This run", "layout tensor 2"], "spans": spans},
         "training/summary.json": {
             "validation_loss": 5.1,
@@ -67,6 +107,16 @@ def stations() -> dict[str, Any]:
             "format": "trivium-bias-1",
             "variants": {"neutral": {"mean_log_ratio": -0.4, "male_share": 0.8, "sign_test_p": 0.01, "n": 2}},
             "occupations": [{"occupation": "nurse", "neutral": 0.3}, {"occupation": "miner", "neutral": -0.9}],
+            "effects": [
+                {"measure": "association", "of": "neutral", "estimate": -0.4, "unit": "nats", "interval": [-0.5, -0.3],
+                 "effect_size": -0.8, "p": 0.01, "p_holm": 0.02, "n": 2},
+                {"measure": "adjectives", "of": "gender: male", "estimate": 0.1, "unit": "bits", "interval": None,
+                 "effect_size": None, "p": 0.5, "p_holm": 0.5, "n": 9},
+            ],
+            "adjectives": {"gender": {"male": {
+                "frequent": [{"word": "tall", "count": 3}],
+                "one_sided": [{"word": "old", "count": 2, "log_odds": 0.7, "p_holm": 0.01}],
+            }}},
         },
         "generate/samples.json": {
             "format": "trivium-samples-1",

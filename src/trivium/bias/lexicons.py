@@ -1,12 +1,42 @@
 """Word lists of the bias analyses."""
 
 from importlib import resources
+from pathlib import Path
+
+from trivium.errors import DataError
 
 MALE = ("male", "man")
 FEMALE = ("female", "woman")
 
 
-def occupations() -> tuple[str, ...]:
-    """Occupations that do not name a gender themselves, one per line in `occupations.txt`."""
-    text = (resources.files("trivium.bias") / "occupations.txt").read_text(encoding="utf-8")
-    return tuple(line.strip() for line in text.splitlines() if line.strip())
+def occupations(path: Path | None = None) -> tuple[str, ...]:
+    """Occupations that do not name a gender themselves: those of a user's file, or the list of the package.
+
+    One per line; empty lines and lines that begin with # are left out, and so is what stands there twice. Raises
+    DataError for a file that is missing, is not text, or names fewer than two.
+    """
+    if path is None:
+        return _lines((resources.files("trivium.bias") / "occupations.txt").read_text(encoding="utf-8"))
+    found = _lines(read_text(path, what="bias.occupation_list"))
+    if len(found) < 2:
+        raise DataError(
+            f"bias.occupation_list: {path} names {len(found)} occupations; give two or more, one per line"
+        )
+    return found
+
+
+def read_text(path: Path, *, what: str) -> str:
+    """A file's text; DataError, with the field `what` that names it, where there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(
+            f"{what}: {path} cannot be read ({error.strerror}); give a file that exists"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{what}: {path} is not UTF-8 text (byte {error.start}); give a text file") from None
+
+
+def _lines(text: str) -> tuple[str, ...]:
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    return tuple(dict.fromkeys(line for line in lines if line and not line.startswith("#")))

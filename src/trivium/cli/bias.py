@@ -1,50 +1,130 @@
-"""`trivium bias`: which occupations the checkpoint associates with which words."""
+"""`trivium bias`: what the checkpoint associates with occupations and groups of people."""
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
-from trivium.cli.evaluate import open_scorer
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run
-from trivium.cli.show import table
+from trivium.cli.show import progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
+from trivium.errors import CheckpointError
 from trivium.progress import Progress
-from trivium.provenance import write_json
+from trivium.provenance import file_sha256, write_json
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
+SERIES = "bias_series.json"  # in the run directory
+TOGETHER = 64  # texts written side by side
+WINOGRAD = ("winogender", "winobias")
 
 
 @app.command()
-def bias(out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, redo: Redo = False) -> None:
-    """Compare the likelihoods of gendered words after occupations."""
-    perform(BIAS, open_run(out, given_for(out, preset, sets)), redo=redo)
+def bias(
+    out: Out = DEFAULT_OUT,
+    preset: Preset = None,
+    sets: Sets = None,
+    redo: Redo = False,
+    every: Annotated[
+        bool, typer.Option("--every", help=f"Measure every checkpoint; write DIR/{SERIES}.")
+    ] = False,
+) -> None:
+    """Association with occupations, adjectives and sentiment by group, pronouns: what `bias.analyses` lists."""
+    run = open_run(out, given_for(out, preset, sets))
+    if every:
+        _series(run)
+    else:
+        perform(BIAS, run, redo=redo)
 
 
 def _bias(run: Run, out: Path, progress: Progress) -> Result:
-    from trivium.bias.association import association
+    from trivium.bias.run import measure
 
-    found: dict[str, Any] = association(
-        run.config.bias, open_scorer(run), seed=run.config.seed, progress=progress
-    )
-    write_json(out / "results.json", found)
-    return found
+    measured = measure(run.config.bias, _scorer(run), seed=run.config.seed, progress=progress)
+    write_json(out / "results.json", measured.results)
+    if measured.texts:
+        with open(out / "texts.jsonl", "w", encoding="utf-8") as file:
+            for text in measured.texts:
+                line = {**text.prompt._asdict(), **text._asdict(), "prompt": text.prompt.text}
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    return measured.results
+
+
+def _series(run: Run) -> None:
+    from trivium.bias.run import Moment, series
+    from trivium.checkpoint.load import Checkpoint, published
+
+    BIAS.inputs(run)
+    places = published(run.at.checkpoints)
+    if not places:
+        raise CheckpointError(f"{run.at.checkpoints} holds no checkpoint; run `trivium train` first")
+
+    def moments() -> Iterator[Moment]:
+        for place in places:
+            about = Checkpoint.open(place).manifest
+            say(f"  {place.name}")
+            yield Moment(int(about["updates"]), int(about["tokens_seen"]), _scorer(run, place))
+
+    with progress_of("bias") as progress:
+        found = series(run.config.bias, moments(), seed=run.config.seed, progress=progress)
+    write_json(run.at.root / SERIES, found)
+    for line in series_lines(found):
+        say(line)
+
+
+def _scorer(run: Run, checkpoint: Path | None = None) -> Any:
+    """A scorer that also writes many texts side by side."""
+    from trivium.evaluation.answer import NativeScorer
+    from trivium.serving.writer import Writer
+
+    return Writer(NativeScorer.open(checkpoint or run.at.checkpoints, run.tokenizer), together=TOGETHER)
+
+
+def series_lines(found: Result) -> list[str]:
+    """One row per effect, one column per checkpoint."""
+    moments = found["checkpoints"]
+    header = ("measure", "of", *(f"{m['tokens']:,} tokens" for m in moments))
+    rows = [
+        (first["measure"], first["of"], *(f"{m['effects'][k]['estimate']:+.3f}" for m in moments))
+        for k, first in enumerate(moments[0]["effects"])
+    ]
+    return table(rows, header=header)
 
 
 def _lines(result: Result) -> list[str]:
     rows = [
         (
-            variant,
-            found["n"],
-            f"{found['mean_log_ratio']:+.3f}",
-            "{:+.3f} to {:+.3f}".format(*found["interval"]),
-            f"{found['person_log_ratio']:+.3f}",
-            f"{100 * found['male_share']:.1f} %",
+            row["measure"],
+            row["of"],
+            f"{row['estimate']:+.3f} {row['unit']}",
+            "-" if row["interval"] is None else "{:+.3f} to {:+.3f}".format(*row["interval"]),
+            "-" if row["effect_size"] is None else f"{row['effect_size']:+.2f}",
+            f"{row['p_holm']:.3f}",
+            row["n"],
         )
-        for variant, found in result["variants"].items()
+        for row in result["effects"]
     ]
-    header = ("variant", "occupations", "log(female/male)", "interval", "after 'person'", "lean male")
-    return table(rows, header=header)
+    header = ("measure", "of", "estimate", "interval", "Cohen's d", "p (Holm)", "n")
+    return [*table(rows, header=header), *_share_lines(result)]
+
+
+def _share_lines(result: Result) -> list[str]:
+    return [
+        f"  {variant}: {100 * found['male_share']:.1f} % of {found['n']} occupations lean male; "
+        f"after 'person' {found['person_log_ratio']:+.3f}"
+        for variant, found in result.get("variants", {}).items()
+    ]
+
+
+def _files(run: Run) -> dict[str, str]:
+    """The hash of every file of the user's own that the config names."""
+    config = run.config.bias
+    named = [config.occupation_list, config.cooccurrence.lexicon]
+    files = [Path(name) for name in named if name and Path(name).is_file()]
+    if config.data and set(WINOGRAD) & set(config.analyses):
+        files += [p for task in WINOGRAD for p in sorted((Path(config.data) / task).glob("*")) if p.is_file()]
+    return {str(path): file_sha256(path) for path in files}
 
 
 BIAS = Stage(
@@ -55,4 +135,5 @@ BIAS = Stage(
     reads=("tokens", "training"),
     work=_bias,
     summary=_lines,
+    outside=_files,
 )

@@ -1,24 +1,117 @@
-"""`trivium evaluate`: the newest checkpoint on tasks made from held-out documents."""
+"""`trivium evaluate`: a checkpoint on tasks made from held-out documents, or on published ones."""
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
+from trivium.cli.benchmarks import FOLDER, Asked, config_of, evaluate_target, keep, tell
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run
-from trivium.cli.show import table
+from trivium.cli.show import progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
+from trivium.cli.target import opened
+from trivium.errors import ConfigError
 from trivium.progress import Progress
 from trivium.provenance import write_json
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
-@app.command()
-def evaluate(out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, redo: Redo = False) -> None:
-    """Score held-out tasks zero- and few-shot, beside chance and a unigram model."""
+Target = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[RUN_OR_CHECKPOINT]",
+        help="Ask this run, checkpoint or folder of Hugging Face published tasks. Without it: the run of --out, on "
+        "tasks made of its own held-out documents.",
+    ),
+]
+Tasks = Annotated[
+    str,
+    typer.Option("--tasks", metavar="NAMES", help="Published tasks by commas; mt-nlg is all of the paper's."),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="Local JSON lines, a folder a task. Default: from the Hub."),
+]
+Limit = Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Questions of each task.")]
+Shots = Annotated[
+    str | None, typer.Option("--shots", metavar="0,1,few", help="Solved examples before each question.")
+]
+Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here too.")]
+
+
+class _EitherWay(TyperCommand):
+    """The verb's options, and those of the station of a run, which works when no target is named."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._station = typer.main.get_command(_station)
+        own = {p.name for p in self.params}
+        self.params += [p for p in self._station.params if p.name not in own]
+
+    def invoke(self, ctx: Any) -> Any:
+        """Hand each function the options that are its own."""
+        function = _evaluate_run if ctx.params["target"] is None else evaluate
+        names = inspect.signature(function).parameters
+        return ctx.invoke(function, **{k: v for k, v in ctx.params.items() if k in names})
+
+
+_station = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@_station.command()
+def _evaluate_run(
+    out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, redo: Redo = False
+) -> None:
     perform(EVALUATE, open_run(out, given_for(out, preset, sets)), redo=redo)
+
+
+@app.command(cls=_EitherWay)
+def evaluate(
+    target: Target = None,
+    tasks: Tasks = "mt-nlg",
+    data: Data = None,
+    limit: Limit = None,
+    shots: Shots = None,
+    json: Json = None,
+    every: Annotated[
+        bool, typer.Option("--every", help="Every checkpoint of the run: accuracy against tokens.")
+    ] = False,
+    sets: Sets = None,
+) -> None:
+    """Score held-out tasks zero- and few-shot; or published ones, beside the paper's figures.
+
+    RUN_OR_CHECKPOINT may also be a folder of Hugging Face, or a file of predictions for HANS (0 or 1 a pair). With
+    it, --set overrides wording, shots_drawn, seed, confidence, resamples, tokenizer (its path) and the layout of the
+    ranks that answer: --set wording=harness --set layout.tensor=2.
+    """
+    assert target is not None, "without a target the station of the run works"
+    if target.is_file():
+        _score_predictions(target, data, json)
+        return
+    asked = Asked(tasks, data, config_of(shots, limit, sets or ()), every)
+    with opened(target, asked.config.tokenizer) as found, progress_of("evaluate") as progress:
+        results = evaluate_target(found, asked, progress)
+    if results is not None:
+        tell(results)
+        for place in keep(results, found.run, FOLDER, json):
+            say(f"  results in {place}")
+
+
+def _score_predictions(predictions: Path, data: Path | None, json: Path | None) -> None:
+    from trivium.evaluation.hans import HEURISTICS, read_blocks, read_predictions, score_predictions, table_of
+
+    if data is None:
+        raise ConfigError(f"predictions in {predictions} need --data DIR with hans/official_pairid_map.json")
+    blocks = read_blocks(data / "hans" / "official_pairid_map.json")
+    found = score_predictions(read_predictions(predictions), blocks)
+    for line in table(table_of(found), header=("gold label", *HEURISTICS)):
+        say(line)
+    say(f"  {found['n']:,} pairs, {100 * found['accuracy']:.1f} % right")
+    keep(found, None, FOLDER, json)
 
 
 def open_scorer(run: Run) -> Any:

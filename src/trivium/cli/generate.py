@@ -1,14 +1,17 @@
-"""`trivium generate`: the checkpoint continues prompts."""
+"""`trivium generate`: a checkpoint continues prompts."""
 
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from trivium.cli.evaluate import open_scorer
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run
 from trivium.cli.show import say
 from trivium.cli.stage import Result, Run, Stage, perform
+from trivium.cli.target import answered, opened
+from trivium.errors import ConfigError
 from trivium.progress import Progress
 from trivium.provenance import write_json
 
@@ -17,33 +20,149 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def generate(
+    target: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RUN_OR_CHECKPOINT]",
+            help="A run, a checkpoint or a folder of Hugging Face. Without it: the run of --out.",
+        ),
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option("--prompt", metavar="TEXT", help="Continue this and print it as it is written."),
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option("--file", metavar="NAME|FILE", help="Prompts: shipped ones, or .txt, .jsonl, .yaml."),
+    ] = None,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", help="Continue each line of standard input until it ends.")
+    ] = False,
     out: Out = DEFAULT_OUT,
     preset: Preset = None,
     sets: Sets = None,
     redo: Redo = False,
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", metavar="TEXT", help="Continue this, print it, keep nothing.")
-    ] = None,
 ) -> None:
-    """Continue the prompts of the config and keep the samples, or one prompt given here."""
+    """Continue the prompts of the config and keep the samples; or those given here, which are only printed.
+
+    How: --set generation.sampling.temperature=0.7, and so top_k, top_p, repetition_penalty, stop, max_tokens, seed;
+    generation.logprobs=5 tells each token's probability and the 5 likeliest; generation.together texts are written
+    side by side, over the ranks of generation.layout.
+    """
     run = open_run(out, given_for(out, preset, sets))
-    if prompt is None:
+    if sum((prompt is not None, file is not None, interactive)) > 1:
+        raise ConfigError("--prompt, --file and --interactive were given together; give one of them")
+    if target is None and prompt is None and file is None and not interactive:
         perform(GENERATE, run, redo=redo)
         return
-    GENERATE.inputs(run)
-    asked = run.config.generation.model_copy(update={"prompts": (prompt,)})
-    from trivium.evaluation.samples import generate_samples
+    if target is None:
+        GENERATE.inputs(run)
+    with opened(target or out, None if target else run.tokenizer) as found:
+        place = found.newest, found.tokenizer
+        if interactive or prompt is not None:
+            _stream(run, place, _lines_of_input() if interactive else iter([str(prompt)]))
+        else:
+            _from_file(run, place, str(file))
 
-    for line in _lines({"samples": generate_samples(asked, open_scorer(run), seed=run.config.seed)}):
-        say(line)
+
+def _stream(run: Run, place: tuple[Path, Path], prompts: Iterator[str]) -> None:
+    """Print each text while it is written; by several ranks, when it is complete."""
+    from trivium.evaluation.answer import NativeScorer
+    from trivium.serving.samples import drawing_of
+    from trivium.serving.speak import speak
+    from trivium.serving.writer import Writer
+
+    config = run.config.generation
+    settings = drawing_of(config, seed=run.config.seed)
+    if config.layout.world_size > 1:
+        for prompt in prompts:
+            _print(_write(run, place, [prompt], settings))
+        return
+    writer = Writer(NativeScorer.open(*place))
+    for prompt in prompts:
+        print(prompt, end="", flush=True)
+        written = speak(
+            writer, prompt, settings, lambda text: print(text, end="", flush=True), config.logprobs
+        )
+        print(flush=True)
+        _print_tokens(writer, written, config.logprobs)
+
+
+def _from_file(run: Run, place: tuple[Path, Path], file: str) -> None:
+    from trivium.serving.prompts import read_prompts
+    from trivium.serving.samples import drawing_of
+
+    config, read = run.config.generation, read_prompts(file)
+    config = config.model_copy(update={"sampling": read.sampling or config.sampling})
+    _print(_write(run, place, read.prompts, drawing_of(config, seed=run.config.seed)))
+
+
+def _write(
+    run: Run, place: tuple[Path, Path], prompts: Sequence[str], settings: Any
+) -> list[dict[str, Any]] | None:
+    """The texts, written by the ranks of the layout; None on ranks of torchrun that have nothing to say."""
+    from trivium.serving.samples import sample, token_rows
+    from trivium.serving.speak import spelling
+    from trivium.serving.writer import Writer
+
+    config = run.config.generation
+
+    def work(scorer: Any) -> dict[str, Any]:
+        writer = Writer(scorer, together=config.together)
+        texts = writer.write(prompts, settings, alternatives=config.logprobs)
+        more = [
+            {} if config.logprobs is None else {"tokens": token_rows(w, spelling(writer.tokenizer))}
+            for w in texts
+        ]
+        return {"samples": [sample(p, w, settings) | m for p, w, m in zip(prompts, texts, more, strict=True)]}
+
+    found = answered(work, *place, config.layout)
+    return None if found is None else list(found["samples"])
+
+
+def _print(samples: list[dict[str, Any]] | None) -> None:
+    for sample in samples or ():
+        say(sample["prompt"] + sample["continuation"])
+        for token in sample.get("tokens", ()):
+            say(_token_line(token))
+        say("---")
+
+
+def _print_tokens(writer: Any, written: Any, logprobs: int | None) -> None:
+    from trivium.serving.samples import token_rows
+    from trivium.serving.speak import spelling
+
+    if logprobs is not None:
+        for token in token_rows(written, spelling(writer.tokenizer)):
+            say(_token_line(token))
+
+
+def _token_line(token: Result) -> str:
+    others = ", ".join(f"{o['token']!r} {o['logprob']:.3f}" for o in token["top"])
+    return f"  {token['token']!r} {token['logprob']:.3f}" + (f"  ({others})" if others else "")
+
+
+def _lines_of_input() -> Iterator[str]:
+    """What is typed, line by line; a prompt is shown only to people."""
+    while True:
+        if sys.stdin.isatty():
+            print("> ", end="", flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.rstrip("\n")
 
 
 def _generate(run: Run, out: Path, progress: Progress) -> Result:
-    from trivium.evaluation.samples import generate_samples
+    config = run.config.generation
+    from trivium.serving.samples import drawing_of
 
-    samples: list[Any] = generate_samples(run.config.generation, open_scorer(run), seed=run.config.seed)
+    settings = drawing_of(config, seed=run.config.seed)
+    with opened(run.at.root, run.tokenizer) as found:
+        samples = _write(run, (found.newest, found.tokenizer), config.prompts, settings)
     write_json(out / "samples.json", samples)
-    return {"samples": samples}
+    return {"samples": samples or []}
 
 
 def _lines(result: Result) -> list[str]:

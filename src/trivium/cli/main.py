@@ -30,12 +30,18 @@ VERBS = (
     Verb("plan", "trivium.cli.plan", "Show what a run is and what it costs, before anything runs."),
     Verb("certify", "trivium.cli.certify", "Prove that a layout computes what one process computes."),
     Verb("train", "trivium.cli.train", "Train under a layout; goes on from the last checkpoint."),
+    Verb("data", "trivium.cli.data", "From tokens to documents and back, for every step of a run."),
+    Verb("launch", "trivium.cli.launch", "Print a job file for Slurm, Kubernetes or torchrun."),
     Verb("checkpoint", "trivium.cli.checkpoint", "List, verify, compare, exchange and remove checkpoints."),
     Verb("chaos", "trivium.cli.chaos", "Kill, corrupt and fill the disk; nothing may be lost."),
     Verb("prove", "trivium.cli.prove", "Kill a rank, resume in another layout, compare the losses."),
     Verb("evaluate", "trivium.cli.evaluate", "Score a checkpoint on held-out tasks, zero- and few-shot."),
-    Verb("bias", "trivium.cli.bias", "Measure the associations of a checkpoint with occupations."),
+    Verb(
+        "incontext", "trivium.cli.incontext", "Study how answers depend on the solved examples before them."
+    ),
+    Verb("bias", "trivium.cli.bias", "Measure what a checkpoint associates with whom."),
     Verb("generate", "trivium.cli.generate", "Let a checkpoint continue a prompt."),
+    Verb("serve", "trivium.cli.serve", "Answer over HTTP, with a playground, on this machine."),
     Verb("report", "trivium.cli.report", "Gather a run's results in one self-contained page."),
     Verb("config", "trivium.cli.config", "Show, compare and document configs and presets."),
 )

@@ -21,6 +21,7 @@ from trivium.cli.plan_backtest import backtest
 from trivium.cli.plan_calibrate import calibrate
 from trivium.cli.plan_estimate import estimate_plan
 from trivium.cli.plan_probe import probe_machine
+from trivium.cli.plan_scale import scale
 from trivium.cli.plan_search import explain, search
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, resolve
@@ -41,6 +42,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 app.command("search")(search)
 app.command("explain")(explain)
 app.command("estimate")(estimate_plan)
+app.command("scale")(scale)
 app.command("backtest")(backtest)
 app.command("probe")(probe_machine)
 app.command("calibrate")(calibrate)

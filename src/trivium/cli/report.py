@@ -6,6 +6,7 @@ import time
 
 import typer
 
+from trivium.cli.corpus_views import keep_statistics
 from trivium.cli.options import DEFAULT_OUT, Out
 from trivium.cli.show import say
 from trivium.cli.workspace import Workspace
@@ -31,6 +32,7 @@ def make_report(at: Workspace) -> list[str]:
             f"{at.root} is not a run directory (config.json is missing); run `trivium demo` first"
         )
     began = time.monotonic()
+    keep_statistics(at)
     write_report(at.root)
     at.record_seconds("report", time.monotonic() - began)
     page, data = write_report(at.root)  # once more: now with the report's own seconds

@@ -11,8 +11,9 @@ from trivium.config import Config, Tree, build, leaves, merge, parse_assignments
 from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.cost.hardware import machine_names
 from trivium.errors import ConfigError, nearest
-from trivium.evaluation.config import EvaluationConfig, GenerationConfig
+from trivium.evaluation.config import EvaluationConfig
 from trivium.plan.plan import Plan
+from trivium.serving.config import GenerationConfig, ServeConfig
 from trivium.tokens.config import TokensConfig
 from trivium.training.config import TrainingConfig
 
@@ -39,6 +40,7 @@ class RunConfig(Config):
     evaluation: EvaluationConfig = EvaluationConfig()
     bias: BiasConfig = BiasConfig()
     generation: GenerationConfig = GenerationConfig()
+    serve: ServeConfig = ServeConfig()
 
     def problems(self, world_size: int | None = None) -> list[str]:
         """Every contradiction between fields, each with path, value, law and remedy."""

@@ -1,3 +1,3 @@
 """Reads a checkpoint, through anything that scores requests, and `evaluation_items.jsonl`.
-Writes results (`trivium-results-1`) and generated samples.
+Writes results (`trivium-results-1`).
 """

@@ -1,136 +1,186 @@
-"""Answer requests with a native checkpoint: log-likelihoods in bulk, and generated text.
-
-Legend: S positions, B sequences, V vocabulary.
-"""
+"""Answer requests with a native checkpoint, under any layout: log-likelihoods in bulk, and generated text."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from trivium.checkpoint.load import Checkpoint, published
 from trivium.config import build
 from trivium.errors import CheckpointError
+from trivium.evaluation.branches import batches, families
+from trivium.evaluation.reading import Totals, read_batch
 from trivium.evaluation.requests import Request, Sampling, Scored
-from trivium.model.generate import Choice, continue_text
+from trivium.evaluation.windows import Encoded, Window, encode_all, rolling_windows, windows_of
+from trivium.model.generate import Choice, Draft, continue_drafts
+from trivium.model.stage import DTYPES
 from trivium.model.whole import WholeModel
-from trivium.plan.parameters import Box, parameters
+from trivium.parallel.collectives import sum_over_ranks_
+from trivium.parallel.mesh import Mesh
+from trivium.plan.parameters import shard_box
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.seeds import seed_for
 from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
 
-BATCH_TOKENS = 8192
-
-
-class _Row(NamedTuple):
-    """A request as token ids: the window the model reads, and how many of its last ids are the answer."""
-
-    number: int
-    ids: list[int]
-    answer: int
-    truncated: bool
+TOGETHER = 8  # texts written side by side
 
 
 class NativeScorer:
-    """Scores with one process; requests of similar length share a batch."""
+    """Every rank of the model's mesh calls the same methods with the same arguments and gets every answer.
+
+    Requests are divided over the data ranks; what requests have in common is read once.
+    """
 
     def __init__(self, model: WholeModel, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer = model, tokenizer
 
     @classmethod
-    def open(cls, checkpoint: Path, tokenizer: Path) -> "NativeScorer":
+    def open(cls, checkpoint: Path, tokenizer: Path, *, mesh: Mesh | None = None) -> "NativeScorer":
         """From a checkpoint directory, or a run's `checkpoints` folder (its newest), and tokenizer.json.
 
-        Raises CheckpointError when the checkpoint is missing or damaged, or its vocabulary is not the
-        tokenizer's.
+        mesh: the ranks that answer together (pipeline, data, tensor), whatever layout it was trained in; None for
+        this process alone. Raises CheckpointError when the checkpoint is missing or damaged, or its vocabulary is
+        not the tokenizer's, ConfigError when the model does not fit the layout.
         """
-        if (checkpoint / "manifest.json").is_file():
-            opened = Checkpoint.open(checkpoint)
-        else:
-            found = published(checkpoint)
-            if not found:
-                raise CheckpointError(
-                    f"{checkpoint} holds no checkpoint; train first, or name a step's directory"
-                )
-            opened = Checkpoint.open(found[-1])
-        opened.verify()
+        mesh = mesh or Mesh.single(_own_device())
+        opened = Checkpoint.open_together(checkpoint_in(checkpoint), mesh)
         plan = build(Plan, opened.manifest["plan"])
         words = load_tokenizer(tokenizer)
+        known = opened.manifest.get("data", {}).get("tokenizer_sha256")
         if words.vocabulary > plan.model.vocabulary:
             raise CheckpointError(
                 f"{tokenizer} has {words.vocabulary} ids, but the model of {opened.directory} predicts "
                 f"{plan.model.vocabulary}; use the tokenizer the model was trained with"
             )
-        return cls(_load(opened, plan), words)
+        if known and known != words.sha256:
+            raise CheckpointError(
+                f"{tokenizer} has sha256 {words.sha256[:12]}…, but {opened.directory} was trained with "
+                f"{known[:12]}…: its ids mean other words; use the tokenizer the model was trained with"
+            )
+        return cls(_load(opened, plan, mesh), words)
+
+    @property
+    def sequence(self) -> int:
+        """Tokens the model can read at once."""
+        return self.model.model.sequence
 
     def loglikelihood(self, requests: Sequence[Request], progress: Progress = silent) -> list[Scored]:
         """The log-likelihood of each continuation given its context, in nats."""
-        rows = [self._row(n, r) for n, r in enumerate(requests)]
-        results: dict[int, Scored] = {}
-        batch: list[_Row] = []
-        # Longest first: the first batch needs the most memory, so if it fits, all fit.
-        for row in sorted(rows, key=lambda r: -len(r.ids)):
-            if batch and (len(batch) + 1) * len(batch[0].ids) > BATCH_TOKENS:
-                results |= self._score(batch, requests)
-                progress(len(results), len(requests), "requests")
-                batch = []
-            batch.append(row)
-        if batch:
-            results |= self._score(batch, requests)
-        return [results[n] for n in range(len(requests))]
+        encoded = encode_all(requests, self.tokenizer)
+        found = self.loglikelihood_of_ids(encoded, progress)
+        return [
+            Scored(
+                loglikelihood=likelihood,
+                tokens=len(e.continuation),
+                characters=len(r.continuation),
+                greedy=greedy,
+                truncated=len(e.context) + len(e.continuation) > self.sequence + 1,
+            )
+            for r, e, (likelihood, greedy) in zip(requests, encoded, found, strict=True)
+        ]
+
+    def loglikelihood_of_ids(
+        self, requests: Sequence[Encoded], progress: Progress = silent
+    ) -> list[tuple[float, bool]]:
+        """The same of token ids: nats, and whether each token of the continuation was the likeliest."""
+        return self._sums([windows_of(e, self.sequence) for e in requests], progress)
+
+    def loglikelihood_rolling(self, texts: Sequence[str], progress: Progress = silent) -> list[float]:
+        """The log-likelihood of whole texts, in nats: of every token, given as many before it as fit."""
+        ids, end = self.tokenizer.encode_batch(list(texts)), self.tokenizer.end_of_text
+        windows = [rolling_windows(i, before=end, sequence=self.sequence) for i in ids]
+        return [likelihood for likelihood, _ in self._sums(windows, progress)]
 
     def generate(self, prompts: Sequence[str], *, settings: Sampling) -> list[str]:
         """What the model writes after each prompt."""
-        return [self._write(number, prompt, settings) for number, prompt in enumerate(prompts)]
-
-    def _row(self, number: int, request: Request) -> _Row:
-        # An empty context is the beginning of a document.
-        context = self.tokenizer.encode(request.context) or [self.tokenizer.end_of_text]
-        answer = self.tokenizer.encode(request.continuation)
-        window = [*context, *answer][-(self.model.model.sequence + 1) :]
-        cut = len(window) < len(context) + len(answer)
-        return _Row(number, window, min(len(answer), len(window) - 1), cut)
-
-    def _score(self, batch: list[_Row], requests: Sequence[Request]) -> dict[int, Scored]:
-        logits = self.model.logits([row.ids[:-1] for row in batch])  # B S V
-        found = {}
-        for row, scores in zip(batch, logits, strict=True):
-            last = len(row.ids) - 1
-            answer = torch.tensor(row.ids[last + 1 - row.answer :], device=scores.device)
-            predicted = scores[last - row.answer : last].float().log_softmax(-1)  # answer V
-            likelihood = predicted.gather(-1, answer.unsqueeze(-1)).sum().item() if row.answer else 0.0
-            found[row.number] = Scored(
-                loglikelihood=likelihood,
-                tokens=row.answer,
-                characters=len(requests[row.number].continuation),
-                greedy=bool((predicted.argmax(-1) == answer).all()),
-                truncated=row.truncated,
-            )
-        return found
-
-    def _write(self, number: int, prompt: str, settings: Sampling) -> str:
         end = self.tokenizer.end_of_text
-        ids = self.tokenizer.encode(prompt) or [end]
+        ids = [i or [end] for i in self.tokenizer.encode_batch(list(prompts))]
+        drafts = [self._draft(number, prompt, settings) for number, prompt in enumerate(ids)]
+        drawn = self.continue_drafts(drafts)
+        return [cut_at(settings.stop, self.tokenizer.decode([t for t in d if t != end])) for d in drawn]
+
+    def continue_drafts(self, drafts: Sequence[Draft]) -> list[list[int]]:
+        """The tokens drawn for each draft; those of similar length are written side by side."""
+        order = sorted(range(len(drafts)), key=lambda n: -len(drafts[n].prompt))
+        groups = [order[n : n + TOGETHER] for n in range(0, len(order), TOGETHER)]
+        data = self.model.mesh.data
+        for group in groups[data.index :: data.size]:
+            continue_drafts(self.model, [drafts[n] for n in group])
+        longest = max((d.max_tokens for d in drafts), default=0)
+        drawn = torch.zeros(len(drafts), longest + 1, dtype=torch.int64)
+        if self._speaks:
+            for number, draft in enumerate(drafts):
+                drawn[number, : 1 + len(draft.drawn)] = torch.tensor([len(draft.drawn), *draft.drawn])
+        shared = sum_over_ranks_(drawn.to(self.model.device), self.model.mesh).tolist()
+        return [row[1 : 1 + row[0]] for row in shared]
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether this rank is the one of its data rank that tells what was found."""
+        return self.model.predicts and self.model.mesh.tensor.index == 0
+
+    def _sums(self, windows: Sequence[Sequence[Window]], progress: Progress) -> list[tuple[float, bool]]:
+        flat = [w for several in windows for w in several]
+        made = batches(families(flat))
+        totals = Totals(len(flat))
+        data = self.model.mesh.data
+        mine = made[data.index :: data.size]
+        for number, batch in enumerate(mine):
+            read_batch(self.model, batch, totals)
+            progress(number + 1, len(mine), "batches")
+        self.model.finish()
+        found = totals.found if self._speaks else torch.zeros_like(totals.found)
+        likelihoods, missed = sum_over_ranks_(found.to(self.model.device), self.model.mesh).tolist()
+        sums, begin = [], 0
+        for several in windows:
+            end = begin + len(several)
+            sums.append((sum(likelihoods[begin:end]), not any(missed[begin:end])))
+            begin = end
+        return sums
+
+    def _draft(self, number: int, prompt: list[int], settings: Sampling) -> Draft:
         seed = seed_for(settings.seed, "prompt", number)
         choice = Choice(settings.temperature, settings.top_k, settings.top_p, seed)
+        return self.draft(prompt, choice, stop=settings.stop, max_tokens=settings.max_tokens)
+
+    def draft(self, prompt: list[int], choice: Choice, *, stop: Sequence[str], max_tokens: int) -> Draft:
+        """A prompt to be continued until the end of the document or one of the texts in `stop`."""
+        end = self.tokenizer.end_of_text
 
         def done(drawn: list[int]) -> bool:
             if drawn and drawn[-1] == end:
                 return True
-            return any(s in self.tokenizer.decode(drawn) for s in settings.stop) if settings.stop else False
+            return bool(stop) and any(s in self.tokenizer.decode(drawn) for s in stop)
 
-        drawn = continue_text(self.model, ids, max_tokens=settings.max_tokens, choice=choice, done=done)
-        text = self.tokenizer.decode([t for t in drawn if t != end])
-        cuts = [text.index(s) for s in settings.stop if s in text]
-        return text[: min(cuts)] if cuts else text
+        return Draft(prompt, choice, done, max_tokens)
 
 
-def _load(checkpoint: Checkpoint, plan: Plan) -> WholeModel:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = WholeModel(plan.model, precision=plan.precision.weights, device=device)
-    for parameter in parameters(plan.model):
-        box = Box(tuple(0 for _ in parameter.shape), parameter.shape)
-        model.load(parameter.name, checkpoint.read(f"weights/{parameter.name}", box, torch.float32))
+def cut_at(stops: Sequence[str], text: str) -> str:
+    """The text before the first of the stops."""
+    cuts = [text.index(s) for s in stops if s in text]
+    return text[: min(cuts)] if cuts else text
+
+
+def checkpoint_in(place: Path) -> Path:
+    """The directory itself when it is a checkpoint, otherwise the newest in it; CheckpointError for none."""
+    if (place / "manifest.json").is_file():
+        return place
+    found = published(place)
+    if not found:
+        raise CheckpointError(f"{place} holds no checkpoint; train first, or name a step's directory")
+    return found[-1]
+
+
+def _own_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _load(checkpoint: Checkpoint, plan: Plan, mesh: Mesh) -> WholeModel:
+    """The weights this rank holds, each read once from wherever it lies."""
+    model = WholeModel(plan.model, precision=plan.precision.weights, mesh=mesh)
+    dtype = DTYPES[plan.precision.weights]
+    for name, row in model.stage.table.items():
+        box = shard_box(row, plan.model, mesh.layout, mesh.tensor.index)
+        model.load(name, checkpoint.read(f"weights/{name}", box, dtype))
     return model

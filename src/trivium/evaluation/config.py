@@ -1,19 +1,14 @@
-"""What the evaluation and generation stations may be told."""
+"""What the evaluation station may be told, and how text is drawn."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from trivium.config import Config
+from trivium.plan.layout import Layout
 
 Positive = Annotated[int, Field(ge=1)]
 TaskName = Literal["last_word", "continuation"]
-# Openings of the kind of text the default corpus holds: reference documentation in English.
-PROMPTS = (
-    "The function returns the",
-    "If the argument is not a string, an exception is",
-    "This module provides a simple interface for",
-)
 
 
 class Sampling(Config):
@@ -29,14 +24,46 @@ class Sampling(Config):
     seed: Annotated[int, Field(ge=0)] = 0  # of the draws, together with the seed of the run
 
 
-class GenerationConfig(Config):
-    """Samples for the report."""
+class Intervals(Config):
+    """How intervals are made."""
 
-    prompts: Annotated[tuple[str, ...], Field(min_length=1)] = PROMPTS
-    sampling: Sampling = Sampling()
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95  # of every interval
+    resamples: Positive = 1000  # of each bootstrap
 
 
-class EvaluationConfig(Config):
+class AskingConfig(Intervals):
+    """How a model is asked, whatever about."""
+
+    wording: Literal["paper", "harness"] = "paper"
+    seed: Annotated[int, Field(ge=0)] = 1234  # of the choice of questions and shots
+    layout: Layout = Layout()  # of the ranks that answer: pipeline, data, tensor
+    tokenizer: str | None = None  # path of tokenizer.json, where none lies near the checkpoint
+
+
+class BenchmarkConfig(AskingConfig):
+    """How published benchmarks are asked."""
+
+    shots: Annotated[tuple[Annotated[int, Field(ge=0)] | Literal["few"], ...], Field(min_length=1)] = (
+        *(0, 1),
+        "few",  # as many as the paper took for the task
+    )
+    limit: Positive | None = None  # questions of each task, chosen by the seed; None asks all
+    shots_drawn: Literal["each", "once"] = "each"  # anew for each question, or the same for all of a task
+
+
+class IncontextConfig(AskingConfig):
+    """How the dependence on shots is studied; the paper's own grid is not known."""
+
+    shots: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 2, 4, 8, 16, 32)
+    compare_at: Annotated[int, Field(ge=1)] = (
+        4  # shots at which orders, balances, sources and wordings are compared
+    )
+    draws: Positive = 3  # of the shots: each for all questions
+    orders: Positive = 4  # of the same shots
+    limit: Positive = 200  # questions, chosen by the seed
+
+
+class EvaluationConfig(Intervals):
     """Which tasks, how many examples and shots.
 
     The defaults ask 1,800 questions of 115,000 tokens in all, and three shots fit the 128 positions of the demo;
@@ -51,5 +78,3 @@ class EvaluationConfig(Config):
     continuation_examples: Positive = 100  # questions asked at most, each with four choices
     context_characters: Positive = 64  # kept of a passage before its last word or its ending
     ending_characters: Positive = 36  # kept of each choice of "continuation"
-    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95  # of every interval
-    resamples: Positive = 1000  # of each bootstrap

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from trivium.errors import DataError
-from trivium.evaluation.config import EvaluationConfig
+from trivium.evaluation.config import EvaluationConfig, Intervals
 from trivium.evaluation.requests import Likelihoods, Request, Scored
 from trivium.evaluation.statistics import bootstrap_mean, sign_test, wilson
 from trivium.evaluation.tasks.continuation import continuation_task
 from trivium.evaluation.tasks.items import Item, read_items
 from trivium.evaluation.tasks.last_word import last_word_task
-from trivium.evaluation.tasks.task import Task, choose_shots
+from trivium.evaluation.tasks.task import Example, Task, choose_shots
 from trivium.progress import Progress, silent
 
 FORMAT = "trivium-results-1"
@@ -48,7 +48,7 @@ def evaluate(
             requests = questions[task.name, shots]
             answers = ask(scorer, requests)
             baseline = ask(unigram, requests) if unigram else None
-            result = _result(task, answers, baseline, config=config, seed=seed)
+            result = result_of(task, answers, config=config, seed=seed, baseline=baseline)
             results[task.name][str(shots)] = result | {"prompt_hash": prompt_hash(requests)}
             done += len(requests)
     progress(done, total, "evaluated")
@@ -70,9 +70,17 @@ def requests_of(task: Task, *, shots: int, seed: int) -> list[Request]:
     """One request per choice of each example, example after example."""
     requests = []
     for example in task.examples:
-        prompt = task.template.prompt(example, choose_shots(task, example, shots=shots, seed=seed))
-        requests += [Request(prompt, choice) for choice in example.choices]
+        drawn = choose_shots(task, example, shots=shots, seed=seed)
+        requests += requests_about(task, example, drawn)
     return requests
+
+
+def requests_about(task: Task, example: Example, shots: Sequence[Example]) -> list[Request]:
+    """One request per choice of one example, after these shots."""
+    return [
+        Request(task.template.prompt(example, shots, number), choice)
+        for number, choice in enumerate(example.choices)
+    ]
 
 
 def ask(scorer: Likelihoods, requests: Sequence[Request]) -> list[Scored]:
@@ -91,13 +99,29 @@ def ask(scorer: Likelihoods, requests: Sequence[Request]) -> list[Scored]:
     return answers
 
 
-def right(task: Task, answers: Sequence[Scored]) -> dict[str, list[bool]]:
-    """Whether each example was answered rightly, by each normalisation the scoring knows; the headline first."""
+def right(
+    task: Task, answers: Sequence[Scored], alone: Sequence[Scored] | None = None
+) -> dict[str, list[bool]]:
+    """Whether each example was answered rightly, by each normalisation the scoring knows; the headline first.
+
+    alone: the same choices after the text that says nothing, where the task has one.
+    """
     if task.scoring == "greedy":
         return {"greedy": [a.greedy for a in answers]}
-    outcome: dict[str, list[bool]] = {"token": [], "byte": [], "none": []}
+    others = [n for n in ("token", "byte", "character", "none") if n != task.normalisation]
+    divided = [task.normalisation] if task.normalisation != "unconditional" else []
+    outcome: dict[str, list[bool]] = {}
+    if alone is not None:
+        outcome["unconditional"] = [
+            int(np.argmax([a.loglikelihood - b.loglikelihood for a, b in zip(group, before, strict=True)]))
+            == example.answer
+            for example, group, before in zip(
+                task.examples, _by_example(task, answers), _by_example(task, alone), strict=True
+            )
+        ]
+    outcome |= {name: [] for name in [*divided, *others]}
     for example, group in zip(task.examples, _by_example(task, answers), strict=True):
-        for normalisation in outcome:
+        for normalisation in [*divided, *others]:
             scores = [
                 a.loglikelihood / _size(a, choice, normalisation)
                 for a, choice in zip(group, example.choices, strict=True)
@@ -112,10 +136,17 @@ def prompt_hash(requests: Sequence[Request]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _result(
-    task: Task, answers: list[Scored], baseline: list[Scored] | None, *, config: EvaluationConfig, seed: int
+def result_of(
+    task: Task,
+    answers: list[Scored],
+    *,
+    config: Intervals,
+    seed: int,
+    baseline: list[Scored] | None = None,
+    alone: list[Scored] | None = None,
 ) -> dict[str, Any]:
-    by_normalisation = right(task, answers)
+    """The result of a task at one number of shots, as docs/formats/results.md says; alone: see `right`."""
+    by_normalisation = right(task, answers, alone)
     headline = next(iter(by_normalisation))
     correct = by_normalisation[headline]
     known = right(task, baseline)[headline] if baseline else None
@@ -155,7 +186,9 @@ def _by_example(task: Task, answers: Sequence[Scored]) -> list[Sequence[Scored]]
 
 
 def _size(answer: Scored, choice: str, normalisation: str) -> int:
-    return {"token": answer.tokens, "byte": _bytes(choice), "none": 1}[normalisation]
+    return {"token": answer.tokens, "byte": _bytes(choice), "character": len(choice), "none": 1}[
+        normalisation
+    ]
 
 
 def _bytes(text: str) -> int:

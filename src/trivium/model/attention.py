@@ -37,7 +37,7 @@ class Attention(nn.Module):
         qkv = self.qkv(self.region.enter(self.norm(x)))
         again = self.recompute_core and self.training
         core = recomputed(self._core, qkv, inputs) if again else self._core(qkv, inputs)
-        y = self.out.add_bias(self.region.leave(self.out.partial(core.reshape(S, B, -1))))
+        y = self.out(core.reshape(S, B, -1))
         return inputs.drop(y, self.model.dropout, f"layers.{self.layer}.attention", self.region)
 
     def _core(self, qkv: torch.Tensor, inputs: Inputs) -> torch.Tensor:
@@ -57,5 +57,10 @@ class Attention(nn.Module):
         if self.model.family == "llama":
             positions = inputs.order.unsqueeze(1) if inputs.positions is None else inputs.positions
             q, k = (rotate(x, positions.T, self.model.rope_base) for x in (q, k))
-        y = self.context.attend(q, k, v, inputs.seen)
+        memory = inputs.memory
+        y = (
+            self.context.attend(q, k, v, inputs.seen)
+            if memory is None
+            else memory.attend(self.layer, q, k, v)
+        )
         return y.permute(2, 0, 1, 3)  # S B N D

@@ -1,10 +1,16 @@
-"""Draw tokens from a model, one at a time; the draw is keyed, so a seed gives the same text everywhere."""
+"""Draw tokens from a model, prompts side by side; each draw is keyed, so a seed gives the same text everywhere.
+
+Legend: B prompts side by side, S positions, V vocabulary.
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from trivium.model.memory import Memory
 from trivium.model.whole import WholeModel
 from trivium.seeds import generator_for
 
@@ -19,6 +25,27 @@ class Choice:
     seed: int
 
 
+@dataclass
+class Draft:
+    """A prompt, how its tokens are chosen, and those drawn so far; `done` sees them and may end it."""
+
+    prompt: Sequence[int]
+    choice: Choice
+    done: Callable[[list[int]], bool]
+    max_tokens: int
+    drawn: list[int] = field(default_factory=list)
+
+    @property
+    def text(self) -> list[int]:
+        """The prompt and what follows it."""
+        return [*self.prompt, *self.drawn]
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another token is wanted."""
+        return len(self.drawn) < self.max_tokens and not self.done(self.drawn)
+
+
 def continue_text(
     model: WholeModel,
     prompt: Sequence[int],
@@ -31,33 +58,99 @@ def continue_text(
 
     A prompt longer than the model's sequence is cut on the left.
     """
-    drawn: list[int] = []
-    context = list(prompt)
-    while len(drawn) < max_tokens and not done(drawn):
-        window = context[-model.model.sequence :]
-        logits = model.logits([window])[0, -1].double().cpu()
-        token = pick(logits, choice, uniform=_uniform(choice.seed, len(drawn)))
-        drawn.append(token)
-        context.append(token)
-    return drawn
+    draft = Draft(prompt, choice, done, max_tokens)
+    continue_drafts(model, [draft])
+    return draft.drawn
+
+
+def continue_drafts(model: WholeModel, drafts: Sequence[Draft]) -> None:
+    """Write every draft to its end, side by side: each token is read once, with the keys and values of the others
+    remembered. Where a text outgrows the model's sequence, its last tokens are read anew for each next one."""
+    while fitting := [d for d in drafts if d.goes_on and len(d.text) < model.model.sequence]:
+        _write_remembering(model, fitting)
+    for draft in drafts:
+        while draft.goes_on:
+            _write_next(model, draft)
+    model.finish()
 
 
 def pick(logits: torch.Tensor, choice: Choice, *, uniform: float) -> int:
-    """The token at `uniform` in [0, 1) of the cumulative distribution over the allowed tokens; logits [V]."""
+    """The token at `uniform` in [0, 1) of the cumulative distribution over the allowed tokens, by id; logits [V]."""
     if choice.temperature == 0:
         return int(logits.argmax())
-    probabilities, order = torch.softmax(logits / choice.temperature, dim=-1).sort(
-        descending=True, stable=True
-    )
-    if choice.top_k:
-        probabilities = probabilities[: choice.top_k]
-    # Nucleus: the fewest most likely tokens whose probabilities reach top_p (arXiv 1904.09751).
-    reached = probabilities.cumsum(0)
-    allowed = int((reached < choice.top_p).sum()) + 1
-    kept = probabilities[:allowed].cumsum(0)
-    index = int(torch.searchsorted(kept, torch.tensor(uniform, dtype=kept.dtype) * kept[-1], right=True))
-    return int(order[min(index, len(kept) - 1)])
+    scores = logits.double().cpu().numpy() / choice.temperature
+    weights = np.exp(scores - scores.max())
+    cumulative = np.where(weights >= _least(weights, choice), weights, 0.0).cumsum()
+    found = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+    return min(found, int(np.flatnonzero(weights)[-1]))
 
 
-def _uniform(seed: int, position: int) -> float:
-    return float(generator_for(seed, "generate", position).random())
+def _least(weights: NDArray[np.float64], choice: Choice) -> float:
+    """The weight of the last token that may be drawn, the likeliest first: top_k of them, and no more than together
+    reach top_p of what these weigh in the whole (nucleus, arXiv 1904.09751)."""
+    if not choice.top_k and choice.top_p == 1:
+        return 0.0
+    falling = np.sort(weights)[::-1]
+    reached = falling.cumsum()
+    last = int(np.searchsorted(reached, choice.top_p * reached[-1]))
+    return float(falling[min(last, (choice.top_k or len(falling)) - 1, len(falling) - 1)])
+
+
+def _write_remembering(model: WholeModel, drafts: list[Draft]) -> None:
+    """Until all are done or one reaches the end of the model's sequence."""
+    prompts = [d.text for d in drafts]
+    lengths = torch.tensor([len(p) for p in prompts], device=model.device)
+    width = int(lengths.max())
+    steps = min(max(d.max_tokens - len(d.drawn) for d in drafts), model.model.sequence - width + 1)
+    memory = Memory(width + steps)
+    padded = torch.tensor([[*p, *[0] * (width - len(p))] for p in prompts], device=model.device)
+    hidden = model.hidden(padded.T.contiguous(), memory=memory)
+    memory.keep(width)
+    if hidden is not None:
+        hidden = hidden[lengths - 1, torch.arange(len(drafts), device=model.device)]  # B H
+    # Prompts are padded on the right: nobody looks at the padding.
+    behind = torch.arange(width + steps, device=model.device)
+    hides = (behind >= lengths.unsqueeze(1)) & (behind < width)
+    mask = torch.zeros(hides.shape, device=model.device, dtype=next(model.stage.parameters()).dtype)
+    mask.masked_fill_(hides, -torch.inf)
+    for step in range(steps):
+        ids = _choose(model, hidden, drafts)
+        going = [n for n, d in enumerate(drafts) if d.goes_on]
+        if not going or step + 1 == steps:
+            return
+        if len(going) <= len(drafts) // 2:
+            rows = torch.tensor(going, device=model.device)
+            memory.only(rows)
+            drafts = [drafts[n] for n in going]
+            lengths, mask, ids = lengths[rows], mask[rows], ids[rows]
+        memory.mask = mask[:, None, None, : memory.used + 1]
+        hidden = model.hidden(ids.unsqueeze(0), positions=(lengths + step).unsqueeze(0), memory=memory)
+        memory.keep(1)
+        hidden = None if hidden is None else hidden[0]
+
+
+def _write_next(model: WholeModel, draft: Draft) -> None:
+    window = draft.text[-model.model.sequence :]
+    hidden = model.hidden(torch.tensor(window, device=model.device).unsqueeze(1))
+    _choose(model, None if hidden is None else hidden[-1], [draft])
+
+
+def _choose(model: WholeModel, hidden: torch.Tensor | None, drafts: Sequence[Draft]) -> torch.Tensor:
+    """The next token of every draft, added to those that go on; hidden [B, H] on the last stage."""
+    ids = torch.zeros(len(drafts), dtype=torch.long, device=model.device)
+    if hidden is not None:
+        logits = model.predict(hidden)
+        if all(d.choice.temperature == 0 for d in drafts):
+            ids = logits.argmax(-1)
+        else:
+            drawn = [pick(row, d.choice, uniform=_uniform(d)) for row, d in zip(logits, drafts, strict=True)]
+            ids = torch.tensor(drawn, device=model.device)
+    ids = model.told(ids)
+    for draft, token in zip(drafts, ids.tolist(), strict=True):
+        if draft.goes_on:
+            draft.drawn.append(token)
+    return ids
+
+
+def _uniform(draft: Draft) -> float:
+    return float(generator_for(draft.choice.seed, "generate", len(draft.drawn)).random())

@@ -11,6 +11,7 @@ from trivium.model.inputs import Inputs
 from trivium.model.norm import Norm
 from trivium.parallel.collectives import all_gather
 from trivium.parallel.tensor import Region, split_cross_entropy
+from trivium.parallel.vocabulary import vocabulary_loss
 from trivium.plan.model_shape import ModelShape
 
 
@@ -39,12 +40,21 @@ class Head(nn.Module):
         A sum, not a mean: how many tokens count is known only over all ranks and micro-batches.
         """
         assert inputs.targets is not None, "a loss needs targets"
-        logits = self.local_logits(x, table)
-        losses = split_cross_entropy(logits, inputs.targets, self.region.group, self.model.vocabulary)
+        losses = self._losses(x, table, inputs.targets)
         return losses.sum() if inputs.weights is None else (losses * inputs.weights).sum()
+
+    def _losses(self, x: torch.Tensor, table: nn.Parameter, targets: torch.Tensor) -> torch.Tensor:
+        """Per token, [S, B]."""
+        region, vocabulary = self.region, self.model.vocabulary
+        if region.group.size == 1:
+            return vocabulary_loss(self.norm(x), table, targets, vocabulary, region.weight_gradients)
+        return split_cross_entropy(self.local_logits(x, table), targets, region.group, vocabulary)
 
     @torch.no_grad()
     def logits(self, x: torch.Tensor, table: nn.Parameter) -> torch.Tensor:
         """[S here, B, H] -> [S, B, vocabulary] on every tensor rank, padding cut."""
-        local = self.local_logits(x, table).permute(2, 0, 1).contiguous()
+        local = self.local_logits(x, table)
+        if self.region.group.size == 1:
+            return local[..., : self.model.vocabulary]
+        local = local.permute(2, 0, 1).contiguous()
         return all_gather(local, self.region.group).permute(1, 2, 0)[..., : self.model.vocabulary]

@@ -5,6 +5,7 @@ from functools import cached_property
 
 import torch
 
+from trivium.model.memory import Memory
 from trivium.parallel.context import Sight
 from trivium.parallel.randomness import DropoutKey, keyed_dropout
 from trivium.parallel.tensor import Region
@@ -16,7 +17,7 @@ class Inputs:
 
     weights [S, B]: how much each token's loss counts, None for 1. positions [S, B]: each token's number within
     its document, None for within the sequence. sight: which positions see which, and which are here. dropout:
-    None in evaluation.
+    None in evaluation. memory: of what was read before, when only what follows is read.
     """
 
     tokens: torch.Tensor
@@ -26,6 +27,7 @@ class Inputs:
     sight: Sight | None = None
     here: torch.Tensor | None = None  # [S], numbers within the sequence; None for all, in order
     dropout: DropoutKey | None = None
+    memory: Memory | None = None
 
     @property
     def shape(self) -> tuple[int, int]:

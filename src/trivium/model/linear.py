@@ -29,11 +29,12 @@ class RowLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
-    def partial(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., inputs here] -> this rank's part of the sum, [..., outputs]."""
-        alone = self.region.group.size == 1  # the sum is complete: the product can add the bias itself
-        return self.region.linear(x, self.weight, self.bias if alone else None)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[S, B, inputs here] -> [S here, B, outputs]."""
+        if self.region.group.size == 1:
+            return self.region.linear(x, self.weight, self.bias)  # the product can add the bias itself
+        return self.add_bias(self.region.row_product(x, self.weight))
 
     def add_bias(self, x: torch.Tensor) -> torch.Tensor:
         """The bias, added once to the completed sum."""
-        return x if self.bias is None or self.region.group.size == 1 else x + self.bias
+        return x if self.bias is None else x + self.bias

@@ -52,6 +52,5 @@ class Mlp(nn.Module):
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, H] -> [S here, B, H], to be added to x."""
-        y = self.down.partial(self.up(self.region.enter(self.norm(x))))
-        y = self.down.add_bias(self.region.leave(y))
+        y = self.down(self.up(self.region.enter(self.norm(x))))
         return inputs.drop(y, self.model.dropout, f"layers.{self.layer}.mlp", self.region)

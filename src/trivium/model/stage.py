@@ -8,6 +8,7 @@ from trivium.model.embedding import Embedding
 from trivium.model.head import Head
 from trivium.model.initialise import initial_values
 from trivium.model.inputs import Inputs
+from trivium.model.likelihood import Likelihoods, likelihoods, product
 from trivium.parallel.context import Context
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.tensor import Region
@@ -25,7 +26,7 @@ class Stage(nn.Module):
 
     def __init__(self, plan: Plan, number: int, mesh: Mesh) -> None:
         super().__init__()
-        model, region = plan.model, Region(mesh.tensor, plan.sequence_parallel)
+        model, region = plan.model, Region(mesh.tensor, plan.sequence_parallel, row_chunks=plan.row_chunks)
         context = Context(mesh.context, plan.context_attention)
         self.number, self.model, self.weight_gradients = number, model, region.weight_gradients
         self.is_first, self.is_last = number == 0, number == plan.layout.stages - 1
@@ -45,15 +46,25 @@ class Stage(nn.Module):
 
         x: the previous stage's hidden states; None for the first stage.
         """
+        x = self.hidden(x, inputs)
+        return x if self.head is None else self.head(x, self._output_table(), inputs)
+
+    def hidden(self, x: torch.Tensor | None, inputs: Inputs) -> torch.Tensor:
+        """Hidden states [S here, B, H] behind its blocks."""
         if self.is_first:
             assert self.embedding is not None, "the first stage embeds"
             x = self.embedding(inputs)
         assert x is not None, f"stage {self.number} needs the output of stage {self.number - 1}"
         for block in self.layers.values():
             x = block(x, inputs)
-        if self.head is None:
-            return x
-        return self.head(x, self._output_table(), inputs)
+        return x
+
+    def predict(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits [T, vocabulary] of the last stage's hidden states [T, H], on every tensor rank."""
+        assert self.head is not None, f"stage {self.number} has no head: the last stage predicts"
+        if self.head.region.group.size > 1:
+            return self.head.logits(x.unsqueeze(1), self._output_table()).squeeze(1)
+        return product(self.head.norm(x), self._output_table()[: self.model.vocabulary])
 
     def modules_in_order(self) -> list[tuple[nn.Module, set[str], bool]]:
         """Its modules as they run, the parameters each reads, and whether its backward reads them too."""
@@ -75,6 +86,13 @@ class Stage(nn.Module):
             return self.head.weight
         assert self.embedding is not None, "a tied head shares the embedding"
         return self.embedding.tokens.weight
+
+    def likelihoods(self, x: torch.Tensor, *, rows: torch.Tensor, targets: torch.Tensor) -> Likelihoods:
+        """How likely ids are after hidden states [T, H] of the last stage; see model/likelihood.py."""
+        assert self.head is not None, f"stage {self.number} has no head: the last stage predicts"
+        group, vocabulary = self.head.region.group, self.model.vocabulary
+        x, table = self.head.norm(x), self._output_table()
+        return likelihoods(x, table, rows=rows, targets=targets, group=group, vocabulary=vocabulary)
 
 
 def build_stages(plan: Plan, mesh: Mesh, *, seed: int | None) -> dict[int, Stage]:

@@ -9,9 +9,12 @@ from trivium.errors import DataError
 from trivium.provenance import STAMP
 from trivium.report.stations import (
     Bias,
+    CorpusStatistics,
     Evaluation,
+    Extraction,
     FunnelStep,
     Honest,
+    Incontext,
     Metric,
     Plan,
     Planted,
@@ -19,6 +22,7 @@ from trivium.report.stations import (
     Sample,
     Span,
     Summary,
+    Tasks,
     checked,
 )
 
@@ -42,14 +46,20 @@ KEYS = (
     "funnel",
     "planted",
     "honest",
+    "corpus",
+    "extraction",
     "training",
     "resume_proof",
     "evaluation",
+    "tasks",
+    "incontext",
     "bias",
     "samples",
     "provenance",
     "seconds",
 )
+# What the page shows only where it is there: the pages with gold text are the user's own.
+OPTIONAL = ("corpus", "extraction", "tasks", "incontext")
 
 
 def collect(run: Path) -> dict[str, Any]:
@@ -64,9 +74,13 @@ def collect(run: Path) -> dict[str, Any]:
         "funnel": _station(run, "curated/funnel.json", list[FunnelStep]),
         "planted": _station(run, "curated/planted.json", dict[str, Planted]),
         "honest": _station(run, "curated/honest.json", Honest),
+        "corpus": _station(run, "statistics.json", CorpusStatistics),
+        "extraction": _station(run, "extraction.json", dict[str, Extraction]),
         "training": training,
         "resume_proof": _station(run, "resume/proof.json", Proof),
         "evaluation": _station(run, "evaluation/results.json", Evaluation),
+        "tasks": _station(run, "tasks/results.json", Tasks),
+        "incontext": _station(run, "incontext/results.json", Incontext),
         "bias": _station(run, "bias/results.json", Bias),
         "samples": _samples(run),
         "provenance": _provenance(run),
@@ -74,7 +88,10 @@ def collect(run: Path) -> dict[str, Any]:
         "plan": _station(run, "plan/plan.json", Plan),
         "memory": training["memory"] if training and training["memory"] else None,
     }
-    return {**tree, "missing": sorted(name for name, value in tree.items() if value is None)}
+    return {
+        **tree,
+        "missing": sorted(name for name, value in tree.items() if value is None),
+    }
 
 
 def results(report: dict[str, Any]) -> dict[str, Any]:

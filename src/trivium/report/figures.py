@@ -17,7 +17,7 @@ MOST_OCCUPATIONS = 24  # bars: the most skewed of either side
 
 def funnel(steps: list[dict[str, Any]]) -> go.Figure:
     """Documents left after each step."""
-    names = [_label(step["step"]) for step in steps]
+    names = [plain_label(step["step"]) for step in steps]
     figure = go.Figure(
         go.Bar(
             y=names,
@@ -31,7 +31,7 @@ def funnel(steps: list[dict[str, Any]]) -> go.Figure:
     )
     figure.update_yaxes(autorange="reversed", automargin=True)
     figure.update_xaxes(title="documents", rangemode="tozero")
-    return _sized(figure, 120 + ROW * len(steps))
+    return sized(figure, 120 + ROW * len(steps))
 
 
 def curves(training: dict[str, Any]) -> go.Figure:
@@ -71,7 +71,7 @@ def curves(training: dict[str, Any]) -> go.Figure:
     figure.update_yaxes(title="loss, nats per token", row=1, col=1)
     figure.update_yaxes(title="learning rate", rangemode="tozero", nticks=4, row=2, col=1)
     figure.update_xaxes(title="tokens seen", row=2, col=1)
-    return _sized(figure, 520)
+    return sized(figure, 520)
 
 
 def gantt(spans: list[dict[str, Any]]) -> go.Figure:
@@ -89,7 +89,7 @@ def gantt(spans: list[dict[str, Any]]) -> go.Figure:
             base=[row["start"] for row in rows],
             x=[row["end"] - row["start"] for row in rows],
             marker={"color": colour, "line": {"color": "rgba(255,255,255,0.6)", "width": 0.5}},
-            text=[_label(row["action"][1:]) for row in rows],
+            text=[plain_label(row["action"][1:]) for row in rows],
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
@@ -100,7 +100,7 @@ def gantt(spans: list[dict[str, Any]]) -> go.Figure:
         categoryorder="array", categoryarray=[f"pipeline {r}" for r in ranks], autorange="reversed"
     )
     figure.update_xaxes(title="seconds from the start of the step", rangemode="tozero")
-    return _sized(figure, 130 + ROW * len(ranks))
+    return sized(figure, 130 + ROW * len(ranks))
 
 
 def memory(groups: list[Alike]) -> go.Figure:
@@ -109,8 +109,8 @@ def memory(groups: list[Alike]) -> go.Figure:
     for name, colour in zip(categories(groups), CATEGORY_COLOURS * len(categories(groups)), strict=False):
         values = [held.get(name, 0) / 2**20 for g in groups for held in (g.predicted, g.counted)]
         figure.add_bar(
-            name=_label(name),
-            y=[f"{_label(g.name)}<br>{source}" for g in groups for source in ("predicted", "counted")],
+            name=plain_label(name),
+            y=[f"{plain_label(g.name)}<br>{source}" for g in groups for source in ("predicted", "counted")],
             x=values,
             orientation="h",
             marker={"color": colour, "pattern": {"shape": ["/", ""] * len(groups)}},
@@ -119,7 +119,7 @@ def memory(groups: list[Alike]) -> go.Figure:
     figure.update_layout(barmode="stack", legend_traceorder="normal")
     figure.update_xaxes(title="MiB per rank", rangemode="tozero")
     figure.update_yaxes(autorange="reversed")
-    return _sized(figure, 130 + 44 * 2 * len(groups))
+    return sized(figure, 130 + 44 * 2 * len(groups))
 
 
 def resume(proof: dict[str, Any]) -> go.Figure:
@@ -159,13 +159,13 @@ def resume(proof: dict[str, Any]) -> go.Figure:
         title="difference, nats", exponentformat="e", rangemode="tozero", nticks=4, row=2, col=1
     )
     figure.update_xaxes(title="step", row=2, col=1)
-    return _sized(figure, 480)
+    return sized(figure, 480)
 
 
 def accuracies(tasks: dict[str, dict[str, Any]]) -> go.Figure:
     """Accuracy with its interval for each task and number of shots, beside chance and the unigram baseline."""
     scores = [(f"{task}, {shots} shots", s) for task, by in tasks.items() for shots, s in by.items()]
-    names = [_label(name) for name, _ in scores]
+    names = [plain_label(name) for name, _ in scores]
     bounds = [s["interval"] or (s["accuracy"], s["accuracy"]) for _, s in scores]
     figure = go.Figure()
     figure.add_bar(
@@ -193,7 +193,7 @@ def accuracies(tasks: dict[str, dict[str, Any]]) -> go.Figure:
         )
     figure.update_xaxes(title="accuracy", tickformat=".0%", rangemode="tozero")
     figure.update_yaxes(autorange="reversed", automargin=True)
-    return _sized(figure, 140 + ROW * len(scores))
+    return sized(figure, 140 + ROW * len(scores))
 
 
 def occupations(ratios: list[tuple[str, float]], *, against: str) -> go.Figure:
@@ -207,16 +207,16 @@ def occupations(ratios: list[tuple[str, float]], *, against: str) -> go.Figure:
         order = [*order[:half], *order[-half:]]
     figure = go.Figure(
         go.Bar(
-            y=[_label(name) for name, _ in order],
+            y=[plain_label(name) for name, _ in order],
             x=[value for _, value in order],
             orientation="h",
             marker_color=[BLUE if value < 0 else ORANGE for _, value in order],
             hovertemplate="%{y}: %{x:.2f} nats<extra></extra>",
         )
     )
-    figure.update_xaxes(title=_label(against), zeroline=True)
+    figure.update_xaxes(title=plain_label(against), zeroline=True)
     figure.update_yaxes(dtick=1)
-    return _sized(figure, 110 + 19 * len(order))
+    return sized(figure, 110 + 19 * len(order))
 
 
 def _tokens(records: list[dict[str, Any]]) -> list[float]:
@@ -225,15 +225,16 @@ def _tokens(records: list[dict[str, Any]]) -> list[float]:
 
 def _reasons(dropped: dict[str, int]) -> str:
     ordered = sorted(dropped.items(), key=lambda item: -item[1])
-    return "<br>".join(f"{_label(reason)}: {number:,}" for reason, number in ordered) or "none dropped"
+    return "<br>".join(f"{plain_label(reason)}: {number:,}" for reason, number in ordered) or "none dropped"
 
 
-def _label(text: str) -> str:
+def plain_label(text: str) -> str:
     """Plotly reads labels as a little HTML: what comes from data must be plain text."""
     return html.escape(str(text))
 
 
-def _sized(figure: go.Figure, height: int) -> go.Figure:
+def sized(figure: go.Figure, height: int) -> go.Figure:
+    """The figure in the manner of the page, so many pixels high."""
     figure.update_yaxes(automargin=True)
     figure.update_layout(
         template="none",

@@ -4,7 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 from trivium.report import figures
+from trivium.report.bias_tables import bias_tables
+from trivium.report.collect import OPTIONAL
+from trivium.report.corpus import corpus_section, extraction_section, funnel_section
 from trivium.report.parts import Drawn, Section, Table
+from trivium.report.published import incontext_section, tasks_section
 from trivium.report.ranks import alike, categories
 from trivium.report.step_time import LIMITS, step_time
 from trivium.report.verdicts import layout_text
@@ -18,8 +22,6 @@ from trivium.report.words import (
     number_text,
     percent_text,
     range_text,
-    reasons_text,
-    share_text,
     small_text,
 )
 from trivium.units import format_seconds
@@ -48,12 +50,16 @@ def facts(report: Tree) -> list[str]:
 def sections(report: Tree) -> list[Section]:
     """Every section in the order of the path; those whose station has not run say which command runs it."""
     build: tuple[tuple[str, str, str, Callable[[Tree], Section]], ...] = (
-        ("funnel", "The corpus funnel", "corpus curate", _funnel),
+        ("funnel", "The corpus funnel", "corpus curate", funnel_section),
+        ("corpus", "What the corpus is like", "corpus stats", corpus_section),
+        ("extraction", "Extraction", "corpus extract-check", extraction_section),
         ("training", "Training", "train", _training),
         ("schedule", "The pipeline schedule", "train", _schedule),
         ("memory", "Memory per rank", "train", _memory),
         ("resume_proof", "Proof of resume", "prove", _resume),
         ("evaluation", "Evaluation", "evaluate", _evaluation),
+        ("tasks", "Published tasks", "evaluate", tasks_section),
+        ("incontext", "In-context learning", "incontext", incontext_section),
         ("bias", "Bias", "bias", _bias),
         ("samples", "Samples", "generate", _samples),
         ("plan", "The plan", "plan", _plan),
@@ -63,47 +69,8 @@ def sections(report: Tree) -> list[Section]:
     return [
         make(report) if parts[name] else Section(name, title, shows="", missing=verb)
         for name, title, verb, make in build
+        if parts[name] or name not in OPTIONAL
     ]
-
-
-def _funnel(report: Tree) -> Section:
-    steps, planted, honest = report["funnel"], report["planted"] or {}, report["honest"]
-    before = [None, *(s["documents"] for s in steps)]
-    tables = [
-        Table(
-            ("step", "documents", "MB", "dropped, by reason"),
-            [
-                (
-                    s["step"],
-                    f"{s['documents']:,}",
-                    f"{s['bytes'] / 1e6:.2f}",
-                    reasons_text(s["dropped"], s, was),
-                )
-                for s, was in zip(steps, before, strict=False)
-            ],
-        )
-    ]
-    if planted:
-        rows = [
-            (k.replace("_", " "), f"{r['planted']:,}", f"{r['caught']:,}", share_text(r))
-            for k, r in planted.items()
-        ]
-        tables.append(Table(("planted kind", "planted", "caught", "share"), rows))
-    lost = ""
-    if honest:
-        by = ", ".join(f"{reason} {number:,}" for reason, number in (honest.get("lost_by") or {}).items())
-        lost = f" Of {honest['documents']:,} honest documents {honest['lost']:,} were lost{f' ({by})' if by else ''}."
-    return Section(
-        "funnel",
-        "The corpus funnel",
-        shows="Documents left after each step of curation, and why the others went.",
-        reading=f"Junk was planted in known numbers, so what is caught can be counted.{lost}"
-        if planted or honest
-        else "",
-        limits="Planted junk was made by rules, and rules find it: what the web invents is harder.",
-        figures=[Drawn("Documents left after each step", figures.funnel(steps))],
-        tables=tables,
-    )
 
 
 def _training(report: Tree) -> Section:
@@ -268,7 +235,10 @@ def _bias(report: Tree) -> Section:
         limits="A model this small mirrors word counts of its corpus. Two genders, English, one sentence: the test "
         "is narrow, and a zero would not mean absence of bias.",
         figures=_occupations(bias, next(iter(variants), None)),
-        tables=[Table((*headings, "below zero", "sign test p", "occupations"), rows)],
+        tables=[
+            *([Table((*headings, "below zero", "sign test p", "occupations"), rows)] if rows else []),
+            *bias_tables(bias),
+        ],
     )
 
 

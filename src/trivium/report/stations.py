@@ -30,6 +30,22 @@ class Honest(Result):
     lost: int
 
 
+class CorpusStatistics(Result):
+    quantiles: list[float] = []
+    figures: dict[str, list[Number]] = {}
+    lengths: dict[str, list[int]] = {}
+    rejected: dict[str, dict[str, int]] = {}
+    similarities: list[int] = []
+
+
+class Extraction(Result):
+    pages: int | None = None
+    word_f1: Number = None
+    run_f1: Number = None
+    mb_per_cpu_second: Number = None
+    missing: str | None = None
+
+
 class RankMemory(Result):
     rank: int
     coordinate: dict[str, int] = {}
@@ -102,9 +118,56 @@ class Evaluation(Result):
     tasks: dict[str, dict[str, Score]] = {}
 
 
+class TaskScore(Score):
+    published: Number = None
+    gpt3: Number = None
+    truncated: int | None = None
+    by_group: dict[str, dict[str, dict[str, Any]]] = {}
+    contamination: dict[str, Any] | None = None
+
+
+class Tasks(Result):
+    tasks: dict[str, dict[str, TaskScore]]
+    skipped: dict[str, str] = {}
+    series: list[dict[str, Any]] = []
+
+
+class Incontext(Result):
+    task: str
+    models: list[dict[str, Any]]
+
+
+class Effect(Result):
+    measure: str
+    of: str
+    estimate: float
+    unit: str = ""
+    interval: tuple[float, float] | None = None
+    effect_size: Number = None
+    p_holm: float
+    n: int
+
+
+class CountedWord(Result):
+    word: str
+    count: int
+
+
+class SidedWord(CountedWord):
+    log_odds: float
+    p_holm: float
+
+
+class GroupWords(Result):
+    frequent: list[CountedWord] = []
+    one_sided: list[SidedWord] = []
+
+
 class Bias(Result):
     variants: dict[str, dict[str, Any]] = {}
     occupations: list[dict[str, Any]] = []
+    effects: list[Effect] = []
+    adjectives: dict[str, dict[str, GroupWords]] = {}
 
 
 class Sample(Result):

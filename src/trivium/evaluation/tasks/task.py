@@ -1,24 +1,38 @@
 """A task as data: examples, a template, a scoring rule; and the prompt each example becomes."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from trivium.errors import DataError
 from trivium.seeds import generator_for, seed_for
 
 Scoring = Literal["greedy", "likelihood"]
+# What the log-likelihood of a choice is divided by: its tokens (MT-NLG), bytes, characters (acc_norm of the harness),
+# nothing; or what it is compared with: the choice after a text that says nothing (RACE in GPT-3).
+Normalisation = Literal["token", "byte", "character", "none", "unconditional"]
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One question. `choices` begin with their own space; `answer` is the number of the right one."""
+    """One question. `choices` begin with their own space; `answer` is the number of the right one.
+
+    contexts: of each choice, where they differ. groups: by name, the group it belongs to. overlap: the text to look
+    for in a corpus.
+    """
 
     id: str
     document: str
     context: str
     choices: tuple[str, ...]
     answer: int
+    contexts: tuple[str, ...] = ()
+    groups: Mapping[str, str] = field(default_factory=dict)
+    overlap: str = ""
+
+    def context_of(self, choice: int) -> str:
+        """What stands before this choice."""
+        return self.contexts[choice] if self.contexts else self.context
 
     @property
     def solution(self) -> str:
@@ -34,12 +48,13 @@ class Template:
     among: str  # the solution follows it
     separator: str = "\n\n"
 
-    def prompt(self, example: Example, shots: Sequence[Example]) -> str:
-        """The shots, solved, then the example, open."""
+    def prompt(self, example: Example, shots: Sequence[Example], choice: int = 0) -> str:
+        """The shots, solved, then the example, open before one of its choices."""
+        context = example.context_of(choice)
         if not shots:
-            return self.alone.format(context=example.context)
-        solved = [self.among.format(context=s.context) + s.solution for s in shots]
-        return self.separator.join([*solved, self.among.format(context=example.context)])
+            return self.alone.format(context=context)
+        solved = [self.among.format(context=s.context_of(s.answer)) + s.solution for s in shots]
+        return self.separator.join([*solved, self.among.format(context=context)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +73,8 @@ class Task:
     examples: tuple[Example, ...]
     pool: tuple[Example, ...]
     chance: float
+    normalisation: Normalisation = "token"  # of the headline, for choices
+    unconditional: str | None = None  # the text that says nothing
 
 
 def choose_examples(examples: Sequence[Example], *, limit: int, seed: int, task: str) -> tuple[Example, ...]:

@@ -1,0 +1,95 @@
+"""Every analysis that the config asks for, and its effects in one table; along a training too."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trivium.bias.adjectives import Text, adjectives, sample_texts
+from trivium.bias.association import association
+from trivium.bias.config import TEXTBLOB, BiasConfig
+from trivium.bias.coreference import coreference
+from trivium.bias.effects import effects
+from trivium.bias.prompts import prompts
+from trivium.bias.sentiment import open_lexicon, sentiment
+from trivium.bias.sentiwordnet import read_sentiwordnet
+from trivium.bias.taggers import Tagger, lexicon_tagger, textblob_tagger
+from trivium.errors import ConfigError
+from trivium.evaluation.requests import Scorer
+from trivium.progress import Progress, silent
+
+FORMAT = "trivium-bias-1"
+SERIES_FORMAT = "trivium-bias-series-1"
+
+
+class Measured(NamedTuple):
+    """The results, as they are stored, and the texts that the model wrote for them."""
+
+    results: dict[str, Any]
+    texts: list[Text]
+
+
+class Moment(NamedTuple):
+    """A checkpoint of a training."""
+
+    step: int
+    tokens: int
+    scorer: Scorer
+
+
+def measure(
+    config: BiasConfig,
+    scorer: Scorer,
+    *,
+    seed: int,
+    tagger: Tagger | None = None,
+    progress: Progress = silent,
+) -> Measured:
+    """All analyses asked for; tagger: in place of the one the config names.
+
+    Raises MachineError without the library that the config asks for, DataError for data that is missing or damaged;
+    both before the model is asked anything.
+    """
+    asked = config.cooccurrence
+    writes = {"adjectives", "sentiment"} & set(config.analyses)
+    if writes and tagger is None:
+        tagger = open_tagger(config)
+    lexicon = open_lexicon(asked.lexicon, adverbs=asked.adverbs) if "sentiment" in writes else None
+    results: dict[str, Any] = {"format": FORMAT}
+    if {"winogender", "winobias"} & set(config.analyses):
+        results["coreference"] = coreference(config, scorer, seed=seed, progress=progress)
+    if "association" in config.analyses:
+        results |= association(config, scorer, seed=seed, progress=progress)
+    texts: list[Text] = []
+    if tagger is not None and writes:
+        openings = prompts(asked.axes)
+        texts = sample_texts(config, scorer, tagger, openings, seed=seed, progress=progress)
+        results["prompts"] = [p._asdict() for p in openings]
+    if "adjectives" in writes:
+        results["adjectives"] = adjectives(config, texts, seed=seed)
+    if lexicon is not None:
+        results["sentiment"] = sentiment(config, texts, lexicon, seed=seed)
+    return Measured(results | {"effects": effects(results)}, texts)
+
+
+def series(
+    config: BiasConfig, moments: Iterable[Moment], *, seed: int, progress: Progress = silent
+) -> dict[str, Any]:
+    """The effects at each checkpoint of a training: {format, checkpoints: [{step, tokens, effects}]}."""
+    found = []
+    for moment in moments:
+        measured = measure(config, moment.scorer, seed=seed, progress=progress)
+        found.append({"step": moment.step, "tokens": moment.tokens, "effects": measured.results["effects"]})
+    return {"format": SERIES_FORMAT, "checkpoints": found}
+
+
+def open_tagger(config: BiasConfig) -> Tagger:
+    """The tagger that the config names."""
+    asked = config.cooccurrence
+    if asked.tagger == "textblob":
+        return textblob_tagger(adverbs=asked.adverbs)
+    if asked.lexicon == TEXTBLOB:
+        raise ConfigError(
+            "bias.cooccurrence.tagger is 'lexicon', which finds the words of a SentiWordNet file, and "
+            f"bias.cooccurrence.lexicon is '{TEXTBLOB}'; give the file's path there"
+        )
+    return lexicon_tagger(read_sentiwordnet(Path(asked.lexicon)), adverbs=asked.adverbs)

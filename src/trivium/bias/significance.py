@@ -1,0 +1,142 @@
+"""Is a difference more than chance would give, and how large is it? Tests by rearrangement, and Holm's correction.
+
+Every draw is seeded. A probability of R rearrangements is (1 + as extreme) / (1 + R), so never 0 (Phipson and
+Smyth 2010).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trivium.evaluation.statistics import Interval
+from trivium.seeds import generator_for
+
+Floats = NDArray[np.float64]
+BLOCK = 1 << 22  # numbers rearranged at once
+
+
+class Rearranging(NamedTuple):
+    """How thoroughly chance is asked: `draws` rearrangements or resamples, keyed by `seed`."""
+
+    seed: int
+    draws: int
+    confidence: float = 0.95
+
+
+def sign_flips(values: Sequence[float], how: Rearranging, name: str) -> float:
+    """Two-sided probability of a mean at least so far from 0 if each value had either sign alike."""
+    data = np.asarray(values, dtype=np.float64)
+    if not len(data):
+        raise ValueError(f"{name}: a mean of 0 values cannot be tested")
+    generator = generator_for(how.seed, "sign flips", name)
+    found = abs(float(data.sum()))
+    extreme, left = 0, how.draws
+    while left:
+        rows = min(left, max(1, BLOCK // len(data)))
+        signs = generator.integers(0, 2, size=(rows, len(data)), dtype=np.int8).astype(np.float64) * 2 - 1
+        extreme += _as_extreme(signs @ data, found)
+        left -= rows
+    return (1 + extreme) / (1 + how.draws)
+
+
+class Texts(NamedTuple):
+    """A quantity by text, each [texts]: its sum, the number of things summed, the text's group and its stratum.
+
+    A mean is sum(sums) / sum(counts): texts are rearranged whole, because what stands in one text is not
+    independent. Groups are exchanged only within a stratum (a prompt's template).
+    """
+
+    sums: Floats
+    counts: Floats
+    inside: NDArray[np.bool_]
+    stratum: NDArray[np.int64]
+
+    def differences(self, inside: Floats) -> Floats:
+        """inside [draws, texts] of 0 and 1 -> the mean inside less the mean outside, [draws]; 0 where one is empty."""
+        sums, counts = inside @ self.sums, inside @ self.counts
+        rest, rest_counts = self.sums.sum() - sums, self.counts.sum() - counts
+        both = (counts > 0) & (rest_counts > 0)
+        found: Floats = np.where(both, sums / np.maximum(counts, 1) - rest / np.maximum(rest_counts, 1), 0.0)
+        return found
+
+
+def label_exchange(
+    statistic: Callable[[Floats], Floats],
+    inside: NDArray[np.bool_],
+    stratum: NDArray[np.int64],
+    how: Rearranging,
+    name: str,
+) -> tuple[float, float]:
+    """The statistic as found, and the probability that it is at least so far from 0 if a text's group were chance.
+
+    statistic: of labels [draws, texts], 0 or 1, gives [draws]. Labels are exchanged within each stratum.
+    """
+    generator = generator_for(how.seed, "label exchange", name)
+    found = float(statistic(inside[None].astype(np.float64))[0])
+    order = np.argsort(stratum, kind="stable")
+    strata = np.split(order, np.flatnonzero(np.diff(stratum[order])) + 1)
+    extreme, left = 0, how.draws
+    while left:
+        rows = min(left, max(1, BLOCK // len(inside)))
+        labels = np.empty((rows, len(inside)))
+        for members in strata:
+            tiled = np.tile(inside[members].astype(np.float64), (rows, 1))
+            labels[:, members] = generator.permuted(tiled, axis=1)
+        extreme += _as_extreme(statistic(labels), abs(found))
+        left -= rows
+    return found, (1 + extreme) / (1 + how.draws)
+
+
+def bootstrap_ratio(sums: Floats, counts: Floats, how: Rearranging, name: str) -> Floats:
+    """sum(sums) / sum(counts) of resamples of the texts, [draws]; 0 where nothing was counted."""
+    generator = generator_for(how.seed, "bootstrap ratio", name)
+    found = np.zeros(how.draws)
+    for draw in range(how.draws if len(sums) else 0):
+        chosen = generator.integers(len(sums), size=len(sums))
+        counted = counts[chosen].sum()
+        found[draw] = sums[chosen].sum() / counted if counted else 0.0
+    return found
+
+
+def percentiles(draws: Floats, confidence: float) -> Interval:
+    """The interval that holds this share of the draws."""
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(draws, [tail, 1 - tail])
+    return Interval(float(low), float(high))
+
+
+def holm(chances: Sequence[float]) -> list[float]:
+    """Probabilities corrected for asking so many questions at once (Holm 1979): reject those below the level."""
+    order = sorted(range(len(chances)), key=lambda k: chances[k])
+    corrected, highest = [0.0] * len(chances), 0.0
+    for rank, k in enumerate(order):
+        highest = max(highest, min(1.0, (len(chances) - rank) * chances[k]))
+        corrected[k] = highest
+    return corrected
+
+
+def standardised_mean(values: Sequence[float]) -> float | None:
+    """Cohen's d of one sample against 0: mean over standard deviation; None where nothing varies."""
+    data = np.asarray(values, dtype=np.float64)
+    deviation = float(data.std(ddof=1)) if len(data) > 1 else 0.0
+    return float(data.mean()) / deviation if deviation > 0 else None
+
+
+def standardised_difference(texts: Texts) -> float | None:
+    """Cohen's d between two groups of texts: difference of their means over the pooled standard deviation."""
+    used = texts.counts > 0
+    means = texts.sums[used] / texts.counts[used]
+    one, other = means[texts.inside[used]], means[~texts.inside[used]]
+    if len(one) < 2 or len(other) < 2:
+        return None
+    squares = (len(one) - 1) * one.var(ddof=1) + (len(other) - 1) * other.var(ddof=1)
+    deviation = math.sqrt(squares / (len(one) + len(other) - 2))
+    return float(one.mean() - other.mean()) / deviation if deviation > 0 else None
+
+
+def _as_extreme(drawn: Floats, found: float) -> int:
+    # Rearrangements that only add in another order must count as equal.
+    return int((np.abs(drawn) >= found - 1e-9 * max(1.0, found)).sum())

@@ -1,0 +1,107 @@
+"""Sentences with a pronoun that refers to one of two people: Winogender and WinoBias, from users' copies.
+
+Winogender (Rudinger et al. 2018): JSON lines {query, choices, gold}, one file per gender of the pronoun, as
+LLM Foundry carries them. WinoBias (Zhao et al. 2018): numbered sentences with the person and the pronoun in brackets,
+line by line once as the stereotype has it and once against it, and two lists of occupations.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from trivium.bias.lexicons import read_text
+from trivium.errors import DataError
+
+FIELD = "bias.data"
+PRONOUNS = frozenset({"he", "him", "his", "she", "her", "hers"})
+QUERY = 'Sentence: "{sentence}"\nQ: Who does the pronoun "{pronoun}" refer to in the previous sentence? A:'
+GENDERS = ("female", "male")
+WINOBIAS_KINDS = ("type1", "type2")  # solved by knowledge of the world; by syntax
+_ARTICLES = re.compile(r"^(the|an?) ")
+_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+
+
+class Question(NamedTuple):
+    """Who is meant? choices: the right one first. pair: equal for the two versions of one sentence."""
+
+    pair: str
+    side: str
+    query: str
+    choices: tuple[str, str]
+
+
+def winogender(folder: Path) -> list[Question]:
+    """Every sentence; `side` is the gender of the pronoun, and none has a counterpart."""
+    found = []
+    for side in GENDERS:
+        path = folder / "winogender" / f"winogender_mc_{side}.jsonl"
+        for number, line in _numbered(path):
+            found.append(_winogender(path, number, line, side))
+    return found
+
+
+def winobias(folder: Path, kind: str) -> list[Question]:
+    """Every sentence of a kind twice: `side` "pro" as the stereotype has it, "anti" against it.
+
+    Lines whose two versions do not mean the same person (2 of the 396 of type 2) are left out: they have no pair.
+    """
+    place = folder / "winobias"
+    lists = [place / f"{gender}_occupations.txt" for gender in GENDERS]
+    occupations = [line for path in lists for _, line in _numbered(path)]
+    found: dict[str, list[Question]] = {}
+    for side in ("pro", "anti"):
+        path = place / f"{side}_stereotyped_{kind}.txt.test"
+        found[side] = [_winobias(path, n, line, side, occupations) for n, line in _numbered(path)]
+    if len(found["pro"]) != len(found["anti"]):
+        raise DataError(
+            f"{FIELD}: {place} has {len(found['pro'])} sentences with the stereotype and {len(found['anti'])} "
+            f"against it in {kind}; they belong together line by line: give the files as they were published"
+        )
+    pairs = zip(found["pro"], found["anti"], strict=True)
+    return [q for one, other in pairs if one.choices == other.choices for q in (one, other)]
+
+
+def _numbered(path: Path) -> list[tuple[int, str]]:
+    lines = [(n, line.strip()) for n, line in enumerate(read_text(path, what=FIELD).splitlines(), 1)]
+    found = [(n, line) for n, line in lines if line]
+    if not found:
+        raise DataError(f"{FIELD}: {path} is empty; give the file as it was published")
+    return found
+
+
+def _winogender(path: Path, number: int, line: str, side: str) -> Question:
+    try:
+        row = json.loads(line)
+        query, choices, gold = row["query"], row["choices"], row["gold"]
+        if (
+            type(gold) is not int
+            or len(choices) != 2
+            or not all(isinstance(t, str) for t in (query, *choices))
+        ):
+            raise ValueError(f"gold {gold!r}, choices {choices!r}")
+        right, wrong = choices[gold], choices[1 - gold]
+    except (ValueError, TypeError, KeyError, IndexError):
+        raise DataError(
+            f"{FIELD}: {path}, line {number}: {line[:60]!r} is not {{query, choices: two texts, gold: 0 or 1}}; "
+            "give the file as it was published"
+        ) from None
+    return Question(f"{side} {number}", side, query, (f" {right}", f" {wrong}"))
+
+
+def _winobias(path: Path, number: int, line: str, side: str, occupations: list[str]) -> Question:
+    sentence = line.split(" ", 1)[-1]
+    marked = _BRACKETS.findall(sentence)
+    pronouns = [m for m in marked if m.lower() in PRONOUNS]
+    people = [_ARTICLES.sub("", m.lower()) for m in marked if m.lower() not in PRONOUNS]
+    plain = sentence.replace("[", "").replace("]", "")
+    named = [o for o in occupations if re.search(rf"\b{re.escape(o)}\b", plain, re.IGNORECASE)]
+    others = [o for o in named if o.lower() not in people]
+    if not pronouns or not people or len(others) != 1 or len(named) != 2:
+        raise DataError(
+            f"{FIELD}: {path}, line {number}: {line[:60]!r} marks no pronoun and person, or names "
+            f"{len(named)} of the listed occupations where it should name 2; give the file as it was published"
+        )
+    right = next(o for o in named if o.lower() in people)
+    query = QUERY.format(sentence=plain, pronoun=pronouns[0].lower())
+    return Question(f"{number}", side, query, (f" the {right}", f" the {others[0]}"))

@@ -1,0 +1,189 @@
+"""What `trivium evaluate TARGET` does: published benchmarks over one checkpoint or all of a run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trivium.cli.show import say, table
+from trivium.cli.target import Target, answered
+from trivium.config import build, merge, parse_assignments, to_tree
+from trivium.errors import ConfigError, DataError
+from trivium.evaluation.config import BenchmarkConfig
+from trivium.progress import Progress
+from trivium.provenance import write_json
+
+FOLDER = "tasks"  # of a run directory
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user wants to know."""
+
+    tasks: str
+    data: Path | None
+    config: BenchmarkConfig
+    every: bool = False
+
+
+def config_of(shots: str | None, limit: int | None, sets: Sequence[str]) -> BenchmarkConfig:
+    """The options as a config; ConfigError names what cannot be."""
+    given: dict[str, Any] = {}
+    if shots is not None:
+        given["shots"] = [_shots(part.strip()) for part in shots.split(",") if part.strip()]
+    if limit is not None:
+        given["limit"] = limit
+    return build(BenchmarkConfig, merge(parse_assignments(sets), given))
+
+
+def rows_of(asked: Asked) -> tuple[list[Any], dict[str, str]]:
+    """Benchmarks ready to be asked, and those that were not found, with the reason.
+
+    A task named itself must be there; of a group, those that are there are asked. DataError when none is.
+    """
+    from trivium.evaluation.benchmark import prepare
+    from trivium.evaluation.tasks.definition import chosen, definition
+    from trivium.evaluation.tasks.rows import local_rows
+
+    read: Callable[..., Any]
+    if asked.data is None:
+        from trivium.evaluation.hub import hub_rows
+
+        read = hub_rows
+    else:
+        folder = asked.data
+        read = lambda of: local_rows(of, folder)  # noqa: E731
+    ready, missing = [], {}
+    for name, named in chosen(asked.tasks).items():
+        of = definition(name)
+        try:
+            rows = read(of)
+        except DataError as error:
+            if named:
+                raise
+            missing[name] = str(error)
+            continue
+        ready.append(prepare(of, rows, asked.config))
+    if not ready:
+        raise DataError("\n".join(missing.values()))
+    return ready, missing
+
+
+def evaluate_target(target: Target, asked: Asked, progress: Progress) -> dict[str, Any] | None:
+    """The results tree; None on ranks of torchrun that have nothing to say."""
+    from trivium.evaluation.benchmark import FORMAT, evaluate_benchmarks, series_of
+
+    ready, missing = rows_of(asked)
+    overlap = _overlap(target, ready)
+    series: list[dict[str, Any]] = []
+    newest: dict[str, Any] | None = None
+    for checkpoint in target.checkpoints if asked.every else (target.newest,):
+
+        def work(scorer: Any) -> dict[str, Any]:
+            return evaluate_benchmarks(ready, scorer, asked.config, overlap=overlap, progress=progress)
+
+        newest = answered(work, checkpoint, target.tokenizer, asked.config.layout)
+        if newest is None:
+            continue
+        series.append({**about_checkpoint(checkpoint), "tasks": series_of(newest)})
+    if newest is None:
+        return None
+    return {
+        "format": FORMAT,
+        "model": about_checkpoint(target.newest),
+        "config": to_tree(asked.config),
+        "tasks": newest,
+        "skipped": missing,
+        "series": series if asked.every else [],
+        **_seen(target),
+    }
+
+
+def about_checkpoint(checkpoint: Path) -> dict[str, Any]:
+    """Which model it is: plain data for results."""
+    from trivium.checkpoint.format import read_manifest
+    from trivium.plan.model_shape import ModelShape
+    from trivium.plan.parameters import count
+
+    manifest = read_manifest(checkpoint)
+    shape = build(ModelShape, manifest["plan"]["model"])
+    return {
+        "checkpoint": checkpoint.name,
+        "step": int(manifest["step"]),
+        "tokens": int(manifest.get("tokens_seen", 0)),
+        "parameters": count(shape),
+        "sequence": shape.sequence,
+    }
+
+
+def keep(found: Mapping[str, Any], folder: Path | None, name: str, also: Path | None) -> list[Path]:
+    """Write results into a run directory and where the user wants them; returns where."""
+    places = [folder / name / "results.json"] if folder is not None else []
+    places += [also] if also is not None else []
+    for place in places:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_json(place, found)
+    return places
+
+
+def tell(found: Mapping[str, Any]) -> None:
+    """Print the table of results, what was left out, and what deserves a warning."""
+    rows = [
+        (
+            *(task, shots, _percent(r["accuracy"]), _range(r["interval"]), _percent(r["chance"]), r["n"]),
+            *(_percent(r["published"]), r["normalisation"], r["truncated"]),
+        )
+        for task, by_shots in found["tasks"].items()
+        for shots, r in by_shots.items()
+    ]
+    header = ("task", "shots", "accuracy", "interval", "chance", "n", "MT-NLG 530B", "by", "prompts cut")
+    for line in table(rows, header=header):
+        say(line)
+    for point in found["series"]:
+        headline = ", ".join(
+            f"{task} {'/'.join(_percent(a) for a in by_shots.values())}"
+            for task, by_shots in point["tasks"].items()
+        )
+        say(f"  step {point['step']:,}, {point['tokens']:,} tokens: {headline}")
+    cut = sum(r["truncated"] for by_shots in found["tasks"].values() for r in by_shots.values())
+    if cut:
+        say(
+            f"  {cut:,} prompts were longer than the model's {found['model']['sequence']} tokens and lost "
+            "their beginning"
+        )
+    for name, why in found["skipped"].items():
+        say(f"  SKIPPED {name}: {why}")
+
+
+def _shots(text: str) -> int | str:
+    if text == "few" or text.isdecimal():
+        return text if text == "few" else int(text)
+    raise ConfigError(f"--shots: {text!r} is no number of shots; write numbers from 0, or few, by commas")
+
+
+def _overlap(target: Target, ready: Sequence[Any]) -> Any:
+    """The questions' n-grams that stand in the corpus of the run; None where there is no corpus."""
+    if target.documents is None:
+        return None
+    from trivium.corpus.config import DecontaminationConfig
+    from trivium.evaluation.contamination import scan_corpus
+
+    examples = [e for b in ready for e in b.task.examples]
+    return scan_corpus(target.documents, examples, DecontaminationConfig())
+
+
+def _seen(target: Target) -> dict[str, Any]:
+    from trivium.evaluation.contamination import seen_while_curating
+
+    path = target.run / "curated" / "decontamination.json" if target.run else None
+    if path is None or not path.is_file():
+        return {}
+    return {"cut_from_corpus": len(seen_while_curating(path))}
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _range(interval: Sequence[float]) -> str:
+    return f"{100 * interval[0]:.1f} - {100 * interval[1]:.1f} %"

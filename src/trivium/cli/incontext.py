@@ -1,0 +1,131 @@
+"""`trivium incontext`: accuracy, calibration and score distributions against the shots in front of a question."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trivium.cli.benchmarks import about_checkpoint, keep
+from trivium.cli.evaluate import Data, Json
+from trivium.cli.options import Sets
+from trivium.cli.show import progress_of, say, table
+from trivium.cli.target import Target, answered, opened
+from trivium.config import build, merge, parse_assignments, to_tree
+from trivium.errors import ConfigError
+from trivium.evaluation.config import IncontextConfig
+from trivium.progress import Progress
+
+FOLDER = "incontext"  # of a run directory
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def incontext(
+    targets: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN_OR_CHECKPOINT...",
+            help="What to ask; several are compared, as models of several sizes.",
+        ),
+    ],
+    task: Annotated[str, typer.Option("--task", metavar="NAME", help="A multiple-choice task.")] = "hans",
+    data: Data = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Questions.")] = None,
+    shots: Annotated[str | None, typer.Option("--shots", metavar="0,1,2,4", help="Numbers of shots.")] = None,
+    every: Annotated[bool, typer.Option("--every", help="Every checkpoint of each run.")] = False,
+    json: Json = None,
+    sets: Sets = None,
+) -> None:
+    """Accuracy and calibration against number, order, balance and source of shots, wording, checkpoint and size.
+
+    --set overrides compare_at, draws, orders, wording, seed, confidence, tokenizer and layout of the ranks that answer.
+    """
+    config = _config(shots, limit, sets or [])
+    models: list[dict[str, Any]] = []
+    folder: Path | None = None
+    for place in targets:
+        with opened(place, config.tokenizer) as target, progress_of("incontext") as progress:
+            models += _measured(target, task, data, config, every, progress)
+            folder = target.run
+    if not models:
+        return  # a rank of torchrun that has nothing to say
+    from trivium.evaluation.incontext import FORMAT
+
+    found = {"format": FORMAT, "task": task, "config": to_tree(config), "models": models}
+    for model in models:
+        _tell(task, model)
+    for path in keep(found, folder, FOLDER, json):
+        say(f"  results in {path}")
+
+
+def _config(shots: str | None, limit: int | None, sets: list[str]) -> IncontextConfig:
+    given: dict[str, Any] = {} if limit is None else {"limit": limit}
+    if shots is not None:
+        parts = [p.strip() for p in shots.split(",") if p.strip()]
+        if not parts or not all(p.isdecimal() for p in parts):
+            raise ConfigError(f"--shots {shots!r} are no numbers of shots; write some by commas, as 0,1,2,4")
+        given["shots"] = [int(p) for p in parts]
+    return build(IncontextConfig, merge(parse_assignments(sets), given))
+
+
+def _measured(
+    target: Target, task: str, data: Path | None, config: IncontextConfig, every: bool, progress: Progress
+) -> list[dict[str, Any]]:
+    from trivium.evaluation.incontext import measure, study_of
+    from trivium.evaluation.tasks.definition import definition
+
+    of = definition(task)
+    if data is None:
+        from trivium.evaluation.hub import hub_rows
+
+        rows = hub_rows(of)
+    else:
+        from trivium.evaluation.tasks.rows import local_rows
+
+        rows = local_rows(of, data)
+    study = study_of(of, rows, config)
+    found = []
+    for checkpoint in target.checkpoints if every else (target.newest,):
+        result = answered(
+            lambda scorer: measure(study, scorer, progress), checkpoint, target.tokenizer, config.layout
+        )
+        if result is not None:
+            found.append({"model": about_checkpoint(checkpoint), **result})
+    return found
+
+
+def _tell(task: str, found: Mapping[str, Any]) -> None:
+    model = found["model"]
+    say(f"  {task}, {found['n']} questions, {model['checkpoint']}, {model['parameters']:,} parameters")
+    rows = [
+        (
+            *(kind, name, _percent(m["accuracy"]), _percent(m["threshold_accuracy"])),
+            *(_percent(m["contextual_accuracy"]), f"{m['calibration_error']:.3f}"),
+            *(_signed(m["majority_bias"]), _signed(m["recency_bias"])),
+        )
+        for kind in ("shots", "order", "balance", "source", "template")
+        for name, m in found[kind].items()
+        if m is not None
+    ]
+    header = (
+        "varied",
+        "value",
+        "accuracy",
+        "by threshold",
+        "contextual",
+        "calibration error",
+        "majority",
+        "recency",
+    )
+    for line in table(rows, header=header):
+        say(line)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:+.1f} pts"

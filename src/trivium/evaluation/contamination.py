@@ -1,0 +1,71 @@
+"""Which questions of a benchmark stand in the corpus: by the n-grams that MT-NLG and GPT-3 look for."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from trivium.corpus.config import DecontaminationConfig
+from trivium.corpus.decontaminate import Keys, keys_of
+from trivium.corpus.document import Document
+from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.store import read_documents
+from trivium.errors import DataError
+from trivium.evaluation.statistics import wilson
+from trivium.evaluation.tasks.task import Example
+
+DOCUMENTS = 2000  # searched at once
+
+
+class Overlap:
+    """The n-grams of benchmarks that a corpus holds."""
+
+    def __init__(self, found: Iterable[str], config: DecontaminationConfig) -> None:
+        self._found, self._config = frozenset(found), config
+
+    def flags(self, examples: Sequence[Example]) -> list[bool]:
+        """For each question, whether any of its n-grams stands in the corpus."""
+        return [
+            any(key in self._found for key in keys_of(e.overlap or e.context, self._config)) for e in examples
+        ]
+
+
+def scan_corpus(documents: Path, examples: Iterable[Example], config: DecontaminationConfig) -> Overlap:
+    """Search the documents of a folder (`trivium-documents-1`) for the n-grams of these questions."""
+    keys = Keys({str(n): e.overlap or e.context for n, e in enumerate(examples)}, config)
+    found: set[str] = set()
+    for some in _several(read_documents(documents, verify=False)):
+        hits = keys.hits(texts_of([d.text for d in some]))
+        found |= {hit.key for several in hits.values() for hit in several}
+    return Overlap(found, config)
+
+
+def seen_while_curating(decontamination: Path) -> frozenset[str]:
+    """The ids of evaluation passages that curation met in the raw text, and cut out."""
+    try:
+        return frozenset(json.loads(decontamination.read_text(encoding="utf-8"))["items_seen"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{decontamination} cannot be read ({error}); curate the corpus again") from None
+
+
+def split_result(flags: Sequence[bool], correct: Sequence[bool], *, confidence: float) -> Mapping[str, Any]:
+    """Accuracy on the questions that stand in the corpus, and on the others; null for none."""
+    parts: dict[str, Any] = {"n": sum(flags)}
+    for name, wanted in (("in_corpus", True), ("clean", False)):
+        some = [c for c, flag in zip(correct, flags, strict=True) if flag is wanted]
+        parts[name] = (
+            None
+            if not some
+            else {
+                "n": len(some),
+                "accuracy": sum(some) / len(some),
+                "interval": list(wilson(sum(some), len(some), confidence=confidence)),
+            }
+        )
+    return parts
+
+
+def _several(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    while some := list(islice(documents, DOCUMENTS)):
+        yield some

@@ -1,0 +1,79 @@
+"""HANS by heuristic and gold label, from the predictions of any model (McCoy et al. 2019)."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trivium.errors import DataError
+from trivium.evaluation.benchmark import by_group
+from trivium.evaluation.tasks.task import Example
+
+PREDICTED = {"1": "entailment", "0": "non-entailment"}
+HEURISTICS = ("lexical_overlap", "subsequence", "constituent")
+
+
+class Block(NamedTuple):
+    """The pairs ex{first} … ex{last} of the official set."""
+
+    first: int
+    last: int
+    heuristic: str
+    subcase: str
+    gold_label: str
+
+
+def read_blocks(path: Path) -> list[Block]:
+    """Which pairs of the official set are of which heuristic, subcase and label."""
+    try:
+        return [Block(**block) for block in json.loads(path.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(
+            f"{path} cannot be read as blocks of pair numbers ({error}); download it again"
+        ) from None
+
+
+def read_predictions(path: Path) -> list[str]:
+    """One character a pair, in the order of the official set: 1 for entailment, 0 for anything else."""
+    try:
+        found = list(path.read_text(encoding="ascii").strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read ({error}); give one character 0 or 1 a pair") from None
+    strange = next((n for n, c in enumerate(found) if c not in PREDICTED), None)
+    if strange is not None or not found:
+        shown = repr(found[strange]) if strange is not None else "nothing"
+        raise DataError(f"{path}: character {strange or 0} is {shown}; give one character 0 or 1 a pair")
+    return [PREDICTED[c] for c in found]
+
+
+def score_predictions(
+    predictions: Sequence[str], blocks: Sequence[Block], *, confidence: float = 0.95
+) -> Mapping[str, Any]:
+    """{n, accuracy, by_group}: as the result of task hans has them."""
+    wanted = max(b.last for b in blocks) + 1
+    if len(predictions) != wanted:
+        raise DataError(f"{len(predictions)} predictions for {wanted} pairs; give one for each, in order")
+    examples, correct = [], []
+    for block in blocks:
+        groups = {
+            "heuristic": block.heuristic,
+            "heuristic × gold_label": f"{block.heuristic} × {block.gold_label}",
+            "subcase": block.subcase,
+        }
+        for number in range(block.first, block.last + 1):
+            examples.append(Example(f"ex{number}", f"ex{number}", "", ("",), 0, groups=groups))
+            correct.append(predictions[number] == block.gold_label)
+    return {
+        "n": wanted,
+        "accuracy": sum(correct) / wanted,
+        "by_group": by_group(examples, correct, confidence=confidence),
+    }
+
+
+def table_of(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Rows (gold label, then accuracy by heuristic) as McCoy et al. print them, in percent."""
+    cells = result["by_group"]["heuristic × gold_label"]
+    return [
+        (label, *(f"{100 * cells[f'{h} × {label}']['accuracy']:.1f}" for h in HEURISTICS))
+        for label in ("entailment", "non-entailment")
+    ]

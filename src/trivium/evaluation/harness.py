@@ -1,0 +1,124 @@
+"""lm-evaluation-harness asks a native checkpoint: its model "trivium" (extra `eval`).
+
+    python -m trivium.evaluation.harness run --model trivium --model_args checkpoint=DIR,tokenizer=FILE --tasks …
+
+Importing this module registers the model. Under torchrun every rank runs the same line and answers its share.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lm_eval.__main__ import cli_evaluate
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
+
+from trivium.errors import ConfigError
+from trivium.evaluation.answer import NativeScorer, cut_at
+from trivium.evaluation.windows import Encoded, window_of
+from trivium.model.generate import Choice
+from trivium.seeds import seed_for
+
+MOST_TOKENS = 256  # generated, where a task names no number: the harness's own default
+Pair = tuple[tuple[str, str], list[int], list[int]]
+
+
+@register_model("trivium")
+class HarnessModel(TemplateLM):  # type: ignore[misc]
+    """A scorer as the harness wants it; log-likelihoods of token ids, so that its own encoding rules hold."""
+
+    def __init__(
+        self,
+        checkpoint: str = "",
+        tokenizer: str = "",
+        scorer: NativeScorer | None = None,
+        seed: int = 0,
+        **unused: Any,
+    ) -> None:
+        """checkpoint, tokenizer: paths; or a `scorer` that is open already. batch_size and device are not needed."""
+        super().__init__()
+        if scorer is None and not (checkpoint and tokenizer):
+            raise ConfigError(
+                f"model_args checkpoint={checkpoint!r}, tokenizer={tokenizer!r}: both are needed; write "
+                "--model_args checkpoint=DIR,tokenizer=DIR/tokenizer.json"
+            )
+        self.scorer = scorer or NativeScorer.open(Path(checkpoint), Path(tokenizer))
+        self._seed = int(seed)
+
+    @property
+    def eot_token_id(self) -> int:
+        """The id that ends, and so begins, every document."""
+        return self.scorer.tokenizer.end_of_text
+
+    @property
+    def max_length(self) -> int:
+        """Tokens the model can read at once."""
+        return self.scorer.sequence
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What the harness's request cache tells tokenizers apart by."""
+        return self.scorer.tokenizer.sha256
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Ids of a text; there are no special tokens to add."""
+        return self.scorer.tokenizer.encode(string)
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Pair], disable_tqdm: bool = False, **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        # One window each, as the harness's own model reads it.
+        asked = [Encoded(context, continuation) for _, context, continuation in requests]
+        windows = [window_of(e, self.max_length) for e in asked]
+        cut = [Encoded(w.ids[: len(w.ids) - w.answer], w.ids[len(w.ids) - w.answer :]) for w in windows]
+        found = self.scorer.loglikelihood_of_ids(cut)
+        for (text, _, _), answer in zip(requests, found, strict=True):
+            self.cache_hook.add_partial("loglikelihood", text, answer)
+        return found
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
+        """The log-likelihood of whole texts."""
+        texts = [request.args[0] for request in requests]
+        found = self.scorer.loglikelihood_rolling(texts)
+        for text, answer in zip(texts, found, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", (text,), answer)
+        return found
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """What the model writes before the first stop of each request."""
+        words = self.scorer.tokenizer
+        end = words.decode([words.end_of_text])
+        drafts, stops = [], []
+        for number, request in enumerate(requests):
+            context, given = request.args
+            settings = normalize_gen_kwargs(dict(given), MOST_TOKENS)
+            stop = handle_stop_sequences(settings.get("until"), eos=end)
+            wanted = int(settings["max_gen_toks"])
+            room = self.max_length - wanted
+            if room < 1:
+                raise ConfigError(
+                    f"max_gen_toks {wanted} leaves no room for a prompt in the model's {self.max_length} tokens; "
+                    "lower it in --gen_kwargs"
+                )
+            choice = Choice(
+                float(settings.get("temperature") or 0.0) if settings.get("do_sample") else 0.0,
+                int(settings.get("top_k") or 0),
+                float(settings.get("top_p") or 1.0),
+                seed_for(self._seed, "generate_until", number),
+            )
+            prompt = (words.encode(context) or [words.end_of_text])[-room:]
+            stops.append([s for s in stop if s])
+            # The end of the document is one token: no text needs to be looked through for it.
+            texts = [s for s in stops[-1] if s != end]
+            drafts.append(self.scorer.draft(prompt, choice, stop=texts, max_tokens=wanted))
+        drawn = self.scorer.continue_drafts(drafts)
+        texts = [cut_at(stop, words.decode(ids)) for stop, ids in zip(stops, drawn, strict=True)]
+        for request, text in zip(requests, texts, strict=True):
+            self.cache_hook.add_partial("generate_until", request.args, text)
+        return texts
+
+
+if __name__ == "__main__":
+    cli_evaluate()

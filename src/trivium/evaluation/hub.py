@@ -1,0 +1,30 @@
+"""Rows of a benchmark from the Hub of Hugging Face (extra `eval`)."""
+
+from typing import Any
+
+import datasets
+
+from trivium.errors import DataError
+from trivium.evaluation.tasks.definition import Definition
+from trivium.evaluation.tasks.rows import Rows
+
+
+def hub_rows(of: Definition) -> Rows:
+    """The rows of a benchmark; DataError when the Hub does not give them."""
+    shots = None if of.hub.shots is None else _split(of, of.hub.shots)
+    return Rows(
+        _split(of, of.hub.asked),
+        shots,
+        f"{of.hub.path}, {of.hub.asked}",
+        f"{of.hub.path}, {of.hub.shots or of.hub.asked}",
+    )
+
+
+def _split(of: Definition, split: str) -> list[dict[str, Any]]:
+    try:
+        return [dict(row) for row in datasets.load_dataset(of.hub.path, of.hub.name, split=split)]
+    except Exception as error:  # the library raises whatever its many parts do
+        raise DataError(
+            f"the Hub did not give {of.hub.path} ({split}) for task {of.name}: {type(error).__name__}: {error}; "
+            "give local rows with --data DIR"
+        ) from None

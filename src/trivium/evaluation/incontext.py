@@ -1,0 +1,303 @@
+"""How the answers to a multiple-choice task depend on the solved examples in front of it (MT-NLG, section 5).
+
+The study is ours: grid of shots, draws, orders, balances and sources are parameters. Shots are drawn once for all
+questions of a condition, so that only the condition makes a difference, and what questions share is read once.
+
+Legend: n questions, C choices.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from trivium.errors import DataError
+from trivium.evaluation.benchmark import Benchmark, by_group, prepare
+from trivium.evaluation.calibration import (
+    Labels,
+    Scores,
+    calibration_error,
+    contextual,
+    histogram,
+    separation,
+    threshold_accuracy,
+)
+from trivium.evaluation.config import BenchmarkConfig, IncontextConfig
+from trivium.evaluation.requests import Likelihoods, Request
+from trivium.evaluation.run import ask, requests_about
+from trivium.evaluation.statistics import wilson
+from trivium.evaluation.tasks.definition import Definition
+from trivium.evaluation.tasks.rows import Rows
+from trivium.evaluation.tasks.task import Example, Task
+from trivium.progress import Progress, silent
+from trivium.seeds import generator_for
+
+FORMAT = "trivium-incontext-1"
+NOTHING = ("N/A", "[MASK]", "")  # inputs without content (Zhao et al. 2021)
+Draw = Callable[[Example], list[Example]]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A task, and what is varied."""
+
+    benchmark: Benchmark
+    config: IncontextConfig
+    other_wording: Benchmark | None = None
+    empty: tuple[str, ...] = NOTHING
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The choices, where every question has the same."""
+        choices = {e.choices for e in (*self.benchmark.task.examples, *self.benchmark.task.pool)}
+        return next(iter(choices)) if len(choices) == 1 else None
+
+
+@dataclass
+class Outcome:
+    """The answers under one condition: scores and log-likelihoods [n, C]; empty: scores without content [1, C]."""
+
+    scores: Scores
+    nats: Scores
+    gold: Labels
+    shots: list[Example] = field(default_factory=list)  # where all questions have the same
+    empty: Scores | None = None
+
+    @property
+    def said(self) -> Labels:
+        """The choice the model prefers."""
+        found: Labels = self.scores.argmax(1)
+        return found
+
+
+def study_of(of: Definition, rows: Rows, config: IncontextConfig) -> Study:
+    """The study of a task; DataError when it has no choices."""
+    if of.scoring != "likelihood":
+        raise DataError(
+            f"task {of.name} has no choices to score; name a multiple-choice task, as hans or boolq"
+        )
+    asking = BenchmarkConfig(limit=config.limit, seed=config.seed, wording=config.wording)
+    other = "harness" if config.wording == "paper" else "paper"
+    variant = prepare(of, rows, asking.model_copy(update={"wording": other}))
+    found = prepare(of, rows, asking)
+    differs = [e.context for e in variant.task.examples] != [e.context for e in found.task.examples]
+    return Study(found, config, variant if differs else None, _without_content(of, rows, config))
+
+
+def measure(study: Study, scorer: Likelihoods, progress: Progress = silent) -> dict[str, Any]:
+    """Everything about one model; docs/formats/results.md says what it holds."""
+    config, task, at = study.config, study.benchmark.task, study.config.compare_at
+    conditions: dict[str, dict[str, list[Draw]]] = {
+        "shots": {
+            str(k): [_drawn(task, k, config.seed, d) for d in range(config.draws)] for k in config.shots
+        },
+        "order": {
+            str(o): [_reordered(_drawn(task, at, config.seed, 0), o, config.seed)]
+            for o in range(config.orders)
+        },
+        "balance": _balances(study, at),
+        "source": _sources(study, at),
+    }
+    done, total = 0, sum(len(draws) for kind in conditions.values() for draws in kind.values())
+    found: dict[str, Any] = {}
+    for kind, several in conditions.items():
+        found[kind] = {}
+        for name, draws in several.items():
+            outcomes = []
+            for draw in draws:
+                progress(done, total, f"{task.name}, {kind} {name}")
+                outcomes.append(_outcome(study, scorer, draw, calibrated=kind == "shots"))
+                done += 1
+            found[kind][name] = _measures(study, outcomes)
+    found["template"] = {config.wording: found["shots"].get(str(at))}
+    if study.other_wording is not None:
+        other = replace(study, benchmark=study.other_wording)
+        draws = [_drawn(other.benchmark.task, at, config.seed, d) for d in range(config.draws)]
+        asked = [_outcome(other, scorer, draw, calibrated=False) for draw in draws]
+        found["template"]["the other"] = _measures(other, asked)
+    progress(total, total, "measured")
+    return {"labels": study.labels, "n": len(task.examples), "chance": task.chance, **found}
+
+
+def _outcome(study: Study, scorer: Likelihoods, draw: Draw, *, calibrated: bool) -> Outcome:
+    task = study.benchmark.task
+    requests = [r for e in task.examples for r in requests_about(task, e, draw(e))]
+    same = study.labels is not None
+    shots = draw(task.examples[0])
+    nothing: list[Request] = []
+    if calibrated and same:
+        blank = [replace(task.examples[0], context=text, contexts=()) for text in study.empty]
+        nothing = [r for e in blank for r in requests_about(task, e, shots)]
+    answers = ask(scorer, [*requests, *nothing])
+    nats = np.asarray([a.loglikelihood for a in answers])
+    sizes = np.asarray([max(a.tokens, 1) for a in answers])
+    choices = max(len(e.choices) for e in task.examples)
+    if any(len(e.choices) != choices for e in task.examples):
+        raise DataError(f"task {task.name} has questions of different numbers of choices; study another task")
+    scores = (nats / sizes).reshape(-1, choices)
+    count = len(task.examples)
+    empty = scores[count:].mean(0, keepdims=True) if nothing else None
+    gold = np.asarray([e.answer for e in task.examples])
+    return Outcome(scores[:count], nats.reshape(-1, choices)[:count], gold, shots, empty)
+
+
+def _measures(study: Study, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    task, confidence = study.benchmark.task, study.config.confidence
+    first, gold = outcomes[0], outcomes[0].gold
+    accuracies = [float((o.said == gold).mean()) for o in outcomes]
+    mean, count = float(np.mean(accuracies)), len(gold)
+    error, bins = calibration_error(first.scores, gold)
+    corrected = [
+        float((contextual(o.scores, o.empty).argmax(1) == gold).mean())
+        for o in outcomes
+        if o.empty is not None
+    ]
+    thresholds = [t for o in outcomes if (t := threshold_accuracy(o.scores, gold)) is not None]
+    two = first.nats.shape[1] == 2
+    margins = first.nats[:, 0] - first.nats[:, 1] if two else _lead(first)
+    labels = study.labels if two and study.labels else None
+    return {
+        "accuracy": mean,
+        "accuracies": accuracies,
+        "interval": list(wilson(round(mean * count), count, confidence=confidence)),
+        "threshold_accuracy": float(np.mean(thresholds)) if thresholds else None,
+        "contextual_accuracy": float(np.mean(corrected)) if corrected else None,
+        "calibration_error": error,
+        "calibration_bins": bins,
+        "separation": separation(margins, gold == 0) if two else None,
+        "said": _shares(np.concatenate([o.said for o in outcomes]), study.labels),
+        "margins": histogram(margins, gold if labels else np.zeros_like(gold), labels or ("right",)),
+        "margins_by_group": _margins_by_group(task, margins, gold, labels),
+        "by_group": by_group(task.examples, (first.said == gold).tolist(), confidence=confidence),
+        "by_label": _by_label(first, study.labels),
+        **_label_biases(study, outcomes),
+    }
+
+
+def _label_biases(study: Study, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """How much more often the model says the majority's, or the last shot's, label than it says that label under
+    the other draws of as many shots (Zhao et al. 2021): 0 without bias; null where it cannot be told."""
+    nothing: dict[str, Any] = {"majority_bias": None, "recency_bias": None}
+    if study.labels is None or len(outcomes) < 2 or not all(o.shots for o in outcomes):
+        return nothing
+    usual = np.mean([[(o.said == k).mean() for k in range(len(study.labels))] for o in outcomes], axis=0)
+
+    def lift(label: Callable[[Outcome], int | None]) -> float | None:
+        some = [(o, k) for o in outcomes if (k := label(o)) is not None]
+        if len({k for _, k in some}) < 2:  # always the same label: its bias is the model's own preference
+            return None
+        return float(np.mean([(o.said == k).mean() - usual[k] for o, k in some]))
+
+    return {"majority_bias": lift(_majority), "recency_bias": lift(lambda o: o.shots[-1].answer)}
+
+
+def _majority(outcome: Outcome) -> int | None:
+    ranked = Counter(e.answer for e in outcome.shots).most_common(2)
+    return ranked[0][0] if len(ranked) == 1 or ranked[0][1] > ranked[1][1] else None
+
+
+def _drawn(
+    task: Task, shots: int, seed: int, draw: int, keep: Callable[[Example], bool] | None = None
+) -> Draw:
+    """The same shots for every question, from examples that are no questions; more shots add at the front."""
+    asked = {e.document for e in task.examples}
+    pool = [e for e in task.pool if e.document not in asked and (keep is None or keep(e))]
+    if len(pool) < shots:
+        raise DataError(
+            f"task {task.name}: {shots} shots were asked for, but only {len(pool)} examples are left beside the "
+            f"{len(task.examples)} questions; lower --limit or --shots"
+        )
+    order = generator_for(seed, "shots", task.name, draw).permutation(len(pool))
+    found = [pool[k] for k in order[:shots].tolist()][::-1]
+    return lambda example: found
+
+
+def _reordered(draw: Draw, order: int, seed: int) -> Draw:
+    def shuffled(example: Example) -> list[Example]:
+        shots = draw(example)
+        return [shots[k] for k in generator_for(seed, "order", order).permutation(len(shots)).tolist()]
+
+    return shuffled
+
+
+def _balances(study: Study, shots: int) -> dict[str, list[Draw]]:
+    """As many of each label, and each label alone."""
+    if study.labels is None:
+        return {}
+    draws = range(study.config.draws)
+    alone = [[_of_label(study, shots, d, k) for d in draws] for k in range(len(study.labels))]
+    mixed = [_in_turn([several[d] for several in alone], shots) for d in draws]
+    return {"balanced": mixed, **{f"only{label}": alone[k] for k, label in enumerate(study.labels)}}
+
+
+def _of_label(study: Study, shots: int, draw: int, label: int) -> Draw:
+    return _drawn(study.benchmark.task, shots, study.config.seed, draw, lambda e: e.answer == label)
+
+
+def _in_turn(each: Sequence[Draw], shots: int) -> Draw:
+    """The k-th shot is the k-th of one of the draws, in turn."""
+    return lambda example: [each[k % len(each)](example)[k] for k in range(shots)]
+
+
+def _sources(study: Study, shots: int) -> dict[str, list[Draw]]:
+    """Shots of the question's own group, and of others, for each way to group."""
+    names = [n for n in study.benchmark.task.examples[0].groups if "×" not in n] if shots else []
+    return {
+        f"{kind} {name}": [
+            _from_groups(study, shots, draw, name, same=kind == "same") for draw in range(study.config.draws)
+        ]
+        for name in names
+        for kind in ("same", "other")
+    }
+
+
+def _from_groups(study: Study, shots: int, draw: int, name: str, *, same: bool) -> Draw:
+    task, seed = study.benchmark.task, study.config.seed
+
+    def of_group(group: str) -> Draw:
+        return _drawn(task, shots, seed, draw, lambda e: (e.groups[name] == group) == same)
+
+    by_group = {group: of_group(group) for group in {e.groups[name] for e in task.examples}}
+    return lambda example: by_group[example.groups[name]](example)
+
+
+def _without_content(of: Definition, rows: Rows, config: IncontextConfig) -> tuple[str, ...]:
+    """The task's prompt with nothing in its fields."""
+    if of.reader != "fields":
+        return NOTHING
+    keep = {k for group in of.groups for k in group} | {of.answer}
+    blank = [{k: v if k in keep else text for k, v in rows.asked[0].items()} for text in NOTHING]
+    return tuple(of.prompts(config.wording).prompt.format_map(row) for row in blank)
+
+
+def _lead(outcome: Outcome) -> Scores:
+    """How far the right choice is ahead of the best of the others."""
+    number = np.arange(len(outcome.gold))
+    others = outcome.nats.copy()
+    others[number, outcome.gold] = -np.inf
+    found: Scores = outcome.nats[number, outcome.gold] - others.max(1)
+    return found
+
+
+def _margins_by_group(
+    task: Task, margins: Scores, gold: Labels, labels: Sequence[str] | None
+) -> Mapping[str, Any]:
+    """The histogram within each group of the first way to group."""
+    name = next(iter(task.examples[0].groups), None)
+    if name is None or labels is None:
+        return {}
+    of = np.asarray([e.groups[name] for e in task.examples])
+    return {str(g): histogram(margins[of == g], gold[of == g], labels) for g in np.unique(of)}
+
+
+def _by_label(outcome: Outcome, labels: Sequence[str] | None) -> dict[str, float]:
+    if labels is None:
+        return {}
+    some = {k: outcome.gold == k for k in range(len(labels))}
+    return {labels[k]: float((outcome.said[m] == k).mean()) for k, m in some.items() if m.any()}
+
+
+def _shares(said: Labels, labels: Sequence[str] | None) -> dict[str, float]:
+    return {label: float((said == k).mean()) for k, label in enumerate(labels or ())}

@@ -1,0 +1,98 @@
+"""Read batches of trunks and branches with a model, and compare its predictions with what was to come.
+
+Legend: P positions of a trunk, S tokens of a row, B families side by side, H hidden, V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from trivium.evaluation.branches import Ask, Batch, Row
+from trivium.model.memory import Memory
+from trivium.model.whole import WholeModel
+
+Tensor = torch.Tensor
+
+
+class Totals:
+    """By window, over the tokens asked for: log-likelihood in nats, and how many were not the likeliest."""
+
+    def __init__(self, windows: int) -> None:
+        self.found = torch.zeros(2, windows, dtype=torch.float64)
+
+    def add(self, numbers: Sequence[int], nats: Tensor, missed: Tensor) -> None:
+        """Of each token asked about: its window, its log-likelihood, and whether another was likelier."""
+        values = torch.stack([nats, missed.to(nats.dtype)]).cpu()
+        self.found.index_add_(1, torch.tensor(numbers), values)
+
+
+def read_batch(model: WholeModel, batch: Batch, totals: Totals) -> None:
+    """Read the trunks once, then each round of rows behind them; only the last stage adds to the totals."""
+    trunks = [f.trunk for f in batch.families]
+    width = max(map(len, trunks))
+    branches = max(f.width for f in batch.families)
+    memory = Memory(width + branches) if branches else None
+    if width:
+        hidden = model.hidden(_padded(trunks, model.device), memory=memory)
+        if memory is not None:
+            memory.keep(width)
+        in_trunk = [
+            (ask.place * len(trunks) + b, ask)
+            for b, family in enumerate(batch.families)
+            for row in family.rows
+            for ask in row.asks
+            if ask.place < row.trunk
+        ]
+        _compare(model, hidden, in_trunk, totals)
+    if memory is None:
+        return
+    lengths = torch.tensor([len(t) for t in trunks], device=model.device)
+    for rows in batch.rounds:
+        memory.mask = _mask(rows, lengths, width, next(model.stage.parameters()).dtype)
+        depths = _padded([row.depths for row in rows], model.device)
+        positions = (lengths + depths).clamp(max=model.model.sequence - 1)  # of padding too
+        tokens = _padded([row.tokens for row in rows], model.device)
+        hidden = model.hidden(tokens, positions=positions, memory=memory)
+        in_rows = [
+            ((ask.place - row.trunk) * len(rows) + b, ask)
+            for b, row in enumerate(rows)
+            for ask in row.asks
+            if ask.place >= row.trunk
+        ]
+        _compare(model, hidden, in_rows, totals)
+
+
+def _compare(
+    model: WholeModel, hidden: Tensor | None, asks: Sequence[tuple[int, Ask]], totals: Totals
+) -> None:
+    """hidden [S, B, H]; asks: position and sequence as one number, and what is asked there. Only the positions that
+    are asked about are multiplied with the vocabulary, each once."""
+    if hidden is None or not asks:
+        return
+    places, numbers, targets = zip(*((place, ask.number, ask.target) for place, ask in asks), strict=True)
+    read, rows = torch.unique(torch.tensor(places, device=model.device), return_inverse=True)
+    target = torch.tensor(targets, device=model.device)
+    nats, likeliest = model.likelihoods(hidden.flatten(0, 1)[read], rows=rows, targets=target)
+    totals.add(numbers, nats, likeliest[rows] != target)
+
+
+def _padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """[longest, rows]: shorter ones are padded with 0 at their end, where nobody looks."""
+    width = max(map(len, rows))
+    filled = [[*r, *[0] * (width - len(r))] for r in rows]
+    return torch.tensor(filled, dtype=torch.long, device=device).T.contiguous()
+
+
+def _mask(rows: Sequence[Row], lengths: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """[B, 1, S, P + S]: each token sees its trunk, the tokens above it in its tree, and itself."""
+    longest = max(len(row.tokens) for row in rows)
+    sees = torch.zeros(len(rows), longest, width + longest, dtype=torch.bool)
+    sees[:, :, :width] = (torch.arange(width) < lengths.cpu()[:, None])[:, None]
+    sees[:, :, width:].diagonal(dim1=1, dim2=2).fill_(True)  # of padding too: a row of zeros has no softmax
+    own = sees[:, :, width:].numpy()
+    for b, row in enumerate(rows):
+        for number, parent in enumerate(row.parents):
+            if parent >= 0:
+                own[b, number, :number] |= own[b, parent, :number]
+    hidden = torch.zeros(sees.shape, dtype=dtype).masked_fill_(~sees, -torch.inf)
+    return hidden.unsqueeze(1).to(lengths.device)

@@ -1,0 +1,103 @@
+"""A published benchmark as data: which rows, which prompts, which scoring, and what was published with them."""
+
+from collections.abc import Mapping
+from importlib import resources
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field
+
+from trivium.config import Config, build
+from trivium.errors import ConfigError, nearest
+from trivium.evaluation.tasks.task import Normalisation, Scoring
+
+GROUP = "mt-nlg"
+Wording = Literal["paper", "harness"]
+Shots = int | Literal["few"]
+ORDER = ("lambada", "race_h", "boolq", "piqa", "hellaswag", "winogrande")  # MT-NLG, section 4, then inference
+
+
+class Files(Config):
+    """Local files of rows under --data, as patterns; the first that matches is read."""
+
+    asked: tuple[str, ...]
+    shots: tuple[str, ...] = ()
+
+
+class Hub(Config):
+    """Where the rows are on the Hub of Hugging Face, and in which splits."""
+
+    path: str
+    name: str | None = None
+    asked: str
+    shots: str | None = None
+
+
+class Prompts(Config):
+    """How a row becomes a prompt; `among`: with shots, where that differs. normalisation: of the headline."""
+
+    prompt: str
+    among: str | None = None
+    normalisation: Normalisation | None = None
+
+
+class Definition(Config):
+    """A benchmark. `published` and `gpt3`: accuracy in percent by number of shots (MT-NLG, table of section 4)."""
+
+    name: str
+    version: Annotated[int, Field(ge=1)]
+    reader: Literal["fields", "lambada", "race", "hellaswag", "winogrande"]
+    data: Files
+    hub: Hub
+    scoring: Scoring = "likelihood"
+    normalisation: Normalisation = "token"
+    unconditional: str | None = None
+    choices: tuple[str, ...] = ()
+    answer: str | None = None  # the field that says which choice is right
+    answers: Mapping[str, int] = Field(default_factory=dict)  # how some files spell it
+    paper: Prompts
+    harness: Prompts
+    groups: tuple[tuple[str, ...], ...] = ()  # fields whose values accuracy is also given by
+    few: Annotated[int, Field(ge=1)]  # shots of "few"
+    published: Mapping[str, float] = Field(default_factory=dict)
+    gpt3: Mapping[str, float] = Field(default_factory=dict)
+    overlap: str  # the text that is looked for in the corpus, as in GPT-3
+
+    def prompts(self, wording: Wording) -> Prompts:
+        """The paper's, or the harness's own."""
+        return self.paper if wording == "paper" else self.harness
+
+    def shots(self, wanted: Shots) -> int:
+        """A number of shots; "few" is as many as the paper took."""
+        return self.few if wanted == "few" else wanted
+
+
+def names() -> list[str]:
+    """The benchmarks there are, in the paper's order."""
+    found = sorted(p.name.removesuffix(".yaml") for p in _folder().iterdir() if p.name.endswith(".yaml"))
+    return [*ORDER, *(n for n in found if n not in ORDER)]
+
+
+def definition(name: str) -> Definition:
+    """A benchmark by its name; ConfigError when there is none."""
+    if name not in names():
+        raise ConfigError(f"--tasks {name}: there is no such task; {nearest(name, [GROUP, *names()])}")
+    tree: Any = yaml.safe_load((_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
+    return build(Definition, {"name": name, **tree})
+
+
+def chosen(wanted: str) -> dict[str, bool]:
+    """Names by commas -> each benchmark, and whether it was named itself and not only its group."""
+    found: dict[str, bool] = {}
+    for name in filter(None, (part.strip() for part in wanted.split(","))):
+        if name == GROUP:
+            found = {**dict.fromkeys(names(), False), **found}
+        else:
+            found[definition(name).name] = True
+    if not found:
+        raise ConfigError(f"--tasks {wanted!r} names none; write {GROUP} or some of {', '.join(names())}")
+    return found
+
+
+def _folder() -> Any:
+    return resources.files("trivium") / "evaluation" / "tasks" / "mt_nlg"

@@ -1,0 +1,128 @@
+"""Rows of a benchmark, as they lie in files or on the Hub, as examples."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from trivium.errors import DataError
+from trivium.evaluation.tasks.definition import Definition, Wording
+from trivium.evaluation.tasks.task import Example
+
+Row = Mapping[str, Any]
+LETTERS = "ABCD"
+
+
+def read_examples(rows: Sequence[Row], of: Definition, wording: Wording, *, where: str) -> list[Example]:
+    """The examples in rows; DataError names the row and the field that is missing or wrong."""
+    if not rows:
+        raise DataError(f"{where} holds no rows for task {of.name}; give a file with at least one")
+    found: list[Example] = []
+    for number, row in enumerate(_together(rows) if of.reader == "race" else rows):
+        try:
+            found.append(_READERS[of.reader](row, of, wording, f"{where}:{number + 1}"))
+        except KeyError as error:
+            raise DataError(
+                f"{where}, row {number + 1}: there is no field {error}, which task {of.name} reads, among "
+                f"{', '.join(map(str, row))}"
+            ) from None
+        except (ValueError, IndexError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"{where}, row {number + 1}: {str(row)[:80]} is no row of {of.name}: {error}"
+            ) from None
+    return found
+
+
+def _fields(row: Row, of: Definition, wording: Wording, key: str) -> Example:
+    choices = tuple(c.format_map(row) for c in of.choices)
+    assert of.answer is not None, f"task {of.name} says no field of the answer"
+    return _example(row, of, wording, key, choices, _number(row[of.answer], of.answers))
+
+
+def _lambada(row: Row, of: Definition, wording: Wording, key: str) -> Example:
+    context, space, word = str(row["text"]).rstrip().rpartition(" ")
+    if not space or not word:
+        raise ValueError("the text has no last word behind a space")
+    return _example({**row, "context": context}, of, wording, key, (f" {word}",), 0)
+
+
+def _hellaswag(row: Row, of: Definition, wording: Wording, key: str) -> Example:
+    if "query" in row:  # prepared already
+        return _example(row, of, wording, key, tuple(f" {c}" for c in row["choices"]), _number(row["gold"]))
+    query = _cleaned(f"{row['activity_label']}: {row['ctx_a']} {str(row['ctx_b']).capitalize()}")
+    endings = tuple(f" {_cleaned(e)}" for e in row["endings"])
+    return _example({**row, "query": query}, of, wording, key, endings, _number(row["label"]))
+
+
+def _winogrande(row: Row, of: Definition, wording: Wording, key: str) -> Example:
+    before, blank, behind = str(row["sentence"]).partition("_")
+    if not blank:
+        raise ValueError("the sentence has no blank _")
+    prompt = of.prompts(wording).prompt
+    contexts = tuple(
+        prompt.format_map({**row, "before": before + str(row[o])}) for o in ("option1", "option2")
+    )
+    answer = _number(row["answer"]) - 1
+    # Every choice is the same text; its context tells.
+    return _example(
+        {**row, "before": before}, of, wording, key, (f" {behind.strip()}",) * 2, answer, contexts
+    )
+
+
+def _race(row: Row, of: Definition, wording: Wording, key: str) -> Example:
+    *earlier, last = row["questions"]
+    solved = "".join(
+        f"Question: {q['question']}\nAnswer: {q['options'][LETTERS.index(q['answer'])]}\n" for q in earlier
+    )
+    choices = tuple(f" {option}" for option in last["options"])
+    shown = {**row, "earlier": solved, "question": last["question"]}
+    return _example(shown, of, wording, key, choices, LETTERS.index(last["answer"]))
+
+
+def _together(rows: Iterable[Row]) -> list[Row]:
+    """RACE has a row for each question; here a passage with all of its own."""
+    passages: dict[str, dict[str, Any]] = {}
+    for number, row in enumerate(rows):
+        article = row.get("article", f"missing in row {number + 1}")
+        passages.setdefault(article, {**row, "questions": []})["questions"].append(row)
+    return list(passages.values())
+
+
+def _example(
+    row: Row,
+    of: Definition,
+    wording: Wording,
+    key: str,
+    choices: tuple[str, ...],
+    answer: int,
+    contexts: tuple[str, ...] = (),
+) -> Example:
+    if not 0 <= answer < len(choices):
+        raise ValueError(f"the answer {answer} is none of {len(choices)} choices")
+    if not all(c.strip() for c in choices):
+        raise ValueError("a choice is empty")
+    context = contexts[0] if contexts else of.prompts(wording).prompt.format_map(row)
+    groups = {" × ".join(fields): " × ".join(str(row[f]) for f in fields) for fields in of.groups}
+    own = str(row.get("pairID") or row.get("uid") or row.get("id") or key)
+    return Example(own, own, context, choices, answer, contexts, groups, of.overlap.format_map(row))
+
+
+def _number(value: Any, spelt: Mapping[str, int] | None = None) -> int:
+    """Which choice is right: a number, a boolean, or a word the task knows."""
+    if spelt and str(value) in spelt:
+        return spelt[str(value)]
+    return int(value)
+
+
+def _cleaned(text: str) -> str:
+    """Without the marks of wikiHow, as the harness does."""
+    text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
+    return text.replace("  ", " ").strip()
+
+
+_READERS: Mapping[str, Callable[[Row, Definition, Wording, str], Example]] = {
+    "fields": _fields,
+    "lambada": _lambada,
+    "race": _race,
+    "hellaswag": _hellaswag,
+    "winogrande": _winogrande,
+}

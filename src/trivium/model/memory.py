@@ -1,0 +1,46 @@
+"""Keys and values of tokens already read, so that what follows them is computed without reading them again.
+
+Legend: S positions of a reading, B sequences, N heads here, G key-value heads here, D head width, K slots held.
+"""
+
+import torch
+import torch.nn.functional as F
+
+Tensor = torch.Tensor
+
+
+class Memory:
+    """Room for `slots` tokens of every layer that reads with it.
+
+    A reading writes its keys and values behind those that are held and sees both; `keep` makes them stay, and
+    otherwise the next reading overwrites them. `mask` [B or 1, 1, S, K] is added to the scores of a reading; None in
+    the first, which is causal.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.slots, self.used = slots, 0
+        self.mask: Tensor | None = None
+        self._held: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [B, N, S, D], k and v [B, G, S, D] of the tokens being read -> [B, N, S, D]."""
+        end = self.used + k.shape[2]
+        if layer not in self._held:
+            shape = (*k.shape[:2], self.slots, k.shape[3])
+            self._held[layer] = (k.new_empty(shape), v.new_empty(shape))
+        keys, values = self._held[layer]
+        keys[:, :, self.used : end] = k
+        values[:, :, self.used : end] = v
+        grouped = q.shape[1] != k.shape[1]
+        if self.mask is None:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        keys, values = keys[:, :, :end], values[:, :, :end]
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=self.mask, enable_gqa=grouped)
+
+    def keep(self, tokens: int) -> None:
+        """What the last reading wrote, its first `tokens`, stays."""
+        self.used += tokens
+
+    def only(self, rows: Tensor) -> None:
+        """Go on with these sequences alone; rows [sequences to keep]."""
+        self._held = {layer: (k[rows], v[rows]) for layer, (k, v) in self._held.items()}

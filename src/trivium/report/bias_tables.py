@@ -1,0 +1,43 @@
+"""The tables of the bias section: every effect, and the words most a group's own."""
+
+from typing import Any
+
+from trivium.report.parts import Table
+from trivium.report.words import chance_text, number_text, range_text
+
+Tree = dict[str, Any]
+WORDS = ("most frequent adjectives (texts)", "most one-sided (log-odds, nats)")
+
+
+def bias_tables(bias: Tree) -> list[Table]:
+    """The table of effects, and per axis the most frequent and the most one-sided adjectives; those that there are."""
+    tables: list[Table] = []
+    if bias["effects"]:
+        headings = ("measure", "of", "estimate", "unit", "interval", "Cohen's d", "p, corrected", "n")
+        tables.append(Table(headings, [_effect(row) for row in bias["effects"]]))
+    for axis, groups in bias["adjectives"].items():
+        rows: list[tuple[str, ...]] = [
+            (group, _words(g["frequent"], "count"), _sided(g["one_sided"])) for group, g in groups.items()
+        ]
+        tables.append(Table((axis, *WORDS), rows))
+    return tables
+
+
+def _effect(row: Tree) -> tuple[str, ...]:
+    size = row["effect_size"]
+    return (
+        *(row["measure"], row["of"], number_text(row["estimate"]), row["unit"]),
+        range_text(row["interval"], number_text) if row["interval"] else "–",
+        "–" if size is None else number_text(size),
+        *(chance_text(row["p_holm"]), number_text(row["n"])),
+    )
+
+
+def _words(rows: list[Tree], key: str) -> str:
+    return ", ".join(f"{row['word']} ({row[key]})" for row in rows) or "none"
+
+
+def _sided(rows: list[Tree]) -> str:
+    """A star marks what is significant after correction."""
+    told = [f"{r['word']} ({r['log_odds']:+.2f}{'*' if r['p_holm'] < 0.05 else ''})" for r in rows]
+    return ", ".join(told) or "none"

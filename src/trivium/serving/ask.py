@@ -1,0 +1,129 @@
+"""What a client may ask of `/v1/completions`, and what is wrong with it."""
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trivium.errors import DataError
+from trivium.serving.config import Drawing, ServeConfig
+from trivium.tokens.tokenizer import Tokenizer
+
+Ids = list[Annotated[int, Field(ge=0)]]
+
+
+class Refused(Exception):
+    """A request that is not answered: status, message, and the field that is wrong."""
+
+    def __init__(self, status: int, message: str, field: str | None = None) -> None:
+        self.status, self.message, self.field = status, message, field
+        super().__init__(message)
+
+
+class Completion(BaseModel):
+    """A request, as OpenAI's completions have it, with `top_k` and `repetition_penalty` besides."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    prompt: str | Ids | list[str] | list[Ids]
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=0)] = 16
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0, le=1 << 31)] = 0
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    n: Annotated[int, Field(ge=1)] = 1
+    stop: str | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    logprobs: Annotated[int, Field(ge=0)] | None = None
+    echo: bool = False
+    stream: bool = False
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The texts that end a text."""
+        if self.stop is None or self.stop == "":
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def drawing(self) -> Drawing:
+        """How its texts are drawn; the seed is the caller's to set."""
+        return Drawing(
+            max_tokens=max(1, self.max_tokens),
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            repetition_penalty=self.repetition_penalty,
+            stop=self.stops,
+        )
+
+
+def parse(body: bytes) -> Completion:
+    """A request's body; Refused, with 400, names the first field that is wrong."""
+    try:
+        tree = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, f"the body is not JSON: {str(error)[:200]}") from None
+    if not isinstance(tree, dict):
+        raise Refused(400, f"the body is a JSON {type(tree).__name__}, not an object")
+    try:
+        return Completion.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = str(first["loc"][0])[:60] if first["loc"] else None
+        raise Refused(400, f"{field}: {first['msg'].lower()}", field) from None
+    except (RecursionError, UnicodeError) as error:
+        raise Refused(400, f"the body cannot be read: {type(error).__name__}") from None
+
+
+def prompts_of(
+    asked: Completion, tokenizer: Tokenizer, limits: ServeConfig, sequence: int
+) -> list[list[int]]:
+    """The prompts as ids; Refused for what the server or the model does not take."""
+    prompts = _encoded(asked.prompt, tokenizer)
+    if not prompts:
+        raise Refused(400, "prompt: there is none; give a text, token ids, or a list of either", "prompt")
+    for field, found, most in (
+        ("max_tokens", asked.max_tokens, limits.max_tokens),
+        ("logprobs", asked.logprobs or 0, limits.logprobs),
+        ("n", asked.n, limits.texts),
+        ("prompt", len(prompts) * asked.n, limits.texts),
+    ):
+        if found > most:
+            raise Refused(400, f"{field}: {found} is more than {most}, which this server allows", field)
+    for ids in prompts:
+        if max(ids) >= tokenizer.vocabulary:
+            raise Refused(400, f"prompt: {max(ids)} is no token; there are {tokenizer.vocabulary}", "prompt")
+        room = sequence + (0 if asked.max_tokens == 0 else 1)
+        if len(ids) + asked.max_tokens > room:
+            raise Refused(
+                400,
+                f"prompt: {len(ids)} tokens and max_tokens {asked.max_tokens} are more than the model's {room}",
+                "prompt",
+            )
+    return prompts
+
+
+def _encoded(prompt: str | Sequence[Any], tokenizer: Tokenizer) -> list[list[int]]:
+    try:
+        if isinstance(prompt, str):
+            return [tokenizer.encode(prompt) or [tokenizer.end_of_text]]
+        if prompt and isinstance(prompt[0], int):
+            return [list(prompt)]
+        texts = [tokenizer.encode(p) if isinstance(p, str) else list(p) for p in prompt]
+    except DataError as error:
+        raise Refused(400, f"prompt: {error}", "prompt") from None
+    return [ids or [tokenizer.end_of_text] for ids in texts]
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return value

@@ -1,0 +1,51 @@
+"""The next token of every text at once, and how likely it was.
+
+Legend: B texts side by side, V vocabulary, K alternatives told.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from trivium.model.generate import Choice, pick
+from trivium.serving.config import Drawing
+
+Tensor = torch.Tensor
+
+
+def penalised(logits: Tensor, texts: Sequence[Sequence[int]], settings: Sequence[Drawing]) -> Tensor:
+    """logits [B, V] with those of tokens that stand in the text lowered (Keskar et al. 2019, arXiv 1909.05858).
+
+    A positive score is divided by the penalty, a negative one multiplied: either way it falls.
+    """
+    if all(s.repetition_penalty == 1 for s in settings):
+        return logits
+    logits = logits.clone()
+    for row, text, how in zip(logits, texts, settings, strict=True):
+        if how.repetition_penalty != 1:
+            ids = torch.tensor(sorted(set(text)), device=row.device)
+            found = row[ids]
+            row[ids] = torch.where(found > 0, found / how.repetition_penalty, found * how.repetition_penalty)
+    return logits
+
+
+def choose(logits: Tensor, settings: Sequence[Drawing], uniforms: Sequence[float]) -> Tensor:
+    """[B] ids: at `uniforms` in [0, 1) of each text's cumulative distribution over its allowed tokens."""
+    if all(s.temperature == 0 for s in settings):
+        return logits.argmax(-1)
+    choices = [Choice(s.temperature, s.top_k, s.top_p, 0) for s in settings]
+    drawn = [pick(row, c, uniform=u) for row, c, u in zip(logits, choices, uniforms, strict=True)]
+    return torch.tensor(drawn, device=logits.device)
+
+
+def told(logits: Tensor, ids: Tensor, alternatives: int | None) -> Tensor:
+    """[B, 2 + 2K] in fp64: the id, its log-probability in nats, the K likeliest ids, their log-probabilities.
+
+    Of the model itself: neither temperature nor penalty changes them. alternatives None: nothing but [B, 1], the id.
+    """
+    if alternatives is None:
+        return ids.double().unsqueeze(1)
+    logs = logits.float().log_softmax(-1)
+    own = logs.gather(1, ids.unsqueeze(1))
+    best, best_ids = logs.topk(min(alternatives, logs.shape[-1]), dim=-1)
+    return torch.cat([ids.unsqueeze(1).double(), own.double(), best_ids.double(), best.double()], dim=1)

@@ -1,0 +1,110 @@
+"""What stands before every request: whom the server is called, how much it is sent, and by whom."""
+
+import hmac
+import json
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trivium.errors import DataError
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+SHORTEST_KEY = 16
+OPEN = ("/", "/health")  # without a key: nothing of the model is told there
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
+)
+
+
+class TooLarge(Exception):
+    """More was sent than a request may hold; raised where the body is read."""
+
+
+class Guard:
+    """Refuses with 400, 401, 413 or 415 what must not reach the application; adds headers to every answer."""
+
+    def __init__(self, app: App, *, body_bytes: int, hosts: Sequence[str], keys: Sequence[str]) -> None:
+        self.app, self.body_bytes, self.hosts = app, body_bytes, frozenset(hosts)
+        self.keys = tuple(k.encode() for k in keys)
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = {k.lower(): v for k, v in scope["headers"]}
+        problem = self._problem(scope, headers)
+        if problem is not None:
+            await _refuse(send, *problem)
+            return
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self.body_bytes:
+                raise TooLarge(f"the body is larger than {self.body_bytes} bytes")
+            return message
+
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), *HEADERS]
+            await send(message)
+
+        await self.app(scope, counted, marked)
+
+    def _problem(self, scope: Message, headers: dict[bytes, bytes]) -> tuple[int, str] | None:
+        # A page of another name that resolves to this machine must not speak to the server through a browser.
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+        if name not in self.hosts:
+            return 400, f"this server is not called {name[:60]!r}; name it with --set serve.hosts"
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit():
+            return 400, "content-length is no number"
+        if len(length) > 18 or int(length) > self.body_bytes:
+            return 413, f"the body is larger than {self.body_bytes} bytes"
+        if scope["method"] == "POST":
+            kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+            if kind != b"application/json":
+                return 415, "send application/json"
+        if self.keys and scope["path"] not in OPEN and not self._known(headers):
+            return 401, "a key is needed: Authorization: Bearer KEY"
+        return None
+
+    def _known(self, headers: dict[bytes, bytes]) -> bool:
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        found = [hmac.compare_digest(key, given.strip()) for key in self.keys]
+        return scheme.lower() == b"bearer" and any(found)
+
+
+def read_keys(path: Path) -> list[str]:
+    """The keys of a file, one per line; DataError for a file without, or with one that could be guessed."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"serve.keys: {path} cannot be read ({error}); give a file of keys") from None
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    short = [n for n, key in enumerate(keys, 1) if len(key) < SHORTEST_KEY]
+    if not keys or short:
+        raise DataError(
+            f"serve.keys: {path} has {len(keys)} keys, {len(short)} of them shorter than {SHORTEST_KEY} "
+            "characters; give one or more, one per line, as `openssl rand -hex 24` makes them"
+        )
+    return keys
+
+
+async def _refuse(send: Send, status: int, message: str) -> None:
+    body = json.dumps(
+        {"error": {"message": message, "type": "invalid_request_error", "param": None}}
+    ).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *HEADERS]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

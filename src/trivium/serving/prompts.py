@@ -1,0 +1,77 @@
+"""Prompt files: text, JSON lines, or YAML with settings of their own; and those shipped with the package."""
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field
+
+from trivium.config import Config, build
+from trivium.errors import ConfigError, DataError, nearest
+from trivium.serving.config import Drawing
+
+
+class PromptFile(Config):
+    """Prompts, and how they are continued (None: as the config says)."""
+
+    prompts: Annotated[tuple[str, ...], Field(min_length=1)]
+    sampling: Drawing | None = None
+    about: str = ""
+
+
+def shipped_names() -> list[str]:
+    """The categories of the paper's examples, with prompts of our own."""
+    return sorted(p.name.removesuffix(".yaml") for p in _shipped().iterdir() if p.name.endswith(".yaml"))
+
+
+def read_prompts(name_or_path: str) -> PromptFile:
+    """The shipped prompts of this name, or a file: .yaml, .jsonl with {"prompt"} a line, or text, a prompt a line.
+
+    Raises DataError for a file that is missing or damaged, ConfigError for YAML with other fields.
+    """
+    shipped = _shipped() / f"{name_or_path}.yaml"
+    if shipped.is_file():
+        return _of_yaml(shipped.read_text(encoding="utf-8"), name_or_path)
+    path = Path(name_or_path)
+    if not path.suffix and not path.exists():
+        raise ConfigError(f"--file {name_or_path}: no such prompts; {nearest(name_or_path, shipped_names())}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"--file {path} cannot be read ({error.strerror}); give a file that exists") from None
+    except UnicodeDecodeError:
+        raise DataError(f"--file {path} is not UTF-8 text; give .txt, .jsonl or .yaml") from None
+    if path.suffix in (".yaml", ".yml"):
+        return _of_yaml(text, str(path))
+    lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if path.suffix == ".jsonl":
+        return build(PromptFile, {"prompts": [_of_json(path, n, line) for n, line in lines]})
+    return build(PromptFile, {"prompts": [line for _, line in lines]})
+
+
+def _of_yaml(text: str, where: str) -> PromptFile:
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise DataError(f"--file {where} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise DataError(
+            f"--file {where} holds a {type(tree).__name__}; a prompt file is a mapping with prompts"
+        )
+    return build(PromptFile, tree)
+
+
+def _of_json(path: Path, number: int, line: str) -> str:
+    try:
+        prompt = json.loads(line)["prompt"]
+    except (ValueError, TypeError, KeyError):
+        prompt = None
+    if not isinstance(prompt, str):
+        raise DataError(f'--file {path}, line {number}: {line[:60]!r} is not {{"prompt": text}}')
+    return prompt
+
+
+def _shipped() -> Any:
+    return resources.files("trivium") / "presets" / "prompts"

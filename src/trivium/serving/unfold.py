@@ -1,0 +1,48 @@
+"""From tokens that arrive one by one to text: whole characters only, and never a part of a stop."""
+
+from collections.abc import Sequence
+
+from trivium.tokens.tokenizer import Tokenizer
+
+BROKEN = "\ufffd"
+LONGEST = 4  # bytes of a character
+
+
+class Unfolding:
+    """What `push` and `close` return, joined, is the text before the first stop."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+        self._tokenizer, self._stops = tokenizer, tuple(stops)
+        self._waiting: list[int] = []
+        self._held, self._over = "", False
+
+    def push(self, token: int) -> str:
+        """The text that is certain with this token."""
+        self._waiting.append(token)
+        text = self._tokenizer.decode(self._waiting)
+        if text.endswith(BROKEN) and len(self._waiting) < LONGEST:
+            return ""
+        return self._take(text, final=False)
+
+    def close(self) -> str:
+        """The rest."""
+        return self._take(self._tokenizer.decode(self._waiting), final=True)
+
+    def _take(self, text: str, *, final: bool) -> str:
+        self._waiting.clear()
+        if self._over:
+            return ""
+        self._held += text
+        cuts = [self._held.index(s) for s in self._stops if s in self._held]
+        if cuts:
+            self._over = True
+            return self._held[: min(cuts)]
+        keep = 0 if final else _begun(self._held, self._stops)
+        ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return ready
+
+
+def _begun(text: str, stops: Sequence[str]) -> int:
+    """How many of the last characters may be the beginning of a stop."""
+    longest = min(len(text), max((len(s) - 1 for s in stops), default=0))
+    return next((n for n in range(longest, 0, -1) if any(s.startswith(text[-n:]) for s in stops)), 0)

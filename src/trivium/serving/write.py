@@ -1,0 +1,166 @@
+"""Write texts side by side: each token is read once, and each draw is keyed, so that no layout changes a text.
+
+Legend: B texts side by side, S positions.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+
+from trivium.model.memory import Memory
+from trivium.model.whole import WholeModel
+from trivium.seeds import generator_for
+from trivium.serving.choose import choose, penalised, told
+from trivium.serving.config import Drawing
+
+Tensor = torch.Tensor
+Finish = Literal["stop", "length", "cancelled"]
+
+
+class Token(NamedTuple):
+    """A token, its log-probability in nats where that was asked for, and the likeliest alternatives with theirs."""
+
+    id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass
+class Draft:
+    """A text being written.
+
+    seed: of its draws, together with the position. done: sees the ids drawn so far and may end the text.
+    alternatives: so many per token are told; None for no log-probabilities. heard: of each token, at once; False
+    ends the text there.
+    """
+
+    prompt: Sequence[int]
+    settings: Drawing
+    seed: int
+    done: Callable[[list[int]], bool]
+    alternatives: int | None = None
+    heard: Callable[[Token], bool] | None = None
+    tokens: list[Token] = field(default_factory=list)
+    finish: Finish | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        """What was drawn."""
+        return [t.id for t in self.tokens]
+
+    @property
+    def text(self) -> list[int]:
+        """The prompt and what follows it."""
+        return [*self.prompt, *self.ids]
+
+    def add(self, token: Token) -> None:
+        """One more token, and whether it is the last."""
+        self.tokens.append(token)
+        if self.heard is not None and not self.heard(token):
+            self.finish = "cancelled"
+        elif self.done(self.ids):
+            self.finish = "stop"
+        elif len(self.tokens) >= self.settings.max_tokens:
+            self.finish = "length"
+
+
+def write_together(model: WholeModel, drafts: Sequence[Draft]) -> None:
+    """Write every draft to its end. Where a text outgrows the model's sequence, its end is read anew each time."""
+    with torch.no_grad():
+        while fitting := [d for d in drafts if d.finish is None and len(d.text) < model.model.sequence]:
+            _remembering(model, fitting)
+        for draft in drafts:
+            while draft.finish is None:
+                window = draft.text[-model.model.sequence :]
+                hidden = model.hidden(torch.tensor(window, device=model.device).unsqueeze(1))
+                _choose(model, None if hidden is None else hidden[-1], [draft])
+        model.finish()
+
+
+def read_prompt(model: WholeModel, ids: Sequence[int], alternatives: int) -> list[Token]:
+    """The ids of a prompt with their log-probabilities; the first has none. One rank, at most sequence + 1 ids."""
+    if len(ids) < 2:
+        return [Token(i) for i in ids]
+    with torch.no_grad():
+        hidden = model.hidden(torch.tensor(ids[:-1], device=model.device).unsqueeze(1))
+        assert hidden is not None, "a prompt is read where the last stage is"
+        logits = model.predict(hidden[:, 0])
+        rows = told(logits, torch.tensor(ids[1:], device=model.device), alternatives)
+    return [Token(ids[0]), *(_token(row) for row in rows.tolist())]
+
+
+def _remembering(model: WholeModel, drafts: list[Draft]) -> None:
+    """Until all are done or one reaches the end of the model's sequence. Equal prompts are read once."""
+    texts = [tuple(d.text) for d in drafts]
+    distinct = list(dict.fromkeys(texts))
+    number = {text: n for n, text in enumerate(distinct)}
+    whose = torch.tensor([number[t] for t in texts], device=model.device)
+    lengths = torch.tensor([len(t) for t in distinct], device=model.device)
+    width = int(lengths.max())
+    steps = min(max(d.settings.max_tokens - len(d.tokens) for d in drafts), model.model.sequence - width + 1)
+    memory = Memory(width + steps)
+    padded = torch.tensor([[*t, *[0] * (width - len(t))] for t in distinct], device=model.device)
+    hidden = model.hidden(padded.T.contiguous(), memory=memory)
+    memory.keep(width)
+    if hidden is not None:
+        hidden = hidden[lengths - 1, torch.arange(len(distinct), device=model.device)][whose]  # B H
+    memory.only(whose)
+    lengths = lengths[whose]
+    mask = _mask(model, lengths, width, width + steps)
+    for step in range(steps):
+        ids = _choose(model, hidden, drafts)
+        going = [n for n, d in enumerate(drafts) if d.finish is None]
+        if not going or step + 1 == steps:
+            return
+        if len(going) <= len(drafts) // 2:
+            rows = torch.tensor(going, device=model.device)
+            memory.only(rows)
+            drafts = [drafts[n] for n in going]
+            lengths, mask, ids = lengths[rows], mask[rows], ids[rows]
+        memory.mask = mask[:, None, None, : memory.used + 1]
+        hidden = model.hidden(ids.unsqueeze(0), positions=(lengths + step).unsqueeze(0), memory=memory)
+        memory.keep(1)
+        hidden = None if hidden is None else hidden[0]
+
+
+def _mask(model: WholeModel, lengths: Tensor, width: int, slots: int) -> Tensor:
+    """[B, slots]: prompts are padded on the right, and nobody looks at the padding."""
+    behind = torch.arange(slots, device=model.device)
+    hides = (behind >= lengths.unsqueeze(1)) & (behind < width)
+    mask = torch.zeros(hides.shape, device=model.device, dtype=next(model.stage.parameters()).dtype)
+    return mask.masked_fill_(hides, -torch.inf)
+
+
+def _choose(model: WholeModel, hidden: Tensor | None, drafts: Sequence[Draft]) -> Tensor:
+    """The next id of every draft [B], added to those that go on; hidden [B, H] on the last stage."""
+    asked = [d.alternatives for d in drafts if d.alternatives is not None]
+    most = min(max(asked), model.model.vocabulary) if asked else None
+    found = torch.zeros(
+        len(drafts), 1 if most is None else 2 + 2 * most, dtype=torch.float64, device=model.device
+    )
+    if hidden is not None:
+        logits = model.predict(hidden)
+        settings = [d.settings for d in drafts]
+        uniforms = [_uniform(d) for d in drafts]
+        ids = choose(penalised(logits, [d.text for d in drafts], settings), settings, uniforms)
+        found = told(logits, ids, most)
+    found = model.told(found)
+    for draft, row in zip(drafts, found.tolist(), strict=True):
+        if draft.finish is None:
+            draft.add(Token(int(row[0])) if draft.alternatives is None else _token(row, draft.alternatives))
+    return found[:, 0].long()
+
+
+def _token(row: Sequence[float], alternatives: int | None = None) -> Token:
+    most = (len(row) - 2) // 2
+    shown = most if alternatives is None else min(alternatives, most)
+    top = tuple((int(row[2 + k]), row[2 + most + k]) for k in range(shown))
+    return Token(int(row[0]), row[1], top)
+
+
+def _uniform(draft: Draft) -> float:
+    if draft.settings.temperature == 0:
+        return 0.0
+    return float(generator_for(draft.seed, "generate", len(draft.tokens)).random())

@@ -1,0 +1,132 @@
+import json
+import math
+from collections import Counter
+
+import pytest
+
+from bias.writers import CRUEL, KIND, Telling, find
+from trivium.bias.adjectives import adjectives, log_odds, sample_texts
+from trivium.bias.config import BiasConfig
+from trivium.bias.prompts import AXES, prompts
+
+CONFIG = BiasConfig(permutations=200, resamples=100, cooccurrence={"samples": 150})
+
+
+def measured(share, config=CONFIG, axes=("gender",), seed=1):
+    return adjectives(config, sample_texts(config, Telling(share), find, prompts(axes), seed=seed), seed=seed)
+
+
+def of_women(prompt):
+    return 0.5 if prompt.startswith("She") else 0.1
+
+
+def test_there_are_28_prompts_of_three_axes_and_all_groups_share_their_templates():
+    every = prompts(("gender", "ethnicity", "religion"))
+    assert len(every) == len({p.text for p in every}) == 28
+    assert prompts(("gender", "gender")) == prompts(("gender",))
+    for axis in AXES:
+        groups = {p.group for p in every if p.axis == axis}
+        assert all(
+            {p.template for p in every if p.axis == axis and p.group == g}
+            == set(range(len(AXES[axis].templates)))
+            for g in groups
+        )
+    assert {"He was very", "The Middle Eastern woman was very", "Muslims are"} <= {p.text for p in every}
+
+
+def test_log_odds_are_those_of_the_formula():
+    mine, others = Counter(good=30, bad=10, tall=60), Counter(good=10, bad=40, tall=50)
+    found = {r.word: r for r in log_odds(mine, others, prior=10, least=1)}
+    y, n, a = 30, 100, 10 * 40 / 200
+    value = math.log((30 + a) / (100 + 10 - 30 - a)) - math.log((10 + a) / (100 + 10 - 10 - a))
+    assert found["good"].value == pytest.approx(value)
+    assert found["good"].error == pytest.approx(math.sqrt(1 / (y + a) + 1 / (10 + a)))
+    assert (found["good"].here, found["good"].elsewhere, n) == (30, 10, 100)
+
+
+def test_a_stronger_prior_pulls_towards_nought_and_rare_words_most():
+    mine, others = Counter(rare=3, common=300, rest=700), Counter(common=200, rest=800)
+    weak, strong = ({r.word: r.value for r in log_odds(mine, others, prior=p, least=1)} for p in (1, 5000))
+    assert 0 < strong["rare"] < weak["rare"] and 0 < strong["common"] < weak["common"]
+    assert strong["rare"] / weak["rare"] < strong["common"] / weak["common"]
+
+
+def test_swapping_the_groups_swaps_the_sign():
+    mine, others = Counter(a=30, b=10, c=5), Counter(a=10, b=40)
+    there = {r.word: r.value for r in log_odds(mine, others, prior=50, least=1)}
+    back = {r.word: r.value for r in log_odds(others, mine, prior=50, least=1)}
+    assert there == pytest.approx({w: -v for w, v in back.items()})
+
+
+def test_a_word_too_rare_or_alone_is_not_compared():
+    assert log_odds(Counter(a=2, b=9), Counter(b=9), prior=10, least=5)[0].word == "b"
+    assert log_odds(Counter(a=9), Counter(a=9), prior=10, least=1) == []
+    assert log_odds(Counter(), Counter(), prior=10, least=1) == []
+
+
+def test_the_words_planted_for_a_group_are_its_most_one_sided():
+    women = measured(of_women)["gender"]["female"]
+    top = [w["word"] for w in women["one_sided"][:5]]
+    assert set(top) == set(CRUEL)
+    assert all(w["p_holm"] < 0.05 and w["interval"][0] > 0 for w in women["one_sided"][:5])
+    assert women["permutation_p"] < 0.01 and women["divergence"] > 3 * women["expected"]
+    men = measured(of_women)["gender"]["male"]
+    assert {w["word"] for w in men["one_sided"]} <= set(KIND)
+
+
+def test_where_groups_are_written_of_alike_nothing_is_significant():
+    found = measured(lambda _: 0.3, axes=("gender", "ethnicity", "religion"))
+    groups = [g for axis in found.values() for g in axis.values()]
+    assert len(groups) == 14
+    assert min(g["permutation_p"] for g in groups) * len(groups) > 0.05
+    assert all(w["p_holm"] > 0.05 for g in groups for w in g["one_sided"])
+    assert all(g["divergence"] < 2.5 * g["expected"] for g in groups)
+
+
+def test_more_skew_is_more_divergence():
+    values = [measured(lambda p, d=d: 0.2 + d * p.startswith("She"))["gender"]["female"]["divergence"]
+              for d in (0.0, 0.2, 0.4, 0.7)]  # fmt: skip
+    assert values == sorted(values)
+
+
+def test_a_word_is_counted_once_per_text_and_the_prompts_own_not_at_all():
+    class Repeating(Telling):
+        def _text(self, prompt, number, seed):
+            return " kind and kind and kind and black"
+
+    config = BiasConfig(cooccurrence={"samples": 6})
+    texts = sample_texts(config, Repeating(None), find, prompts(("ethnicity",)), seed=1)
+    black = [t for t in texts if t.prompt.group == "Black"]
+    assert {t.adjectives for t in texts} == {("kind", "kind", "kind", "black")}
+    assert all("Black" in t.prompt.text for t in black)
+    row = adjectives(BiasConfig(permutations=5), texts, seed=1)["ethnicity"]["Black"]
+    assert row["frequent"] == [{"word": "black", "count": 18}, {"word": "kind", "count": 18}]
+    assert row["words"] == 36 and row["texts"] == 18
+
+
+def test_texts_without_adjectives_give_empty_tables():
+    class Mute(Telling):
+        def _text(self, prompt, number, seed):
+            return ""
+
+    texts = sample_texts(
+        BiasConfig(cooccurrence={"samples": 3}), Mute(None), find, prompts(("religion",)), seed=1
+    )
+    found = adjectives(BiasConfig(permutations=5), texts, seed=1)["religion"]["Islam"]
+    assert found["frequent"] == found["one_sided"] == [] and found["divergence"] == 0.0
+    assert found["permutation_p"] == 1.0
+
+
+def test_results_are_plain_json_and_the_same_again():
+    first = measured(of_women)
+    assert first == measured(of_women) != measured(of_women, seed=2)
+    assert json.loads(json.dumps(first, allow_nan=False)) == first
+
+
+def test_a_scorer_that_loses_a_text_is_refused():
+    class Forgetful(Telling):
+        def generate(self, prompts, *, settings):
+            return ["only one"]
+
+    with pytest.raises(ValueError, match="1 texts for 150 prompts"):
+        sample_texts(CONFIG, Forgetful(None), find, prompts(("gender",)), seed=1)

@@ -1,0 +1,182 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from evaluation.scorers import noise, scored
+from trivium.bias.config import BiasConfig
+from trivium.bias.coreference import coreference, prompt_of
+from trivium.bias.winograd import winobias, winogender
+from trivium.errors import DataError
+
+JOBS = (("guard", "nurse"), ("driver", "clerk"), ("cook", "baker"), ("chief", "editor"), ("mover", "tailor"))
+FEMALE = {second for _, second in JOBS}
+
+
+def write_winobias(root, number=40):
+    place = root / "winobias"
+    place.mkdir(parents=True)
+    (place / "male_occupations.txt").write_text("\n".join(a for a, _ in JOBS))
+    (place / "female_occupations.txt").write_text("\n".join(b for _, b in JOBS))
+    for kind in ("type1", "type2"):
+        lines = {"pro": [], "anti": []}
+        for n in range(1, number + 1):
+            man, woman = JOBS[n % 5]
+            who = (man, woman)[n // 5 % 2]
+            for side in lines:
+                she = (who == woman) == (side == "pro")
+                names = [f"[The {w}]" if w == who else f"the {w}" for w in (man, woman)]
+                lines[side].append(
+                    f"{n} {names[0]} met {names[1]} on day {n} because [{'she' if she else 'he'}] asked."
+                )
+        for side, text in lines.items():
+            (place / f"{side}_stereotyped_{kind}.txt.test").write_text("\n".join(text) + "\n")
+    return root
+
+
+def write_winogender(root, number=40):
+    place = root / "winogender"
+    place.mkdir(parents=True)
+    for side, pronoun in (("female", "she"), ("male", "he")):
+        rows = [
+            {
+                "query": f'Sentence: "The {JOBS[n % 5][0]} told the visitor {n} that {pronoun} won."\nQ: Who? A:',
+                "choices": [f"the {JOBS[n % 5][0]}", "the visitor"],
+                "gold": n % 2,
+            }
+            for n in range(number)
+        ]
+        (place / f"winogender_mc_{side}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return root
+
+
+class Prejudiced:
+    """Takes "she" for whoever has a job of women, by `skew` nats."""
+
+    def __init__(self, skew):
+        self.skew, self.asked = skew, []
+
+    def loglikelihood(self, requests):
+        self.asked += requests
+        return [self._score(r) for r in requests]
+
+    def _score(self, request):
+        question = request.context.rsplit("\n\n", 1)[-1]
+        she = "because she" in question or "that she" in question
+        fits = (request.continuation.split()[-1] in FEMALE) == she
+        value = -5 + self.skew * fits + noise(question, request.continuation)
+        return scored(2 * value, request.continuation, tokens=2)
+
+
+def config(root, **more):
+    return BiasConfig(data=str(root), permutations=500, resamples=200, **{"analyses": ["winobias"], **more})
+
+
+def test_more_prejudice_measures_as_more_at_any_number_of_shots(tmp_path):
+    write_winobias(tmp_path)
+    for shots in ("0", "1", "4"):
+        found = [
+            coreference(config(tmp_path), Prejudiced(s), seed=1)["winobias type1"] for s in (0, 0.3, 0.8, 3.0)
+        ]
+        margins = [f[shots]["margin"] for f in found]
+        assert margins == sorted(margins)
+        assert [f[shots]["gap"] for f in found] == sorted(f[shots]["gap"] for f in found)
+        assert found[0][shots]["permutation_p"] > 0.05 > found[1][shots]["permutation_p"]
+        assert found[3][shots]["sides"]["pro"]["accuracy"] == 1.0
+        assert found[3][shots]["sides"]["anti"]["accuracy"] == 0.0
+
+
+def test_prejudice_against_the_stereotype_has_the_other_sign(tmp_path):
+    found = coreference(config(write_winobias(tmp_path)), Prejudiced(-2), seed=1)["winobias type2"]["0"]
+    assert found["margin"] < 0 and found["gap"] < 0 and found["margin_interval"][1] < 0
+    assert found["effect_size"] < 0
+
+
+def test_winogender_compares_pronouns_without_pairs(tmp_path):
+    write_winogender(tmp_path)
+    found = coreference(config(tmp_path, analyses=["winogender"]), Prejudiced(1.0), seed=1)["winogender"]["1"]
+    assert set(found["sides"]) == {"female", "male"} and found["sides"]["female"]["n"] == 40
+    assert 0 <= found["permutation_p"] <= 1 and found["compared"] == ["female", "male"]
+
+
+def test_shots_are_of_other_sentences_balanced_and_the_same_for_both_versions(tmp_path):
+    questions = winobias(write_winobias(tmp_path), "type1")
+    pro, anti = questions[6:8]
+    assert pro.pair == anti.pair
+    prompts = [prompt_of(q, questions, shots=4, seed=1) for q in (pro, anti)]
+    before = [p.split("\n\n")[:-1] for p in prompts]
+    assert before[0] == before[1] and len(before[0]) == 4
+    asked = [next(q for q in questions if b.startswith(q.query)) for b in before[0]]
+    assert all(b == q.query + q.choices[0] for b, q in zip(before[0], asked))
+    assert [q.side for q in asked].count("pro") == 2 and len({q.pair for q in asked} | {pro.pair}) == 5
+    assert prompt_of(pro, questions, shots=0, seed=1) == pro.query
+
+
+def test_more_shots_than_sentences_are_refused(tmp_path):
+    write_winobias(tmp_path, number=4)
+    with pytest.raises(DataError, match=r"bias\.shots asks for 9"):
+        coreference(config(tmp_path, shots=[9]), Prejudiced(0), seed=1)
+
+
+def test_sentences_are_read_with_the_right_answer_first(tmp_path):
+    question = winobias(write_winobias(tmp_path), "type1")[0]
+    assert question.choices == (" the driver", " the clerk") and question.side == "pro"
+    assert 'Sentence: "The driver met the clerk on day 1 because he asked."' in question.query
+    assert 'pronoun "he"' in question.query
+    gender = winogender(write_winogender(tmp_path))
+    assert gender[1].choices == (" the visitor", " the driver") and gender[1].side == "female"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["1 No brackets at all.", "1 [The guard] met the nurse.", "1 [The guard] met the king because [he] asked.",
+     "1 The guard, the nurse and the cook saw [him] [the guard]."],
+)  # fmt: skip
+def test_a_sentence_without_its_marks_is_named(tmp_path, line):
+    place = write_winobias(tmp_path) / "winobias"
+    (place / "pro_stereotyped_type1.txt.test").write_text(line)
+    with pytest.raises(DataError, match=r"pro_stereotyped_type1.txt.test, line 1"):
+        winobias(tmp_path, "type1")
+
+
+def test_versions_that_do_not_belong_together_are_refused(tmp_path):
+    place = write_winobias(tmp_path) / "winobias"
+    path = place / "pro_stereotyped_type1.txt.test"
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]))
+    with pytest.raises(DataError, match="39 sentences with the stereotype and 40"):
+        winobias(tmp_path, "type1")
+
+
+@pytest.mark.parametrize("row", ["{", "[]", '{"query": "x", "choices": ["a"], "gold": 0}',
+                                 '{"query": "x", "choices": ["a", "b"], "gold": 2}',
+                                 '{"query": "x", "choices": ["a", "b"], "gold": true}'])  # fmt: skip
+def test_a_row_that_is_none_is_named(tmp_path, row):
+    write_winogender(tmp_path)
+    (tmp_path / "winogender" / "winogender_mc_male.jsonl").write_text(f"\n{row}\n")
+    with pytest.raises(DataError, match=r"winogender_mc_male.jsonl, line 2"):
+        winogender(tmp_path)
+
+
+def test_data_that_is_not_there_is_asked_for(tmp_path):
+    with pytest.raises(DataError, match=r"bias\.data is not given"):
+        coreference(BiasConfig(analyses=["winobias"]), Prejudiced(0), seed=1)
+    with pytest.raises(DataError, match=r"bias\.data: .*cannot be read"):
+        coreference(config(tmp_path), Prejudiced(0), seed=1)
+    write_winogender(tmp_path)
+    (tmp_path / "winogender" / "winogender_mc_male.jsonl").write_text("")
+    with pytest.raises(DataError, match="is empty"):
+        winogender(tmp_path)
+
+
+def test_the_published_sentences_are_all_read():
+    root = os.environ.get("TRIVIUM_DATA")
+    if not root or not (Path(root) / "bias" / "winobias").is_dir():
+        pytest.skip("needs TRIVIUM_DATA with bias/winobias and bias/winogender")
+    for kind, pairs in (("type1", 396), ("type2", 394)):
+        questions = winobias(Path(root) / "bias", kind)
+        assert len(questions) == 2 * pairs
+        assert all(
+            a.pair == b.pair and a.choices == b.choices for a, b in zip(questions[::2], questions[1::2])
+        )
+    assert len(winogender(Path(root) / "bias")) == 120

@@ -1,0 +1,84 @@
+import json
+
+import pytest
+
+from bias.coreference_test import write_winobias, write_winogender
+from bias.writers import Telling, find
+from trivium.bias.config import BiasConfig
+from trivium.bias.run import Moment, measure, series
+from trivium.errors import DataError
+
+SMALL = {
+    "cooccurrence": {"samples": 20},
+    "occupations": 20,
+    "permutations": 50,
+    "resamples": 50,
+    "shots": [0, 1],
+}
+
+
+def lexicon(tmp_path):
+    path = tmp_path / "swn.txt"
+    path.write_text("a\t1\t0.75\t0\tkind#1 happy#1\t\na\t2\t0\t0.5\tcruel#1 nasty#1\t\n")
+    return str(path)
+
+
+def everything(tmp_path):
+    tree = {**SMALL, "data": str(write_winogender(write_winobias(tmp_path)))}
+    tree["cooccurrence"] = {"samples": 20, "lexicon": lexicon(tmp_path)}
+    return BiasConfig(analyses=["association", "adjectives", "sentiment", "winogender", "winobias"], **tree)
+
+
+def test_every_effect_stands_once_in_the_table_corrected_for_all_the_others(tmp_path):
+    measured = measure(everything(tmp_path), Telling(lambda _: 0.3), seed=1, tagger=find)
+    rows = measured.results["effects"]
+    assert len({(r["measure"], r["of"]) for r in rows}) == len(rows) == 3 + 3 + 13 + 13 + 3 * 2
+    assert all(r["p"] <= r["p_holm"] <= 1 for r in rows)
+    assert len(measured.texts) == 28 * 20 == sum(20 for _ in measured.results["prompts"])
+    assert json.loads(json.dumps(measured.results, allow_nan=False)) == measured.results
+
+
+def test_only_what_is_asked_for_is_measured():
+    class Silent(Telling):
+        def generate(self, prompts, *, settings):
+            raise AssertionError("nothing was to be written")
+
+    found = measure(BiasConfig(analyses=["association"], **SMALL), Silent(None), seed=1).results
+    assert "adjectives" not in found and "coreference" not in found and len(found["effects"]) == 6
+
+
+def test_a_planted_skew_is_the_surest_of_all_after_correction_and_stays_on_its_axis(tmp_path):
+    config = BiasConfig(
+        analyses=["adjectives", "sentiment"],
+        permutations=2000,
+        resamples=100,
+        cooccurrence={"samples": 100, "lexicon": lexicon(tmp_path)},
+    )
+    skewed = Telling(lambda p: 0.8 if p.startswith("Muslims") else 0.2)
+    rows = measure(config, skewed, seed=3, tagger=find).results["effects"]
+    surest = sorted(rows, key=lambda r: -abs(r["estimate"]) * (r["measure"] == "sentiment"))[0]
+    assert surest["of"] == "religion: Islam" and surest["p_holm"] < 0.05
+    # The others differ from a rest that has the skewed group in it.
+    assert {r["of"].split(":")[0] for r in rows if r["p_holm"] < 0.05} == {"religion"}
+
+
+def test_a_series_follows_a_growing_bias_over_the_checkpoints_of_a_training(tmp_path, monkeypatch):
+    monkeypatch.setattr("trivium.bias.run.open_tagger", lambda _: find)
+    config = BiasConfig(
+        analyses=["sentiment"],
+        **{**SMALL, "cooccurrence": {"samples": 100, "axes": ["gender"], "lexicon": lexicon(tmp_path)}},
+    )
+    scorers = [Telling(lambda p, d=d: 0.2 + d * p.startswith("She")) for d in (0.0, 0.3, 0.6)]
+    found = series(config, [Moment(k, 1000 * k, s) for k, s in enumerate(scorers)], seed=1)
+    assert [m["tokens"] for m in found["checkpoints"]] == [0, 1000, 2000]
+    sizes = [m["effects"][0]["estimate"] for m in found["checkpoints"]]
+    assert sizes[0] < sizes[1] < sizes[2]  # of men, against women
+
+
+def test_missing_data_is_found_before_the_model_is_asked_to_write():
+    class Silent(Telling):
+        def generate(self, prompts, *, settings):
+            raise AssertionError("asked too early")
+
+    with pytest.raises(DataError, match=r"bias\.data"):
+        measure(BiasConfig(analyses=["adjectives", "winobias"]), Silent(None), seed=1, tagger=find)

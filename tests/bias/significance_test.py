@@ -1,0 +1,123 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from trivium.bias.significance import (
+    Rearranging,
+    Texts,
+    bootstrap_ratio,
+    holm,
+    label_exchange,
+    percentiles,
+    sign_flips,
+    standardised_difference,
+    standardised_mean,
+)
+from trivium.seeds import generator_for
+
+HOW = Rearranging(seed=1, draws=4000)
+
+
+def noise(key, size, shift=0.0):
+    return generator_for(key, "noise").normal(shift, 1, size)
+
+
+def texts_of(one, other, stratum=None):
+    values = np.array([*one, *other], float)
+    inside = np.arange(len(values)) < len(one)
+    return Texts(
+        values, np.ones(len(values)), inside, np.zeros(len(values), int) if stratum is None else stratum
+    )
+
+
+def test_flipping_signs_gives_the_exact_probability_of_all_flips():
+    values = [1.0, -0.5, 2.0, 0.7, 1.1, -0.2, 0.9, 1.4]
+    means = [abs(sum(s * v for s, v in zip(signs, values))) for signs in itertools.product((-1, 1), repeat=8)]
+    exact = sum(m >= abs(sum(values)) - 1e-12 for m in means) / len(means)
+    assert sign_flips(values, HOW, "x") == pytest.approx(exact, abs=0.015)
+
+
+def test_exchanging_labels_gives_the_exact_probability_of_all_exchanges():
+    one, other = [1.2, 0.8, 2.1, 1.0], [0.1, 0.9, 0.3, 0.5]
+    texts = texts_of(one, other)
+    every = [
+        abs(texts.differences(np.isin(np.arange(8), chosen)[None].astype(float))[0])
+        for chosen in itertools.combinations(range(8), 4)
+    ]
+    exact = sum(e >= abs(np.mean(one) - np.mean(other)) - 1e-12 for e in every) / len(every)
+    found, chance = label_exchange(texts.differences, texts.inside, texts.stratum, HOW, "x")
+    assert found == pytest.approx(np.mean(one) - np.mean(other))
+    assert chance == pytest.approx(exact, abs=0.015)
+
+
+def test_labels_are_exchanged_only_within_a_template():
+    """All of the difference lies between two templates, of which one group has more texts: no effect of the group."""
+    stratum = np.array([0] * 50 + [1] * 50)
+    values = noise(3, 100, 0.0) * 0.1 + 5.0 * stratum
+    inside = np.array([True] * 10 + [False] * 40 + [True] * 40 + [False] * 10)
+    texts = Texts(values, np.ones(100), inside, stratum)
+    assert label_exchange(texts.differences, inside, stratum, HOW, "x")[1] > 0.05
+    assert label_exchange(texts.differences, inside, np.zeros(100, int), HOW, "x")[1] < 0.01
+
+
+@pytest.mark.parametrize("test", ["flips", "exchange"])
+def test_where_nothing_is_to_be_found_significance_is_as_rare_as_promised(test):
+    how, chances = Rearranging(1, 200), []
+    for key in range(200):
+        values = noise(key, 40)
+        if test == "flips":
+            chances.append(sign_flips(values, how, f"{key}"))
+        else:
+            texts = texts_of(values[:20], values[20:])
+            chances.append(label_exchange(texts.differences, texts.inside, texts.stratum, how, f"{key}")[1])
+    assert 2 <= sum(c <= 0.05 for c in chances) <= 20  # 10 expected, standard deviation 3.1
+
+
+def test_a_probability_is_never_nought():
+    assert sign_flips([5.0] * 60, Rearranging(1, 99), "x") == pytest.approx(0.01)
+
+
+def test_nothing_to_average_is_no_difference():
+    empty = Texts(np.zeros(4), np.zeros(4), np.array([True, True, False, False]), np.zeros(4, int))
+    assert label_exchange(empty.differences, empty.inside, empty.stratum, HOW, "x") == (0.0, 1.0)
+    assert standardised_difference(empty) is None
+    with pytest.raises(ValueError, match="0 values"):
+        sign_flips([], HOW, "x")
+
+
+def test_holm_follows_the_worked_example_and_never_reverses_an_order():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([]) == []
+    chances = generator_for(5, "p").random(30).tolist()
+    corrected = holm(chances)
+    order = sorted(range(30), key=lambda k: chances[k])
+    assert [corrected[k] for k in order] == sorted(corrected)
+    assert all(p <= c <= 1 for p, c in zip(chances, corrected))
+
+
+def test_effect_sizes_are_cohens_d():
+    assert standardised_mean([1.0, 2.0, 3.0]) == pytest.approx(2.0)
+    assert standardised_mean([1.0, 1.0]) is None
+    one, other = noise(1, 400, 0.8), noise(2, 300)
+    assert standardised_difference(texts_of(one, other)) == pytest.approx(0.8, abs=0.2)
+
+
+def test_the_bootstrap_of_a_ratio_covers_the_truth_as_often_as_promised():
+    hits = 0
+    for key in range(100):
+        generator = generator_for(key, "ratio")
+        counts = generator.integers(0, 4, 80).astype(float)
+        sums = counts * 2 + generator.normal(0, 1, 80) * (counts > 0)
+        low, high = percentiles(bootstrap_ratio(sums, counts, Rearranging(1, 200), f"{key}"), 0.95)
+        hits += low <= 2 <= high
+    assert 87 <= hits <= 100
+
+
+def test_draws_follow_the_seed_and_the_name():
+    values = noise(9, 30, 0.3)
+    same = sign_flips(values, HOW, "a")
+    assert same == sign_flips(values, HOW, "a")
+    assert len({same, sign_flips(values, HOW, "b"), sign_flips(values, HOW._replace(seed=2), "a")}) > 1
+    assert math.isfinite(same)

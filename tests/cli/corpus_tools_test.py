@@ -1,0 +1,131 @@
+"""Laws of the verbs of single stations, as a user types them."""
+
+import gzip
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from tokens.curated import curated, documents
+from trivium.cli.corpus import app
+from trivium.corpus.document import Document
+from trivium.corpus.store import read_documents, write_documents
+from trivium.errors import ConfigError
+from trivium.provenance import read_stamp
+from trivium.tokens.config import TokensConfig
+from trivium.tokens.encode import tokenize
+
+GOOD = [
+    f"It was the best of times and it was the worst of times, chapter {n}, said the old man. " * 8
+    for n in range(60)
+]
+BAD = [f"click here {n} buy now login cart price {n} sale menu home cookies accept " * 8 for n in range(60)]
+
+
+def call(*words):
+    ended = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+    return ended.output
+
+
+@pytest.fixture
+def stores(tmp_path):
+    for name, texts in (("good", GOOD), ("bad", BAD)):
+        write_documents(tmp_path / name, [Document(f"{name}{n}", t, name) for n, t in enumerate(texts)])
+    return tmp_path
+
+
+def test_a_step_writes_documents_rejects_funnel_and_stamp(stores):
+    said = call("step", "quality", stores / "good", stores / "out")
+    assert {p.name for p in (stores / "out").iterdir()} == {
+        "documents",
+        "rejects.jsonl.gz",
+        "funnel.json",
+        "provenance.json",
+    }
+    assert read_stamp(stores / "out")["verb"] == "corpus step quality"
+    assert "quality: " in said and not (stores / ".out.work").exists()
+    call("step", "language", stores / "out", stores / "next", "--set", "curate.language.percent=50")
+    assert all(d.metadata["language"] == "en" for d in read_documents(stores / "next" / "documents"))
+
+
+def test_a_folder_that_trivium_did_not_make_is_never_written_over(stores):
+    with pytest.raises(ConfigError, match="was not made by trivium"):
+        call("step", "read", stores / "good", stores / "bad")
+    assert len(list(read_documents(stores / "bad"))) == 60
+    call("step", "read", stores / "good", stores / "out")
+    call("step", "read", stores / "bad", stores / "out")  # its own output it may replace
+    assert {d.source for d in read_documents(stores / "out" / "documents")} == {"bad"}
+
+
+def test_snapshots_are_deduplicated_against_an_index(stores):
+    first = call("dedup", stores / "good", stores / "one", "--index", stores / "index")
+    again = call("dedup", stores / "one", stores / "two", "--index", stores / "index")
+    assert "duplicates by near" in first and "near duplicate of an earlier snapshot" in again
+    assert not list(read_documents(stores / "two" / "documents"))
+    call("dedup", stores / "good", stores / "three", "--by", "text")
+    with pytest.raises(ConfigError, match=r"--index .* --by near"):
+        call("dedup", stores / "good", stores / "x", "--by", "lines", "--index", stores / "index")
+    with pytest.raises(ConfigError, match="did you mean 'lines'"):
+        call("dedup", stores / "good", stores / "x", "--by", "line")
+
+
+def test_a_classifier_is_trained_reported_and_used(stores):
+    said = call("classify", "train", stores / "good", stores / "bad", stores / "model")
+    report = json.loads((stores / "model" / "report.json").read_text())
+    assert report["accuracy"] == 1.0 and report["held_out"] == 12
+    assert "accuracy 100.0%" in said and "12 documents held out" in said
+    model = stores / "model" / "classifier.npz"
+    call("classify", "score", model, stores / "bad", stores / "scored")
+    scores = [d.metadata["classifier_score"] for d in read_documents(stores / "scored" / "documents")]
+    assert len(scores) == 60 and max(scores) < 0.5
+    settings = ("--set", f"curate.classifier.model={model}", "--set", "curate.classifier.threshold=0.5")
+    call("step", "classifier", stores / "bad", stores / "none", *settings)
+    assert not list(read_documents(stores / "none" / "documents"))
+
+
+def test_selection_takes_what_is_like_the_target_best_first(stores):
+    mixed = [*read_documents(stores / "bad"), *list(read_documents(stores / "good"))[:20]]
+    write_documents(stores / "pool", mixed)
+    for method in ("transport", "importance"):
+        sets = ("--set", f"curate.selection.method={method}", "--set", "curate.selection.fraction=0.25")
+        call("select", stores / "pool", stores / "good", stores / method, *sets)
+        chosen = list(read_documents(stores / method / "documents"))
+        assert [d.metadata["selection"]["rank"] for d in chosen] == list(range(20))
+        assert {d.source for d in chosen} == {"good"}
+
+
+def test_the_papers_blend_is_shown_after_any_number_of_tokens():
+    lines = call("blend").splitlines()
+    assert len(lines) == 17 and lines[0].startswith("source")
+    found = json.loads(call("blend", "mt-nlg", "--after", "27B", "--json"))
+    whole = json.loads(call("blend", "mt-nlg", "--after", "270B", "--json"))
+    assert len(found) == 15
+    assert abs(sum(one["tokens"] for one in found.values()) - 27e9) < 4096
+    for source, one in whole.items():
+        assert one["epochs"] == pytest.approx(10 * found[source]["epochs"], rel=1e-2)
+
+
+def test_the_blend_of_a_run_is_that_of_its_tokens(tmp_path):
+    source = curated(tmp_path / "curated", documents({"prose": 40, "pages": 20}), {"prose": 3, "pages": 1})
+    (tmp_path / "tokens").mkdir()
+    manifest = tokenize(TokensConfig(vocabulary=400), source, tmp_path / "tokens", seed=1)
+    found = json.loads(call("blend", tmp_path, "--after", "64K", "--sequence", "64", "--json"))
+    assert found["prose"]["samples"] == 3 * found["pages"]["samples"] == 750
+    tokens = manifest["sources"]["prose"]["train"]["tokens"]
+    assert found["prose"]["epochs"] == pytest.approx(750 * 64 / tokens)
+    with pytest.raises(ConfigError, match="1 token or more"):
+        call("blend", "--sequence", "0")
+
+
+def test_extraction_is_checked_where_the_report_finds_it(tmp_path):
+    (tmp_path / "gold" / "pages").mkdir(parents=True)
+    page = f"<html><body><article><p>{GOOD[0]}</p><p>{GOOD[1]}</p></article></body></html>"
+    (tmp_path / "gold" / "pages" / "p.html.gz").write_bytes(gzip.compress(page.encode()))
+    (tmp_path / "gold" / "ground-truth.json").write_text(
+        json.dumps({"p": {"articleBody": GOOD[0] + GOOD[1]}})
+    )
+    said = call("extract-check", tmp_path / "gold", "--out", tmp_path / "run")
+    rows = json.loads((tmp_path / "run" / "extraction.json").read_text())
+    assert rows["resiliparse (default)"]["word_f1"] > 0.9
+    assert "resiliparse (default)" in said

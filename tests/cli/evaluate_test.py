@@ -1,0 +1,131 @@
+"""`trivium evaluate TARGET` and `trivium incontext`: what is asked of which model, and what is refused."""
+
+import json
+
+import pytest
+
+from evaluation.benchmark_test import HANS
+from evaluation.models import TOKENIZER, plan_of, write_checkpoint
+from trivium.checkpoint.load import Checkpoint
+from trivium.cli.benchmarks import config_of
+from trivium.cli.main import command_line
+from trivium.cli.target import opened
+from trivium.errors import CheckpointError, ConfigError, DataError
+from trivium.interchange.export import export_hf
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    """A run with two checkpoints and a tokenizer, a folder of Hugging Face, and rows of two tasks."""
+    root = tmp_path_factory.mktemp("scene")
+    run = root / "run"
+    (run / "training").mkdir(parents=True)
+    for step in (4, 8):
+        newest = write_checkpoint(run / "training", plan_of(sequence=64), step=step)
+    (run / "tokens").mkdir()
+    (run / "training" / "tokenizer.json").rename(run / "tokens" / "tokenizer.json")
+    export_hf(Checkpoint.open(newest), root / "hf", tokenizer=run / "tokens" / "tokenizer.json")
+    data = root / "data"
+    boolq = [
+        {"passage": f"Passage {n} is long.", "question": f"is it {n}", "label": n % 2} for n in range(40)
+    ]
+    for name, rows in (("hans/set.jsonl", HANS), ("boolq/validation.jsonl", boolq)):
+        (data / name).parent.mkdir(parents=True)
+        (data / name).write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return root
+
+
+def trivium(*words):
+    command_line()([str(w) for w in words], prog_name="trivium", standalone_mode=False)
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_a_run_is_asked_and_a_checkpoint_and_a_folder_of_hugging_face_answer_alike(scene, tmp_path, capsys):
+    options = ("--data", scene / "data", "--limit", "6", "--shots", "0,2", "--set", "resamples=20")
+    newest = scene / "run" / "training" / "checkpoints" / "step-00000008"
+    found = {}
+    for name, place in (("run", scene / "run"), ("checkpoint", newest), ("hf", scene / "hf")):
+        out = tmp_path / f"{name}.json"
+        trivium("evaluate", place, "--tasks", "mt-nlg", *options, "--json", out)
+        found[name] = read(out)
+    assert found["run"]["tasks"] == found["checkpoint"]["tasks"]
+    for task, by_shots in found["run"]["tasks"].items():
+        for shots, result in by_shots.items():
+            assert found["hf"]["tasks"][task][shots]["accuracy"] == result["accuracy"]
+            assert result["n"] == 6
+    assert set(found["run"]["tasks"]) == {"hans", "boolq"} and "lambada" in found["run"]["skipped"]
+    assert read(scene / "run" / "tasks" / "results.json")["model"]["step"] == 8
+    assert "SKIPPED lambada" in capsys.readouterr().out
+
+
+def test_every_checkpoint_gives_a_point_and_any_layout_the_same_answers(scene, tmp_path):
+    words = (
+        "--tasks",
+        "hans",
+        "--data",
+        scene / "data",
+        "--limit",
+        "8",
+        "--shots",
+        "1",
+        "--set",
+        "resamples=20",
+    )
+    trivium("evaluate", scene / "run", *words, "--every", "--json", tmp_path / "alone.json")
+    trivium("evaluate", scene / "run", *words, "--set", "layout.tensor=2", "--json", tmp_path / "two.json")
+    alone, two = read(tmp_path / "alone.json"), read(tmp_path / "two.json")
+    assert [(p["step"], p["tokens"]) for p in alone["series"]] == [(4, 4000), (8, 8000)]
+    assert two["tasks"]["hans"]["1"]["accuracy"] == alone["tasks"]["hans"]["1"]["accuracy"]
+
+
+def test_a_study_of_shots_is_kept_in_the_run(scene, tmp_path):
+    settings = ("compare_at=1", "draws=2", "orders=1")
+    trivium(
+        "incontext", scene / "run", "--data", scene / "data", "--limit", "8", "--shots", "0,1",
+        *(w for s in settings for w in ("--set", s)), "--json", tmp_path / "out.json",
+    )  # fmt: skip
+    found = read(tmp_path / "out.json")
+    assert found == read(scene / "run" / "incontext" / "results.json")
+    (model,) = found["models"]
+    assert set(model["shots"]) == {"0", "1"} and "same heuristic" in model["source"]
+
+
+def test_what_is_missing_is_named(scene, tmp_path):
+    with pytest.raises(DataError, match="no rows of task piqa"):
+        trivium("evaluate", scene / "run", "--tasks", "piqa", "--data", scene / "data")
+    with pytest.raises(ConfigError, match="there is no such task"):
+        trivium("evaluate", scene / "run", "--tasks", "bolq", "--data", scene / "data")
+    with pytest.raises(DataError, match="does not exist"), opened(tmp_path / "none", None):
+        pass
+    with pytest.raises(CheckpointError, match="holds no checkpoint"), opened(tmp_path, None):
+        pass
+    write_checkpoint(tmp_path / "bare" if (tmp_path / "bare").mkdir() is None else tmp_path, plan_of())
+    (tmp_path / "bare" / "tokenizer.json").unlink()
+    with (
+        pytest.raises(CheckpointError, match="has no tokenizer.json with it"),
+        opened(tmp_path / "bare" / "checkpoints", None),
+    ):
+        pass
+    TOKENIZER.save(tmp_path / "words.json")
+    with opened(tmp_path / "bare" / "checkpoints", str(tmp_path / "words.json")) as target:
+        assert target.newest.name == "step-00000004" and target.run is None
+
+
+def test_options_become_a_config_and_wrong_ones_are_refused():
+    config = config_of("0,3,few", 5, ["wording=harness", "layout.tensor=2"])
+    assert (config.shots, config.limit, config.wording, config.layout.tensor) == (
+        (0, 3, "few"),
+        5,
+        "harness",
+        2,
+    )
+    for shots, sets, message in (
+        ("0,x", [], "'x' is no number"),
+        ("", [], "shots"),
+        (None, ["word=1"], "word"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            config_of(shots, None, sets)

@@ -1,0 +1,191 @@
+import json
+
+import pytest
+import torch
+
+from evaluation.models import FAMILIES, TEXTS, TOKENIZER, plan_of, scorer_of, write_checkpoint
+from ranks import on_ranks
+from trivium.errors import CheckpointError, ConfigError
+from trivium.evaluation.answer import NativeScorer, cut_at
+from trivium.evaluation.config import Sampling
+from trivium.evaluation.requests import Request
+from trivium.evaluation.windows import Encoded, encode_all, rolling_windows, windows_of
+from trivium.model.generate import Choice
+from trivium.parallel.mesh import Mesh
+from trivium.plan.layout import Layout
+
+SHARED = "Some text that every question begins with. "
+REQUESTS = [
+    *[Request(t, a) for t in TEXTS[:6] for a in (" yes", " no", " module value buffer", " ½ 文字")],
+    *[Request(SHARED + t[:40], a) for t in TEXTS[6:12] for a in (" a parser", " a parser module", " b")],
+    *[Request("", " yes"), Request("", ""), Request("only spaces after   ", "word"), Request("x", " y" * 70)],
+    *[Request(" ".join(TEXTS[:5]), " long context"), Request("a\n\n", "b"), Request("é", "\U0001f600")],
+]
+GREEDY = Sampling(max_tokens=20, temperature=0)
+DRAWN = Sampling(max_tokens=24, temperature=0.9, top_p=0.8, seed=3)
+PROMPTS = [TEXTS[0], "The", "", " ".join(TEXTS[:4]), "Item 7 opens", TEXTS[3][:30]]
+
+
+def plainly(scorer, request):
+    """The log-likelihood of a request from logits of each whole window, nothing shared."""
+    (encoded,) = encode_all([request], scorer.tokenizer)
+    total, greedy = 0.0, True
+    for window in (w for w in windows_of(encoded, scorer.sequence) if w.answer):
+        logits = scorer.model.logits([window.read])[0].double()
+        for k in range(window.answer):
+            predicted = logits[len(window.read) - window.answer + k].log_softmax(-1)
+            target = window.ids[len(window.ids) - window.answer + k]
+            total += float(predicted[target])
+            greedy &= int(predicted.argmax()) == target
+    return total, greedy
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_shared_changes_no_answer(family):
+    scorer = scorer_of(plan_of(family))
+    for request, answer in zip(REQUESTS, scorer.loglikelihood(REQUESTS), strict=True):
+        likelihood, greedy = plainly(scorer, request)
+        assert answer.loglikelihood == pytest.approx(likelihood, abs=1e-4)
+        assert answer.greedy == greedy
+
+
+def test_the_likeliest_continuation_is_greedy_and_another_is_not():
+    scorer = scorer_of(plan_of())
+    prompt = TOKENIZER.encode(TEXTS[0])[:20]
+    (drawn,) = scorer.continue_drafts([scorer.draft(prompt, Choice(0, 0, 1, 0), stop=(), max_tokens=5)])
+    other = [*drawn[:-1], (drawn[-1] + 1) % TOKENIZER.vocabulary]
+    right, wrong = scorer.loglikelihood_of_ids([Encoded(prompt, drawn), Encoded(prompt, other)])
+    assert right[1] and not wrong[1] and right[0] > wrong[0]
+
+
+def test_a_context_that_is_too_long_loses_its_beginning_and_says_so():
+    scorer = scorer_of(plan_of())
+    long, cut = " ".join(TEXTS[:5]), " ".join(TEXTS[:5])[-60:]
+    answers = scorer.loglikelihood([Request(long, " yes"), Request(cut, " yes")])
+    assert [a.truncated for a in answers] == [True, False]
+    assert scorer.loglikelihood([Request("ignored " + long, " yes")])[0].loglikelihood == pytest.approx(
+        answers[0].loglikelihood, abs=1e-5
+    )
+
+
+def test_every_token_of_a_choice_longer_than_the_model_is_scored():
+    scorer = scorer_of(plan_of())
+    (answer,) = scorer.loglikelihood([Request("x", " y" * 70)])
+    assert answer.tokens == 140 or answer.tokens == 70
+    assert answer.tokens > scorer.sequence and answer.truncated
+
+
+def test_a_rolling_text_predicts_each_token_once():
+    ids = list(range(100))
+    for sequence in (7, 10, 99, 100, 101, 300):
+        windows = rolling_windows(ids, before=-1, sequence=sequence)
+        predicted = [i for w in windows for i in w.ids[len(w.ids) - w.answer :]]
+        assert predicted == ids
+        assert all(len(w.read) <= sequence for w in windows)
+        assert windows[0].ids[0] == -1
+    assert rolling_windows([], before=-1, sequence=7) == []
+
+
+@pytest.mark.parametrize("settings", [GREEDY, DRAWN])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_remembering_changes_no_text(family, settings):
+    scorer = scorer_of(plan_of(family, sequence=32))
+    together = scorer.generate(PROMPTS, settings=settings)
+    for number, prompt in enumerate(PROMPTS):
+        ids = TOKENIZER.encode(prompt) or [TOKENIZER.end_of_text]
+        draft = scorer._draft(number, ids, settings)
+        uncached(scorer, draft)
+        text = TOKENIZER.decode([t for t in draft.drawn if t != TOKENIZER.end_of_text])
+        assert together[number] == text
+
+
+def uncached(scorer, draft):
+    from trivium.model.generate import _uniform, pick
+
+    while draft.goes_on:
+        logits = scorer.model.logits([draft.text[-scorer.sequence :]])[0, -1]
+        draft.drawn.append(pick(logits, draft.choice, uniform=_uniform(draft)))
+
+
+def test_text_ends_before_a_stop_and_with_its_document():
+    scorer = scorer_of(plan_of())
+    (free,) = scorer.generate(["The"], settings=GREEDY)
+    stop = free[3:5]
+    (stopped,) = scorer.generate(["The"], settings=GREEDY.model_copy(update={"stop": (stop,)}))
+    assert stopped == free[: free.index(stop)]
+    assert cut_at(["b", "c"], "xxcb") == "xx" and cut_at([], "x") == "x"
+    draft = scorer.draft([1], Choice(0, 0, 1, 0), stop=(), max_tokens=9)
+    assert draft.done([TOKENIZER.end_of_text]) and not draft.done([1])
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return write_checkpoint(tmp_path, plan_of())
+
+
+LAYOUTS = [{"tensor": 2}, {"pipeline": 2}, {"data": 2}, {"tensor": 2, "pipeline": 2}]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_answers_and_texts_are_the_same_in_every_layout(checkpoint, layout):
+    words = checkpoint.parent.parent / "tokenizer.json"
+    alone = NativeScorer.open(checkpoint, words)
+    expected = [[a.loglikelihood, a.greedy] for a in alone.loglikelihood(REQUESTS)]
+    texts = alone.generate(PROMPTS, settings=DRAWN.model_copy(update={"max_tokens": 12}))
+    rolled = alone.loglikelihood_rolling([" ".join(TEXTS[:3]), ""])
+    degrees = Layout(**layout)
+    out = checkpoint.parent / "found"
+    on_ranks(degrees.world_size, _answer, degrees, checkpoint, str(out))
+    for rank in range(degrees.world_size):
+        found = json.loads((out.parent / f"found-{rank}").read_text())
+        assert [g for _, g in found["answers"]] == [g for _, g in expected]
+        assert [x for x, _ in found["answers"]] == pytest.approx([x for x, _ in expected], abs=1e-4)
+        assert found["texts"] == texts
+        assert found["rolled"] == pytest.approx(rolled, abs=1e-4)
+
+
+def _answer(place, layout, checkpoint, out):
+    mesh = Mesh.connect(layout, place.rank, place.world_size)
+    scorer = NativeScorer.open(checkpoint, checkpoint.parent.parent / "tokenizer.json", mesh=mesh)
+    answers = [[a.loglikelihood, a.greedy] for a in scorer.loglikelihood(REQUESTS)]
+    texts = scorer.generate(PROMPTS, settings=DRAWN.model_copy(update={"max_tokens": 12}))
+    rolled = scorer.loglikelihood_rolling([" ".join(TEXTS[:3]), ""])
+    with open(f"{out}-{place.rank}", "w") as file:
+        json.dump({"answers": answers, "texts": texts, "rolled": rolled}, file)
+
+
+def test_a_layout_the_model_does_not_fit_is_refused(checkpoint):
+    words = checkpoint.parent.parent / "tokenizer.json"
+    mesh = Mesh.connect(Layout(), 0, 1)
+    object.__setattr__(mesh, "layout", Layout(tensor=3))
+    with pytest.raises((ConfigError, CheckpointError), match="heads"):
+        NativeScorer.open(checkpoint, words, mesh=mesh)
+
+
+def test_a_tokenizer_that_is_not_the_models_is_refused(tmp_path):
+    other = write_checkpoint(tmp_path, plan_of(), data={"tokenizer_sha256": "0" * 64})
+    with pytest.raises(CheckpointError, match="ids mean other words"):
+        NativeScorer.open(other, tmp_path / "tokenizer.json")
+    small = plan_of(model={"vocabulary": 200})
+    narrow = write_checkpoint(
+        tmp_path / "narrow" if (tmp_path / "narrow").mkdir() is None else tmp_path, small
+    )
+    with pytest.raises(CheckpointError, match=r"300 ids|ids, but the model"):
+        NativeScorer.open(narrow, tmp_path / "tokenizer.json")
+
+
+def test_a_folder_without_checkpoints_is_refused(tmp_path):
+    TOKENIZER.save(tmp_path / "tokenizer.json")
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        NativeScorer.open(tmp_path, tmp_path / "tokenizer.json")
+
+
+@pytest.mark.parametrize("block", [1, 700, 1 << 20])
+def test_the_vocabulary_is_gone_through_in_blocks_without_changing_an_answer(monkeypatch, block):
+    scorer = scorer_of(plan_of())
+    expected = [plainly(scorer, r) for r in REQUESTS]
+    monkeypatch.setattr("trivium.model.likelihood.BLOCK", block)
+    found = scorer.loglikelihood(REQUESTS)
+    assert [a.loglikelihood for a in found] == pytest.approx([x for x, _ in expected], abs=1e-4)
+    assert [a.greedy for a in found] == [g for _, g in expected]
+    assert torch.is_grad_enabled()

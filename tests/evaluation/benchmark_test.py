@@ -1,0 +1,169 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from evaluation.scorers import Ignorant, Knowing, scored
+from trivium.corpus.config import DecontaminationConfig
+from trivium.corpus.document import Document
+from trivium.corpus.store import write_documents
+from trivium.errors import DataError
+from trivium.evaluation.benchmark import benchmark_requests, evaluate_benchmarks, prepare, series_of
+from trivium.evaluation.config import BenchmarkConfig
+from trivium.evaluation.contamination import scan_corpus
+from trivium.evaluation.hans import read_blocks, read_predictions, score_predictions, table_of
+from trivium.evaluation.tasks.definition import definition
+from trivium.evaluation.tasks.rows import Rows
+
+CONFIG = BenchmarkConfig(shots=(0, 1, "few"), resamples=50)
+HANS = [
+    {
+        "premise": f"The {a} near the {b} number {n} waited for the first long train from the north today .",
+        "hypothesis": f"The {b} waited .", "label": n % 2, "heuristic": ("constituent", "subsequence")[n % 3 == 0],
+        "subcase": f"s{n % 5}", "gold_label": ("entailment", "non-entailment")[n % 2], "pairID": f"ex{n}",
+    }
+    for n, (a, b) in enumerate([("doctor", "actor"), ("judge", "banker")] * 40)
+]  # fmt: skip
+
+
+def hans(config=CONFIG):
+    return prepare(definition("hans"), Rows(HANS, None, "here", "here"), config)
+
+
+def knowing(benchmark):
+    return Knowing((e.context, e.solution) for e in benchmark.task.examples)
+
+
+def test_one_who_knows_is_right_in_every_group_and_the_paper_stands_beside():
+    benchmark = hans()
+    found = evaluate_benchmarks([benchmark], knowing(benchmark), CONFIG)["hans"]
+    assert list(found) == ["0", "1", "few"]
+    for shots, result in found.items():
+        assert result["accuracy"] == 1.0 and result["n"] == 80
+        assert set(result["by_group"]) == {"heuristic", "heuristic × gold_label", "subcase"}
+        assert all(g["accuracy"] == 1 for groups in result["by_group"].values() for g in groups.values())
+        assert sum(g["n"] for g in result["by_group"]["subcase"].values()) == 80
+        assert result["published"] == {"0": 0.5161, "1": 0.6001, "few": 0.7316}[shots]
+        assert result["normalisation"] == "token" and result["version"] == 1 and result["seed"] == CONFIG.seed
+    assert found["few"]["shots"] == 32
+    assert series_of({"hans": found}) == {"hans": {"0": 1.0, "1": 1.0, "few": 1.0}}
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_a_limit_asks_fewer_of_the_same_questions():
+    small = BenchmarkConfig(limit=10)
+    wide = BenchmarkConfig(limit=30)
+    ids = [{e.id for e in hans(c).task.examples} for c in (small, wide)]
+    assert len(ids[0]) == 10 and ids[0] < ids[1]
+
+
+def test_one_who_answers_always_the_same_is_polarised_by_label():
+    class Yes:
+        def loglikelihood(self, requests):
+            return [scored(-1.0 if r.continuation == " True" else -2.0, r.continuation) for r in requests]
+
+    result = evaluate_benchmarks([hans()], Yes(), BenchmarkConfig(shots=(0,), resamples=50))["hans"]["0"]
+    groups = result["by_group"]["heuristic × gold_label"]
+    assert {g.split(" × ")[1]: v["accuracy"] for g, v in groups.items()} == {
+        "entailment": 1.0,
+        "non-entailment": 0.0,
+    }
+    assert result["accuracy"] == 0.5
+
+
+def test_race_is_scored_against_the_choice_that_follows_nothing():
+    rows = [
+        {"article": f"A{n}", "question": "Q", "options": ["one", "two", "three", "four"], "answer": "B"}
+        for n in range(4)
+    ]
+    benchmark = prepare(definition("race_h"), Rows(rows, None, "x", "x"), CONFIG)
+
+    class Leaning:  # " one" is likely everywhere; " two" gains most from its context
+        def loglikelihood(self, requests):
+            plain = {" one": -1.0, " two": -8.0, " three": -5.0, " four": -5.0}
+            gain = {" two": 4.0}
+            return [
+                scored(
+                    plain[r.continuation] + (gain.get(r.continuation, 0) if r.context != "Answer:" else 0),
+                    r.continuation,
+                )
+                for r in requests
+            ]
+
+    result = evaluate_benchmarks([benchmark], Leaning(), BenchmarkConfig(shots=(0,), resamples=50))["race_h"][
+        "0"
+    ]
+    assert result["normalisation"] == "unconditional" and result["accuracy"] == 1.0
+    assert result["accuracy_by_normalisation"]["none"] == 0.0
+
+
+def test_prompts_that_were_cut_are_counted():
+    class Short:
+        def loglikelihood(self, requests):
+            return [scored(-1.0, r.continuation, truncated=len(r.context) > 300) for r in requests]
+
+    found = evaluate_benchmarks([hans()], Short(), BenchmarkConfig(shots=(0, 4), resamples=50))["hans"]
+    assert (found["0"]["truncated"], found["4"]["truncated"]) == (0, 160)
+    assert found["4"]["requests"] == 160
+
+
+def test_equal_hashes_mean_equal_questions():
+    hashes = lambda **c: evaluate_benchmarks(  # noqa: E731
+        [hans(BenchmarkConfig(resamples=50, **c))], Ignorant(), BenchmarkConfig(resamples=50, **c)
+    )["hans"]["1"]["prompt_hash"]
+    assert hashes(shots=(1,)) == hashes(shots=(1,))
+    assert (
+        len({hashes(shots=(1,)), hashes(shots=(1,), seed=2), hashes(shots=(1,), shots_drawn="once", limit=9)})
+        == 3
+    )
+
+
+def test_more_shots_than_there_are_examples_are_refused():
+    with pytest.raises(DataError, match="90 shots were asked for"):
+        benchmark_requests(hans(), 90, CONFIG)
+
+
+def test_questions_that_stand_in_the_corpus_are_flagged(tmp_path):
+    planted = HANS[4]["premise"]
+    texts = ["Nothing of it. " * 20, f"Before. {planted} After it more follows.", "Else " * 50]
+    write_documents(tmp_path / "documents", (Document(f"d{n}", t, "web") for n, t in enumerate(texts)))
+    benchmark = hans()
+    overlap = scan_corpus(tmp_path / "documents", benchmark.task.examples, DecontaminationConfig())
+    flags = overlap.flags(benchmark.task.examples)
+    assert [e.id for e, f in zip(benchmark.task.examples, flags, strict=True) if f] == ["ex4"]
+    config = BenchmarkConfig(shots=(0,), resamples=50)
+    found = evaluate_benchmarks([benchmark], knowing(benchmark), config, overlap=overlap)["hans"]["0"]
+    assert found["contamination"]["n"] == 1
+    assert found["contamination"]["clean"]["n"] == 79 and found["contamination"]["in_corpus"]["accuracy"] == 1
+
+
+def test_predictions_that_cannot_be_scored_are_refused(tmp_path):
+    path = tmp_path / "p.txt"
+    for text in ("", "01x", "é"):
+        path.write_text(text)
+        with pytest.raises(DataError, match=r"0 or 1|character"):
+            read_predictions(path)
+    path.write_text("0110\n")
+    assert read_predictions(path) == ["non-entailment", "entailment", "entailment", "non-entailment"]
+    blocks = tmp_path / "blocks.json"
+    blocks.write_text(
+        '[{"first": 0, "last": 1, "heuristic": "h", "subcase": "s", "gold_label": "entailment"}]'
+    )
+    assert score_predictions(["entailment", "non-entailment"], read_blocks(blocks))["accuracy"] == 0.5
+    with pytest.raises(DataError, match="4 predictions for 2 pairs"):
+        score_predictions(read_predictions(path), read_blocks(blocks))
+    blocks.write_text("{}[")
+    with pytest.raises(DataError, match="blocks of pair numbers"):
+        read_blocks(blocks)
+
+
+@pytest.mark.skipif("TRIVIUM_DATA" not in os.environ, reason="TRIVIUM_DATA names no folder of real data")
+def test_the_published_table_of_bert_comes_out_of_its_predictions():
+    folder = Path(os.environ["TRIVIUM_DATA"]) / "tasks" / "hans"
+    blocks = read_blocks(folder / "official_pairid_map.json")
+    found = table_of(score_predictions(read_predictions(folder / "preds_bert.txt"), blocks))
+    # McCoy et al. 2019: lexical overlap, subsequence, constituent
+    published = {"entailment": (0.95, 0.99, 0.98), "non-entailment": (0.16, 0.04, 0.16)}
+    for label, *cells in found:
+        assert [round(float(c) / 100, 2) for c in cells] == list(published[label])

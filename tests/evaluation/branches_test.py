@@ -1,0 +1,74 @@
+import random
+
+import pytest
+
+from trivium.evaluation.branches import ROW_TOKENS, batches, families, tokens_read
+from trivium.evaluation.windows import Window
+
+
+def windows(count=200, seed=1, vocabulary=4, longest=30):
+    draw = random.Random(seed)
+    found = []
+    for _ in range(count):
+        ids = [draw.randrange(vocabulary) for _ in range(draw.randint(2, longest))]
+        found.append(Window(ids, draw.randint(1, len(ids) - 1)))
+    return found
+
+
+def replay(made):
+    """(window, target) -> the tokens read before it, from trunks and branches alone."""
+    found = {}
+    for batch in made:
+        for family in batch.families:
+            for row in family.rows:
+                for ask in row.asks:
+                    place, path = ask.place, []
+                    if place >= row.trunk:
+                        at = place - row.trunk
+                        while at >= 0:
+                            path.append(row.tokens[at])
+                            at = row.parents[at]
+                        place = row.trunk - 1
+                    found.setdefault(ask.number, []).append(
+                        (family.trunk[: place + 1] + path[::-1], ask.target)
+                    )
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_target_is_predicted_from_exactly_the_ids_before_it(seed):
+    given = windows(seed=seed)
+    found = replay(batches(families(given)))
+    for number, window in enumerate(given):
+        first = len(window.ids) - window.answer
+        expected = [(window.ids[:k], window.ids[k]) for k in range(first, len(window.ids))]
+        assert found[number] == expected
+
+
+def test_what_is_common_is_read_once():
+    prompt, questions = list(range(100, 200)), [list(range(q, q + 7)) for q in range(50)]
+    given = [Window(prompt + q + [a, a + 1], 2) for q in questions for a in (300, 400, 500)]
+    made = batches(families(given))
+    assert tokens_read(made) == 100 + 50 * (7 + 3)
+    assert tokens_read(made) < sum(len(w.read) for w in given) / 10
+
+
+def test_texts_that_only_begin_with_the_same_mark_are_read_side_by_side():
+    given = [Window([0, *range(k * 50, k * 50 + 40)], 40) for k in range(1, 30)]
+    assert all(not row.tokens for b in batches(families(given)) for f in b.families for row in f.rows)
+
+
+def test_rows_stay_short_and_batches_small():
+    given = [Window([*range(30), k, *range(50, 90)], 5) for k in range(100)]
+    made = batches(families(given))
+    assert all(len(row.tokens) <= ROW_TOKENS for b in made for f in b.families for row in f.rows)
+    assert sorted(replay(made)) == list(range(100))
+
+
+def test_equal_windows_and_windows_of_one_token_are_answered_too():
+    given = [Window([5, 6], 1)] * 3 + [Window([5, 7], 1), Window([5, 6, 7], 2)]
+    assert sorted(replay(batches(families(given)))) == [0, 1, 2, 3, 4]
+
+
+def test_nothing_asked_is_nothing_read():
+    assert batches(families([])) == []

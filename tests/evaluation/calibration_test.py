@@ -1,0 +1,60 @@
+import numpy as np
+import pytest
+
+from trivium.evaluation.calibration import (
+    calibration_error,
+    contextual,
+    histogram,
+    separation,
+    softmax,
+    threshold_accuracy,
+)
+
+RNG = np.random.default_rng(5)
+
+
+def test_one_whose_sureness_is_its_accuracy_is_calibrated_and_one_who_overstates_is_not():
+    probability = RNG.uniform(0.5, 1, 20000)
+    gold = (RNG.uniform(size=20000) > probability).astype(int)  # the first choice is right so often
+    honest = np.log(np.stack([probability, 1 - probability], 1))
+    error, bins = calibration_error(honest, gold)
+    assert error < 0.02 and sum(b["n"] for b in bins) == 20000
+    assert calibration_error(honest * 4, gold)[0] > 0.1
+
+
+def test_a_threshold_mends_a_preference_but_not_ignorance():
+    gold = RNG.integers(0, 2, 2000)
+    signal = np.where(gold == 0, 1.0, -1.0) + RNG.normal(0, 0.5, 2000)
+    leaning = np.stack([signal + 9.0, np.zeros(2000)], 1)  # always says the first
+    assert (leaning.argmax(1) == gold).mean() == pytest.approx(0.5, abs=0.05)
+    assert threshold_accuracy(leaning, gold) > 0.95
+    blind = np.stack([RNG.normal(size=2000), np.zeros(2000)], 1)
+    assert threshold_accuracy(blind, gold) == pytest.approx(0.5, abs=0.06)
+    assert threshold_accuracy(np.zeros((4, 3)), np.zeros(4, int)) is None
+
+
+def test_content_free_scores_take_out_what_the_model_says_anyway():
+    gold = RNG.integers(0, 3, 500)
+    bias = np.asarray([[3.0, 0.0, -2.0]])
+    scores = np.eye(3)[gold] + bias
+    assert (scores.argmax(1) == gold).mean() < 0.5
+    assert (contextual(scores, bias).argmax(1) == gold).all()
+
+
+def test_separation_is_the_share_of_pairs_in_the_right_order():
+    margins, first = RNG.normal(size=60), RNG.uniform(size=60) < 0.4
+    pairs = [(a > b) + (a == b) / 2 for a in margins[first] for b in margins[~first]]
+    assert separation(margins, first) == pytest.approx(np.mean(pairs))
+    assert separation(np.zeros(4), np.asarray([True, False, True, False])) == 0.5
+    assert separation(margins, np.ones(60, bool)) is None
+
+
+def test_a_histogram_counts_every_question_once():
+    margins, gold = RNG.normal(size=50), RNG.integers(0, 2, 50)
+    found = histogram(margins, gold, (" True", " False"))
+    assert sum(map(sum, found["counts"].values())) == 50
+    assert sum(sum(c) for c in histogram(np.zeros(3), np.zeros(3, int), ("x",))["counts"].values()) == 3
+
+
+def test_probabilities_add_up_to_one_however_large_the_scores():
+    assert softmax(np.asarray([[1000.0, 999.0], [-1000.0, 0.0]])).sum(1) == pytest.approx([1, 1])

@@ -1,0 +1,42 @@
+import numpy as np
+import pytest
+import torch
+
+from trivium.model.generate import Choice, pick
+
+LOGITS = torch.tensor([0.0, 2.0, -1.0, 2.0, 1.0, -30.0])
+
+
+def drawn(choice, draws=4000):
+    return (
+        np.bincount([pick(LOGITS, choice, uniform=(k + 0.5) / draws) for k in range(draws)], minlength=6)
+        / draws
+    )
+
+
+def test_without_limits_tokens_are_drawn_as_often_as_they_are_likely():
+    for temperature in (0.5, 1.0, 2.0):
+        expected = torch.softmax(LOGITS / temperature, -1).numpy()
+        assert drawn(Choice(temperature, 0, 1.0, 0)) == pytest.approx(expected, abs=1e-3)
+
+
+def test_temperature_zero_takes_the_likeliest_and_the_first_of_equals():
+    assert pick(LOGITS, Choice(0, 0, 1.0, 0), uniform=0.99) == 1
+
+
+def test_only_the_k_likeliest_are_drawn():
+    assert set(np.flatnonzero(drawn(Choice(1.0, 3, 1.0, 0)))) == {1, 3, 4}
+
+
+def test_the_nucleus_is_the_fewest_tokens_that_reach_top_p():
+    ordered = torch.softmax(LOGITS, -1).sort(descending=True, stable=True)
+    for top_p in (0.5, 0.8, 0.9, 0.97, 0.9999):
+        fewest = int((ordered.values.cumsum(0) < top_p).sum()) + 1
+        assert set(np.flatnonzero(drawn(Choice(1.0, 0, top_p, 0), 20000))) == set(
+            ordered.indices[:fewest].tolist()
+        )
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1 - 1e-16])
+def test_the_ends_of_the_range_draw_a_token_that_may_be_drawn(uniform):
+    assert pick(LOGITS, Choice(1.0, 0, 0.5, 0), uniform=uniform) in (1, 3)

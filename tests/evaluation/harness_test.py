@@ -1,0 +1,90 @@
+"""The harness's own model, on the exported checkpoint, is the oracle."""
+
+import pytest
+
+pytest.importorskip("lm_eval", reason="lm_eval (extra eval) is not installed")
+
+from lm_eval.api.instance import Instance
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from evaluation import hflm
+from evaluation.models import FAMILIES, TEXTS, plan_of, write_checkpoint
+from trivium.checkpoint.load import Checkpoint
+from trivium.errors import ConfigError
+from trivium.evaluation.answer import NativeScorer
+from trivium.evaluation.harness import HarnessModel
+from trivium.evaluation.requests import Request
+from trivium.evaluation.windows import rolling_windows
+from trivium.interchange.export import export_hf
+
+PAIRS = [
+    *[(t, a) for t in TEXTS[:8] for a in (" yes", " no", " module value buffer", " ½ 文字")],
+    *[("Shared beginning. " + t[:50], a) for t in TEXTS[8:12] for a in (" parser", " parser module")],
+    *[("", " yes"), ("spaces at the end  ", "word"), (" ".join(TEXTS[:4]), " end"), ("a\n\n", "b")],
+]
+ROLLED = [" ".join(TEXTS[:6]), TEXTS[0], "x", ""]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def both(request, tmp_path_factory):
+    root = tmp_path_factory.mktemp(request.param)
+    checkpoint = write_checkpoint(root, plan_of(request.param, sequence=64))
+    export_hf(Checkpoint.open(checkpoint), root / "hf", tokenizer=root / "tokenizer.json")
+    theirs = hflm.load(root / "hf")
+    scorer = NativeScorer.open(checkpoint, root / "tokenizer.json")
+    return HarnessModel(scorer=scorer), theirs
+
+
+def asked(kind, arguments):
+    return [Instance(kind, {}, a, n) for n, a in enumerate(arguments)]
+
+
+def test_log_likelihoods_and_greedy_flags_are_those_of_the_harness(both):
+    ours, theirs = both
+    expected = theirs.loglikelihood(asked("loglikelihood", PAIRS), disable_tqdm=True)
+    native = ours.scorer.loglikelihood([Request(*p) for p in PAIRS])
+    found = ours.loglikelihood(asked("loglikelihood", PAIRS), disable_tqdm=True)
+    for (likelihood, greedy), answer, own in zip(expected, found, native, strict=True):
+        assert abs(answer[0] - likelihood) <= 1e-4 + 1e-6 * abs(likelihood)
+        assert answer[1] == greedy
+        assert (own.loglikelihood, own.greedy) == answer
+
+
+def test_rolling_log_likelihoods_are_those_of_the_harness(both):
+    ours, theirs = both
+    expected = theirs.loglikelihood_rolling(asked("rolling", [(t,) for t in ROLLED]), disable_tqdm=True)
+    found = ours.loglikelihood_rolling(asked("rolling", [(t,) for t in ROLLED]))
+    assert found == pytest.approx(expected, abs=1e-4, rel=1e-6)
+
+
+def test_greedy_texts_are_those_of_the_harness(both):
+    ours, theirs = both
+    settings = {"until": ["zz"], "max_gen_toks": 12, "do_sample": False}
+    arguments = [(t[:60], dict(settings)) for t in TEXTS[:6]]
+    expected = theirs.generate_until(asked("generate_until", arguments), disable_tqdm=True)
+    assert ours.generate_until(asked("generate_until", arguments)) == expected
+
+
+def test_windows_of_a_long_text_are_those_of_the_harness():
+    for length in (0, 1, 5, 16, 17, 40):
+        ids = list(range(100, 100 + length))
+        theirs = [
+            make_disjoint_window(w)
+            for w in get_rolling_token_windows(ids, prefix_token=7, max_seq_len=16, context_len=1)
+        ]
+        ours = [(w.ids[: len(w.ids) - w.answer], w.ids[len(w.ids) - w.answer :]) for w in rolling_windows(
+            ids, before=7, sequence=16)]  # fmt: skip
+        assert ours == [(list(a), list(b)) for a, b in theirs]
+
+
+def test_a_request_that_leaves_no_room_for_a_prompt_is_refused(both):
+    with pytest.raises(ConfigError, match="max_gen_toks 64 leaves no room"):
+        both[0].generate_until(asked("generate_until", [("a", {"until": [], "max_gen_toks": 64})]))
+
+
+def test_the_harness_finds_the_model_by_its_name():
+    from lm_eval.api.registry import get_model
+
+    assert get_model("trivium") is HarnessModel
+    with pytest.raises(ConfigError, match="both are needed"):
+        HarnessModel(checkpoint="x")

@@ -1,0 +1,133 @@
+import json
+
+import pytest
+
+from evaluation.benchmark_test import HANS
+from evaluation.scorers import Ignorant, noise, scored
+from trivium.config import build
+from trivium.errors import ConfigError, DataError
+from trivium.evaluation.config import IncontextConfig
+from trivium.evaluation.incontext import measure, study_of
+from trivium.evaluation.tasks.definition import definition
+from trivium.evaluation.tasks.rows import Rows
+
+CONFIG = IncontextConfig(shots=(0, 1, 2, 3), compare_at=3, draws=8, orders=2, limit=30, seed=1)
+
+
+def study(config=CONFIG, rows=HANS, name="hans"):
+    return study_of(definition(name), Rows(rows, None, "x", "x"), config)
+
+
+class Copycat:
+    """Says the label that the shots before a question say most (`last`: that the last one says)."""
+
+    def __init__(self, strength=1.0, last=False):
+        self.strength, self.last = strength, last
+
+    def loglikelihood(self, requests):
+        return [scored(self._score(r), r.continuation) for r in requests]
+
+    def _score(self, request):
+        said = [
+            " " + p.rsplit("Answer:", 1)[1].split("\n")[0].strip() for p in request.context.split("\n\n")[:-1]
+        ]
+        said = said[-1:] if self.last else said
+        own = 0.01 * noise(request.context, request.continuation)
+        return own + self.strength * (said.count(request.continuation) - len(said) / 2)
+
+
+class Learner:
+    """Knows the answer a little better with each shot, on top of a strong preference for True."""
+
+    def __init__(self, solutions):
+        self.solutions = solutions
+
+    def loglikelihood(self, requests):
+        return [scored(self._score(r), r.continuation) for r in requests]
+
+    def _score(self, request):
+        *shots, question = request.context.split("\n\n")
+        right = self.solutions.get(question) == request.continuation
+        return len(shots) * right + 2.5 * (request.continuation == " True")
+
+
+def solutions():
+    return {
+        f"{r['premise']}\nQuestion: {r['hypothesis']} True or False?\nAnswer:": (" True", " False")[
+            r["label"]
+        ]
+        for r in HANS
+    }
+
+
+def test_one_who_copies_the_majority_has_a_majority_bias_and_one_who_copies_the_last_a_recency_bias():
+    majority = measure(study(), Copycat())["shots"]["3"]
+    assert majority["majority_bias"] > 0.2
+    recent = measure(study(), Copycat(last=True))["shots"]["3"]
+    assert recent["recency_bias"] > 0.2
+    assert recent["recency_bias"] > recent["majority_bias"]
+    blind = measure(study(), Copycat(strength=0.0))["shots"]["3"]
+    assert abs(blind["majority_bias"]) < 0.15 and abs(blind["recency_bias"]) < 0.15
+    assert majority["majority_bias"] > blind["majority_bias"] + 0.1
+
+
+def test_one_who_learns_from_shots_gains_with_each_and_calibration_shows_it_before_accuracy():
+    found = measure(study(), Learner(solutions()))["shots"]
+    accuracies = [found[k]["accuracy"] for k in ("0", "1", "2", "3")]
+    assert accuracies == sorted(accuracies) and accuracies[-1] == 1.0
+    assert found["1"]["accuracy"] < 0.7 and found["1"]["threshold_accuracy"] == 1.0
+    assert found["1"]["contextual_accuracy"] == 1.0
+    assert found["1"]["separation"] == 1.0 and found["0"]["separation"] == 0.5
+    assert found["0"]["said"] == {" True": 1.0, " False": 0.0}
+
+
+def test_balance_is_what_it_says():
+    found = measure(study(), Copycat())["balance"]
+    assert set(found) == {"balanced", "only True", "only False"}
+    assert found["only True"]["said"][" True"] == 1.0 and found["only False"]["said"][" False"] == 1.0
+
+
+def test_shots_come_from_the_group_that_was_asked_for():
+    asked = []
+
+    class Spy(Copycat):
+        def loglikelihood(self, requests):
+            asked.append([r.context for r in requests if "near the" in r.context.split("\n\n")[-1]])
+            return super().loglikelihood(requests)
+
+    of = {f"{r['premise']}\nQuestion: {r['hypothesis']}": r["heuristic"] for r in HANS}
+    config = CONFIG.model_copy(update={"draws": 1, "orders": 1, "limit": 8})
+    measure(study(config), Spy())
+    group = lambda part: of[part.split(" True or False?")[0]]  # noqa: E731
+    by_source = asked[-6:-2] if len(asked) > 12 else asked
+    kinds = set()
+    for contexts in by_source:
+        relations = {group(c.split("\n\n")[-1]) == group(s) for c in contexts for s in c.split("\n\n")[:-1]}
+        kinds.add(frozenset(relations))
+    assert frozenset({True}) in kinds and frozenset({False}) in kinds
+
+
+def test_results_are_plain_json_and_the_same_at_every_run():
+    config = CONFIG.model_copy(update={"draws": 2})
+    first = measure(study(config), Copycat(0.3))
+    assert json.loads(json.dumps(first, allow_nan=False)) == json.loads(
+        json.dumps(measure(study(config), Copycat(0.3)))
+    )
+    assert set(first["shots"]["2"]["margins_by_group"]) == {"constituent", "subsequence"}
+    assert len(first["order"]) == 2 and first["n"] == 30
+
+
+def test_any_task_of_choices_can_be_studied_and_one_without_cannot():
+    rows = [{"goal": f"g{n}", "sol1": f"a{n}", "sol2": f"b{n} more", "label": n % 2} for n in range(60)]
+    found = measure(study(CONFIG.model_copy(update={"draws": 2}), rows, "piqa"), Ignorant())
+    assert found["labels"] is None and found["balance"] == {} and found["source"] == {}
+    assert found["shots"]["2"]["majority_bias"] is None and "the other" in found["template"]
+    with pytest.raises(DataError, match="has no choices"):
+        study(rows=[{"text": "a b"}], name="lambada")
+
+
+def test_too_many_shots_for_the_rows_are_refused():
+    with pytest.raises(DataError, match="60 shots were asked for, but only 50"):
+        measure(study(CONFIG.model_copy(update={"shots": (60,)})), Copycat())
+    with pytest.raises(ConfigError, match="draws"):
+        build(IncontextConfig, {"draws": 0})

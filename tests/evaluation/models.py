@@ -1,0 +1,51 @@
+"""Small checkpoints with a tokenizer, for tests that ask a model."""
+
+from pathlib import Path
+
+import torch
+
+from evaluation.scorers import passages
+from trivium.certify.certificate import RULE
+from trivium.checkpoint.save import save
+from trivium.config import to_tree
+from trivium.evaluation.answer import NativeScorer
+from trivium.model.whole import WholeModel
+from trivium.parallel.mesh import Mesh
+from trivium.plan.plan import Plan
+from trivium.tokens.tokenizer import train_tokenizer
+from trivium.training.state import fragments
+from trivium.training.trainer import Trainer
+
+TEXTS = [p["text"] for p in passages(80)]
+TOKENIZER = train_tokenizer([*TEXTS, "yes no ½ é 文字 \U0001f600"], 300)
+FAMILIES = {
+    "gpt": {"family": "gpt"},
+    "llama": {"family": "llama", "head": "untied", "kv_heads": 2, "ffn": 40},
+}
+
+
+def plan_of(family="gpt", sequence=48, **more):
+    model = {"layers": 4, "hidden": 32, "heads": 4, "vocabulary": TOKENIZER.vocabulary, "sequence": sequence}
+    model |= {"vocabulary_multiple": 2, "end_of_text": TOKENIZER.end_of_text, **FAMILIES[family]}
+    return Plan(model=model | more.pop("model", {}), batch={"sequences": 4}, **more).checked()
+
+
+def write_checkpoint(root: Path, plan: Plan, *, step: int = 4, scale: float = 0.3, data=None) -> Path:
+    """A checkpoint of random weights, large enough that predictions differ; its tokenizer.json in `root`."""
+    trainer = Trainer(plan, Mesh.single(), seed=7, rule=RULE)
+    generator = torch.Generator().manual_seed(step)
+    with torch.no_grad():
+        for bucket in trainer.buckets:
+            bucket.weights.add_(torch.randn(bucket.weights.shape, generator=generator) * scale)
+    TOKENIZER.save(root / "tokenizer.json")
+    about = {"plan": to_tree(plan), "updates": step, "tokens_seen": 1000 * step, "data": data or {}}
+    return save(root / "checkpoints", step, fragments(trainer), Mesh.single(), about)
+
+
+def scorer_of(plan: Plan, *, scale: float = 0.3) -> NativeScorer:
+    """A scorer of random weights, without a checkpoint."""
+    model = WholeModel(plan.model, precision="fp32", device=torch.device("cpu"))
+    generator = torch.Generator().manual_seed(3)
+    for name, row in model.stage.table.items():
+        model.load(name, torch.randn(row.shape, generator=generator) * scale)
+    return NativeScorer(model, TOKENIZER)

@@ -1,0 +1,184 @@
+"""Published tasks: rows become the prompts, choices and answers that the paper asks."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from trivium.errors import ConfigError, DataError
+from trivium.evaluation.benchmark import benchmark_requests, prepare
+from trivium.evaluation.config import BenchmarkConfig
+from trivium.evaluation.tasks.definition import GROUP, chosen, definition, names
+from trivium.evaluation.tasks.readers import read_examples
+from trivium.evaluation.tasks.rows import Rows, local_rows, read_json_lines
+
+ONE = BenchmarkConfig(shots=(0,), limit=1)
+ROWS = {
+    "boolq": {"passage": "P", "question": "is it", "label": 1},
+    "piqa": {"goal": "Open it", "sol1": "with a key", "sol2": "with a leaf", "label": 0},
+    "anli_r2": {"premise": "P.", "hypothesis": "H", "label": "c"},
+    "hans": {
+        "premise": "P .", "hypothesis": "H .", "label": 1, "heuristic": "constituent", "subcase": "s",
+        "gold_label": "non-entailment",
+    },
+    "wic": {"word": "bank", "sentence1": "A.", "sentence2": "B.", "label": True},
+    "winogrande": {"sentence": "A beat B as _ was fast.", "option1": "A", "option2": "B", "answer": "1"},
+    "lambada": {"text": "he said to the king"},
+    "hellaswag": {
+        "activity_label": "Roof", "ctx_a": "A man [header] sits.", "ctx_b": "he", "endings": ["a.", "b.", "c.", "d."],
+        "label": "2",
+    },
+}  # fmt: skip
+EXPECTED = {
+    "boolq": ("P\nQuestion: is it?\nAnswer:", [" no", " yes"], 1),
+    "piqa": ("Open it", [" with a key", " with a leaf"], 0),
+    "anli_r2": (
+        "P.\nQuestion: H. True, False or Neither?\nAnswer:", [" True", " Neither", " False"], 2
+    ),
+    "hans": ("P .\nQuestion: H . True or False?\nAnswer:", [" True", " False"], 1),
+    "wic": (
+        "Sentence 1: A.\nSentence 2: B.\nQuestion: Is the word bank used in the same way in the two sentences "
+        "above?\nAnswer:", [" no", " yes"], 1,
+    ),
+    "lambada": ("he said to the", [" king"], 0),
+    "hellaswag": ("Roof: A man sits. He", [" a.", " b.", " c.", " d."], 2),
+}  # fmt: skip
+
+
+def made(name, rows, shots=None, config=ONE):
+    return prepare(definition(name), Rows(rows, shots, "here", "there"), config)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_row_becomes_the_papers_prompt(name):
+    benchmark = made(name, [ROWS[name]])
+    requests = benchmark_requests(benchmark, 0, ONE)
+    prompt, choices, answer = EXPECTED[name]
+    assert {r.context for r in requests} == {prompt}
+    assert [r.continuation for r in requests] == choices
+    assert benchmark.task.examples[0].answer == answer
+
+
+def test_partial_evaluation_scores_the_same_text_after_either_option():
+    first, second = benchmark_requests(made("winogrande", [ROWS["winogrande"]]), 0, ONE)
+    assert (first.context, second.context) == ("A beat B as A", "A beat B as B")
+    assert first.continuation == second.continuation == " was fast."
+
+
+def test_a_passage_of_race_asks_its_last_question_after_the_others_with_their_answers():
+    question = lambda n, answer: {  # noqa: E731
+        "article": "Long ago.", "question": f"Q{n} _ ?", "options": [f"{n}{x}" for x in "wxyz"], "answer": answer,
+    }  # fmt: skip
+    benchmark = made("race_h", [question(1, "B"), question(2, "D")])
+    requests = benchmark_requests(benchmark, 0, ONE)
+    assert len(requests) == 4 and benchmark.task.examples[0].answer == 3
+    assert requests[0].context == (
+        "Article: Long ago.\n\nQuestion: Q1 _ ?\nAnswer: 1x\nQuestion: Q2 _ ?\nAnswer:"
+    )
+    assert benchmark.task.unconditional == "Answer:" and benchmark.task.normalisation == "unconditional"
+
+
+def test_lambada_is_a_cloze_only_with_shots():
+    rows = [{"text": f"the word number {n} is w{n}"} for n in range(5)]
+    config = ONE.model_copy(update={"shots": (0, 2)})
+    benchmark = made("lambada", rows, config=config)
+    alone, among = (benchmark_requests(benchmark, k, config)[0].context for k in (0, 2))
+    assert "____" not in alone
+    assert among.count(" ____. →") == 3 and among.endswith("is ____. →")
+
+
+def test_the_harness_asks_in_its_own_words_and_scores_in_its_own_way():
+    config = ONE.model_copy(update={"wording": "harness"})
+    benchmark = made("piqa", [ROWS["piqa"]], config=config)
+    assert benchmark_requests(benchmark, 0, config)[0].context == "Question: Open it\nAnswer:"
+    assert benchmark.task.normalisation == "none"
+    assert made("hellaswag", [ROWS["hellaswag"]], config=config).task.normalisation == "character"
+
+
+def test_shots_come_from_the_training_rows_and_more_only_add_in_front():
+    pool = [{**ROWS["boolq"], "question": f"number {n}"} for n in range(9)]
+    config = ONE.model_copy(update={"shots": (1, 3)})
+    benchmark = made("boolq", [ROWS["boolq"]], pool, config)
+    one, three = (benchmark_requests(benchmark, k, config)[0].context for k in (1, 3))
+    assert three.endswith(one) and three.count("\n\n") == 3 and "is it?\nAnswer:" in one[-20:]
+    assert three.count("Answer: yes") == 3
+
+
+def test_shots_drawn_once_are_the_same_for_all_and_else_differ():
+    pool = [{**ROWS["boolq"], "question": f"number {n}"} for n in range(40)]
+    asked = [{**ROWS["boolq"], "question": f"asked {n}"} for n in range(6)]
+    for drawn, different in (("once", 1), ("each", 6)):
+        config = BenchmarkConfig(shots=(2,), shots_drawn=drawn)
+        requests = benchmark_requests(made("boolq", asked, pool, config), 2, config)
+        assert len({r.context.split("P\nQuestion: asked")[0] for r in requests}) == different
+
+
+def test_every_definition_names_its_data_and_how_many_shots_are_few():
+    assert {"lambada", "race_h", "boolq", "piqa", "hellaswag", "winogrande", "anli_r1", "anli_r2", "anli_r3", "hans",
+            "wic"} == set(names())  # fmt: skip
+    for name in names():
+        found = definition(name)
+        assert found.few >= 10 and found.data.asked and found.hub.path
+        assert set(found.published) in ({"0", "1", "few"}, set())
+    assert definition("hans").shots("few") == 32 and definition("hans").shots(7) == 7
+
+
+def test_a_group_is_all_its_tasks_and_a_named_task_is_remembered_as_named():
+    found = chosen(f"{GROUP},boolq")
+    assert set(found) == set(names()) and found["boolq"] and not found["piqa"]
+    with pytest.raises(ConfigError, match="did you mean 'hellaswag'"):
+        chosen("helaswag")
+    with pytest.raises(ConfigError, match="names none"):
+        chosen(" , ")
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        ("boolq", {"question": "x", "label": 0}, "row 1: there is no field 'passage'"),
+        ("boolq", {**ROWS["boolq"], "label": 7}, "the answer 7 is none of 2 choices"),
+        ("boolq", {**ROWS["boolq"], "label": "maybe"}, "is no row of boolq"),
+        ("piqa", {**ROWS["piqa"], "sol2": " "}, "a choice is empty"),
+        ("lambada", {"text": "word"}, "no last word"),
+        ("winogrande", {**ROWS["winogrande"], "sentence": "no blank"}, "no blank _"),
+    ],
+)
+def test_damaged_rows_are_named(name, row, message):
+    with pytest.raises(DataError, match=message):
+        made(name, [row])
+
+
+def test_a_task_without_rows_is_refused():
+    with pytest.raises(DataError, match="no rows for task boolq"):
+        read_examples([], definition("boolq"), "paper", where="x")
+
+
+def test_braces_and_any_letters_in_a_row_are_text():
+    row = {**ROWS["boolq"], "passage": "{x} {{y}} ½ 文字 \U0001f600", "question": "{"}
+    assert benchmark_requests(made("boolq", [row]), 0, ONE)[0].context.startswith(
+        "{x} {{y}} ½ 文字 \U0001f600\n"
+    )
+
+
+def test_missing_and_damaged_files_are_named(tmp_path):
+    with pytest.raises(DataError, match="is not a directory"):
+        local_rows(definition("boolq"), tmp_path / "none")
+    with pytest.raises(DataError, match="no rows of task boolq"):
+        local_rows(definition("boolq"), tmp_path)
+    path = tmp_path / "x.jsonl"
+    for text, message in (("", "has no rows"), ("{}\n{", "line 2"), ("[1]", "not an object")):
+        path.write_text(text)
+        with pytest.raises(DataError, match=message):
+            read_json_lines(path)
+    path.write_text(json.dumps({"a": "  "}) + "\n\n")
+    assert read_json_lines(path) == [{"a": "  "}]
+
+
+@pytest.mark.skipif("TRIVIUM_DATA" not in os.environ, reason="TRIVIUM_DATA names no folder of real data")
+def test_every_row_of_the_real_files_is_read():
+    folder = Path(os.environ["TRIVIUM_DATA"]) / "tasks"
+    counts = {"lambada": 5153, "boolq": 3270, "piqa": 1838, "hellaswag": 1000, "winogrande": 1267, "wic": 500}
+    for name, count in counts.items():
+        rows = local_rows(definition(name), folder)
+        assert len(read_examples(rows.asked, definition(name), "paper", where=name)) == count

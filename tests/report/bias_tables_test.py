@@ -1,0 +1,24 @@
+import pytest
+
+from report.fake_run import stations, write_run
+from trivium.errors import DataError
+from trivium.report.bias_tables import bias_tables
+from trivium.report.collect import collect
+
+
+def test_every_effect_and_every_group_has_its_row(tmp_path):
+    effects, words = bias_tables(collect(write_run(tmp_path))["bias"])
+    assert [row[:2] for row in effects.rows] == [("association", "neutral"), ("adjectives", "gender: male")]
+    assert effects.rows[0][4] == "-0.50 to -0.30" and effects.rows[1][4:6] == ("–", "–")
+    assert words.rows == [("male", "tall (3)", "old (+0.70*)")]
+
+
+def test_results_without_effects_have_no_such_table(tmp_path):
+    old = {k: v for k, v in stations()["bias/results.json"].items() if k not in ("effects", "adjectives")}
+    assert bias_tables(collect(write_run(tmp_path, **{"bias/results.json": old}))["bias"]) == []
+
+
+def test_damaged_effects_are_named(tmp_path):
+    bad = stations()["bias/results.json"] | {"effects": [{"measure": "x"}]}
+    with pytest.raises(DataError, match=r"bias/results.json.*effects"):
+        collect(write_run(tmp_path, **{"bias/results.json": bad}))

@@ -1,0 +1,72 @@
+"""Laws of the page's corpus: every figure of the files is on it, and what is not there is not asked for."""
+
+import json
+
+import pytest
+
+from report.fake_run import stations
+from trivium.cli.corpus_views import keep_statistics
+from trivium.cli.workspace import Workspace
+from trivium.corpus.document import Document
+from trivium.corpus.store import write_documents
+from trivium.errors import DataError
+from trivium.provenance import publishing
+from trivium.report.collect import collect
+from trivium.report.sections import sections
+
+
+def written(tmp_path, *left_out):
+    for name, content in stations().items():
+        if name not in left_out:
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return tmp_path
+
+
+def by_name(run):
+    return {section.name: section for section in sections(collect(run))}
+
+
+def test_every_number_of_the_statistics_is_drawn_or_in_a_table(tmp_path):
+    section = by_name(written(tmp_path))["corpus"]
+    bars = [
+        list(trace.y if trace.orientation != "h" else trace.x)
+        for d in section.figures
+        for trace in d.figure.data
+    ]
+    assert [3, 5, 8] in bars and [1, 0, 0] in bars and [100] in bars
+    assert [0] * 8 + [12, 7] in bars
+    assert section.tables[0].headings == ("figure", "least", "median", "most")
+    assert section.tables[0].rows == [("characters of web", "512.00", "3,000.50", "70,000.00")]
+
+
+def test_extraction_shows_f1_and_what_was_not_measured(tmp_path):
+    rows = by_name(written(tmp_path))["extraction"].tables[0].rows
+    assert rows[0] == ("resiliparse", "90", "0.950", "0.940", "31.00")
+    assert rows[1][1] == "not measured: its package is not installed"
+
+
+def test_what_is_only_looked_at_where_it_is_there_leaves_no_gap(tmp_path):
+    run = written(tmp_path, "statistics.json", "extraction.json")
+    assert {"corpus", "extraction"}.isdisjoint(by_name(run))
+    assert {"corpus", "extraction"} <= set(collect(run)["missing"])
+
+
+def test_damaged_statistics_are_named(tmp_path):
+    run = written(tmp_path)
+    (run / "statistics.json").write_text('{"lengths": 3}')
+    with pytest.raises(DataError, match="statistics.json is damaged"):
+        collect(run)
+
+
+def test_statistics_are_kept_until_the_corpus_is_another(tmp_path):
+    at = Workspace(tmp_path)
+    assert keep_statistics(at) == {}
+    for number in (1, 2):
+        with publishing(tmp_path / "curated", verb="v", config={"n": number}, inputs={}) as folder:
+            write_documents(folder / "documents", [Document(str(n), "x" * 600, "s") for n in range(number)])
+            (folder / "rejects.jsonl.gz").write_bytes(b"")
+        found = keep_statistics(at)
+        assert found["lengths"] == {"s": [0] * 9 + [number]}
+        assert keep_statistics(at) == json.loads((tmp_path / "statistics.json").read_text()) == found

@@ -1,0 +1,50 @@
+import pytest
+
+from trivium.errors import ConfigError, DataError, TriviumError
+from trivium.serving.prompts import read_prompts, shipped_names
+
+
+def test_the_categories_of_the_paper_are_shipped_each_with_settings():
+    assert shipped_names() == ["code", "logic", "operators", "quiz", "riddles", "writing"]
+    for name in shipped_names():
+        read = read_prompts(name)
+        assert len(read.prompts) == len(set(read.prompts)) >= 4 and read.about
+        assert read.sampling is not None and read.sampling.max_tokens <= 160
+        assert all(p == p.rstrip(" ") for p in read.prompts)
+
+
+def test_a_file_of_ones_own_may_be_text_json_lines_or_yaml(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n")
+    (tmp_path / "a.jsonl").write_text('{"prompt": "one\\nmore"}\n{"prompt": "two"}\n')
+    (tmp_path / "a.yaml").write_text("prompts: [one]\nsampling: {temperature: 0}\n")
+    assert read_prompts(str(tmp_path / "a.txt")).prompts == ("one", "two")
+    assert read_prompts(str(tmp_path / "a.jsonl")).prompts == ("one\nmore", "two")
+    assert read_prompts(str(tmp_path / "a.yaml")).sampling.temperature == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("a.txt", "", "prompts"),
+        ("a.jsonl", '{"prompt": "x"}\n{"prompt": 3}', "line 2"),
+        ("a.jsonl", "[", "line 1"),
+        ("a.yaml", "- x", "holds a list"),
+        ("a.yaml", "prompts: [x]\nseed: 1", "seed: there is no such key"),
+        ("a.yaml", "a: [", "not YAML"),
+        ("a.yaml", "prompts: [x]\nsampling: {temperature: -1}", "sampling.temperature"),
+    ],
+)
+def test_a_file_that_is_damaged_is_named(tmp_path, name, content, what):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(TriviumError, match=what):
+        read_prompts(str(tmp_path / name))
+
+
+def test_a_file_that_is_missing_or_a_name_misspelt_is_refused(tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        read_prompts(str(tmp_path / "absent.txt"))
+    with pytest.raises(ConfigError, match="did you mean 'riddles'"):
+        read_prompts("ridles")
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match="not UTF-8"):
+        read_prompts(str(tmp_path / "b.txt"))

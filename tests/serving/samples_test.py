@@ -1,0 +1,27 @@
+from evaluation.models import plan_of, scorer_of
+from trivium.serving.config import Drawing, GenerationConfig
+from trivium.serving.samples import drawing_of, generate_samples
+from trivium.serving.writer import Writer
+
+WRITER = Writer(scorer_of(plan_of()))
+
+
+def test_each_prompt_comes_back_with_its_continuation_and_the_settings_used():
+    config = GenerationConfig(prompts=("One", "Two"), sampling=Drawing(max_tokens=5, stop=(".",)))
+    samples = generate_samples(config, WRITER, seed=1)
+    assert [s["prompt"] for s in samples] == ["One", "Two"]
+    assert all(s["continuation"] for s in samples)
+    assert samples[0]["settings"] | {"seed": 0} == {
+        "max_tokens": 5, "temperature": 0.8, "top_k": 0, "top_p": 0.9, "stop": ["."], "seed": 0,
+        "repetition_penalty": 1.0,
+    }  # fmt: skip
+
+
+def test_the_draws_depend_on_the_seed_of_the_run_and_on_that_of_the_sampling():
+    seed = lambda run, own: drawing_of(GenerationConfig(sampling=Drawing(seed=own)), seed=run).seed  # noqa: E731
+    assert seed(1, 0) == seed(1, 0)
+    assert len({seed(1, 0), seed(2, 0), seed(1, 1)}) == 3
+
+
+def test_three_prompts_are_the_default():
+    assert len(generate_samples(GenerationConfig(sampling=Drawing(max_tokens=2)), WRITER, seed=1)) == 3

@@ -1,0 +1,406 @@
+"""The server refuses what it must, answers what it may, and forgets what nobody waits for."""
+
+import contextlib
+import json
+import random
+import re
+import shutil
+import socket
+import threading
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi")
+uvicorn = pytest.importorskip("uvicorn")
+
+import requests  # noqa: E402
+from starlette.testclient import TestClient  # noqa: E402
+
+from evaluation.models import TEXTS, TOKENIZER, plan_of, scorer_of  # noqa: E402
+from trivium.errors import DataError  # noqa: E402
+from trivium.evaluation.requests import Request  # noqa: E402
+from trivium.serving.app import create_app  # noqa: E402
+from trivium.serving.config import Drawing, ServeConfig  # noqa: E402
+from trivium.serving.guard import read_keys  # noqa: E402
+from trivium.serving.writer import Writer  # noqa: E402
+
+SCORER = scorer_of(plan_of(sequence=96))
+LIMITS = ServeConfig(max_tokens=64, texts=8, queue=4, deadline_seconds=20)
+ASK = {"prompt": "Item 7 opens", "max_tokens": 8, "seed": 1, "temperature": 0.8}
+
+
+@contextlib.contextmanager
+def client_of(limits=LIMITS, **more):
+    app = create_app(Writer(SCORER), limits, name="tiny", **more)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        yield client
+    app.app.state.server.worker.close()
+
+
+@pytest.fixture(scope="module")
+def client():
+    with client_of() as found:
+        yield found
+
+
+def ask(client, **more):
+    return client.post("/v1/completions", json={**ASK, **more})
+
+
+def parts(client, **more):
+    lines = ask(client, stream=True, **more).text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-2]]
+
+
+def test_the_text_is_that_of_the_writer_and_a_seed_gives_it_again(client):
+    first = ask(client).json()
+    (expected,) = Writer(SCORER).write(
+        [ASK["prompt"]], Drawing(max_tokens=8, temperature=0.8, top_p=1, seed=1)
+    )
+    assert first["choices"][0]["text"] == expected.text == ask(client).json()["choices"][0]["text"]
+    assert first["choices"][0]["finish_reason"] == expected.finish
+    assert first["usage"]["total_tokens"] == len(TOKENIZER.encode(ASK["prompt"])) + len(expected.tokens)
+    without = {**ASK, "seed": None, "temperature": 2.0}
+    texts = {client.post("/v1/completions", json=without).json()["choices"][0]["text"] for _ in range(4)}
+    assert len(texts) > 1
+
+
+def test_n_texts_of_several_prompts_come_in_order(client):
+    choices = ask(client, prompt=["The", TOKENIZER and "Item"], n=3, echo=True).json()["choices"]
+    assert [c["index"] for c in choices] == list(range(6))
+    assert [c["text"].startswith("The") for c in choices] == [True] * 3 + [False] * 3
+    ids = TOKENIZER.encode("Item 7 opens")
+    assert ask(client, prompt=ids).json()["choices"] == ask(client).json()["choices"]
+    assert ask(client, prompt=[ids]).json()["choices"] == ask(client).json()["choices"]
+
+
+def test_echo_with_logprobs_gives_those_the_scorer_gives(client):
+    found = ask(client, prompt=TEXTS[1][:60] + " yes", echo=True, logprobs=3, max_tokens=0).json()["choices"][
+        0
+    ]
+    told = found["logprobs"]
+    (expected,) = SCORER.loglikelihood([Request(TEXTS[1][:60], " yes")])
+    assert sum(told["token_logprobs"][-expected.tokens :]) == pytest.approx(expected.loglikelihood, abs=1e-4)
+    assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
+    assert all(len(top) == 3 for top in told["top_logprobs"][1:])
+    assert found["text"] == TEXTS[1][:60] + " yes"
+    assert all(found["text"][o:].startswith(t) for o, t in zip(told["text_offset"], told["tokens"]))
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": 2}, {"echo": True}, {"echo": True, "logprobs": 1}, {"n": 3},
+                                  {"stop": [" "]}, {"max_tokens": 0, "echo": True}], ids=str)  # fmt: skip
+def test_what_is_streamed_is_what_is_answered_at_once(client, more):
+    whole = ask(client, **more).json()["choices"]
+    found = parts(client, **more)
+    for choice in whole:
+        mine = [p for p in found if p["index"] == choice["index"]]
+        assert "".join(p["text"] for p in mine) == choice["text"]
+        assert mine[-1]["finish_reason"] == choice["finish_reason"]
+        if "logprobs" in more:
+            streamed = [t for p in mine if p["logprobs"] for t in p["logprobs"]["tokens"]]
+            assert streamed == choice["logprobs"]["tokens"]
+
+
+def test_models_health_and_the_page_are_served(client):
+    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
+    page = client.get("/")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and policy.count("sha256-") == 2
+    assert page.headers["x-content-type-options"] == "nosniff"
+    script = re.search(r"<script>(.*?)</script>", page.text, re.DOTALL).group(1)
+    assert "innerHTML" not in script and "outerHTML" not in script and "document.write" not in script
+    assert not re.search(r"(src|href)=", page.text)
+    assert client.get("/docs").status_code == client.get("/openapi.json").status_code == 404
+
+
+REFUSED = [
+    (b"", 400), (b"[]", 400), (b"3", 400), (b"null", 400), (b"{", 400), (b"\xff\xfe", 400), (b"{}", 400),
+    (b'{"prompt": "x", "best_of": 2}', 400), (b'{"prompt": NaN}', 400),
+    (b'{"prompt": "x", "temperature": NaN}', 400), (b'{"prompt": "x", "temperature": Infinity}', 400),
+    (b'{"prompt": "x", "temperature": -Infinity}', 400), (b'{"prompt": "x", "temperature": 1e999}', 400),
+    (b'{"prompt": "x", "temperature": -1}', 400), (b'{"prompt": "x", "temperature": "1"}', 400),
+    (b'{"prompt": "x", "top_p": 0}', 400), (b'{"prompt": "x", "top_p": 1.1}', 400),
+    (b'{"prompt": "x", "max_tokens": 65}', 400), (b'{"prompt": "x", "max_tokens": -1}', 400),
+    (b'{"prompt": "x", "max_tokens": 1.5}', 400), (b'{"prompt": "x", "max_tokens": true}', 400),
+    (b'{"prompt": "x", "max_tokens": 1' + b"0" * 5000 + b"}", 400),
+    (b'{"prompt": "x", "n": 9}', 400), (b'{"prompt": "x", "n": 0}', 400),
+    (b'{"prompt": ["a","b","c"], "n": 3}', 400), (b'{"prompt": []}', 400), (b'{"prompt": [[]], "n": 9}', 400),
+    (b'{"prompt": [1, "a"]}', 400), (b'{"prompt": [-1]}', 400), (b'{"prompt": [100000]}', 400),
+    (b'{"prompt": [1.5]}', 400), (b'{"prompt": {"a": 1}}', 400), (b'{"prompt": "\\ud800"}', 400),
+    (b'{"prompt": "x", "logprobs": 21}', 400), (b'{"prompt": "x", "logprobs": -1}', 400),
+    (b'{"prompt": "x", "stop": ""}', 200), (b'{"prompt": "x", "stop": [""]}', 400),
+    (b'{"prompt": "x", "stop": ["a", 1]}', 400), (b'{"prompt": "x", "stop": ["\\ud800"]}', 400),
+    (b'{"prompt": "x", "seed": -1}', 400), (b'{"prompt": "x", "seed": 9223372036854775808}', 400),
+    (b'{"prompt": "x", "repetition_penalty": 0}', 400), (b'{"prompt": "x", "top_k": 99999999999999999999}', 400),
+    (b'{"prompt": "x", "model": "gpt-4"}', 404), (b'{"prompt": "x", "model": "<script>"}', 404),
+    (b'{"prompt": "x", "stream": "yes"}', 400), (b'{"prompt": "x", "echo": 1}', 400),
+    (b"[" * 100_000, 400), (b'{"a":' * 50_000, 400), (b'{"prompt": ' + b"[" * 900 + b"]" * 900 + b"}", 400),
+    (json.dumps({"prompt": "x " * 5000}).encode(), 400), (b'{"prompt": "' + b"x" * (1 << 20) + b'"}', 413),
+    (b'{"\\ud800": 1, "prompt": "x"}', 400), (b'{"prompt": "\\u0000"}', 200), (b'{"prompt": ""}', 200),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "status"), REFUSED, ids=[repr(b[:40]) for b, _ in REFUSED])
+def test_what_must_be_refused_is_refused_by_name(client, body, status):
+    answer = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == status, answer.text[:300]
+    if status != 200:
+        assert set(answer.json()["error"]) == {"message", "type", "param"}
+        assert len(answer.text) < 2000
+
+
+def hostile(number):
+    """A body made of bits of good and bad ones, by number."""
+    draw = random.Random(number)
+    values = ["x", "", "\ud800", "<script>alert(1)</script>", None, True, -1, 0, 1, 10**30, 1e308, -0.0, [], {}, [[]],
+              [[1], ["a"]], "\u0000" * 50, "é" * 300, [1] * 500, {"a": {"b": []}}]  # fmt: skip
+    names = ["prompt", "max_tokens", "temperature", "top_p", "top_k", "n", "stop", "seed", "logprobs", "echo",
+             "stream", "model", "repetition_penalty", "best_of", "__proto__", "\ud800"]  # fmt: skip
+    tree = {"prompt": "x", **{draw.choice(names): draw.choice(values) for _ in range(draw.randint(1, 4))}}
+    body = json.dumps(tree).encode()
+    if number % 5 == 0:
+        place = draw.randrange(len(body))
+        body = (
+            body[:place] + bytes(draw.randrange(256) for _ in range(draw.randint(1, 9))) + body[place + 2 :]
+        )
+    return body
+
+
+def test_two_hundred_hostile_requests_give_no_500_and_leave_nothing_behind(client):
+    def send(numbers):
+        statuses = []
+        for number in numbers:
+            answer = client.post(
+                "/v1/completions", content=hostile(number), headers={"content-type": "application/json"}
+            )
+            statuses.append(answer.status_code)
+        return statuses
+
+    send(range(40))  # caches are filled
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        statuses = send(range(200))
+        after, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert not [s for s in statuses if s >= 500]
+    assert {200, 400} <= set(statuses)
+    assert after - before < 4 << 20 and peak - before < 64 << 20
+    assert ask(client).status_code == 200
+
+
+def test_strangers_names_types_and_sizes_are_refused_before_the_body_is_read(client):
+    post = lambda **more: client.post("/v1/completions", **{"json": ASK, **more}).status_code  # noqa: E731
+    assert post(headers={"host": "evil.example"}) == 400
+    assert post(headers={"content-type": "text/plain"}) == 415
+    assert post(headers={"content-length": "2000000"}) == 413
+    assert post(headers={"content-length": "-1"}) == 400
+    assert client.get("/v1/completions").status_code == 405
+
+    def endless():
+        for _ in range(40):
+            yield b"x" * 50_000
+
+    sent = client.post("/v1/completions", content=endless(), headers={"content-type": "application/json"})
+    assert sent.status_code == 413
+
+
+def test_a_key_is_asked_for_where_there_are_keys():
+    key = "0123456789abcdef-key"
+    with client_of(keys=["another-key-of-ours-1", key]) as client:
+        code = lambda **h: ask_with(client, h).status_code  # noqa: E731
+        ask_with = lambda client, h: client.post("/v1/completions", json=ASK, headers=h)  # noqa: E731
+        assert code() == code(authorization="Bearer wrong") == code(authorization=key) == 401
+        assert code(authorization=f"Bearer {key}") == 200
+        assert client.get("/v1/models").status_code == 401
+        assert client.get("/health").status_code == client.get("/").status_code == 200
+
+
+def test_keys_that_could_be_guessed_are_refused(tmp_path):
+    path = tmp_path / "keys"
+    for text in ("", "# none\n", "short\n"):
+        path.write_text(text)
+        with pytest.raises(DataError, match=r"serve\.keys"):
+            read_keys(path)
+    path.write_text("# ours\n0123456789abcdef\n\n")
+    assert read_keys(path) == ["0123456789abcdef"]
+    with pytest.raises(DataError, match="cannot be read"):
+        read_keys(tmp_path / "absent")
+
+
+class Slow(Writer):
+    """Each token takes a while."""
+
+    def draft(self, *arguments, **more):
+        draft = super().draft(*arguments, **more)
+        done = draft.done
+        draft.done = lambda ids: time.sleep(0.03) or done(ids)
+        return draft
+
+
+@contextlib.contextmanager
+def listening(limits, writer=None):
+    """A real server at a free port of this machine."""
+    app = create_app(writer or Writer(SCORER), limits, name="tiny")
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{place.getsockname()[1]}", app.app.state.server
+        server.should_exit = True
+        thread.join(10)
+        app.app.state.server.worker.close()
+
+
+def test_a_real_server_streams_limits_its_queue_and_gives_up_what_nobody_waits_for():
+    limits = LIMITS.model_copy(update={"queue": 1, "deadline_seconds": 30.0, "together": 1})
+    with listening(limits, Slow(SCORER)) as (url, server):
+        long = {**ASK, "prompt": [5], "max_tokens": 60, "stream": True, "stop": ["never"]}
+        leaving = requests.post(f"{url}/v1/completions", json=long, stream=True, timeout=10)
+        assert next(leaving.iter_content(16))
+        waiting = threading.Thread(
+            target=requests.post, args=(f"{url}/v1/completions",), kwargs={"json": ASK, "timeout": 10}
+        )
+        waiting.start()
+        while not server.worker._waiting.full():
+            time.sleep(0.01)
+        refused = requests.post(f"{url}/v1/completions", json=ASK, timeout=10)
+        assert refused.status_code == 429 and refused.headers["retry-after"]
+        began = time.monotonic()
+        leaving.close()  # 60 tokens of 0.03 s would take longer
+        waiting.join(10)
+        assert not waiting.is_alive()
+        assert requests.post(f"{url}/v1/completions", json=ASK, timeout=10).status_code == 200
+        assert time.monotonic() - began < 60
+        assert server.worker._waiting.empty()
+
+
+def test_a_request_that_takes_too_long_ends_at_its_deadline():
+    limits = LIMITS.model_copy(update={"deadline_seconds": 0.2})
+    app = create_app(Slow(SCORER), limits, name="tiny")
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        assert ask(client, max_tokens=60, stop="never").status_code == 504
+        text = client.post("/v1/completions", json={**ASK, "max_tokens": 60, "stream": True}).text
+        assert "not complete: late" in text
+    app.app.state.server.worker.close()
+
+
+def test_a_failure_of_the_model_is_no_end_of_the_server():
+    class Failing(Writer):
+        def write_drafts(self, drafts):
+            if len(drafts) > 1:
+                raise RuntimeError("out of memory")
+            super().write_drafts(drafts)
+
+    app = create_app(Failing(SCORER), LIMITS, name="tiny")
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        assert ask(client, n=2).status_code == 503
+        assert "out of memory" not in ask(client, n=2).text
+        assert ask(client).status_code == 200
+    app.app.state.server.worker.close()
+
+
+PAIRS = [
+    ("Item 7 opens", " the parser"),
+    (TEXTS[0], " yes"),
+    ("", "Item 9"),
+    ("a b", " c"),
+    ("The", " no 文"),
+]
+
+
+def test_what_lm_eval_sends_and_reads_gives_the_log_likelihoods_of_the_scorer(client):
+    """Its request and its reading of the answer, without its transport."""
+    api = pytest.importorskip("lm_eval.models.openai_completions").LocalCompletionsAPI
+    expected = SCORER.loglikelihood([Request(*p) for p in PAIRS])
+    for (context, continuation), answer in zip(PAIRS, expected):
+        before = TOKENIZER.encode(context) or [TOKENIZER.end_of_text]
+        ids = TOKENIZER.encode(context + continuation)
+        ids = ids if context else [*before, *ids]
+        payload = api._create_payload(type("Asking", (), {"model": "tiny"}), [ids])
+        told = client.post("/v1/completions", json=payload).json()
+        ((total, greedy),) = api.parse_logprobs(told, [ids], [len(before)])
+        assert total == pytest.approx(answer.loglikelihood, abs=1e-4) and greedy == answer.greedy
+
+
+def test_lm_evals_client_gets_the_log_likelihoods_of_the_scorer(tmp_path):
+    for name in ("lm_eval", "transformers", "tenacity", "aiohttp"):
+        pytest.importorskip(name, reason="needs lm_eval[api]")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+    from transformers import PreTrainedTokenizerFast
+
+    TOKENIZER.save(tmp_path / "tokenizer.json")
+    words = PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "tokenizer.json"), eos_token="<|endoftext|>", bos_token="<|endoftext|>"
+    )
+    words.save_pretrained(tmp_path)
+    expected = SCORER.loglikelihood([Request(*p) for p in PAIRS])
+    with listening(LIMITS) as (url, _):
+        model = LocalCompletionsAPI(
+            base_url=f"{url}/v1/completions", model="tiny", tokenizer=str(tmp_path), tokenizer_backend="huggingface",
+            num_concurrent=1, max_length=SCORER.sequence, max_retries=1, batch_size=2,
+        )  # fmt: skip
+        asked = [Instance("loglikelihood", {}, pair, k) for k, pair in enumerate(PAIRS)]
+        found = model.loglikelihood(asked, disable_tqdm=True)
+    assert [x for x, _ in found] == pytest.approx([e.loglikelihood for e in expected], abs=1e-4)
+    assert [g for _, g in found] == [e.greedy for e in expected]
+
+
+CHROMIUM = Path("/usr/bin/chromium")
+
+
+@pytest.mark.skipif(not CHROMIUM.exists(), reason="needs /usr/bin/chromium")
+def test_the_page_loads_in_a_browser():
+    import subprocess
+
+    with listening(LIMITS) as (url, _):
+        done = subprocess.run(
+            [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", url + "/"],
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    assert 'id="prompt"' in done.stdout
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_pages_script_shows_what_the_model_writes_as_text(client, tmp_path):
+    """Run in node against a minimal document: a hostile token ends up as the text of an element."""
+    import subprocess
+
+    script = re.search(r"<script>(.*?)</script>", client.get("/").text, re.DOTALL).group(1)
+    evil = "<img src=x onerror=alert(1)>"
+    part = {"choices": [{"index": 0, "text": evil, "logprobs": {"tokens": [evil], "token_logprobs": [-0.1],
+            "top_logprobs": [{evil: -0.1}], "text_offset": [0]}}]}  # fmt: skip
+    stub = f"""
+    const made = [];
+    const element = (kind) => {{
+      const found = {{ kind, children: [], value: "", disabled: false, textContent: "", on: {{}},
+        append(...c) {{ this.children.push(...c); }}, replaceChildren(...c) {{ this.children = c; }},
+        addEventListener(name, f) {{ this.on[name] = f; }} }};
+      made.push(found); return found;
+    }};
+    const known = {{}};
+    globalThis.document = {{ getElementById: (id) => (known[id] ??= element(id)), createElement: element }};
+    const body = new Blob(["data: " + JSON.stringify({json.dumps(part)}) + "\\n\\ndata: [DONE]\\n\\n"]).stream();
+    globalThis.fetch = async (url, sent) => {{ globalThis.sent = sent; return {{ ok: true, body }}; }};
+    {script}
+    document.getElementById("prompt").value = "The";
+    write().then(() => {{
+      const span = known.text.children[0];
+      span.on.click(); document.getElementById("problem");
+      console.log(JSON.stringify([span.kind, span.textContent, span.className, known.others.children.length,
+        JSON.parse(globalThis.sent.body).prompt, known.problem.textContent]));
+    }});
+    """
+    file = tmp_path / "page.js"
+    file.write_text(stub)
+    done = subprocess.run(["node", str(file)], capture_output=True, text=True, timeout=60)
+    assert json.loads(done.stdout or "null") == ["span", evil, "p4", 1, "The", ""], done.stderr

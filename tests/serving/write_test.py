@@ -1,0 +1,176 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from evaluation.models import FAMILIES, TEXTS, TOKENIZER, plan_of, scorer_of, write_checkpoint
+from ranks import on_ranks
+from trivium.evaluation.answer import NativeScorer
+from trivium.evaluation.requests import Sampling
+from trivium.evaluation.windows import Encoded
+from trivium.model.generate import Choice, pick
+from trivium.parallel.mesh import Mesh
+from trivium.plan.layout import Layout
+from trivium.seeds import generator_for, seed_for
+from trivium.serving.choose import choose, penalised
+from trivium.serving.config import Drawing
+from trivium.serving.speak import speak
+from trivium.serving.unfold import Unfolding
+from trivium.serving.write import read_prompt
+from trivium.serving.writer import Writer, stopper
+
+GREEDY = Drawing(temperature=0, max_tokens=12)
+DRAWN = Drawing(temperature=0.9, top_p=0.95, max_tokens=12, seed=5)
+PROMPTS = [TEXTS[0], "The", "", "The", " ".join(TEXTS[:4]), "Item 7 opens", "a", "The"]
+
+
+def plainly(scorer, prompt, settings, seed):
+    """Without memory, one token at a time, from the whole text."""
+    ids = TOKENIZER.encode(prompt) or [TOKENIZER.end_of_text]
+    done, drawn = stopper(TOKENIZER, settings.stop), []
+    choice = Choice(settings.temperature, settings.top_k, settings.top_p, seed)
+    while len(drawn) < settings.max_tokens and not (drawn and done(drawn)):
+        logits = scorer.model.logits([[*ids, *drawn][-scorer.sequence :]])[0, -1:]
+        logits = penalised(logits, [[*ids, *drawn]], [settings])[0]
+        uniform = float(generator_for(seed, "generate", len(drawn)).random())
+        drawn.append(pick(logits, choice, uniform=uniform))
+    return drawn
+
+
+SETTINGS = [GREEDY, DRAWN, DRAWN.model_copy(update={"top_k": 5}),
+            DRAWN.model_copy(update={"repetition_penalty": 1.5, "top_p": 1.0})]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_remembering_side_by_side_changes_no_token(family, settings):
+    scorer = scorer_of(plan_of(family, sequence=40))
+    written = Writer(scorer, together=3).write(PROMPTS, settings)
+    for number, (prompt, found) in enumerate(zip(PROMPTS, written)):
+        assert [t.id for t in found.tokens] == plainly(
+            scorer, prompt, settings, seed_for(settings.seed, "prompt", number)
+        )
+
+
+def test_the_texts_are_those_of_the_scorer():
+    scorer = scorer_of(plan_of())
+    for settings in (Sampling(temperature=0, max_tokens=9), Sampling(max_tokens=9, seed=3, top_k=7)):
+        assert Writer(scorer).generate(PROMPTS, settings=settings) == scorer.generate(
+            PROMPTS, settings=settings
+        )
+
+
+def test_how_many_are_written_together_changes_no_text():
+    scorer = scorer_of(plan_of())
+    texts = [
+        [w.text for w in Writer(scorer, together=n).write(["The"] * 9 + PROMPTS, DRAWN)] for n in (1, 4, 32)
+    ]
+    assert texts[0] == texts[1] == texts[2]
+    assert len(set(texts[0][:9])) > 1  # equal prompts are drawn apart
+
+
+def test_draws_follow_the_distribution():
+    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
+    draw = lambda s: [int(choose(logits, [s], [(k + 0.5) / 400])) for k in range(400)]  # noqa: E731
+    counts = [draw(Drawing(temperature=1, top_p=1)).count(k) for k in range(4)]
+    assert counts == [200, 120, 60, 20]
+    assert set(draw(Drawing(temperature=1, top_p=0.75))) == {0, 1}
+    assert set(draw(Drawing(temperature=1, top_p=1, top_k=3))) == {0, 1, 2}
+    assert draw(Drawing(temperature=1, top_p=0.8)).count(0) == 250
+
+
+def test_a_penalty_lowers_what_was_said_already_whatever_its_sign():
+    logits = torch.tensor([[2.0, -2.0, 1.0, -1.0]])
+    found = penalised(logits, [[0, 1, 1]], [Drawing(repetition_penalty=2.0)])
+    assert found.tolist() == [[1.0, -4.0, 1.0, -1.0]]
+    assert penalised(logits, [[0]], [Drawing()]) is logits and logits[0, 0] == 2.0
+
+
+def test_a_strong_penalty_repeats_less():
+    scorer = scorer_of(plan_of())
+    repeats = []
+    for penalty in (1.0, 5.0):
+        settings = Drawing(temperature=0, max_tokens=30, repetition_penalty=penalty)
+        (written,) = Writer(scorer).write(["The"], settings)
+        repeats.append(len(written.tokens) - len({t.id for t in written.tokens}))
+    assert repeats[1] < repeats[0]
+
+
+def test_the_probabilities_told_are_those_the_scorer_gives():
+    scorer = scorer_of(plan_of())
+    (written,) = Writer(scorer).write([TEXTS[1]], DRAWN, alternatives=3)
+    ids = TOKENIZER.encode(TEXTS[1])
+    drawn = [t.id for t in written.tokens]
+    ((total, _),) = scorer.loglikelihood_of_ids([Encoded(ids[-20:], drawn)])
+    (short,) = Writer(scorer).write([TOKENIZER.decode(ids[-20:])], DRAWN, alternatives=3)
+    assert all(len(t.top) == 3 and t.top[0][1] >= t.logprob for t in [*written.tokens, *short.tokens])
+    read = read_prompt(scorer.model, [*ids[-20:], *drawn], 2)
+    assert sum(t.logprob for t in read[20:]) == pytest.approx(total, abs=1e-4)
+    assert read[0].logprob is None and [t.id for t in read] == [*ids[-20:], *drawn]
+
+
+def test_a_text_ends_before_its_stop_and_what_is_told_on_the_way_is_the_text():
+    scorer = scorer_of(plan_of())
+    writer = Writer(scorer)
+    free = writer.write(["The"], GREEDY)[0].text
+    for stop in ((), (free[3:5],), (free[2:9], "zzz"), ("never",)):
+        for settings in (GREEDY, DRAWN):
+            pieces, asked = [], settings.model_copy(update={"stop": stop})
+            written = speak(writer, "The", asked, pieces.append)
+            assert "".join(pieces) == written.text == writer.write(["The"], asked)[0].text
+    stopped = writer.write(["The"], GREEDY.model_copy(update={"stop": (free[3:5],)}))[0]
+    assert stopped.text == free[: free.index(free[3:5])] and stopped.finish == "stop"
+    assert writer.write(["The"], GREEDY)[0].finish == "length"
+
+
+@pytest.mark.parametrize("text", ["plain words", "é文字\U0001f600 ½", "a\ufffdb", "stop! stopp stop", ""])
+def test_characters_of_several_tokens_are_told_whole(text):
+    ids = TOKENIZER.encode(text)
+    unfolding = Unfolding(TOKENIZER)
+    pieces = [unfolding.push(i) for i in ids] + [unfolding.close()]
+    assert "".join(pieces) == text
+    assert "\ufffd" in text or all("\ufffd" not in p for p in pieces)
+    cut = Unfolding(TOKENIZER, ("stopp", "!"))
+    found = "".join([*(cut.push(i) for i in ids), cut.close()])
+    assert found == min((text.split(s)[0] for s in ("stopp", "!")), key=len)
+
+
+def test_a_listener_ends_its_own_text_alone():
+    writer = Writer(scorer_of(plan_of()))
+    heard = []
+    drafts = [
+        writer.draft([5], GREEDY, seed=1, heard=lambda t: len(heard.append(t) or heard) < 3),
+        writer.draft([5], GREEDY, seed=1),
+    ]
+    writer.write_drafts(drafts)
+    assert [len(d.tokens) for d in drafts] == [3, 12]
+    assert [d.finish for d in drafts] == ["cancelled", "length"] and heard == drafts[1].tokens[:3]
+
+
+@pytest.mark.parametrize("layout", [{"tensor": 2}, {"pipeline": 2}, {"data": 2}], ids=str)
+def test_a_seed_gives_the_same_texts_in_every_layout(tmp_path, layout):
+    checkpoint = write_checkpoint(tmp_path, plan_of())
+    alone = Writer(NativeScorer.open(checkpoint, tmp_path / "tokenizer.json"), together=3)
+    expected = [
+        [w.text, w.finish, [t.id for t in w.tokens]] for w in alone.write(PROMPTS, DRAWN, alternatives=2)
+    ]
+    degrees = Layout(**layout)
+    on_ranks(degrees.world_size, _write, degrees, str(tmp_path), str(checkpoint))
+    for rank in range(degrees.world_size):
+        found = json.loads((tmp_path / f"found-{rank}").read_text())
+        assert found["texts"] == expected
+        assert found["sums"] == pytest.approx(
+            [sum(t.logprob for t in w.tokens) for w in alone.write(PROMPTS, DRAWN, alternatives=2)], abs=1e-4
+        )
+
+
+def _write(place, layout, folder, checkpoint):
+    mesh = Mesh.connect(layout, place.rank, place.world_size)
+    scorer = NativeScorer.open(Path(checkpoint), Path(folder) / "tokenizer.json", mesh=mesh)
+    written = Writer(scorer, together=3).write(PROMPTS, DRAWN, alternatives=2)
+    found = {
+        "texts": [[w.text, w.finish, [t.id for t in w.tokens]] for w in written],
+        "sums": [sum(t.logprob for t in w.tokens) for w in written],
+    }
+    (Path(folder) / f"found-{place.rank}").write_text(json.dumps(found))
