@@ -161,11 +161,12 @@ def comparison(pair: Pair, result: Mapping[str, Any]) -> dict[str, Any]:
     deviation = max(
         abs(a - b) / abs(a) for a, b in zip(result["loss"][pair.ours], result["loss"][pair.peer], strict=True)
     )
-    if not deviation <= LOSS_TOLERANCE:
+    tolerance = result["loss_tolerance"]
+    if not deviation <= tolerance:
         return {
             **base,
             "status": "failed",
-            "reason": f"losses differ by {deviation:.1e}, more than {LOSS_TOLERANCE:.0e}: not the same computation",
+            "reason": f"losses differ by {deviation:.1e}, more than {tolerance:.0e}: not the same computation",
             "loss_deviation": deviation,
         }
     ratio = peer["median"] / ours["median"]

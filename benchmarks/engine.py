@@ -6,17 +6,15 @@ A ratio is peer seconds over Trivium seconds: above 1, Trivium is faster.
 """
 
 import argparse
-import datetime
 import json
 import os
-import platform
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from circumstances import circumstances
 from contest import Row, read_result, run_row
 from external import external_rows
 from page import page
@@ -35,7 +33,7 @@ def main(arguments: list[str]) -> int:
     wanted = [part.strip().lower() for part in options.rows.split(",") if part.strip()]
     chosen = [row for row in rows() if _is_wanted(row.name, wanted)]
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
-    record: dict[str, Any] = {**_circumstances(arguments), "rows": []}
+    record: dict[str, Any] = {**circumstances("benchmarks/engine.py", arguments), "rows": []}
     for row in chosen:
         result = {"load_before": os.getloadavg()[0], **_run(row, max(2, rounds // row.fewer_rounds))}
         record["rows"].append(result)
@@ -89,31 +87,6 @@ def _run(row: Row, rounds: int) -> dict[str, Any]:
         result = read_result(out)
         assert result is not None, f"rank 0 of row {row.name} ended well without a result"
         return result
-
-
-def _circumstances(arguments: list[str]) -> dict[str, Any]:
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python benchmarks/engine.py", *arguments]),
-        "commit": _git("rev-parse", "--short", "HEAD"),
-        "changed": bool(_git("status", "--porcelain", "--", "src", "benchmarks")),
-        "machine": {"processor": _processor(), "cores": os.cpu_count(), "system": platform.platform()},
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def _processor() -> str:
-    with open("/proc/cpuinfo") as file:
-        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent.parent
-    )
-    return done.stdout.strip()
 
 
 def _line(result: dict[str, Any]) -> str:

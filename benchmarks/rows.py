@@ -15,6 +15,8 @@ def rows() -> tuple[Row, ...]:
         _tensor(TINY, None),
         _tensor(HIDDEN_256, 1.25),
         _tensor(HIDDEN_512, 1.25),
+        _row_chunks(HIDDEN_256),
+        _row_chunks(HIDDEN_512),
         _pipeline(TINY.with_batch(8, 2), (4, 4), 1.0),
         _pipeline(HIDDEN_256.with_batch(4, 1), (3, 1), 1.0),
         _zero_bubble(TINY.with_batch(8, 2), (4, 4), (2, 2, 2, 2), 1.3),
@@ -43,6 +45,24 @@ def _tensor(setting: Setting, target: float | None) -> Row:
         says="Both split matrices, vocabulary, loss and, between them, the sequence. DTensor leaves gradients of "
         "norms partial and sums them in the optimizer; Trivium sums them in one bucket, and also computes the "
         "global gradient norm.",
+    )
+
+
+def _row_chunks(setting: Setting) -> Row:
+    """Row-split products cut into chunks against the same uncut."""
+    shared = {"layout": {"tensor": 2}, "sequence_parallel": True, "zero": 0}
+    chunks = (2, 4)
+    return Row(
+        name=f"row chunks {setting.name}",
+        ranks=2,
+        setting=setting,
+        contestants={
+            "uncut": trivium(**shared),
+            **{f"{n} chunks": trivium(**shared, row_chunks=n) for n in chunks},
+        },
+        pairs=tuple(Pair(f"{n} chunks", "uncut") for n in chunks),
+        says="Both Trivium, tensor and sequence parallel. Each chunk of a row-split product is reduced while the next "
+        "is computed; the ranks' own cores move the bytes, so that there is little to hide behind.",
     )
 
 

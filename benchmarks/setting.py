@@ -1,7 +1,7 @@
 """What is trained in a row of the benchmark: the same model, data and recipe for every contestant."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,9 +17,10 @@ RULE = AdamRule(clip=0.0)
 
 @dataclass(frozen=True)
 class Setting:
-    """A GPT (pre-LayerNorm, GELU tanh, learned positions, biases, untied head) and its batch, fp32.
+    """A GPT (pre-LayerNorm, GELU tanh, learned positions, biases, untied head), its batch and its recipe.
 
-    sequences: of a step, over all replicas; micro: sequences of a micro-batch.
+    sequences: of a step, over all replicas; micro: sequences of a micro-batch. weights: the dtype of the products;
+    masters and moments are fp32. clip: the largest norm of the gradient, 0: any.
     """
 
     name: str
@@ -30,6 +31,13 @@ class Setting:
     sequence: int
     sequences: int
     micro: int
+    weights: Literal["fp32", "bf16"] = "fp32"
+    clip: float = 0.0
+
+    @property
+    def rule(self) -> AdamRule:
+        """The optimizer's constants."""
+        return replace(RULE, clip=self.clip)
 
     def with_batch(self, sequences: int, micro: int) -> "Setting":
         """The same model with another batch."""
@@ -52,6 +60,7 @@ class Setting:
             },
             batch={"sequences": self.sequences, "micro": self.micro},
             partition={"layers": layers},
+            precision=more.pop("precision", {"weights": self.weights}),
             **more,
         ).checked()
 

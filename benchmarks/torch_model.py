@@ -81,7 +81,7 @@ class Gpt(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, S] tokens or [B, S, H] -> [B, S, H] or logits [B, S, V]."""
         if self.tokens is not None and self.positions is not None:
-            x = self.tokens(x) + self.positions(torch.arange(x.shape[1]))
+            x = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
         for block in self.layers.values():
             x = block(x)
         if self.norm is not None and self.head is not None:

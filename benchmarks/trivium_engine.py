@@ -2,7 +2,7 @@
 
 import torch
 from contest import Build
-from setting import LR, RULE, SEED, Setting
+from setting import LR, SEED, Setting
 
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
@@ -18,7 +18,7 @@ class TriviumEngine:
     def __init__(self, plan: Plan, setting: Setting, place: Place) -> None:
         mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
         self.setting, self.plan, self.mesh = setting, plan, mesh
-        self.trainer = Trainer(plan, mesh, seed=SEED, rule=RULE)
+        self.trainer = Trainer(plan, mesh, seed=SEED, rule=setting.rule)
         self.spans: list[list[Span]] = []  # of each step
 
     def step(self, number: int) -> torch.Tensor:

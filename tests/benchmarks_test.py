@@ -78,3 +78,35 @@ def test_the_page_shows_failures_and_targets():
     text = page(record)
     assert "| 1F1B | trivium | slow | 1.50 | 1.40 | 1.30 | 1.25 | yes |" in text
     assert "failed: it broke" in text
+
+
+def test_the_accelerators_benchmark_says_what_it_needs(tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    command = [sys.executable, "benchmarks/gpu.py", "--json", str(tmp_path / "out.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "finds no CUDA device" in done.stderr and "--cpu" in done.stderr
+
+
+@pytest.mark.slow
+def test_every_path_of_the_accelerators_benchmark_runs_with_tiny_shapes(tmp_path):
+    out = tmp_path / "out.json"
+    command = [sys.executable, "benchmarks/gpu.py", "--cpu", "--json", str(out), "--report", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    parts = json.loads(out.read_text())["parts"]
+    assert {"ceilings", "stage", "planner", "texts"} < set(parts)
+    sides = [side for part in parts.values() for side in part.get("sides", {}).items()]
+    assert sides and all(side["status"] == "measured" for name, side in sides if name.startswith("trivium"))
+
+
+@pytest.mark.gpu
+def test_the_accelerators_benchmark_measures_every_part_there(tmp_path):
+    out = tmp_path / "out.json"
+    command = [sys.executable, "benchmarks/gpu.py", "--json", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(out.read_text())["parts"]["stage"]["sides"]["trivium"]["status"] == "measured"

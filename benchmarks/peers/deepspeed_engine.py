@@ -19,10 +19,12 @@ class Replica:
 
     def __init__(self, setting: Setting, place: Place, stage: int) -> None:
         self.setting, self.place = setting, place
-        deepspeed.init_distributed("gloo")
+        deepspeed.init_distributed("gloo", rank=place.rank, world_size=place.world_size)
         model = Gpt(setting).fill()
         each = setting.sequences // place.world_size
-        config = {**_config(each, 1), "zero_optimization": {"stage": stage}}
+        config = {**_config(setting, each, 1), "zero_optimization": {"stage": stage}}
+        if setting.weights == "bf16":
+            config["bf16"] = {"enabled": True}
         self.engine = _engine(model, config)
 
     def step(self, number: int) -> torch.Tensor:
@@ -49,7 +51,7 @@ class Pipelined:
         model = PipelineModule(
             stages, num_stages=place.world_size, loss_fn=mean_loss, partition_method="uniform"
         )
-        self.engine = _engine(model, _config(setting.micro, setting.micro_batches()))
+        self.engine = _engine(model, _config(setting, setting.micro, setting.micro_batches()))
 
     def step(self, number: int) -> torch.Tensor:
         """One optimizer step."""
@@ -76,11 +78,11 @@ def pipeline(layers: Sequence[int]) -> Build:
     return lambda setting, place: Pipelined(setting, place, layers)
 
 
-def _config(micro: int, micro_batches: int) -> dict[str, Any]:
+def _config(setting: Setting, micro: int, micro_batches: int) -> dict[str, Any]:
     return {
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": micro_batches,
-        "gradient_clipping": 0.0,
+        "gradient_clipping": setting.clip,
         "steps_per_print": 1_000_000,
     }
 

@@ -89,4 +89,6 @@ def environments(folder: Path = FOLDER) -> dict[str, Environment]:
         variables={"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"},
         folder=folder,
     )
-    return {each.name: each for each in (megatron, deepspeed)}
+    transformers = Environment("transformers", (TORCH, ("-r", "transformers.txt")), folder=folder)
+    fabric = Environment("Fabric", (TORCH, ("-r", "fabric.txt")), folder=folder)
+    return {each.name: each for each in (megatron, deepspeed, transformers, fabric)}

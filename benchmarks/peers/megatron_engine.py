@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from contest import Build
 from megatron.core import parallel_state
@@ -26,7 +27,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from setting import LR, RULE, SEED, Setting
+from setting import LR, SEED, Setting
 from torch import Tensor, nn
 from torch_model import Gpt, tensors
 
@@ -66,11 +67,11 @@ class Megatron:
         self.model = wrapped
         config.no_sync_func = wrapped.no_sync if replicas > 1 else None
         config.finalize_model_grads_func = finalize_model_grads
-        self.optimizer = get_megatron_optimizer(_recipe(), [wrapped], use_gloo_process_groups=False)
+        self.optimizer = get_megatron_optimizer(_recipe(setting), [wrapped], use_gloo_process_groups=False)
         for group in self.optimizer.param_groups:
             group["fused"] = True
             # Otherwise done by its learning-rate scheduler, which the benchmark has no use for.
-            group["weight_decay"] = RULE.weight_decay * group.get("wd_mult", 1.0)
+            group["weight_decay"] = setting.rule.weight_decay * group.get("wd_mult", 1.0)
         self.positions = torch.arange(setting.sequence).unsqueeze(0)
 
     def step(self, number: int) -> Tensor | None:
@@ -126,6 +127,8 @@ def megatron(tensor: int = 1, pipeline: int = 1, data: int = 1, layers: Sequence
 
     def build(setting: Setting, place: Place) -> Megatron:
         stand_in_for_cuda()
+        if not dist.is_initialized():  # one rank alone
+            dist.init_process_group("gloo", rank=0, world_size=1)
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=tensor,
             pipeline_model_parallel_size=pipeline,
@@ -197,15 +200,16 @@ def _name(theirs: str, first_layer: int) -> str:
     return f"layers.{first_layer + int(number)}.{ours}.{kind}"
 
 
-def _recipe() -> OptimizerConfig:
+def _recipe(setting: Setting) -> OptimizerConfig:
+    rule = setting.rule
     return OptimizerConfig(
         optimizer="adam",
         lr=LR,
-        weight_decay=RULE.weight_decay,
-        adam_beta1=RULE.beta1,
-        adam_beta2=RULE.beta2,
-        adam_eps=RULE.epsilon,
-        clip_grad=RULE.clip,
+        weight_decay=rule.weight_decay,
+        adam_beta1=rule.beta1,
+        adam_beta2=rule.beta2,
+        adam_eps=rule.epsilon,
+        clip_grad=rule.clip,
     )
 
 

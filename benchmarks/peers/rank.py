@@ -4,6 +4,7 @@ Reads a line of JSON per order from standard input and answers each with one lin
 side, so it imports nothing beyond torch and what the benchmark's model, data and recipe need.
 """
 
+import contextlib
 import gc
 import importlib
 import json
@@ -11,14 +12,15 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any, Literal, TextIO
 
 import torch
 import torch.distributed as dist
 from contest import Build, Contestant
 from setting import Setting
 
-from trivium.parallel.launch import Place, connected, torchrun_place
+from trivium.parallel.launch import connected, torchrun_place
 
 COLLECTIVE_TIMEOUT_SECONDS = 240
 
@@ -28,31 +30,62 @@ def main(answers: TextIO) -> None:
     place = torchrun_place()
     assert place is not None, "started with the variables torchrun sets"
     with connected(place, timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS):
-        contestant = _built(json.loads(sys.stdin.readline()), place)
+        order = json.loads(sys.stdin.readline())
+        build: Callable[..., Build] = getattr(importlib.import_module(order["module"]), order["function"])
+        _warm_up()
+        imported = _memory_bytes("VmRSS")
+        _forget_peak()
+        contestant = build(**order["options"])(Setting(**order["setting"]), place)
         gc.collect()
         gc.disable()
         _answer(answers, {"built": True})
         for line in sys.stdin:
-            _answer(answers, _step(contestant, json.loads(line)["step"]))
+            order = json.loads(line)
+            if "step" in order:
+                _answer(answers, _step(contestant, order["step"]))
+            else:
+                _answer(answers, {"imported": imported, "peak": _memory_bytes("VmHWM")})
         # The other side's ranks may be gone already, and nobody waits for this one.
         os._exit(0)
 
 
-def _built(order: dict[str, Any], place: Place) -> Contestant:
-    factory: Callable[..., Build] = getattr(importlib.import_module(order["module"]), order["function"])
-    return factory(**order["options"])(Setting(**order["setting"]), place)
-
-
 def _step(contestant: Contestant, number: int) -> dict[str, Any]:
     """Wall seconds between barriers, processor seconds of this rank, and the loss where this rank knows it."""
-    dist.barrier()
+    _meet()
     wall, cpu = time.perf_counter(), time.process_time()
     loss = contestant.step(number)
     cpu = time.process_time() - cpu
-    dist.barrier()
+    _meet()
     wall = time.perf_counter() - wall
     gc.collect()
     return {"wall": wall, "cpu": cpu, "loss": None if loss is None else float(loss)}
+
+
+def _meet() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def _warm_up() -> None:
+    """What torch loads when it is first used is not the contestant's memory."""
+    importlib.import_module("torch._dynamo")
+    layer = torch.nn.Linear(64, 64)
+    for dtype in (torch.float32, torch.bfloat16):
+        layer.to(dtype)(torch.ones(64, 64, dtype=dtype)).sum().backward()
+    torch.optim.AdamW(layer.parameters(), fused=True).step()
+
+
+def _memory_bytes(which: Literal["VmRSS", "VmHWM"]) -> int:
+    """Resident bytes of this process, now or at most since `_forget_peak`."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(which):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {which}: memory is measured on Linux only")
+
+
+def _forget_peak() -> None:
+    with contextlib.suppress(OSError):  # where it may not be written, the peak counts imports too
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def _answer(answers: TextIO, content: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from typing import IO, Any, Self
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCES = (ROOT / "src", ROOT / "benchmarks")
-BUILD_TIMEOUT_SECONDS, STEP_TIMEOUT_SECONDS = 300.0, 120.0
+BUILD_TIMEOUT_SECONDS, STEP_TIMEOUT_SECONDS = 300.0, 180.0
 
 
 class SideFailed(Exception):
@@ -71,6 +71,10 @@ class Side:
     def step(self, number: int) -> list[dict[str, Any]]:
         """One optimizer step; of each rank its `wall`, `cpu` and `loss`."""
         return self._ask({"step": number}, STEP_TIMEOUT_SECONDS)
+
+    def memory(self) -> list[dict[str, Any]]:
+        """Of each rank the resident bytes when everything was `imported`, and the `peak` since then."""
+        return self._ask({"memory": True}, STEP_TIMEOUT_SECONDS)
 
     def _ask(self, order: Mapping[str, Any], timeout_seconds: float) -> list[dict[str, Any]]:
         deadline = time.monotonic() + timeout_seconds

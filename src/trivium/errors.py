@@ -34,6 +34,12 @@ class CheckpointError(TriviumError):
     exit_code = 5
 
 
+class Preempted(TriviumError):
+    """The job was asked to end, and did: saved or not, it goes on when the same command is run again."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
+
+
 def error_of(exit_code: object, text: str) -> TriviumError:
     """The error that another process ended with, told by its exit code."""
     kinds: dict[object, type[TriviumError]] = {

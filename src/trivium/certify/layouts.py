@@ -41,6 +41,7 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
     "documents": ({}, {"model": {"documents": "apart", "end_of_text": 3}}),
     "attention": ({"context_attention": "ring"}, {"context_attention": "ulysses"}),
     "batch": ({"ramp": False}, {"ramp": True}),
+    "rows": ({}, {"row_chunks": 2}, {"row_chunks": 5}),
 }
 NOT_OF_THE_PLAN = ("queries", "split", "ramp")  # read by `_plan`
 CANDIDATES = 24  # drawn for each base, of which the one with most new combinations is kept

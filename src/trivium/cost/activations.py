@@ -42,10 +42,11 @@ def head_bytes(case: Case) -> Number:
 
 
 def logits_bytes(case: Case, *, counting: Counting = "runtime") -> Number:
-    """The softmax in fp32 (our cross-entropy keeps nothing else); the paper's kind also keeps what it came from."""
-    own = saved_bytes("logits", case)
+    """What our cross-entropy keeps: its gradient in the weights' dtype where a rank holds the whole vocabulary, else
+    the softmax in fp32. The paper's kind keeps the softmax and what it came from."""
     if counting == "runtime":
-        return own
+        return saved_bytes("logits", case)
+    own = case.positions * case.vocabulary / case.tensor * case.master_bytes
     narrow = np.asarray(case.weight_bytes) < np.asarray(case.master_bytes)
     before = np.where(narrow, case.weight_bytes + case.master_bytes, case.master_bytes)
     return own + own / case.master_bytes * before

@@ -30,7 +30,7 @@ class Case:
     micro: sequences of a micro-batch. micro_batches: of one replica in a step.
     scores_kept: attention keeps its scores (unfused), instead of computing them again in the backward (flash).
     ring: how context ranks attend (else Ulysses). apart: packed documents do not see each other. deferred: weight
-    gradients are actions of their own.
+    gradients are actions of their own. row_chunks: of a row-split product, each reduced beside the next.
     *_bytes: of one element.
     ends_lighter: layers fewer on the first and the last stage, where embedding and logits count as layers.
     """
@@ -65,6 +65,7 @@ class Case:
     ring: Number = 1  # 0 or 1
     apart: Number = 0  # 0 or 1
     deferred: Number = 0  # 0 or 1
+    row_chunks: Number = 1
 
     @property
     def replicas(self) -> Number:
@@ -114,6 +115,7 @@ def case_of(plan: Plan) -> Case:
         reduction_bytes=BYTES[plan.precision.reduction],
         master_bytes=BYTES[plan.precision.masters],
         ring=int(plan.context_attention == "ring"),
+        row_chunks=plan.row_chunks,
         deferred=int(
             is_split(plan.schedule_table()) if plan.schedule == "given" else plan.schedule in DEFERRING
         ),

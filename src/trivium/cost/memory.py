@@ -40,6 +40,7 @@ from trivium.plan.precision import BYTES, Dtype, Precision
 from trivium.plan.schedule import ScheduleName
 
 RECEIVES_AHEAD = 4  # receives under way at once, as trivium.parallel.transport posts them
+LOSS_ROWS = 256  # whose scores exist at once, as trivium.parallel.vocabulary takes them
 OPEN_BUCKETS = 2  # of gradients at ZeRO stages 2 and 3: one that fills, one under reduction
 
 
@@ -214,11 +215,15 @@ def _open(case: Case, at: Moment, elements: Number) -> Number:
 
 
 def _workspace(case: Case, at: Moment) -> Number:
-    """The logits in the weights' dtype and in fp32 before their softmax; or, of the feed-forward half, the gradients
-    of what its activation function reads and writes, and that of a weight before it is added."""
+    """The logits in the weights' dtype and in fp32 before their softmax (of some rows, and with it, where a rank has
+    the whole vocabulary); or, of the feed-forward half, the gradients of what its activation function reads and
+    writes, and that of a weight before it is added."""
     c = case
     narrow = np.asarray(c.weight_bytes) < np.asarray(c.master_bytes)
-    logits = c.positions * c.vocabulary / c.tensor * (c.weight_bytes + np.where(narrow, c.master_bytes, 0))
+    scores = c.weight_bytes + np.where(narrow, c.master_bytes, 0)
+    alone = np.minimum(c.positions, LOSS_ROWS) * (scores + c.master_bytes)  # with their softmax
+    rows = np.where(np.asarray(c.tensor) == 1, alone, c.positions * scores)
+    logits = rows * c.vocabulary / c.tensor
     gradients = (2 + c.gated) * c.positions * c.ffn / c.tensor + largest_parameter(c, 0, 0)
     largest: Number = np.maximum(at.last * logits, (np.asarray(at.layers) > 0) * gradients * c.weight_bytes)
     return largest

@@ -20,6 +20,7 @@ from trivium.cost.constants import Constants
 from trivium.cost.hardware import Machine
 from trivium.cost.kernels import Device
 from trivium.cost.layer import ends_work, launch_work, layer_elements, layer_work, recomputed_share
+from trivium.cost.overlap import moved_when_triggered, pipelined_seconds, tiled_seconds, tiles_of
 from trivium.cost.stack import Stack
 
 LOSS_BYTES, LOSS_REDUCTIONS = 8, 3  # per position: largest score, sum of exponentials, the target's score
@@ -44,6 +45,24 @@ class Piece(NamedTuple):
     def times(self, factor: Number) -> "Piece":
         """So many of it."""
         return Piece(*(factor * value for value in self))
+
+
+class Sublayer(NamedTuple):
+    """A product whose result is summed over tensor ranks: its inner length here, seconds of product and reduction,
+    bytes of operands and result."""
+
+    name: str
+    backward: bool
+    inner: Number
+    product: Number
+    reduction: Number
+    operand_bytes: Number
+    result_bytes: Number
+
+    @property
+    def alone(self) -> Number:
+        """One after the other."""
+        return self.product + self.reduction
 
 
 @dataclass(frozen=True)
@@ -141,7 +160,12 @@ def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
     work, floor = layer_work(case, device, stack), launch_work(case, device)
     hidden = constants.tensor_overlap if stack.overlaps_tensor else 0.0
     again = stack.recomputed * recomputed_share(case) * (np.asarray(case.recompute) == LAYER)
-    tensor_forward, tensor_again, tensor_backward = 2 * tensor, 2 * again * tensor, 2 * (1 - hidden) * tensor
+    shorter_forward, shorter_backward = hidden_seconds(at)
+    tensor_forward, tensor_backward = 2 * tensor - shorter_forward, 2 * (1 - hidden) * tensor
+    tensor_again, tensor_backward = (
+        again * tensor_forward,
+        np.maximum(0.0, tensor_backward - shorter_backward),
+    )
     context_forward, context_backward = _context_seconds(at)
     forward = np.maximum(work.forward, floor.forward - tensor_forward)
     repeated = np.maximum(work.again, floor.again - tensor_again)
@@ -156,6 +180,70 @@ def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
             gather_backward,
         ),
     )
+
+
+def hidden_seconds(at: Setting) -> tuple[Number, Number]:
+    """Seconds of a layer's tensor collectives beside the products they follow, forward and backward: where the plan
+    cuts its row-split products into chunks, or simulated hardware reduces every product tile by tile."""
+    case = at.case
+    chunks = np.asarray(case.row_chunks)
+    if not at.stack.tile_triggered and not ((chunks > 1) & (np.asarray(case.tensor) > 1)).any():
+        return 0.0, 0.0
+    every = sublayers(at)
+    if not at.stack.tile_triggered:
+        return sum(s.alone - _in_chunks(at, s) for s in every if not s.backward), 0.0
+    saved = [(s.backward, s.alone - triggered_seconds(at, s)) for s in every]
+    return sum(t for back, t in saved if not back), sum(t for back, t in saved if back)
+
+
+def triggered_seconds(at: Setting, sublayer: Sublayer) -> Number:
+    """A sublayer whose product triggers its reduction tile by tile; never faster than memory moves its bytes."""
+    case = at.case
+    moved = moved_when_triggered(sublayer.operand_bytes, sublayer.result_bytes, case.tensor)
+    start = np.where(np.asarray(case.tensor) > 1, _tensor_road(at).start / 2, 0.0)
+    tiles = tiles_of(case.positions, case.hidden)
+    together = tiled_seconds(sublayer.product, sublayer.reduction, start, tiles)
+    floor: Number = np.maximum(together, (moved.product + moved.reduction) / at.device.memory)
+    return np.minimum(floor, sublayer.alone)
+
+
+def sublayers(at: Setting) -> list[Sublayer]:
+    """The products of a layer whose results tensor ranks sum: forward those split by rows, backward the gradients of
+    the inputs of those split by columns."""
+    c, device = at.case, at.device
+    result = c.positions * c.hidden * c.weight_bytes
+    reduction = all_gather_seconds(result, c.tensor, _tensor_road(at))
+    columns = c.hidden * (1 + 2 * c.kv_heads / c.heads) / c.tensor
+    inner = (
+        ("attention output", False, c.hidden / c.tensor),
+        ("feed-forward output", False, c.ffn / c.tensor),
+        ("gradient of attention's input", True, columns),
+        ("gradient of feed-forward's input", True, c.ffn * (1 + c.gated) / c.tensor),
+    )
+    return [
+        Sublayer(
+            name,
+            back,
+            length,
+            device.product(c.positions, c.hidden, length),
+            reduction,
+            (c.positions + c.hidden) * length * c.weight_bytes,
+            result,
+        )
+        for name, back, length in inner
+    ]
+
+
+def _in_chunks(at: Setting, sublayer: Sublayer) -> Number:
+    """Product and reduction of a sublayer in chunks; each reduction has its own start."""
+    case, chunks = at.case, at.case.row_chunks
+    work = at.device.product(case.positions / chunks, case.hidden, sublayer.inner)
+    moving = all_gather_seconds(sublayer.result_bytes / chunks, case.tensor, _tensor_road(at))
+    if at.machine.sharing == "shared":  # the ranks' own cores move the bytes: nothing runs beside anything
+        together = chunks * (work + moving)
+    else:
+        together = pipelined_seconds(work, moving, chunks)
+    return np.where(np.asarray(case.tensor) > 1, together, sublayer.alone)
 
 
 def _accumulation(at: Setting, device: Device) -> Number:

@@ -63,6 +63,7 @@ def sizes(case: Case) -> dict[str, Number]:
         "llama": ~gpt,
         "dropout": np.asarray(case.dropout) == 1,
         "split": split,
+        "alone": ~split,
         "here": here,
         "ring": ring,
         "ulysses": ulysses,

@@ -27,6 +27,7 @@ class Stack(Config):
     split_transfers: bool = (
         True  # tensor ranks send a slice each between stages, and gather it inside the node
     )
+    tile_triggered: bool = False  # simulated hardware: products are reduced tile by tile (cost/overlap.py)
     stops_early: bool = False  # recomputing a layer stops at the last tensor its backward needs
     recomputed: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of a layer run again in mode "layer"
     deepspeed: bool = False  # DeepSpeed's pipeline and optimizer

@@ -63,8 +63,8 @@ def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
         if plan.recompute.mode_of(layer) == "layer":
             again_enters += 2
             # Recomputing stops at the last kept tensor: the sum that ends the block is not needed again,
-            # unless dropout after it keeps its mask.
-            again_leaves += 2 if plan.model.dropout > 0 else 1
+            # unless dropout after it keeps its mask, or the product is cut and ends with its sums.
+            again_leaves += 2 if plan.model.dropout > 0 or plan.row_chunks > 1 else 1
     if stage == plan.layout.stages - 1:
         enters += 1
         total["all_reduce"] += (
@@ -138,9 +138,9 @@ def _uses(plan: Plan, row: BucketRow) -> int:
 
 
 def _add_scalars(traffic: Traffic, plan: Plan) -> None:
-    """The norm and the loss, one message over every axis."""
+    """One message over every axis: the norm, the loss, whether a rank was asked to end, two parts of a hash."""
     counted = plan.model.documents == "apart"  # how many tokens count is known only together
-    counts = {"tensor": 2, "pipeline": 2, "replicas": 2 + counted}
+    counts = {"tensor": 5, "pipeline": 5, "replicas": 5 + counted}
     for axis, count in counts.items():
         if getattr(plan.layout, axis) > 1:
             traffic[axis]["all_reduce"] += count * SCALAR_BYTES

@@ -5,6 +5,8 @@ The planner searches for one, the cost model prices it, the runtime executes it.
 
 from typing import Literal
 
+from pydantic import Field
+
 from trivium.config import Config
 from trivium.errors import ConfigError
 from trivium.plan.batch import Batch
@@ -41,6 +43,7 @@ class Plan(Config):
     )
     sequence_parallel: bool = False  # activations between tensor regions split along the sequence
     context_attention: Literal["ring", "ulysses"] = "ring"  # how ranks that share a sequence attend
+    row_chunks: int = Field(default=1, ge=1)  # of row-split products, each reduced beside the next one's work
 
     def check(self, world_size: int | None = None) -> list[str]:
         """Every problem of the plan, each with path, value, law and remedy; empty when it is legal."""

@@ -1,0 +1,43 @@
+"""What a figure depends on besides the code: stands at the head of every report."""
+
+import datetime
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def circumstances(script: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Date, command, commit, machine and versions, as every report starts."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": " ".join([f"python {script}", *(_plain(a) for a in arguments)]),
+        "commit": _git("rev-parse", "--short", "HEAD"),
+        "changed": bool(_git("status", "--porcelain", "--", "src", "benchmarks")),
+        "machine": {"processor": _processor(), "cores": os.cpu_count(), "system": platform.platform()},
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _plain(argument: str) -> str:
+    """A path as a reader would type it: folders outside the repository are nobody's business."""
+    path = Path(argument)
+    return path.name if path.is_absolute() else argument
+
+
+def _processor() -> str:
+    with open("/proc/cpuinfo") as file:
+        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(
+        ["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent.parent
+    )
+    return done.stdout.strip()

@@ -1,0 +1,67 @@
+"""The report of the accelerator's benchmark as Markdown."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def gpu_page(record: Mapping[str, Any]) -> str:
+    """Ceilings, steps beside peers, the planner, and texts; failures and what was left out with their reasons."""
+    parts: Mapping[str, Any] = record["parts"]
+    lines = [
+        f"# Accelerator benchmark, {record['date'][:10]}",
+        "",
+        f"- device: {record['device']}; torch {record['torch']}, CUDA {record['cuda']}, Python {record['python']}",
+        f"- commit {record['commit']}{' with uncommitted changes' if record['changed'] else ''}",
+        f"- command: `{record['command']}`",
+        "",
+        *(["**A smoke run: its figures mean nothing.**", ""] if record["smoke"] else []),
+        "| part | side | seconds | tokens/s | TFLOP/s | of the ceiling | peak GiB |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, part in parts.items():
+        lines += [_side_line(name, side, s) for side, s in part.get("sides", {}).items()]
+    lines += [
+        "",
+        *(
+            f"- {name}: {part['ratio']:.2f} x the fastest peer ({part['fastest_peer']})"
+            for name, part in parts.items()
+            if part.get("ratio")
+        ),
+        *(
+            f"- {name}: {part['status']}: {part['reason']}"
+            for name, part in parts.items()
+            if part.get("status") in ("failed", "left out")
+        ),
+        "",
+        "| planner | seconds | predicted | error | peak bytes | predicted | error |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+        *(_planner_line(name, row) for name, row in parts.get("planner", {}).get("rows", {}).items()),
+        "",
+        *(
+            f"- {side}: scores {s['scored_tokens_per_second']:,.0f} tokens/s, generates "
+            f"{s['generated_tokens_per_second']:,.0f} tokens/s"
+            for side, s in parts.get("texts", {}).items()
+            if isinstance(s, Mapping) and s.get("status") == "measured"
+        ),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _side_line(part: str, name: str, side: Mapping[str, Any]) -> str:
+    if side["status"] != "measured":
+        return f"| {part} | {name} | {side['status']}: {side['reason']} | | | | |"
+    share = side.get("share_of_ceiling")
+    return (
+        f"| {part} | {name} | {side['seconds']:.4f} | {side['tokens_per_second']:,.0f} | "
+        f"{side['flops_per_second'] / 1e12:.1f} | {'' if share is None else f'{share:.1%}'} | "
+        f"{side.get('peak_bytes', 0) / 2**30:.2f} |"
+    )
+
+
+def _planner_line(name: str, row: Mapping[str, Any]) -> str:
+    error = row["bytes_error"]
+    return (
+        f"| {name} | {row['seconds']:.4f} | {row['predicted_seconds']:.4f} | {row['seconds_error']:+.1%} | "
+        f"{row['peak_bytes']:,.0f} | {row['predicted_bytes']:,.0f} | {'' if error is None else f'{error:+.1%}'} |"
+    )

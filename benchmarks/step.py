@@ -1,0 +1,177 @@
+"""One training step of the same GPT in Trivium and in what a user would pick instead, each in its own environment.
+
+    python benchmarks/step.py --json out.json [--rows fp32,overheads] [--rounds 12] [--merge] [--report folder]
+
+A ratio is peer seconds over Trivium seconds: above 1, Trivium is faster. All sides of a row start from the same
+weights and train on the same batches with AdamW and gradients clipped to norm 1; they take their steps in turn.
+--merge adds to (or replaces in) the file what is measured now, so that a long run can be taken in pieces.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from circumstances import circumstances
+from contest import Pair, comparison
+from loader import loader_rows
+from overheads import overhead_rows
+from peers.duel import Contest, compete
+from peers.environment import environments
+from peers.side import Entry
+from setting import HIDDEN_256, HIDDEN_512, Setting
+from step_page import step_page
+
+OURS = "trivium"
+ROUNDS, QUICK_ROUNDS = 12, 3
+CLIP = 1.0
+# Losses of the first two steps, relative. In bf16 two right answers differ by its rounding, 2^-8.
+LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 4e-3}
+NOT_RUN = {"torchtitan 0.3.0": "its trainer starts CUDA before anything else: it cannot train on a processor"}
+
+Row = tuple[str, Callable[[int], dict[str, Any]]]  # name, and how to measure it in so many rounds
+
+
+def rows() -> list[Row]:
+    """Every row, in the order of the report."""
+    found: list[Row] = []
+    for ranks in (1, 2):
+        for setting in (HIDDEN_256, HIDDEN_512):
+            for weights in ("fp32", "bf16"):
+                found.append(_contest_row(_contest(setting, ranks, weights)))
+    return [*found, *overhead_rows(), *loader_rows()]
+
+
+def _contest_row(contest: Contest) -> Row:
+    return contest.name, lambda rounds: _measured(contest, rounds)
+
+
+def _contest(setting: Setting, ranks: int, weights: str) -> Contest:
+    batch = setting.sequences if ranks == 1 else max(ranks, setting.sequences)
+    setting = replace(
+        setting.with_batch(batch, batch // ranks), weights="bf16" if weights == "bf16" else "fp32", clip=CLIP
+    )
+    processes = "one process" if ranks == 1 else f"{ranks} processes"
+    return Contest(
+        name=f"{processes} {setting.name} {weights}",
+        ranks=ranks,
+        setting=setting,
+        entries=tuple(_entries(setting, ranks)),
+        says=_says(weights),
+        loss_tolerance=LOSS_TOLERANCE[weights],
+    )
+
+
+def _says(weights: str) -> str:
+    if weights == "fp32":
+        return "fp32 throughout; every side clips by the global norm of the gradient."
+    return (
+        "Products in bf16, master weights, moments and accumulated gradients in fp32. Trivium and DeepSpeed keep a "
+        "bf16 copy of the weights, the others cast under autocast."
+    )
+
+
+def _entries(setting: Setting, ranks: int) -> list[Entry]:
+    """Trivium first. megatron-core only in fp32: its bf16 optimizer accepts only CUDA tensors."""
+    here, mine = Path(sys.executable), dict(os.environ)
+    known = environments()
+
+    def peer(name: str, environment: str, module: str, function: str, **options: Any) -> Entry:
+        e = known[environment]
+        return Entry(name, f"peers.{module}", function, options, e.python, {**e.surroundings(), **RUN_ID})
+
+    found = [
+        Entry(OURS, "trivium_engine", "trivium", {"layout": {"data": ranks}, "zero": 1}, here, mine),
+        Entry("plain loop", "peers.plain_loop", "plain_loop", {}, here, mine),
+        Entry("plain loop, compiled", "peers.plain_loop", "plain_loop", {"compiled": True}, here, mine),
+        peer("transformers + accelerate", "transformers", "transformers_engine", "accelerated"),
+        peer("Lightning Fabric", "Fabric", "fabric_engine", "fabric"),
+        peer("litgpt in Fabric", "Fabric", "fabric_engine", "litgpt_model"),
+        peer("DeepSpeed ZeRO-1", "DeepSpeed", "deepspeed_engine", "zero", stage=1),
+    ]
+    if setting.weights == "fp32" and ranks == 1:
+        found.append(peer("megatron-core", "megatron-core", "megatron_engine", "megatron"))
+    return found
+
+
+# Fabric then takes the ranks it was started as, instead of starting ranks of its own.
+RUN_ID = {"TORCHELASTIC_RUN_ID": "step"}
+
+
+def _measured(contest: Contest, rounds: int) -> dict[str, Any]:
+    """A result whose comparisons name every peer, the one that failed too; `fastest` is the best of the others."""
+    result = compete(contest, rounds)
+    peers = [e.name for e in contest.entries if e.name != OURS]
+    result["comparisons"] = [comparison(Pair(OURS, peer, 1.0), result) for peer in peers]
+    result["not_run"] = NOT_RUN
+    measured = {c["peer"]: c["ratio"] for c in result["comparisons"] if c["status"] == "measured"}
+    result["fastest"] = min(measured, key=measured.__getitem__, default=None)
+    memory = {n: m["above_imports"] for n, m in result["memory"].items()}
+    result["lowest_memory"] = min(memory, key=memory.__getitem__, default=None)
+    return result
+
+
+def main(arguments: list[str]) -> int:
+    """Run the rows and write the reports; exit code 1 when Trivium itself could not be measured in one."""
+    options = _options(arguments)
+    wanted = [part.strip().lower() for part in options.rows.split(",") if part.strip()]
+    chosen = [row for row in rows() if not wanted or any(part in row[0].lower() for part in wanted)]
+    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+    out = Path(options.json)
+    record = {**circumstances("benchmarks/step.py", arguments), "rows": []}
+    if options.merge and out.exists():
+        before = json.loads(out.read_text())
+        record["rows"], record["command"] = before["rows"], f"{before['command']}; {record['command']}"
+    failed = 0
+    for name, measure in chosen:
+        result = {"load_before": os.getloadavg()[0], **measure(rounds)}
+        record["rows"] = [*(r for r in record["rows"] if r["name"] != name), result]
+        failed |= int(result["status"] == "failed" or OURS in result.get("failed", {}))
+        out.write_text(json.dumps(record, indent=1))
+        print("\n".join(_lines(result)), flush=True)
+    order = [name for name, _ in rows()]
+    record["rows"].sort(key=lambda r: order.index(r["name"]))
+    out.write_text(json.dumps(record, indent=1))
+    if options.report:
+        folder = Path(options.report)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"step-{record['date'][:10]}.json").write_text(json.dumps(record, indent=1) + "\n")
+        (folder / f"step-{record['date'][:10]}.md").write_text(step_page(record))
+    return failed
+
+
+def _lines(result: dict[str, Any]) -> list[str]:
+    if "comparisons" not in result:
+        return [f"{result['name']}: {result['summary']}"]
+    shown = [f"{result['name']}: {result['seconds'].get(OURS, {}).get('median', float('nan')):.4f} s"]
+    for c in result["comparisons"]:
+        peer = f"  {c['peer']}: "
+        if c["status"] != "measured":
+            shown.append(f"{peer}{c['status']}: {c['reason']}")
+            continue
+        mine, theirs = (result["memory"][n]["above_imports"] / 2**20 for n in (OURS, c["peer"]))
+        shown.append(f"{peer}{c['ratio']:.2f}, memory {mine:.0f} / {theirs:.0f} MiB")
+    return shown
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", required=True, help="where the figures go")
+    parser.add_argument("--report", help="folder for a dated Markdown report and the figures beside it")
+    parser.add_argument("--rows", default="", help="only rows whose name contains one of these, by commas")
+    parser.add_argument("--rounds", type=int, default=0, help=f"measured steps of each (default {ROUNDS})")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds: does it run?")
+    parser.add_argument("--merge", action="store_true", help="keep the other rows of the file")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    sys.exit(main(sys.argv[1:]))

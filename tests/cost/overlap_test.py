@@ -1,0 +1,120 @@
+"""Products that are reduced part by part: closed forms against an event by event simulation, and their limits."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cost.plans import mt_nlg
+from trivium.cost.case import case_of
+from trivium.cost.constants import shipped_constants
+from trivium.cost.estimate import estimate
+from trivium.cost.hardware import machine_named
+from trivium.cost.overlap import (
+    moved_by_kernels,
+    moved_when_triggered,
+    pipelined_seconds,
+    tiled_seconds,
+)
+from trivium.cost.prices import prices, setting, sublayers, triggered_seconds
+from trivium.cost.stack import OURS, stack_named
+
+SELENE = machine_named("selene")
+TIMES = ((1.0, 1.0), (3.0, 1.0), (1.0, 3.0), (1.0, 0.0))
+
+
+def played(work: float, moving: float, parts: int) -> float:
+    """Event by event."""
+    worked = moved = 0.0
+    for _ in range(parts):
+        worked += work
+        moved = max(moved, worked) + moving
+    return moved
+
+
+@pytest.mark.parametrize(("work", "moving"), TIMES)
+@pytest.mark.parametrize("parts", (1, 2, 7, 100))
+def test_the_closed_form_is_the_simulated_flow_shop(work, moving, parts):
+    assert pipelined_seconds(work, moving, parts) == pytest.approx(played(work, moving, parts))
+
+
+@pytest.mark.parametrize(("product", "reduction"), TIMES)
+def test_one_tile_hides_nothing_and_infinitely_many_all_but_the_longer(product, reduction):
+    assert tiled_seconds(product, reduction, 0.0, 1) == pytest.approx(product + reduction)
+    assert tiled_seconds(product, reduction, 0.0, 10**9) == pytest.approx(max(product, reduction))
+
+
+def test_more_tiles_are_never_slower_and_never_save_more_than_half():
+    random = np.random.default_rng(0)
+    for product, reduction in random.exponential(1.0, (50, 2)):
+        seconds = [float(tiled_seconds(product, reduction, 0.0, n)) for n in (1, 2, 5, 20, 1000)]
+        assert seconds == sorted(seconds, reverse=True)
+        assert seconds[-1] >= (product + reduction) / 2
+
+
+def test_a_start_is_paid_before_any_byte_flows():
+    assert tiled_seconds(5.0, 3.0, 1.0, 10**9) == pytest.approx(6.0)
+    assert tiled_seconds(1.0, 0.2, 0.2, 4) == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize("degree", (2, 4, 8, 64))
+def test_triggered_tiles_move_the_closed_forms_share_less(degree):
+    """Without operands: 3d - 4 slices instead of 4d - 1 of product and reduction; in the limit a quarter less."""
+    kernels, triggered = (f(0.0, 1.0, degree) for f in (moved_by_kernels, moved_when_triggered))
+    assert kernels.product + kernels.reduction == pytest.approx((4 * degree - 1) / degree)
+    assert triggered.product + triggered.reduction == pytest.approx((3 * degree - 4) / degree)
+    assert triggered.gather == kernels.gather
+    far = [f(0.0, 1.0, 10**9) for f in (moved_by_kernels, moved_when_triggered)]
+    assert 1 - (far[1].product + far[1].reduction) / (far[0].product + far[0].reduction) == pytest.approx(
+        0.25
+    )
+
+
+def at(plan, **stack):
+    changed = stack_named(OURS).model_copy(update=stack)
+    return setting(case_of(plan), SELENE, changed, shipped_constants())
+
+
+def test_every_sublayer_of_mt_nlg_is_faster_when_triggered_and_within_the_bound():
+    here = at(mt_nlg(), tile_triggered=True)
+    for sublayer in sublayers(here):
+        seconds = float(triggered_seconds(here, sublayer))
+        assert max(sublayer.product, sublayer.reduction) <= seconds < sublayer.alone
+
+
+def test_a_triggered_step_is_faster_by_no_more_than_its_tensor_collectives():
+    plan, ours = mt_nlg(), stack_named(OURS)
+    plain = estimate(plan, SELENE, method="closed form")
+    triggered = estimate(
+        plan, SELENE, method="closed form", stack=ours.model_copy(update={"tile_triggered": True})
+    )
+    assert plain.parts.tensor_collectives / 2 <= triggered.parts.tensor_collectives
+    assert triggered.seconds < plain.seconds
+
+
+def test_cutting_a_product_in_one_chunk_changes_no_price():
+    plan = mt_nlg()
+    once = plan.model_copy(update={"row_chunks": 1})
+    assert (
+        estimate(once, SELENE, method="closed form").seconds
+        == estimate(plan, SELENE, method="closed form").seconds
+    )
+
+
+def test_chunks_hide_collectives_until_their_starts_cost_more():
+    plan = mt_nlg()
+    seconds = {
+        n: estimate(
+            plan.model_copy(update={"row_chunks": n}), SELENE, method="closed form"
+        ).parts.tensor_collectives
+        for n in (1, 2, 4, 4096)
+    }
+    assert seconds[4] < seconds[2] < seconds[1] < seconds[4096]
+
+
+def test_without_tensor_ranks_there_is_nothing_to_cut():
+    case = replace(case_of(mt_nlg()), tensor=1, row_chunks=4)
+    one, many = (
+        setting(replace(case, row_chunks=n), SELENE, stack_named(OURS), shipped_constants()) for n in (1, 4)
+    )
+    assert prices(one).layer_forward.total == prices(many).layer_forward.total

@@ -1,0 +1,73 @@
+"""A row-split product in chunks is the uncut one, forward and backward, for any number of chunks."""
+
+import torch
+
+from ranks import ranks
+from trivium.parallel.launch import Place
+from trivium.parallel.mesh import Mesh
+from trivium.parallel.tensor import Region
+from trivium.parallel.weight_gradients import WeightGradients
+from trivium.plan.layout import Layout
+
+POSITIONS, SEQUENCES, INPUTS, OUTPUTS = 12, 3, 5, 7
+CHUNKS = (2, 3, 4, 5, 12, 100)
+
+
+def whole_numbers(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    """Sums of products of such numbers are exact, whatever their order."""
+    return torch.randint(-9, 10, shape, generator=generator).double()
+
+
+def outcome(region: Region, x: torch.Tensor, values: torch.Tensor, grad: torch.Tensor) -> list[torch.Tensor]:
+    """The product, and the gradients of its input and of its weight, which may be put off."""
+    x, weight = x.clone().requires_grad_(), torch.nn.Parameter(values.clone())
+    y = region.row_product(x, weight)
+    if region.weight_gradients.separate:
+        with region.weight_gradients.put_off("key"):
+            y.backward(grad)
+        region.weight_gradients.finish("key", lambda parameter: None)
+    else:
+        y.backward(grad)
+    assert x.grad is not None and weight.grad is not None
+    return [y.detach(), x.grad, weight.grad]
+
+
+@ranks(2, 3)
+def test_any_number_of_chunks_gives_exactly_the_uncut_product(place: Place) -> None:
+    group = Mesh.connect(Layout(tensor=place.world_size), place.rank, place.world_size).tensor
+    mine = torch.Generator().manual_seed(place.rank)
+    x, values = whole_numbers(mine, POSITIONS, SEQUENCES, INPUTS), whole_numbers(mine, OUTPUTS, INPUTS)
+    for split in (False, True):
+        here = POSITIONS // place.world_size if split else POSITIONS
+        # Where every rank has the whole sum, they all have the same gradient of it.
+        shared = torch.Generator().manual_seed(place.rank if split else 99)
+        grad = whole_numbers(shared, here, SEQUENCES, OUTPUTS)
+        for separate in (False, True):
+
+            def region(chunks: int, split: bool = split, separate: bool = separate) -> Region:
+                later = WeightGradients()
+                later.separate = separate
+                return Region(group, split, later, row_chunks=chunks)
+
+            uncut = outcome(region(1), x, values, grad)
+            for chunks in CHUNKS:
+                for cut, expected in zip(outcome(region(chunks), x, values, grad), uncut, strict=True):
+                    assert torch.equal(cut, expected), f"{chunks} chunks, split {split}, apart {separate}"
+
+
+@ranks(2)
+def test_the_bytes_handed_over_do_not_depend_on_the_number_of_chunks(place: Place) -> None:
+    counted = []
+    for chunks in (1, *CHUNKS):
+        group = Mesh.connect(Layout(tensor=2), place.rank, 2).tensor
+        region = Region(group, True, row_chunks=chunks)
+        generator = torch.Generator().manual_seed(0)
+        grad = torch.ones(POSITIONS // 2, SEQUENCES, OUTPUTS, dtype=torch.float64)
+        outcome(
+            region,
+            whole_numbers(generator, POSITIONS, SEQUENCES, INPUTS),
+            whole_numbers(generator, OUTPUTS, INPUTS),
+            grad,
+        )
+        counted.append(dict(group.traffic))
+    assert all(found == counted[0] for found in counted)

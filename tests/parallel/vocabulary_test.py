@@ -1,0 +1,83 @@
+"""The loss over a whole vocabulary, in chunks of rows, is that of PyTorch over all of them at once."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from trivium.cost.memory import LOSS_ROWS
+from trivium.parallel.vocabulary import ROWS, vocabulary_loss
+from trivium.parallel.weight_gradients import WeightGradients
+
+VOCABULARY, PADDED, HIDDEN = 45, 50, 8
+
+
+def made(tokens: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(tokens)
+    x = torch.randn(tokens, 2, HIDDEN, dtype=dtype)
+    table = torch.randn(PADDED, HIDDEN, dtype=dtype)
+    return x, table, torch.randint(0, VOCABULARY, (tokens, 2)), torch.rand(tokens, 2, dtype=dtype)
+
+
+def plain(x: torch.Tensor, table: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    scores = (x @ table.T)[..., :VOCABULARY].flatten(0, 1)
+    return F.cross_entropy(scores, targets.flatten(), reduction="none").view(targets.shape)
+
+
+@pytest.mark.parametrize("tokens", (1, ROWS // 2, ROWS // 2 + 1, ROWS + 17))
+@pytest.mark.parametrize("separate", (False, True))
+def test_losses_and_gradients_are_those_of_the_whole(tokens: int, separate: bool) -> None:
+    x, values, targets, weights = made(tokens)
+    x.requires_grad_()
+    table, later = torch.nn.Parameter(values), WeightGradients()
+    later.separate = separate
+    losses = vocabulary_loss(x, table, targets, VOCABULARY, later)
+    with later.put_off("key"):
+        (losses * weights).sum().backward()
+    if separate:
+        assert table.grad is None
+        later.finish("key", lambda parameter: None)
+    found = losses.detach(), x.grad.clone(), table.grad.clone()
+    x.grad = table.grad = None
+    expected = plain(x, table, targets)
+    (expected * weights).sum().backward()
+    for ours, theirs in zip(found, (expected, x.grad, table.grad), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
+
+
+def test_a_target_whose_probability_underflows_has_a_finite_loss() -> None:
+    table = torch.nn.Parameter(torch.eye(4))
+    x = torch.tensor([[[200.0, 0.0, 0.0, 0.0]]], requires_grad=True)
+    losses = vocabulary_loss(x, table, torch.tensor([[1]]), 4, WeightGradients())
+    assert losses.item() == pytest.approx(200.0)
+    losses.sum().backward()
+    assert torch.isfinite(x.grad).all()
+
+
+def test_without_gradients_nothing_is_kept_and_the_loss_is_the_same() -> None:
+    x, values, targets, _ = made(40)
+    table = torch.nn.Parameter(values)
+    kept = vocabulary_loss(x, table, targets, VOCABULARY, WeightGradients())
+    with torch.no_grad():
+        alone = vocabulary_loss(x, table, targets, VOCABULARY, WeightGradients())
+    assert alone.grad_fn is None
+    torch.testing.assert_close(alone, kept.detach(), rtol=1e-13, atol=0)
+
+
+def test_padding_never_changes_a_loss_and_gets_no_gradient() -> None:
+    x, values, targets, _ = made(30)
+    table = torch.nn.Parameter(values)
+    vocabulary_loss(x.requires_grad_(), table, targets, VOCABULARY, WeightGradients()).sum().backward()
+    assert (table.grad[VOCABULARY:] == 0).all() and (table.grad[:VOCABULARY] != 0).any()
+
+
+def test_narrow_scores_are_widened_before_the_softmax() -> None:
+    x, values, targets, _ = made(300, torch.bfloat16)
+    losses = vocabulary_loss(x, torch.nn.Parameter(values), targets, VOCABULARY, WeightGradients())
+    assert losses.dtype is torch.float32
+    scores = (x.flatten(0, 1) @ values.T)[:, :VOCABULARY].float()
+    expected = F.cross_entropy(scores, targets.flatten(), reduction="none").view(targets.shape)
+    torch.testing.assert_close(losses.detach(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_price_of_the_workspace_takes_as_many_rows() -> None:
+    assert LOSS_ROWS == ROWS

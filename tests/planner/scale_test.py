@@ -1,0 +1,77 @@
+"""Scaling curves: laws that hold whatever the machine."""
+
+import json
+import sys
+
+import pytest
+
+from cost.plans import mt_nlg
+from trivium.cli import main as entry
+from trivium.cost.estimate import estimate
+from trivium.cost.hardware import machine_named
+from trivium.errors import ConfigError
+from trivium.planner.scale import KINDS, geomean_speed_up, scaling, with_replicas
+
+SELENE = machine_named("selene")
+
+
+@pytest.fixture(scope="module")
+def found():
+    return scaling(mt_nlg(), SELENE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_curves_reach_sixteen_thousand_devices_and_more_devices_are_never_slower(found, kind):
+    points = found.curves[kind]
+    replica = mt_nlg().layout.world_size // mt_nlg().layout.data
+    assert points[0].devices == replica and 12_000 < points[-1].devices <= 16_384
+    rates = [p.price.tokens_per_second for p in points]
+    assert rates == sorted(rates)
+    assert points[0].efficiency == 1.0 and all(0 < p.efficiency <= 1.0 for p in points)
+
+
+def test_the_plans_own_size_costs_what_estimate_says(found):
+    own = mt_nlg().layout.data
+    plain = mt_nlg().model_copy(update={"batch": with_replicas(mt_nlg(), own, "strong").batch})
+    for kind in KINDS:
+        (point,) = [p for p in found.curves[kind] if p.data == own]
+        assert point.price.seconds == estimate(plain, SELENE, method="closed form").seconds
+
+
+def test_strong_scaling_keeps_the_batch_and_weak_scaling_that_of_a_replica(found):
+    assert {p.sequences for p in found.curves["strong"]} == {mt_nlg().batch.sequences}
+    assert len({p.sequences / p.data for p in found.curves["weak"]}) == 1
+
+
+def test_only_points_beyond_the_machine_are_marked(found):
+    for points in found.curves.values():
+        assert all(p.beyond == (p.devices > SELENE.devices) for p in points)
+
+
+def test_triggered_collectives_always_help_and_never_more_than_half_is_saved(found):
+    for points in found.curves.values():
+        assert all(p.price.seconds / 2 < p.triggered_seconds < p.price.seconds for p in points)
+    assert all(0 < s.speed_up <= 1 and 0 < s.less_moved < 0.25 for s in found.sublayers)
+    each = [s.speed_up for s in found.sublayers]
+    assert min(each) <= geomean_speed_up(found.sublayers) <= max(each)
+
+
+def test_fewer_devices_than_a_replica_and_a_shared_machine_are_refused():
+    with pytest.raises(ConfigError, match="fewer than the 280 devices"):
+        scaling(mt_nlg(), SELENE, largest=100)
+    with pytest.raises(ConfigError, match="share"):
+        scaling(mt_nlg(), machine_named("this-machine"))
+
+
+def test_the_verb_prints_the_curves_and_writes_them(monkeypatch, capsys, tmp_path):
+    out, page = tmp_path / "scale.json", tmp_path / "scale.html"
+    words = ["plan", "scale", "--preset", "mt-nlg-530b", "--machine", "selene"]
+    monkeypatch.setattr(sys, "argv", ["trivium", *words, "--json", str(out), "--html", str(page)])
+    with pytest.raises(SystemExit) as stopped:
+        entry.main()
+    told = capsys.readouterr().out
+    assert not stopped.value.code and "strong scaling, predicted" in told and "simulated T3" in told
+    tree = json.loads(out.read_text())
+    assert set(tree["curves"]) == {"strong", "weak"} and "simulated" in tree["t3"]["label"]
+    text = page.read_text()
+    assert "predicted" in text and "<script src" not in text  # it needs no network
