@@ -3,6 +3,7 @@
 # TRIVIUM_PYTHON   the Python to build .venv with (default: the first of python3, python3.14 … 3.11 that is
 #                  3.11 or newer)
 # OUT              the demo's run directory
+# WORKERS          tests at a time (default: one more than there are cores, as ranks of a test often wait)
 # PYTEST_OPTIONS   passed to every pytest below
 
 SHELL := /bin/bash
@@ -12,6 +13,7 @@ INSTALLED := $(VENV)/.installed
 TESTABLE := $(VENV)/.testable
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 OUT ?= runs/demo
+WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
 PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 STRICT := src/trivium/plan src/trivium/cost src/trivium/planner $(patsubst %,src/trivium/%.py,config errors units seeds provenance progress)
 PYTHON_FOLDERS := src tests $(wildcard benchmarks)
@@ -45,7 +47,7 @@ demo: $(INSTALLED)
 	$(BIN)/trivium demo --out $(OUT)
 
 test: setup
-	$(PYTEST)
+	$(PYTEST) -n $(WORKERS)
 
 test-all: setup
 	$(PYTEST) -m "not gpu" --timeout 1800
@@ -57,7 +59,7 @@ check: setup
 	$(BIN)/ruff format --check $(PYTHON_FOLDERS)
 	$(BIN)/ruff check $(PYTHON_FOLDERS)
 	$(BIN)/mypy $(STRICT)
-	$(PYTEST) -n 2 $(FAST)
+	$(PYTEST) -n $(WORKERS) $(FAST)
 
 format: setup
 	$(BIN)/ruff format $(PYTHON_FOLDERS)
