@@ -24,7 +24,7 @@ from lm_eval.api.instance import Instance
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from evaluation.hflm import load  # noqa: E402  (the tests' way to an HFLM without accelerate)
+from evaluation.hflm import load  # noqa: E402  (as the tests open an HFLM)
 from trivium.checkpoint.load import Checkpoint  # noqa: E402
 from trivium.checkpoint.reshard import Part, write_whole  # noqa: E402
 from trivium.config import to_tree  # noqa: E402
