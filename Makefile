@@ -17,7 +17,7 @@ WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
 PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 STRICT := src/trivium/plan src/trivium/cost src/trivium/planner $(patsubst %,src/trivium/%.py,config errors units seeds provenance progress)
 PYTHON_FOLDERS := src tests $(wildcard benchmarks)
-FAST := $(wildcard tests/*_test.py) $(wildcard tests/plan tests/cost tests/planner tests/tokens tests/report tests/cli)
+FAST := $(wildcard tests/*_test.py) $(wildcard tests/plan tests/cost tests/planner tests/report tests/cli)
 
 .PHONY: setup demo test test-all test-gpu check format clean
 
