@@ -5,6 +5,8 @@ Legend: B prompts side by side, S positions, V vocabulary.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +27,22 @@ class Choice:
     seed: int
 
 
+class Writing(Protocol):
+    """A text being written: its prompt with what was drawn, whether it goes on, and how many tokens may come."""
+
+    @property
+    def text(self) -> list[int]: ...
+    @property
+    def goes_on(self) -> bool: ...
+    @property
+    def left(self) -> int: ...
+
+
+AnyWriting = TypeVar("AnyWriting", bound=Writing)
+# hidden [B, H] (None but on the last stage) and the texts -> the next id of each [B], added to those that go on
+Chooser = Callable[[torch.Tensor | None, Sequence[AnyWriting]], torch.Tensor]
+
+
 @dataclass
 class Draft:
     """A prompt, how its tokens are chosen, and those drawn so far; `done` sees them and may end it."""
@@ -43,7 +61,12 @@ class Draft:
     @property
     def goes_on(self) -> bool:
         """Whether another token is wanted."""
-        return len(self.drawn) < self.max_tokens and not self.done(self.drawn)
+        return self.left > 0 and not self.done(self.drawn)
+
+    @property
+    def left(self) -> int:
+        """Tokens that may still be drawn."""
+        return self.max_tokens - len(self.drawn)
 
 
 def continue_text(
@@ -64,13 +87,22 @@ def continue_text(
 
 
 def continue_drafts(model: WholeModel, drafts: Sequence[Draft]) -> None:
-    """Write every draft to its end, side by side: each token is read once, with the keys and values of the others
-    remembered. Where a text outgrows the model's sequence, its last tokens are read anew for each next one."""
+    """Write every draft to its end, side by side."""
+    write_together(model, drafts, partial(_choose, model))
+
+
+def write_together(model: WholeModel, drafts: Sequence[AnyWriting], choose: Chooser[AnyWriting]) -> None:
+    """Write every text to its end: each token is read once, with the keys and values of the others remembered.
+
+    Where a text outgrows the model's sequence, its last tokens are read anew for each next one.
+    """
     while fitting := [d for d in drafts if d.goes_on and len(d.text) < model.model.sequence]:
-        _write_remembering(model, fitting)
+        _write_remembering(model, fitting, choose)
     for draft in drafts:
         while draft.goes_on:
-            _write_next(model, draft)
+            window = draft.text[-model.model.sequence :]
+            hidden = model.hidden(torch.tensor(window, device=model.device).unsqueeze(1))
+            choose(None if hidden is None else hidden[-1], [draft])
     model.finish()
 
 
@@ -96,25 +128,27 @@ def _least(weights: NDArray[np.float64], choice: Choice) -> float:
     return float(falling[min(last, (choice.top_k or len(falling)) - 1, len(falling) - 1)])
 
 
-def _write_remembering(model: WholeModel, drafts: list[Draft]) -> None:
-    """Until all are done or one reaches the end of the model's sequence."""
-    prompts = [d.text for d in drafts]
-    lengths = torch.tensor([len(p) for p in prompts], device=model.device)
+def _write_remembering(model: WholeModel, drafts: list[AnyWriting], choose: Chooser[AnyWriting]) -> None:
+    """Until all are done or one reaches the end of the model's sequence. Equal prompts are read once."""
+    texts = [tuple(d.text) for d in drafts]
+    distinct = list(dict.fromkeys(texts))
+    number = {text: n for n, text in enumerate(distinct)}
+    whose = torch.tensor([number[t] for t in texts], device=model.device)
+    lengths = torch.tensor([len(t) for t in distinct], device=model.device)
     width = int(lengths.max())
-    steps = min(max(d.max_tokens - len(d.drawn) for d in drafts), model.model.sequence - width + 1)
+    steps = min(max(d.left for d in drafts), model.model.sequence - width + 1)
     memory = Memory(width + steps)
-    padded = torch.tensor([[*p, *[0] * (width - len(p))] for p in prompts], device=model.device)
+    padded = torch.tensor([[*t, *[0] * (width - len(t))] for t in distinct], device=model.device)
     hidden = model.hidden(padded.T.contiguous(), memory=memory)
     memory.keep(width)
     if hidden is not None:
-        hidden = hidden[lengths - 1, torch.arange(len(drafts), device=model.device)]  # B H
-    # Prompts are padded on the right: nobody looks at the padding.
-    behind = torch.arange(width + steps, device=model.device)
-    hides = (behind >= lengths.unsqueeze(1)) & (behind < width)
-    mask = torch.zeros(hides.shape, device=model.device, dtype=next(model.stage.parameters()).dtype)
-    mask.masked_fill_(hides, -torch.inf)
+        hidden = hidden[lengths - 1, torch.arange(len(distinct), device=model.device)][whose]  # B H
+    if len(distinct) < len(drafts):
+        memory.only(whose)
+    lengths = lengths[whose]
+    mask = _mask(model, lengths, width, width + steps)
     for step in range(steps):
-        ids = _choose(model, hidden, drafts)
+        ids = choose(hidden, drafts)
         going = [n for n, d in enumerate(drafts) if d.goes_on]
         if not going or step + 1 == steps:
             return
@@ -129,10 +163,12 @@ def _write_remembering(model: WholeModel, drafts: list[Draft]) -> None:
         hidden = None if hidden is None else hidden[0]
 
 
-def _write_next(model: WholeModel, draft: Draft) -> None:
-    window = draft.text[-model.model.sequence :]
-    hidden = model.hidden(torch.tensor(window, device=model.device).unsqueeze(1))
-    _choose(model, None if hidden is None else hidden[-1], [draft])
+def _mask(model: WholeModel, lengths: torch.Tensor, width: int, slots: int) -> torch.Tensor:
+    """[B, slots]: prompts are padded on the right, and nobody looks at the padding."""
+    behind = torch.arange(slots, device=model.device)
+    hides = (behind >= lengths.unsqueeze(1)) & (behind < width)
+    mask = torch.zeros(hides.shape, device=model.device, dtype=next(model.stage.parameters()).dtype)
+    return mask.masked_fill_(hides, -torch.inf)
 
 
 def _choose(model: WholeModel, hidden: torch.Tensor | None, drafts: Sequence[Draft]) -> torch.Tensor:

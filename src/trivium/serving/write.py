@@ -1,15 +1,16 @@
 """Write texts side by side: each token is read once, and each draw is keyed, so that no layout changes a text.
 
-Legend: B texts side by side, S positions.
+Legend: B texts side by side.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 
-from trivium.model.memory import Memory
+from trivium.model.generate import write_together
 from trivium.model.whole import WholeModel
 from trivium.seeds import generator_for
 from trivium.serving.choose import choose, penalised, told
@@ -55,6 +56,16 @@ class Draft:
         """The prompt and what follows it."""
         return [*self.prompt, *self.ids]
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether another token is wanted."""
+        return self.finish is None
+
+    @property
+    def left(self) -> int:
+        """Tokens that may still be drawn."""
+        return self.settings.max_tokens - len(self.tokens)
+
     def add(self, token: Token) -> None:
         """One more token, and whether it is the last."""
         self.tokens.append(token)
@@ -62,21 +73,14 @@ class Draft:
             self.finish = "cancelled"
         elif self.done(self.ids):
             self.finish = "stop"
-        elif len(self.tokens) >= self.settings.max_tokens:
+        elif self.left <= 0:
             self.finish = "length"
 
 
-def write_together(model: WholeModel, drafts: Sequence[Draft]) -> None:
-    """Write every draft to its end. Where a text outgrows the model's sequence, its end is read anew each time."""
+def write_drafts(model: WholeModel, drafts: Sequence[Draft]) -> None:
+    """Write every draft to its end, telling of each token at once."""
     with torch.no_grad():
-        while fitting := [d for d in drafts if d.finish is None and len(d.text) < model.model.sequence]:
-            _remembering(model, fitting)
-        for draft in drafts:
-            while draft.finish is None:
-                window = draft.text[-model.model.sequence :]
-                hidden = model.hidden(torch.tensor(window, device=model.device).unsqueeze(1))
-                _choose(model, None if hidden is None else hidden[-1], [draft])
-        model.finish()
+        write_together(model, drafts, partial(_choose, model))
 
 
 def read_prompt(model: WholeModel, ids: Sequence[int], alternatives: int) -> list[Token]:
@@ -89,48 +93,6 @@ def read_prompt(model: WholeModel, ids: Sequence[int], alternatives: int) -> lis
         logits = model.predict(hidden[:, 0])
         rows = told(logits, torch.tensor(ids[1:], device=model.device), alternatives)
     return [Token(ids[0]), *(_token(row) for row in rows.tolist())]
-
-
-def _remembering(model: WholeModel, drafts: list[Draft]) -> None:
-    """Until all are done or one reaches the end of the model's sequence. Equal prompts are read once."""
-    texts = [tuple(d.text) for d in drafts]
-    distinct = list(dict.fromkeys(texts))
-    number = {text: n for n, text in enumerate(distinct)}
-    whose = torch.tensor([number[t] for t in texts], device=model.device)
-    lengths = torch.tensor([len(t) for t in distinct], device=model.device)
-    width = int(lengths.max())
-    steps = min(max(d.settings.max_tokens - len(d.tokens) for d in drafts), model.model.sequence - width + 1)
-    memory = Memory(width + steps)
-    padded = torch.tensor([[*t, *[0] * (width - len(t))] for t in distinct], device=model.device)
-    hidden = model.hidden(padded.T.contiguous(), memory=memory)
-    memory.keep(width)
-    if hidden is not None:
-        hidden = hidden[lengths - 1, torch.arange(len(distinct), device=model.device)][whose]  # B H
-    memory.only(whose)
-    lengths = lengths[whose]
-    mask = _mask(model, lengths, width, width + steps)
-    for step in range(steps):
-        ids = _choose(model, hidden, drafts)
-        going = [n for n, d in enumerate(drafts) if d.finish is None]
-        if not going or step + 1 == steps:
-            return
-        if len(going) <= len(drafts) // 2:
-            rows = torch.tensor(going, device=model.device)
-            memory.only(rows)
-            drafts = [drafts[n] for n in going]
-            lengths, mask, ids = lengths[rows], mask[rows], ids[rows]
-        memory.mask = mask[:, None, None, : memory.used + 1]
-        hidden = model.hidden(ids.unsqueeze(0), positions=(lengths + step).unsqueeze(0), memory=memory)
-        memory.keep(1)
-        hidden = None if hidden is None else hidden[0]
-
-
-def _mask(model: WholeModel, lengths: Tensor, width: int, slots: int) -> Tensor:
-    """[B, slots]: prompts are padded on the right, and nobody looks at the padding."""
-    behind = torch.arange(slots, device=model.device)
-    hides = (behind >= lengths.unsqueeze(1)) & (behind < width)
-    mask = torch.zeros(hides.shape, device=model.device, dtype=next(model.stage.parameters()).dtype)
-    return mask.masked_fill_(hides, -torch.inf)
 
 
 def _choose(model: WholeModel, hidden: Tensor | None, drafts: Sequence[Draft]) -> Tensor:
@@ -148,7 +110,7 @@ def _choose(model: WholeModel, hidden: Tensor | None, drafts: Sequence[Draft]) -
         found = told(logits, ids, most)
     found = model.told(found)
     for draft, row in zip(drafts, found.tolist(), strict=True):
-        if draft.finish is None:
+        if draft.goes_on:
             draft.add(Token(int(row[0])) if draft.alternatives is None else _token(row, draft.alternatives))
     return found[:, 0].long()
 

@@ -10,7 +10,7 @@ from trivium.evaluation.requests import Request, Sampling, Scored
 from trivium.parallel.collectives import sum_over_ranks_
 from trivium.seeds import seed_for
 from trivium.serving.config import Drawing
-from trivium.serving.write import Draft, Finish, Token, write_together
+from trivium.serving.write import Draft, Finish, Token, write_drafts
 from trivium.tokens.tokenizer import Tokenizer
 
 FINISHES: tuple[Finish, ...] = ("stop", "length", "cancelled")
@@ -77,7 +77,7 @@ class Writer:
         groups = [order[n : n + self.together] for n in range(0, len(order), self.together)]
         mesh = self.model.mesh
         for group in groups[mesh.data.index :: mesh.data.size]:
-            write_together(self.model, [drafts[n] for n in group])
+            write_drafts(self.model, [drafts[n] for n in group])
         if mesh.data.size > 1:
             self._share(drafts)
 
