@@ -172,9 +172,9 @@ def steps(clock: Clock, pulse: Pulse, dog: Watchdog, seconds: float, first: int,
 
 def test_the_limit_is_the_floor_or_three_times_the_99th_percentile(monkeypatch) -> None:
     clock, pulse, dog = watched(monkeypatch, Supervision(hang_seconds=4.0))
-    assert dog.limit("step") == 4.0
+    assert dog.patience.limit("step") == 4.0
     steps(clock, pulse, dog, 3.0, 1, 50)
-    assert dog.limit("step") == pytest.approx(9.0)
+    assert dog.patience.limit("step") == pytest.approx(9.0)
     clock.now += 4.5
     dog.look()
     clock.now += 4.0

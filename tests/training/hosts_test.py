@@ -11,42 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import yaml
+from tests.training.job_scripts import STEPS, TRAINING, job_script, losses
 
 from trivium.chaos.scene import job, plan, write_tokens
-from trivium.cli import launch as launching
-from trivium.cli.run_config import Given, resolve
-from trivium.cost.hardware import machine_named
-from trivium.provenance import STAMP, describe, write_json
 from trivium.training.job import start
-from trivium.training.metrics import read
-
-STEPS = 24
-CONFIG = {
-    "plan": {
-        "model": {
-            "layers": 4,
-            "hidden": 24,
-            "heads": 4,
-            "vocabulary": 300,
-            "vocabulary_multiple": 2,
-            "sequence": 8,
-        },
-        "layout": {"tensor": 2, "data": 2},
-        "batch": {"sequences": 8, "micro": 2},
-        "precision": {"weights": "fp64"},
-    },
-    "tokens": {"vocabulary": 300},
-    "seed": 11,
-}
-TRAINING = {
-    "steps": STEPS,
-    "checkpoint_every": 4,
-    "validate_every": 1000,
-    "validation_samples": 8,
-    "decay_tokens": 1000000,
-    "restarts": 5,
-}
 
 pytestmark = pytest.mark.skipif(
     os.name != "posix" or os.geteuid() != 0 or shutil.which("ip") is None,
@@ -128,24 +96,6 @@ def hosts() -> Iterator[Hosts]:
         pytest.skip(f"no network namespaces here: {error.stderr.decode().strip()}")
     yield found
     found.end()
-
-
-def job_script(folder: Path, tokens: Path, **supervision: float) -> Path:
-    """The job file of a run on two hosts of two ranks, as `trivium launch --print torchrun` writes it."""
-    write_json(tokens / STAMP, describe(verb="tokenize", config={}, inputs={}))
-    config = CONFIG | {"training": TRAINING | {"supervision": supervision}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    words = f"--out {folder / 'run'} --preset {folder / 'config.yaml'} --tokens {tokens}"
-    found = resolve(Given(str(folder / "config.yaml")))
-    more = {"image": "", "claim": "", "arguments": words}
-    two_each = machine_named("dgx-h100").model_copy(update={"nodes": 2, "devices_per_node": 2})
-    text = launching.job_file(launching.Target.torchrun, found, two_each, folder / "run", more)
-    (folder / "job.sh").write_text(text)
-    return folder / "job.sh"
-
-
-def losses(metrics: Path) -> dict[int, float]:
-    return {m["step"]: m["loss"] for m in read(metrics) if "loss" in m}
 
 
 def wait_for(seen: Callable[[], bool], hosts: Hosts, log: Path, seconds: float = 90) -> None:

@@ -247,6 +247,13 @@ def _enter(
     os._exit(code)  # skip the parent's exit handlers, and do not wait for communicators whose peers are gone
 
 
+def meeting_point() -> tuple[str, int, str]:
+    """Host and port of the store at which ranks that others started meet, and a name for this attempt of theirs."""
+    environment = os.environ
+    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), attempt
+
+
 def end_with_launcher() -> None:
     """Under torchrun: end when its agent on this host dies. Ranks that a user or a scheduler started stay alone."""
     if "TORCHELASTIC_RUN_ID" in os.environ:

@@ -14,10 +14,11 @@ from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
 from trivium.training.metrics import warn
+from trivium.training.neighbours import keeping_watch
 from trivium.training.preemption import ignore_signals, listening
-from trivium.training.pulse import Post
+from trivium.training.pulse import Beat, Post
 from trivium.training.run import CHECKPOINTS, TrainingJob, train_rank
-from trivium.training.supervise import Supervisor, Watch, located
+from trivium.training.supervise import Supervisor, Watch, located, note_failure
 
 
 def start(
@@ -60,8 +61,15 @@ def _train_among_others(place: Place, job: TrainingJob, after_step: Callable[[],
     """
     end_with_launcher()
     post = Post()
+
+    def tell(failure: RankFailed, at: Beat) -> None:
+        failure = located(failure, at)
+        warn(str(failure))
+        note_failure(job.out, failure, at)
+
     try:
-        train_rank(place, job, after_step, post)
+        with keeping_watch(place, post.pulse, job.training.supervision, tell):
+            train_rank(place, job, after_step, post)
     except Preempted:
         ignore_signals()
         raise

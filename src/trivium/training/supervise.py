@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from trivium.checkpoint.save import recover
 from trivium.errors import Preempted, TriviumError, error_of
@@ -49,7 +50,7 @@ class Supervisor:
                     raise Preempted(caught.cause) from None
                 at = pulse.of(caught.rank)
                 failure = located(caught, at)
-                self._note(failure, at)
+                note_failure(self.job.out, failure, at)
                 self._refuse_to_restart(failure)
                 if before == at.step:
                     raise as_the_rank_said(
@@ -112,12 +113,6 @@ class Supervisor:
         if self.requests.asked:
             raise Preempted(f"{failure}\nit had been asked to end by {self.requests.asked} {self._goes_on()}")
 
-    def _note(self, failure: RankFailed, at: Beat) -> None:
-        """Keep a failure among the events of the run."""
-        done = last_step(self.job.out / METRICS)
-        event = {"event": "rank failed", "rank": failure.rank, "cause": str(failure), "time": time.time()}
-        append(self.job.out / EVENTS, {**event, "step": done, "in_step": at.step, "phase": at.phase})
-
     def _pause(self, failure: RankFailed, restarts: int) -> None:
         """Say what failed and wait before the n-th restart, twice as long as before the last one."""
         first = self.job.training.supervision.restart_seconds
@@ -133,6 +128,12 @@ class Supervisor:
 
     def _goes_on(self) -> str:
         return "before it saved again; run the same command again to go on from the last checkpoint"
+
+
+def note_failure(out: Path, failure: RankFailed, at: Beat) -> None:
+    """Keep a failure among the events of the run."""
+    event = {"event": "rank failed", "rank": failure.rank, "cause": str(failure), "time": time.time()}
+    append(out / EVENTS, {**event, "step": last_step(out / METRICS), "in_step": at.step, "phase": at.phase})
 
 
 def located(failure: RankFailed, at: Beat) -> RankFailed:

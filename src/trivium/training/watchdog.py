@@ -5,12 +5,12 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trivium.parallel.launch import RankFailed
 from trivium.training.config import Supervision
-from trivium.training.pulse import TELL_STACK, Pulse
+from trivium.training.pulse import TELL_STACK, Beat, Pulse
 
 STEPS_REMEMBERED = 1000
 STACK_SECONDS = 1.0  # that ranks have to tell their stacks in
@@ -26,6 +26,29 @@ WAITING_IN = (
 FRAMES_SHOWN = 6
 
 
+class Patience:
+    """How long a rank may give no sign of life, learnt from the steps of one of them."""
+
+    def __init__(self, config: Supervision) -> None:
+        self.config = config
+        self._seconds: deque[float] = deque(maxlen=STEPS_REMEMBERED)
+        self._last: Beat | None = None
+
+    def learn(self, beat: Beat) -> None:
+        """Take the time of the steps since the last sign of life."""
+        steps = beat.step - (self._last.step if self._last else 0)
+        if steps > 0:
+            if self._last is not None and self._last.step > 0:
+                self._seconds.append((beat.at - self._last.at) / steps)
+            self._last = beat
+
+    def limit(self, phase: str) -> float:
+        """Seconds without a sign of life that count as hanging."""
+        if phase != "step":
+            return self.config.stall_seconds
+        return max(3 * percentile_99(self._seconds), self.config.hang_seconds)
+
+
 class Watchdog:
     """Looks at the pulse of ranks again and again; RankFailed names the rank that hangs."""
 
@@ -36,9 +59,7 @@ class Watchdog:
         config: Supervision,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.pulse, self.pids, self.config, self._clock = pulse, tuple(pids), config, clock
-        self._seconds: deque[float] = deque(maxlen=STEPS_REMEMBERED)
-        self._last = pulse.of(0)
+        self.pulse, self.pids, self.patience, self._clock = pulse, tuple(pids), Patience(config), clock
         self._looked = self._forgiven = clock()
 
     def look(self) -> None:
@@ -47,52 +68,23 @@ class Watchdog:
         if now - self._looked > ABSENT_SECONDS:
             self._forgiven = now
         self._looked = now
-        self._measure()
+        self.patience.learn(self.pulse.of(0))
         beats = self.pulse.beats()
         silent = [now - max(b.at, self._forgiven) for b in beats]
         if any(self._hangs(rank, s) for rank, s in enumerate(silent)):
             self._name(max(silent))
 
-    def limit(self, phase: str) -> float:
-        """Seconds without a sign of life that count as hanging."""
-        if phase != "step":
-            return self.config.stall_seconds
-        return max(3 * percentile_99(self._seconds), self.config.hang_seconds)
-
     def _hangs(self, rank: int, silent: float) -> bool:
-        limit = self.limit(self.pulse.of(rank).phase)
-        return silent > limit or (silent > self.limit("step") and is_stopped(self.pids[rank]))
-
-    def _measure(self) -> None:
-        """Take the time of the steps since the last look, from the first rank's signs of life."""
-        beat = self.pulse.of(0)
-        steps = beat.step - self._last.step
-        if steps > 0:
-            if self._last.step > 0:
-                self._seconds.append((beat.at - self._last.at) / steps)
-            self._last = beat
+        limit = self.patience.limit(self.pulse.of(rank).phase)
+        return silent > limit or (silent > self.patience.limit("step") and is_stopped(self.pids[rank]))
 
     def _name(self, seconds: float) -> None:
         ranks = range(self.pulse.world_size)
         stopped = [r for r in ranks if is_stopped(self.pids[r])]
         stacks = self._stacks(stopped)
-        working = [r for r in ranks if not waits(stacks[r])]
-        guilty = stopped or working or list(ranks)
-        first = guilty[0]
-        if stopped:
-            how = "it is stopped (SIGSTOP or a debugger)"
-        elif working:
-            how = "the others wait for it"
-        else:
-            how = "every rank waits for another"
-        others = f" (with ranks {', '.join(map(str, guilty[1:]))})" if guilty[1:] else ""
-        beat = self.pulse.of(first)
-        told = stacks[first] or "  (it could not tell its stack)"
-        report = (
-            f"hangs{others}: no sign of life for {seconds:.1f} s, where {self.limit(beat.phase):.1f} s are the limit; "
-            f"{how}; its stack:\n{told}"
-        )
-        raise RankFailed(first, dict.fromkeys(ranks), report)
+        guilty, how = blame(stacks, stopped, "it is stopped (SIGSTOP or a debugger)")
+        limit = self.patience.limit(self.pulse.of(guilty[0]).phase)
+        raise hanging(guilty, how, stacks, seconds, limit)
 
     def _stacks(self, stopped: Sequence[int]) -> dict[int, str]:
         """The main threads' innermost frames; a stopped rank goes on for the moment that telling takes."""
@@ -108,6 +100,30 @@ class Watchdog:
                 break
             time.sleep(0.01)
         return {rank: innermost(self.pulse.stack_of(rank)) for rank in ranks}
+
+
+def blame(stacks: Mapping[int, str], silent: Sequence[int], silence: str) -> tuple[list[int], str]:
+    """The ranks that hang, of all ranks' innermost frames, and why these: those that cannot even tell (`silence`
+    says why), or those that do not wait for others, or all."""
+    working = [rank for rank, stack in stacks.items() if not waits(stack)]
+    if silent:
+        return list(silent), silence
+    if working:
+        return working, "the others wait for it"
+    return list(stacks), "every rank waits for another"
+
+
+def hanging(
+    guilty: Sequence[int], how: str, stacks: Mapping[int, str], seconds: float, limit: float
+) -> RankFailed:
+    """That the first of the guilty ranks hangs, with its stack."""
+    others = f" (with ranks {', '.join(map(str, guilty[1:]))})" if guilty[1:] else ""
+    told = stacks[guilty[0]] or "  (it could not tell its stack)"
+    report = (
+        f"hangs{others}: no sign of life for {seconds:.1f} s, where {limit:.1f} s are the limit; {how}; "
+        f"its stack:\n{told}"
+    )
+    return RankFailed(guilty[0], dict.fromkeys(stacks), report)
 
 
 def percentile_99(seconds: Sequence[float]) -> float:

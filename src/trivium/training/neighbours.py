@@ -1,0 +1,208 @@
+"""The watch that ranks keep over one another where no launcher of ours looks after them: under torchrun or srun.
+
+A thread of each rank leaves signs of life on the board; the first and the last rank, which seldom share a host, read
+them. Whichever finds a rank that hangs asks all for their stacks, names it, and every rank ends.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from trivium.parallel.board import Board
+from trivium.parallel.launch import Place, RankFailed
+from trivium.training.config import Supervision
+from trivium.training.pulse import PHASES, Beat, Pulse
+from trivium.training.watchdog import (
+    ABSENT_SECONDS,
+    FRAMES_SHOWN,
+    STACK_SECONDS,
+    Patience,
+    blame,
+    hanging,
+)
+
+Tell = Callable[[RankFailed, Beat], None]
+
+ROUNDS_A_LIMIT = 10  # signs of life in the time after which a rank counts as hanging
+LONGEST_ROUND_SECONDS = 3.0
+SILENCE = "it does not answer at all: stopped (SIGSTOP or a debugger), or its host is gone"
+TELL_STACKS, NAMED = "tell stacks", "named"
+
+
+@dataclass(frozen=True)
+class News:
+    """What a rank leaves on the board. number: of its messages; silent: seconds since its training's last sign of
+    life, by its own clock; is_over: it ends, and says nothing any more; stack: innermost frames, once asked."""
+
+    number: int
+    step: int
+    phase: str
+    silent: float
+    host: str
+    pid: int
+    launcher: int
+    is_over: bool = False
+    stack: str = ""
+
+
+class Neighbours:
+    """One rank's part in the watch. tell: called by the one rank that names another that hangs."""
+
+    def __init__(
+        self,
+        place: Place,
+        pulse: Pulse,
+        config: Supervision,
+        tell: Tell,
+        board: Board,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.place, self.pulse, self.tell, self.board, self._clock = place, pulse, tell, board, clock
+        self.patience = Patience(config)
+        self.watches = place.rank in (0, place.world_size - 1)
+        self._ranks = [f"rank {rank}" for rank in range(place.world_size)]
+        now = clock()
+        self._number, self._turned, self._forgiven = 0, now, now
+        self._heard = [
+            (0, now)
+        ] * place.world_size  # of each rank, the last message's number and when it was new
+
+    @property
+    def round_seconds(self) -> float:
+        """Between two signs of life."""
+        return min(self.patience.limit("step") / ROUNDS_A_LIMIT, LONGEST_ROUND_SECONDS)
+
+    def turn(self) -> list[News]:
+        """Leave a sign of life and look for others'; returns the news of ranks that hang and were named."""
+        now = self._clock()
+        if now - self._turned > max(ABSENT_SECONDS, 2 * self.round_seconds):
+            self._forgiven = now  # this process was itself stopped, and its neighbours perhaps with it
+            self._heard = [(number, now) for number, _ in self._heard]
+        self._turned = now
+        self.patience.learn(self.pulse.of(0))
+        self.leave()
+        if not self.board.has(NAMED) and self.watches and self.board.has(*self._ranks):
+            self._look(now)
+        if self.board.has(NAMED):
+            return [News(**each) for each in json.loads(self.board.read([NAMED])[0])]
+        return []
+
+    def leave(self, *, is_over: bool = False) -> None:
+        """Write this rank's news."""
+        beat, now = self.pulse.of(0), self._clock()
+        self._number += 1
+        stack = stack_of_main_thread() if self.board.has(TELL_STACKS) else ""
+        silent = now - max(beat.at, self._forgiven)
+        where = (socket.gethostname(), os.getpid(), os.getppid())
+        news = News(self._number, beat.step, beat.phase, silent, *where, is_over, stack)
+        self.board.write(self._ranks[self.place.rank], json.dumps(asdict(news)))
+
+    def _look(self, now: float) -> None:
+        news = self._news()
+        for rank, each in enumerate(news):
+            if each.number != self._heard[rank][0]:
+                self._heard[rank] = (each.number, now)
+        silent = {
+            rank: each.silent + self._unheard(rank, now) for rank, each in enumerate(news) if not each.is_over
+        }
+        if any(self._hangs(rank, news[rank], s, now) for rank, s in silent.items()):
+            self._name(max(silent.values()))
+
+    def _hangs(self, rank: int, news: News, silent: float, now: float) -> bool:
+        return silent > self.patience.limit(news.phase) or self._unheard(rank, now) > self.patience.limit(
+            "step"
+        )
+
+    def _unheard(self, rank: int, now: float) -> float:
+        return now - self._heard[rank][1]
+
+    def _name(self, seconds: float) -> None:
+        before = self._news()
+        self.board.write(TELL_STACKS, "")
+        self.leave()
+        deadline = time.monotonic() + STACK_SECONDS + 2 * self.round_seconds
+        news = self._news()
+        while time.monotonic() < deadline and not all(each.stack or each.is_over for each in news):
+            time.sleep(0.02)
+            news = self._news()
+        there = {rank: each for rank, each in enumerate(news) if not each.is_over}
+        mute = [rank for rank, each in there.items() if each.number == before[rank].number]
+        stacks = {rank: each.stack for rank, each in there.items()}
+        guilty, how = blame(stacks, mute, SILENCE)
+        named = [asdict(replace(news[rank], stack="")) for rank in guilty]
+        if self.board.write_first(NAMED, json.dumps(named)):
+            first = news[guilty[0]]
+            failure = hanging(guilty, how, stacks, seconds, self.patience.limit(first.phase))
+            failure = RankFailed(failure.rank, dict.fromkeys(range(self.place.world_size)), failure.report)
+            phase = next(known for known in PHASES if known == first.phase)
+            self.tell(failure, Beat(first.step, phase, 0.0))
+
+    def _news(self) -> list[News]:
+        return [News(**json.loads(text)) for text in self.board.read(self._ranks)]
+
+
+@contextmanager
+def keeping_watch(place: Place, pulse: Pulse, config: Supervision, tell: Tell) -> Iterator[None]:
+    """Inside, this rank takes part in the watch; when a rank is named, this process ends at once with code 1.
+
+    A store that does not answer ends the watch, not the training: collectives still have their timeout.
+    """
+    over, left = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        with contextlib.suppress(RuntimeError):
+            neighbours = Neighbours(place, pulse, config, tell, Board(config.timeout_seconds))
+            while not over.wait(neighbours.round_seconds):
+                named = neighbours.turn()
+                if named:
+                    end_siblings(named)
+                    os._exit(1)
+            neighbours.leave(is_over=True)
+        left.set()
+
+    if place.world_size > 1:
+        threading.Thread(target=watch, daemon=True, name="neighbours").start()
+    else:
+        left.set()
+    try:
+        yield
+    finally:
+        over.set()
+        left.wait(STACK_SECONDS)
+
+
+def end_siblings(named: list[News]) -> None:
+    """Kill those of the named ranks that this rank's own launcher started: a stopped process hears nothing milder."""
+    for news in named:
+        is_here = news.host == socket.gethostname() and news.launcher == os.getppid()
+        if is_here and news.pid != os.getpid() and parent_of(news.pid) == news.launcher:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(news.pid, signal.SIGKILL)
+
+
+def parent_of(pid: int) -> int | None:
+    """The parent of a process; where the system does not say, nothing."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+def stack_of_main_thread() -> str:
+    """Its innermost frames, the innermost first, as faulthandler writes them."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    lines: list[str] = []
+    while frame is not None and len(lines) < FRAMES_SHOWN:
+        code = frame.f_code
+        lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
+        frame = frame.f_back
+    return "\n".join(lines)

@@ -1,0 +1,170 @@
+"""Ranks that torchrun started are asked to end, or stopped: they see to it among themselves."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tests.training.job_scripts import job_script
+
+from trivium.chaos.scene import write_tokens
+from trivium.checkpoint.load import published
+from trivium.errors import Preempted
+from trivium.parallel.launch import Place
+from trivium.training.config import Supervision
+from trivium.training.metrics import EVENTS, METRICS, last_step, read
+from trivium.training.neighbours import Neighbours, parent_of
+from trivium.training.pulse import Pulse
+from trivium.training.run import CHECKPOINTS
+
+RANKS = 3
+
+
+class Wall:
+    """A board in memory."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def write(self, name: str, text: str) -> None:
+        self.texts[name] = text
+
+    def has(self, *names: str) -> bool:
+        return all(name in self.texts for name in names)
+
+    def read(self, names: list[str]) -> list[str]:
+        return [self.texts[name] for name in names]
+
+
+class Street:
+    """Ranks on one thread and a clock set by hand. away: ranks that say nothing; found: who found one silent, when."""
+
+    def __init__(self, monkeypatch, **config: float) -> None:
+        self.now, self.away, self.found = 1000.0, set[int](), dict[int, float]()
+        clock = lambda: self.now  # noqa: E731
+        monkeypatch.setattr("trivium.training.pulse.time", SimpleNamespace(monotonic=clock))
+        wall, self.pulses = Wall(), [Pulse(1) for _ in range(RANKS)]
+        self.ranks = [
+            Neighbours(Place(n, RANKS, n, ""), self.pulses[n], Supervision(**config), print, wall, clock)
+            for n in range(RANKS)
+        ]
+        for number, rank in enumerate(self.ranks):
+            rank._name = lambda seconds, number=number: self.found.setdefault(number, self.now)
+
+    def pass_by(self, seconds: float, step: int = 0) -> None:
+        """Time goes on; all but those away take their turns, and do a step if one is given."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 0.5
+            for n in sorted(set(range(RANKS)) - self.away):
+                if step:
+                    self.pulses[n].beat(0, step, "step")
+                self.ranks[n].turn()
+
+
+def test_ranks_that_train_find_nobody(monkeypatch) -> None:
+    street = Street(monkeypatch, hang_seconds=4.0)
+    for step in range(1, 40):
+        street.pass_by(1.0, step)
+    street.pass_by(3.5)
+    assert street.found == {}
+
+
+def test_a_rank_that_says_nothing_is_found_by_the_first_and_the_last(monkeypatch) -> None:
+    street = Street(monkeypatch, hang_seconds=4.0)
+    street.pass_by(1.0, 1)
+    left, street.away = street.now, {1}
+    for step in range(2, 6):
+        assert street.found == {}
+        street.pass_by(1.0, step)
+    street.pass_by(1.0, 6)
+    assert street.found.keys() == {0, 2} and max(street.found.values()) - left <= 5.0
+
+
+def test_a_rank_that_talks_and_does_not_train_is_found_by_its_own_clock(monkeypatch) -> None:
+    street = Street(monkeypatch, hang_seconds=4.0)
+    street.pass_by(2.0, 1)
+    street.pass_by(4.0)
+    assert street.found == {}
+    street.pass_by(1.0)
+    assert street.found.keys() == {0, 2}
+
+
+def test_a_whole_job_that_was_stopped_blames_nobody(monkeypatch) -> None:
+    street = Street(monkeypatch, hang_seconds=4.0)
+    street.pass_by(2.0, 1)
+    street.now += 3600
+    street.pass_by(3.0)
+    assert street.found == {}
+
+
+def test_a_rank_that_is_over_may_be_silent(monkeypatch) -> None:
+    street = Street(monkeypatch, hang_seconds=4.0)
+    street.pass_by(2.0, 1)
+    street.ranks[1].leave(is_over=True)
+    street.away = {1}
+    for step in range(2, 20):
+        street.pass_by(1.0, step)
+    assert street.found == {}
+
+
+def rank_of(pid: int) -> int:
+    """What torchrun told a process."""
+    told = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return int(dict(each.split(b"=", 1) for each in told if each)[b"RANK"])
+
+
+def ranks_of(job: subprocess.Popen) -> list[int]:
+    """The processes that torchrun started, by rank."""
+    everyone = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit()]
+    agents = [p for p in everyone if parent_of(p) == job.pid]
+    found = [
+        p
+        for p in everyone
+        if parent_of(p) in agents and b"trivium.cli.main" in (Path("/proc") / str(p) / "cmdline").read_bytes()
+    ]
+    return sorted(found, key=rank_of)
+
+
+def events(run: Path, kind: str) -> list[dict]:
+    return [e for e in read(run / EVENTS) if e["event"] == kind]
+
+
+def wait_for(seen: Callable[[], object], log: Path, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not seen():
+        assert time.monotonic() < deadline, log.read_text()[-3000:]
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds ranks in /proc")
+def test_under_torchrun_a_stopped_rank_is_named_and_the_job_goes_on_and_one_asked_to_end_ends_it(
+    tmp_path,
+) -> None:
+    script = job_script(tmp_path, write_tokens(tmp_path), nodes=1, hang_seconds=1.0, preemption_seconds=1.0)
+    run, log = tmp_path / "run" / "training", tmp_path / "log"
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    with open(log, "ab") as out:
+        job = subprocess.Popen(["bash", str(script)], env=environment, stdout=out, stderr=out)
+    try:
+        wait_for(lambda: last_step(run / METRICS) > 4, log)
+        os.kill(ranks_of(job)[0], signal.SIGSTOP)
+        wait_for(lambda: events(run, "rank failed"), log)
+        before = last_step(run / METRICS)
+        wait_for(lambda: events(run, "resumed") and last_step(run / METRICS) > before, log)
+        os.kill(ranks_of(job)[1], signal.SIGUSR1)
+        assert job.wait(60) == Preempted.exit_code, log.read_text()
+    finally:
+        for pid in [*ranks_of(job), job.pid] if job.poll() is None else []:
+            os.kill(pid, signal.SIGKILL)
+    (failed,) = events(run, "rank failed")
+    assert failed["rank"] == 0 and "it does not answer at all" in failed["cause"]
+    assert f"rank 0 of 2 in step {failed['in_step']}: hangs" in log.read_text()
+    done = last_step(run / METRICS)
+    assert [e["step"] for e in events(run, "preempted")] == [done]
+    assert published(run / CHECKPOINTS)[-1].name == f"step-{done:08d}"
