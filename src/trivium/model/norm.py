@@ -12,13 +12,13 @@ class Norm(nn.Module):
 
     def __init__(self, model: ModelShape) -> None:
         super().__init__()
-        self.epsilon = model.norm_epsilon
+        self.shape, self.epsilon = (model.hidden,), model.norm_epsilon
         self.weight = nn.Parameter(torch.empty(model.hidden))
         self.bias = nn.Parameter(torch.empty(model.hidden)) if model.family == "gpt" else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[S, B, H] -> [S, B, H]."""
-        shape = (x.shape[-1],)
-        if self.bias is None:
-            return F.rms_norm(x, shape, self.weight, self.epsilon)
-        return F.layer_norm(x, shape, self.weight, self.bias, self.epsilon)
+        bias = self.bias
+        if bias is None:
+            return F.rms_norm(x, self.shape, self.weight, self.epsilon)
+        return F.layer_norm(x, self.shape, self.weight, bias, self.epsilon)

@@ -49,7 +49,7 @@ class _Loss(torch.autograd.Function):
         if d_scores is not None:
             ctx.save_for_backward(x, weight, d_scores)
             ctx.put_off = None if later is None else (table, later)
-        return torch.cat(losses)
+        return losses[0] if len(losses) == 1 else torch.cat(losses)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
@@ -67,17 +67,20 @@ class _Loss(torch.autograd.Function):
 
 def _loss_of(scores: Tensor, targets: Tensor, vocabulary: int, d_scores: Tensor | None) -> Tensor:
     """The loss of each row of scores [rows, V]; writes the gradient of the scores."""
-    real = scores[:, :vocabulary]
-    if real.dtype in NARROW:
-        real = real.float()
+    if scores.dtype in NARROW:
+        scores = scores.float()
+    if vocabulary < scores.shape[-1]:
+        scores[:, vocabulary:] = -torch.inf
     targets = targets.unsqueeze(-1)
-    largest, where = real.max(-1, keepdim=True)
+    target = scores.gather(-1, targets)
     if d_scores is None:
-        return (torch.logsumexp(real, -1, keepdim=True) - real.gather(-1, targets)).squeeze(-1)
-    probabilities = torch.softmax(real, -1)
-    # The largest score's probability is 1 / sum of exponentials, and never 0 as the target's may be.
-    losses = largest - real.gather(-1, targets) - probabilities.gather(-1, where).log()
-    probabilities.scatter_add_(-1, targets, probabilities.new_full((), -1.0).expand_as(losses))
-    d_scores[:, :vocabulary] = probabilities
-    d_scores[:, vocabulary:] = 0
+        return (torch.logsumexp(scores, -1, keepdim=True) - target).squeeze(-1)
+    fits = d_scores.dtype == scores.dtype
+    probabilities = torch.softmax(scores, -1, out=d_scores) if fits else torch.softmax(scores, -1)
+    # The largest probability is 1 / sum of exponentials, and never 0 as the target's may be. Found by its value:
+    # looking for its place takes a processor longer than all the rest.
+    losses = scores.amax(-1, keepdim=True) - target - probabilities.amax(-1, keepdim=True).log()
+    probabilities.scatter_add_(-1, targets, losses.new_full((), -1.0).expand_as(losses))
+    if not fits:
+        d_scores.copy_(probabilities)
     return losses.squeeze(-1)
