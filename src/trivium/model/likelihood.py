@@ -9,14 +9,13 @@ Legend: T rows of hidden states, H hidden, V vocabulary rows here, A tokens aske
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from trivium.parallel.collectives import all_gather, all_reduce_
 from trivium.parallel.mesh import Group
+from trivium.parallel.product import product
 
 Tensor = torch.Tensor
 BLOCK = 1 << 20  # logits at once
-FEW = 16  # rows
 
 
 class Likelihoods(NamedTuple):
@@ -45,14 +44,6 @@ def likelihoods(
     chosen = table[(targets - first).masked_fill(~here, 0)]
     scores = (x[rows].double() * chosen.double()).sum(-1).masked_fill(~here, 0)
     return Likelihoods(all_reduce_(scores, group) - total[rows], likeliest)
-
-
-def product(x: Tensor, table: Tensor) -> Tensor:
-    """x [T, H] times table [V, H] -> [T, V]. For a few rows the table is the left factor: it is read once, in order,
-    which on a CPU takes a quarter of the time."""
-    if len(x) <= FEW and not x.is_cuda:
-        return (table @ x.T).T.contiguous()
-    return F.linear(x, table)
 
 
 def _whole(x: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,9 +8,10 @@ from trivium.model.embedding import Embedding
 from trivium.model.head import Head
 from trivium.model.initialise import initial_values
 from trivium.model.inputs import Inputs
-from trivium.model.likelihood import Likelihoods, likelihoods, product
+from trivium.model.likelihood import Likelihoods, likelihoods
 from trivium.parallel.context import Context
 from trivium.parallel.mesh import Mesh
+from trivium.parallel.product import product
 from trivium.parallel.tensor import Region
 from trivium.plan.parameters import TOKENS, Box, Owner, Parameter, shard_box, stage_parameters
 from trivium.plan.plan import Plan
@@ -101,7 +102,7 @@ def build_stages(plan: Plan, mesh: Mesh, *, seed: int | None) -> dict[int, Stage
     A first and a last stage on the same rank share one tied table.
     """
     stages: dict[int, Stage] = {}
-    for number in plan.stages_of(mesh.at.pipeline):
+    for number in plan.stages_of(mesh.pipeline.index):
         with torch.device("meta"):
             stage = Stage(plan, number, mesh)
         stage.to_empty(device=mesh.device)

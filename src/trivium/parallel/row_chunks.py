@@ -18,6 +18,7 @@ from trivium.parallel.collectives import (
     reduce_scatter_begin,
 )
 from trivium.parallel.mesh import Group
+from trivium.parallel.product import gradient_of_inputs, gradient_of_weight, product
 from trivium.parallel.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
@@ -52,11 +53,11 @@ class _CutProduct(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad = all_gather(grads[0].contiguous(), ctx.cut.group) if ctx.cut.split_sequence else grads[0]
         parameter, later = ctx.whose
-        d_x = grad @ weight
+        d_x = gradient_of_inputs(grad, weight)
         if later is not None:
             later.take(parameter, grad, x)
             return d_x, None, None, None
-        return d_x, grad.flatten(0, -2).T @ x.flatten(0, -2), None, None
+        return d_x, gradient_of_weight(grad.flatten(0, -2), x.flatten(0, -2)), None, None
 
 
 def _product(x: Tensor, weight: Tensor, cut: Cut) -> Tensor:
@@ -68,7 +69,7 @@ def _product(x: Tensor, weight: Tensor, cut: Cut) -> Tensor:
     for positions in _slices(here, cut.chunks):
         part = x.new_empty((shares * (positions.stop - positions.start), x.shape[1], len(weight)))
         for target, source in zip(part.chunk(shares), x.chunk(shares), strict=True):
-            torch.matmul(source[positions], weight.T, out=target)
+            target.copy_(product(source[positions], weight))
         begin = reduce_scatter_begin if cut.split_sequence else all_reduce_begin
         under_way.append((positions, begin(part, cut.group)))
     for positions, pending in under_way:

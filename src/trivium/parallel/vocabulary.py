@@ -6,8 +6,8 @@ Legend: T tokens, H hidden, V vocabulary rows, padding included.
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
+from trivium.parallel.product import gradient_of_inputs, gradient_of_weight, product
 from trivium.parallel.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
@@ -45,7 +45,7 @@ class _Loss(torch.autograd.Function):
         for start in range(0, len(x), step):
             rows = slice(start, start + step)
             into = None if d_scores is None else d_scores[rows]
-            losses.append(_loss_of(F.linear(x[rows], weight), targets[rows], vocabulary, into))
+            losses.append(_loss_of(product(x[rows], weight), targets[rows], vocabulary, into))
         if d_scores is not None:
             ctx.save_for_backward(x, weight, d_scores)
             ctx.put_off = None if later is None else (table, later)
@@ -55,11 +55,11 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         x, weight, d_scores = ctx.saved_tensors
         scale = grads[0].unsqueeze(-1).to(x.dtype)
-        d_x = (d_scores @ weight).mul_(scale)
+        d_x = gradient_of_inputs(d_scores, weight).mul_(scale)
         # A row's factor may stand on either side of the product: H numbers are fewer than V.
         scaled = x * scale
         if ctx.put_off is None:
-            return d_x, d_scores.T @ scaled, None, None, None
+            return d_x, gradient_of_weight(d_scores, scaled), None, None, None
         table, later = ctx.put_off
         later.take(table, d_scores, scaled)
         return d_x, None, None, None, None

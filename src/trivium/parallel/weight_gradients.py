@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
+
+from trivium.parallel.product import add_gradient_of_weight, gradient_of_inputs, gradient_of_weight, product
 
 Tensor = torch.Tensor
 
@@ -48,9 +49,9 @@ class WeightGradients:
         for weight, grad, x in self._waiting.pop(key):
             with torch.no_grad():
                 if weight.grad is None:
-                    weight.grad = (grad.T @ x).view_as(weight)
+                    weight.grad = gradient_of_weight(grad, x).view_as(weight)
                 else:
-                    weight.grad.view(grad.shape[1], x.shape[1]).addmm_(grad.T, x)
+                    add_gradient_of_weight(weight.grad.view(grad.shape[1], x.shape[1]), grad, x)
             accumulated(weight)
 
     def take(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor) -> None:
@@ -71,13 +72,13 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, target: _Target) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.target, ctx.has_bias = target, bias is not None
-        return F.linear(x, weight.flatten(0, -2), bias)
+        return product(x, weight.flatten(0, -2), bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         (grad,) = grads
         x, weight = ctx.saved_tensors
-        d_x = grad @ weight.flatten(0, -2) if ctx.needs_input_grad[0] else None
+        d_x = gradient_of_inputs(grad, weight.flatten(0, -2)) if ctx.needs_input_grad[0] else None
         d_bias = grad.flatten(0, -2).sum(0) if ctx.has_bias else None
         ctx.target.later.take(ctx.target.weight, grad, x)
         return d_x, None, d_bias, None
@@ -85,6 +86,6 @@ class _Linear(torch.autograd.Function):
 
 def linear(x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None, later: WeightGradients) -> Tensor:
     """x [..., inputs] times weight [..., outputs, inputs] (leading dimensions side by side) plus bias."""
-    if not later.separate:
-        return F.linear(x, weight.flatten(0, -2), bias)  # autograd's own backward runs without Python
+    if not later.separate or torch.is_inference_mode_enabled():
+        return product(x, weight if weight.dim() == 2 else weight.flatten(0, -2), bias)
     return _Linear.apply(x, weight.detach(), bias, _Target(weight, later))

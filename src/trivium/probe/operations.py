@@ -5,6 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from trivium.parallel.product import product
 from trivium.planner.measured import Attention, Product, Stream, Update
 from trivium.probe.timing import median_seconds
 
@@ -61,7 +62,7 @@ def _product(device: torch.device, name: str, m: int, n: int, k: int, budget: fl
     dtype = DTYPES[name]
     x = torch.randn(m, k, device=device).to(dtype)
     weight = torch.randn(n, k, device=device).to(dtype)
-    return Product(name, m, n, k, median_seconds(lambda: F.linear(x, weight), device, budget=budget))
+    return Product(name, m, n, k, median_seconds(lambda: product(x, weight), device, budget=budget))
 
 
 def _attention(device: torch.device, shape: tuple[int, int, int, int], budget: float) -> Attention:
