@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,6 +43,7 @@ CHANGEABLE_TRAINING = (
     "save",
     "save_failures",
     "validate_every",
+    "evaluation",
     "validation_samples",
     "restarts",
     "supervision",
@@ -91,7 +93,7 @@ def join(run: Run, *, redo: bool) -> None:
     if redo or not is_current(TRAIN, run):
         from trivium.training.job import start
 
-        start(job_for(run, run.at.folder(TRAIN.folder)))
+        start(examined(job_for(run, run.at.folder(TRAIN.folder)), run))
 
 
 def job_for(run: Run, out: Path) -> Any:
@@ -105,6 +107,24 @@ def job_for(run: Run, out: Path) -> Any:
         tokens=run.folder("tokens"),
         out=out,
     )
+
+
+def examined(job: Any, run: Run) -> Any:
+    """The job with what `training.evaluation` asks of its model; DataError, before it starts, where data is missing."""
+    about = run.config.training.evaluation
+    if about.every == 0:
+        return job
+    from trivium.cli.benchmarks import Asked, rows_of
+    from trivium.evaluation.config import BenchmarkConfig
+    from trivium.evaluation.examine import examiner_of
+    from trivium.tokens.tokenizer import load_tokenizer
+
+    config = BenchmarkConfig(shots=about.shots, limit=about.limit, seed=run.config.seed)
+    data = None if about.data is None else Path(about.data)
+    ready, missing = rows_of(Asked(about.tasks, data, config))
+    for name, why in missing.items():
+        say(f"  SKIPPED {name}: {why}")
+    return replace(job, examiner=examiner_of(ready, load_tokenizer(run.tokenizer), config))
 
 
 def lasting(run: Run) -> str:
@@ -128,7 +148,9 @@ def _train(run: Run, out: Path, progress: Progress) -> Result:
     from trivium.training.job import start
 
     found: dict[str, Any] = start(
-        job_for(run, out), progress=_with_loss(progress, out), predicted=predicted_bytes(run.config.plan)
+        examined(job_for(run, out), run),
+        progress=_with_loss(progress, out),
+        predicted=predicted_bytes(run.config.plan),
     )
     return found
 

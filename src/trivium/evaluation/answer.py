@@ -21,7 +21,7 @@ from trivium.plan.parameters import shard_box
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.seeds import seed_for
-from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
+from trivium.tokens.tokenizer import Tokenizer, tokenizer_of_model
 
 TOGETHER = 8  # texts written side by side
 
@@ -32,8 +32,9 @@ class NativeScorer:
     Requests are divided over the data ranks; what requests have in common is read once.
     """
 
-    def __init__(self, model: WholeModel, tokenizer: Tokenizer) -> None:
-        self.model, self.tokenizer = model, tokenizer
+    def __init__(self, model: WholeModel, tokenizer: Tokenizer, progress: Progress = silent) -> None:
+        """progress: hears how far each call is."""
+        self.model, self.tokenizer, self._progress = model, tokenizer, progress
 
     @classmethod
     def open(cls, checkpoint: Path, tokenizer: Path, *, mesh: Mesh | None = None) -> "NativeScorer":
@@ -46,7 +47,7 @@ class NativeScorer:
         mesh = mesh or Mesh.single(_own_device())
         opened = Checkpoint.open_together(checkpoint_in(checkpoint), mesh)
         plan = build(Plan, opened.manifest["plan"])
-        words = load_tokenizer(tokenizer)
+        words = tokenizer_of_model(tokenizer)
         known = opened.manifest.get("data", {}).get("tokenizer_sha256")
         if words.vocabulary > plan.model.vocabulary:
             raise CheckpointError(
@@ -65,10 +66,10 @@ class NativeScorer:
         """Tokens the model can read at once."""
         return self.model.model.sequence
 
-    def loglikelihood(self, requests: Sequence[Request], progress: Progress = silent) -> list[Scored]:
+    def loglikelihood(self, requests: Sequence[Request]) -> list[Scored]:
         """The log-likelihood of each continuation given its context, in nats."""
         encoded = encode_all(requests, self.tokenizer)
-        found = self.loglikelihood_of_ids(encoded, progress)
+        found = self.loglikelihood_of_ids(encoded)
         return [
             Scored(
                 loglikelihood=likelihood,
@@ -80,22 +81,20 @@ class NativeScorer:
             for r, e, (likelihood, greedy) in zip(requests, encoded, found, strict=True)
         ]
 
-    def loglikelihood_of_ids(
-        self, requests: Sequence[Encoded], progress: Progress = silent
-    ) -> list[tuple[float, bool]]:
+    def loglikelihood_of_ids(self, requests: Sequence[Encoded]) -> list[tuple[float, bool]]:
         """The same of token ids: nats, and whether each token of the continuation was the likeliest."""
-        return self._sums([windows_of(e, self.sequence) for e in requests], progress)
+        return self._sums([windows_of(e, self.sequence) for e in requests])
 
-    def loglikelihood_rolling(self, texts: Sequence[str], progress: Progress = silent) -> list[float]:
+    def loglikelihood_rolling(self, texts: Sequence[str]) -> list[float]:
         """The log-likelihood of whole texts, in nats: of every token, given as many before it as fit."""
-        ids, end = self.tokenizer.encode_batch(list(texts)), self.tokenizer.end_of_text
-        windows = [rolling_windows(i, before=end, sequence=self.sequence) for i in ids]
-        return [likelihood for likelihood, _ in self._sums(windows, progress)]
+        ids, before = self.tokenizer.encode_prompts(texts), self.tokenizer.before_text
+        windows = [rolling_windows(i, before=before, sequence=self.sequence) for i in ids]
+        return [likelihood for likelihood, _ in self._sums(windows)]
 
     def generate(self, prompts: Sequence[str], *, settings: Sampling) -> list[str]:
         """What the model writes after each prompt."""
         end = self.tokenizer.end_of_text
-        ids = [i or [end] for i in self.tokenizer.encode_batch(list(prompts))]
+        ids = self.tokenizer.prompt_ids(prompts)
         drafts = [self._draft(number, prompt, settings) for number, prompt in enumerate(ids)]
         drawn = self.continue_drafts(drafts)
         return [cut_at(settings.stop, self.tokenizer.decode([t for t in d if t != end])) for d in drawn]
@@ -120,7 +119,7 @@ class NativeScorer:
         """Whether this rank is the one of its data rank that tells what was found."""
         return self.model.predicts and self.model.mesh.tensor.index == 0
 
-    def _sums(self, windows: Sequence[Sequence[Window]], progress: Progress) -> list[tuple[float, bool]]:
+    def _sums(self, windows: Sequence[Sequence[Window]]) -> list[tuple[float, bool]]:
         flat = [w for several in windows for w in several]
         made = batches(families(flat))
         totals = Totals(len(flat))
@@ -128,7 +127,7 @@ class NativeScorer:
         mine = made[data.index :: data.size]
         for number, batch in enumerate(mine):
             read_batch(self.model, batch, totals)
-            progress(number + 1, len(mine), "batches")
+            self._progress(number + 1, len(mine), "batches")
         self.model.finish()
         found = totals.found if self._speaks else torch.zeros_like(totals.found)
         likelihoods, missed = sum_over_ranks_(found.to(self.model.device), self.model.mesh).tolist()

@@ -48,7 +48,7 @@ def read_batch(model: WholeModel, batch: Batch, totals: Totals) -> None:
         return
     lengths = torch.tensor([len(t) for t in trunks], device=model.device)
     for rows in batch.rounds:
-        memory.mask = _mask(rows, lengths, width, next(model.stage.parameters()).dtype)
+        memory.mask = _mask(rows, lengths, width, model.dtype)
         depths = _padded([row.depths for row in rows], model.device)
         positions = (lengths + depths).clamp(max=model.model.sequence - 1)  # of padding too
         tokens = _padded([row.tokens for row in rows], model.device)

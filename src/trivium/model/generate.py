@@ -167,7 +167,7 @@ def _mask(model: WholeModel, lengths: torch.Tensor, width: int, slots: int) -> t
     """[B, slots]: prompts are padded on the right, and nobody looks at the padding."""
     behind = torch.arange(slots, device=model.device)
     hides = (behind >= lengths.unsqueeze(1)) & (behind < width)
-    mask = torch.zeros(hides.shape, device=model.device, dtype=next(model.stage.parameters()).dtype)
+    mask = torch.zeros(hides.shape, device=model.device, dtype=model.dtype)
     return mask.masked_fill_(hides, -torch.inf)
 
 

@@ -1,6 +1,8 @@
 """The whole model, to be asked: logits for any token ids, over the ranks of a mesh (tensor, pipeline, data)."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -9,13 +11,14 @@ from trivium.model.likelihood import Likelihoods
 from trivium.model.memory import Memory
 from trivium.model.stage import Stage, build_stages
 from trivium.parallel.collectives import all_reduce_
-from trivium.parallel.mesh import Mesh
+from trivium.parallel.mesh import Group, Mesh
 from trivium.parallel.relay import Relay
 from trivium.plan.batch import Batch
 from trivium.plan.layout import Layout
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Dtype, Precision
+from trivium.plan.recompute import Recompute
 
 
 def answering_plan(model: ModelShape, layout: Layout, precision: Dtype) -> Plan:
@@ -43,18 +46,52 @@ class WholeModel:
         device: torch.device | None = None,
         mesh: Mesh | None = None,
     ) -> None:
-        self.mesh = mesh or Mesh.single(device)
-        self.plan = answering_plan(model, self.mesh.layout, precision)
-        self.model, self.device = model, self.mesh.device
-        self.stage: Stage = build_stages(self.plan, self.mesh, seed=None)[self.mesh.at.pipeline]
-        self.stage.eval()
-        self._relay = Relay(self.mesh.pipeline)
-        self._like = next(self.stage.parameters())
+        mesh = mesh or Mesh.single(device)
+        plan = answering_plan(model, mesh.layout, precision)
+        self._hold(plan, mesh, build_stages(plan, mesh, seed=None))
+
+    @classmethod
+    def sharing(cls, stages: Mapping[int, Stage], plan: Plan, mesh: Mesh) -> "WholeModel":
+        """The model that a training under `plan` holds in `stages`: the same weights, not copies of them.
+
+        Ranks that share sequences, or hold the same weights for other reasons, answer requests of their own. The
+        stages given are neither run nor put into another mode.
+        """
+        mesh = _to_answer(mesh)
+        answering = plan.model_copy(
+            update={
+                "layout": mesh.layout,
+                "sequence_parallel": False,
+                "row_chunks": 1,
+                "recompute": Recompute(),
+            }
+        )
+        found: WholeModel = cls.__new__(cls)
+        found._hold(answering, mesh, {n: _twin(stage, answering, mesh) for n, stage in stages.items()})
+        return found
+
+    def _hold(self, plan: Plan, mesh: Mesh, stages: Mapping[int, Stage]) -> None:
+        self.plan, self.mesh, self.model, self.device = plan, mesh, plan.model, mesh.device
+        self.stages = dict(sorted(stages.items()))
+        for stage in self.stages.values():
+            stage.eval()
+        self._relay = Relay(mesh.pipeline)
+        self._holders = {s: rank for rank in range(mesh.pipeline.size) for s in plan.stages_of(rank)}
+        self.dtype = next(self.stage.parameters()).dtype
+
+    @property
+    def stage(self) -> Stage:
+        """The only stage of this rank, but in a training that interleaves several."""
+        return next(iter(self.stages.values()))
 
     @property
     def predicts(self) -> bool:
         """Whether this rank holds the last stage."""
-        return self.stage.is_last
+        return self._last.is_last
+
+    @property
+    def _last(self) -> Stage:
+        return next(reversed(self.stages.values()))
 
     def load(self, name: str, values: torch.Tensor) -> None:
         """Set a parameter by its name in the parameter table; padding stays zero."""
@@ -79,25 +116,28 @@ class WholeModel:
 
         tokens [S, B]; positions [S, B], None for 0, 1, …; memory: of what was read before.
         """
+        inputs = Inputs(tokens=tokens, positions=positions, memory=memory)
         x = None
-        if not self.stage.is_first:
-            shape = (*tokens.shape, self.model.hidden)
-            x = self._relay.receive(torch.empty(shape, dtype=self._like.dtype, device=self.device))
-        y = self.stage.hidden(x, Inputs(tokens=tokens, positions=positions, memory=memory))
-        if self.predicts:
-            return y
-        self._relay.pass_on(y)
+        for number, stage in self.stages.items():
+            if not stage.is_first and number - 1 not in self.stages:
+                room = torch.empty(*tokens.shape, self.model.hidden, dtype=self.dtype, device=self.device)
+                x = self._relay.receive(room, self._holders[number - 1])
+            x = stage.hidden(x, inputs)
+            if stage.is_last:
+                return x
+            if number + 1 not in self.stages:
+                self._relay.pass_on(x, self._holders[number + 1])
         return None
 
     @torch.inference_mode()
     def predict(self, hidden: torch.Tensor) -> torch.Tensor:
         """[T, H] of the last block -> logits [T, V]; only where `predicts`."""
-        return self.stage.predict(hidden)
+        return self._last.predict(hidden)
 
     @torch.inference_mode()
     def likelihoods(self, hidden: torch.Tensor, *, rows: torch.Tensor, targets: torch.Tensor) -> Likelihoods:
         """How likely `targets` [A] are after `rows` [A] of hidden states [T, H]; only where `predicts`."""
-        return self.stage.likelihoods(hidden, rows=rows, targets=targets)
+        return self._last.likelihoods(hidden, rows=rows, targets=targets)
 
     def told(self, ids: torch.Tensor) -> torch.Tensor:
         """The ids that the last stage chose, [B], on every pipeline rank; the others give zeros of that shape."""
@@ -106,3 +146,33 @@ class WholeModel:
     def finish(self) -> None:
         """Wait until the next stage has taken everything."""
         self._relay.finish()
+
+
+def _to_answer(mesh: Mesh) -> Mesh:
+    """The same ranks, each replica for itself; what they say to one another is counted apart."""
+
+    def apart(group: Group) -> Group:
+        return replace(group, traffic=Counter(), waited=[0.0])
+
+    layout = mesh.layout.model_copy(update={"data": mesh.replicas.size, "context": 1})
+    replicas = apart(mesh.replicas)
+    return replace(
+        mesh,
+        layout=layout,
+        tensor=apart(mesh.tensor),
+        pipeline=apart(mesh.pipeline),
+        data=replicas,
+        replicas=replicas,
+        context=Group("context", (mesh.rank,), 0, None),
+    )
+
+
+def _twin(stage: Stage, plan: Plan, mesh: Mesh) -> Stage:
+    """A stage under another plan with the parameters of this one."""
+    with torch.device("meta"):
+        found = Stage(plan, stage.number, mesh)
+    theirs = dict(stage.named_parameters())
+    for name in [name for name, _ in found.named_parameters()]:
+        module, _, own = name.rpartition(".")
+        setattr(found.get_submodule(module), own, theirs[name])
+    return found

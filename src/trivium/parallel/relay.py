@@ -1,4 +1,4 @@
-"""Hidden states from each pipeline rank to the next, forward only: for answering, where no schedule is needed."""
+"""Hidden states from stage to stage, forward only: for answering, where no schedule is needed."""
 
 import torch
 import torch.distributed as dist
@@ -16,16 +16,16 @@ class Relay:
         self._group = group
         self._sent: list[tuple[dist.Work, Tensor]] = []
 
-    def receive(self, out: Tensor) -> Tensor:
-        """What the previous rank passed on, written into `out`."""
-        dist.recv(out, self._group.ranks[self._group.index - 1], group=self._group.handle)
+    def receive(self, out: Tensor, index: int) -> Tensor:
+        """What the rank of this index passed on, written into `out`."""
+        dist.recv(out, self._group.ranks[index], group=self._group.handle)
         return out
 
-    def pass_on(self, x: Tensor) -> None:
-        """Hand a tensor to the next rank; returns before it has arrived."""
+    def pass_on(self, x: Tensor, index: int) -> None:
+        """Hand a tensor to the rank of this index; returns before it has arrived."""
         x = x.contiguous()
         self._group.count("send", x)
-        work = dist.isend(x, self._group.ranks[self._group.index + 1], group=self._group.handle)
+        work = dist.isend(x, self._group.ranks[index], group=self._group.handle)
         assert work is not None, "this rank is in the group of its own pipeline"
         self._sent.append((work, x))
         while len(self._sent) > MOST_UNDER_WAY:

@@ -22,7 +22,9 @@ class Supervision(Config):
     hang_seconds: Annotated[float, Field(gt=0)] = (
         30.0  # least time in one step (or 3 x the 99th percentile of steps) that counts as hanging
     )
-    stall_seconds: Annotated[float, Field(gt=0)] = 600.0  # the same while starting, validating or saving
+    stall_seconds: Annotated[float, Field(gt=0)] = (
+        600.0  # the same while starting, validating, evaluating or saving
+    )
     timeout_seconds: Annotated[float, Field(gt=0)] = 120.0  # of a collective whose other ranks do not come
     replicas_every: NotNegative = 100  # steps; replicas are compared, and before every save; 0: only then
     slow_every: NotNegative = 50  # steps; ranks compare the time they worked; 0: never
@@ -40,6 +42,16 @@ class SpikesConfig(Config):
     window: Annotated[int, Field(ge=4)] = 128  # steps whose loss and gradient norm are compared with
     batches: Count = 1  # rewind: so many are left out, the last of them the one that spiked
     limit: Count = 10  # spikes in a row, or rewinds of one step; then the run stops
+
+
+class Examination(Config):
+    """Published tasks that the model is asked while it trains; nothing of it changes what is trained."""
+
+    every: NotNegative = 0  # steps; the last step is then asked too; 0: never
+    tasks: str = "mt-nlg"  # names by commas, as `trivium evaluate --tasks` takes them
+    data: str | None = None  # folder of JSON lines, a folder a task; None: from the Hub
+    shots: Annotated[tuple[Annotated[int, Field(ge=0)] | Literal["few"], ...], Field(min_length=1)] = (0,)
+    limit: Count = 100  # questions of each task, chosen by the seed of the run
 
 
 class TrainingConfig(Config):
@@ -65,6 +77,7 @@ class TrainingConfig(Config):
     save_failures: Count = 3  # saves that may fail in a row before the run stops
     start_from: str | None = None  # a checkpoint whose weights a new run begins with; None: drawn by the seed
     validate_every: Count = 50  # steps; the last step is always validated
+    evaluation: Examination = Examination()
     validation_samples: Count = 128  # sequences; fewer where the validation split has fewer, and then told
     restarts: NotNegative = 2  # times a failed job is restarted from its last checkpoint
     supervision: Supervision = Supervision()

@@ -10,6 +10,7 @@ from typing import Any
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
+TASKS = "tasks.jsonl"  # what published tasks said of the model while it trained
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
@@ -67,6 +68,8 @@ def last_step(path: Path) -> int:
 
 def forget_after(path: Path, step: int) -> None:
     """Drop the lines of later steps, which a resumed run will write again."""
+    if not path.is_file():
+        return
     kept = [r for r in read(path) if r["step"] <= step]
     partial = path.with_suffix(".partial")
     partial.write_text("".join(json.dumps(r) + "\n" for r in kept), encoding="utf-8")

@@ -93,7 +93,7 @@ def replicated(trainer: Trainer) -> Iterator[tuple[Group, list[Held]]]:
             ]
             if not part.split:
                 over_tensor += cut
-            if bucket.tied:
+            if bucket.tied and plan.ends_apart:
                 over_ends += cut
     yield mesh.replicas, over_replicas
     yield mesh.tensor, over_tensor

@@ -3,7 +3,7 @@
 import gc
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from trivium.checkpoint.load import Checkpoint, newest_good
 from trivium.config import to_tree
 from trivium.cost.compute import flops_per_token
 from trivium.errors import DataError, Preempted
+from trivium.model.stage import Stage
 from trivium.parallel.launch import Place, connected
 from trivium.parallel.mesh import Mesh, barrier
 from trivium.parallel.zero import AdamRule
@@ -25,7 +26,7 @@ from trivium.tokens.samples import TokenDataset
 from trivium.training.batches import Rows
 from trivium.training.config import TrainingConfig
 from trivium.training.describe import describe_rank
-from trivium.training.metrics import EVENTS, METRICS, append, forget_after, read, warn
+from trivium.training.metrics import EVENTS, METRICS, TASKS, append, forget_after, read, warn
 from trivium.training.preemption import exit_at_once, listening
 from trivium.training.pulse import Duty, Post
 from trivium.training.rates import lr_of_step
@@ -40,17 +41,23 @@ from trivium.training.state import begin_with, fragments, progress_of, restore
 from trivium.training.trainer import Samples, StepResult, Trainer
 
 CHECKPOINTS = "checkpoints"
+# Asks the model in these stages, under this plan, and says now and then that it is alive: results as plain data.
+Examiner = Callable[[Mapping[int, Stage], Plan, Mesh, Callable[[], None]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What to train: a plan, a recipe, a seed, the tokens' directory, and the directory of the run."""
+    """What to train: a plan, a recipe, a seed, the tokens' directory, and the directory of the run.
+
+    examiner: what asks the model while it trains, as often as `training.evaluation` says.
+    """
 
     plan: Plan
     training: TrainingConfig
     seed: int
     tokens: Path
     out: Path
+    examiner: Examiner | None = None
 
 
 def train_rank(
@@ -92,7 +99,8 @@ class _Loop:
         self.trainer, self.first_step = self._started()
         self.train = self.train.leaving_out(left_out_of(self.entries))
         if self._speaks:
-            forget_after(self.job.out / METRICS, self.first_step)
+            for name in (METRICS, TASKS):
+                forget_after(self.job.out / name, self.first_step)
         barrier(self.mesh)
 
     def _started(self) -> tuple[Trainer, int]:
@@ -161,6 +169,8 @@ class _Loop:
             if (step + 1) % self.config.validate_every == 0 or step + 1 == last:
                 self.duty.beat(step + 1, "validating")
                 self._validate(step)
+            if self._examines(step) and not result.asked:  # then there is time to save, and for no more
+                self._examine(step)
             self.duty.beat(step + 1, "saving")
             self.saves.look()
             after_step()
@@ -241,6 +251,21 @@ class _Loop:
                 self.job.out / METRICS,
                 {"step": step + 1, "tokens": self._tokens(step), "validation_loss": loss},
             )
+
+    def _examines(self, step: int) -> bool:
+        every = self.config.evaluation.every
+        return is_nth(step + 1, every) or (every > 0 and step + 1 == self.config.steps)
+
+    def _examine(self, step: int) -> None:
+        """Ask the model as it is now, which changes nothing in it."""
+        if self.job.examiner is None:
+            return
+        beat = partial(self.duty.beat, step + 1, "evaluating")
+        beat()
+        with self.trainer.weights_held() as stages:
+            found = self.job.examiner(stages, self.plan, self.mesh, beat)
+        if self._speaks:
+            append(self.job.out / TASKS, {"step": step + 1, "tokens": self._tokens(step), "tasks": found})
 
     def _save(self, step: int) -> None:
         self.saves.begin(step, fragments(self.trainer), self._about(step))

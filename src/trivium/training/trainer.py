@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -134,6 +135,17 @@ class Trainer:
         program = self._program(samples.sequences, forward_only=True)[self.mesh.at.pipeline]
         loss = self._executor(samples, step=None).run(program).loss
         return float(sum_over_ranks_(loss_share(loss, self.mesh), self.mesh))
+
+    @contextmanager
+    def weights_held(self) -> Iterator[Mapping[int, Stage]]:
+        """Inside, the stages of this rank have all their weights, which at ZeRO stage 3 are otherwise in slices."""
+        for bucket in self.buckets:
+            bucket.hold()
+        try:
+            yield self.stages
+        finally:
+            for bucket in self.buckets:
+                bucket.drop()
 
     @cached_property
     def _activation_shape(self) -> tuple[int, int, int]:

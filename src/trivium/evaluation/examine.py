@@ -1,0 +1,30 @@
+"""Published tasks asked of a model while it trains, by the ranks that train it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trivium.evaluation.answer import NativeScorer
+from trivium.evaluation.benchmark import Benchmark, evaluate_benchmarks
+from trivium.evaluation.config import BenchmarkConfig
+from trivium.model.stage import Stage
+from trivium.model.whole import WholeModel
+from trivium.parallel.mesh import Mesh
+from trivium.plan.plan import Plan
+from trivium.tokens.tokenizer import Tokenizer
+
+Alive = Callable[[], None]
+Examiner = Callable[[Mapping[int, Stage], Plan, Mesh, Alive], dict[str, Any]]
+
+
+def examiner_of(benchmarks: Sequence[Benchmark], tokenizer: Tokenizer, config: BenchmarkConfig) -> Examiner:
+    """What a training calls with its stages, plan and mesh, and what tells that it is alive.
+
+    It gives the results of `evaluate_benchmarks`, the same on every rank. The weights are those of the training, read
+    where they lie: no parameter, mode, or random state is touched.
+    """
+
+    def examine(stages: Mapping[int, Stage], plan: Plan, mesh: Mesh, alive: Alive) -> dict[str, Any]:
+        scorer = NativeScorer(WholeModel.sharing(stages, plan, mesh), tokenizer, lambda *_: alive())
+        return evaluate_benchmarks(benchmarks, scorer, config)
+
+    return examine

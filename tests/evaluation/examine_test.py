@@ -1,0 +1,96 @@
+"""A training that is asked published tasks: what it is asked changes nothing, and its answers are the checkpoint's."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evaluation.benchmark_test import HANS
+from plans import small
+from tokens.curated import curated, documents
+from trivium.evaluation.answer import NativeScorer
+from trivium.evaluation.benchmark import evaluate_benchmarks, prepare
+from trivium.evaluation.config import BenchmarkConfig
+from trivium.evaluation.examine import examiner_of
+from trivium.evaluation.tasks.definition import definition
+from trivium.evaluation.tasks.rows import Rows
+from trivium.tokens.config import TokensConfig
+from trivium.tokens.encode import tokenize
+from trivium.tokens.tokenizer import load_tokenizer
+from trivium.training.config import TrainingConfig
+from trivium.training.job import start
+from trivium.training.metrics import METRICS, TASKS, read
+from trivium.training.run import CHECKPOINTS, TrainingJob
+
+ASKED = BenchmarkConfig(shots=(0, 1), limit=6, resamples=20, seed=5)
+# Whatever a training may do with its weights: split, interleaved, in slices, along the sequence.
+LAYOUTS = {
+    "interleaved, sequence split": {"tensor": 2, "pipeline": 2, "chunks": 2, "sequence_parallel": True},
+    "v-shaped": {"pipeline": 2, "chunks": 2, "schedule": "zb-v"},
+    "shared sequences, weights in slices": {"context": 2, "data": 2, "zero": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("examined")
+    source = curated(root / "curated", documents({"prose": 40}, words=60), {"prose": 1.0})
+    (root / "tokens").mkdir()
+    tokenize(TokensConfig(vocabulary=300, validation_fraction=0.2), source, root / "tokens", seed=3)
+    return root / "tokens"
+
+
+def job(tokens: Path, out: Path, every: int, **degrees) -> TrainingJob:
+    model = {"vocabulary": 300, "layers": 4, "sequence": 32, "dropout": 0.1}
+    plan = small(model=model, batch={"sequences": 4, "micro": 1}, **degrees)
+    training = TrainingConfig(
+        steps=5, checkpoint_every=2, validation_samples=4, keep_last=5, evaluation={"every": every}
+    )
+    return TrainingJob(plan, training, 5, tokens, out)
+
+
+def benchmarks():
+    of = definition("hans")
+    return [prepare(of, Rows(HANS, None, "set", "set"), ASKED)]
+
+
+def examined(tokens: Path, out: Path, **degrees) -> TrainingJob:
+    examiner = examiner_of(benchmarks(), load_tokenizer(tokens / "tokenizer.json"), ASKED)
+    return replace(job(tokens, out, 2, **degrees), examiner=examiner)
+
+
+def of_steps(out: Path) -> dict:
+    return {m["step"]: {k: m.get(k) for k in ("loss", "gradient_norm", "batch_hash")} for m in read(out / METRICS)
+            if "loss" in m}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_asking_changes_no_loss_and_the_answers_are_those_of_the_checkpoint(name, tokens, tmp_path):
+    start(examined(tokens, tmp_path / "asked", **LAYOUTS[name]))
+    start(job(tokens, tmp_path / "left alone", 0, **LAYOUTS[name]))
+    assert of_steps(tmp_path / "asked") == of_steps(tmp_path / "left alone")
+    told = read(tmp_path / "asked" / TASKS)
+    assert [t["step"] for t in told] == [2, 4, 5]  # every second, and the last
+    assert not (tmp_path / "left alone" / TASKS).exists()
+    for line in told[1:]:
+        checkpoint = tmp_path / "asked" / CHECKPOINTS / f"step-{line['step']:08d}"
+        scorer = NativeScorer.open(checkpoint, tokens / "tokenizer.json")
+        expected = json.loads(json.dumps(evaluate_benchmarks(benchmarks(), scorer, ASKED)))
+        for shots, result in expected["hans"].items():
+            found = line["tasks"]["hans"][shots]
+            assert found["nats_per_byte"] == pytest.approx(result["nats_per_byte"], rel=1e-5)
+            for key in ("accuracy", "n", "prompt_hash", "truncated", "interval"):
+                assert found[key] == result[key], key
+
+
+def test_a_training_that_goes_on_tells_of_each_step_once(tokens, tmp_path):
+    """What was told of steps that are done again is forgotten, and told again alike."""
+    unbroken, broken = (examined(tokens, tmp_path / name) for name in ("unbroken", "broken"))
+    whole = unbroken.training.model_copy(update={"decay_tokens": 10_000})
+    start(replace(unbroken, training=whole))
+    start(replace(broken, training=whole.model_copy(update={"steps": 3})))
+    start(replace(broken, training=whole))
+    told = read(tmp_path / "broken" / TASKS)
+    assert [t["step"] for t in told] == [2, 3, 4, 5]  # the third was the last
+    assert [t for t in told if t["step"] != 3] == read(tmp_path / "unbroken" / TASKS)
