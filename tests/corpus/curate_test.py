@@ -15,6 +15,7 @@ from trivium.corpus.harvest import harvest
 from trivium.corpus.steps import balances
 from trivium.corpus.store import read_documents, write_documents
 from trivium.errors import DataError
+from trivium.seeds import generator_for
 
 SMALL = HarvestConfig(max_bytes=900_000, packages=("networkx",), evaluation_items=40)
 
@@ -116,6 +117,39 @@ def test_no_document_is_removed_without_a_partner_above_the_threshold_and_none_i
     assert all(r["jaccard"] >= 0.8 for r in gone)
     ids = sorted(kept)
     assert not [(a, b) for n, a in enumerate(ids) for b in ids[n + 1 :] if jaccard(kept[a], kept[b]) >= 0.8]
+
+
+def test_of_pairs_about_the_threshold_exactly_those_above_it_lose_one(folders, tmp_path):
+    raw, out = raw_copy(folders, tmp_path)
+    draw = generator_for(5, "pairs")
+    texts = [
+        d.text for d in read_documents(folders[0] / "out" / "documents") if 300 < len(d.text.split()) < 600
+    ]
+    rows, similar = [], {}
+    for number, text in enumerate(texts[:60]):
+        words = text.split()
+        changed = list(words)
+        for place in draw.choice(len(words), size=int(len(words) * (0.01 + 0.001 * number)), replace=False):
+            changed[place] = words[draw.integers(len(words))]
+        pair = [" ".join(words), " ".join(changed)]
+        similar[number] = jaccard(*(shingles(each, size=5) for each in pair))
+        rows += [
+            {"id": f"{name}{number}", "text": each, "source": "wiki"}
+            for name, each in zip("ab", pair, strict=True)
+        ]
+    for path in [
+        *(raw / "jsonl").iterdir(),
+        *(raw / "warc").iterdir(),
+    ]:  # their models would be duplicates too
+        path.unlink()
+    (raw / "jsonl" / "part-00000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    curate(CurateConfig(), raw, out, seed=1234)
+    by_step = {r["id"]: r["step"] for r in rejects(out)}
+    lost = {name for name, step in by_step.items() if step == "near duplicates"}
+    judged = [n for n in similar if {by_step.get(f"{x}{n}") for x in "ab"} <= {None, "near duplicates"}]
+    assert lost >= {f"b{n}" for n in judged if similar[n] >= 0.8}
+    assert lost.isdisjoint(f"{x}{n}" for n in judged if similar[n] < 0.8 for x in "ab")
+    assert sum(similar[n] >= 0.8 for n in judged) > 5 and sum(0.6 < similar[n] < 0.8 for n in judged) > 10
 
 
 def test_documents_carry_the_history_of_their_curation(folders):
