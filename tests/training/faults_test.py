@@ -192,6 +192,22 @@ def test_a_rank_that_starts_or_saves_has_longer(monkeypatch) -> None:
         dog.look()
 
 
+def test_who_waits_for_a_rank_that_saves_is_as_patient_as_that_one(monkeypatch) -> None:
+    clock, pulse, dog = watched(monkeypatch, Supervision(hang_seconds=1.0, stall_seconds=9.0))
+    waiting = '  File "/x/trivium/parallel/transport.py", line 40 in wait'
+    monkeypatch.setattr(
+        Watchdog, "_stacks", lambda self, stopped: {0: '  File "/x/save.py", line 1', 1: waiting}
+    )
+    pulse.beat(0, 3, "saving")
+    pulse.beat(1, 4, "step")
+    for _ in range(8):
+        clock.now += 1.1
+        dog.look()
+    clock.now += 1.1
+    with pytest.raises(RankFailed, match=r"rank 0 of 2: hangs: no sign of life for 9\.9 s, where 9\.0 s"):
+        dog.look()
+
+
 def test_a_launcher_that_was_stopped_itself_blames_nobody(monkeypatch) -> None:
     clock, pulse, dog = watched(monkeypatch, Supervision(hang_seconds=4.0))
     steps(clock, pulse, dog, 1.0, 1, 5)

@@ -10,7 +10,7 @@ from trivium.cost.hardware import machine_named
 from trivium.provenance import STAMP, describe, write_json
 from trivium.training.metrics import read
 
-STEPS = 40
+STEPS = 24
 CONFIG = {
     "plan": {
         "model": {
@@ -37,10 +37,10 @@ TRAINING = {
 }
 
 
-def job_script(folder: Path, tokens: Path, nodes: int = 2, **supervision: float) -> Path:
+def job_script(folder: Path, tokens: Path, nodes: int = 2, steps: int = STEPS, **supervision: float) -> Path:
     """The job file of a run of two ranks on each host, as `trivium launch --print torchrun` writes it."""
     write_json(tokens / STAMP, describe(verb="tokenize", config={}, inputs={}))
-    config = CONFIG | {"training": TRAINING | {"supervision": supervision}}
+    config = CONFIG | {"training": TRAINING | {"steps": steps, "supervision": supervision}}
     config["plan"] = CONFIG["plan"] | {"layout": {"tensor": 2, "data": nodes}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     words = f"--out {folder / 'run'} --preset {folder / 'config.yaml'} --tokens {tokens}"

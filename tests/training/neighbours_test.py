@@ -54,7 +54,7 @@ class Street:
             for n in range(RANKS)
         ]
         for number, rank in enumerate(self.ranks):
-            rank._name = lambda seconds, number=number: self.found.setdefault(number, self.now)
+            rank._name = lambda late, seconds, number=number: self.found.setdefault(number, self.now)
 
     def pass_by(self, seconds: float, step: int = 0) -> None:
         """Time goes on; all but those away take their turns, and do a step if one is given."""
@@ -146,7 +146,9 @@ def wait_for(seen: Callable[[], object], log: Path, seconds: float = 60) -> None
 def test_under_torchrun_a_stopped_rank_is_named_and_the_job_goes_on_and_one_asked_to_end_ends_it(
     tmp_path,
 ) -> None:
-    script = job_script(tmp_path, write_tokens(tmp_path), nodes=1, hang_seconds=1.0, preemption_seconds=1.0)
+    script = job_script(
+        tmp_path, write_tokens(tmp_path), nodes=1, steps=1000, hang_seconds=1.0, preemption_seconds=1.0
+    )
     run, log = tmp_path / "run" / "training", tmp_path / "log"
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with open(log, "ab") as out:

@@ -71,7 +71,7 @@ class Neighbours:
         self.watches = place.rank in (0, place.world_size - 1)
         self._ranks = [f"rank {rank}" for rank in range(place.world_size)]
         now = clock()
-        self._number, self._turned, self._forgiven = 0, now, now
+        self._number, self._turned, self._forgiven, self._patient_until = 0, now, now, now
         self._heard = [
             (0, now)
         ] * place.world_size  # of each rank, the last message's number and when it was new
@@ -114,18 +114,18 @@ class Neighbours:
         silent = {
             rank: each.silent + self._unheard(rank, now) for rank, each in enumerate(news) if not each.is_over
         }
-        if any(self._hangs(rank, news[rank], s, now) for rank, s in silent.items()):
-            self._name(max(silent.values()))
+        late = {rank for rank, s in silent.items() if self._is_late(rank, news[rank], s, now)}
+        if late and now > self._patient_until:
+            self._name(late, max(silent.values()))
 
-    def _hangs(self, rank: int, news: News, silent: float, now: float) -> bool:
-        return silent > self.patience.limit(news.phase) or self._unheard(rank, now) > self.patience.limit(
-            "step"
-        )
+    def _is_late(self, rank: int, news: News, silent: float, now: float) -> bool:
+        unheard = self._unheard(rank, now) > self.patience.limit("step")
+        return unheard or silent > self.patience.limit(news.phase)
 
     def _unheard(self, rank: int, now: float) -> float:
         return now - self._heard[rank][1]
 
-    def _name(self, seconds: float) -> None:
+    def _name(self, late: set[int], seconds: float) -> None:
         before = self._news()
         self.board.write(TELL_STACKS, "")
         self.leave()
@@ -138,6 +138,9 @@ class Neighbours:
         mute = [rank for rank, each in there.items() if each.number == before[rank].number]
         stacks = {rank: each.stack for rank, each in there.items()}
         guilty, how = blame(stacks, mute, SILENCE)
+        if late.isdisjoint(guilty):  # who is late waits for one that starts or saves, and still may
+            self._patient_until = self._clock() + self.patience.limit("step")
+            return
         named = [asdict(replace(news[rank], stack="")) for rank in guilty]
         if self.board.write_first(NAMED, json.dumps(named)):
             first = news[guilty[0]]

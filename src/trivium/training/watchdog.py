@@ -60,7 +60,7 @@ class Watchdog:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pulse, self.pids, self.patience, self._clock = pulse, tuple(pids), Patience(config), clock
-        self._looked = self._forgiven = clock()
+        self._looked = self._forgiven = self._patient_until = clock()
 
     def look(self) -> None:
         """RankFailed when a rank gave no sign of life for longer than its phase may take."""
@@ -71,35 +71,43 @@ class Watchdog:
         self.patience.learn(self.pulse.of(0))
         beats = self.pulse.beats()
         silent = [now - max(b.at, self._forgiven) for b in beats]
-        if any(self._hangs(rank, s) for rank, s in enumerate(silent)):
+        if now > self._patient_until and any(self._hangs(rank, s) for rank, s in enumerate(silent)):
             self._name(max(silent))
 
     def _hangs(self, rank: int, silent: float) -> bool:
-        limit = self.patience.limit(self.pulse.of(rank).phase)
-        return silent > limit or (silent > self.patience.limit("step") and is_stopped(self.pids[rank]))
+        return self._is_late(rank) or (silent > self.patience.limit("step") and is_stopped(self.pids[rank]))
+
+    def _is_late(self, rank: int) -> bool:
+        beat = self.pulse.of(rank)
+        return self._clock() - max(beat.at, self._forgiven) > self.patience.limit(beat.phase)
 
     def _name(self, seconds: float) -> None:
         ranks = range(self.pulse.world_size)
         stopped = [r for r in ranks if is_stopped(self.pids[r])]
         stacks = self._stacks(stopped)
         guilty, how = blame(stacks, stopped, "it is stopped (SIGSTOP or a debugger)")
+        if not stopped and not any(self._is_late(rank) for rank in guilty):
+            # Who is late waits for one that starts or saves, and still may.
+            self._patient_until = self._clock() + self.patience.limit("step")
+            return
         limit = self.patience.limit(self.pulse.of(guilty[0]).phase)
         raise hanging(guilty, how, stacks, seconds, limit)
 
     def _stacks(self, stopped: Sequence[int]) -> dict[int, str]:
         """The main threads' innermost frames; a stopped rank goes on for the moment that telling takes."""
         ranks = range(self.pulse.world_size)
+        before = [len(self.pulse.stack_of(rank)) for rank in ranks]
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pids[rank], TELL_STACK)
                 if rank in stopped:
                     os.kill(self.pids[rank], signal.SIGCONT)
         deadline = time.monotonic() + STACK_SECONDS
-        while time.monotonic() < deadline:
-            if all("train_rank" in self.pulse.stack_of(rank) for rank in ranks):
-                break
+        told = [""] * len(before)
+        while time.monotonic() < deadline and not all("train_rank" in stacks for stacks in told):
             time.sleep(0.01)
-        return {rank: innermost(self.pulse.stack_of(rank)) for rank in ranks}
+            told = [self.pulse.stack_of(rank)[before[rank] :] for rank in ranks]
+        return {rank: innermost(stacks) for rank, stacks in enumerate(told)}
 
 
 def blame(stacks: Mapping[int, str], silent: Sequence[int], silence: str) -> tuple[list[int], str]:
