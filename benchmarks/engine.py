@@ -1,80 +1,54 @@
 """Trivium against what a user would otherwise compose, in turn, in one process group, on the same weights and data.
 
-    python benchmarks/engine.py --json out.json [--rows 1F1B,replicas] [--rounds 20] [--quick] [--report folder]
+    python benchmarks/engine.py --json out.json [--rows 1F1B,replicas] [--rounds 20] [--merge] [--report folder]
 
 A ratio is peer seconds over Trivium seconds: above 1, Trivium is faster.
 """
 
-import argparse
-import json
-import os
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from circumstances import circumstances
 from contest import Row, read_result, run_row
 from external import external_rows
 from page import page
+from pieces import Row as PieceRow
+from pieces import measure, options, report
 from rows import rows
 
 from trivium.errors import TriviumError
 from trivium.parallel.launch import run_ranks
 
-ROUNDS, QUICK_ROUNDS = 20, 3
+ROUNDS = 20
 ROW_TIMEOUT_SECONDS = 900.0
 
 
 def main(arguments: list[str]) -> int:
     """Run the rows and write the reports; exit code 1 when a row of ours could not be measured."""
-    options = _options(arguments)
-    wanted = [part.strip().lower() for part in options.rows.split(",") if part.strip()]
-    chosen = [row for row in rows() if _is_wanted(row.name, wanted)]
-    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
-    record: dict[str, Any] = {**circumstances("benchmarks/engine.py", arguments), "rows": []}
-    for row in chosen:
-        result = {"load_before": os.getloadavg()[0], **_run(row, max(2, rounds // row.fewer_rounds))}
-        record["rows"].append(result)
-        print(_line(result), flush=True)
-    for row in external_rows():
-        if _is_wanted(row.name, wanted):
-            result = {"load_before": os.getloadavg()[0], **row.run(rounds)}
-            record["rows"].append(result)
-            print(_line(result), flush=True)
-    record["load_after"] = os.getloadavg()[0]
-    Path(options.json).write_text(json.dumps(record, indent=1))
-    if options.report:
-        folder = Path(options.report)
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"engine-{record['date'][:10]}"
-        (folder / f"{name}.json").write_text(json.dumps(record, indent=1))
-        (folder / f"{name}.md").write_text(page(record))
-    return int(any(r["status"] == "failed" for r in record["rows"]))
-
-
-def _options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    asked = options(__doc__, ROUNDS, arguments)
+    own: list[PieceRow] = [(row.name, partial(_run, row)) for row in rows()]
+    record = measure(
+        "engine", [*own, *((row.name, row.run) for row in external_rows())], asked, arguments, _line
     )
-    parser.add_argument("--json", required=True, help="where the figures go")
-    parser.add_argument("--report", help="folder for a dated Markdown report and the figures beside it")
-    parser.add_argument("--rows", default="", help="only rows whose name contains one of these, by commas")
-    parser.add_argument("--rounds", type=int, default=0, help=f"measured steps of each (default {ROUNDS})")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds: does it run?")
-    return parser.parse_args(arguments)
-
-
-def _is_wanted(name: str, wanted: list[str]) -> bool:
-    return not wanted or any(part in name.lower() for part in wanted)
+    report("engine", record, asked.report, page)
+    return int(any(r["status"] == "failed" for r in record["rows"]))
 
 
 def _run(row: Row, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         try:
-            run_ranks(run_row, row.ranks, row, rounds, str(out), timeout_seconds=ROW_TIMEOUT_SECONDS)
+            run_ranks(
+                run_row,
+                row.ranks,
+                row,
+                max(2, rounds // row.fewer_rounds),
+                str(out),
+                timeout_seconds=ROW_TIMEOUT_SECONDS,
+            )
         except TriviumError as error:
             return {
                 "name": row.name,

@@ -92,23 +92,11 @@ def plain_step(shape: Shape, device: torch.device, *, compiled: bool) -> Step:
 
 def transformers_step(shape: Shape, device: torch.device, *, compiled: bool) -> Step:
     """GPT-2 of transformers with scaled_dot_product_attention."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from gpt2 import gpt2_config  # here, so that all else can be measured without transformers
+    from transformers import GPT2LMHeadModel
 
-    config = GPT2Config(
-        vocab_size=shape.vocabulary,
-        n_positions=shape.sequence,
-        n_embd=shape.hidden,
-        n_layer=shape.layers,
-        n_head=shape.heads,
-        activation_function="gelu_pytorch_tanh",
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        tie_word_embeddings=False,
-        attn_implementation="sdpa",
-    )
     with device:
-        model = GPT2LMHeadModel(config).train()
+        model = GPT2LMHeadModel(gpt2_config(shape)).train()
     called = torch.compile(model) if compiled else model
     return _autocast_step(model, lambda x: called(x, use_cache=False).logits, shape, device)
 

@@ -2,18 +2,19 @@
 
 from typing import Any
 
+from pieces import commits
+
 
 def page(record: dict[str, Any]) -> str:
     """One table of ratios, one of seconds, and what each row synchronises."""
     machine = record["machine"]
     loads = [r["load_before"] for r in record["rows"] if "load_before" in r]
-    changed = " with uncommitted changes" if record["changed"] else ""
     lines = [
         f"# Engine benchmark, {record['date'][:10]}",
         "",
         f"- machine: {machine['processor']}, {machine['cores']} cores, {machine['system']}; no accelerator used",
         f"- torch {record['torch']} (gloo), Python {record['python']}, one thread per rank, fp32",
-        f"- commit {record['commit']}{changed}",
+        f"- commit {commits(record)}",
         f"- command: `{record['command']}`",
         f"- load average (1 minute) before the rows: {min(loads, default=0):.1f} to {max(loads, default=0):.1f}",
         "",

@@ -7,34 +7,29 @@ weights and train on the same batches with AdamW and gradients clipped to norm 1
 --merge adds to (or replaces in) the file what is measured now, so that a long run can be taken in pieces.
 """
 
-import argparse
-import json
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from circumstances import circumstances
 from contest import Pair, comparison
 from loader import loader_rows
 from overheads import overhead_rows
 from peers.duel import Contest, compete
 from peers.environment import environments
 from peers.side import Entry
+from pieces import Row, measure, options, report
 from setting import HIDDEN_256, HIDDEN_512, Setting
 from step_page import step_page
 
 OURS = "trivium"
-ROUNDS, QUICK_ROUNDS = 12, 3
+ROUNDS = 12
 CLIP = 1.0
 # Losses of the first two steps, relative. In bf16 two right answers differ by its rounding, 2^-8.
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 4e-3}
 NOT_RUN = {"torchtitan 0.3.0": "its trainer starts CUDA before anything else: it cannot train on a processor"}
-
-Row = tuple[str, Callable[[int], dict[str, Any]]]  # name, and how to measure it in so many rounds
 
 
 def rows() -> list[Row]:
@@ -118,36 +113,15 @@ def _measured(contest: Contest, rounds: int) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """Run the rows and write the reports; exit code 1 when Trivium itself could not be measured in one."""
-    options = _options(arguments)
-    wanted = [part.strip().lower() for part in options.rows.split(",") if part.strip()]
-    chosen = [row for row in rows() if not wanted or any(part in row[0].lower() for part in wanted)]
-    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
-    out = Path(options.json)
-    record = {**circumstances("benchmarks/step.py", arguments), "rows": []}
-    if options.merge and out.exists():
-        before = json.loads(out.read_text())
-        record["rows"], record["command"] = before["rows"], f"{before['command']}; {record['command']}"
-    failed = 0
-    for name, measure in chosen:
-        result = {"load_before": os.getloadavg()[0], **measure(rounds)}
-        record["rows"] = [*(r for r in record["rows"] if r["name"] != name), result]
-        failed |= int(result["status"] == "failed" or OURS in result.get("failed", {}))
-        out.write_text(json.dumps(record, indent=1))
-        print("\n".join(_lines(result)), flush=True)
-    order = [name for name, _ in rows()]
-    record["rows"].sort(key=lambda r: order.index(r["name"]))
-    out.write_text(json.dumps(record, indent=1))
-    if options.report:
-        folder = Path(options.report)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"step-{record['date'][:10]}.json").write_text(json.dumps(record, indent=1) + "\n")
-        (folder / f"step-{record['date'][:10]}.md").write_text(step_page(record))
-    return failed
+    asked = options(__doc__, ROUNDS, arguments)
+    record = measure("step", rows(), asked, arguments, _lines)
+    report("step", record, asked.report, step_page)
+    return int(any(r["status"] == "failed" or OURS in r.get("failed", {}) for r in record["rows"]))
 
 
-def _lines(result: dict[str, Any]) -> list[str]:
+def _lines(result: dict[str, Any]) -> str:
     if "comparisons" not in result:
-        return [f"{result['name']}: {result['summary']}"]
+        return f"{result['name']}: {result['summary']}"
     shown = [f"{result['name']}: {result['seconds'].get(OURS, {}).get('median', float('nan')):.4f} s"]
     for c in result["comparisons"]:
         peer = f"  {c['peer']}: "
@@ -156,20 +130,7 @@ def _lines(result: dict[str, Any]) -> list[str]:
             continue
         mine, theirs = (result["memory"][n]["above_imports"] / 2**20 for n in (OURS, c["peer"]))
         shown.append(f"{peer}{c['ratio']:.2f}, memory {mine:.0f} / {theirs:.0f} MiB")
-    return shown
-
-
-def _options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", required=True, help="where the figures go")
-    parser.add_argument("--report", help="folder for a dated Markdown report and the figures beside it")
-    parser.add_argument("--rows", default="", help="only rows whose name contains one of these, by commas")
-    parser.add_argument("--rounds", type=int, default=0, help=f"measured steps of each (default {ROUNDS})")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds: does it run?")
-    parser.add_argument("--merge", action="store_true", help="keep the other rows of the file")
-    return parser.parse_args(arguments)
+    return "\n".join(shown)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from pieces import commits
+
 OURS = "trivium"
 MEBI = 1 << 20
 
@@ -18,7 +20,7 @@ def step_page(record: Mapping[str, Any]) -> str:
             "",
             f"- machine: {machine['processor']}, {machine['cores']} cores, {machine['system']}; no accelerator used",
             f"- torch {record['torch']} (gloo), Python {record['python']}, one thread per process",
-            f"- commit {record['commit']}{' with uncommitted changes' if record['changed'] else ''}",
+            f"- commit {commits(record)}",
             f"- command: `{record['command']}`",
             f"- load average (1 minute) before the rows: {min(loads, default=0):.1f} to {max(loads, default=0):.1f}",
             "",

@@ -4,10 +4,11 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from contest import Build
+from gpt2 import gpt2_config
 from setting import Setting
 from torch import Tensor
 from torch_model import Gpt, adamw, tensors
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2LMHeadModel
 
 from trivium.parallel.launch import Place
 
@@ -58,20 +59,7 @@ def accelerated() -> Build:
 
 
 def _model(setting: Setting) -> GPT2LMHeadModel:
-    config = GPT2Config(
-        vocab_size=setting.vocabulary,
-        n_positions=setting.sequence,
-        n_embd=setting.hidden,
-        n_layer=setting.layers,
-        n_head=setting.heads,
-        activation_function="gelu_pytorch_tanh",
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        tie_word_embeddings=False,
-        attn_implementation="sdpa",
-    )
-    model = GPT2LMHeadModel(config)
+    model = GPT2LMHeadModel(gpt2_config(setting))
     with torch.no_grad():
         mine = dict(model.named_parameters())
         whole = Gpt(setting).fill().state_dict()
