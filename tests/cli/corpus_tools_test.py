@@ -127,5 +127,5 @@ def test_extraction_is_checked_where_the_report_finds_it(tmp_path):
     )
     said = call("extract-check", tmp_path / "gold", "--out", tmp_path / "run")
     rows = json.loads((tmp_path / "run" / "extraction.json").read_text())
-    assert rows["resiliparse (default)"]["word_f1"] > 0.9
-    assert "resiliparse (default)" in said
+    assert rows["blocks (default)"]["word_f1"] > 0.9
+    assert "blocks (default)" in said

@@ -1,6 +1,7 @@
 """`trivium evaluate TARGET` and `trivium incontext`: what is asked of which model, and what is refused."""
 
 import json
+import shutil
 
 import pytest
 
@@ -10,7 +11,10 @@ from trivium.checkpoint.load import Checkpoint
 from trivium.cli.benchmarks import config_of
 from trivium.cli.main import command_line
 from trivium.cli.target import opened
+from trivium.corpus.document import Document
+from trivium.corpus.store import write_documents
 from trivium.errors import CheckpointError, ConfigError, DataError
+from trivium.evaluation.hans import HEURISTICS
 from trivium.interchange.export import export_hf
 
 
@@ -129,3 +133,34 @@ def test_options_become_a_config_and_wrong_ones_are_refused():
     ):
         with pytest.raises(ConfigError, match=message):
             config_of(shots, None, sets)
+
+
+def test_questions_that_stand_in_the_runs_corpus_are_told_and_counted_apart(scene, tmp_path, capsys):
+    run = shutil.copytree(scene / "run", tmp_path / "run")
+    texts = [f"Before. {HANS[4]['premise']} After it more follows.", "Else " * 50]
+    documents = (Document(f"d{n}", t, "web") for n, t in enumerate(texts))
+    write_documents(run / "curated" / "documents", documents)
+    words = ("--tasks", "hans", "--data", scene / "data", "--shots", "0", "--set", "resamples=20")
+    trivium("evaluate", run, *words, "--json", tmp_path / "out.json")
+    found = read(tmp_path / "out.json")["tasks"]["hans"]["0"]["contamination"]
+    assert (found["n"], found["clean"]["n"]) == (1, 79)
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith("hans"))
+    assert "1 (" in row and "51.6 %" in row  # beside the paper's
+
+
+def test_predictions_of_any_model_give_the_table_of_hans(tmp_path, capsys):
+    blocks = [
+        {"first": 4 * n, "last": 4 * n + 3, "heuristic": h, "subcase": f"s{n}", "gold_label": label}
+        for n, (h, label) in enumerate(
+            (h, label) for h in HEURISTICS for label in ("entailment", "non-entailment")
+        )
+    ]
+    (tmp_path / "hans").mkdir()
+    (tmp_path / "hans" / "official_pairid_map.json").write_text(json.dumps(blocks))
+    (tmp_path / "said.txt").write_text("1111" + 5 * "1000")
+    trivium("evaluate", tmp_path / "said.txt", "--data", tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["entailment", "100.0", "25.0", "25.0"]
+    assert lines[2].split() == ["non-entailment", "75.0", "75.0", "75.0"]
+    with pytest.raises(ConfigError, match="need --data DIR"):
+        trivium("evaluate", tmp_path / "said.txt")

@@ -8,7 +8,7 @@ from trivium.report.collect import MOST_POINTS, collect, results
 
 KEYS = {
     "funnel", "planted", "honest", "training", "resume_proof", "evaluation", "bias", "samples", "provenance",
-    "seconds", "plan", "memory", "missing", "corpus", "extraction", "tasks", "incontext",
+    "seconds", "plan", "memory", "missing", "corpus", "extraction", "tasks", "incontext", "bias_series",
 }  # fmt: skip
 
 
@@ -29,7 +29,7 @@ def test_report_json_has_exactly_the_promised_keys(tmp_path):
     """The page shows the plan and the memory besides; they are in plan/plan.json and under `training`."""
     promised = {
         *("funnel", "planted", "honest", "training", "resume_proof", "evaluation", "bias", "samples"),
-        *("provenance", "seconds", "corpus", "extraction", "tasks", "incontext"),
+        *("provenance", "seconds", "corpus", "extraction", "tasks", "incontext", "bias_series"),
     }
     assert set(results(collect(write_run(tmp_path)))) == promised
     empty = results(collect(tmp_path / "training"))

@@ -31,11 +31,25 @@ def incontext_study() -> dict[str, Any]:
     measured = {
         "accuracy": 0.5, "interval": [0.3, 0.7], "threshold_accuracy": 0.6, "contextual_accuracy": None,
         "calibration_error": 0.1, "majority_bias": 0.01, "recency_bias": None,
+        "calibration_bins": [{"n": 18, "sureness": 0.6, "accuracy": 0.5}],
         "margins": {"edges": [-1.0, 0.0, 1.0], "counts": {" True": [3, 1], f" {HOSTILE}": [1, 3]}},
+        "margins_by_group": {
+            f"constituent {HOSTILE}": {"edges": [-1.0, 0.0, 1.0], "counts": {" True": [3, 1], f" {HOSTILE}": [1, 3]}}
+        },
     }  # fmt: skip
     model = {"checkpoint": "step-00000003", "step": 3, "tokens": 3072, "parameters": 466_000}
     varied = {kind: {"2": measured} for kind in ("shots", "order", "balance", "source", "template")}
     return {"format": "trivium-incontext-1", "task": "hans", "models": [{"model": model, **varied}]}
+
+
+def bias_series() -> dict[str, Any]:
+    """As `trivium bias --every` leaves it."""
+    effect = {"measure": "association", "of": f"neutral {HOSTILE}", "estimate": -0.4, "unit": "nats",
+              "interval": [-0.5, -0.3], "effect_size": -0.8, "p": 0.01, "p_holm": 0.02, "n": 2}  # fmt: skip
+    moments = [
+        {"step": n, "tokens": 1024 * n, "effects": [effect, effect | {"interval": None}]} for n in (1, 3)
+    ]
+    return {"format": "trivium-bias-series-1", "checkpoints": moments}
 
 
 def stations() -> dict[str, Any]:
@@ -115,9 +129,13 @@ def stations() -> dict[str, Any]:
             ],
             "adjectives": {"gender": {"male": {
                 "frequent": [{"word": "tall", "count": 3}],
-                "one_sided": [{"word": "old", "count": 2, "log_odds": 0.7, "p_holm": 0.01}],
+                "one_sided": [{"word": "old", "count": 2, "log_odds": 0.7, "interval": [0.1, 1.3], "p_holm": 0.01}],
+            }}},
+            "sentiment": {"lexicon": "textblob", "axes": {"gender": {
+                f"male {HOSTILE}": {"mean": 3.1, "interval": [1.0, 5.0]}, "female": {"mean": None, "interval": None},
             }}},
         },
+        "bias_series.json": bias_series(),
         "generate/samples.json": {
             "format": "trivium-samples-1",
             "samples": [{"prompt": "The", "continuation": " end.", "settings": {}}],
@@ -127,6 +145,10 @@ def stations() -> dict[str, Any]:
     }  # fmt: skip
 
 
+TASKS = [
+    {"step": step, "tokens": 1024 * step, "tasks": {f"hans {HOSTILE}": {"0": {"accuracy": 0.5, "n": 18}}}}
+    for step in (2, 3)
+]
 METRICS = [
     {"step": 1, "tokens": 1024, "loss": 6.5, "lr": 1e-4, "gradient_norm": 1.0, "seconds": 0.2},
     {"step": 2, "tokens": 2048, "loss": 5.9, "lr": 2e-4, "gradient_norm": 1.0, "seconds": 0.2},
@@ -137,7 +159,8 @@ METRICS = [
 
 def write_run(run: Path, **changed: Any) -> Path:
     """Write the stations; `changed` replaces files by name (None leaves one out), text as it is."""
-    files = stations() | {"training/metrics.jsonl": "".join(json.dumps(m) + "\n" for m in METRICS)} | changed
+    lines = {"training/metrics.jsonl": METRICS, "training/tasks.jsonl": TASKS}
+    files = stations() | {n: "".join(json.dumps(m) + "\n" for m in of) for n, of in lines.items()} | changed
     run.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         if content is None:

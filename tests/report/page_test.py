@@ -97,7 +97,7 @@ def test_every_figure_has_its_data_and_plotly_is_inlined_once(report):
     page = Page(render(report))
     holders = [a["data-figure"] for _, a in page.elements if "data-figure" in a]
     data = {a["id"]: json.loads(text) for a, text in page.scripts if a.get("type") == "application/json"}
-    assert holders == list(data) and len(holders) == 15
+    assert holders == list(data) and len(holders) == 21
     assert all(figure["data"] for figure in data.values())
     assert sum("plotly.js v" in text[:200] for _, text in page.scripts) == 1
 
@@ -208,7 +208,7 @@ def test_the_pages_own_script_draws_every_figure(report, tmp_path):
     file = Path(tmp_path) / "page.js"
     file.write_text(stub)
     done = subprocess.run(["node", str(file)], capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["15", "15"], done.stderr
+    assert done.stdout.split() == ["21", "21"], done.stderr
 
 
 def test_json_of_a_figure_cannot_end_its_element(report):

@@ -4,12 +4,10 @@ import contextlib
 import json
 import random
 import re
-import shutil
 import socket
 import threading
 import time
 import tracemalloc
-from pathlib import Path
 
 import pytest
 
@@ -240,7 +238,7 @@ class Slow(Writer):
     def draft(self, *arguments, **more):
         draft = super().draft(*arguments, **more)
         done = draft.done
-        draft.done = lambda ids: time.sleep(0.03) or done(ids)
+        draft.done = lambda ids: time.sleep(0.15) or done(ids)
         return draft
 
 
@@ -270,12 +268,14 @@ def test_a_real_server_streams_limits_its_queue_and_gives_up_what_nobody_waits_f
             target=requests.post, args=(f"{url}/v1/completions",), kwargs={"json": ASK, "timeout": 10}
         )
         waiting.start()
+        patient = time.monotonic() + 8  # 60 tokens of 0.15 s take longer
         while not server.worker._waiting.full():
+            assert time.monotonic() < patient, "the second request never waited"
             time.sleep(0.01)
         refused = requests.post(f"{url}/v1/completions", json=ASK, timeout=10)
         assert refused.status_code == 429 and refused.headers["retry-after"]
         began = time.monotonic()
-        leaving.close()  # 60 tokens of 0.03 s would take longer
+        leaving.close()
         waiting.join(10)
         assert not waiting.is_alive()
         assert requests.post(f"{url}/v1/completions", json=ASK, timeout=10).status_code == 200
@@ -353,54 +353,3 @@ def test_lm_evals_client_gets_the_log_likelihoods_of_the_scorer(tmp_path):
         found = model.loglikelihood(asked, disable_tqdm=True)
     assert [x for x, _ in found] == pytest.approx([e.loglikelihood for e in expected], abs=1e-4)
     assert [g for _, g in found] == [e.greedy for e in expected]
-
-
-CHROMIUM = Path("/usr/bin/chromium")
-
-
-@pytest.mark.skipif(not CHROMIUM.exists(), reason="needs /usr/bin/chromium")
-def test_the_page_loads_in_a_browser():
-    import subprocess
-
-    with listening(LIMITS) as (url, _):
-        done = subprocess.run(
-            [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", url + "/"],
-            capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
-    assert 'id="prompt"' in done.stdout
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_the_pages_script_shows_what_the_model_writes_as_text(client, tmp_path):
-    """Run in node against a minimal document: a hostile token ends up as the text of an element."""
-    import subprocess
-
-    script = re.search(r"<script>(.*?)</script>", client.get("/").text, re.DOTALL).group(1)
-    evil = "<img src=x onerror=alert(1)>"
-    part = {"choices": [{"index": 0, "text": evil, "logprobs": {"tokens": [evil], "token_logprobs": [-0.1],
-            "top_logprobs": [{evil: -0.1}], "text_offset": [0]}}]}  # fmt: skip
-    stub = f"""
-    const made = [];
-    const element = (kind) => {{
-      const found = {{ kind, children: [], value: "", disabled: false, textContent: "", on: {{}},
-        append(...c) {{ this.children.push(...c); }}, replaceChildren(...c) {{ this.children = c; }},
-        addEventListener(name, f) {{ this.on[name] = f; }} }};
-      made.push(found); return found;
-    }};
-    const known = {{}};
-    globalThis.document = {{ getElementById: (id) => (known[id] ??= element(id)), createElement: element }};
-    const body = new Blob(["data: " + JSON.stringify({json.dumps(part)}) + "\\n\\ndata: [DONE]\\n\\n"]).stream();
-    globalThis.fetch = async (url, sent) => {{ globalThis.sent = sent; return {{ ok: true, body }}; }};
-    {script}
-    document.getElementById("prompt").value = "The";
-    write().then(() => {{
-      const span = known.text.children[0];
-      span.on.click(); document.getElementById("problem");
-      console.log(JSON.stringify([span.kind, span.textContent, span.className, known.others.children.length,
-        JSON.parse(globalThis.sent.body).prompt, known.problem.textContent]));
-    }});
-    """
-    file = tmp_path / "page.js"
-    file.write_text(stub)
-    done = subprocess.run(["node", str(file)], capture_output=True, text=True, timeout=60)
-    assert json.loads(done.stdout or "null") == ["span", evil, "p4", 1, "The", ""], done.stderr

@@ -65,7 +65,7 @@ def rows_of(asked: Asked) -> tuple[list[Any], dict[str, str]]:
             continue
         ready.append(prepare(of, rows, asked.config))
     if not ready:
-        raise DataError("\n".join(missing.values()))
+        raise DataError("\n".join(dict.fromkeys(missing.values())))
     return ready, missing
 
 
@@ -131,12 +131,13 @@ def tell(found: Mapping[str, Any]) -> None:
     rows = [
         (
             *(task, shots, _percent(r["accuracy"]), _range(r["interval"]), _percent(r["chance"]), r["n"]),
-            *(_percent(r["published"]), r["normalisation"], r["truncated"]),
+            *(_percent(r["published"]), r["normalisation"], r["truncated"], _in_corpus(r)),
         )
         for task, by_shots in found["tasks"].items()
         for shots, r in by_shots.items()
     ]
-    header = ("task", "shots", "accuracy", "interval", "chance", "n", "MT-NLG 530B", "by", "prompts cut")
+    header: tuple[str, ...] = ("task", "shots", "accuracy", "interval", "chance", "n", "MT-NLG 530B", "by")
+    header += ("prompts cut", "in corpus (others right)")
     for line in table(rows, header=header):
         say(line)
     for point in found["series"]:
@@ -153,6 +154,15 @@ def tell(found: Mapping[str, Any]) -> None:
         )
     for name, why in found["skipped"].items():
         say(f"  SKIPPED {name}: {why}")
+
+
+def _in_corpus(result: Mapping[str, Any]) -> str:
+    """How many questions stand in the corpus, and how many of the others are right."""
+    found = result.get("contamination")
+    if found is None:
+        return "-"
+    clean = found["clean"]
+    return f"{found['n']} ({_percent(clean and clean['accuracy'])})"
 
 
 def _shots(text: str) -> int | str:

@@ -11,7 +11,6 @@ from typing import Any
 from trivium.cli.workspace import Workspace
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.plan.layout import Layout
-from trivium.provenance import write_json
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Target:
 
 
 @contextmanager
-def opened(place: Path, named: str | None) -> Iterator[Target]:
+def opened(place: Path, named: str | Path | None) -> Iterator[Target]:
     """The target at a place; a folder of Hugging Face is imported beside, and removed afterwards.
 
     named: the path of its tokenizer.json, None to look for one near it. Raises DataError when nothing is there,
@@ -111,7 +110,7 @@ def answered(work: Ask, checkpoint: Path, tokenizer: Path, layout: Layout) -> di
             mesh = Mesh.connect(layout, place.rank, place.world_size, place.device)
             found = work(NativeScorer.open(checkpoint, tokenizer, mesh=mesh))
             if place.rank == 0:
-                write_json(out, found)
+                out.write_text(json.dumps(found), encoding="utf-8")  # in the order of one process
 
     with tempfile.TemporaryDirectory(prefix="trivium-answers-") as folder:
         out = Path(folder) / "found.json"

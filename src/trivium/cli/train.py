@@ -25,7 +25,7 @@ from trivium.cli.show import layout_text, say
 from trivium.cli.stage import Result, Run, Stage, is_current, perform
 from trivium.cli.tokenize import check_vocabulary
 from trivium.config import to_tree
-from trivium.errors import ConfigError
+from trivium.errors import ConfigError, DataError
 from trivium.plan.plan import Plan
 from trivium.progress import Progress
 from trivium.provenance import fingerprint
@@ -93,7 +93,8 @@ def join(run: Run, *, redo: bool) -> None:
     if redo or not is_current(TRAIN, run):
         from trivium.training.job import start
 
-        start(examined(job_for(run, run.at.folder(TRAIN.folder)), run))
+        job, _ = examined(job_for(run, run.at.folder(TRAIN.folder)), run)
+        start(job)
 
 
 def job_for(run: Run, out: Path) -> Any:
@@ -109,11 +110,12 @@ def job_for(run: Run, out: Path) -> Any:
     )
 
 
-def examined(job: Any, run: Run) -> Any:
-    """The job with what `training.evaluation` asks of its model; DataError, before it starts, where data is missing."""
+def examined(job: Any, run: Run) -> tuple[Any, dict[str, str]]:
+    """The job with what `training.evaluation` asks of its model, and the tasks of a group that have no data, with the
+    reason; DataError where no task has, or one that was named itself has not."""
     about = run.config.training.evaluation
     if about.every == 0:
-        return job
+        return job, {}
     from trivium.cli.benchmarks import Asked, rows_of
     from trivium.evaluation.config import BenchmarkConfig
     from trivium.evaluation.examine import examiner_of
@@ -121,10 +123,11 @@ def examined(job: Any, run: Run) -> Any:
 
     config = BenchmarkConfig(shots=about.shots, limit=about.limit, seed=run.config.seed)
     data = None if about.data is None else Path(about.data)
-    ready, missing = rows_of(Asked(about.tasks, data, config))
-    for name, why in missing.items():
-        say(f"  SKIPPED {name}: {why}")
-    return replace(job, examiner=examiner_of(ready, load_tokenizer(run.tokenizer), config))
+    try:
+        ready, missing = rows_of(Asked(about.tasks, data, config))
+    except (ConfigError, DataError) as error:
+        raise type(error)(f"training.evaluation: {error}") from None
+    return replace(job, examiner=examiner_of(ready, load_tokenizer(run.tokenizer), config)), missing
 
 
 def lasting(run: Run) -> str:
@@ -147,8 +150,11 @@ def _train(run: Run, out: Path, progress: Progress) -> Result:
 
     from trivium.training.job import start
 
+    job, missing = examined(job_for(run, out), run)
+    for name, why in missing.items():
+        say(f"  SKIPPED {name}: {why}")
     found: dict[str, Any] = start(
-        examined(job_for(run, out), run),
+        job,
         progress=_with_loss(progress, out),
         predicted=predicted_bytes(run.config.plan),
     )

@@ -53,6 +53,11 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return self.scorer.tokenizer.end_of_text
 
     @property
+    def prefix_token_id(self) -> int:
+        """The id that stands before a text without context."""
+        return self.scorer.tokenizer.before_text
+
+    @property
     def max_length(self) -> int:
         """Tokens the model can read at once."""
         return self.scorer.sequence
@@ -63,8 +68,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return self.scorer.tokenizer.sha256
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Ids of a text; there are no special tokens to add."""
-        return self.scorer.tokenizer.encode(string)
+        """Ids of a text; with the beginning of a document where the tokenizer puts one, unless told not to."""
+        if add_special_tokens is False:
+            return self.scorer.tokenizer.encode(string)
+        return self.scorer.tokenizer.encode_prompts([string])[0]
 
     def _loglikelihood_tokens(
         self, requests: Sequence[Pair], disable_tqdm: bool = False, **kwargs: Any
@@ -108,7 +115,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 float(settings.get("top_p") or 1.0),
                 seed_for(self._seed, "generate_until", number),
             )
-            prompt = (words.encode(context) or [words.end_of_text])[-room:]
+            prompt = words.prompt_ids([context])[0][-room:]
             stops.append([s for s in stop if s])
             # The end of the document is one token: no text needs to be looked through for it.
             texts = [s for s in stops[-1] if s != end]

@@ -30,10 +30,11 @@ def encode_all(requests: Sequence[Request], tokenizer: Tokenizer) -> list[Encode
     """Each request as ids. Context and continuation are encoded together and then parted, with spaces between them
     counted to the continuation; an empty context is the beginning of a document."""
     pairs = [_parted(r) for r in requests]
-    texts = list(dict.fromkeys(text for c, a in pairs for text in (c, c + a) if c))
-    texts += list(dict.fromkeys(a for _, a in pairs))
-    ids = dict(zip(texts, tokenizer.encode_batch(texts), strict=True))
-    return [_pair(c, a, ids, tokenizer.end_of_text) for c, a in pairs]
+    whole = list(dict.fromkeys(text for c, a in pairs for text in (c, c + a) if c))
+    ends = list(dict.fromkeys(a for _, a in pairs))
+    ids = dict(zip(whole, tokenizer.encode_prompts(whole), strict=True))
+    alone = dict(zip(ends, tokenizer.encode_batch(ends), strict=True))
+    return [_pair(c, a, ids, alone[a], tokenizer.before_text) for c, a in pairs]
 
 
 def window_of(encoded: Encoded, sequence: int) -> Window:
@@ -70,10 +71,12 @@ def _parted(request: Request) -> tuple[str, str]:
     return context, request.context[len(context) :] + request.continuation
 
 
-def _pair(context: str, continuation: str, ids: dict[str, list[int]], start: int) -> Encoded:
+def _pair(
+    context: str, continuation: str, ids: dict[str, list[int]], alone: list[int], start: int
+) -> Encoded:
     if not context:
-        return Encoded([start], ids[continuation])
+        return Encoded([start], alone)
     before, whole = ids[context], ids[context + continuation]
     # A tokenizer may join across the border; what would be left then is no encoding of the continuation.
     joined = whole[: len(before)] != before or len(whole) == len(before)
-    return Encoded(before, ids[continuation] if joined else whole[len(before) :])
+    return Encoded(before, alone if joined else whole[len(before) :])

@@ -8,7 +8,9 @@ from typing import Any
 from trivium.errors import DataError
 from trivium.provenance import STAMP
 from trivium.report.stations import (
+    AskedMoment,
     Bias,
+    BiasSeries,
     CorpusStatistics,
     Evaluation,
     Extraction,
@@ -54,12 +56,13 @@ KEYS = (
     "tasks",
     "incontext",
     "bias",
+    "bias_series",
     "samples",
     "provenance",
     "seconds",
 )
 # What the page shows only where it is there: the pages with gold text are the user's own.
-OPTIONAL = ("corpus", "extraction", "tasks", "incontext")
+OPTIONAL = ("corpus", "extraction", "tasks", "incontext", "bias_series")
 
 
 def collect(run: Path) -> dict[str, Any]:
@@ -82,6 +85,7 @@ def collect(run: Path) -> dict[str, Any]:
         "tasks": _station(run, "tasks/results.json", Tasks),
         "incontext": _station(run, "incontext/results.json", Incontext),
         "bias": _station(run, "bias/results.json", Bias),
+        "bias_series": _station(run, "bias_series.json", BiasSeries),
         "samples": _samples(run),
         "provenance": _provenance(run),
         "seconds": _station(run, "seconds.json", dict[str, float]),
@@ -104,13 +108,14 @@ def _training(run: Path) -> dict[str, Any] | None:
     summary: dict[str, Any] | None = _station(run, "training/summary.json", Summary)
     if summary is None:
         return None
-    metrics = _lines(run / "training" / "metrics.jsonl")
+    metrics = _lines(run / "training" / "metrics.jsonl", Metric)
     return {
         **summary,
         "curves": {
             "steps": _thinned([m for m in metrics if m["loss"] is not None]),
             "validation": _thinned([m for m in metrics if m["validation_loss"] is not None]),
         },
+        "asked": _lines(run / "training" / "tasks.jsonl", AskedMoment),
         "timeline": _station(run, "training/timeline.json", list[Span]),
     }
 
@@ -148,7 +153,7 @@ def _read(path: Path) -> Any:
         raise _damaged(path, error) from None
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path: Path, kind: Any) -> list[dict[str, Any]]:
     """The records of a file of JSON lines; a last line cut off by a killed process is not one yet."""
     if not path.exists():
         return []
@@ -163,7 +168,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         except ValueError as error:
             if number < len(lines):
                 raise _damaged(path, ValueError(f"line {number}: {error}")) from None
-    found: list[dict[str, Any]] = _form(path, records, list[Metric])
+    found: list[dict[str, Any]] = _form(path, records, list[kind])
     return found
 
 

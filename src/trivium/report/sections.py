@@ -4,11 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from trivium.report import figures
+from trivium.report.bias_figures import bias_figures, series_section
 from trivium.report.bias_tables import bias_tables
 from trivium.report.collect import OPTIONAL
 from trivium.report.corpus import corpus_section, extraction_section, funnel_section
+from trivium.report.incontext import incontext_section
 from trivium.report.parts import Drawn, Section, Table
-from trivium.report.published import incontext_section, tasks_section
+from trivium.report.published import against_tokens, tasks_section
 from trivium.report.ranks import alike, categories
 from trivium.report.step_time import LIMITS, step_time
 from trivium.report.verdicts import layout_text
@@ -61,6 +63,7 @@ def sections(report: Tree) -> list[Section]:
         ("tasks", "Published tasks", "evaluate", tasks_section),
         ("incontext", "In-context learning", "incontext", incontext_section),
         ("bias", "Bias", "bias", _bias),
+        ("bias_series", "Bias along the training", "bias --every", series_section),
         ("samples", "Samples", "generate", _samples),
         ("plan", "The plan", "plan", _plan),
         ("provenance", "Provenance", "demo", _provenance),
@@ -92,9 +95,21 @@ def _training(report: Tree) -> Section:
         reading="A model that knew only how often each token occurs would reach the dashed line: the entropy of "
         "token frequencies in the held-out text. What lies below was learned from context.",
         limits=f"Model and corpus are tiny: the loss says nothing about what the method reaches at scale.{LIMITS}",
-        figures=[Drawn("Loss and learning rate", figures.curves(training))],
+        figures=[Drawn("Loss and learning rate", figures.curves(training)), *_asked(training)],
         tables=[Table((), rows), *step_time(report)],
     )
+
+
+def _asked(training: Tree) -> list[Drawn]:
+    """What published tasks said while it trained."""
+    asked = training["asked"]
+    if not asked:
+        return []
+    series = [
+        {**a, "tasks": {t: {k: s["accuracy"] for k, s in by.items()} for t, by in a["tasks"].items()}}
+        for a in asked
+    ]
+    return [Drawn("Published tasks while it trained", against_tokens(series))]
 
 
 def _spans(report: Tree) -> list[tuple[str, list[Tree]]]:
@@ -234,7 +249,7 @@ def _bias(report: Tree) -> Section:
         "shows each occupation against 'person'.",
         limits="A model this small mirrors word counts of its corpus. Two genders, English, one sentence: the test "
         "is narrow, and a zero would not mean absence of bias.",
-        figures=_occupations(bias, next(iter(variants), None)),
+        figures=[*_occupations(bias, next(iter(variants), None)), *bias_figures(bias)],
         tables=[
             *([Table((*headings, "below zero", "sign test p", "occupations"), rows)] if rows else []),
             *bias_tables(bias),

@@ -132,6 +132,12 @@ class Tasks(Result):
     series: list[dict[str, Any]] = []
 
 
+class AskedMoment(Result):
+    step: int
+    tokens: int
+    tasks: dict[str, dict[str, Score]]
+
+
 class Incontext(Result):
     task: str
     models: list[dict[str, Any]]
@@ -155,6 +161,7 @@ class CountedWord(Result):
 
 class SidedWord(CountedWord):
     log_odds: float
+    interval: tuple[float, float] | None = None
     p_holm: float
 
 
@@ -163,7 +170,27 @@ class GroupWords(Result):
     one_sided: list[SidedWord] = []
 
 
+class GroupSentiment(Result):
+    mean: Number = None
+    interval: tuple[float, float] | None = None
+
+
+class Sentiment(Result):
+    axes: dict[str, dict[str, GroupSentiment]] = {}
+
+
+class BiasMoment(Result):
+    step: int
+    tokens: int
+    effects: list[Effect]
+
+
+class BiasSeries(Result):
+    checkpoints: list[BiasMoment]
+
+
 class Bias(Result):
+    sentiment: Sentiment | None = None
     variants: dict[str, dict[str, Any]] = {}
     occupations: list[dict[str, Any]] = []
     effects: list[Effect] = []

@@ -202,7 +202,8 @@ async def _stream(server: Server, answering: _Answering) -> AsyncIterator[bytes]
     """Parts as server-sent events; leaving the loop, for whatever reason, gives the job up."""
     asked, tokenizer = answering.asked, server.writer.tokenizer
     number = len(answering.prompts) * asked.n
-    unfolding = [Unfolding(tokenizer, asked.stops) for _ in range(number)]
+    before = [answering.prompts[index // asked.n] for index in range(number)]
+    unfolding = [Unfolding(tokenizer, asked.stops, ids) for ids in before]
 
     def part(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None = None) -> bytes:
         made = choice(index, text, logprobs, finish)

@@ -109,13 +109,13 @@ def prompts_of(
 def _encoded(prompt: str | Sequence[Any], tokenizer: Tokenizer) -> list[list[int]]:
     try:
         if isinstance(prompt, str):
-            return [tokenizer.encode(prompt) or [tokenizer.end_of_text]]
+            return tokenizer.prompt_ids([prompt])
         if prompt and isinstance(prompt[0], int):
             return [list(prompt)]
-        texts = [tokenizer.encode(p) if isinstance(p, str) else list(p) for p in prompt]
+        texts = [tokenizer.prompt_ids([p])[0] if isinstance(p, str) else list(p) for p in prompt]
     except DataError as error:
         raise Refused(400, f"prompt: {error}", "prompt") from None
-    return [ids or [tokenizer.end_of_text] for ids in texts]
+    return [ids or [tokenizer.before_text] for ids in texts]
 
 
 def _refuse_constant(name: str) -> float:

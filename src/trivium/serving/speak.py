@@ -19,14 +19,14 @@ def speak(
 ) -> Written:
     """Write after a prompt, on one rank; `tell` gets the text piece by piece. The text is that of `writer.write`."""
     tokenizer = writer.tokenizer
-    unfolding = Unfolding(tokenizer, settings.stop)
+    (ids,) = tokenizer.prompt_ids([prompt])
+    unfolding = Unfolding(tokenizer, settings.stop, before=ids)
 
     def heard(token: Token) -> bool:
         if token.id != tokenizer.end_of_text:
             tell(unfolding.push(token.id))
         return True
 
-    ids = tokenizer.encode(prompt) or [tokenizer.end_of_text]
     draft = writer.draft(
         ids, settings, seed=seed_for(settings.seed, "prompt", 0), alternatives=alternatives, heard=heard
     )
@@ -39,7 +39,7 @@ def spelling(tokenizer: Tokenizer) -> Callable[[int], str]:
     """A token's text; what is no whole character is named by its number, so that no two are alike."""
 
     def spell(token: int) -> str:
-        text = tokenizer.decode([token])
+        text = tokenizer.decode_after([tokenizer.before_text], [token])  # with the space some begin with
         return f"<token {token}>" if BROKEN in text or not text else text
 
     return spell

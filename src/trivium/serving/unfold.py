@@ -6,30 +6,36 @@ from trivium.tokens.tokenizer import Tokenizer
 
 BROKEN = "\ufffd"
 LONGEST = 4  # bytes of a character
+NEAR = 8  # tokens before one that may matter to its spelling
 
 
 class Unfolding:
     """What `push` and `close` return, joined, is the text before the first stop."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), before: Sequence[int] = ()) -> None:
+        """before: what the tokens follow, as some tokenizers spell the first token of a text otherwise."""
         self._tokenizer, self._stops = tokenizer, tuple(stops)
-        self._waiting: list[int] = []
+        self._before, self._waiting = list(before[-NEAR:]), list[int]()
         self._held, self._over = "", False
 
     def push(self, token: int) -> str:
         """The text that is certain with this token."""
         self._waiting.append(token)
-        text = self._tokenizer.decode(self._waiting)
+        text = self._text
         if text.endswith(BROKEN) and len(self._waiting) < LONGEST:
             return ""
         return self._take(text, final=False)
 
     def close(self) -> str:
         """The rest."""
-        return self._take(self._tokenizer.decode(self._waiting), final=True)
+        return self._take(self._text, final=True)
+
+    @property
+    def _text(self) -> str:
+        return self._tokenizer.decode_after(self._before, self._waiting)
 
     def _take(self, text: str, *, final: bool) -> str:
-        self._waiting.clear()
+        self._before, self._waiting = [*self._before, *self._waiting][-NEAR:], []
         if self._over:
             return ""
         self._held += text

@@ -43,7 +43,7 @@ class Writer:
         self, prompts: Sequence[str], settings: Drawing, *, alternatives: int | None = None
     ) -> list[Written]:
         """The same with tokens and their log-probabilities."""
-        ids = [i or [self.tokenizer.end_of_text] for i in self.tokenizer.encode_batch(list(prompts))]
+        ids = self.tokenizer.prompt_ids(prompts)
         drafts = [
             self.draft(prompt, settings, seed=seed_for(settings.seed, "prompt", n), alternatives=alternatives)
             for n, prompt in enumerate(ids)
@@ -68,7 +68,7 @@ class Writer:
     def written(self, draft: Draft) -> Written:
         """What came of a draft; neither the end of the document nor a stop is part of the text."""
         end = self.tokenizer.end_of_text
-        text = self.tokenizer.decode([i for i in draft.ids if i != end])
+        text = self.tokenizer.decode_after(draft.prompt, [i for i in draft.ids if i != end])
         return Written(cut_at(draft.settings.stop, text), draft.tokens, draft.finish or "cancelled")
 
     def write_drafts(self, drafts: Sequence[Draft]) -> None:

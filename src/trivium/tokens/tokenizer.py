@@ -5,9 +5,11 @@ several ranks on one machine can encode without multiplying threads. `encode_arr
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import tiktoken
@@ -19,14 +21,24 @@ from trivium.tokens.bulk import equal_encoding
 
 END_OF_TEXT = "<|endoftext|>"
 FILE = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
+
+
+class Marks(NamedTuple):
+    """The tokens that end and begin a document. opens: whether the beginning stands before every prompt; None: where
+    the description's own last step puts it."""
+
+    end: str = END_OF_TEXT
+    begin: str | None = None
+    opens: bool | None = None
 
 
 class Tokenizer:
     """Text to ids and back; equal `sha256` means equal ids for every text."""
 
-    def __init__(self, description: str) -> None:
+    def __init__(self, description: str, marks: Marks = Marks()) -> None:
         """`description`: the JSON text of the Hugging Face tokenizers library."""
-        self.description = description
+        self.description, self.marks = description, marks
         self._library = tokenizers.Tokenizer.from_str(description)
         # "<|endoftext|>" written in a document is text: only the corpus writer may end a document.
         self._library.encode_special_tokens = True
@@ -46,10 +58,18 @@ class Tokenizer:
     @cached_property
     def end_of_text(self) -> int:
         """The id that closes every document."""
-        end: int | None = self._library.token_to_id(END_OF_TEXT)
-        if end is None:
-            raise DataError(f"this tokenizer has no token {END_OF_TEXT}, which must close every document")
-        return end
+        return self._id_of(self.marks.end)
+
+    @cached_property
+    def before_text(self) -> int:
+        """The id that stands before a text of which nothing is given: the beginning, or the end of another."""
+        return self.end_of_text if self.marks.begin is None else self._id_of(self.marks.begin)
+
+    @cached_property
+    def is_concatenative(self) -> bool:
+        """Whether the text of ids is that of their parts in turn; others take a space from the beginning."""
+        decoder = json.loads(self.description).get("decoder") or {}
+        return decoder.get("type") == "ByteLevel"
 
     @cached_property
     def sha256(self) -> str:
@@ -64,6 +84,17 @@ class Tokenizer:
         """Ids of each text; equal to `encode` of each, on all cores."""
         checked = [_checked(t) for t in texts]
         return [e.ids for e in self._library.encode_batch_fast(checked, add_special_tokens=False)]
+
+    def encode_prompts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of texts to be continued: as `encode_batch`, with the beginning before them where that is the custom."""
+        if self.marks.opens is not None:
+            opening = [self.before_text] if self.marks.opens else []
+            return [opening + ids for ids in self.encode_batch(texts)]
+        return [e.ids for e in self._library.encode_batch_fast([_checked(t) for t in texts])]
+
+    def prompt_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """The same, of one id at least: there must be something to go on from."""
+        return [ids or [self.before_text] for ids in self.encode_prompts(texts)]
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """Ids of each text; equal to `encode` of each, on this thread, which lets other threads run meanwhile."""
@@ -82,9 +113,23 @@ class Tokenizer:
         """The text of ids; bytes that do not form a character become U+FFFD."""
         return str(self._library.decode([int(i) for i in ids], skip_special_tokens=False))
 
+    def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """The text that ids add to that of the ids before them."""
+        if self.is_concatenative or not before:
+            return self.decode(ids)
+        return self.decode([*before, *ids])[len(self.decode(before)) :]
+
     def words(self) -> dict[str, int]:
         """Every token, in the library's spelling, and its id."""
         return dict(self._library.get_vocab())
+
+    def _id_of(self, token: str) -> int:
+        found: int | None = self._library.token_to_id(token)
+        if found is None:
+            raise DataError(
+                f"this tokenizer has no token {token}, which must stand at the end of every document"
+            )
+        return found
 
     def save(self, path: Path) -> None:
         """Write the description; `load_tokenizer` reads it."""
@@ -108,6 +153,45 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer in a `tokenizer.json`; DataError when it is missing, damaged, or not one of ours."""
+    tokenizer = Tokenizer(_description(path))
+    if END_OF_TEXT not in tokenizer.words():
+        raise DataError(f"{path} has no token {END_OF_TEXT}, which must close every document; tokenize again")
+    return tokenizer
+
+
+def tokenizer_of_model(path: Path) -> Tokenizer:
+    """The tokenizer of a model that may come from elsewhere, at a `tokenizer.json`: what ends and begins its documents
+    is said by `tokenizer_config.json` beside it; without that file it must be one of ours. DataError where it does
+    not name its end, or a token that there is not."""
+    beside = path.with_name(CONFIG)
+    if not beside.is_file():
+        return load_tokenizer(path)
+    try:
+        tree = json.loads(beside.read_text(encoding="utf-8"))
+        end, begin = (_token_in(tree, name) for name in ("eos_token", "bos_token"))
+        opens = tree.get("add_bos_token") if begin is not None else None
+    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+        raise DataError(
+            f"{beside} cannot be read as a tokenizer's config ({error!r}); download it again"
+        ) from None
+    tokenizer = Tokenizer(_description(path), Marks(end or END_OF_TEXT, begin, opens))
+    missing = [t for t in (tokenizer.marks.end, begin) if t is not None and t not in tokenizer.words()]
+    if missing:
+        raise DataError(
+            f"{path} has no token {missing[0]}, with which its documents end or begin; name one that it has as "
+            f"eos_token or bos_token in {beside}"
+        )
+    return tokenizer
+
+
+def _token_in(tree: Mapping[str, Any], name: str) -> str | None:
+    """A token in a config: its text, or an object that holds it."""
+    found = tree.get(name)
+    return str(found["content"]) if isinstance(found, Mapping) else None if found is None else str(found)
+
+
+def _description(path: Path) -> str:
+    """The content of a file that the library can read."""
     try:
         description = path.read_bytes().decode("utf-8")
     except OSError as error:
@@ -115,12 +199,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8 text: it was damaged; run `trivium tokenize` again") from None
     try:
-        tokenizer = Tokenizer(description)
+        tokenizers.Tokenizer.from_str(description)
     except Exception as error:  # the library raises bare Exception for every kind of damage
         raise DataError(f"{path} is not a tokenizer ({error}); run `trivium tokenize` again") from None
-    if END_OF_TEXT not in tokenizer.words():
-        raise DataError(f"{path} has no token {END_OF_TEXT}, which must close every document; tokenize again")
-    return tokenizer
+    return description
 
 
 def given_tokenizer(place: str) -> Tokenizer:

@@ -1,0 +1,336 @@
+"""`trivium generate`, `serve`, `bias`, `incontext`: every option once, and what is missing is named."""
+
+import io
+import json
+import shutil
+
+import pytest
+import yaml
+
+from evaluation.benchmark_test import HANS
+from evaluation.models import TEXTS, plan_of, write_checkpoint
+from serving.conftest import one_thread  # noqa: F401 (a fixture: these models are too small to share)
+from trivium.checkpoint.load import Checkpoint
+from trivium.cli.main import command_line
+from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
+from trivium.interchange.export import export_hf
+from trivium.provenance import STAMP, describe, write_json
+from trivium.tokens.tokenizer import train_tokenizer
+
+FEW = ("generation.sampling.max_tokens=4", "generation.sampling.temperature=0")
+SMALL = ("bias.permutations=20", "bias.resamples=20", "bias.occupations=3", "bias.cooccurrence.samples=2",
+         "bias.cooccurrence.tokens=4", 'bias.cooccurrence.axes=["gender"]', "bias.shots=[0,1]")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A finished run of two checkpoints, a folder of Hugging Face, and rows of two tasks."""
+    root = tmp_path_factory.mktemp("asked")
+    run = root / "run"
+    (run / "training").mkdir(parents=True)
+    for step in (4, 8):
+        newest = write_checkpoint(run / "training", plan_of(sequence=96), step=step)
+    (run / "tokens").mkdir()
+    (run / "training" / "tokenizer.json").rename(run / "tokens" / "tokenizer.json")
+    for folder in ("tokens", "training"):
+        write_json(run / folder / STAMP, describe(verb=folder, config={}, inputs={}))
+    export_hf(Checkpoint.open(newest), root / "hf", tokenizer=run / "tokens" / "tokenizer.json")
+    rows = {"hans": HANS, "lambada": [{"text": text} for text in TEXTS[:4]], "empty": []}
+    for name, some in rows.items():
+        (root / "data" / name).mkdir(parents=True)
+        (root / "data" / name / "test.jsonl").write_text("".join(json.dumps(r) + "\n" for r in some))
+    return root
+
+
+@pytest.fixture
+def run(root):
+    return root / "run"
+
+
+def trivium(*words, sets=()):
+    words = [*map(str, words), *(w for s in sets for w in ("--set", s))]
+    command_line()(words, prog_name="trivium", standalone_mode=False)
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+# generate
+
+
+def said(capsys, *words, sets=FEW):
+    trivium("generate", *words, sets=sets)
+    return capsys.readouterr().out
+
+
+def test_generate_continues_a_prompt_of_a_run_a_checkpoint_and_a_folder_alike(root, run, capsys):
+    newest = run / "training" / "checkpoints" / "step-00000008"
+    texts = {said(capsys, place, "--prompt", "Item 7") for place in (run, newest, root / "hf")}
+    assert len(texts) == 1 and texts.pop().startswith("Item 7")
+    assert said(capsys, "--out", run, "--prompt", "Item 7").startswith("Item 7")
+
+
+def test_generate_takes_every_setting_of_how_text_is_drawn(run, capsys):
+    more = ("temperature=1.5", "top_k=50", "top_p=0.95", "repetition_penalty=1.2", "stop=[zzz]", "seed=7")
+    sets = (
+        "generation.sampling.max_tokens=6",
+        *(f"generation.sampling.{m}" for m in more),
+        "generation.logprobs=3",
+    )
+    first, again = (said(capsys, run, "--prompt", "Item", sets=sets) for _ in range(2))
+    assert first == again
+    told = first.splitlines()[-6:]  # a token a line: itself, its log-probability, and the 3 likeliest
+    assert all(line.startswith("  ") and line.count(", ") >= 2 for line in told)
+    other = [s.replace("seed=7", "seed=8") for s in sets]
+    assert said(capsys, run, "--prompt", "Item", sets=other) != first
+
+
+def test_generate_reads_prompts_of_each_kind_of_file_and_the_shipped_ones(run, tmp_path, capsys):
+    files = {
+        "mine.txt": "Item 1\n\nItem 2\n",
+        "mine.jsonl": '{"prompt": "Item 1"}\n{"prompt": "Item 2"}\n',
+        "mine.yaml": yaml.safe_dump({"prompts": ["Item 1", "Item 2"], "sampling": {"max_tokens": 4, "temperature": 0}}),
+    }  # fmt: skip
+    found = []
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        found.append(said(capsys, run, "--file", tmp_path / name, sets=(*FEW, "generation.together=1")))
+    assert found[0] == found[1] == found[2] and found[0].count("---") == 2
+    assert said(capsys, run, "--file", "operators").count("---") >= 3
+
+
+def test_generate_answers_line_by_line(run, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("Item 1\n\nItem 2\n"))
+    assert said(capsys, run, "--interactive").count("Item") >= 2
+
+
+def test_generate_keeps_the_samples_of_a_run_and_several_ranks_write_the_same(run, capsys):
+    sets = (*FEW, "generation.prompts=[Item 1,Item 2]")
+    trivium("generate", "--out", run, sets=sets)
+    alone = read(run / "generate" / "samples.json")
+    assert [s["prompt"] for s in alone] == ["Item 1", "Item 2"]
+    assert "up to date" in said(capsys, "--out", run, sets=sets)
+    trivium("generate", "--out", run, "--redo", sets=(*sets, "generation.layout.tensor=2"))
+    assert read(run / "generate" / "samples.json") == alone
+
+
+def test_generate_names_what_it_cannot_do(root, run, tmp_path):
+    for words, error, message in (
+        ((run, "--prompt", "a", "--file", "riddles"), ConfigError, "give one of them"),
+        ((run, "--file", "ridles"), ConfigError, "did you mean 'riddles'"),
+        ((run, "--file", tmp_path / "none.txt"), DataError, "cannot be read"),
+        ((tmp_path / "none", "--prompt", "a"), DataError, "does not exist"),
+        ((tmp_path, "--prompt", "a"), CheckpointError, "holds no checkpoint"),
+        (("--out", tmp_path / "new", "--prompt", "a"), DataError, "missing or unfinished"),
+    ):
+        with pytest.raises(error, match=message):
+            trivium("generate", *words, sets=FEW)
+    with pytest.raises(ConfigError, match=r"generation\.sampling\.top_p"):
+        trivium("generate", run, "--prompt", "a", sets=("generation.sampling.top_p=2",))
+
+
+def test_a_checkpoint_without_its_tokenizer_and_one_of_another_model_are_refused(root, run, tmp_path):
+    bare = tmp_path / "bare"
+    shutil.copytree(run / "training" / "checkpoints" / "step-00000008", bare)
+    for verb, words in (
+        ("generate", ("--prompt", "a")),
+        ("serve", ()),
+        ("incontext", ("--data", root / "data")),
+    ):
+        with pytest.raises(CheckpointError, match="has no tokenizer.json with it"):
+            trivium(verb, bare, *words)
+    train_tokenizer(TEXTS, 420).save(bare / "tokenizer.json")
+    with pytest.raises(CheckpointError, match=r"420 ids, but the model of .* predicts"):
+        trivium("generate", bare, "--prompt", "a")
+    known = write_checkpoint(_made(tmp_path / "known"), plan_of(), data={"tokenizer_sha256": "0" * 64})
+    with pytest.raises(CheckpointError, match="its ids mean other words"):
+        trivium("generate", known, "--prompt", "a")
+
+
+def _made(folder):
+    folder.mkdir()
+    return folder
+
+
+# serve
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """What `trivium serve` would listen with."""
+    pytest.importorskip("fastapi")
+    uvicorn = pytest.importorskip("uvicorn")
+    found = []
+    monkeypatch.setattr(uvicorn, "run", lambda app, **options: found.append((app, options)))
+    return found
+
+
+def test_serve_answers_within_the_limits_it_was_given(run, served, tmp_path, capsys):
+    from starlette.testclient import TestClient
+
+    (tmp_path / "keys").write_text("0123456789abcdef0123\n")
+    sets = ("serve.port=0", "serve.host=0.0.0.0", f"serve.keys={tmp_path / 'keys'}", "serve.hosts=[model.example]",
+            "serve.max_tokens=4", "serve.texts=2", "serve.logprobs=2", "serve.queue=3", "serve.deadline_seconds=9",
+            "serve.together=2", "serve.body_bytes=500")  # fmt: skip
+    trivium("serve", run, sets=sets)
+    ((app, options),) = served
+    assert "serving run (step-00000008) at http://0.0.0.0:0/" in capsys.readouterr().out
+    assert (options["host"], options["port"], options["proxy_headers"]) == ("0.0.0.0", 0, False)
+    head = {"authorization": "Bearer 0123456789abcdef0123"}
+    with TestClient(app, base_url="http://model.example") as client:
+
+        def ask(**more):
+            return client.post(
+                "/v1/completions", json={"prompt": "Item", "max_tokens": 2, **more}, headers=head
+            )
+
+        assert ask().status_code == 200 and ask(model="run").status_code == 200
+        for more in ({"max_tokens": 5}, {"n": 3}, {"logprobs": 3}):
+            assert ask(**more).status_code == 400
+        assert ask(prompt="x" * 600).status_code == 413
+        assert client.post("/v1/completions", json={"prompt": "Item"}).status_code == 401
+    app.app.state.server.worker.close()
+
+
+def test_serve_names_what_it_refuses(run, served, tmp_path, monkeypatch):
+    (tmp_path / "short").write_text("short\n")
+    for sets, error, message in (
+        (("serve.host=0.0.0.0",), ConfigError, r"serve\.keys is not given"),
+        ((f"serve.keys={tmp_path / 'short'}",), DataError, r"serve\.keys: .*shorter than 16"),
+        (("serve.port=70000",), ConfigError, r"serve\.port"),
+    ):
+        with pytest.raises(error, match=message):
+            trivium("serve", run, sets=sets)
+    with pytest.raises(DataError, match="does not exist"):
+        trivium("serve", tmp_path / "none")
+    monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
+    with pytest.raises(MachineError, match=r"trivium\[serve\]"):
+        trivium("serve", run)
+    assert not served
+
+
+# bias
+
+
+def test_bias_measures_every_analysis_on_data_of_ones_own_and_along_the_training(run, tmp_path, capsys):
+    (tmp_path / "work.txt").write_text("nurse\nminer\nteacher\n")
+    for sex, pronoun in (("female", "she"), ("male", "he")):
+        path = tmp_path / "own" / "winogender" / f"winogender_mc_{sex}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = [{"query": f"The {w} said {pronoun} would come. Who?", "choices": [f"the {w}", "the guest"], "gold": 0}
+                for w in ("nurse", "miner", "teacher", "driver", "farmer", "baker")]  # fmt: skip
+        path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    sets = (*SMALL, f"bias.occupation_list={tmp_path / 'work.txt'}", f"bias.data={tmp_path / 'own'}",
+            "bias.analyses=[association,adjectives,sentiment,winogender]")  # fmt: skip
+    pytest.importorskip("textblob", reason="textblob (extra bias) is not installed")
+    trivium("bias", "--out", run, sets=sets)
+    found = read(run / "bias" / "results.json")
+    assert {o["occupation"] for o in found["occupations"]} == {"nurse", "miner", "teacher"}
+    assert {e["measure"] for e in found["effects"]} == {
+        "association",
+        "adjectives",
+        "sentiment",
+        "winogender",
+    }
+    assert (run / "bias" / "texts.jsonl").read_text().count("\n") == len(found["prompts"]) * 2
+    capsys.readouterr()
+    trivium("bias", "--out", run, sets=sets)
+    assert "up to date" in capsys.readouterr().out
+    trivium("bias", "--out", run, "--every", sets=(*SMALL, "bias.analyses=[association]"))
+    series = read(run / "bias_series.json")
+    assert [(c["step"], c["tokens"]) for c in series["checkpoints"]] == [(4, 4000), (8, 8000)]
+    assert "8,000 tokens" in capsys.readouterr().out
+
+
+def test_bias_names_what_is_missing(run, tmp_path):
+    run = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("config.json"))
+    (tmp_path / "one.txt").write_text("nurse\n")
+    for sets, error, message in (
+        (("bias.analyses=[winogender]",), DataError, r"bias\.data is not given"),
+        (("bias.analyses=[winogender]", f"bias.data={tmp_path}"), DataError, r"bias\.data"),
+        ((f"bias.occupation_list={tmp_path / 'none'}",), DataError, r"bias\.occupation_list: .* cannot be read"),
+        ((f"bias.occupation_list={tmp_path / 'one.txt'}",), DataError, "names 1 occupations"),
+        ((f"bias.cooccurrence.lexicon={tmp_path / 'none'}", "bias.analyses=[sentiment]"), DataError, "cannot be read"),
+        (("bias.analyses=[asociation]",), ConfigError, r"bias\.analyses"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=message):
+            # What an earlier command set stays with the run: each says for itself which analysis it means.
+            own = () if "analyses" in str(sets) else ("bias.analyses=[association]",)
+            trivium("bias", "--out", run, "--redo", sets=(*SMALL, *own, *sets))
+    with pytest.raises(DataError, match="missing or unfinished"):
+        trivium("bias", "--out", tmp_path / "new")
+
+
+# incontext
+
+STUDY = ("compare_at=1", "draws=2", "orders=2")
+
+
+def test_incontext_compares_models_and_checkpoints_with_every_setting(root, run, tmp_path, capsys):
+    sets = (
+        *STUDY,
+        "wording=harness",
+        "seed=3",
+        "confidence=0.9",
+        f"tokenizer={run / 'tokens' / 'tokenizer.json'}",
+    )
+    options = ("--task", "hans", "--data", root / "data", "--limit", 6, "--shots", "0,2")
+    trivium("incontext", run, root / "hf", *options, "--every", "--json", tmp_path / "out.json", sets=sets)
+    found = read(tmp_path / "out.json")
+    assert [m["model"]["step"] for m in found["models"]] == [4, 8, 0]  # a folder of Hugging Face has no steps
+    assert found["config"]["wording"] == "harness" and found["config"]["limit"] == 6
+    newest, folder = found["models"][1:]
+    assert folder["shots"]["2"]["accuracies"] == newest["shots"]["2"]["accuracies"]
+    assert {"constituent", "subsequence"} == set(newest["shots"]["2"]["margins_by_group"])
+    assert "recency" in capsys.readouterr().out
+    trivium("incontext", run, *options, "--json", tmp_path / "two.json", sets=(*sets, "layout.pipeline=2"))
+    assert (
+        read(tmp_path / "two.json")["models"][0]["shots"]["2"]["accuracies"]
+        == newest["shots"]["2"]["accuracies"]
+    )
+
+
+def test_incontext_names_what_it_cannot_study(root, run, tmp_path):
+    data = ("--data", root / "data")
+    for words, sets, error, message in (
+        ((*data, "--task", "piqa"), (), DataError, "no rows of task piqa"),
+        ((*data, "--task", "lambada"), (), DataError, "has no choices to score"),
+        ((*data, "--task", "hants"), (), ConfigError, "there is no such task; did you mean 'hans'"),
+        ((*data, "--shots", "0,x"), (), ConfigError, "are no numbers of shots"),
+        ((*data, "--shots", "99999"), (), DataError, "lower --limit or --shots"),
+        ((*data,), ("orderz=1",), ConfigError, "orderz"),
+        (("--data", tmp_path / "none"), (), DataError, "is not a directory"),
+    ):
+        with pytest.raises(error, match=message):
+            trivium("incontext", run, *words, sets=sets)
+    (tmp_path / "hans").mkdir()
+    (tmp_path / "hans" / "test.jsonl").write_text("\n")
+    with pytest.raises(DataError, match="has no rows"):
+        trivium("incontext", run, "--data", tmp_path)
+    (tmp_path / "hans" / "test.jsonl").write_text('{"premise": "a"}\n')
+    with pytest.raises(DataError, match="there is no field"):
+        trivium("incontext", run, "--data", tmp_path)
+
+
+# evaluation while training
+
+
+def test_a_training_is_not_begun_without_the_data_that_it_would_be_asked(root, run, tmp_path):
+    from trivium.cli.options import given_for, open_run
+    from trivium.cli.train import examined, job_for
+
+    def ready(*sets):
+        of = open_run(run, given_for(run, "demo", [f"training.evaluation.{s}" for s in sets]))
+        return examined(job_for(of, tmp_path), of)[0]
+
+    assert ready("every=0").examiner is None
+    assert ready("every=5", f"data={root / 'data'}", "limit=4").examiner is not None
+    for sets, error, message in (
+        (("every=5", f"data={tmp_path / 'none'}"), DataError, "is not a directory"),
+        (("every=5", f"data={root / 'data'}", "tasks=piqa"), DataError, "no rows of task piqa"),
+        (("every=5", f"data={root / 'data'}", "tasks=hants"), ConfigError, "there is no such task"),
+        (("every=-1",), ConfigError, r"training\.evaluation\.every"),
+    ):
+        with pytest.raises(error, match=message):
+            ready(*sets)

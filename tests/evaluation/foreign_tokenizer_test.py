@@ -1,0 +1,119 @@
+"""Models from elsewhere whose documents begin with <s> and end with </s>: asked as the harness asks them."""
+
+import json
+
+import pytest
+
+pytest.importorskip("lm_eval", reason="lm_eval (extra eval) is not installed")
+
+import tokenizers
+from lm_eval.api.instance import Instance
+from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+from evaluation import hflm
+from evaluation.models import TEXTS, plan_of, write_checkpoint
+from trivium.checkpoint.load import Checkpoint
+from trivium.cli.target import opened
+from trivium.errors import DataError
+from trivium.evaluation.answer import NativeScorer
+from trivium.evaluation.harness import HarnessModel
+from trivium.evaluation.requests import Request
+from trivium.interchange.export import export_hf
+from trivium.serving.config import Drawing
+from trivium.serving.speak import speak
+from trivium.serving.unfold import Unfolding
+from trivium.serving.writer import Writer
+from trivium.tokens.tokenizer import tokenizer_of_model
+
+MARKS = {"bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "</s>"}, "unk_token": "<unk>"}
+PAIRS = [
+    *[(t[:80], a) for t in TEXTS[:5] for a in (" yes", " module value", " ½ 文字")],
+    *[("", "yes module"), ("spaces at the end  ", "word"), (" ".join(TEXTS[:4]), " end"), ("a\n\n", "b")],
+]
+
+
+def llama_words(*, opens):
+    """As Llama's: words begin with ▁, unknown characters are bytes, and <s> stands first where it is wanted."""
+    library = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    library.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False)
+    library.train_from_iterator(TEXTS, trainer)
+    if opens:
+        library.post_processor = processors.TemplateProcessing(
+            single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
+        )
+    tree = json.loads(library.to_str())
+    tree["added_tokens"] = tree["added_tokens"][:3]  # bytes are no marks
+    return json.dumps(tree)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["opens with <s>", "does not open"])
+def folder(request, tmp_path_factory):
+    root = tmp_path_factory.mktemp("llama")
+    words = llama_words(opens=request.param)
+    size = tokenizers.Tokenizer.from_str(words).get_vocab_size()
+    checkpoint = write_checkpoint(
+        root, plan_of("llama", sequence=64, model={"vocabulary": size, "end_of_text": 2})
+    )
+    export_hf(Checkpoint.open(checkpoint), root / "hf", tokenizer=None)
+    (root / "hf" / "tokenizer.json").write_text(words)
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    (root / "hf" / "tokenizer_config.json").write_text(json.dumps(about | MARKS))
+    return root / "hf"
+
+
+def asked(kind, arguments):
+    return [Instance(kind, {}, a, n) for n, a in enumerate(arguments)]
+
+
+def test_answers_are_those_of_the_harness(folder):
+    theirs = hflm.load(folder)
+    with opened(folder, None) as target:
+        scorer = NativeScorer.open(target.newest, target.tokenizer)
+    ours = HarnessModel(scorer=scorer)
+    assert (
+        (ours.eot_token_id, ours.prefix_token_id) == (theirs.eot_token_id, theirs.prefix_token_id) == (2, 1)
+    )
+    expected = theirs.loglikelihood(asked("loglikelihood", PAIRS), disable_tqdm=True)
+    native = scorer.loglikelihood([Request(*p) for p in PAIRS])
+    for (likelihood, greedy), answer in zip(expected, native, strict=True):
+        assert abs(answer.loglikelihood - likelihood) <= 1e-4 + 1e-6 * abs(likelihood)
+        assert answer.greedy == greedy
+    assert ours.loglikelihood(asked("loglikelihood", PAIRS)) == [(a.loglikelihood, a.greedy) for a in native]
+    texts = [(" ".join(TEXTS[:6]),), ("x",)]
+    rolled = theirs.loglikelihood_rolling(asked("rolling", texts), disable_tqdm=True)
+    assert scorer.loglikelihood_rolling([t for (t,) in texts]) == pytest.approx(rolled, abs=1e-4, rel=1e-6)
+    until = [(t[:60], {"until": ["zz"], "max_gen_toks": 12, "do_sample": False}) for t in TEXTS[:4]]
+    copies = [[(t, dict(s)) for t, s in until] for _ in range(2)]
+    written = theirs.generate_until(asked("generate_until", copies[0]), disable_tqdm=True)
+    assert ours.generate_until(asked("generate_until", copies[1])) == written
+
+
+def test_what_is_written_piece_by_piece_keeps_its_spaces(folder):
+    with opened(folder, None) as target:
+        writer = Writer(NativeScorer.open(target.newest, target.tokenizer))
+    settings = Drawing(max_tokens=20, temperature=1.0, top_p=1.0, seed=3)
+    pieces = []
+    told = speak(writer, TEXTS[0][:40], settings, pieces.append)
+    (whole,) = writer.write([TEXTS[0][:40]], settings)
+    assert "".join(pieces) == told.text == whole.text
+    words = writer.tokenizer
+    ids = words.encode_batch(["one é 文字 two three"])[0]
+    unfolding = Unfolding(words, before=words.prompt_ids(["zero"])[0])
+    assert "".join([*map(unfolding.push, ids), unfolding.close()]) == " one é 文字 two three"
+
+
+def test_a_config_without_marks_and_marks_without_tokens_are_named(folder, tmp_path):
+    words = (folder / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(words)
+    with pytest.raises(DataError, match=r"has no token <\|endoftext\|>"):
+        tokenizer_of_model(tmp_path / "tokenizer.json")
+    for config, message in (("{}", "has no token"), ('{"eos_token": "<end>"}', "<end>"), ("[", "cannot be read"),
+                            ('{"eos_token": {"text": 1}}', "cannot be read")):  # fmt: skip
+        (tmp_path / "tokenizer_config.json").write_text(config)
+        with pytest.raises(DataError, match=message):
+            tokenizer_of_model(tmp_path / "tokenizer.json")

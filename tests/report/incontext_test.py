@@ -1,0 +1,40 @@
+"""The figures of in-context learning say what the study measured, in its own order."""
+
+from report.fake_run import incontext_study
+from trivium.report.incontext import against_shots, calibration, margins, varied
+
+
+def model():
+    found = incontext_study()["models"][0]
+    measured = found["shots"]["2"]
+    # Files hold keys sorted as texts: 16 before 2, False before True.
+    found["shots"] = {k: {**measured, "accuracy": float(k) / 100} for k in ("0", "16", "2")}
+    return found
+
+
+def test_shots_stand_in_the_order_of_their_number():
+    (accuracy, threshold) = against_shots([model()]).data
+    assert list(accuracy.x) == ["0", "2", "16"] and list(accuracy.y) == [0.0, 0.02, 0.16]
+    assert "threshold" in threshold.name
+
+
+def test_of_several_models_only_the_last_has_its_corrections():
+    assert len(against_shots([model(), model(), model()]).data) == 3 + 1
+
+
+def test_margins_are_of_the_first_label_over_the_second_of_the_task():
+    histogram = {"edges": [-1.0, 0.0, 1.0], "counts": {" False": [5, 0], " True": [0, 7]}}
+    figure = margins({"a": histogram, "b": histogram}, [" True", " False"])
+    assert [t.name for t in figure.data[:2]] == ["gold: True", "gold: False"]
+    assert list(figure.data[0].y) == [0, 7] and len(figure.data) == 4
+    assert figure.layout.xaxis2.title.text == "log P(True) − log P(False)"
+    lead = margins({"": {"edges": [0.0, 1.0], "counts": {"right": [3]}}}, None)
+    assert lead.layout.xaxis.title.text.startswith("lead of the right choice")
+
+
+def test_intervals_and_sureness_are_those_measured():
+    study = model()
+    (order,) = varied({"order": study["order"]}).data
+    assert list(order.x) == [0.5] and [round(e, 9) for e in order.error_x.array] == [0.2]
+    diagonal, bins = calibration({"2": study["shots"]["2"]}).data
+    assert list(diagonal.x) == [0, 1] and (list(bins.x), list(bins.y)) == ([0.6], [0.5])

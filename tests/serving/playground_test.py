@@ -1,0 +1,109 @@
+"""The playground in a browser: it tells the probabilities the server tells, and what is written is only ever text."""
+
+import json
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+
+import requests  # noqa: E402
+
+from evaluation.models import TOKENIZER, plan_of  # noqa: E402
+from serving.browser import CHROMIUM, browser  # noqa: E402
+from serving.serve_test import LIMITS, listening  # noqa: E402
+from trivium.evaluation.answer import NativeScorer  # noqa: E402
+from trivium.model.whole import WholeModel  # noqa: E402
+from trivium.serving.writer import Writer  # noqa: E402
+from trivium.tokens.tokenizer import Tokenizer  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs {CHROMIUM}")
+EVIL = "<script>window.ran='it';</script><img/src=x/onerror=\"window.ran='it'\">"
+TOKENS = "[...document.querySelectorAll('#text span')].map((s) => [s.textContent, s.title, s.className])"
+
+
+@pytest.fixture(scope="module")
+def page():
+    with browser() as found:
+        yield found
+
+
+def in_love_with(word):
+    """A writer whose model always finds this word likeliest."""
+    tree = json.loads(TOKENIZER.description)
+    number = TOKENIZER.vocabulary
+    tree["added_tokens"].append(
+        {"id": number, "content": word, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False, "special": False}
+    )  # fmt: skip
+    plan = plan_of(sequence=96, model={"vocabulary": number + 1})
+    model = WholeModel(plan.model, precision="fp32", device=torch.device("cpu"))
+    generator = torch.Generator().manual_seed(3)
+    for name, row in model.stage.table.items():
+        model.load(name, torch.randn(row.shape, generator=generator) * 0.3)
+    with torch.no_grad():
+        head, embedding = model.stage.head, model.stage.embedding
+        head.norm.bias.copy_(20 * embedding.tokens.weight[number])
+    return Writer(NativeScorer(model, Tokenizer(json.dumps(tree))))
+
+
+def write(page, prompt, tokens):
+    fields = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "seed": 1}
+    page.ask("".join(f"at({json.dumps(k)}).value = {json.dumps(v)};" for k, v in fields.items()))
+    page.ask("at('write').click()")
+    page.wait_for("!at('write').disabled")
+    assert page.ask("at('problem').textContent") == ""
+
+
+def test_a_completion_shows_the_probabilities_that_the_server_tells(page):
+    with listening(LIMITS) as (url, _):
+        page.go(url + "/")
+        write(page, "Item 7 opens", 6)
+        asked = {"prompt": "Item 7 opens", "max_tokens": 6, "temperature": 0, "seed": 1, "logprobs": 5}
+        told = requests.post(f"{url}/v1/completions", json=asked, timeout=30).json()["choices"][0]["logprobs"]
+        shown = page.ask(TOKENS)
+        assert [text for text, _, _ in shown] == told["tokens"] and len(shown) == 6
+        for (_, title, kind), log in zip(shown, told["token_logprobs"]):
+            p = math.exp(log)
+            assert title == f"{100 * p:.2f} %"
+            assert kind == ("p4" if p >= 0.5 else "p3" if p >= 0.1 else "p2" if p >= 0.01 else "p1")
+        page.ask("document.querySelectorAll('#text span')[2].click()")
+        rows = page.ask("[...document.querySelectorAll('#others tr')].map((r) => r.textContent)")
+        best = sorted(told["top_logprobs"][2].items(), key=lambda item: -item[1])
+        assert rows == [f"{json.dumps(t, ensure_ascii=False)}{100 * math.exp(p):.2f} %" for t, p in best]
+        assert page.ask("at('text').textContent") == "Item 7 opens" + "".join(told["tokens"])
+
+
+def test_markup_that_the_model_writes_is_shown_and_not_run(page):
+    with listening(LIMITS, in_love_with(EVIL)) as (url, _):
+        page.go(url + "/")
+        write(page, EVIL + "Item", 3)
+        shown = page.ask(TOKENS)
+        assert [text for text, _, _ in shown] == [EVIL] * 3  # so it is one token, and was written
+        page.ask("document.querySelectorAll('#text span')[0].click()")
+        assert EVIL[:8] in page.ask("at('others').textContent")
+        assert page.ask("at('text').textContent") == EVIL + "Item" + 3 * EVIL
+        assert (
+            page.ask(
+                "document.querySelectorAll('#text script, #text img, #others script, #others img').length"
+            )
+            == 0
+        )
+        assert page.ask("typeof window.ran") == "undefined"
+
+
+def test_what_is_refused_is_told_in_words_and_nothing_is_left_waiting(page):
+    with listening(LIMITS) as (url, _):
+        page.go(url + "/")
+        page.ask(f"at('max_tokens').value = {LIMITS.max_tokens + 1}; at('write').click()")
+        page.wait_for("!at('write').disabled")
+        assert f"{LIMITS.max_tokens + 1} is more than {LIMITS.max_tokens}" in page.ask(
+            "at('problem').textContent"
+        )
+        # The policy: a script that got into the page would not run.
+        page.ask(
+            "const s = document.createElement('script'); s.textContent = 'window.ran = 1'; document.body.append(s)"
+        )
+        assert page.ask("typeof window.ran") == "undefined"
