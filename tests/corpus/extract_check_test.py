@@ -31,11 +31,11 @@ def test_f1_of_a_text_with_itself_is_one_and_with_another_is_what_they_share():
 
 def test_every_extractor_is_judged_on_every_page(gold):
     rows = check_extraction(gold)
-    assert "resiliparse (default)" in rows
+    assert "blocks (default)" in rows
     measured = {name: row for name, row in rows.items() if "missing" not in row}
     for row in measured.values():
         assert row["pages"] == 1 and row["f1_of_pages"].keys() == {"a"}
-    assert rows["resiliparse (default)"]["word_f1"] > 0.95
+    assert rows["blocks (default)"]["word_f1"] > 0.95
     assert len(extraction_lines(rows)) == 1 + len(rows)
 
 

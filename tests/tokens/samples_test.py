@@ -9,7 +9,7 @@ from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 from trivium.tokens.lineage import read_lineage
 from trivium.tokens.manifest import open_shards
-from trivium.tokens.samples import TokenDataset
+from trivium.tokens.samples import BLOCK, TokenDataset
 
 S = 16
 WEIGHTS = {"prose": 0.6, "pages": 0.3, "tiny": 0.1}
@@ -140,6 +140,20 @@ def test_a_sample_far_away_is_found_at_once(train):
     where = train.where(10**12)
     assert where.start % S == 0
     assert sum(train.counts_after(10**12).values()) == 10**12
+
+
+@pytest.mark.parametrize("first", [0, 5 * BLOCK - 40])
+def test_batches_one_after_another_are_looked_up_together_wherever_they_are(directory, monkeypatch, first):
+    dataset, asked = TokenDataset.open(directory, "train", sequence=S, seed=5), []
+    look_up = dataset._places
+    monkeypatch.setattr(dataset, "_places", lambda indices: asked.append(len(indices)) or look_up(indices))
+    for start in range(first, first + 80, 8):
+        batch = dataset.samples(range(start, start + 8))
+        places = look_up(np.arange(start, start + 8))
+        assert all(dataset.where(start + k).start == places.start[k] for k in range(8))
+        assert batch.shape == (8, S + 1)
+    assert asked.count(BLOCK) == (1 if first == 0 else 2)
+    assert set(asked) == {BLOCK, 1}
 
 
 def test_a_split_too_small_for_one_sample_is_refused_with_the_remedy(directory):

@@ -70,11 +70,8 @@ class HarvestConfig(Config):
 class ExtractConfig(Config):
     """How the main text of a page is found."""
 
-    # justext is the paper's; it and trafilatura need the extra `extract`
-    extractor: Literal["resiliparse", "justext", "trafilatura"] = "resiliparse"
-    # resiliparse: whether its main content is narrowed to the element that holds most paragraphs, and titles,
-    # bylines and buttons before the first and after the last sentence are cut off
-    only_article: bool = True
+    # blocks: corpus/main_text.py; justext is the paper's; it and trafilatura need the extra `extract`
+    extractor: Literal["blocks", "resiliparse", "justext", "trafilatura"] = "blocks"
     # jusText: whose common words mark a paragraph as text
     stoplist: str = "English"
 
@@ -85,6 +82,10 @@ class LanguageConfig(Config):
     keep: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ("en",)
     # percent of the text pycld2 must assign to the language it found
     percent: Annotated[int, Field(ge=0, le=100)] = 65
+    # characters asked first, in four pieces over the text; 0: always the whole text …
+    sample: Count = 512
+    # … and the percent of them that must be of one language for that to be the text's; else the whole text decides
+    sure: Annotated[int, Field(ge=0, le=100)] = 95
 
 
 class QualityConfig(Config):

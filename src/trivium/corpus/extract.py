@@ -1,4 +1,4 @@
-"""HTML → text: the main content kept, the frame around it dropped, by one of three extractors."""
+"""HTML → text: the main content kept, the frame around it dropped, by one of four extractors."""
 
 import importlib
 import re
@@ -13,6 +13,7 @@ from resiliparse.parse.html import HTMLTree
 from trivium.corpus.clean import tidy
 from trivium.corpus.config import ExtractConfig
 from trivium.corpus.document import Document
+from trivium.corpus.main_text import main_text
 from trivium.corpus.steps import Drop, Keep, Step, Verdict
 from trivium.errors import MachineError
 
@@ -22,11 +23,6 @@ Extractor = Callable[[str], str]
 
 _SENTENCE_END = re.compile(r"[.!?…:][\"”’')\]»]*$")
 _FEW_WORDS, _MANY_WORDS = 4, 15  # a sentence has so many words; so many are prose even without an end
-_PARAGRAPH, _ARTICLE = (
-    40,
-    300,
-)  # characters: of a paragraph that counts, of all of them on a page with an article
-_SHORTEST, _LONGEST = 0.5, 1.3  # of the main content: how long the text of the article's element may be
 
 
 def extract_step(config: ExtractConfig = ExtractConfig()) -> Step:
@@ -56,7 +52,7 @@ def extractor(config: ExtractConfig) -> Extractor:
         return _justext(config.stoplist)
     if config.extractor == "trafilatura":
         return _trafilatura()
-    return _article if config.only_article else _resiliparse
+    return _resiliparse if config.extractor == "resiliparse" else main_text
 
 
 def html_text(html: str, config: ExtractConfig = ExtractConfig()) -> str:
@@ -76,13 +72,6 @@ def extraction_figures(html: str, text: str) -> dict[str, Any]:
     }
 
 
-def without_edges(text: str) -> str:
-    """`text` from its first to its last paragraph that is prose: titles, bylines and buttons stand outside."""
-    paragraphs = text.split("\n\n")
-    prose = [n for n, paragraph in enumerate(paragraphs) if _is_prose(paragraph)]
-    return "\n\n".join(paragraphs[prose[0] : prose[-1] + 1]) if prose else text
-
-
 def page_title(html: str) -> str:
     """The page's own title, or nothing."""
     return tidy(HTMLTree.parse(html).title or "")
@@ -98,48 +87,10 @@ def _is_prose(paragraph: str) -> bool:
 
 
 def _resiliparse(html: str) -> str:
-    return _plain(HTMLTree.parse(html), whole=False)
-
-
-def _article(html: str) -> str:
-    """resiliparse's main content, or the text of the element that holds the article when the two roughly agree."""
-    tree = HTMLTree.parse(html)
-    main = _plain(tree, whole=False)
-    element = _article_element(tree)
-    if element is not None:
-        inside = _plain(HTMLTree.parse(f"<html><body>{element.html}</body></html>"), whole=True)
-        if _SHORTEST * len(main) <= len(inside) <= _LONGEST * len(main):
-            main = inside
-    return without_edges(tidy(main))
-
-
-def _article_element(tree: HTMLTree) -> Any:
-    """The element that has half of the page's paragraphs (by characters) as children or grandchildren, or None."""
-    if tree.body is None:
-        return None
-    held: dict[Any, int] = {}
-    total = 0
-    # the slice asks the tree once; iterating over the collection would ask again for each element
-    for paragraph in tree.body.query_selector_all("p")[:]:
-        size = len((paragraph.text or "").strip())
-        if size < _PARAGRAPH:
-            continue
-        total += size
-        element = paragraph.parent
-        for _ in range(2):
-            if element is None or element.tag in ("body", "html"):
-                break
-            held[element] = held.get(element, 0) + size
-            element = element.parent
-    best = max(held, key=lambda element: held[element], default=None)
-    return best if best is not None and 2 * held[best] >= total >= _ARTICLE else None
-
-
-def _plain(tree: HTMLTree, *, whole: bool) -> str:
     return extract_plain_text(
-        tree,
+        html,
         preserve_formatting=True,
-        main_content=not whole,
+        main_content=True,
         alt_texts=False,
         list_bullets=True,
         comments=False,

@@ -21,8 +21,8 @@ from trivium.corpus.extract import extractor
 from trivium.errors import DataError, MachineError
 
 CANDIDATES: Mapping[str, ExtractConfig] = {
-    "resiliparse (default)": ExtractConfig(),
-    "resiliparse (main content)": ExtractConfig(only_article=False),
+    "blocks (default)": ExtractConfig(),
+    "resiliparse": ExtractConfig(extractor="resiliparse"),
     "justext": ExtractConfig(extractor="justext"),
     "trafilatura": ExtractConfig(extractor="trafilatura"),
 }

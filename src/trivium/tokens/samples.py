@@ -226,8 +226,9 @@ class TokenDataset:
 
     def _places_ahead(self, indices: NDArray[np.int64]) -> _Places:
         """As `_places`, through blocks of samples: batches follow one another, and looking up many costs as one."""
-        first = int(indices.min(initial=0)) // BLOCK
-        last = int(indices.max(initial=0)) // BLOCK
+        if not indices.size:
+            return self._places(indices)
+        first, last = int(indices.min()) // BLOCK, int(indices.max()) // BLOCK
         if self.split != "train" or first < 0 or last > first + 1:
             return self._places(indices)
         for number in range(first, last + 1):
