@@ -20,13 +20,13 @@ import pyarrow.parquet as pq
 from corpora.tokenizing import tokenize_as_megatron, tokenize_ours
 from trivium.corpus.config import CurateConfig, DecontaminationConfig, DedupConfig
 from trivium.corpus.curate import curate
-from trivium.corpus.decontaminate import Keys, cut
+from trivium.corpus.decontaminate import Keys, cut, keys_of
 from trivium.corpus.dedup.cluster import components, survivors
 from trivium.corpus.dedup.similar import similar_pairs
 from trivium.corpus.engine.daft_engine import Daft
 from trivium.corpus.engine.engine import Engine, Here
 from trivium.corpus.kernels.texts import texts_of
-from trivium.corpus.kernels.warm_up import warm_up
+from trivium.corpus.warm_up import warm_up
 
 _WORD = re.compile(r"\w+")
 
@@ -74,7 +74,7 @@ def decontaminate_kernel(source: Path, out: Path) -> None:
 
 def decontaminate_plainly(source: Path, out: Path) -> None:
     """The same rule, word by word in plain Python."""
-    keys = set(Keys(_items(source), DecontaminationConfig()).owners)
+    keys = {key for text in _items(source).values() for key in keys_of(text, DecontaminationConfig())}
     sizes = sorted({key.count(" ") + 1 for key in keys}, reverse=True)
     pieces = {}
     for row, text in enumerate(pq.read_table(source, columns=["text"])["text"].to_pylist()):

@@ -17,9 +17,9 @@ LIBRARIES = ("trivium", "numba", "numpy", "pyarrow", "daft", "ray", "tiktoken", 
 
 def gathered(before: dict[str, Any], rows: dict[str, Any], command: str) -> dict[str, Any]:
     """The record with these rows added; runs of a contestant that was measured before count together."""
-    kept = dict(before.get("rows", {}))
+    kept = {name: {"commit": before["commit"]} | row for name, row in before.get("rows", {}).items()}
     for name, row in rows.items():
-        kept[name] = _joined(kept.get(name), row)
+        kept[name] = _joined(kept.get(name), row) | {"commit": code_commit()}
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": code_commit(),
@@ -79,7 +79,7 @@ def page(record: dict[str, Any], every_row: Iterable[str]) -> str:
         "",
         f"- machine: {machine_['processor']}, {machine_['cores']} cores, {machine_['memory_bytes'] / 2**30:.0f} GiB, "
         f"{machine_['system']}",
-        f"- commit {record['commit']}; Python {record['python']}; {versions}",
+        f"- last commit {record['commit']}, each row has its own; Python {record['python']}; {versions}",
         "- commands, one after the other:",
         *(f"  - `{command}`" for command in record["commands"]),
         "",

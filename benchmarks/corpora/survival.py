@@ -1,6 +1,7 @@
 """Rows that do not compare speeds on one core: damage in a WARC file, two workers, and memory for a large input."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ from trivium.corpus.read import read_any
 from trivium.seeds import generator_for
 
 PAGES, FLIPS = 3000, 40
+LARGE_FILE_BYTES = 250_000_000
 
 
 def damaged_pages(corpus: Path, folder: Path) -> dict[str, Any]:
@@ -117,28 +119,36 @@ def two_workers(runner: str, source: Path, out: Path) -> dict[str, Any]:
 
 
 def write_large(corpus: Path, folder: Path, *, gigabytes: float) -> float:
-    """JSON lines of documents whose words are those of real ones in another order; returns their gigabytes."""
-    note = folder / "bytes.json"
-    if note.is_file():
-        return float(json.loads(note.read_text()))
+    """JSON lines of documents whose words are those of real ones in another order; returns their gigabytes.
+
+    In files of a quarter of a gigabyte; those that are there already stay.
+    """
     (folder / "jsonl").mkdir(parents=True, exist_ok=True)
-    words = [text.split() for text in pq.read_table(corpus, columns=["text"])["text"].to_pylist()[:8000]]
-    generator, written, number = generator_for(1, "large"), 0, 0
-    while written < gigabytes * 1e9:
-        with zstandard.open(
-            folder / "jsonl" / f"part-{number:05d}.jsonl.zst", "wt", encoding="utf-8"
-        ) as file:
-            size = 0
-            while size < 250e6 and written < gigabytes * 1e9:
-                chosen = words[int(generator.integers(len(words)))]
-                places = generator.permutation(len(chosen)).tolist()
-                text = "".join(chosen[p] + (".\n" if n % 12 == 11 else " ") for n, p in enumerate(places))
-                file.write(json.dumps({"id": f"{number}-{size}", "text": text}) + "\n")
-                size += len(text.encode())
-                written += len(text.encode())
-        number += 1
-    note.write_text(json.dumps(written / 1e9))
-    return written / 1e9
+    words: list[list[str]] = []
+    count = math.ceil(gigabytes * 1e9 / LARGE_FILE_BYTES)
+    for number in range(count):
+        path = folder / "jsonl" / f"part-{number:05d}.jsonl.zst"
+        if not path.is_file():
+            words = words or [text.split() for text in _first_texts(corpus, 8000)]
+            _write_shuffled(words, path, generator_for(1, "large", number))
+    return count * LARGE_FILE_BYTES / 1e9
+
+
+def _first_texts(corpus: Path, count: int) -> list[str]:
+    texts: list[str] = pq.read_table(corpus, columns=["text"])["text"].slice(0, count).to_pylist()
+    return texts
+
+
+def _write_shuffled(words: list[list[str]], path: Path, generator: np.random.Generator) -> None:
+    beside, size = path.with_suffix(".partial"), 0
+    with zstandard.open(beside, "wt", encoding="utf-8") as file:
+        while size < LARGE_FILE_BYTES:
+            chosen = words[int(generator.integers(len(words)))]
+            places = generator.permutation(len(chosen)).tolist()
+            text = "".join(chosen[p] + (".\n" if n % 12 == 11 else " ") for n, p in enumerate(places))
+            file.write(json.dumps({"id": f"{path.name}-{size}", "text": text}) + "\n")
+            size += len(text.encode())
+    beside.rename(path)
 
 
 def most_memory(runner: str, source: Path, out: Path) -> dict[str, Any]:

@@ -7,7 +7,8 @@ import pytest
 from trivium.corpus.config import DecontaminationConfig
 from trivium.corpus.decontaminate import Counters, Keys, common_keys, cut, decontaminate, keys_of
 from trivium.corpus.document import Document
-from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.kernels.ngrams import are_there, find_ngrams, ngram_index, ngrams_of
+from trivium.corpus.kernels.texts import joined, texts_of
 from trivium.seeds import generator_for
 
 CONFIG = DecontaminationConfig()
@@ -128,7 +129,8 @@ def test_each_outcome_is_counted_under_its_name():
         "removed": 1,
         "too_many_pieces": 1,
     }
-    assert {keys.owners[key] for key in counters.keys} == {"leak"}
+    assert {keys.owners[key] for key in counters.keys} == keys.items_with(counters.keys) == {"leak"}
+    assert len(keys) == len(keys.owners)
     assert [piece.id for piece in left["split"]] == ["split#0", "split#1"]
     assert left["trimmed"][0].id == "trimmed"
 
@@ -155,13 +157,15 @@ def test_a_shorter_key_counts_where_the_longer_one_that_begins_there_was_spared(
     assert [hit.key for hit in hits_in(text, keys)] == [" ".join(words[:9])]
 
 
-def test_of_two_keys_with_one_hash_only_the_one_whose_words_stand_there_is_a_hit(monkeypatch):
-    keys = Keys(
-        {
-            "a": "these are eight words that nobody else writes",
-            "b": "and here another eight words for the test",
-        },
-        CONFIG,
+def test_of_two_keys_with_one_hash_only_the_one_whose_words_stand_there_is_a_hit():
+    passages = joined(
+        ["these are eight words that nobody else writes", "and here another eight words for the ÉTÉ"]
     )
-    monkeypatch.setattr(keys, "_keys", list(reversed(keys.owners)))  # every look-up gives the other key
-    assert hits_in("these are eight words that nobody else writes", keys) == []
+    ngrams = ngrams_of(passages)
+    texts = joined(
+        ["So THESE, are eight words that nobody else writes", "x and here another eight words for the été"]
+    )
+    found = find_ngrams(texts, ngram_index(ngrams))
+    assert are_there(texts, found, passages, ngrams).tolist() == [True, True]
+    other = found._replace(keys=found.keys[::-1].copy())  # as if every look-up gave the other key
+    assert are_there(texts, other, passages, ngrams).tolist() == [False, False]

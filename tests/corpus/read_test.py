@@ -10,6 +10,7 @@ import pytest
 
 from trivium.corpus.document import Document
 from trivium.corpus.extract import RAW
+from trivium.corpus.lines import Line, row_of
 from trivium.corpus.quarantine import Damage
 from trivium.corpus.read import input_files, paragraphs_of, read_any, relative_name
 from trivium.corpus.warc import Page, write_warc
@@ -128,3 +129,21 @@ def test_a_text_file_larger_than_a_block_reads_as_one_that_is_not(tmp_path, enco
     documents = list(read_any(tmp_path / "a.txt", source="s", longest=8000))
     assert "\n\n".join(d.text for d in documents) == text.replace("\r\n", "\n")
     assert [d.text for d in documents] == list(paragraphs_of(text, longest=8000))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            b'{"text":"a","n":[1,-0.0,1e400,12345678901234567890123,NaN,-Infinity,true,null]}',
+            b'{"text":1,"text":"b"}',
+        ),
+        *(
+            b'\xef\xbb\xbf{"text":"mark"}',
+            b'{"text":"\\ud83d\\ude00 \\u0000"}',
+            b'{"text":"x","deep":' + b"[" * 300 + b"]" * 300 + b"}",
+        ),
+    ],
+)
+def test_a_line_is_read_as_the_standard_library_reads_it(line):
+    assert repr(row_of(Line(line, 1, 0))) == repr(json.loads(line.decode("utf-8-sig")))

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from trivium.corpus.config import ClassifierConfig
 from trivium.corpus.document import Document
@@ -128,7 +127,9 @@ def auc(scores: NDArray[np.float64], labels: NDArray[np.float32]) -> float:
     p, n = int(positive.sum()), int((~positive).sum())
     if p == 0 or n == 0:
         return float("nan")
-    return float((rankdata(scores)[positive].sum() - p * (p + 1) / 2) / (p * n))
+    _, values, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[values]  # equal scores share the mean of their places
+    return float((ranks[positive].sum() - p * (p + 1) / 2) / (p * n))
 
 
 def is_kept(identity: str, score: float, config: ClassifierConfig, *, seed: int) -> bool:

@@ -32,10 +32,10 @@ from trivium.corpus.first_pass import (
 )
 from trivium.corpus.inputs import DOCUMENTS
 from trivium.corpus.job import HELDOUT, Job, begin_job, evaluation_items
-from trivium.corpus.kernels.warm_up import warm_up
 from trivium.corpus.publish import join_files, publish_shards, summed
 from trivium.corpus.score import score
 from trivium.corpus.second_pass import SHARDS, clean_shard, find_common, shard_groups
+from trivium.corpus.warm_up import warm_up
 from trivium.errors import DataError
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
@@ -159,12 +159,12 @@ def _decontamination(job: Job, counts: Sequence[dict[str, Any]], common: Counter
     figures: Counter[str] = Counter()
     for one in counts:
         figures.update(one["decontamination"])
-    owners = evaluation_keys(job).owners
+    keys = evaluation_keys(job)
     return {
         **figures,
         "items": len(evaluation_items(job.source)),
-        "items_seen": sorted({owners[key] for one in counts for key in one["keys"]}),
-        "keys": len(owners),
+        "items_seen": sorted(keys.items_with({key for one in counts for key in one["keys"]})),
+        "keys": len(keys),
         "common_keys_spared": dict(sorted(common.items())),
     }
 

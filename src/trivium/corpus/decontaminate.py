@@ -7,14 +7,16 @@ sentences; pieces under 200 characters are dropped, and so is a document that fa
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from trivium.corpus.config import DecontaminationConfig
 from trivium.corpus.document import Document
-from trivium.corpus.kernels.ngrams import find_ngrams, ngram_index
-from trivium.corpus.kernels.texts import Texts, texts_of, words_of
+from trivium.corpus.kernels.ngrams import Ngrams, are_there, find_ngrams, ngram_index, ngrams_of
+from trivium.corpus.kernels.texts import Texts, joined, texts_of, words_of
 
 _SENTENCE_ENDS = ".!?"
 
@@ -57,43 +59,59 @@ class Keys:
 
     def __init__(self, items: Mapping[str, str], config: DecontaminationConfig) -> None:
         """`items`: evaluation text by its id."""
-        self.owners: dict[str, str] = {}
-        for item, text in items.items():
-            for key in keys_of(text, config):
-                self.owners.setdefault(key, item)
-        self._index()
+        self._items, self._texts = list(items), joined(list(items.values()))
+        self._words: dict[int, list[str]] = {}  # of the texts whose keys were asked for
+        self._use(ngrams_of(self._texts, longest=config.ngram, shortest=config.shortest))
 
-    def spare(self, common: Iterable[str]) -> None:
+    def __len__(self) -> int:
+        return len(self._ngrams.hashes)
+
+    @property
+    def owners(self) -> dict[str, str]:
+        """Every key, and the first item that has it."""
+        texts = self._ngrams.texts.tolist()
+        return {self.text_of(which): self._items[text] for which, text in enumerate(texts)}
+
+    def items_with(self, keys: Collection[str]) -> set[str]:
+        """The first item of each of these keys."""
+        found = np.isin(self._ngrams.hashes, ngrams_of(texts_of(list(keys))).hashes)
+        return {self._items[text] for text in self._ngrams.texts[found].tolist()}
+
+    def spare(self, common: Collection[str]) -> None:
         """Forget keys that turned out to be common phrases."""
-        for key in common:
-            self.owners.pop(key, None)
-        self._index()
+        spared = np.isin(self._ngrams.hashes, ngrams_of(texts_of(list(common))).hashes)
+        self._use(self._ngrams.only(~spared))
+
+    def text_of(self, which: int) -> str:
+        """A key's words."""
+        text, first, size = (int(column[which]) for column in self._ngrams[2:5])
+        if text not in self._words:
+            data, offsets = self._texts
+            content = data[offsets[text] : offsets[text + 1]].tobytes()
+            self._words[text] = words_of(content.decode("utf-8", "surrogatepass"))
+        return " ".join(self._words[text][first : first + size])
 
     def hits(self, texts: Texts) -> dict[int, list[Hit]]:
         """Text number → every place of a key in it, by position; where several keys begin, the longest."""
-        found = find_ngrams(texts, self._ngrams)
-        content, contents = "", b""
+        found = find_ngrams(texts, self._index)
+        really = are_there(texts, found, self._texts, self._ngrams)
         current, last_start = -1, -1
         hits: dict[int, list[Hit]] = {}
-        for number, start, end, which in zip(*(column.tolist() for column in found), strict=True):
+        for number, start, end, which in zip(*(column[really].tolist() for column in found), strict=True):
             if number != current:
                 current, last_start = number, -1
-                contents = texts.data[texts.offsets[number] : texts.offsets[number + 1]].tobytes()
-                content = contents.decode()
+                content = texts.data[texts.offsets[number] : texts.offsets[number + 1]].tobytes()
+                ascii_only = content.isascii()
             if start == last_start:
                 continue
-            hit = Hit(
-                _characters(content, contents, start), _characters(content, contents, end), self._keys[which]
-            )
-            # the scan compares hashes; two texts of one hash are told apart here
-            if " ".join(words_of(content[hit.start : hit.end])) == hit.key:
-                last_start = start
-                hits.setdefault(number, []).append(hit)
+            last_start = start
+            if not ascii_only:
+                start, end = _characters(content, start), _characters(content, end)
+            hits.setdefault(number, []).append(Hit(start, end, self.text_of(which)))
         return hits
 
-    def _index(self) -> None:
-        self._keys = list(self.owners)
-        self._ngrams = ngram_index(self._keys)
+    def _use(self, ngrams: Ngrams) -> None:
+        self._ngrams, self._index = ngrams, ngram_index(ngrams)
 
 
 def keys_of(text: str, config: DecontaminationConfig) -> list[str]:
@@ -186,6 +204,6 @@ def _sentence_end_after(text: str, position: int) -> int:
     return min(ends) + 1 if ends else len(text)
 
 
-def _characters(text: str, content: bytes, position: int) -> int:
-    """The character at a byte of the text's UTF-8 `content`."""
-    return position if len(text) == len(content) else len(content[:position].decode())
+def _characters(content: bytes, position: int) -> int:
+    """How many characters stand before a byte of UTF-8."""
+    return len(content[:position].decode("utf-8", "surrogatepass"))

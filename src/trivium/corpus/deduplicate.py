@@ -23,9 +23,9 @@ from trivium.corpus.dedup.repeats import without_equal_texts, without_repeated
 from trivium.corpus.document import Document
 from trivium.corpus.inputs import documents_at, files_at
 from trivium.corpus.job import begin_job, state_of
-from trivium.corpus.kernels.warm_up import warm_up
 from trivium.corpus.station import write_results
 from trivium.corpus.steps import Reject, Tally, noted
+from trivium.corpus.warm_up import warm_up
 from trivium.progress import Progress, silent
 from trivium.provenance import fingerprint
 

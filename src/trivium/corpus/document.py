@@ -20,4 +20,4 @@ class Document:
     @property
     def text_bytes(self) -> int:
         """Size of the text in UTF-8."""
-        return len(self.text.encode("utf-8", "surrogatepass"))
+        return len(self.text) if self.text.isascii() else len(self.text.encode("utf-8", "surrogatepass"))

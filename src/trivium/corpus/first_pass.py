@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic_core import PydanticSerializationError, to_json
 
 from trivium.corpus.config import CurateConfig
 from trivium.corpus.decontaminate import Keys
@@ -30,7 +31,7 @@ from trivium.corpus.kernels.words import text_keys
 from trivium.corpus.quarantine import Damage
 from trivium.corpus.read import read_any
 from trivium.corpus.steps import Reject, Steps, Tally
-from trivium.corpus.store import MANIFEST, documents_in, documents_table, read_documents
+from trivium.corpus.store import MANIFEST, PACKING, documents_in, documents_table, read_documents
 from trivium.corpus.urls import url_key
 from trivium.provenance import write_json
 
@@ -144,12 +145,15 @@ def reject_line(document: Document, step: str, reason: str, **detail: Any) -> by
     """A reject as a line of rejects.jsonl."""
     row = {"id": document.id, "source": document.source, "step": step, "reason": reason, **detail}
     row |= {"metadata": document.metadata, "text": document.text}
-    return json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+    try:
+        return to_json(row) + b"\n"
+    except PydanticSerializationError:  # half characters, which only the standard library writes
+        return json.dumps(row, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def packed_lines(lines: list[bytes]) -> bytes:
     """Lines as one gzip member, so that members make a file when they are joined; nothing for no line."""
-    return gzip.compress(b"".join(lines), compresslevel=4, mtime=0) if lines else b""
+    return gzip.compress(b"".join(lines), compresslevel=1, mtime=0) if lines else b""
 
 
 def take(raw: Iterator[Document | Damage], size: int) -> tuple[list[Document | Damage], bool]:
@@ -211,9 +215,9 @@ def _write_features(
     keys = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(16), table.num_rows, [None, pa.py_buffer(text_keys(texts))]
     )
-    addresses = [url_key(document) if dedup.urls else b"" for document in documents_in(table)]
+    addresses = [url_key(document) for document in documents_in(table)] if dedup.urls else [b""] * len(table)
     compared = table.append_column(KEY, keys).append_column(ADDRESS, pa.array(addresses, pa.binary()))
-    pq.write_table(compared, into / TABLE, compression="zstd")
+    pq.write_table(compared, into / TABLE, **PACKING)
     hits = evaluation_keys(job).hits(texts) if tallies else {}
     found = {
         **counts,

@@ -1,12 +1,14 @@
 """A step judges one document: keep it (perhaps changed) or drop it with a reason; a funnel counts them all."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from trivium.corpus.document import Document
+
+_BATCH_CHARACTERS = 1 << 20  # judged at once: enough for kernels, little enough for the processor's cache
 
 
 class Keep(NamedTuple):
@@ -25,10 +27,20 @@ Verdict = Keep | Drop
 
 
 class Step(NamedTuple):
-    """A named judgement of single documents."""
+    """A named judgement of single documents; `judge_all` says the same of many at once, where that is faster."""
 
     name: str
     judge: Callable[[Document], Verdict]
+    judge_all: Callable[[Sequence[Document]], list[Verdict]] | None = None
+
+    def verdicts(self, documents: Sequence[Document]) -> list[Verdict]:
+        """The verdict on each document."""
+        return self.judge_all(documents) if self.judge_all else list(map(self.judge, documents))
+
+
+def batched_step(name: str, judge_all: Callable[[Sequence[Document]], list[Verdict]]) -> Step:
+    """A step that is known by what it says of many documents."""
+    return Step(name, lambda document: judge_all([document])[0], judge_all)
 
 
 class Reject(NamedTuple):
@@ -76,25 +88,38 @@ class Steps:
         self.tallies = tuple(Tally(step.name) for step in self.steps)
 
     def run(self, documents: Iterable[Document]) -> Iterator[Document | Reject]:
-        """Each document once, as kept by every step or as the reject of the first step that drops it."""
+        """Each document once, as kept by every step or as the reject of the first step that drops it, in order."""
+        held: list[Document] = []
+        size = 0
         for document in documents:
-            yield self._judge(document)
+            held.append(document)
+            size += len(document.text)
+            if size >= _BATCH_CHARACTERS:
+                yield from self._judge(held)
+                held, size = [], 0
+        yield from self._judge(held)
 
-    def _judge(self, document: Document) -> Document | Reject:
-        current = document
+    def _judge(self, documents: list[Document]) -> list[Document | Reject]:
+        results: list[Document | Reject] = list(documents)
+        places, current = list(range(len(documents))), documents
         for step, tally in zip(self.steps, self.tallies, strict=True):
-            verdict = step.judge(current)
-            if isinstance(verdict, Drop):
-                tally.dropped[verdict.reason] += 1
-                return Reject(current, step.name, verdict.reason)
-            current = verdict.document
-            tally.keep(current)
-        return current
+            left: list[tuple[int, Document]] = []
+            for place, document, verdict in zip(places, current, step.verdicts(current), strict=True):
+                if isinstance(verdict, Drop):
+                    tally.dropped[verdict.reason] += 1
+                    results[place] = Reject(document, step.name, verdict.reason)
+                else:
+                    tally.keep(verdict.document)
+                    left.append((place, verdict.document))
+            places, current = [place for place, _ in left], [document for _, document in left]
+        for place, document in zip(places, current, strict=True):
+            results[place] = document
+        return results
 
 
 def noted(document: Document, **figures: Any) -> Document:
     """The document with figures added to its metadata."""
-    return replace(document, metadata={**document.metadata, **figures})
+    return Document(document.id, document.text, document.source, {**document.metadata, **figures})
 
 
 def figure_of(metadata: Mapping[str, Any], path: str) -> float:

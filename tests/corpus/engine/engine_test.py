@@ -38,14 +38,14 @@ def test_the_corpus_does_not_depend_on_the_engine_or_on_the_number_of_workers(tm
     raw.mkdir()
     harvest(SMALL, raw, seed=3)
     found = []
-    for number, engine in enumerate((Here(), Daft("native", workers=3))):
+    for number, engine in enumerate((Here(), Daft("native", workers=3), Daft("native", workers=1))):
         out = tmp_path / str(number)
         out.mkdir()
         curate(CurateConfig(shard_bytes=200_000), raw, out, seed=3, engine=engine)
         files = sorted(path for path in out.rglob("*") if path.is_file())
         found.append({p.relative_to(out): hashlib.sha256(p.read_bytes()).hexdigest() for p in files})
     assert len(found[0]) > 7
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 def test_an_engine_that_is_not_known_is_refused():

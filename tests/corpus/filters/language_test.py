@@ -26,3 +26,10 @@ def test_the_wanted_language_is_kept_and_others_and_mixtures_are_dropped_by_name
     assert step.judge(Document("a", GERMAN * 3, "s")) == Drop("language de")
     assert step.judge(Document("a", ENGLISH * 6 + GERMAN * 5, "s")) == Drop("mixed: less than 65 % en")
     assert isinstance(language_step(LanguageConfig(keep="de")).judge(Document("a", GERMAN, "s")), Keep)
+
+
+def test_a_few_pieces_decide_where_they_are_sure_and_the_whole_text_where_they_are_not():
+    plain, mixed = ENGLISH * 40, ENGLISH * 20 + GERMAN * 20
+    assert detect(plain, sample=512, sure=95)[0] == detect(plain)[0] == "en"
+    assert detect(mixed, sample=512, sure=95) == detect(mixed)
+    assert detect(ENGLISH, sample=512, sure=95) == detect(ENGLISH)

@@ -12,6 +12,7 @@ from trivium.errors import ConfigError, MachineError, nearest
 
 NATIVE, RAY = "native", "ray"
 RUNNERS = (NATIVE, RAY)
+Perform = Callable[[daft.Expression], daft.Expression]
 
 
 class Daft:
@@ -43,22 +44,31 @@ class Daft:
         return unpacked(self._outcomes(task, items, light=light), done) if items else []
 
     def _outcomes(self, task: Task, items: Sequence[str], *, light: bool) -> Iterator[tuple[int, str]]:
+        workers = min(self.workers, len(items))
+        if self.runner == NATIVE and workers == 1:
+            # one worker on this machine needs no process of its own: this one has nothing else to do
+            for number, item in enumerate(items):
+                yield from _rows(daft.from_pydict({"number": [number], "item": [item]}), _in_threads(task))
+            return
         table = daft.from_pydict({"number": list(range(len(items))), "item": list(items)})
         # one item at a time: a worker that is free takes the next one
         table = table.into_partitions(len(items)) if self.runner == RAY else table.into_batches(1)
-        perform = _in_threads(task) if light else _in_processes(task, min(self.workers, len(items)))
-        for row in table.select("number", perform(daft.col("item")).alias("outcome")).iter_rows():
-            yield row["number"], row["outcome"]
+        yield from _rows(table, _in_threads(task) if light else _in_processes(task, workers))
 
 
-def _in_processes(task: Task, workers: int) -> Callable[[daft.Expression], daft.Expression]:
+def _rows(table: daft.DataFrame, perform: Perform) -> Iterator[tuple[int, str]]:
+    for row in table.select("number", perform(daft.col("item")).alias("outcome")).iter_rows():
+        yield row["number"], row["outcome"]
+
+
+def _in_processes(task: Task, workers: int) -> Perform:
     performer: Any = daft.cls(_Performer, max_concurrency=workers, use_process=True)
-    perform: Callable[[daft.Expression], daft.Expression] = performer(task).perform
+    perform: Perform = performer(task).perform
     return perform
 
 
-def _in_threads(task: Task) -> Callable[[daft.Expression], daft.Expression]:
-    @daft.func.batch(return_dtype=daft.DataType.string(), batch_size=1)
+def _in_threads(task: Task) -> Perform:
+    @daft.func.batch(return_dtype=daft.DataType.string(), batch_size=1, use_process=False)
     def perform(items: daft.Series) -> list[str]:
         return [packed_outcome(task, item) for item in items.to_pylist()]
 

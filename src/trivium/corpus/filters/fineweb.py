@@ -1,12 +1,15 @@
 """The filters FineWeb added (Penedo et al., arXiv 2406.17557, section 3.6, and its published code)."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from trivium.corpus.config import FineWebConfig
 from trivium.corpus.document import Document
-from trivium.corpus.steps import Drop, Keep, Step, Verdict, noted
-
-_STOPS = (".", "'", '"', "!", "?", "”", "’", "…")
+from trivium.corpus.kernels.characters import WEB_STOP
+from trivium.corpus.kernels.measures import LINES, SHORT_LINES, STOPPED_LINES, WORDS, measures
+from trivium.corpus.kernels.repeats import AGAIN_CHARACTERS, PART_CHARACTERS, repeats
+from trivium.corpus.kernels.texts import Texts, joined
+from trivium.corpus.steps import Drop, Keep, Step, Verdict, batched_step, noted
 
 
 class Figures(NamedTuple):
@@ -21,28 +24,37 @@ class Figures(NamedTuple):
 def fineweb_step(config: FineWebConfig) -> Step:
     """The step that drops a document at the first rule it breaks; metadata gains `fineweb`, the figures."""
 
-    def judge(document: Document) -> Verdict:
-        figures = measure(document.text, config)
+    def verdict(document: Document, figures: Figures) -> Verdict:
         broken = broken_rule(figures, config)
         shown = {name: round(value, 4) for name, value in figures._asdict().items()}
         return Drop(broken) if broken else Keep(noted(document, fineweb=shown))
 
-    return Step("fineweb", judge)
+    def judge_all(documents: Sequence[Document]) -> list[Verdict]:
+        figures = measure_all(joined([document.text for document in documents]), config)
+        return list(map(verdict, documents, figures))
+
+    return batched_step("fineweb", judge_all)
 
 
 def measure(text: str, config: FineWebConfig) -> Figures:
     """Every figure of a text; lines without anything in them are no lines."""
-    lines = [line.strip() for line in text.split("\n") if line.strip()]
-    seen: set[str] = set()
-    repeated = 0
-    for line in lines:
-        repeated += len(line) if line in seen else 0
-        seen.add(line)
+    return measure_all(joined([text]), config)[0]
+
+
+def measure_all(texts: Texts, config: FineWebConfig) -> list[Figures]:
+    """Every figure of each text."""
+    counts, _ = measures(texts, short=config.short_line + 1, stops=WEB_STOP)
+    parts, _ = repeats(texts, tops=0, repeated=0)
+    return [_figures(*both) for both in zip(counts.tolist(), parts.tolist(), strict=True)]
+
+
+def _figures(counts: list[int], parts: list[int]) -> Figures:
+    lines = max(counts[LINES], 1)
     return Figures(
-        punctuated_lines=sum(line.endswith(_STOPS) for line in lines) / max(len(lines), 1),
-        short_lines=sum(len(line) <= config.short_line for line in lines) / max(len(lines), 1),
-        duplicate_characters=repeated / max(sum(map(len, lines)), 1),
-        newlines_per_word=max(len(lines) - 1, 0) / max(len(text.split()), 1),
+        punctuated_lines=counts[STOPPED_LINES] / lines,
+        short_lines=counts[SHORT_LINES] / lines,
+        duplicate_characters=parts[AGAIN_CHARACTERS] / max(parts[PART_CHARACTERS], 1),
+        newlines_per_word=max(counts[LINES] - 1, 0) / max(counts[WORDS], 1),
     )
 
 

@@ -1,15 +1,32 @@
 """Heuristics on a document's words and lines: each a named rule with its threshold in the config."""
 
 import re
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from trivium.corpus.config import QualityConfig
 from trivium.corpus.document import Document
-from trivium.corpus.steps import Drop, Keep, Step, Verdict, noted
+from trivium.corpus.kernels.measures import (
+    BULLET_LINES,
+    CALL_WORDS,
+    CHARACTERS,
+    COMMON,
+    ELLIPSES,
+    ELLIPSIS_LINES,
+    HASHES,
+    LETTER_WORDS,
+    LINES,
+    NOTICE_WORDS,
+    SHORT_LINES,
+    STOPPED_LINES,
+    WORD_CHARACTERS,
+    WORDS,
+    measures,
+)
+from trivium.corpus.kernels.texts import Texts, joined
+from trivium.corpus.steps import Drop, Keep, Step, Verdict, batched_step, noted
 
-_COMMON = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))
-_BULLETS = ("-", "*", "•", "‣", "▪", "◦", "–")
-_STOPS = (".", "!", "?", '"', "'", "”", "’", ")", ":", ";", "…", ",")
+_SHORT_LINE = 30  # characters
 # C4's policy phrases; a line that holds one is no content
 _POLICY = re.compile(
     r"terms of use|terms of service|terms and conditions|privacy policy|cookie policy|uses? cookies|use of cookies"
@@ -56,58 +73,73 @@ class Figures(NamedTuple):
 def quality_step(config: QualityConfig) -> Step:
     """The step that drops a document at the first rule it breaks; metadata gains `quality`, the figures."""
 
-    def judge(document: Document) -> Verdict:
-        figures = measure(document.text)
+    def verdict(document: Document, figures: Figures) -> Verdict:
         broken = broken_rule(figures, config)
         if broken:
             return Drop(broken)
         shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in figures._asdict().items()}
         return Keep(noted(document, quality=shown))
 
-    return Step("quality", judge)
+    return _step("quality", verdict)
 
 
 def gopher_step(config: QualityConfig) -> Step:
     """The step with the rules of Gopher alone (Rae et al., arXiv 2112.11446, A1.1); metadata gains `gopher`."""
 
-    def judge(document: Document) -> Verdict:
-        figures = measure(document.text)
+    def verdict(document: Document, figures: Figures) -> Verdict:
         broken = broken_rule(figures, config, only=_GOPHER)
         shown = {name: round(getattr(figures, name), 4) for name in _GOPHER_FIGURES}
         return Drop(broken) if broken else Keep(noted(document, gopher=shown))
 
-    return Step("gopher", judge)
+    return _step("gopher", verdict)
 
 
 def measure(text: str) -> Figures:
     """Every figure of a text."""
-    words = text.split()
-    lines = [stripped for line in text.split("\n") if (stripped := line.strip())]
-    num_words, num_lines = max(len(words), 1), max(len(lines), 1)
-    letters = sum(map(len, words))
-    signs = max(text.count("#"), text.count("…") + text.count("..."))
-    lowered = {word.strip(".,;:!?()\"'").lower() for word in words}
+    return measure_all(joined([text]))[0]
+
+
+def measure_all(texts: Texts) -> list[Figures]:
+    """Every figure of each text."""
+    counts, suspects = measures(texts, short=_SHORT_LINE)
+    boilerplate = [0] * texts.num_texts
+    for text, start, end, words in zip(*(column.tolist() for column in suspects), strict=True):
+        line = texts.data[start:end].tobytes().decode("utf-8", "surrogatepass")
+        boilerplate[text] += words if is_boilerplate(line) else 0
+    return [_figures(row, words) for row, words in zip(counts.tolist(), boilerplate, strict=True)]
+
+
+def _figures(counts: list[int], boilerplate: int) -> Figures:
+    words, lines = max(counts[WORDS], 1), max(counts[LINES], 1)
     return Figures(
-        characters=len(text),
-        words=len(words),
-        word_letters=letters / num_words,
-        symbols=signs / num_words,
-        bullet_lines=sum(line.startswith(_BULLETS) for line in lines) / num_lines,
-        ellipsis_lines=sum(line.endswith(("…", "...")) for line in lines) / num_lines,
-        alphabetic_words=sum(any(map(str.isalpha, word)) for word in words) / num_words,
-        common_words=len(_COMMON & lowered),
-        punctuated_lines=sum(line.endswith(_STOPS) for line in lines) / num_lines,
-        short_lines=sum(len(line) < 30 for line in lines) / num_lines,
-        boilerplate_words=sum(len(line.split()) for line in lines if is_boilerplate(line)) / num_words,
+        characters=counts[CHARACTERS],
+        words=counts[WORDS],
+        word_letters=counts[WORD_CHARACTERS] / words,
+        symbols=max(counts[HASHES], counts[ELLIPSES]) / words,
+        bullet_lines=counts[BULLET_LINES] / lines,
+        ellipsis_lines=counts[ELLIPSIS_LINES] / lines,
+        alphabetic_words=counts[LETTER_WORDS] / words,
+        common_words=counts[COMMON].bit_count(),
+        punctuated_lines=counts[STOPPED_LINES] / lines,
+        short_lines=counts[SHORT_LINES] / lines,
+        boilerplate_words=boilerplate / words,
     )
+
+
+def _step(name: str, verdict: Callable[[Document, Figures], Verdict]) -> Step:
+    def judge_all(documents: Sequence[Document]) -> list[Verdict]:
+        figures = measure_all(joined([document.text for document in documents]))
+        return list(map(verdict, documents, figures))
+
+    return batched_step(name, judge_all)
 
 
 def is_boilerplate(line: str) -> bool:
     """Whether a line is navigation, a counter, a call to act, or a cookie or policy notice."""
-    words = line.split()
-    if len(words) <= 10 and (_MENU.match(line) or _CALL.search(line) or _COUNTER.match(line)):
+    words = len(line.split())
+    if words <= CALL_WORDS and (_COUNTER.match(line) or _MENU.match(line) or _CALL.search(line)):
         return True
-    return bool(_POLICY.search(line)) and len(words) <= 60
+    return words <= NOTICE_WORDS and bool(_POLICY.search(line))
 
 
 def broken_rule(figures: Figures, config: QualityConfig, *, only: frozenset[str] | None = None) -> str:

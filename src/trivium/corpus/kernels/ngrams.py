@@ -20,18 +20,46 @@ from trivium.corpus.kernels.words import (
 
 _FILTER_BITS_PER_KEY = 16
 _SLOTS_PER_KEY = 4
+_WHOLE = 1 << 31  # words: more than any text has
+
+
+class Ngrams(NamedTuple):
+    """Runs of words of some texts, the first of equal ones: their hashes, and where they stand.
+
+    begins: the hash of the first words of each, as many as the shortest has. texts: the number of its text;
+    firsts, sizes: its first word and how many it has.
+    """
+
+    hashes: Hashes
+    begins: Hashes
+    texts: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    begin: int  # words that `begins` are of
+
+    def only(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> "Ngrams":
+        """Some of them, by number or by a bit for each."""
+        return Ngrams(
+            self.hashes[chosen],
+            self.begins[chosen],
+            self.texts[chosen],
+            self.firsts[chosen],
+            self.sizes[chosen],
+            self.begin,
+        )
 
 
 class NgramIndex(NamedTuple):
     """Hashes of keys in an open table (0: free), the key in each slot, and what is asked first.
 
-    begins: a bit for the hash of each key's first words, as many as the shortest key has. Few places of a text
-    begin like a key, and only there are the lengths looked up one by one.
+    begins: a bit for the hash of each key's first words. Few places of a text begin like a key, and only there are
+    the lengths looked up one by one.
     """
 
     slots: Hashes
     keys: NDArray[np.int64]
     begins: Hashes
+    begin: int  # words that are asked for first
     sizes: NDArray[np.int64]  # in words, the largest first
 
 
@@ -47,27 +75,47 @@ class Found(NamedTuple):
     keys: NDArray[np.int64]
 
 
-def ngram_index(keys: Sequence[str]) -> NgramIndex:
-    """An index of keys: different texts of one word or more."""
-    texts, fold = texts_of(keys), fold_table()
-    hashes, sizes = np.empty(len(keys), np.uint64), np.empty(len(keys), np.int64)
-    _hash_keys(texts.data, texts.offsets, fold, 0, hashes, sizes)
-    slots = np.zeros(_power_of_two(_SLOTS_PER_KEY * len(keys)), np.uint64)
+def ngrams_of(texts: Texts, *, longest: int = _WHOLE, shortest: int = 1) -> Ngrams:
+    """Every run of `longest` words of each text; a text of fewer is one as a whole, of fewer than `shortest` none."""
+    counts = np.zeros(texts.num_texts, np.int64)
+    _count_words(texts.data, texts.offsets, fold_table(), counts)
+    sizes = np.minimum(counts, longest)
+    runs = np.where(counts >= shortest, counts - sizes + 1, 0)
+    least = int(sizes[runs > 0].min(initial=longest))
+    places = np.empty((int(runs.sum()), 3), np.int64)
+    hashes = np.empty((len(places), 2), np.uint64)
+    _hash_runs(texts.data, texts.offsets, fold_table(), sizes, runs, least, places, hashes)
+    _, first = np.unique(hashes[:, 0], return_index=True)
+    every = Ngrams(hashes[:, 0], hashes[:, 1], places[:, 0], places[:, 1], places[:, 2], least)
+    return every.only(np.sort(first))
+
+
+def ngram_index(keys: Ngrams | Sequence[str]) -> NgramIndex:
+    """An index of n-grams, or of different texts of one word or more as n-grams."""
+    ngrams = keys if isinstance(keys, Ngrams) else ngrams_of(texts_of(keys))
+    slots = np.zeros(_power_of_two(_SLOTS_PER_KEY * len(ngrams.hashes)), np.uint64)
     owners = np.full(len(slots), -1, np.int64)
-    _fill(hashes, slots, owners)
-    _hash_keys(texts.data, texts.offsets, fold, int(sizes.min(initial=2**31)), hashes, sizes.copy())
-    begins = np.zeros(_power_of_two(_FILTER_BITS_PER_KEY * len(keys)) // 64, np.uint64)
-    _set_bits(hashes, begins)
-    return NgramIndex(slots, owners, begins, np.unique(sizes)[::-1].copy())
+    _fill(ngrams.hashes, slots, owners)
+    begins = np.zeros(_power_of_two(_FILTER_BITS_PER_KEY * len(ngrams.hashes)) // 64, np.uint64)
+    _set_bits(ngrams.begins, begins)
+    sizes = np.unique(ngrams.sizes)[::-1].copy()
+    return NgramIndex(slots, owners, begins, ngrams.begin, sizes)
 
 
 def find_ngrams(texts: Texts, index: NgramIndex) -> Found:
     """Every key in every text, found by its 64-bit hash: who needs certainty compares the words."""
     fold = fold_table()
-    rows = _scan(texts.data, texts.offsets, fold, index.slots, index.keys, index.begins, index.sizes)
+    rows = _scan(texts.data, texts.offsets, fold, index)
     places = np.zeros((len(rows), 2), np.int64)
     _places(texts.data, texts.offsets, fold, rows, places)
     return Found(rows[:, 0].copy(), places[:, 0].copy(), places[:, 1].copy(), rows[:, 3].copy())
+
+
+def are_there(texts: Texts, found: Found, passages: Texts, ngrams: Ngrams) -> NDArray[np.bool_]:
+    """For each find whether the key's words really stand there: hashes may be equal by chance."""
+    really = np.zeros(len(found.texts), np.bool_)
+    _are_there(texts.data, texts.offsets, fold_table(), found, passages, ngrams, really)
+    return really
 
 
 def _power_of_two(least: int) -> int:
@@ -75,16 +123,36 @@ def _power_of_two(least: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _hash_keys(
-    data: Bytes, offsets: Offsets, fold: FoldTable, first: int, hashes: Hashes, sizes: NDArray[np.int64]
-) -> None:
-    """The hash of each key's `first` words (0: of all), never 0, and how many words it has."""
+def _count_words(data: Bytes, offsets: Offsets, fold: FoldTable, counts: NDArray[np.int64]) -> None:
     prefixes = np.empty(longest_words(offsets) + 1, np.uint64)
-    for key in range(len(offsets) - 1):
-        words = prefixes_of(data, offsets[key], offsets[key + 1], fold, prefixes)
-        taken = words if first == 0 else first
-        hashes[key] = never_zero(run_hash(prefixes, 0, taken, power_of_base(taken)))
-        sizes[key] = words
+    for text in range(len(offsets) - 1):
+        counts[text] = prefixes_of(data, offsets[text], offsets[text + 1], fold, prefixes)
+
+
+@njit(cache=True, nogil=True)
+def _hash_runs(
+    data: Bytes,
+    offsets: Offsets,
+    fold: FoldTable,
+    sizes: NDArray[np.int64],
+    runs: NDArray[np.int64],
+    least: int,
+    places: NDArray[np.int64],
+    hashes: Hashes,
+) -> None:
+    """Text, first word and size of every run, and the hashes of it and of its first `least` words, never 0."""
+    prefixes = np.empty(longest_words(offsets) + 1, np.uint64)
+    begin, at = power_of_base(least), 0
+    for text in range(len(offsets) - 1):
+        if runs[text] == 0:
+            continue
+        prefixes_of(data, offsets[text], offsets[text + 1], fold, prefixes)
+        power = power_of_base(sizes[text])
+        for first in range(runs[text]):
+            places[at, 0], places[at, 1], places[at, 2] = text, first, sizes[text]
+            hashes[at, 0] = never_zero(run_hash(prefixes, first, sizes[text], power))
+            hashes[at, 1] = never_zero(run_hash(prefixes, first, least, begin))
+            at += 1
 
 
 @njit(cache=True, nogil=True)
@@ -105,22 +173,15 @@ def _set_bits(hashes: Hashes, bits: Hashes) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _scan(
-    data: Bytes,
-    offsets: Offsets,
-    fold: FoldTable,
-    slots: Hashes,
-    owners: NDArray[np.int64],
-    begins: Hashes,
-    sizes: NDArray[np.int64],
-) -> NDArray[np.int64]:
+def _scan(data: Bytes, offsets: Offsets, fold: FoldTable, index: NgramIndex) -> NDArray[np.int64]:
+    slots, owners, begins, shortest, sizes = index
     powers = np.array([power_of_base(size) for size in sizes], np.uint64)
     prefixes = np.empty(longest_words(offsets) + 1, np.uint64)
     found = np.empty((1024, 4), np.int64)  # text, first word, last word, key
     count = 0
     if len(sizes) == 0:
         return found[:0]
-    shortest, power = sizes[-1], powers[-1]
+    power = power_of_base(shortest)
     for text in range(len(offsets) - 1):
         words = prefixes_of(data, offsets[text], offsets[text + 1], fold, prefixes)
         for first in range(words - shortest + 1):
@@ -181,3 +242,59 @@ def _places(
             if inside:
                 ends[words] = at - begin
         places[row, 0], places[row, 1] = starts[rows[row, 1]], ends[rows[row, 2]]
+
+
+@njit(cache=True, nogil=True)
+def _are_there(
+    data: Bytes,
+    offsets: Offsets,
+    fold: FoldTable,
+    found: Found,
+    passages: Texts,
+    ngrams: Ngrams,
+    really: NDArray[np.bool_],
+) -> None:
+    for row in range(len(found.texts)):
+        begin, which = offsets[found.texts[row]], found.keys[row]
+        passage = ngrams.texts[which]
+        other, other_end = passages.offsets[passage], passages.offsets[passage + 1]
+        for _ in range(ngrams.firsts[which]):
+            other = _after_word(passages.data, other, other_end, fold)
+        at, end = begin + found.starts[row], begin + found.ends[row]
+        same = True
+        for _ in range(ngrams.sizes[which]):
+            at, other = _word_start(data, at, end, fold), _word_start(passages.data, other, other_end, fold)
+            letter = uint32(1)
+            while same and letter != uint32(0):
+                letter, at = _folded(data, at, end, fold)
+                wanted, other = _folded(passages.data, other, other_end, fold)
+                same = letter == wanted
+        really[row] = same
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _folded(data: Bytes, at: int, end: int, fold: FoldTable) -> tuple[np.uint32, int]:
+    """The letter of a word at this byte, folded, and where the next one is; 0 where the word is over."""
+    if at >= end:
+        return uint32(0), at
+    point, after = code_point(data, at)
+    return fold[point], after
+
+
+@njit(cache=True, nogil=True)
+def _word_start(data: Bytes, at: int, end: int, fold: FoldTable) -> int:
+    while at < end:
+        letter, after = _folded(data, at, end, fold)
+        if letter != uint32(0):
+            break
+        at = after
+    return at
+
+
+@njit(cache=True, nogil=True)
+def _after_word(data: Bytes, at: int, end: int, fold: FoldTable) -> int:
+    at = _word_start(data, at, end, fold)
+    letter = uint32(1)
+    while letter != uint32(0):
+        letter, at = _folded(data, at, end, fold)
+    return at

@@ -48,6 +48,14 @@ def texts_of(column: pa.Array | pa.ChunkedArray | Sequence[str]) -> Texts:
     return Texts(data, offsets)
 
 
+def joined(texts: Sequence[str]) -> Texts:
+    """Plain strings as a column; half characters stay as they are, in three bytes each."""
+    parts = [text.encode("utf-8", "surrogatepass") for text in texts]
+    offsets = np.zeros(len(parts) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)), out=offsets[1:])
+    return Texts(np.frombuffer(b"".join(parts), np.uint8), offsets)
+
+
 def fold(text: str) -> str:
     """`text` in lower case, character by character, so that positions stay."""
     return text.replace("İ", "i").replace("Σ", "σ").lower().replace("ς", "σ")

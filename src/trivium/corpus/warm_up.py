@@ -2,7 +2,9 @@
 
 import numpy as np
 
+from trivium.corpus.kernels.measures import measures
 from trivium.corpus.kernels.ngrams import find_ngrams, ngram_index
+from trivium.corpus.kernels.repeats import repeats
 from trivium.corpus.kernels.shingles import (
     band_keys,
     jaccard_of_pairs,
@@ -10,8 +12,10 @@ from trivium.corpus.kernels.shingles import (
     shingle_sets,
     signatures,
 )
-from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.kernels.texts import joined, texts_of
+from trivium.corpus.kernels.tidiness import plain_blanks
 from trivium.corpus.kernels.words import text_keys
+from trivium.corpus.page_blocks import page_of
 
 
 def warm_up() -> None:
@@ -23,3 +27,7 @@ def warm_up() -> None:
     sets = shingle_sets(texts, size=2)
     jaccard_of_pairs(sets, sets, pairs)
     find_ngrams(texts, ngram_index(["one two"]))
+    plain_blanks("one  two")
+    measures(joined(["one two"]), short=1)
+    repeats(joined(["one two"]), tops=1, repeated=1)
+    page_of("<p>one</p>")

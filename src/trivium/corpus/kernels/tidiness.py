@@ -1,0 +1,94 @@
+"""Blanks, line ends and control characters of one text made plain, in one pass over its bytes."""
+
+import numpy as np
+from numba import njit, uint8
+
+from trivium.corpus.kernels.texts import Bytes
+
+_NOTHING, _BLANK, _LINE_END, _RETURN, _OTHER = range(5)
+_TAB, _NEWLINE, _CARRIAGE, _SPACE, _DELETE = uint8(0x09), uint8(0x0A), uint8(0x0D), uint8(0x20), uint8(0x7F)
+
+
+def plain_blanks(text: str) -> str:
+    """`text` without control characters, one blank for a run of them, one empty line at most, no blanks around it.
+
+    Line ends of any kind become \\n. Control characters are those of `clean.tidy`; next line (U+0085) stays.
+    """
+    data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+    out = np.empty(len(data), np.uint8)
+    return out[: _plain_blanks(data, out)].tobytes().decode("utf-8", "surrogatepass").strip()
+
+
+@njit(cache=True, nogil=True)
+def _plain_blanks(data: Bytes, out: Bytes) -> int:
+    """Fill `out`; returns how many bytes of it."""
+    end = at = 0
+    before = after = False  # whether blanks stand before the first and after the last line end of this gap
+    line_ends, returned = 0, False
+    while at < len(data):
+        kind, length = _kind(data, at)
+        if kind == _OTHER:
+            if before or line_ends > 0:
+                end = _close(out, end, line_ends, before, after)
+                before, after, line_ends = False, False, 0
+            for place in range(at, at + length):
+                out[end] = data[place]
+                end += 1
+        elif kind == _BLANK:
+            before, after = before or line_ends == 0, line_ends > 0
+        elif kind != _NOTHING and not (returned and kind == _LINE_END):
+            line_ends += 1
+            after = False
+        returned = kind == _RETURN
+        at += length
+    return _close(out, end, line_ends, before, after)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _kind(data: Bytes, at: int) -> tuple[int, int]:
+    """What begins at this byte, and how many bytes are of that kind."""
+    first = data[at]
+    if first > _SPACE and first < _DELETE:
+        return _OTHER, 1
+    if first in (_SPACE, _TAB):
+        return _BLANK, 1
+    if first == _NEWLINE:
+        return _LINE_END, 1
+    if first == _CARRIAGE:
+        return _RETURN, 1
+    if first <= _DELETE:
+        return _NOTHING, 1
+    second = data[at + 1]
+    if first < uint8(0xE0):
+        if first == uint8(0xC2) and second == uint8(0xA0):
+            return _BLANK, 2
+        control = first == uint8(0xC2) and second < uint8(0xA0) and second != uint8(0x85)
+        return _NOTHING if control else _OTHER, 2
+    if first < uint8(0xF0):
+        third = data[at + 2]
+        if first == uint8(0xE2) and second == uint8(0x81) and third >= uint8(0xAA) and third <= uint8(0xAF):
+            return _NOTHING, 3  # U+206A … U+206F
+        if first == uint8(0xEF) and second == uint8(0xBB) and third == uint8(0xBF):
+            return _NOTHING, 3  # U+FEFF
+        if first == uint8(0xEF) and second == uint8(0xBF) and third >= uint8(0xB9) and third <= uint8(0xBC):
+            return _NOTHING, 3  # U+FFF9 … U+FFFC
+        return _OTHER, 3
+    return _OTHER, 4
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _close(out: Bytes, end: int, line_ends: int, before: bool, after: bool) -> int:
+    """Write what a gap between other characters comes to."""
+    if before and line_ends <= 1:
+        out[end] = _SPACE
+        end += 1
+    if line_ends > 0:
+        out[end] = _NEWLINE
+        end += 1
+    if line_ends > 1:
+        out[end] = _NEWLINE
+        end += 1
+    elif line_ends == 1 and after:
+        out[end] = _SPACE
+        end += 1
+    return end
