@@ -242,6 +242,26 @@ class Slow(Writer):
         return draft
 
 
+class Held(Writer):
+    """Stops at the second token until it may go on; `tokens`: how many were begun."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.may_go_on, self.tokens = threading.Event(), 0
+
+    def draft(self, *arguments, **more):
+        draft = super().draft(*arguments, **more)
+        done = draft.done
+        draft.done = lambda ids: self._begin() or done(ids)
+        return draft
+
+    def _begin(self):
+        self.tokens += 1
+        if self.tokens > 1:
+            assert self.may_go_on.wait(60)
+            time.sleep(0.02)
+
+
 @contextlib.contextmanager
 def listening(limits, writer=None):
     """A real server at a free port of this machine."""
@@ -259,27 +279,29 @@ def listening(limits, writer=None):
 
 
 def test_a_real_server_streams_limits_its_queue_and_gives_up_what_nobody_waits_for():
-    limits = LIMITS.model_copy(update={"queue": 1, "deadline_seconds": 30.0, "together": 1})
-    with listening(limits, Slow(SCORER)) as (url, server):
+    limits = LIMITS.model_copy(update={"queue": 1, "deadline_seconds": 60.0, "together": 1})
+    writer = Held(SCORER)
+    with listening(limits, writer) as (url, server):
         long = {**ASK, "prompt": [5], "max_tokens": 60, "stream": True, "stop": ["never"]}
-        leaving = requests.post(f"{url}/v1/completions", json=long, stream=True, timeout=10)
-        assert next(leaving.iter_content(16))
+        leaving = requests.post(f"{url}/v1/completions", json=long, stream=True, timeout=30)
+        parts = leaving.iter_content(16)  # kept: when it is gone, the connection is closed
+        assert next(parts)
         waiting = threading.Thread(
-            target=requests.post, args=(f"{url}/v1/completions",), kwargs={"json": ASK, "timeout": 10}
+            target=requests.post, args=(f"{url}/v1/completions",), kwargs={"json": ASK, "timeout": 30}
         )
         waiting.start()
-        patient = time.monotonic() + 8  # 60 tokens of 0.15 s take longer
+        patient = time.monotonic() + 30
         while not server.worker._waiting.full():
             assert time.monotonic() < patient, "the second request never waited"
             time.sleep(0.01)
-        refused = requests.post(f"{url}/v1/completions", json=ASK, timeout=10)
+        refused = requests.post(f"{url}/v1/completions", json=ASK, timeout=30)
         assert refused.status_code == 429 and refused.headers["retry-after"]
-        began = time.monotonic()
         leaving.close()
-        waiting.join(10)
+        writer.may_go_on.set()
+        waiting.join(30)
         assert not waiting.is_alive()
-        assert requests.post(f"{url}/v1/completions", json=ASK, timeout=10).status_code == 200
-        assert time.monotonic() - began < 60
+        assert writer.tokens < 50  # of 60 and a few
+        assert requests.post(f"{url}/v1/completions", json=ASK, timeout=30).status_code == 200
         assert server.worker._waiting.empty()
 
 

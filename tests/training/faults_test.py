@@ -24,7 +24,7 @@ from trivium.training.pulse import Pulse
 from trivium.training.run import CHECKPOINTS
 from trivium.training.watchdog import Watchdog, percentile_99, waits
 
-QUICK = {"hang_seconds": 1.0, "restart_seconds": 0.0}
+QUICK = {"hang_seconds": 3.0, "restart_seconds": 0.0}
 
 
 @pytest.fixture(scope="module")

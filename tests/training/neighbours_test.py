@@ -147,7 +147,7 @@ def test_under_torchrun_a_stopped_rank_is_named_and_the_job_goes_on_and_one_aske
     tmp_path,
 ) -> None:
     script = job_script(
-        tmp_path, write_tokens(tmp_path), nodes=1, steps=1000, hang_seconds=1.0, preemption_seconds=1.0
+        tmp_path, write_tokens(tmp_path), nodes=1, steps=1000, hang_seconds=3.0, preemption_seconds=1.0
     )
     run, log = tmp_path / "run" / "training", tmp_path / "log"
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
