@@ -19,34 +19,35 @@ LEAST, LEAST_WITH_BACKWARD = 1 << 20, 1 << 22
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., I], weight [O, I], bias [O] -> x W^T + bias [..., O], with its gradients where they are wanted."""
-    if x.numel() * weight.shape[0] < LEAST:  # said here too, as small models are waiting for Python
+    size = x.numel() * weight.shape[0]  # asked first: small models wait for Python more than for products
+    if size < LEAST or not _is_for_one_dnn(x, weight):
         return F.linear(x, weight, bias)
     has_backward = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    if not _is_for_one_dnn(x, weight, LEAST_WITH_BACKWARD if has_backward else LEAST):
+    if has_backward and size < LEAST_WITH_BACKWARD:
         return F.linear(x, weight, bias)
     return _Product.apply(x, weight, bias) if has_backward else _by_one_dnn(x, weight, bias)
 
 
 def gradient_of_inputs(grad: Tensor, weight: Tensor) -> Tensor:
     """grad [..., O], weight [O, I] -> grad W [..., I]."""
-    if _is_for_one_dnn(grad, weight.T, LEAST):
-        return _by_one_dnn(grad.contiguous(), weight.T, None)
-    return grad @ weight
+    if grad.numel() * weight.shape[1] < LEAST or not _is_for_one_dnn(grad, weight):
+        return grad @ weight
+    return _by_one_dnn(grad.contiguous(), weight.T, None)
 
 
 def gradient_of_weight(grad: Tensor, x: Tensor) -> Tensor:
     """grad [T, O], x [T, I] -> grad^T x [O, I]."""
-    if _is_for_one_dnn(grad.T, x.T, LEAST):
-        return _by_one_dnn(grad.contiguous().T, x.contiguous().T, None)
-    return grad.T @ x
+    if grad.numel() * x.shape[1] < LEAST or not _is_for_one_dnn(grad, x):
+        return grad.T @ x
+    return _by_one_dnn(grad.contiguous().T, x.contiguous().T, None)
 
 
 def add_gradient_of_weight(into: Tensor, grad: Tensor, x: Tensor) -> None:
     """The same, added to `into` [O, I]."""
-    if _is_for_one_dnn(grad.T, x.T, LEAST):
-        into.add_(gradient_of_weight(grad, x))
-    else:
+    if grad.numel() * x.shape[1] < LEAST or not _is_for_one_dnn(grad, x):
         into.addmm_(grad.T, x)
+    else:
+        into.add_(gradient_of_weight(grad, x))
 
 
 class _Product(torch.autograd.Function):
@@ -72,11 +73,10 @@ def _by_one_dnn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return found
 
 
-def _is_for_one_dnn(x: Tensor, weight: Tensor, least: int) -> bool:
+def _is_for_one_dnn(a: Tensor, b: Tensor) -> bool:
     return (
-        x.numel() * weight.shape[0] >= least
-        and x.dtype == weight.dtype == torch.float32
-        and x.device.type == "cpu"
+        a.dtype == b.dtype == torch.float32
+        and a.device.type == "cpu"
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
