@@ -1,6 +1,6 @@
 """README's performance tables, from the newest reports of step.py and engine.py; never typed.
 
-python benchmarks/readme_table.py [--reports benchmarks/reports]
+python benchmarks/readme_table.py [--reports benchmarks/reports] [--write README.md]
 """
 
 import argparse
@@ -9,25 +9,37 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pieces import commits
 from step_page import summary_table
 
 HERE = Path(__file__).resolve().parent
+BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 
 
 def main(arguments: list[str]) -> int:
-    """Print the tables; exit code 1 when there is no report."""
+    """Print the tables, or write them between their marks; exit code 1 when there is no report or no mark."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--reports", type=Path, default=HERE / "reports")
-    folder = parser.parse_args(arguments).reports
+    parser.add_argument("--write", type=Path, help="a file whose marked part the tables replace")
+    asked = parser.parse_args(arguments)
+    folder = asked.reports
     step, engine = (_newest(folder, name) for name in ("step", "engine"))
     if step is None and engine is None:
         print(f"no step-DATE.json or engine-DATE.json in {folder}", file=sys.stderr)
         return 1
-    for record, table in ((step, step_table), (engine, engine_table)):
-        if record is not None:
-            print("\n".join([*table(record), ""]))
+    parts = [(step, step_table), (engine, engine_table)]
+    text = "\n\n".join("\n".join(table(record)) for record, table in parts if record is not None)
+    if asked.write is None:
+        print(text)
+        return 0
+    before, begin, rest = asked.write.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        print(f"{asked.write}: the marks {BEGIN} and {END} are missing", file=sys.stderr)
+        return 1
+    asked.write.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
     return 0
 
 
@@ -52,7 +64,7 @@ def engine_table(record: dict[str, Any]) -> list[str]:
 def _head(record: dict[str, Any]) -> list[str]:
     machine = record["machine"]
     return [
-        f"{machine['processor']}, {machine['cores']} cores, torch {record['torch']}, commit {record['commit']}, "
+        f"{machine['processor']}, {machine['cores']} cores, torch {record['torch']}, commits {commits(record)}, "
         f"{record['date'][:10]}:"
     ]
 
