@@ -28,6 +28,7 @@ from trivium.corpus.engine.engine import Engine, Here
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.warm_up import warm_up
 
+BATCH = 1024  # documents read at once
 _WORD = re.compile(r"\w+")
 
 
@@ -65,11 +66,14 @@ def _curate(source: Path, out: Path, engine: Engine) -> None:
 def decontaminate_kernel(source: Path, out: Path) -> None:
     """Pieces left of every document, by the index and the scan."""
     config = DecontaminationConfig()
-    column = pq.read_table(source, columns=["text"])["text"]
-    keys = Keys(_items(source), config)
-    found = keys.hits(texts_of(column))
-    pieces = {row: cut(column[row].as_py(), hits, config) for row, hits in found.items()}
-    _write_pieces({row: (one.pieces, one.splits) for row, one in pieces.items()}, out)
+    keys, pieces, first = Keys(_items(source), config), {}, 0
+    for batch in pq.ParquetFile(source).iter_batches(BATCH, columns=["text"]):
+        column = batch["text"]
+        for row, hits in keys.hits(texts_of(column)).items():
+            left = cut(column[row].as_py(), hits, config)
+            pieces[first + row] = (left.pieces, left.splits)
+        first += len(column)
+    _write_pieces(pieces, out)
 
 
 def decontaminate_plainly(source: Path, out: Path) -> None:
@@ -77,7 +81,8 @@ def decontaminate_plainly(source: Path, out: Path) -> None:
     keys = {key for text in _items(source).values() for key in keys_of(text, DecontaminationConfig())}
     sizes = sorted({key.count(" ") + 1 for key in keys}, reverse=True)
     pieces = {}
-    for row, text in enumerate(pq.read_table(source, columns=["text"])["text"].to_pylist()):
+    batches = pq.ParquetFile(source).iter_batches(BATCH, columns=["text"])
+    for row, text in enumerate(text for batch in batches for text in batch["text"].to_pylist()):
         left = _plain_cut(text, keys, sizes)
         if left[1]:
             pieces[row] = left

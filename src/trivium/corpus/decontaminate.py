@@ -15,26 +15,25 @@ import numpy as np
 
 from trivium.corpus.config import DecontaminationConfig
 from trivium.corpus.document import Document
-from trivium.corpus.kernels.ngrams import Ngrams, are_there, find_ngrams, ngram_index, ngrams_of
+from trivium.corpus.kernels.ngrams import Ngrams, are_there, find_ngrams, in_characters, ngram_index, ngrams_of
 from trivium.corpus.kernels.texts import Texts, joined, texts_of, words_of
 
 _SENTENCE_ENDS = ".!?"
 
 
 class Hit(NamedTuple):
-    """A key found: the characters [start, end) of the text, and the key."""
+    """A key found: the characters [start, end) of the text, and the key's number among `Keys`."""
 
     start: int
     end: int
-    key: str
+    key: int
 
 
 class Cut(NamedTuple):
-    """What is left of a text: spans [start, end) of characters, how often it was split, the keys found."""
+    """What is left of a text: spans [start, end) of characters, and how often it was split."""
 
     pieces: list[tuple[int, int]]
     splits: int
-    keys: list[str]
 
 
 @dataclass(slots=True)
@@ -46,7 +45,7 @@ class Counters:
     trimmed: int = 0
     removed: int = 0
     too_many_pieces: int = 0
-    keys: set[str] = field(default_factory=set)  # found in the corpus
+    keys: set[int] = field(default_factory=set)  # found in the corpus
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, as in decontamination.json."""
@@ -83,7 +82,7 @@ class Keys:
         self._use(self._ngrams.only(~spared))
 
     def text_of(self, which: int) -> str:
-        """A key's words."""
+        """The words of the key of this number."""
         text, first, size = (int(column[which]) for column in self._ngrams[2:5])
         if text not in self._words:
             data, offsets = self._texts
@@ -94,21 +93,14 @@ class Keys:
     def hits(self, texts: Texts) -> dict[int, list[Hit]]:
         """Text number → every place of a key in it, by position; where several keys begin, the longest."""
         found = find_ngrams(texts, self._index)
-        really = are_there(texts, found, self._texts, self._ngrams)
-        current, last_start = -1, -1
-        hits: dict[int, list[Hit]] = {}
-        for number, start, end, which in zip(*(column[really].tolist() for column in found), strict=True):
-            if number != current:
-                current, last_start = number, -1
-                content = texts.data[texts.offsets[number] : texts.offsets[number + 1]].tobytes()
-                ascii_only = content.isascii()
-            if start == last_start:
-                continue
-            last_start = start
-            if not ascii_only:
-                start, end = _characters(content, start), _characters(content, end)
-            hits.setdefault(number, []).append(Hit(start, end, self.text_of(which)))
-        return hits
+        found = found.only(are_there(texts, found, self._texts, self._ngrams)).longest()
+        numbers, first = np.unique(found.texts, return_index=True)
+        hits = list(map(Hit, *(column.tolist() for column in in_characters(texts, found)[1:])))
+        ends = [*first.tolist()[1:], len(hits)]
+        return {
+            number: hits[start:end]
+            for number, start, end in zip(numbers.tolist(), first.tolist(), ends, strict=False)
+        }
 
     def _use(self, ngrams: Ngrams) -> None:
         self._ngrams, self._index = ngrams, ngram_index(ngrams)
@@ -127,7 +119,7 @@ def common_keys(texts: Sequence[str] | Texts, keys: Keys, *, common: int) -> Cou
     """The keys that occur at least `common` times in the corpus, with their counts."""
     column = texts if isinstance(texts, Texts) else texts_of(texts)
     counts = Counter(hit.key for hits in keys.hits(column).values() for hit in hits)
-    return at_least(counts, common)
+    return at_least(Counter({keys.text_of(key): count for key, count in counts.items()}), common)
 
 
 def at_least(counts: Counter[str], common: int) -> Counter[str]:
@@ -138,11 +130,9 @@ def at_least(counts: Counter[str], common: int) -> Counter[str]:
 def cut(text: str, hits: Sequence[Hit], config: DecontaminationConfig) -> Cut:
     """What the rule leaves of one text, given every place of a key in it."""
     pieces: list[tuple[int, int]] = []
-    found: list[str] = []
     start = splits = 0
     open_end = True
     for hit in hits:
-        found.append(hit.key)
         if hit.start < start:
             continue
         splits += 1
@@ -157,7 +147,7 @@ def cut(text: str, hits: Sequence[Hit], config: DecontaminationConfig) -> Cut:
         pieces.append((start, len(text)))
     if splits:
         pieces = [piece for piece in pieces if piece[1] - piece[0] >= config.piece]
-    return Cut(pieces, splits, found)
+    return Cut(pieces, splits)
 
 
 def decontaminate(
@@ -166,7 +156,7 @@ def decontaminate(
     """The documents that are left of one: itself, its pieces under ids of their own, or none."""
     counters.documents += 1
     result = cut(document.text, hits, config)
-    counters.keys.update(result.keys)
+    counters.keys.update(hit.key for hit in hits)
     if result.splits == 0:
         return [document]
     if result.splits > config.pieces:
@@ -202,8 +192,3 @@ def _sentence_end_after(text: str, position: int) -> int:
     """Just after the first sentence end at or after `position`; the length of the text when there is none."""
     ends = [end for mark in _SENTENCE_ENDS if (end := text.find(mark, position)) >= 0]
     return min(ends) + 1 if ends else len(text)
-
-
-def _characters(content: bytes, position: int) -> int:
-    """How many characters stand before a byte of UTF-8."""
-    return len(content[:position].decode("utf-8", "surrogatepass"))

@@ -218,14 +218,15 @@ def _write_features(
     addresses = [url_key(document) for document in documents_in(table)] if dedup.urls else [b""] * len(table)
     compared = table.append_column(KEY, keys).append_column(ADDRESS, pa.array(addresses, pa.binary()))
     pq.write_table(compared, into / TABLE, **PACKING)
-    hits = evaluation_keys(job).hits(texts) if tallies else {}
+    evaluation = evaluation_keys(job)
+    hits = evaluation.hits(texts) if tallies else {}
     found = {
         **counts,
         "documents": table.num_rows,
         "text_bytes": int(texts.offsets[-1] - texts.offsets[0]),
         "tallies": tallies,
         "damage": damage or [],
-        "hits": {str(row): [hit.key for hit in places] for row, places in hits.items()},
+        "hits": {str(row): [evaluation.text_of(hit.key) for hit in places] for row, places in hits.items()},
     }
     write_json(into / COUNTS, found)
 

@@ -120,7 +120,7 @@ class _Cleaner:
         return {
             "tallies": [tally.as_json() for tally in self.tallies.values()],
             "decontamination": self.counters.as_json(),
-            "keys": sorted(self.counters.keys),
+            "keys": sorted(map(self._keys.text_of, self.counters.keys)),
         }
 
     def _drop(self, table: pa.Table, decisions: Decisions) -> None:

@@ -37,7 +37,7 @@ def scan_corpus(documents: Path, examples: Iterable[Example], config: Decontamin
     found: set[str] = set()
     for some in _several(read_documents(documents, verify=False)):
         hits = keys.hits(texts_of([d.text for d in some]))
-        found |= {hit.key for several in hits.values() for hit in several}
+        found |= {keys.text_of(hit.key) for several in hits.values() for hit in several}
     return Overlap(found, config)
 
 

@@ -52,8 +52,8 @@ class Ngrams(NamedTuple):
 class NgramIndex(NamedTuple):
     """Hashes of keys in an open table (0: free), the key in each slot, and what is asked first.
 
-    begins: a bit for the hash of each key's first words. Few places of a text begin like a key, and only there are
-    the lengths looked up one by one.
+    begins: three bits of one of its words for the hash of each key's first words. Few places of a text begin like a
+    key, and only there are the lengths looked up one by one.
     """
 
     slots: Hashes
@@ -73,6 +73,16 @@ class Found(NamedTuple):
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
     keys: NDArray[np.int64]
+
+    def only(self, chosen: NDArray[np.bool_]) -> "Found":
+        """Those with a bit."""
+        return Found(*(column[chosen] for column in self))
+
+    def longest(self) -> "Found":
+        """The first, which is the longest, of those that begin at one place."""
+        begins = np.ones(len(self.texts), np.bool_)
+        begins[1:] = (np.diff(self.texts) != 0) | (np.diff(self.starts) != 0)
+        return self.only(begins)
 
 
 def ngrams_of(texts: Texts, *, longest: int = _WHOLE, shortest: int = 1) -> Ngrams:
@@ -118,6 +128,13 @@ def are_there(texts: Texts, found: Found, passages: Texts, ngrams: Ngrams) -> ND
     return really
 
 
+def in_characters(texts: Texts, found: Found) -> Found:
+    """The same places with `starts` and `ends` in characters instead of bytes."""
+    places = np.empty((len(found.texts), 2), np.int64)
+    _in_characters(texts.data, texts.offsets, found, places)
+    return found._replace(starts=places[:, 0], ends=places[:, 1])
+
+
 def _power_of_two(least: int) -> int:
     return 1 << max(least - 1, 64).bit_length()
 
@@ -151,7 +168,7 @@ def _hash_runs(
         for first in range(runs[text]):
             places[at, 0], places[at, 1], places[at, 2] = text, first, sizes[text]
             hashes[at, 0] = never_zero(run_hash(prefixes, first, sizes[text], power))
-            hashes[at, 1] = never_zero(run_hash(prefixes, first, least, begin))
+            hashes[at, 1] = run_hash(prefixes, first, least, begin)
             at += 1
 
 
@@ -166,10 +183,21 @@ def _fill(hashes: Hashes, slots: Hashes, owners: NDArray[np.int64]) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _set_bits(hashes: Hashes, bits: Hashes) -> None:
+def _set_bits(hashes: Hashes, words: Hashes) -> None:
     for value in hashes:
-        bit = value & uint64(64 * len(bits) - 1)
-        bits[bit >> uint64(6)] |= uint64(1) << (bit & uint64(63))
+        words[_word_of(value, words)] |= _bits_of(value)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _word_of(value: np.uint64, words: Hashes) -> np.uint64:
+    return (value >> uint64(18)) & uint64(len(words) - 1)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _bits_of(value: np.uint64) -> np.uint64:
+    first, second = value & uint64(63), (value >> uint64(6)) & uint64(63)
+    third = (value >> uint64(12)) & uint64(63)
+    return (uint64(1) << first) | (uint64(1) << second) | (uint64(1) << third)
 
 
 @njit(cache=True, nogil=True)
@@ -185,9 +213,9 @@ def _scan(data: Bytes, offsets: Offsets, fold: FoldTable, index: NgramIndex) -> 
     for text in range(len(offsets) - 1):
         words = prefixes_of(data, offsets[text], offsets[text + 1], fold, prefixes)
         for first in range(words - shortest + 1):
-            begin = never_zero(run_hash(prefixes, first, shortest, power))
-            bit = begin & uint64(64 * len(begins) - 1)
-            if (begins[bit >> uint64(6)] >> (bit & uint64(63))) & uint64(1) == uint64(0):
+            begin = run_hash(prefixes, first, shortest, power)
+            bits = _bits_of(begin)
+            if begins[_word_of(begin, begins)] & bits != bits:
                 continue
             for which in range(len(sizes)):
                 if first + sizes[which] > words:
@@ -254,22 +282,56 @@ def _are_there(
     ngrams: Ngrams,
     really: NDArray[np.bool_],
 ) -> None:
+    passage, passage_end = -1, 0
+    starts = np.empty(longest_words(passages.offsets), np.int64)  # of the words of `passage`
     for row in range(len(found.texts)):
         begin, which = offsets[found.texts[row]], found.keys[row]
-        passage = ngrams.texts[which]
-        other, other_end = passages.offsets[passage], passages.offsets[passage + 1]
-        for _ in range(ngrams.firsts[which]):
-            other = _after_word(passages.data, other, other_end, fold)
+        if ngrams.texts[which] != passage:
+            passage = ngrams.texts[which]
+            passage_end = passages.offsets[passage + 1]
+            _word_starts(passages.data, passages.offsets[passage], passage_end, fold, starts)
+        other = starts[ngrams.firsts[which]]
         at, end = begin + found.starts[row], begin + found.ends[row]
         same = True
         for _ in range(ngrams.sizes[which]):
-            at, other = _word_start(data, at, end, fold), _word_start(passages.data, other, other_end, fold)
+            at, other = _word_start(data, at, end, fold), _word_start(passages.data, other, passage_end, fold)
             letter = uint32(1)
             while same and letter != uint32(0):
                 letter, at = _folded(data, at, end, fold)
-                wanted, other = _folded(passages.data, other, other_end, fold)
+                wanted, other = _folded(passages.data, other, passage_end, fold)
                 same = letter == wanted
         really[row] = same
+
+
+@njit(cache=True, nogil=True)
+def _word_starts(data: Bytes, at: int, end: int, fold: FoldTable, starts: NDArray[np.int64]) -> None:
+    words = 0
+    while (at := _word_start(data, at, end, fold)) < end:
+        starts[words] = at
+        words += 1
+        at = _after_word(data, at, end, fold)
+
+
+@njit(cache=True, nogil=True)
+def _in_characters(data: Bytes, offsets: Offsets, found: Found, places: NDArray[np.int64]) -> None:
+    text, at, characters = -1, 0, 0
+    for row in range(len(found.texts)):
+        begin = offsets[found.texts[row]]
+        if found.texts[row] != text:
+            text, at, characters = found.texts[row], begin, 0
+        characters += _characters(data, at, begin + found.starts[row])
+        at = begin + found.starts[row]
+        places[row, 0] = characters
+        places[row, 1] = characters + _characters(data, at, begin + found.ends[row])
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _characters(data: Bytes, start: int, end: int) -> int:
+    """How many characters begin in these bytes of UTF-8."""
+    count = 0
+    for at in range(start, end):
+        count += int(data[at] & 0xC0 != 0x80)
+    return count
 
 
 @njit(cache=True, nogil=True, inline="always")
