@@ -13,8 +13,9 @@ import torch.nn.functional as F
 
 Tensor = torch.Tensor
 
-# Multiplications of a product below which calling oneDNN takes longer than it saves; with a backward in Python more.
-LEAST, LEAST_WITH_BACKWARD = 1 << 20, 1 << 22
+# Multiplications of a product below which calling oneDNN takes longer than it saves: alone, where it cannot add to
+# what is there (MKL can), and with a backward in Python.
+LEAST, LEAST_ADDED, LEAST_WITH_BACKWARD = 1 << 20, 1 << 21, 1 << 22
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -44,7 +45,7 @@ def gradient_of_weight(grad: Tensor, x: Tensor) -> Tensor:
 
 def add_gradient_of_weight(into: Tensor, grad: Tensor, x: Tensor) -> None:
     """The same, added to `into` [O, I]."""
-    if grad.numel() * x.shape[1] < LEAST or not _is_for_one_dnn(grad, x):
+    if grad.numel() * x.shape[1] < LEAST_ADDED or not _is_for_one_dnn(grad, x):
         into.addmm_(grad.T, x)
     else:
         into.add_(gradient_of_weight(grad, x))

@@ -54,10 +54,11 @@ class _CutProduct(torch.autograd.Function):
         grad = all_gather(grads[0].contiguous(), ctx.cut.group) if ctx.cut.split_sequence else grads[0]
         parameter, later = ctx.whose
         d_x = gradient_of_inputs(grad, weight)
+        grad, x = grad.flatten(0, -2), x.flatten(0, -2)
         if later is not None:
             later.take(parameter, grad, x)
             return d_x, None, None, None
-        return d_x, gradient_of_weight(grad.flatten(0, -2), x.flatten(0, -2)), None, None
+        return d_x, gradient_of_weight(grad, x), None, None
 
 
 def _product(x: Tensor, weight: Tensor, cut: Cut) -> Tensor:

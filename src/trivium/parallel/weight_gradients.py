@@ -55,9 +55,9 @@ class WeightGradients:
             accumulated(weight)
 
     def take(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor) -> None:
-        """Keep a product for later."""
+        """Keep a product for later: grad [T, outputs], x [T, inputs]."""
         assert self._key is not None, "separate weight gradients are put off inside `put_off`"
-        self._waiting[self._key].append(_Product(weight, grad.flatten(0, -2), x.flatten(0, -2)))
+        self._waiting[self._key].append(_Product(weight, grad, x))
 
 
 class _Target(NamedTuple):
@@ -72,20 +72,22 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, target: _Target) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.target, ctx.has_bias = target, bias is not None
-        return product(x, weight.flatten(0, -2), bias)
+        return product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         (grad,) = grads
         x, weight = ctx.saved_tensors
-        d_x = gradient_of_inputs(grad, weight.flatten(0, -2)) if ctx.needs_input_grad[0] else None
-        d_bias = grad.flatten(0, -2).sum(0) if ctx.has_bias else None
-        ctx.target.later.take(ctx.target.weight, grad, x)
+        d_x = gradient_of_inputs(grad, weight) if ctx.needs_input_grad[0] else None
+        rows = grad.flatten(0, -2)
+        d_bias = rows.sum(0) if ctx.has_bias else None
+        ctx.target.later.take(ctx.target.weight, rows, x.flatten(0, -2))
         return d_x, None, d_bias, None
 
 
 def linear(x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None, later: WeightGradients) -> Tensor:
     """x [..., inputs] times weight [..., outputs, inputs] (leading dimensions side by side) plus bias."""
+    matrix = weight if weight.dim() == 2 else weight.flatten(0, -2)
     if not later.separate or torch.is_inference_mode_enabled():
-        return product(x, weight if weight.dim() == 2 else weight.flatten(0, -2), bias)
-    return _Linear.apply(x, weight.detach(), bias, _Target(weight, later))
+        return product(x, matrix, bias)
+    return _Linear.apply(x, matrix.detach(), bias, _Target(weight, later))
