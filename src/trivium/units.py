@@ -31,6 +31,11 @@ def format_count(value: float) -> str:
     return _scaled(value, 1000, _DECIMAL, space=False)
 
 
+def counted(number: int, noun: str) -> str:
+    """1, 'rank' -> '1 rank'; 2240 -> '2,240 ranks'."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def format_flops(value: float) -> str:
     """3.12e14 -> '312 TFLOP'."""
     return f"{_scaled(value, 1000, _FLOPS, space=True)}FLOP"

@@ -142,4 +142,4 @@ def test_a_machine_file_is_a_machine_by_its_path(tmp_path):
 def test_a_probe_says_how_well_the_model_repeats_what_it_measured():
     found = Probed(machine_of("dgx-h100"), (Compared("product a", 1.0, 1.1), Compared("step b", 2.0, 1.8)))
     text = "\n".join(lines(found))
-    assert "error of a product" in text and "10.0%" in text and "exchange" not in text
+    assert "products are off by" in text and "10.0%" in text and "exchange" not in text

@@ -9,6 +9,7 @@ from planner.published_tables import B200, FSDP, MEGATRON, changed, written
 from trivium.cli.plan import app
 from trivium.cost.constants import prior_constants, priors, shipped_constants
 from trivium.cost.step_time import step_seconds
+from trivium.errors import DataError
 from trivium.planner.backtest import backtest, errors_of, predicted_seconds, regret, workloads
 from trivium.planner.fit import fit
 from trivium.planner.published_rows import Row, batches, over_batches, read_rows
@@ -112,12 +113,25 @@ def test_backtest_prints_and_writes_its_statistics_and_counts_what_it_skipped(tm
     out = tmp_path / "out.json"
     result = CliRunner().invoke(app, ["backtest", str(table), "--json", str(out)])
     assert result.exit_code == 0, result.output
-    assert "line 4, column tp: 'x'" in result.output and "1 rows skipped" in result.output
+    assert "line 4, column tp: 'x'" in result.output and "1 row skipped" in result.output
     tree = json.loads(out.read_text())
     assert set(tree["by_src"]) == {"sc21_t1", "mpt_h100", "simumax_b200"}
     assert set(tree["overall"]["seconds"]) == {"n", "bias", "mape", "median", "p95", "max"}
     assert tree["overall"]["seconds"]["n"] == 3 and tree["overall"]["memory"]["n"] == 1
     assert [row["line"] for row in tree["rows"]] == [2, 3, 5] and len(tree["skipped"]) == 1
+
+
+def test_backtest_prints_json_alone_for_a_program_to_read(tmp_path):
+    table = written(tmp_path, MEGATRON, changed(MEGATRON, tp="x"))
+    result = CliRunner().invoke(app, ["backtest", str(table), "--json", "-"])
+    assert json.loads(result.stdout)["overall"]["n"] == 1
+    assert "1 row skipped" in result.stderr
+
+
+def test_a_table_without_a_row_that_can_be_graded_is_refused(tmp_path):
+    table = written(tmp_path, changed(MEGATRON, tp="x"))
+    result = CliRunner().invoke(app, ["backtest", str(table)])
+    assert isinstance(result.exception, DataError) and "none of its rows" in str(result.exception)
 
 
 def test_backtest_learns_from_the_other_table_alone(tmp_path):

@@ -19,6 +19,7 @@ TRUE = {
     "flash_cpu": 0.35,
     "eager_traffic": 2.4,
     "launch_seconds": 0.0,
+    "core_share": 0.4,
 }
 LINK = Link(bandwidth=2e9, efficiency=1.0, latency_seconds=3e-4, start_seconds=1e-4)
 PEAK = 95e9
@@ -32,12 +33,12 @@ def empty():
         is_cpu=True,
         devices=2,
         memory_bytes=8 << 30,
-        products=tuple(Product(d, *s, 1.0) for d in ("fp32", "bf16") for s in SHAPES),
+        products=tuple(Product(d, *s, 1.0, 1.0) for d in ("fp32", "bf16") for s in SHAPES),
         streams=(Stream(1 << 22, 12 * 2**22 / 20e9),),
         attentions=(Attention(4, 256, 4, 32, 1.0, 1.0), Attention(2, 512, 4, 64, 1.0, 1.0)),
         updates=(Update(1 << 20, 1e-3),),
         exchanges=tuple(
-            Exchange(kind, n, size, 1.0)
+            Exchange(kind, n, size, 1.0, 0.0)
             for kind in ("all_reduce", "all_gather", "reduce_scatter", "send")
             for n in (2, 4, 8)
             for size in (1 << 10, 1 << 16, 1 << 22)
@@ -45,6 +46,10 @@ def empty():
         steps=tuple(
             SmallStep({**shape, "layers": n, "hidden": h}, {"sequences": 8, "micro": 4}, 1.0)
             for n, h in ((2, 64), (6, 64), (2, 192), (3, 256))
+        ),
+        split_steps=tuple(
+            SmallStep({**shape, "hidden": 256, "heads": 8}, {"sequences": 8, "micro": 8}, 1.0, {"tensor": n})
+            for n in (2, 4, 8)
         ),
     )
 
@@ -67,11 +72,17 @@ def synthetic(noise=0.0):
         for c in (*on_device(true, empty()), *between_ranks(true, empty()))
     )
     told = empty()
-    told = replace(told, products=tuple(replace(p, seconds=next(seconds)) for p in told.products))
+    products = [replace(p, seconds=next(seconds), gradients=next(seconds)) for p in told.products]
+    told = replace(told, products=tuple(products))
     attentions = [replace(a, forward=next(seconds), backward=next(seconds)) for a in told.attentions]
     told = replace(told, attentions=tuple(attentions))
     told = replace(told, steps=tuple(replace(s, seconds=next(seconds)) for s in told.steps))
-    told = replace(told, exchanges=tuple(replace(e, seconds=next(seconds)) for e in told.exchanges))
+    exchanges = [replace(e, seconds=next(seconds)) for e in told.exchanges]
+    busy = [
+        replace(e, busy_seconds=TRUE["core_share"] * e.seconds / true.crowding(e.ranks)) for e in exchanges
+    ]
+    told = replace(told, exchanges=tuple(busy))
+    told = replace(told, split_steps=tuple(replace(s, seconds=next(seconds)) for s in told.split_steps))
     return true, told
 
 
@@ -91,6 +102,26 @@ def test_noise_of_a_tenth_moves_no_prediction_of_another_plan_by_much():
         case = case_of(plan)
         expected = float(step_seconds(case, true).seconds)
         assert float(step_seconds(case, machine).seconds) == pytest.approx(expected, rel=0.12), layout
+
+
+def test_the_share_of_a_core_is_read_where_every_rank_had_one():
+    true, told = synthetic()
+    crowded = tuple(
+        replace(e, busy_seconds=e.busy_seconds * (1 if true.crowding(e.ranks) == 1 else 0.1))
+        for e in told.exchanges
+    )
+    found = probed(replace(told, exchanges=crowded), "here").machine
+    assert found.constants["core_share"] == pytest.approx(TRUE["core_share"], rel=1e-3)
+
+
+def test_steps_over_ranks_are_repeated_and_named():
+    _, told = synthetic()
+    machine = probed(told, "here").machine
+    found = [c for c in between_ranks(machine, told) if c.what.startswith("step")]
+    assert [c.what for c in found] == [
+        f"step of 2 layers, hidden 256, over {n} tensor ranks" for n in (2, 4, 8)
+    ]
+    assert all(abs(c.error) < 0.05 for c in found)
 
 
 def test_a_few_wild_measurements_are_outvoted():

@@ -32,6 +32,7 @@ def test_winners_come_fastest_first_and_their_parts_add_up():
         assert seconds == pytest.approx(sorted(seconds), rel=1e-5)
         for winner in winners:
             assert sum(winner.parts.values()) == pytest.approx(winner.seconds, rel=1e-9)
+            assert all(share >= 0 for _, share in winner.limits)
             assert sum(share for _, share in winner.limits) == pytest.approx(1, rel=1e-9)
             assert winner.plan.check(found.ranks) == []
 

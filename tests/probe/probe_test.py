@@ -10,6 +10,7 @@ from trivium.plan.layout import Layout
 from trivium.probe import exchanges as links
 from trivium.probe.operations import SHAPES, attentions, products, streams, updates
 from trivium.probe.probe import probe
+from trivium.probe.steps import split_plan, split_step
 from trivium.probe.timing import FEWEST, median_seconds
 
 CPU = torch.device("cpu")
@@ -19,6 +20,7 @@ def test_every_operation_is_timed_at_every_shape():
     found = products(CPU, 0.0)
     assert {(p.m, p.n, p.k) for p in found if p.dtype == "fp32"} == set(SHAPES)
     assert {p.dtype for p in found} == {"fp32", "bf16", "fp64", "fp16"}
+    assert all(p.gradients > 0 for p in found)
     rest = [*streams(CPU, 0.0), *updates(CPU, 0.0)]
     assert all(each.seconds > 0 for each in (*found, *rest))
     assert all(a.forward > 0 and a.backward > 0 for a in attentions(CPU, 0.0))
@@ -36,7 +38,15 @@ def test_every_collective_is_timed_at_every_size(place):
     found = links.exchanges(mesh.tensor, CPU)
     assert {e.collective for e in found} == {"all_reduce", "all_gather", "reduce_scatter", "send"}
     assert {e.tensor_bytes for e in found} == set(links.SIZES)
-    assert all(e.ranks == 2 and e.seconds > 0 for e in found)
+    assert all(e.ranks == 2 and e.seconds > 0 and e.busy_seconds >= 0 for e in found)
+
+
+@ranks(2)
+def test_a_step_over_ranks_is_of_the_plan_it_names(place):
+    plan = split_plan(2)
+    found = split_step(plan, Mesh.connect(plan.layout, place.rank, 2))
+    assert Layout.model_validate(found.layout) == plan.layout == Layout(tensor=2)
+    assert found.seconds > 0
 
 
 def test_no_ranks_are_refused():

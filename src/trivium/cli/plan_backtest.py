@@ -1,17 +1,21 @@
 """`trivium plan backtest`: predictions beside published measurements, and how far off they are."""
 
 from collections.abc import Mapping
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from trivium.cli.show import say
+from trivium.errors import DataError
 from trivium.planner.backtest import Backtest, Errors
 from trivium.planner.backtest import backtest as backtested
 from trivium.planner.published_rows import read_rows
 from trivium.provenance import write_json
+from trivium.units import counted
 
+STANDARD_OUTPUT = Path("-")
 COLUMNS = ("rows", "bias", "mape", "median", "p95", "max")
 
 
@@ -26,19 +30,25 @@ def backtest(
     ] = None,
 ) -> None:
     """Predict every run of a table, and say how far the predictions are from its measurements, in percent."""
-    table, constants = read_rows(file), None
+    table, constants, aside = read_rows(file), None, json == STANDARD_OUTPUT
     if fit_on is not None:
         from trivium.planner.fit import fit  # scipy, which other verbs of plan never need
 
         learned_from = read_rows(fit_on)
-        _say_skipped(fit_on, learned_from.problems)
+        _say_skipped(fit_on, learned_from.problems, aside=aside)
         learned = fit(learned_from.rows)
         constants = learned.constants
-        say(f"constants learned from {learned.rows} of {len(learned_from.rows)} rows of {fit_on}")
+        if not aside:
+            say(f"constants learned from {learned.rows} of {len(learned_from.rows)} rows of {fit_on}")
+    _say_skipped(file, table.problems, aside=aside)
+    if not table.rows:
+        raise DataError(f"{file}: none of its rows can be graded; it needs at least one run")
     found = backtested(table, constants)
+    if aside:
+        say(dumps(found.tree()))
+        return
     for line in lines(found):
         say(line)
-    _say_skipped(file, table.problems)
     if json is not None:
         write_json(json, found.tree())
 
@@ -63,8 +73,9 @@ def _memory(errors: Mapping[str, Errors]) -> str:
     return f"   memory of {held.n}: mape {held.mape:.2f}, max {held.max:.2f}"
 
 
-def _say_skipped(path: Path, problems: tuple[str, ...]) -> None:
+def _say_skipped(path: Path, problems: tuple[str, ...], *, aside: bool) -> None:
+    """aside: to standard error, where a program reads what is printed."""
     for problem in problems:
-        say(f"{path}: {problem}")
+        typer.echo(f"{path}: {problem}", err=aside)
     if problems:
-        say(f"{path}: {len(problems)} rows skipped; the others are graded")
+        typer.echo(f"{path}: {counted(len(problems), 'row')} skipped; the others are graded", err=aside)

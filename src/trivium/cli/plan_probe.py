@@ -65,7 +65,7 @@ def lines(found: "Probed") -> list[str]:
         ),
         *((name, f"{value:.3g}") for name, value in m.constants.items()),
         *(
-            (f"error of a {kind}", f"{found.error_of(kind):.1%}, median of those measured")
+            (f"{kind}s are off by", f"{found.error_of(kind):.1%}, median")
             for kind in KINDS
             if any(c.what.startswith(kind) for c in found.compared)
         ),

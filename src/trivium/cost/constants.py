@@ -41,6 +41,7 @@ class Constants:
     deepspeed_gradient_bytes: float
     deepspeed_step_seconds: float
     remote_memory: float
+    core_share: float
 
     def with_values(self, values: Mapping[str, float]) -> "Constants":
         """A copy with some constants changed; an unknown name is a ConfigError that names the nearest."""

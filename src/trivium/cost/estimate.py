@@ -15,6 +15,7 @@ from trivium.cost.constants import shipped_constants
 from trivium.cost.hardware import Machine
 from trivium.cost.memory import MemoryEstimate, worst_rank
 from trivium.cost.prices import Piece, Prices, Setting, prices, setting
+from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import OURS, Stack, stack_named
 from trivium.cost.stages import layers_by_stage, stages_by_rank
 from trivium.cost.step_time import SCHEDULES, StepSeconds, data_seconds, optimizer_seconds, step_seconds
@@ -223,19 +224,21 @@ def _simulated(plan: Plan, machine: Machine, stack: Stack) -> StepSeconds:
     without = simulate(schedule, durations.action).duration
     moving = durations.transfer > 0
     whole = simulate(schedule, durations.action, durations.transfer).duration if moving else without
-    # Ranks that share devices fill each other's bubbles, but together need all their work done.
-    mean = Piece()
-    for trip in trips:
-        mean = mean.plus(trip.times(crowd * micro_batches / len(trips)))
-    if mean.total > whole:
-        work, without, whole = mean, float(mean.total), float(mean.total)
+    bubble, transfers = max(0.0, without - float(work.total)), whole - without
+    if machine.sharing == "shared":
+        mean = Piece()
+        for trip in trips:
+            mean = mean.plus(trip.times(micro_batches / len(trips)))
+        at = durations.at
+        shared = on_shared_cores(machine, at.case, mean, whole, transfers, at.constants.core_share)
+        work, bubble, transfers = shared.work, float(shared.bubble), float(shared.transfers)
     factor = stack.factor
     return StepSeconds(
         compute=factor * float(work.compute),
         tensor_collectives=factor * float(work.tensor),
         context_collectives=factor * float(work.context),
-        bubble=factor * max(0.0, without - float(work.total)),
-        pipeline_transfers=factor * (whole - without),
+        bubble=factor * bubble,
+        pipeline_transfers=factor * transfers,
         data_collectives=factor * float(work.gathers + crowd * data_seconds(durations.at, durations.again)),
         optimizer=factor * float(crowd * optimizer_seconds(durations.at)),
     )

@@ -103,9 +103,10 @@ class Machine(Config):
     def problems(self, ranks: int) -> list[str]:
         """Whether so many ranks find a place."""
         if self.sharing == "exclusive" and ranks > self.devices:
+            devices, nodes = ("s" * (n != 1) for n in (self.devices, self.nodes))
             return [
-                f"the plan has {ranks} ranks but {self.name} has {self.devices} devices "
-                f"({self.nodes} nodes x {self.devices_per_node}); use fewer ranks or a larger machine"
+                f"the plan has {ranks} ranks but {self.name} has {self.devices} device{devices} "
+                f"({self.nodes} node{nodes} x {self.devices_per_node}); use fewer ranks or a larger machine"
             ]
         return []
 

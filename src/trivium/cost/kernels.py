@@ -71,6 +71,15 @@ class Device:
         seconds: Number = np.maximum(2.0 * m * n * k * batch / speed, moved / self.memory)
         return seconds + self.constants.operation_seconds
 
+    def weight_gradient(self, m: Number, n: Number, k: Number) -> Number:
+        """Seconds of the gradient of a weight n x k after m rows: on a processor the rows of gradients are first
+        written transposed."""
+        seconds = self.product(n, k, m)
+        if self.machine.generation != "cpu":
+            return seconds
+        moved: Number = 2 * self.width * m * n / self.memory
+        return seconds + moved
+
     def _filled(self, m: Number, n: Number, batch: Number) -> Number:
         """Share of the device that the best tiling keeps busy."""
         if not self.machine.multiprocessors:

@@ -69,13 +69,16 @@ def launch_work(case: Case, device: Device) -> Work:
 def ends_work(case: Case, device: Device, stack: Stack) -> Ends:
     """What the device computes for the embedding, and for logits and cross-entropy in fp32."""
     positions, rows = case.positions, case.vocabulary / case.tensor
-    scores, traffic = positions * rows, _traffic(case, device, stack)
-    forward = device.product(positions, rows, case.hidden) + device.moved(18.0 * traffic * scores, 6)
-    backward = device.product(positions, case.hidden, rows) + device.product(rows, case.hidden, positions)
+    traffic = _traffic(case, device, stack)
+    loss_forward, loss_backward = _score_bytes(case, device, stack)
+    forward = device.product(positions, rows, case.hidden)
+    backward = device.product(positions, case.hidden, rows) + device.weight_gradient(
+        positions, rows, case.hidden
+    )
     return Ends(
         device.moved(12.0 * traffic * positions * case.hidden, 4),
-        forward,
-        backward + device.moved(10.0 * traffic * scores, 4),
+        forward + device.moved(loss_forward * positions * rows, 6),
+        backward + device.moved(loss_backward * positions * rows, 4),
     )
 
 
@@ -102,7 +105,9 @@ def _products(case: Case, device: Device) -> tuple[list[Number], Number]:
         (c.hidden, c.ffn / c.tensor),
     )
     forward = [device.product(positions, n, k) for n, k in shapes]
-    backward = sum(device.product(positions, k, n) + device.product(n, k, positions) for n, k in shapes)
+    backward = sum(
+        device.product(positions, k, n) + device.weight_gradient(positions, n, k) for n, k in shapes
+    )
     return forward, backward
 
 
@@ -134,6 +139,19 @@ def _elementwise(case: Case, device: Device, stack: Stack) -> tuple[Number, Numb
     forward = 22.0 * rows + (4.0 + 2.0 * c.gated) * inner + 6.0 * split
     backward = 28.0 * rows + (6.0 + 4.0 * c.gated) * inner + 6.0 * split
     return device.moved(traffic * forward, 9), device.moved(traffic * backward, 14)
+
+
+def _score_bytes(case: Case, device: Device, stack: Stack) -> tuple[Number, Number]:
+    """Bytes moved for each score, forward and backward."""
+    if not stack.fused_loss:
+        traffic = _traffic(case, device, stack)
+        return 18.0 * traffic, 10.0 * traffic
+    # Counted in parallel/vocabulary.py and parallel/tensor.py: fp32 throughout; narrow scores are widened first.
+    narrow, split = np.asarray(case.weight_bytes) < 4, np.asarray(case.tensor) > 1
+    forward = np.where(split, 32.0 + 6.0 * narrow, 16.0 + 12.0 * narrow)
+    backward = np.where(split, 8.0 + 6.0 * narrow, 0.0)
+    eager = device.constants.eager_traffic
+    return eager * forward, eager * backward
 
 
 def _traffic(case: Case, device: Device, stack: Stack) -> Number:

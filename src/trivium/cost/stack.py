@@ -24,6 +24,8 @@ class Stack(Config):
     overlaps_tensor: bool = False  # tensor collectives of the backward run beside weight-gradient products
     blocking_transfers: bool = True  # a rank waits while what it sends to the next stage is under way
     overlaps_data: bool = False  # gradients are reduced while the last micro-batch's backward runs
+    fused_loss: bool = False  # softmax and its gradient are one pass over the scores
+    buckets: bool = False  # gradients are summed over replicas part by part (plan/buckets.py)
     split_transfers: bool = (
         True  # tensor ranks send a slice each between stages, and gather it inside the node
     )

@@ -10,16 +10,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trivium.cost.case import Case, Number
-from trivium.cost.collectives import Strides, all_gather_seconds, send_seconds
+from trivium.cost.collectives import Strides, all_gather_seconds, all_reduce_seconds, send_seconds
 from trivium.cost.constants import Constants, shipped_constants
 from trivium.cost.hardware import Machine
 from trivium.cost.layer import layer_elements
 from trivium.cost.prices import Piece, Prices, Setting, beside, prices, setting
+from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import OURS, Stack, stack_named
+from trivium.plan.buckets import BUCKET_ELEMENTS
 
 # Schedules as numbers, for arrays of plans.
 SCHEDULES = {"gpipe": 0, "1f1b": 1, "interleaved": 2, "zb-h1": 3, "zb-v": 4, "given": 1}
 SHARDED_BYTES, WHOLE_BYTES = 38.0, 10.0  # an optimizer moves per element it owns, and per element it holds
+AGREED_BYTES = 40  # loss, norm, and what is carried along
 STEP_OPERATIONS = 100  # launched once a step, beside the layers'
 
 
@@ -65,18 +68,19 @@ def step_seconds(
     without = _pipeline(case, ranks, 0.0, schedule, blocking=blocking)
     with_transfers = _pipeline(case, ranks, pieces.transfer, schedule, blocking=blocking)
     crowd = _crowding(machine, case)
-    work = busiest.times(m)
-    # Ranks that share devices fill each other's bubbles, but together need all their work done.
-    mean = ranks.whole.times(crowd * m / case.pipeline)
-    shared = mean.total > with_transfers
-    work = Piece(*(np.where(shared, a, b) for a, b in zip(mean, work, strict=True)))
+    work, moving = busiest.times(m), with_transfers - without
+    bubble = np.maximum(0.0, without - work.total)
+    if machine.sharing == "shared":
+        mean = ranks.whole.times(m / case.pipeline)
+        core_share = at.constants.core_share
+        work, bubble, moving = on_shared_cores(machine, case, mean, with_transfers, moving, core_share)
     factor = stack.factor
     return StepSeconds(
         compute=factor * work.compute,
         tensor_collectives=factor * work.tensor,
         context_collectives=factor * work.context,
-        bubble=factor * np.where(shared, 0.0, np.maximum(0.0, without - work.total)),
-        pipeline_transfers=factor * np.where(shared, 0.0, with_transfers - without),
+        bubble=factor * bubble,
+        pipeline_transfers=factor * moving,
         data_collectives=factor * (work.gathers + crowd * data_seconds(at, pieces)),
         optimizer=factor * crowd * optimizer_seconds(at),
     )
@@ -159,12 +163,14 @@ def rank_elements(case: Case) -> Number:
 
 
 def data_seconds(at: Setting, pieces: Prices) -> Number:
-    """Gradients summed over replicas, weights gathered (ZeRO), and the sum of the two uses of a tied table."""
+    """Gradients summed over replicas, weights gathered (ZeRO), the sum of the two uses of a tied table, and what all
+    ranks agree on."""
     case, zero = at.case, np.asarray(at.case.zero)
     elements = rank_elements(case)
     road = at.road(case.replicas, at.strides.replicas)
-    reduce = all_gather_seconds(elements * case.reduction_bytes, case.replicas, road)
-    gather = all_gather_seconds(elements * case.weight_bytes, case.replicas, road)
+    starts = (_buckets(at, elements) - 1) * all_gather_seconds(0.0, case.replicas, road)
+    reduce = all_gather_seconds(elements * case.reduction_bytes, case.replicas, road) + starts
+    gather = all_gather_seconds(elements * case.weight_bytes, case.replicas, road) + starts
     gather = np.where(zero >= 1, gather, reduce)  # an all-reduce is a reduce-scatter and an all-gather
     reduce = reduce * np.where(zero == 2, case.micro_batches, 1)
     if at.stack.overlaps_data:
@@ -180,7 +186,28 @@ def data_seconds(at: Setting, pieces: Prices) -> Number:
     shared = (np.asarray(case.tied) > 0) & (np.asarray(case.pipeline) > 1)
     table = case.vocabulary * case.hidden / case.tensor * case.gradient_bytes
     ends = np.where(shared, send_seconds(table, at.road_to(case.pipeline, at.strides.pipeline)), 0.0)
-    return np.where(zero >= 3, 0.0, reduce + gather) + ends
+    return np.where(zero >= 3, 0.0, reduce + gather) + ends + _agreement_seconds(at)
+
+
+def _buckets(at: Setting, elements: Number) -> Number:
+    """In how many parts a rank's gradients are summed, each with a start of its own; a tied table is one."""
+    if not at.stack.buckets:
+        return 1
+    tied = np.asarray(at.case.tied)
+    others = elements - tied * at.case.vocabulary * at.case.hidden / at.case.tensor
+    return tied + np.ceil(others / BUCKET_ELEMENTS)
+
+
+def _agreement_seconds(at: Setting) -> Number:
+    """What all ranks agree on before the update, loss and norm of the gradient: a few numbers along each axis."""
+    case, strides = at.case, at.strides
+    axes = (
+        (case.replicas, strides.replicas),
+        (case.tensor, strides.tensor),
+        (case.pipeline, strides.pipeline),
+    )
+    seconds: Number = sum(all_reduce_seconds(AGREED_BYTES, n, at.road(n, stride)) for n, stride in axes)
+    return seconds
 
 
 def optimizer_seconds(at: Setting) -> Number:

@@ -6,7 +6,8 @@ from numpy.typing import NDArray
 from trivium.cost.constants import shipped_constants
 from trivium.cost.hardware import Machine
 from trivium.cost.moments import balanced
-from trivium.cost.prices import Prices, Setting, prices, setting
+from trivium.cost.prices import Piece, Prices, Setting, prices, setting
+from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import OURS, stack_named
 from trivium.cost.step_time import data_seconds, optimizer_seconds
 from trivium.cost.wavefront import Run, finish_seconds
@@ -22,15 +23,18 @@ def simulated_seconds(candidates: Candidates, machine: Machine) -> Figures:
     at = setting(candidates.case, machine, stack_named(OURS), shipped_constants())
     pieces = prices(at)
     crowd = machine.crowding(int(np.max(at.case.ranks)))
-    pipeline = np.maximum(finish_seconds(_runs(candidates, at, pieces)), crowd * _shared_work(at, pieces))
+    pipeline = finish_seconds(_runs(candidates, at, pieces))
+    if machine.sharing == "shared":
+        mean, share = _mean_work(at, pieces), at.constants.core_share
+        pipeline = np.asarray(on_shared_cores(machine, at.case, mean, pipeline, 0.0, share).seconds, float)
     after = crowd * (data_seconds(at, pieces) + optimizer_seconds(at))
     return np.asarray(at.stack.factor * (pipeline + after), float)
 
 
-def _shared_work(at: Setting, pieces: Prices) -> Figures:
-    """Of one rank, if all shared the work evenly: ranks that share devices fill each other's bubbles."""
-    whole = pieces.layer.times(at.case.layers).plus(pieces.first).plus(pieces.last).total
-    return np.asarray(at.case.micro_batches * whole / at.case.pipeline, float)
+def _mean_work(at: Setting, pieces: Prices) -> Piece:
+    """Of one rank, if all shared the work evenly."""
+    whole = pieces.layer.times(at.case.layers).plus(pieces.first).plus(pieces.last)
+    return whole.times(at.case.micro_batches / at.case.pipeline)
 
 
 def _runs(candidates: Candidates, at: Setting, pieces: Prices) -> list[Run]:

@@ -1,6 +1,6 @@
 """What a probe measures, as plain records; seconds are medians."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
@@ -8,13 +8,15 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
 
 @dataclass(frozen=True)
 class Product:
-    """m x k by k x n. dtype: of the operands, as in plan.precision."""
+    """m x k by k x n. dtype: of the operands, as in plan.precision. gradients: of the two products of its backward,
+    where they were measured."""
 
     dtype: str
     m: int
     n: int
     k: int
     seconds: float
+    gradients: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -51,21 +53,24 @@ class Update:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A collective over `ranks` ranks. tensor_bytes: of the whole tensor (all-gather: of the result)."""
+    """A collective over `ranks` ranks. tensor_bytes: of the whole tensor (all-gather: of the result). busy_seconds: for
+    which a rank had a core."""
 
     collective: Collective
     ranks: int
     tensor_bytes: int
     seconds: float
+    busy_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class SmallStep:
-    """A whole step of a small model in one process: plan.model and plan.batch as trees, and its seconds."""
+    """A whole step of a small model: plan.model, plan.batch and plan.layout as trees, and its seconds."""
 
     model: dict[str, Any]
     batch: dict[str, Any]
     seconds: float
+    layout: dict[str, Any] = field(default_factory=dict)  # of several ranks; empty: one process alone
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,7 @@ class Measured:
     updates: tuple[Update, ...]
     exchanges: tuple[Exchange, ...]
     steps: tuple[SmallStep, ...]
+    split_steps: tuple[SmallStep, ...] = ()
 
     def tree(self) -> dict[str, Any]:
         """Plain data."""

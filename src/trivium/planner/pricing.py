@@ -82,9 +82,7 @@ class Ranking:
     def winner(self, place: int) -> Winner:
         """The plan at a place, counted from 0."""
         at, seconds = int(self.order[place]), float(self.simulated[place])
-        row, parts = int(self.priced.fitting[at]), self.priced.parts_at(at)
-        # What the closed form does not see of uneven stages is waiting, too.
-        parts["bubble"] += seconds - float(self.priced.seconds[at])
+        row, parts = int(self.priced.fitting[at]), _adding_up(self.priced.parts_at(at), seconds)
         plan = self.priced.candidates.plan_at(row)
         return Winner(
             plan=plan,
@@ -155,3 +153,16 @@ def _rounded(seconds: Figures) -> Figures:
     """To DIGITS significant digits."""
     scale = 10.0 ** (DIGITS - 1 - np.floor(np.log10(seconds)))
     return np.round(seconds * scale) / scale
+
+
+def _adding_up(parts: dict[str, float], seconds: float) -> dict[str, float]:
+    """The parts of the closed form for a step whose simulation takes `seconds`.
+
+    What the closed form does not see of uneven stages is waiting, too; where it overrates the busiest rank by more than
+    all waiting, every part shrinks alike.
+    """
+    bubble = parts["bubble"] + seconds - sum(parts.values())
+    if bubble >= 0:
+        return parts | {"bubble": bubble}
+    others = sum(parts.values()) - parts["bubble"]
+    return {name: value * seconds / others for name, value in parts.items()} | {"bubble": 0.0}

@@ -23,7 +23,7 @@ from trivium.cost.kernels import Device
 from trivium.cost.layer import MASKED
 from trivium.cost.step_time import step_seconds
 from trivium.plan.plan import Plan
-from trivium.planner.measured import Attention, Exchange, Measured, Product
+from trivium.planner.measured import Attention, Exchange, Measured, Product, SmallStep
 
 Array = NDArray[np.float64]
 
@@ -32,7 +32,7 @@ WIDTHS = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 ROBUST = 0.1  # residuals, as logarithms of ratios, beyond which a measurement loses its pull
 # How firmly the start of the search is believed: one unit of cost per factor of e away from it, times this. The weight
 # of a single product is 1; a whole step says more about steps.
-PRIOR_WEIGHT, STEP_WEIGHT = 0.05, 3.0
+PRIOR_WEIGHT, STEP_WEIGHT, SPLIT_WEIGHT = 0.05, 10.0, 3.0
 LINK_START = (1e-4, 1e-4, 1e9)  # seconds to start, seconds of a hop, bytes per second
 # Where the search begins on a CPU, whose constants the published runs of GPUs say nothing about.
 CPU_START = {
@@ -79,7 +79,7 @@ def probed(measured: Measured, name: str) -> Probed:
     """The machine that repeats the measurements best."""
     machine = _with_rates(measured, name)
     machine = _with_constants(machine, measured)
-    machine = machine.model_copy(update=_links(machine, measured.exchanges))
+    machine = machine.model_copy(update=_links(machine, measured))
     return Probed(machine, (*on_device(machine, measured), *between_ranks(machine, measured)))
 
 
@@ -153,24 +153,22 @@ def on_device(machine: Machine, measured: Measured) -> list[Compared]:
     found = []
     for p in measured.products:
         if p.dtype in ("fp32", "bf16"):
-            seconds = float(devices[p.dtype].product(p.m, p.n, p.k))
-            found.append(Compared(f"product {p.dtype} {p.m} x {p.k} x {p.n}", p.seconds, seconds))
+            device, what = devices[p.dtype], f"product {p.dtype} {p.m} x {p.k} x {p.n}"
+            found.append(Compared(what, p.seconds, float(device.product(p.m, p.n, p.k))))
+            if p.gradients:
+                seconds = float(device.product(p.m, p.k, p.n) + device.weight_gradient(p.m, p.n, p.k))
+                found.append(Compared(f"{what} backward", p.gradients, seconds))
     for a in measured.attentions:
         forward, backward = _attention(a, devices["fp32"])
         what = f"attention {a.sequences} x {a.heads} x {a.sequence} x {a.head_width}"
         found.append(Compared(f"{what} forward", a.forward, forward))
         found.append(Compared(f"{what} backward", a.backward, backward))
-    for s in measured.steps:
-        plan = Plan.model_validate({"model": s.model, "batch": s.batch})
-        what = f"step of {plan.model.layers} layers, hidden {plan.model.hidden}"
-        seconds = float(step_seconds(case_of(plan), machine).seconds)
-        found.append(Compared(what, s.seconds, seconds, STEP_WEIGHT))
-    return found
+    return [*found, *(_compared(s, machine, "alone", STEP_WEIGHT) for s in measured.steps)]
 
 
 def between_ranks(machine: Machine, measured: Measured) -> list[Compared]:
-    """What the cost model says of every collective that was measured."""
-    return [
+    """What the cost model says of every collective that was measured, and of steps split over ranks."""
+    collectives = [
         Compared(
             f"exchange {e.collective} of {e.tensor_bytes} bytes over {e.ranks} ranks",
             e.seconds,
@@ -178,6 +176,19 @@ def between_ranks(machine: Machine, measured: Measured) -> list[Compared]:
         )
         for e in measured.exchanges
     ]
+    split = [_compared(s, machine, f"over {_axis(s)}", SPLIT_WEIGHT) for s in measured.split_steps]
+    return [*collectives, *split]
+
+
+def _compared(step: SmallStep, machine: Machine, where: str, weight: float) -> Compared:
+    plan = Plan.model_validate({"model": step.model, "batch": step.batch, "layout": step.layout})
+    what = f"step of {plan.model.layers} layers, hidden {plan.model.hidden}, {where}"
+    return Compared(what, step.seconds, float(step_seconds(case_of(plan), machine).seconds), weight)
+
+
+def _axis(step: SmallStep) -> str:
+    """8 tensor ranks."""
+    return next(f"{n} {axis} ranks" for axis, n in step.layout.items() if isinstance(n, int) and n > 1)
 
 
 def _attention(a: Attention, device: Device) -> tuple[float, float]:
@@ -188,17 +199,26 @@ def _attention(a: Attention, device: Device) -> tuple[float, float]:
     return float(forward), float(backward)
 
 
-def _links(machine: Machine, exchanges: Sequence[Exchange]) -> dict[str, Link]:
+def _links(machine: Machine, measured: Measured) -> dict[str, Link | dict[str, float]]:
     """One link for all: the ranks of this machine share it."""
-    if not exchanges:
+    if not measured.exchanges:
         return {}
+    busy = _core_share(machine, measured.exchanges)
+    constants = machine.constants | ({"core_share": busy} if busy and measured.is_cpu else {})
+    machine = machine.model_copy(update={"constants": constants})
 
     def misses(x: Array) -> Array:
-        tried = machine.model_copy(update={"node_link": _link(x)})
-        return np.log([exchange_seconds(e, tried) / e.seconds for e in exchanges])
+        return _misses(between_ranks(machine.model_copy(update={"node_link": _link(x)}), measured))
 
     link = _link(least_squares(misses, np.log(LINK_START), loss="soft_l1", f_scale=3 * ROBUST).x)
-    return {"node_link": link, "fabric_link": link}
+    return {"node_link": link, "fabric_link": link, "constants": constants}
+
+
+def _core_share(machine: Machine, exchanges: Sequence[Exchange]) -> float:
+    """Of a collective's time, where every rank had a core to itself if there are such: with fewer cores it takes as
+    long as the others leave it."""
+    own = [e for e in exchanges if machine.crowding(e.ranks) == 1.0] or exchanges
+    return min(1.0, float(np.median([e.busy_seconds * machine.crowding(e.ranks) / e.seconds for e in own])))
 
 
 def _link(x: Array) -> Link:

@@ -12,7 +12,7 @@ from trivium.plan.plan import Plan
 from trivium.planner.near_misses import NearMiss
 from trivium.planner.pricing import Ranking, Winner
 from trivium.planner.search import Found
-from trivium.units import format_bytes, format_count, format_seconds
+from trivium.units import counted, format_bytes, format_count, format_seconds
 
 SEARCH_FORMAT = "trivium-search-1"
 HEADS = (
@@ -208,8 +208,8 @@ def _subject_lines(found: Found) -> list[str]:
     return [
         f"model     {format_count(count(model))} parameters: {model.family}, {model.layers} layers, hidden "
         f"{model.hidden:,}, {model.heads} heads, sequence {model.sequence:,}",
-        f"machine   {machine.name}: {found.ranks:,} ranks on {machine.device}; batch {found.subject.sequences:,} "
-        f"sequences, weights {found.subject.precision.weights}",
+        f"machine   {machine.name}: {counted(found.ranks, 'rank')} on {machine.device}; "
+        f"batch {found.subject.sequences:,} sequences, weights {found.subject.precision.weights}",
         f"searched  {legal:,} legal plans of {found.enumerated.combinations:,} combinations; {fit:,} hold at most "
         f"{format_bytes(ranking.priced.memory_limit)} a rank and were priced; the {len(ranking.simulated):,} fastest "
         f"were simulated",

@@ -5,9 +5,9 @@ must get it back. So every collective is timed between two products, and the pro
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import torch
 
@@ -17,41 +17,56 @@ from trivium.planner.measured import Collective, Exchange
 from trivium.probe.timing import finished
 
 SIZES = (1 << 10, 1 << 16, 1 << 19, 1 << 22)  # bytes of the whole tensor
-BATCHES, REPEATS = 5, 8  # the median of means: one call alone may be a time slice too lucky or too late
+TURNS, REPEATS = 5, 6  # the median of means: one call alone may be a time slice too lucky or too late
 WIDTH = 4
 BETWEEN = 384  # rows and columns of the product between two collectives: about a millisecond of a core
 LEAST_SECONDS = 1e-6
 
 
 def exchanges(group: Group, device: torch.device) -> tuple[Exchange, ...]:
-    """Every collective at every size over the whole group; all its ranks must call this alike."""
+    """Every collective at every size over the whole group, in turns; all its ranks must call this alike."""
     square = torch.ones(BETWEEN, BETWEEN, device=device)
 
     def between() -> object:
         return square @ square
 
-    alone = _mean_seconds(between, group, device)
+    works = {
+        (kind, size): _work(kind, size, group, device) for kind in get_args(Collective) for size in SIZES
+    }
+    alone: list[Spent] = []
+    both: dict[tuple[Collective, int], list[Spent]] = {which: [] for which in works}
+    for _ in range(TURNS):
+        alone.append(_mean_seconds(between, group, device))
+        for which, collective in works.items():
+            both[which].append(_mean_seconds(lambda: (between(), collective()), group, device))  # noqa: B023
+    without = _median(alone)
     found = []
-    for kind in get_args(Collective):
-        for size in SIZES:
-            collective = _work(kind, size, group, device)
-            both = _mean_seconds(lambda: (between(), collective()), group, device)  # noqa: B023
-            found.append(Exchange(kind, group.size, size, max(LEAST_SECONDS, both - alone)))
+    for (kind, size), spent in both.items():
+        seconds, busy = (a - b for a, b in zip(_median(spent), without, strict=True))
+        found.append(Exchange(kind, group.size, size, max(LEAST_SECONDS, seconds), max(0.0, busy)))
     return tuple(found)
 
 
-def _mean_seconds(work: Callable[[], object], group: Group, device: torch.device) -> float:
-    """Of one `work`, while the others of the group do the same: the median over batches of the mean."""
-    means = []
-    for _ in range(BATCHES):
-        all_reduce_(torch.zeros(1, device=device), group)
-        finished(device)
-        begin = time.perf_counter()
-        for _ in range(REPEATS):
-            work()
-        finished(device)
-        means.append((time.perf_counter() - begin) / REPEATS)
-    return median(means)
+class Spent(NamedTuple):
+    """Seconds until something was done, and seconds of them on a core."""
+
+    seconds: float
+    busy: float
+
+
+def _median(spent: Sequence[Spent]) -> Spent:
+    return Spent(*(median(values) for values in zip(*spent, strict=True)))
+
+
+def _mean_seconds(work: Callable[[], object], group: Group, device: torch.device) -> Spent:
+    """Of one `work`, while the others of the group do the same."""
+    all_reduce_(torch.zeros(1, device=device), group)
+    finished(device)
+    begin, on_core = time.perf_counter(), time.process_time()
+    for _ in range(REPEATS):
+        work()
+    finished(device)
+    return Spent((time.perf_counter() - begin) / REPEATS, (time.process_time() - on_core) / REPEATS)
 
 
 def _work(kind: Collective, size: int, group: Group, device: torch.device) -> Callable[[], object]:

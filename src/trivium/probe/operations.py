@@ -5,7 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from trivium.parallel.product import product
+from trivium.parallel.product import gradient_of_inputs, gradient_of_weight, product
 from trivium.planner.measured import Attention, Product, Stream, Update
 from trivium.probe.timing import median_seconds
 
@@ -58,11 +58,18 @@ def updates(device: torch.device, budget: float) -> tuple[Update, ...]:
 
 
 def _product(device: torch.device, name: str, m: int, n: int, k: int, budget: float) -> Product:
-    """As a linear layer does it: x W^T."""
+    """As a linear layer does it: x W^T, and the gradients of x and of W."""
     dtype = DTYPES[name]
     x = torch.randn(m, k, device=device).to(dtype)
     weight = torch.randn(n, k, device=device).to(dtype)
-    return Product(name, m, n, k, median_seconds(lambda: product(x, weight), device, budget=budget))
+    grad = torch.randn(m, n, device=device).to(dtype)
+
+    def backward() -> None:
+        gradient_of_inputs(grad, weight)
+        gradient_of_weight(grad, x)
+
+    forward = median_seconds(lambda: product(x, weight), device, budget=budget / 3)
+    return Product(name, m, n, k, forward, median_seconds(backward, device, budget=2 * budget / 3))
 
 
 def _attention(device: torch.device, shape: tuple[int, int, int, int], budget: float) -> Attention:

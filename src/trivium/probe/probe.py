@@ -17,12 +17,13 @@ from trivium.plan.layout import Layout
 from trivium.planner.measured import Attention, Exchange, Measured, Product, SmallStep, Stream, Update
 from trivium.probe.exchanges import exchanges
 from trivium.probe.operations import attentions, products, streams, updates
-from trivium.probe.steps import steps
+from trivium.probe.steps import split_plan, split_step, steps
 from trivium.progress import Progress, silent
 
 TIMEOUT_SECONDS = 180.0
-# Seconds of each kind of measurement.
-BUDGETS = {"products": 5.0, "streams": 1.0, "attentions": 1.5, "updates": 0.5, "steps": 5.0}
+# Everything is measured in turns, so that a change of the machine's speed meets all kinds alike. Seconds of each turn.
+TURNS = 3
+BUDGETS = {"products": 1.5, "streams": 0.3, "attentions": 0.5, "updates": 0.2, "steps": 1.5}
 KINDS = {
     "products": Product,
     "streams": Stream,
@@ -45,9 +46,12 @@ def probe(ranks: int, devices: int, memory_bytes: int, *, progress: Progress = s
     progress(0, rounds, "products, memory, attention, optimizer, small models")
     alone = _gathered(_on_devices, devices)
     found: list[Exchange] = []
+    split: list[SmallStep] = []
     for done, size in enumerate(sizes, start=1):
-        progress(done, rounds, f"collectives between {size} ranks")
-        found += [Exchange(**each) for each in _gathered(_between, size)[0]["exchanges"]]
+        progress(done, rounds, f"collectives and small models over {size} ranks")
+        of_rank = _gathered(_between, size)[0]  # all wait for the slowest, so one tells of all
+        found += [Exchange(**each) for each in of_rank["exchanges"]]
+        split += [SmallStep(**each) for each in of_rank["split_steps"]]
     progress(rounds, rounds, "")
     return Measured(
         device=torch.cuda.get_device_name(0) if on_gpu else "CPU core",
@@ -55,6 +59,7 @@ def probe(ranks: int, devices: int, memory_bytes: int, *, progress: Progress = s
         devices=devices,
         memory_bytes=memory_bytes,
         exchanges=tuple(found),
+        split_steps=tuple(split),
         **_middle(alone),
     )
 
@@ -63,21 +68,29 @@ def _on_devices(place: Place, folder: str) -> None:
     """Every device measures at the same time as the others, as they work in a run."""
     with connected(place):
         _together(place)
-        found = {
-            "products": products(place.device, BUDGETS["products"]),
-            "streams": streams(place.device, BUDGETS["streams"]),
-            "attentions": attentions(place.device, BUDGETS["attentions"]),
-            "updates": updates(place.device, BUDGETS["updates"]),
-            "steps": steps(place.device, BUDGETS["steps"]),
-        }
-        _write(folder, place.rank, found)
+        for turn in range(TURNS):
+            found = {
+                "products": products(place.device, BUDGETS["products"]),
+                "streams": streams(place.device, BUDGETS["streams"]),
+                "attentions": attentions(place.device, BUDGETS["attentions"]),
+                "updates": updates(place.device, BUDGETS["updates"]),
+                "steps": steps(place.device, BUDGETS["steps"]),
+            }
+            _write(folder, f"{place.rank}-{turn}", found)
         _together(place)
 
 
 def _between(place: Place, folder: str) -> None:
     with connected(place):
-        mesh = Mesh.connect(Layout(tensor=place.world_size), place.rank, place.world_size, place.device)
-        _write(folder, place.rank, {"exchanges": exchanges(mesh.tensor, place.device)})
+        plan = split_plan(place.world_size)
+        mesh = Mesh.connect(plan.layout, place.rank, place.world_size, place.device)
+        # On a CPU only, whose ranks wait for one another on the cores they compute with; a GPU's links are its own.
+        split = () if place.device.type == "cuda" else (split_step(plan, mesh),)
+        _write(
+            folder,
+            str(place.rank),
+            {"exchanges": exchanges(mesh.tensor, place.device), "split_steps": split},
+        )
 
 
 def _together(place: Place) -> None:
@@ -86,25 +99,23 @@ def _together(place: Place) -> None:
     all_reduce_(torch.zeros(1, device=place.device), mesh.data)
 
 
-def _write(folder: str, rank: int, found: dict[str, tuple[Any, ...]]) -> None:
+def _write(folder: str, name: str, found: dict[str, tuple[Any, ...]]) -> None:
     plain = {kind: [asdict(each) for each in values] for kind, values in found.items()}
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(plain), encoding="utf-8")
+    (Path(folder) / f"{name}.json").write_text(json.dumps(plain), encoding="utf-8")
 
 
 def _gathered(function: Any, ranks: int) -> list[dict[str, Any]]:
-    """Run ranks, and read what each of them wrote."""
+    """Run ranks, and read what they wrote, each once or in every turn."""
     with tempfile.TemporaryDirectory(prefix="trivium-probe-") as folder:
         run_ranks(function, ranks, folder, timeout_seconds=TIMEOUT_SECONDS)
-        return [
-            json.loads((Path(folder) / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)
-        ]
+        return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(folder).glob("*.json"))]
 
 
-def _middle(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
-    """Every measurement with the median of the ranks' times."""
+def _middle(told: list[dict[str, Any]]) -> dict[str, Any]:
+    """Every measurement with the median of the times of all ranks and turns."""
     found: dict[str, Any] = {}
     for kind, make in KINDS.items():
-        rows = zip(*(each[kind] for each in by_rank), strict=True)
+        rows = zip(*(each[kind] for each in told), strict=True)
         found[kind] = tuple(
             make(**{k: median([r[k] for r in row]) if isinstance(v, float) else v for k, v in row[0].items()})
             for row in rows

@@ -1,7 +1,16 @@
-"""Whole steps of small models of ours in one process: what eager operations cost beside their arithmetic."""
+"""Whole steps of a few small models, as the trainer runs them, in one process and split over ranks.
+
+Products and collectives alone say nothing of what a layer does besides, nor of how ranks wait for one another. The
+shapes differ in layers, width, vocabulary, sequence and micro-batches, so that the constants which explain them all
+explain others.
+"""
+
+import time
+from statistics import median
 
 import torch
 
+from trivium.parallel.collectives import all_reduce_
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import AdamRule
 from trivium.plan.plan import Plan
@@ -20,15 +29,64 @@ SHAPES = (
     (3, 256, 4, 512, 64, 2, 8),
     (1, 96, 4, 4096, 64, 2, 8),
 )
+WARM, REPEATS = 2, 7  # steps over ranks: as many on each
 
 
 def steps(device: torch.device, budget: float) -> tuple[SmallStep, ...]:
     """Seconds of a step of each small model, forward to update."""
-    return tuple(_step(_plan(*shape), device, budget / len(SHAPES)) for shape in SHAPES)
+    found = []
+    for shape in SHAPES:
+        plan = _plan(*shape)
+        step = _Step(plan, Mesh.single(device))
+        seconds = median_seconds(step, device, budget=budget / len(SHAPES))
+        found.append(_found(plan, seconds))
+    return tuple(found)
+
+
+def split_plan(ranks: int) -> Plan:
+    """A small model over so many tensor ranks, which exchange something in every layer: a step is as much collectives
+    between work as the trainer makes them."""
+    heads = max(8, ranks)
+    return _plan(2, 32 * heads, heads, 512, 64, 1, 8, tensor=ranks)
+
+
+def split_step(plan: Plan, mesh: Mesh) -> SmallStep:
+    """Seconds of a step over the tensor ranks of a mesh; all of them must call this alike."""
+    step, seconds = _Step(plan, mesh), []
+    for _ in range(WARM + REPEATS):
+        all_reduce_(torch.zeros(1, device=mesh.device), mesh.tensor)
+        begin = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - begin)
+    return _found(plan, median(seconds[WARM:]))
+
+
+class _Step:
+    """A trainer that repeats its first step."""
+
+    def __init__(self, plan: Plan, mesh: Mesh) -> None:
+        self._trainer = Trainer(plan, mesh, seed=SEED, rule=AdamRule())
+        shape = (plan.batch.sequences, plan.model.sequence + 1)
+        rows = generator_for(SEED, "probe").integers(0, plan.model.vocabulary, shape)
+        self._samples = Samples(
+            0,
+            plan.batch.sequences,
+            lambda first, count: Rows(rows[first : first + count, :-1], rows[first : first + count, 1:]),
+        )
+
+    def __call__(self) -> None:
+        self._trainer.train_step(0, self._samples, 1e-4)
 
 
 def _plan(
-    layers: int, hidden: int, heads: int, vocabulary: int, sequence: int, micro_batches: int, micro: int
+    layers: int,
+    hidden: int,
+    heads: int,
+    vocabulary: int,
+    sequence: int,
+    micro_batches: int,
+    micro: int,
+    **layout: int,
 ) -> Plan:
     shape = {
         "layers": layers,
@@ -37,21 +95,12 @@ def _plan(
         "vocabulary": vocabulary,
         "sequence": sequence,
     }
+    batch = {"sequences": micro * micro_batches, "micro": micro}
     return Plan.model_validate(
-        {"model": shape, "batch": {"sequences": micro * micro_batches, "micro": micro}}
+        {"model": shape, "batch": batch, "layout": layout, "schedule": "1f1b"}
     ).checked()
 
 
-def _step(plan: Plan, device: torch.device, budget: float) -> SmallStep:
-    trainer = Trainer(plan, Mesh.single(device), seed=SEED, rule=AdamRule())
-    shape = (plan.batch.sequences, plan.model.sequence + 1)
-    rows = generator_for(SEED, "probe").integers(0, plan.model.vocabulary, shape)
-
-    def read(first: int, count: int) -> Rows:
-        return Rows(rows[first : first + count, :-1], rows[first : first + count, 1:])
-
-    def step() -> None:
-        trainer.train_step(0, Samples(0, plan.batch.sequences, read), 1e-4)
-
-    seconds = median_seconds(step, device, budget=budget)
-    return SmallStep(plan.model.model_dump(mode="json"), plan.batch.model_dump(mode="json"), seconds)
+def _found(plan: Plan, seconds: float) -> SmallStep:
+    layout = plan.layout.model_dump(mode="json") if plan.layout.world_size > 1 else {}
+    return SmallStep(plan.model.model_dump(mode="json"), plan.batch.model_dump(mode="json"), seconds, layout)
