@@ -25,11 +25,13 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from corpora.memory import curate_large, peak_of
 from corpora.page import gathered, page, read_record
-from corpora.survival import damaged_pages, most_memory, two_workers, write_large
-from corpora.text import build_text
+from corpora.survival import damaged_pages, two_workers
+from corpora.text import as_json_lines, books, build_text
 from corpora.tokenizing import lay_out, same_ids
 from corpora.truth import true_pairs
+from corpus_kills import killed_runs
 from extraction import measure
 from peers.environment import Environment
 
@@ -132,7 +134,7 @@ def decontamination(corpus: Path, size: float, options: argparse.Namespace) -> d
 
 def curation(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
     """Speed of the whole station from JSON lines to shards on one core, and whether both engines agree."""
-    as_json_lines(corpus)
+    _lay_down(corpus)
     names = ("curate here", "curate native")
     contestants = [_own(name, corpus, options.work / name) for name in names]
     rows = _timed(contestants, size, min(options.rounds, 3))
@@ -145,9 +147,25 @@ def curation(corpus: Path, size: float, options: argparse.Namespace) -> dict[str
     }
 
 
+def curation_of_books(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Speed of the whole station on books alone, where nearly every document passes every step."""
+    texts = list(books(options.data))
+    beside = options.work / "books" / "corpus"
+    as_json_lines(((str(n), text) for n, text in enumerate(texts)), beside.with_name("raw") / "jsonl")
+    megabytes = sum(len(text.encode()) for text in texts) / 1e6
+    contestants = [_own("curate native", beside, options.work / "curate books")]
+    return {
+        "ours": "curate native",
+        "megabytes": megabytes,
+        "documents": len(texts),
+        "rows": _timed(contestants, megabytes, options.rounds),
+        "target_megabytes_per_second": 15.0,
+    }
+
+
 def two_runners(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
     """Wall seconds of curation on two workers of Daft's native runner and of Ray, and whether the shards are equal."""
-    as_json_lines(corpus)
+    _lay_down(corpus)
     found: dict[str, dict[str, Any]] = {}
     for _ in range(min(options.rounds, 3)):
         for runner in ("native", "ray"):
@@ -171,9 +189,13 @@ def damage(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, 
 def memory(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
     """The most memory that curation of a large generated input takes."""
     folder = options.work / f"large-{options.gigabytes:g}"
-    gigabytes = write_large(corpus, folder, gigabytes=options.gigabytes)
-    found = most_memory("native", folder, options.work / "curated large")
-    return {"gigabytes": gigabytes, **found, "limit_bytes": 4 << 30}
+    found = curate_large(corpus, folder, options.work / "curated large", gigabytes=options.gigabytes)
+    return {**found, "limit_bytes": 4 << 30}
+
+
+def kills(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Whether `corpus run demo`, killed a hundred times, comes to the same bytes (benchmarks/corpus_kills.py)."""
+    return killed_runs(options.work / "kills", sets=("harvest.max_bytes=3000000",))
 
 
 def extraction(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
@@ -183,7 +205,7 @@ def extraction(corpus: Path, size: float, options: argparse.Namespace) -> dict[s
 
 def tokenization(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
     """Speed to .bin/.idx against a loop over lines, whether the ids are the same, and the memory of 1 GB."""
-    as_json_lines(corpus)
+    _lay_down(corpus)
     lay_out(corpus, options.work, data=options.data)
     contestants = [_own(n, options.work, options.work / n) for n in ("tokenize", "tokenize as Megatron")]
     found = _compared(_timed(contestants, size, options.rounds), "tokenize")
@@ -191,38 +213,38 @@ def tokenization(corpus: Path, size: float, options: argparse.Namespace) -> dict
 
 
 def tokenization_memory(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
-    """The most memory the station takes for 1 GB of text."""
+    """The most memory the station takes for 1 GB of text, every process of it counted."""
     times = math.ceil(1000 / size)
     large = options.work / "large"
     large.mkdir(exist_ok=True)
     lay_out(corpus, large, data=options.data, times=times)
-    rows = _timed([_own("tokenize", large, options.work / "tokenize large")], size * times, 1)
-    return {"megabytes": size * times, "rows": rows, "limit_bytes": 1 << 30}
-
-
-def as_json_lines(corpus: Path) -> None:
-    """The corpus as a harvest lays it down, in files of some 2,000 documents."""
-    folder = corpus.with_name("raw") / "jsonl"
-    if folder.is_dir():
-        return
-    folder.mkdir(parents=True)
-    for number, batch in enumerate(pq.ParquetFile(corpus).iter_batches(2048, columns=["id", "text"])):
-        rows = [json.dumps({"id": str(row["id"]), "text": row["text"]}) for row in batch.to_pylist()]
-        (folder / f"part-{number:05d}.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    command = _own("tokenize", large, options.work / "tokenize large").command
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE) as process:
+        peak = peak_of(process)
+    if process.returncode:
+        return {"failed": f"exit code {process.returncode}"}
+    return {
+        "megabytes": size * times,
+        "peak_bytes": peak.own,
+        "peak_resident_bytes": peak.resident,
+        "limit_bytes": 1 << 30,
+    }
 
 
 ROWS: dict[str, Callable[[Path, float, argparse.Namespace], dict[str, Any]]] = {
     "deduplication": deduplication,
     "decontamination": decontamination,
     "curation": curation,
+    "curation of books": curation_of_books,
     "tokenization": tokenization,
     "tokenization memory": tokenization_memory,
     "extraction": extraction,
     "two runners": two_runners,
     "WARC damage": damage,
     "memory": memory,
+    "kills": kills,
 }
-ASKED_FOR_BY_NAME = ("memory",)  # takes long and much disk
+ASKED_FOR_BY_NAME = ("memory", "kills")  # take long, and memory much disk
 
 
 def judged(truth: np.ndarray, kept: np.ndarray, documents: int) -> dict[str, float]:
@@ -268,6 +290,12 @@ def with_leaks(corpus: Path, items: list[str]) -> Path:
             texts[row] = f"{texts[row][:middle]} {leak} {texts[row][middle:]}"
         pq.write_table(table.set_column(1, "text", [texts]), path, compression="zstd")
     return path
+
+
+def _lay_down(corpus: Path) -> None:
+    batches = pq.ParquetFile(corpus).iter_batches(1024, columns=["id", "text"])
+    rows = (row for batch in batches for row in batch.to_pylist())
+    as_json_lines(((str(row["id"]), row["text"]) for row in rows), corpus.with_name("raw") / "jsonl")
 
 
 def _own(name: str, source: Path, out: Path) -> Contestant:

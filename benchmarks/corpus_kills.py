@@ -2,9 +2,9 @@
 
     python benchmarks/corpus_kills.py --work FOLDER [--kills 100] [--engine here] [--json out.json] [--set PATH=VALUE …]
 
-A run is killed (SIGKILL, its whole process group) after a random time that is on average a tenth of what a whole
-run takes, and the same command goes on; when it comes to its end its output is compared byte for byte, and the next
-run begins. Ends with exit code 1 when any output differs.
+A run is killed (SIGKILL, its whole process group) at a random moment of the time that it takes, and the same
+command goes on; when it comes to its end its output is compared byte for byte, and the next run begins. Runs begin
+with a finished harvest: a harvest that is killed only begins anew. Ends with exit code 1 when any output differs.
 """
 
 import argparse
@@ -15,6 +15,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,66 +25,83 @@ import numpy as np
 from trivium.corpus.compare import differences_between
 from trivium.provenance import code_commit
 
-STATIONS = ("curated", "tokens")
+HARVEST, STATIONS = "harvest", ("curated", "tokens")
 
 
 def main() -> int:
     options = _options()
-    command = [
-        sys.executable,
-        "-m",
-        "trivium.cli.main",
-        "corpus",
-        "run",
-        options.preset,
-        "--engine",
-        options.engine,
-    ]
-    for one in options.set or ():
-        command += ["--set", one]
-    options.work.mkdir(parents=True, exist_ok=True)
-    whole = options.work / "whole"
-    shutil.rmtree(whole, ignore_errors=True)
-    began = time.monotonic()
-    subprocess.run(
-        [*command, "--out", str(whole)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    found = killed_runs(
+        options.work,
+        preset=options.preset,
+        engine=options.engine,
+        sets=options.set or (),
+        kills=options.kills,
+        seed=options.seed,
     )
-    found = kill_and_compare(command, whole, options, seconds=time.monotonic() - began)
     print(json.dumps(found, indent=1))
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        options.json.write_text(json.dumps({"commit": code_commit(), **found}, indent=1) + "\n")
     return 1 if found["differences"] else 0
 
 
-def kill_and_compare(
-    command: list[str], whole: Path, options: argparse.Namespace, *, seconds: float
+def killed_runs(
+    work: Path,
+    *,
+    preset: str = "demo",
+    engine: str = "here",
+    sets: Sequence[str] = (),
+    kills: int = 100,
+    seed: int = 1,
 ) -> dict[str, Any]:
-    """Kills until there were enough; how many runs were completed with them, and what differed."""
-    generator = np.random.default_rng(options.seed)
-    out, kills, runs = options.work / "killed", 0, 0
-    differences: list[str] = []
-    shutil.rmtree(out, ignore_errors=True)
-    stages = 0
-    while kills < options.kills or out.exists():
+    """Kill until there were enough; how many runs were completed with them, and what differed."""
+    words = ["corpus", "run", preset, "--engine", engine, *(word for one in sets for word in ("--set", one))]
+    command = [sys.executable, "-m", "trivium.cli.main", *words]
+    whole, out = work / "whole", work / "killed"
+    work.mkdir(parents=True, exist_ok=True)
+    for folder in (whole, out):
+        shutil.rmtree(folder, ignore_errors=True)
+    ended(command, whole, None)
+    shutil.copytree(whole / HARVEST, out / HARVEST)
+    began = time.monotonic()
+    ended(command, out, None)
+    seconds = time.monotonic() - began
+    generator = np.random.default_rng(seed)
+    done = runs = 0
+    differences = _differences(whole, out)
+    reached: Counter[str] = Counter()
+    shutil.rmtree(out)
+    while done < kills or out.exists():
+        if not out.exists():
+            shutil.copytree(whole / HARVEST, out / HARVEST)
         # the last run is let go to its end
-        limit = float(generator.exponential(seconds / 10)) + 0.2 if kills < options.kills else None
+        limit = float(generator.uniform(0, seconds)) if done < kills else None
         if ended(command, out, limit):
             runs += 1
-            for station in STATIONS:
-                differences += differences_between(whole / station, out / station)
+            differences += _differences(whole, out)
             shutil.rmtree(out)
         else:
-            kills += 1
-            stages += len([name for name in STATIONS if (out / name).is_dir()])
+            done += 1
+            reached[_reached(out)] += 1
     return {
-        "commit": code_commit(),
-        "command": f"trivium corpus run {options.preset} --engine {options.engine}",
-        "kills": kills,
+        "run": f"trivium {' '.join(words)}",
+        "kills": done,
         "runs_completed": runs,
-        "seconds_of_a_whole_run": round(seconds, 1),
-        "kills_after_curation": stages,
+        "seconds_after_the_harvest": round(seconds, 1),
+        **reached,
         "differences": differences,
     }
+
+
+def _differences(whole: Path, out: Path) -> list[str]:
+    return [one for name in STATIONS for one in differences_between(whole / name, out / name)]
+
+
+def _reached(out: Path) -> str:
+    """What a killed run left."""
+    if (out / "curated").is_dir():
+        return "kills_after_curation"
+    parts = out / ".curated.work" / "parts"
+    return "kills_within_curation" if parts.is_dir() else "kills_before_curation"
 
 
 def ended(command: list[str], out: Path, limit: float | None) -> bool:

@@ -16,7 +16,11 @@ LIBRARIES = ("trivium", "numba", "numpy", "pyarrow", "daft", "ray", "tiktoken", 
 
 
 def gathered(before: dict[str, Any], rows: dict[str, Any], command: str) -> dict[str, Any]:
-    """The record with these rows added; runs of a contestant that was measured before count together."""
+    """The record with these rows added.
+
+    Runs of a contestant that was measured before count together; Trivium's own (those without a target) only at the
+    same commit.
+    """
     kept = {name: {"commit": before["commit"]} | row for name, row in before.get("rows", {}).items()}
     for name, row in rows.items():
         kept[name] = _joined(kept.get(name), row) | {"commit": code_commit()}
@@ -51,7 +55,8 @@ def _joined(before: dict[str, Any] | None, row: dict[str, Any]) -> dict[str, Any
         old = contestants.get(name, {})
         if "not run" in found and old:
             continue
-        if "every_cpu_seconds" in found and "every_cpu_seconds" in old:
+        counts = "target" in found or before["commit"] == code_commit()
+        if counts and "every_cpu_seconds" in found and "every_cpu_seconds" in old:
             every = old["every_cpu_seconds"] + found["every_cpu_seconds"]
             cpu = statistics.median(every)
             speed = found["megabytes_per_cpu_second"] * found["cpu_seconds"] / cpu

@@ -1,13 +1,11 @@
-"""Rows that do not compare speeds on one core: damage in a WARC file, two workers, and memory for a large input."""
+"""Rows that do not compare speeds on one core: damage in a WARC file, and two workers."""
 
 import json
-import math
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import zlib
 from pathlib import Path
@@ -15,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-import zstandard
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 
 from trivium.corpus.config import CurateConfig
@@ -30,7 +27,6 @@ from trivium.corpus.read import read_any
 from trivium.seeds import generator_for
 
 PAGES, FLIPS = 3000, 40
-LARGE_FILE_BYTES = 250_000_000
 
 
 def damaged_pages(corpus: Path, folder: Path) -> dict[str, Any]:
@@ -107,88 +103,28 @@ def nothing(item: str) -> dict[str, Any]:
     return {}
 
 
+def start_two_workers(runner: str, source: Path, out: Path) -> subprocess.Popen[str]:
+    """A process that does `wall_seconds` and prints it."""
+    command = [sys.executable, "-m", "corpora.survival", runner, str(source.absolute()), str(out.absolute())]
+    environment = {**os.environ, "DAFT_ANALYTICS_ENABLED": "0", "DAFT_PROGRESS_BAR": "0"}
+    here = Path(__file__).resolve().parents[1]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=here
+    )
+
+
 def two_workers(runner: str, source: Path, out: Path) -> dict[str, Any]:
     """`wall_seconds` in a process of its own."""
-    command = [sys.executable, "-m", "corpora.survival", runner, str(source), str(out)]
-    environment = {**os.environ, "DAFT_ANALYTICS_ENABLED": "0", "DAFT_PROGRESS_BAR": "0"}
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if ended.returncode:
-        return {"failed": (ended.stderr.strip().splitlines() or ["no message"])[-1][:300]}
-    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return ending_of(start_two_workers(runner, source, out))
+
+
+def ending_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """What the process of `start_two_workers` found, or how it failed."""
+    said, complained = process.communicate()
+    if process.returncode:
+        return {"failed": (complained.strip().splitlines() or ["no message"])[-1][:300]}
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
     return found
-
-
-def write_large(corpus: Path, folder: Path, *, gigabytes: float) -> float:
-    """JSON lines of documents whose words are those of real ones in another order; returns their gigabytes.
-
-    In files of a quarter of a gigabyte; those that are there already stay.
-    """
-    (folder / "jsonl").mkdir(parents=True, exist_ok=True)
-    words: list[list[str]] = []
-    count = math.ceil(gigabytes * 1e9 / LARGE_FILE_BYTES)
-    for number in range(count):
-        path = folder / "jsonl" / f"part-{number:05d}.jsonl.zst"
-        if not path.is_file():
-            words = words or [text.split() for text in _first_texts(corpus, 8000)]
-            _write_shuffled(words, path, generator_for(1, "large", number))
-    return count * LARGE_FILE_BYTES / 1e9
-
-
-def _first_texts(corpus: Path, count: int) -> list[str]:
-    texts: list[str] = pq.read_table(corpus, columns=["text"])["text"].slice(0, count).to_pylist()
-    return texts
-
-
-def _write_shuffled(words: list[list[str]], path: Path, generator: np.random.Generator) -> None:
-    beside, size = path.with_suffix(".partial"), 0
-    with zstandard.open(beside, "wt", encoding="utf-8") as file:
-        while size < LARGE_FILE_BYTES:
-            chosen = words[int(generator.integers(len(words)))]
-            places = generator.permutation(len(chosen)).tolist()
-            text = "".join(chosen[p] + (".\n" if n % 12 == 11 else " ") for n, p in enumerate(places))
-            file.write(json.dumps({"id": f"{path.name}-{size}", "text": text}) + "\n")
-            size += len(text.encode())
-    beside.rename(path)
-
-
-def most_memory(runner: str, source: Path, out: Path) -> dict[str, Any]:
-    """`two_workers`, and the most memory that its processes took together, shared pages counted once."""
-    found: dict[str, Any] = {}
-    most = 0
-
-    def work() -> None:
-        found.update(two_workers(runner, source, out))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    while thread.is_alive():
-        most = max(most, sum(_proportional_bytes(pid) for pid in _below(os.getpid())))
-        time.sleep(0.5)
-    return {**found, "peak_bytes": most}
-
-
-def _below(root: int) -> set[int]:
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    found = {root}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {root}
-
-
-def _proportional_bytes(pid: int) -> int:
-    try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return 1024 * int(line.split()[1])
-    except OSError:
-        pass
-    return 0
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ import gzip
 import json
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 from trivium.seeds import generator_for
 
 DOCUMENT_CHARACTERS = 5000
+DOCUMENTS_IN_FILE = 2048
 LARGEST_FILE_BYTES = 200_000  # a larger source file is a table of data
 _WORD = re.compile(r"\w+")
 
@@ -52,10 +54,29 @@ def build_text(path: Path, *, data: Path, bytes_wanted: int, copies_fraction: fl
     pq.write_table(pa.table(columns), path, compression="zstd")
 
 
-def _documents(data: Path) -> Iterator[str]:
+def as_json_lines(texts: Iterable[tuple[str, str]], folder: Path) -> None:
+    """Ids and texts as a harvest lays them down, in files of some 2,000 documents; not when they are there."""
+    if folder.is_dir():
+        return
+    partial = folder.with_name(f".{folder.name}.partial")
+    partial.mkdir(parents=True, exist_ok=True)
+    rows = (json.dumps({"id": name, "text": text}) for name, text in texts)
+    for number in count():
+        if not (some := list(islice(rows, DOCUMENTS_IN_FILE))):
+            break
+        (partial / f"part-{number:05d}.jsonl").write_text("\n".join(some), encoding="utf-8")
+    partial.rename(folder)
+
+
+def books(data: Path) -> Iterator[str]:
+    """The documents of the books, in order."""
     with gzip.open(data / "corpora" / "books_train.jsonl.gz", "rt", encoding="utf-8") as file:
         for line in file:
             yield from _pieces(json.loads(line)["text"])
+
+
+def _documents(data: Path) -> Iterator[str]:
+    yield from books(data)
     paths = sysconfig.get_paths()
     for root in (Path(paths["stdlib"]), Path(paths["purelib"])):
         for path in sorted(root.rglob("*.py")):

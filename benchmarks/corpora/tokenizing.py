@@ -34,9 +34,8 @@ def lay_out(corpus: Path, into: Path, *, data: Path, times: int = 1) -> None:
         for turn in range(times):
             for batch in rows.iter_batches(256, columns=["id", "text"]):
                 for row in batch.to_pylist():
-                    yield Document(
-                        f"{row['id']}" if turn == 0 else f"{row['id']}-{turn}", row["text"], SOURCE
-                    )
+                    name = f"{row['id']}-{turn}" if turn else f"{row['id']}"
+                    yield Document(name, row["text"], SOURCE)
 
     write_documents(into / "curated" / "documents", documents())
     (into / "gpt2").mkdir(exist_ok=True)

@@ -1,11 +1,14 @@
 """Laws of privacy: what is personal is masked or dropped and counted, what only looks like it stays."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trivium.corpus import privacy
 from trivium.corpus.config import PrivacyConfig
 from trivium.corpus.document import Document
+from trivium.corpus.kernels.personal import EMAIL, IP, PHONE, may_be_personal
+from trivium.corpus.kernels.texts import joined
 from trivium.corpus.privacy import KINDS, masked, privacy_step
 from trivium.corpus.steps import Drop, Keep
 
@@ -65,3 +68,33 @@ def test_masking_what_is_masked_changes_nothing(text):
     once, found = masked(text, PrivacyConfig())
     assert masked(once, PrivacyConfig())[0] == once
     assert (once == text) == (not found)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(
+        st.text("0123456789abF:.-() +@x\n٣é", max_size=60)
+        | st.from_regex(privacy._PHONE)
+        | st.from_regex(privacy._IP)
+        | st.from_regex(privacy._EMAIL),
+        max_size=6,
+    )
+)
+def test_no_pattern_matches_where_the_kernel_says_that_none_can(texts):
+    for text, bits in zip(texts, may_be_personal(joined(texts)).tolist(), strict=True):
+        assert bits & EMAIL or not privacy._EMAIL.search(text)
+        assert bits & IP or not privacy._IP.search(text)
+        assert bits & PHONE or not any(privacy._is_number(m[0]) for m in privacy._PHONE.finditer(text))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.from_regex(privacy._KEY))
+def test_every_key_has_a_sign_that_is_looked_for_first(text):
+    assert any(sign in text for sign in privacy._KEY_SIGNS)
+
+
+def test_most_prose_is_shown_to_no_pattern():
+    prose = (
+        "In 1984 she wrote, at 12:30, that 3.14 is about pi (see p. 10-12). It was read by 10 000 people..."
+    )
+    assert may_be_personal(joined([prose])).tolist() == [0]

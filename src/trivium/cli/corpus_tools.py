@@ -270,7 +270,8 @@ def _written(
 def _say_funnel(found: Mapping[str, Any]) -> None:
     for tally in found["funnel"]:
         reasons = "; ".join(f"{number:,} {reason}" for reason, number in tally["dropped"].items())
-        quarantined = f"; {tally['quarantined']:,} unreadable" if tally["quarantined"] else ""
+        unreadable = tally["quarantined"]
+        quarantined = f"; {unreadable:,} unreadable (why: rejects.jsonl.gz)" if unreadable else ""
         say(
             f"{tally['step']}: {tally['documents']:,} documents, {format_bytes(tally['bytes'])}"
             f"{quarantined}{f'; dropped: {reasons}' if reasons else ''}"

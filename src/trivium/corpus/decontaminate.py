@@ -15,7 +15,14 @@ import numpy as np
 
 from trivium.corpus.config import DecontaminationConfig
 from trivium.corpus.document import Document
-from trivium.corpus.kernels.ngrams import Ngrams, are_there, find_ngrams, in_characters, ngram_index, ngrams_of
+from trivium.corpus.kernels.ngrams import (
+    Ngrams,
+    are_there,
+    find_ngrams,
+    in_characters,
+    ngram_index,
+    ngrams_of,
+)
 from trivium.corpus.kernels.texts import Texts, joined, texts_of, words_of
 
 _SENTENCE_ENDS = ".!?"

@@ -7,7 +7,7 @@ compared with all others, the places of evaluation text in them, the rejects, an
 import gzip
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -31,7 +31,7 @@ from trivium.corpus.kernels.words import text_keys
 from trivium.corpus.quarantine import Damage
 from trivium.corpus.read import read_any
 from trivium.corpus.steps import Reject, Steps, Tally
-from trivium.corpus.store import MANIFEST, PACKING, documents_in, documents_table, read_documents
+from trivium.corpus.store import MANIFEST, PASSING_PACKING, documents_table, read_documents
 from trivium.corpus.urls import url_key
 from trivium.provenance import write_json
 
@@ -73,8 +73,7 @@ def index_heldout(work: str, item: str) -> Result:
     if not folder.is_dir():
         source = job.source / HELDOUT
         documents = list(read_documents(source)) if (source / MANIFEST).is_file() else []
-        table = documents_table(documents)
-        lay_down(folder, lambda into: _write_features(job, into, table, Counter(), []))
+        lay_down(folder, lambda into: _write_features(job, into, documents, Counter(), []))
     return {}
 
 
@@ -194,7 +193,7 @@ def _write_part(job: Job, name: str, raw: list[Document | Damage], *, last: bool
     tallies = [tally.as_json() for tally in (read, *steps.tallies)]
 
     def write(into: Path) -> None:
-        _write_features(job, into, documents_table(kept), counts, tallies, damage[:1])
+        _write_features(job, into, kept, counts, tallies, damage[:1])
         (into / REJECTS).write_bytes(packed_lines(lines))
 
     lay_down(job.path(PARTS, name), write)
@@ -203,21 +202,22 @@ def _write_part(job: Job, name: str, raw: list[Document | Damage], *, last: bool
 def _write_features(
     job: Job,
     into: Path,
-    table: pa.Table,
+    documents: Sequence[Document],
     counts: Counter[str],
     tallies: list[dict[str, Any]],
     damage: list[str] | None = None,
 ) -> None:
     """The documents, and what they are compared by."""
-    texts, dedup = texts_of(table["text"]), job.config.dedup
+    table, dedup = documents_table(documents), job.config.dedup
+    texts = texts_of(table["text"])
     minhash = MinHash(bands=dedup.bands, rows=dedup.rows, shingle=dedup.shingle, seed=job.seed)
     np.save(into / BANDS, minhash.band_keys(texts), allow_pickle=False)
     keys = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(16), table.num_rows, [None, pa.py_buffer(text_keys(texts))]
     )
-    addresses = [url_key(document) for document in documents_in(table)] if dedup.urls else [b""] * len(table)
+    addresses = list(map(url_key, documents)) if dedup.urls else [b""] * len(documents)
     compared = table.append_column(KEY, keys).append_column(ADDRESS, pa.array(addresses, pa.binary()))
-    pq.write_table(compared, into / TABLE, **PACKING)
+    pq.write_table(compared, into / TABLE, **PASSING_PACKING)
     evaluation = evaluation_keys(job)
     hits = evaluation.hits(texts) if tallies else {}
     found = {

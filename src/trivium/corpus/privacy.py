@@ -1,18 +1,21 @@
 """Personal data in a text: e-mail addresses, telephone numbers, IP addresses, secret keys; masked or dropped.
 
 The patterns prefer missing a number to mistaking one: a telephone number needs a country code or a separated form
-of ten digits; an IP address must be one; a key must have the form its issuer documents.
+of ten digits; an IP address must be one; a key must have the form its issuer documents. They are slow, so a kernel
+says first which texts may hold what.
 """
 
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from trivium.corpus.config import PrivacyConfig
 from trivium.corpus.document import Document
-from trivium.corpus.steps import Drop, Keep, Step, Verdict, noted
+from trivium.corpus.kernels.personal import EMAIL, IP, PHONE, may_be_personal
+from trivium.corpus.kernels.texts import joined
+from trivium.corpus.steps import Drop, Keep, Step, Verdict, batched_step, noted
 
 _EMAIL = re.compile(
     r"(?<![\w.+-])[\w.+-]{1,64}@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,8}[A-Za-z]{2,24}(?![\w-])"
@@ -35,6 +38,11 @@ _KEY = re.compile(
     r"|\b[sr]k_live_[0-9A-Za-z]{16,250}\b"  # Stripe
     r"|\beyJ[\w-]{10,2000}\.eyJ[\w-]{10,4000}\.[\w-]{10,2000}"  # JSON web token
 )
+# every key has one of these in it
+_KEY_SIGNS = (
+    *("-----BEGIN ", "AKIA", "ASIA", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "AIza", "xox"),
+    *("sk_live_", "rk_live_", "eyJ"),
+)
 _MIN_DIGITS, _MAX_DIGITS = 8, 15  # of an international number (E.164: at most 15)
 KINDS = ("key", "email", "ip", "phone")  # in this order: what is masked is not looked at again
 
@@ -42,8 +50,8 @@ KINDS = ("key", "email", "ip", "phone")  # in this order: what is masked is not 
 def privacy_step(config: PrivacyConfig) -> Step:
     """The step that masks or drops by kind; metadata gains `privacy`: how many of each kind were found."""
 
-    def judge(document: Document) -> Verdict:
-        text, found = masked(document.text, config)
+    def verdict(document: Document, bits: int) -> Verdict:
+        text, found = _masked(document.text, config, bits)
         dropped = next((kind for kind in KINDS if found[kind] and getattr(config, kind) == "drop"), None)
         if dropped:
             return Drop(f"holds {dropped}")
@@ -51,23 +59,29 @@ def privacy_step(config: PrivacyConfig) -> Step:
             return Keep(document)
         return Keep(noted(replace(document, text=text), privacy=dict(sorted(found.items()))))
 
-    return Step("privacy", judge)
+    def judge_all(documents: Sequence[Document]) -> list[Verdict]:
+        bits = may_be_personal(joined([document.text for document in documents]))
+        return list(map(verdict, documents, bits.tolist()))
+
+    return batched_step("privacy", judge_all)
 
 
 def masked(text: str, config: PrivacyConfig) -> tuple[str, Counter[str]]:
     """The text with every kind that is not kept replaced by its mask (`[EMAIL]`), and the finds of each kind."""
+    return _masked(text, config, int(may_be_personal(joined([text]))[0]))
+
+
+def _masked(text: str, config: PrivacyConfig, bits: int) -> tuple[str, Counter[str]]:
     found: Counter[str] = Counter()
-    looks: dict[str, tuple[re.Pattern[str], str, Callable[[str], bool]]] = {
-        "key": (_KEY, "", lambda _: True),
-        "email": (_EMAIL, "@", lambda _: True),
-        "ip": (_IP, "", lambda match: _is_address(match, spare=config.spare_private_ips)),
-        "phone": (_PHONE, "", _is_number),
+    looks: dict[str, tuple[re.Pattern[str], bool, Callable[[str], bool]]] = {
+        "key": (_KEY, any(sign in text for sign in _KEY_SIGNS), lambda _: True),
+        "email": (_EMAIL, bool(bits & EMAIL), lambda _: True),
+        "ip": (_IP, bool(bits & IP), lambda match: _is_address(match, spare=config.spare_private_ips)),
+        "phone": (_PHONE, bool(bits & PHONE), _is_number),
     }
     for kind in KINDS:
-        if getattr(config, kind) == "keep":
-            continue
-        pattern, needs, valid = looks[kind]
-        if needs and needs not in text:
+        pattern, possible, valid = looks[kind]
+        if not possible or getattr(config, kind) == "keep":
             continue
 
         def mask(match: re.Match[str], kind: str = kind, valid: Callable[[str], bool] = valid) -> str:

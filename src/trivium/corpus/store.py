@@ -30,6 +30,8 @@ SCHEMA = pa.schema(
 PACKING: Mapping[str, Any] = MappingProxyType(
     {"compression": "zstd", "use_dictionary": ["source"], "write_statistics": ["id", "source"]}
 )
+# of what is read once and deleted
+PASSING_PACKING: Mapping[str, Any] = MappingProxyType({**PACKING, "compression": "lz4"})
 _JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
 
 

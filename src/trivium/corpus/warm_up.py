@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from trivium.corpus.clean import tidy
 from trivium.corpus.kernels.measures import measures
-from trivium.corpus.kernels.ngrams import find_ngrams, ngram_index
+from trivium.corpus.kernels.ngrams import are_there, find_ngrams, in_characters, ngram_index, ngrams_of
 from trivium.corpus.kernels.repeats import repeats
 from trivium.corpus.kernels.shingles import (
     band_keys,
@@ -13,7 +14,6 @@ from trivium.corpus.kernels.shingles import (
     signatures,
 )
 from trivium.corpus.kernels.texts import joined, texts_of
-from trivium.corpus.kernels.tidiness import plain_blanks
 from trivium.corpus.kernels.words import text_keys
 from trivium.corpus.page_blocks import page_of
 
@@ -26,8 +26,11 @@ def warm_up() -> None:
     pairs = pairs_in_band(keys[0], chain=1)
     sets = shingle_sets(texts, size=2)
     jaccard_of_pairs(sets, sets, pairs)
-    find_ngrams(texts, ngram_index(["one two"]))
-    plain_blanks("one  two")
+    ngrams = ngrams_of(texts)
+    found = find_ngrams(texts, ngram_index(ngrams))
+    are_there(texts, found, texts, ngrams)
+    in_characters(texts, found)
+    tidy("one  two…")
     measures(joined(["one two"]), short=1)
     repeats(joined(["one two"]), tops=1, repeated=1)
     page_of("<p>one</p>")

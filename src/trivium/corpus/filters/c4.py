@@ -33,7 +33,9 @@ def c4_step(config: C4Config) -> Step:
             return Drop("curly bracket")
         if bad is not None and bad.search(lowered):
             return Drop("bad word")
-        lines = [_CITATION.sub("", line.strip()) for line in document.text.split("\n") if line.strip()]
+        lines = [line for each in document.text.split("\n") if (line := each.strip())]
+        if "[" in document.text:
+            lines = [_CITATION.sub("", line) for line in lines]
         kept = [line for line in lines if not line_fault(line, config)]
         if sum(map(num_sentences, kept)) < config.sentences:
             return Drop(f"under {config.sentences} sentences")
@@ -47,7 +49,7 @@ def line_fault(line: str, config: C4Config) -> str:
     """Why C4 removes a line, or nothing."""
     words = line.split()
     lowered = line.lower()
-    if any(len(word) > config.word_letters for word in words):
+    if len(line) > config.word_letters and any(len(word) > config.word_letters for word in words):
         return "word too long"
     if not line.endswith(_ENDS) or line.endswith(_ELLIPSES):
         return "no end of a sentence"

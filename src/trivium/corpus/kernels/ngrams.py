@@ -185,12 +185,12 @@ def _fill(hashes: Hashes, slots: Hashes, owners: NDArray[np.int64]) -> None:
 @njit(cache=True, nogil=True)
 def _set_bits(hashes: Hashes, words: Hashes) -> None:
     for value in hashes:
-        words[_word_of(value, words)] |= _bits_of(value)
+        words[_word_of(value, len(words))] |= _bits_of(value)
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _word_of(value: np.uint64, words: Hashes) -> np.uint64:
-    return (value >> uint64(18)) & uint64(len(words) - 1)
+def _word_of(value: np.uint64, words: int) -> np.uint64:
+    return (value >> uint64(18)) & uint64(words - 1)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -215,7 +215,7 @@ def _scan(data: Bytes, offsets: Offsets, fold: FoldTable, index: NgramIndex) -> 
         for first in range(words - shortest + 1):
             begin = run_hash(prefixes, first, shortest, power)
             bits = _bits_of(begin)
-            if begins[_word_of(begin, begins)] & bits != bits:
+            if begins[_word_of(begin, len(begins))] & bits != bits:
                 continue
             for which in range(len(sizes)):
                 if first + sizes[which] > words:
@@ -282,34 +282,61 @@ def _are_there(
     ngrams: Ngrams,
     really: NDArray[np.bool_],
 ) -> None:
-    passage, passage_end = -1, 0
+    others, passage, passage_end = passages.data, -1, 0
     starts = np.empty(longest_words(passages.offsets), np.int64)  # of the words of `passage`
     for row in range(len(found.texts)):
         begin, which = offsets[found.texts[row]], found.keys[row]
         if ngrams.texts[which] != passage:
             passage = ngrams.texts[which]
             passage_end = passages.offsets[passage + 1]
-            _word_starts(passages.data, passages.offsets[passage], passage_end, fold, starts)
-        other = starts[ngrams.firsts[which]]
+            _word_starts(others, passages.offsets[passage], passage_end, fold, starts)
         at, end = begin + found.starts[row], begin + found.ends[row]
-        same = True
-        for _ in range(ngrams.sizes[which]):
-            at, other = _word_start(data, at, end, fold), _word_start(passages.data, other, passage_end, fold)
-            letter = uint32(1)
-            while same and letter != uint32(0):
-                letter, at = _folded(data, at, end, fold)
-                wanted, other = _folded(passages.data, other, passage_end, fold)
-                same = letter == wanted
-        really[row] = same
+        other, words = starts[ngrams.firsts[which]], ngrams.sizes[which]
+        really[row] = _same_words(data, at, end, others, other, passage_end, fold, words)
+
+
+@njit(cache=True, nogil=True)
+def _same_words(
+    data: Bytes, at: int, end: int, others: Bytes, other: int, other_end: int, fold: FoldTable, words: int
+) -> bool:
+    """Whether data[at:end], from one word's first letter to another's last, begins others[other:] with its words."""
+    while True:
+        letter = wanted = uint32(0)
+        if at < end:
+            point, at = code_point(data, at)
+            letter = fold[point]
+        if other < other_end:
+            point, other = code_point(others, other)
+            wanted = fold[point]
+        if letter != wanted:
+            return False
+        if letter == uint32(0):
+            words -= 1
+            if words == 0:
+                return True
+            at, other = _word_start(data, at, end, fold), _word_start(others, other, other_end, fold)
 
 
 @njit(cache=True, nogil=True)
 def _word_starts(data: Bytes, at: int, end: int, fold: FoldTable, starts: NDArray[np.int64]) -> None:
-    words = 0
-    while (at := _word_start(data, at, end, fold)) < end:
-        starts[words] = at
-        words += 1
-        at = _after_word(data, at, end, fold)
+    words, inside = 0, False
+    while at < end:
+        point, after = code_point(data, at)
+        wordy = fold[point] != uint32(0)
+        if wordy and not inside:
+            starts[words] = at
+            words += 1
+        inside, at = wordy, after
+
+
+@njit(cache=True, nogil=True)
+def _word_start(data: Bytes, at: int, end: int, fold: FoldTable) -> int:
+    while at < end:
+        point, after = code_point(data, at)
+        if fold[point] != uint32(0):
+            break
+        at = after
+    return at
 
 
 @njit(cache=True, nogil=True)
@@ -332,31 +359,3 @@ def _characters(data: Bytes, start: int, end: int) -> int:
     for at in range(start, end):
         count += int(data[at] & 0xC0 != 0x80)
     return count
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _folded(data: Bytes, at: int, end: int, fold: FoldTable) -> tuple[np.uint32, int]:
-    """The letter of a word at this byte, folded, and where the next one is; 0 where the word is over."""
-    if at >= end:
-        return uint32(0), at
-    point, after = code_point(data, at)
-    return fold[point], after
-
-
-@njit(cache=True, nogil=True)
-def _word_start(data: Bytes, at: int, end: int, fold: FoldTable) -> int:
-    while at < end:
-        letter, after = _folded(data, at, end, fold)
-        if letter != uint32(0):
-            break
-        at = after
-    return at
-
-
-@njit(cache=True, nogil=True)
-def _after_word(data: Bytes, at: int, end: int, fold: FoldTable) -> int:
-    at = _word_start(data, at, end, fold)
-    letter = uint32(1)
-    while letter != uint32(0):
-        letter, at = _folded(data, at, end, fold)
-    return at

@@ -4,7 +4,10 @@ import numpy as np
 from numba import njit, uint8
 
 from trivium.corpus.kernels.texts import Bytes
+from trivium.corpus.kernels.words import code_point
 
+Kinds = np.ndarray[tuple[int], np.dtype[np.uint8]]
+ODD, SIGN = 1, 2
 _NOTHING, _BLANK, _LINE_END, _RETURN, _OTHER = range(5)
 _TAB, _NEWLINE, _CARRIAGE, _SPACE, _DELETE = uint8(0x09), uint8(0x0A), uint8(0x0D), uint8(0x20), uint8(0x7F)
 
@@ -17,6 +20,42 @@ def plain_blanks(text: str) -> str:
     data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
     out = np.empty(len(data), np.uint8)
     return out[: _plain_blanks(data, out)].tobytes().decode("utf-8", "surrogatepass").strip()
+
+
+def beyond_ascii(text: str, kinds: Kinds) -> tuple[bool, list[tuple[int, int]]]:
+    """Whether a character is ODD; if none is, the runs of characters beyond ASCII, without single ones but SIGNs.
+
+    kinds: of each code point, shape [0x110000]; only those beyond ASCII are looked at. Runs are [start, end).
+    """
+    data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+    runs = np.empty((len(data) // 3 + 1, 2), np.int64)  # the shortest run and what parts it from the next
+    count = _beyond_ascii(data, kinds, runs)
+    return count < 0, list(map(tuple, runs[: max(count, 0)].tolist()))
+
+
+@njit(cache=True, nogil=True)
+def _beyond_ascii(data: Bytes, kinds: Kinds, runs: np.ndarray) -> int:
+    """Fill `runs`; returns how many, or -1 at an odd character."""
+    count = run = at = place = 0
+    sign = False
+    while at < len(data):
+        if data[at] < uint8(0x80):
+            if run > 1 or sign:
+                runs[count, 0], runs[count, 1] = place - run, place
+                count += 1
+            run, sign = 0, False
+            at += 1
+        else:
+            point, at = code_point(data, at)
+            if kinds[point] == ODD:
+                return -1
+            sign = sign or kinds[point] == SIGN
+            run += 1
+        place += 1
+    if run > 1 or sign:
+        runs[count, 0], runs[count, 1] = place - run, place
+        count += 1
+    return count
 
 
 @njit(cache=True, nogil=True)
