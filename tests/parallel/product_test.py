@@ -28,8 +28,6 @@ def is_near(found: torch.Tensor, exact: torch.Tensor) -> bool:
 def always(monkeypatch) -> None:
     """The other library also where it does not pay."""
     monkeypatch.setattr(products, "LEAST", 0)
-    monkeypatch.setattr(products, "LEAST_ADDED", 0)
-    monkeypatch.setattr(products, "LEAST_WITH_BACKWARD", 0)
 
 
 @pytest.mark.parametrize("shape", [SMALL, LARGE])

@@ -46,6 +46,8 @@ class Attention(nn.Module):
         queries = self.N // self.G
         # Columns come in groups: the queries of a group, its key, its value.
         groups = qkv.view(S, B, self.G, queries + 2, D).permute(3, 1, 2, 0, 4)  # queries + 2, B G S D
+        if queries == 1 and self.model.family == "gpt" and inputs.memory is None:
+            return self.context.attend_joined(groups, inputs.seen).permute(2, 0, 1, 3)
         # Taken apart at once, not sliced: the backward joins the gradients in one copy.
         if queries == 1:
             q, k, v = groups.unbind(0)

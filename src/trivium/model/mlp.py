@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from trivium.model.gelu import gelu
 from trivium.model.inputs import Inputs
 from trivium.model.linear import ColumnLinear, RowLinear
 from trivium.model.norm import Norm
@@ -33,7 +34,7 @@ class GeluUp(ColumnLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., H] -> [..., E]."""
-        return F.gelu(super().forward(x), approximate="tanh")
+        return gelu(super().forward(x))
 
 
 class Mlp(nn.Module):

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
+from trivium.parallel import narrow_attention
 from trivium.parallel.collectives import all_to_all, rotate
 from trivium.parallel.mesh import Group
 
@@ -48,6 +49,13 @@ class Context:
 
     group: Group
     mode: Literal["ulysses", "ring"]
+
+    def attend_joined(self, qkv: Tensor, sight: Sight) -> Tensor:
+        """Queries, keys and values of as many heads, [3, B, N, S, D] of this rank's positions -> [B, N, S, D]."""
+        if self.group.size == 1 and sight.documents is None and narrow_attention.suits(qkv):
+            return narrow_attention.attend(qkv)
+        # Taken apart at once, not sliced: the backward joins the gradients in one copy.
+        return self.attend(*qkv.unbind(0), sight)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
         """q [B, N, S, D], k and v [B, G, S, D] of this rank's positions -> [B, N, S, D]."""

@@ -28,6 +28,7 @@ from trivium.errors import ConfigError, Preempted, TriviumError
 COLLECTIVE_TIMEOUT_SECONDS = 120.0
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
+_LARGEST_INT = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -108,13 +109,14 @@ def _keep_freed_memory() -> None:
     """Let the C library keep what is freed for the next step, which wants the same again.
 
     glibc returns large blocks to the kernel, which clears each page when it is touched anew: ten to seventeen
-    thousand page faults, 5 to 8 %, of a step of a small pipeline. Blocks over 32 MiB, its limit, still come and go.
+    thousand page faults, 5 to 8 %, of a step of a small pipeline.
     """
     if sys.platform.startswith("linux"):
         with contextlib.suppress(OSError, AttributeError):  # musl has no mallopt
             library = ctypes.CDLL(None)
-            library.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-            library.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+            library.mallopt(_M_TRIM_THRESHOLD, _LARGEST_INT)
+            if not library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_INT):
+                library.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the limit of older ones
 
 
 def _talk_where_the_first_rank_is_reached() -> None:

@@ -6,6 +6,7 @@ torch hands fp32 products to MKL, which on processors of another maker than its 
 Legend: T tokens, I inputs, O outputs.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,9 +14,11 @@ import torch.nn.functional as F
 
 Tensor = torch.Tensor
 
-# Multiplications of a product below which calling oneDNN takes longer than it saves: alone, where it cannot add to
-# what is there (MKL can), and with a backward in Python.
-LEAST, LEAST_ADDED, LEAST_WITH_BACKWARD = 1 << 20, 1 << 21, 1 << 22
+# Numbers of a gradient that are transposed at once, and the columns they are at least.
+TRANSPOSED_AT_ONCE, LEAST_COLUMNS = 1 << 18, 256
+# Multiplications of a product below which calling oneDNN takes longer than it saves. Called again and again it gains
+# from a million on; among other work its first microseconds are spent on finding its code again (170 against 30).
+LEAST = 1 << 22
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -24,8 +27,6 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if size < LEAST or not _is_for_one_dnn(x, weight):
         return F.linear(x, weight, bias)
     has_backward = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    if has_backward and size < LEAST_WITH_BACKWARD:
-        return F.linear(x, weight, bias)
     return _Product.apply(x, weight, bias) if has_backward else _by_one_dnn(x, weight, bias)
 
 
@@ -40,15 +41,28 @@ def gradient_of_weight(grad: Tensor, x: Tensor) -> Tensor:
     """grad [T, O], x [T, I] -> grad^T x [O, I]."""
     if grad.numel() * x.shape[1] < LEAST or not _is_for_one_dnn(grad, x):
         return grad.T @ x
-    return _by_one_dnn(grad.contiguous().T, x.contiguous().T, None)
+    if grad.numel() <= TRANSPOSED_AT_ONCE:
+        return _by_one_dnn(grad.contiguous().T, x.contiguous().T, None)
+    found = grad.new_empty(grad.shape[1], x.shape[1])
+    for rows, part in _rows_of_gradient(found, grad, x):
+        rows.copy_(part)
+    return found
 
 
 def add_gradient_of_weight(into: Tensor, grad: Tensor, x: Tensor) -> None:
     """The same, added to `into` [O, I]."""
-    if grad.numel() * x.shape[1] < LEAST_ADDED or not _is_for_one_dnn(grad, x):
+    if grad.numel() * x.shape[1] < LEAST or not _is_for_one_dnn(grad, x):
         into.addmm_(grad.T, x)
-    else:
-        into.add_(gradient_of_weight(grad, x))
+        return
+    for rows, part in _rows_of_gradient(into, grad, x):
+        rows.add_(part)
+
+
+def _rows_of_gradient(into: Tensor, grad: Tensor, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Some rows of `into` and of grad^T x at a time: oneDNN copies what it transposes, of a vocabulary much."""
+    step, x = max(LEAST_COLUMNS, TRANSPOSED_AT_ONCE // len(grad)), x.contiguous().T
+    for rows, columns in zip(into.split(step), grad.split(step, dim=1), strict=True):
+        yield rows, _by_one_dnn(columns.contiguous().T, x, None)
 
 
 class _Product(torch.autograd.Function):

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from trivium.parallel.product import gradient_of_inputs, gradient_of_weight, product
+from trivium.parallel.product import add_gradient_of_weight, gradient_of_inputs, gradient_of_weight, product
 from trivium.parallel.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
 
-# Rows whose scores are whole in fp32 at once: few enough to stay in a cache, enough for a fast product.
+# Rows whose scores are in fp32 at once: few enough to stay in a cache, enough for a fast product.
 ROWS, ROWS_ON_ACCELERATOR = 256, 4096
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -24,7 +24,7 @@ def vocabulary_loss(
 
     x [S, B, H], table [V, H], targets [S, B]; returns [S, B]. Rows of the table from `vocabulary` on are padding:
     they enter neither the softmax nor the gradient. What is kept for the backward is the gradient of the scores in
-    the dtype of `x`; scores in fp32 exist for some rows at a time only.
+    the dtype of `x`, each row in place of its scores.
     """
     weight = table.detach() if later.separate else table
     rows = x.flatten(0, -2)
@@ -39,48 +39,54 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocabulary: int, about: Any) -> Tensor:
         table, later, wanted = about
-        d_scores = x.new_empty((len(x), len(weight))) if wanted else None
-        losses = []
         step = ROWS if x.device.type == "cpu" else ROWS_ON_ACCELERATOR
-        for start in range(0, len(x), step):
-            rows = slice(start, start + step)
-            into = None if d_scores is None else d_scores[rows]
-            losses.append(_loss_of(product(x[rows], weight), targets[rows], vocabulary, into))
-        if d_scores is not None:
-            ctx.save_for_backward(x, weight, d_scores)
+        # Sums of parts of the weight's gradient are exact enough in fp32 only; put off, it is one product.
+        at_once = len(x) if wanted and (later is not None or x.dtype in NARROW) else step
+        gradients, losses = [], []
+        for rows, ids in zip(x.split(at_once), targets.split(at_once), strict=True):
+            scores = product(rows, weight)
+            for part, wanted_ids in zip(scores.split(step), ids.split(step), strict=True):
+                losses.append(_loss_of(part, wanted_ids, vocabulary, wanted))
+            if wanted:
+                gradients.append(scores)
+        if wanted:
+            ctx.save_for_backward(x, weight, *gradients)
             ctx.put_off = None if later is None else (table, later)
         return losses[0] if len(losses) == 1 else torch.cat(losses)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
-        x, weight, d_scores = ctx.saved_tensors
+        x, weight, *d_scores = ctx.saved_tensors
         scale = grads[0].unsqueeze(-1).to(x.dtype)
-        d_x = gradient_of_inputs(d_scores, weight).mul_(scale)
+        d_x = torch.cat([gradient_of_inputs(part, weight) for part in d_scores]).mul_(scale)
         # A row's factor may stand on either side of the product: H numbers are fewer than V.
         scaled = x * scale
-        if ctx.put_off is None:
-            return d_x, gradient_of_weight(d_scores, scaled), None, None, None
-        table, later = ctx.put_off
-        later.take(table, d_scores, scaled)
-        return d_x, None, None, None, None
+        if ctx.put_off is not None:
+            table, later = ctx.put_off
+            later.take(table, *d_scores, scaled)
+            return d_x, None, None, None, None
+        rows = scaled.split(len(d_scores[0]))
+        d_weight = gradient_of_weight(d_scores[0], rows[0])
+        for part, of_part in zip(d_scores[1:], rows[1:], strict=True):
+            add_gradient_of_weight(d_weight, part, of_part)
+        return d_x, d_weight, None, None, None
 
 
-def _loss_of(scores: Tensor, targets: Tensor, vocabulary: int, d_scores: Tensor | None) -> Tensor:
-    """The loss of each row of scores [rows, V]; writes the gradient of the scores."""
-    if scores.dtype in NARROW:
-        scores = scores.float()
+def _loss_of(given: Tensor, targets: Tensor, vocabulary: int, wanted: bool) -> Tensor:
+    """The loss of each row of scores [rows, V]; where its gradient is wanted, it takes the place of the scores."""
+    scores = given.float() if given.dtype in NARROW else given
     if vocabulary < scores.shape[-1]:
         scores[:, vocabulary:] = -torch.inf
     targets = targets.unsqueeze(-1)
     target = scores.gather(-1, targets)
-    if d_scores is None:
+    if not wanted:
         return (torch.logsumexp(scores, -1, keepdim=True) - target).squeeze(-1)
-    fits = d_scores.dtype == scores.dtype
-    probabilities = torch.softmax(scores, -1, out=d_scores) if fits else torch.softmax(scores, -1)
+    largest = scores.amax(-1, keepdim=True)
+    probabilities = torch.softmax(scores, -1, out=scores)
     # The largest probability is 1 / sum of exponentials, and never 0 as the target's may be. Found by its value:
     # looking for its place takes a processor longer than all the rest.
-    losses = scores.amax(-1, keepdim=True) - target - probabilities.amax(-1, keepdim=True).log()
+    losses = largest - target - probabilities.amax(-1, keepdim=True).log()
     probabilities.scatter_add_(-1, targets, losses.new_full((), -1.0).expand_as(losses))
-    if not fits:
-        d_scores.copy_(probabilities)
+    if probabilities is not given:
+        given.copy_(probabilities)
     return losses.squeeze(-1)

@@ -1,0 +1,62 @@
+"""GELU in its tanh form, as in GPT-2 and Megatron.
+
+On a processor it is x times a sigmoid, of which PyTorch's takes a tenth of its hyperbolic tangent's time; its
+derivative, known with it, is kept for the backward in place of x.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+Tensor = torch.Tensor
+
+# 0.5 (1 + tanh(z / 2)) = sigmoid(z), z = SLOPE (x + CUBIC x^3).
+SLOPE, CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
+# Fewer elements are sooner done by one call; more are taken some at a time, that all stays in a cache.
+LEAST, PIECE = 1 << 15, 1 << 17
+NARROW = (torch.bfloat16, torch.float16)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x -> x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
+    if x.device.type != "cpu" or x.numel() < LEAST:
+        return F.gelu(x, approximate="tanh")
+    found: Tensor = _Gelu.apply(x, torch.is_grad_enabled() and x.requires_grad)
+    return found
+
+
+class _Gelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, wants_gradient: bool) -> Tensor:
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        slope = torch.empty_like(x) if wants_gradient else None
+        pieces = (t.view(-1).split(PIECE) for t in (x, y, y if slope is None else slope))
+        for piece, value, derivative in zip(*pieces, strict=True):
+            _gelu_of(piece, value, None if slope is None else derivative)
+        if slope is not None:
+            ctx.save_for_backward(slope)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (slope,) = ctx.saved_tensors
+        return grads[0] * slope, None
+
+
+def _gelu_of(x: Tensor, value: Tensor, derivative: Tensor | None) -> None:
+    """Writes both; bf16 and fp16 are computed in fp32."""
+    narrow = x.dtype in NARROW
+    if narrow:
+        x = x.float()
+    square = x * x
+    sigmoid = torch.addcmul(x, x, square, value=CUBIC).mul_(SLOPE).sigmoid_()
+    y = torch.mul(x, sigmoid, out=None if narrow else value)
+    if narrow:
+        value.copy_(y)
+    if derivative is not None:
+        rest = torch.addcmul(y, y, sigmoid, value=-1)  # x sigmoid'(z)
+        sigmoid.addcmul_(rest, square, value=3 * CUBIC * SLOPE)
+        torch.add(sigmoid, rest, alpha=SLOPE, out=derivative)
