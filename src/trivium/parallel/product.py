@@ -15,7 +15,7 @@ import torch.nn.functional as F
 Tensor = torch.Tensor
 
 # Numbers of a gradient that are transposed at once, and the columns they are at least.
-TRANSPOSED_AT_ONCE, LEAST_COLUMNS = 1 << 18, 256
+TRANSPOSED_AT_ONCE, LEAST_COLUMNS = 1 << 20, 256
 # Multiplications of a product below which calling oneDNN takes longer than it saves. Called again and again it gains
 # from a million on; among other work its first microseconds are spent on finding its code again (170 against 30).
 LEAST = 1 << 22
