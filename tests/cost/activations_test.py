@@ -9,6 +9,8 @@ from trivium.config import merge
 from trivium.cost.activations import embedding_bytes, head_bytes, layer_bytes, logits_bytes
 from trivium.cost.case import ATTENTION, LAYER, MODES, NONE, case_of
 from trivium.cost.stages import layers_by_stage
+from trivium.model import gelu
+from trivium.parallel import narrow_attention
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
 
@@ -30,6 +32,14 @@ SPLITS = {
     "ring": {"layout": {"tensor": 8, "context": 2}, "sequence_parallel": True},
     "ulysses": {"layout": {"tensor": 4, "context": 2}, "context_attention": "ulysses"},
 }
+
+
+@pytest.fixture(autouse=True)
+def in_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept does not depend on the size of the pieces, and tensors without memory take their time for each."""
+    monkeypatch.setattr(gelu, "PIECE", 1 << 40)
+    monkeypatch.setattr(narrow_attention, "BLOCK_SCORES", 1 << 40)
+    monkeypatch.setattr(narrow_attention, "QUERIES_OF_LONG", 1 << 12)
 
 
 def predicted(plan: Plan, stage: int) -> float:
