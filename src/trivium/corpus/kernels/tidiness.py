@@ -22,27 +22,27 @@ def plain_blanks(text: str) -> str:
     return out[: _plain_blanks(data, out)].tobytes().decode("utf-8", "surrogatepass").strip()
 
 
-def beyond_ascii(text: str, kinds: Kinds) -> tuple[bool, list[tuple[int, int]]]:
-    """Whether a character is ODD; if none is, the runs of characters beyond ASCII, without single ones but SIGNs.
+def beyond_ascii(text: str, kinds: Kinds, near: int) -> tuple[bool, list[tuple[int, int]]]:
+    """Whether a character is ODD; if none is, the runs of characters beyond ASCII or SIGNs, two at least or a SIGN.
 
-    kinds: of each code point, shape [0x110000]; only those beyond ASCII are looked at. Runs are [start, end).
+    kinds: of each code point, shape [0x110000]; none of ASCII is ODD. Runs are [start, end); those that are at most
+    `near` characters apart are one.
     """
     data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
-    runs = np.empty((len(data) // 3 + 1, 2), np.int64)  # the shortest run and what parts it from the next
-    count = _beyond_ascii(data, kinds, runs)
+    runs = np.empty((len(data) // 2 + 1, 2), np.int64)  # the shortest run and what parts it from the next
+    count = _beyond_ascii(data, kinds, near, runs)
     return count < 0, list(map(tuple, runs[: max(count, 0)].tolist()))
 
 
 @njit(cache=True, nogil=True)
-def _beyond_ascii(data: Bytes, kinds: Kinds, runs: np.ndarray) -> int:
+def _beyond_ascii(data: Bytes, kinds: Kinds, near: int, runs: np.ndarray) -> int:
     """Fill `runs`; returns how many, or -1 at an odd character."""
     count = run = at = place = 0
     sign = False
     while at < len(data):
-        if data[at] < uint8(0x80):
+        if data[at] < uint8(0x80) and kinds[data[at]] != SIGN:
             if run > 1 or sign:
-                runs[count, 0], runs[count, 1] = place - run, place
-                count += 1
+                count = _add_run(runs, count, place - run, place, near)
             run, sign = 0, False
             at += 1
         else:
@@ -52,10 +52,16 @@ def _beyond_ascii(data: Bytes, kinds: Kinds, runs: np.ndarray) -> int:
             sign = sign or kinds[point] == SIGN
             run += 1
         place += 1
-    if run > 1 or sign:
-        runs[count, 0], runs[count, 1] = place - run, place
-        count += 1
-    return count
+    return _add_run(runs, count, place - run, place, near) if run > 1 or sign else count
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _add_run(runs: np.ndarray, count: int, start: int, end: int, near: int) -> int:
+    if count > 0 and start - runs[count - 1, 1] <= near:
+        runs[count - 1, 1] = end
+        return count
+    runs[count, 0], runs[count, 1] = start, end
+    return count + 1
 
 
 @njit(cache=True, nogil=True)
