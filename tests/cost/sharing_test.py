@@ -11,13 +11,16 @@ CORES = 2
 MACHINE = this_machine(CORES, 16 << 30)
 
 
-def shared(*, tensor=1, data=1, compute=1.0, messages=0.0, alone=None, share=0.5):
-    """Of a plan whose ranks compute and talk for so long, and take `alone` seconds with cores of their own."""
+def shared(*, tensor=1, data=1, compute=1.0, messages=0.0, alone=None, transfers=0.0, share=0.5):
+    """Of a plan whose ranks compute and talk for so long, and take `alone` seconds with cores of their own.
+
+    transfers: what of `alone` goes into transfers.
+    """
     model = {"layers": 4, "hidden": 64, "heads": 4, "vocabulary": 256, "sequence": 32}
     layout = {"tensor": tensor, "data": data}
     plan = Plan.model_validate({"model": model, "layout": layout, "batch": {"sequences": 8, "micro": 1}})
     path = compute + messages if alone is None else alone
-    return on_shared_cores(MACHINE, case_of(plan), Piece(compute, messages), path, 0.0, share)
+    return on_shared_cores(MACHINE, case_of(plan), Piece(compute, messages), path, transfers, share)
 
 
 def queue(groups, held, waiting):
@@ -32,8 +35,9 @@ def queue(groups, held, waiting):
 
 
 def test_ranks_with_a_core_each_take_as_long_as_alone():
-    found = shared(tensor=2, messages=0.7, alone=2.0)
+    found = shared(tensor=2, messages=0.7, alone=2.0, transfers=0.2)
     assert found.seconds == pytest.approx(2.0)
+    assert (found.work.total, found.bubble, found.transfers) == pytest.approx((1.7, 0.1, 0.2))
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 64])
@@ -70,15 +74,14 @@ def test_the_parts_add_up_and_none_is_negative():
     for _ in range(50):
         tensor, data = (int(2 ** random.integers(0, 3)) for _ in range(2))
         compute, messages, more = random.random(3)
-        found = shared(
-            tensor=tensor,
-            data=data,
-            compute=compute,
-            messages=messages,
-            alone=compute + messages + more,
-            share=float(random.random()),
-        )
-        parts = (*found.work, found.bubble, found.transfers)
-        assert all(part >= -1e-12 for part in parts)
+        times = {"compute": compute, "messages": messages, "alone": compute + messages + more}
+        about = {"tensor": tensor, "data": data, "share": float(random.random()), **times}
+        found, moving = shared(**about), shared(**about, transfers=more * float(random.random()))
+        for each in (found, moving):
+            parts = (*each.work, each.bubble, each.transfers)
+            assert all(part >= -1e-12 for part in parts)
         least = tensor * data / CORES * compute
         assert found.seconds >= max(least, compute + messages + more) - 1e-9
+        # A transfer is a part of the time, not more of it.
+        assert moving.seconds == pytest.approx(found.seconds)
+        assert moving.transfers + moving.bubble == pytest.approx(found.bubble)

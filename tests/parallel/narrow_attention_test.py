@@ -55,6 +55,19 @@ def test_values_and_gradients_are_as_near_the_exact_ones_as_the_fused_kernels(
 
 
 @needs_bf16
+def test_products_of_fp32_elsewhere_stay_as_exact_as_they_were() -> None:
+    qkv, grad = made(*SHAPES[0])
+    wide = torch.randn(64, 300), torch.randn(300, 64)
+    before, precision = wide[0] @ wide[1], torch.backends.mkldnn.matmul.fp32_precision
+    assert precision != "bf16"
+    y = attend(qkv.requires_grad_())
+    assert torch.backends.mkldnn.matmul.fp32_precision == precision
+    y.backward(grad)
+    assert torch.backends.mkldnn.matmul.fp32_precision == precision
+    assert torch.equal(wide[0] @ wide[1], before)
+
+
+@needs_bf16
 def test_scores_are_never_rounded_to_bf16() -> None:
     qkv, _ = made(1, 2, 200, 32)
     qkv = qkv * torch.tensor([12.0, 12.0, 1.0]).bfloat16().view(3, 1, 1, 1, 1)

@@ -71,10 +71,18 @@ def test_padding_never_changes_a_loss_and_gets_no_gradient() -> None:
 
 
 def test_narrow_scores_are_widened_before_the_softmax() -> None:
-    x, values, targets, _ = made(300, torch.bfloat16)
-    losses = vocabulary_loss(x, torch.nn.Parameter(values), targets, VOCABULARY, WeightGradients())
+    x, values, targets, weights = made(300, torch.bfloat16)
+    table = torch.nn.Parameter(values)
+    losses = vocabulary_loss(x.requires_grad_(), table, targets, VOCABULARY, WeightGradients())
     assert losses.dtype is torch.float32
-    scores = (x.flatten(0, 1) @ values.T)[:, :VOCABULARY].float()
+    (losses * weights).sum().backward()
+    exact_x, exact_table = (t.detach().double().requires_grad_() for t in (x, table))
+    (plain(exact_x, exact_table, targets) * weights.double()).sum().backward()
+    for ours, exact in ((x.grad, exact_x.grad), (table.grad, exact_table.grad)):
+        assert (
+            ours.double() - exact
+        ).norm() < 2**-7 * exact.norm()  # scores and their gradient rounded once each
+    scores = (x.detach().flatten(0, 1) @ values.T)[:, :VOCABULARY].float()
     expected = F.cross_entropy(scores, targets.flatten(), reduction="none").view(targets.shape)
     torch.testing.assert_close(losses.detach(), expected, rtol=1e-6, atol=1e-6)
 
