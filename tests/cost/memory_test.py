@@ -138,6 +138,21 @@ def test_the_total_is_the_state_and_the_larger_of_working_and_reducing():
     assert held.state == sum(held.categories().values()) - held.activations
 
 
+def wide(sequences: int) -> Plan:
+    """More gradients than a bucket takes."""
+    model = {"layers": 8, "hidden": 512, "heads": 4, "vocabulary": 64, "sequence": 32}
+    return Plan(model=model, batch={"sequences": sequences, "micro": 1}).checked()
+
+
+def test_with_one_backward_in_a_step_activations_and_most_gradients_never_meet():
+    many, one = (memory_of_rank(wide(sequences), Coordinate(0, 0, 0)) for sequences in (2, 1))
+    assert many.opened == many.gradients == one.gradients and many.working == one.working
+    assert 0 < one.opened < one.gradients
+    fullest, last = one.opened + one.working, one.gradients + one.working - one.activations
+    assert one.total == one.weights + one.optimizer + max(fullest, last, one.gradients + one.reduction)
+    assert one.total < many.total
+
+
 def test_receives_ahead_are_those_of_the_transport():
     assert RECEIVES_AHEAD == POSTED_AHEAD
 
@@ -179,7 +194,7 @@ def test_the_worst_rank_of_a_case_is_that_of_the_plan_but_for_padding(plan: Plan
     held, (at, expected) = memory_of_cases(case_of(plan), plan.schedule), worst_rank(plan)
     padding = len(buffer_elements(plan, at.pipeline)) * (plan.layout.replicas - 1) * 18  # bytes per parameter
     for name, value in vars(expected).items():
-        padded = name in ("weights", "gradients", "masters", "moments", "unreduced", "reduction")
+        padded = name in ("weights", "gradients", "opened", "masters", "moments", "unreduced", "reduction")
         assert getattr(held, name)[0] == pytest.approx(value, abs=padding if padded else 0), name
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 
 import pytest
@@ -12,8 +13,8 @@ from trivium.plan.transfers import Transfer, with_transfers
 from trivium.planner.breakdown import (
     break_down,
     crossings,
+    held_by_rank,
     held_over_time,
-    kept_by_stage,
     lanes,
     rank_times,
     traffic_by_axis,
@@ -28,6 +29,7 @@ PLANS = [
     small(tensor=2, pipeline=2, recompute={"mode": "layer"}),
     small(pipeline=2, schedule="gpipe"),
     small(data=4, zero=2),
+    small(data=8),
 ]
 
 
@@ -57,11 +59,12 @@ def test_no_rank_does_two_things_at_once_and_the_drawing_ends_with_the_step(plan
 def test_memory_over_time_peaks_at_the_predicted_memory_and_ends_where_it_began(plan):
     at = timeline(plan)
     for rank in range(plan.layout.pipeline):
-        always, kept = kept_by_stage(plan, rank)
-        held = held_over_time(at, rank, always, kept)
+        holds = held_by_rank(plan, rank)
+        held = held_over_time(at, rank, holds)
         predicted = memory_of_rank(plan, Coordinate(rank, 0, 0))
-        assert max(each for _, each in held) == predicted.state + predicted.working
-        assert held[-1][1] == pytest.approx(always) and all(each >= always for _, each in held)
+        assert max(each for _, each in held) == dataclasses.replace(predicted, reduction=0).total
+        assert held[-1][1] == pytest.approx(holds.always + holds.gradients)
+        assert all(each >= holds.always for _, each in held)
         assert [t for t, _ in held] == sorted({t for t, _ in held})
 
 
@@ -99,7 +102,7 @@ def test_a_breakdown_is_the_estimate_with_its_parts_by_rank():
 
 def test_only_forwards_and_backwards_change_what_is_held():
     at = timeline(small(pipeline=4, schedule="zb-h1"))
-    always, kept = kept_by_stage(small(pipeline=4, schedule="zb-h1"), 3)
+    holds = held_by_rank(small(pipeline=4, schedule="zb-h1"), 3)
     weights = {end for a, (_, end) in at.spans.items() if a.op is Op.WEIGHT_GRADIENT and at.rank_of[a] == 3}
-    falls = [b for a, b in itertools.pairwise(held_over_time(at, 3, always, kept)) if b[1] < a[1]]
+    falls = [b for a, b in itertools.pairwise(held_over_time(at, 3, holds)) if b[1] < a[1]]
     assert {t for t, _ in falls} <= weights

@@ -17,7 +17,7 @@ from trivium.cost.hardware import Machine
 from trivium.cost.step_time import SCHEDULES, step_seconds
 from trivium.plan.batch import Batch
 from trivium.plan.plan import Plan
-from trivium.planner.breakdown import Breakdown, break_down, crossings, held_over_time, kept_by_stage, lanes
+from trivium.planner.breakdown import Breakdown, break_down, crossings, held_by_rank, held_over_time, lanes
 from trivium.planner.breakdown import traffic_by_axis as by_axis
 from trivium.planner.campaign import HOUR, Campaign, Rates, campaign
 from trivium.planner.explain import plan_lines
@@ -239,8 +239,7 @@ def chart(told: Told) -> Any:
     spans = lanes(parts.timeline)
     drawn = []
     for rank, row in enumerate(spans):
-        always, kept = kept_by_stage(parts.plan, rank)
-        held = held_over_time(parts.timeline, rank, always, kept)
+        held = held_over_time(parts.timeline, rank, held_by_rank(parts.plan, rank))
         drawn.append(
             Lane(
                 f"pipeline {rank}",

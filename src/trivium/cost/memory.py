@@ -52,7 +52,8 @@ Bytes = TypeVar("Bytes", int, Array, default=int)
 class MemoryEstimate(Generic[Bytes]):
     """Bytes of one rank at the worst moment of a step; each a number, or an array with one entry per plan.
 
-    gradients: as they accumulate. masters: of the weights, where these are narrower. moments: Adam's two.
+    gradients: as they accumulate, from the first backward of a step to its update; `opened`, those that exist when the
+    activations are most. masters: of the weights, where these are narrower. moments: Adam's two.
     activations: kept for the backward; `embedding` and `logits` are parts of them. recomputed: what the backward of
     one recomputed layer fills again. transport: activations on the way.
     gathered: weights that ZeRO stage 3 has put together. unreduced: whole gradients of stages 2 and 3 before their
@@ -62,6 +63,7 @@ class MemoryEstimate(Generic[Bytes]):
 
     weights: Bytes
     gradients: Bytes
+    opened: Bytes
     masters: Bytes
     moments: Bytes
     activations: Bytes
@@ -81,7 +83,7 @@ class MemoryEstimate(Generic[Bytes]):
 
     @property
     def state(self) -> Bytes:
-        """What is held all the time."""
+        """What a step leaves behind of itself and needs again, with its gradients."""
         return self.weights + self.gradients + self.optimizer
 
     @property
@@ -91,10 +93,17 @@ class MemoryEstimate(Generic[Bytes]):
         return held + self.gathered + self.unreduced + self.workspace
 
     @property
+    def last(self) -> Bytes:
+        """What the last backward holds at its end, or the reduction after it, besides the state."""
+        working, reduction = self.working - self.activations, self.reduction
+        return max(working, reduction) if isinstance(working, int) else np.maximum(working, reduction)
+
+    @property
     def total(self) -> Bytes:
-        if isinstance(self.working, int):
-            return self.state + max(self.working, self.reduction)
-        return self.state + np.maximum(self.working, self.reduction)
+        """The larger of two moments: activations at their most, and the end of the last backward or the reduction."""
+        fullest, done = self.opened + self.working, self.gradients + self.last
+        always = self.weights + self.optimizer
+        return always + (max(fullest, done) if isinstance(fullest, int) else np.maximum(fullest, done))
 
     def categories(self) -> dict[str, Bytes]:
         """The four that the runtime counts, under the names it uses."""
@@ -178,9 +187,12 @@ def _held(case: Case, at: Moment, elements: Number, counting: Counting = "runtim
     embedding = at.embedded * embedding_bytes(c)
     logits = at.headed * logits_bytes(c, counting=counting)
     border = input_bytes(c)
+    gradients = gradient * np.where(zero >= 2, owned, elements)
+    first = c.gradient_bytes * _bucket(c, at)
     return {
         "weights": c.weight_bytes * np.where(zero >= 3, owned, elements),
-        "gradients": gradient * np.where(zero >= 2, owned, elements),
+        "gradients": gradients,
+        "opened": np.where(np.asarray(at.begun) > 0, gradients, np.minimum(gradients, first)),
         "masters": np.where(narrow, c.master_bytes, 0) * np.where(zero >= 1, owned, elements),
         "moments": 2 * c.master_bytes * np.where(zero >= 1, owned, elements),
         "activations": at.kept * whole
@@ -209,9 +221,13 @@ def _gathered(case: Case, at: Moment) -> Number:
 
 def _open(case: Case, at: Moment, elements: Number) -> Number:
     """Elements of the buckets that gradients are filling, or that are being reduced."""
-    bucket = np.maximum(BUCKET_ELEMENTS, largest_parameter(case, at.first, at.last))
-    both: Number = np.minimum(elements, OPEN_BUCKETS * bucket)
+    both: Number = np.minimum(elements, OPEN_BUCKETS * _bucket(case, at))
     return both
+
+
+def _bucket(case: Case, at: Moment) -> Number:
+    """Elements of the largest bucket, about."""
+    return np.maximum(BUCKET_ELEMENTS, largest_parameter(case, at.first, at.last))
 
 
 def _workspace(case: Case, at: Moment) -> Number:

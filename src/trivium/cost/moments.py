@@ -14,7 +14,10 @@ from trivium.cost.in_flight import Counts, Sets, peak_counts, peak_counts_of
 from trivium.cost.stages import layers_by_stage, stages_by_rank
 from trivium.cost.step_time import SCHEDULES
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import ScheduleName
+from trivium.plan.schedule import Op, ScheduleName
+
+# Their weight gradients are actions of their own, so that activations outlast the first gradients.
+SPLIT: tuple[ScheduleName, ...] = ("zb-h1", "zb-v")
 
 
 class Moment(NamedTuple):
@@ -23,6 +26,7 @@ class Moment(NamedTuple):
     layers: whose weights it holds, of which `recomputed_layers` are computed again in the backward. first, last: 1
     where it holds that end of the model. kept, recomputed: layers times micro-batches in flight, of the ones whose
     activations are kept and of the ones computed again. embedded, headed: micro-batches in flight through the ends.
+    begun: 0 where a rank has one forward and one backward in a step, so that no gradient exists yet; else 1.
     """
 
     layers: Number
@@ -33,20 +37,24 @@ class Moment(NamedTuple):
     recomputed: Number
     embedded: Number
     headed: Number
+    begun: Number
 
 
 def moments_of_rank(plan: Plan, pipeline: int) -> list[Moment]:
     """The fullest moments of one rank of a plan in a step of the full batch."""
     layout, layers = plan.layout, layers_by_stage(plan)
     stages = stages_by_rank(plan)[pipeline]
+    micro_batches = plan.batch.micro_batches(layout)
     if plan.schedule == "given":
-        sets = peak_counts_of(plan.schedule_table()[pipeline])
+        row = plan.schedule_table()[pipeline]
+        sets, split = peak_counts_of(row), any(action.op is Op.INPUT_GRADIENT for action in row)
     else:
-        micro_batches = plan.batch.micro_batches(layout)
+        split = plan.schedule in SPLIT
         sets = peak_counts(plan.schedule, layout.pipeline, micro_batches, layout.chunks)[pipeline]
     again = tuple(sum(plan.recompute.mode_of(n) != "none" for n in layers[s]) for s in stages)
     every = tuple(len(layers[s]) for s in stages)
-    return [Moment(*row) for row in _moments(stages, layout.stages, every, again, sets).tolist()]
+    begun = split or micro_batches * len(stages) > 1
+    return [Moment(*row) for row in _moments(stages, layout.stages, every, again, sets, begun).tolist()]
 
 
 @lru_cache(maxsize=8192)
@@ -62,10 +70,11 @@ def moments(
     ends = np.cumsum(counts)
     again = -(-ends // every) + (-(ends - counts) // every)
     sets = peak_counts(schedule, pipeline, micro_batches, chunks)
-    found = [
-        _moments(own, stages, tuple(counts[list(own)]), tuple(again[list(own)]), sets[rank])
-        for rank, own in enumerate(_own_stages(schedule, pipeline, chunks))
-    ]
+    found = []
+    for rank, own in enumerate(_own_stages(schedule, pipeline, chunks)):
+        begun = schedule in SPLIT or micro_batches * chunks > 1
+        each = list(own)
+        found.append(_moments(own, stages, tuple(counts[each]), tuple(again[each]), sets[rank], begun))
     return _not_exceeded(np.unique(np.concatenate(found), axis=0))
 
 
@@ -121,7 +130,7 @@ def _own_stages(schedule: ScheduleName, pipeline: int, chunks: int) -> list[tupl
 
 
 def _moments(
-    own: tuple[int, ...], stages: int, layers: Counts, again: Counts, sets: Sets
+    own: tuple[int, ...], stages: int, layers: Counts, again: Counts, sets: Sets, begun: bool
 ) -> NDArray[np.float64]:
     """[set, field of Moment] of one rank. layers, again: of each of its own stages, all and those computed again."""
     held = np.array(sets, dtype=np.float64)
@@ -137,6 +146,7 @@ def _moments(
         recomputed=held @ np.array(again),
         embedded=held[:, 0] if first else none,
         headed=headed,
+        begun=none + begun,
     )
     return np.stack(moment, axis=1)
 

@@ -19,6 +19,7 @@ from trivium.parallel.collectives import (
     all_reduce_begin,
     reduce_scatter_begin,
 )
+from trivium.parallel.gradient_sum import GradientSum
 from trivium.parallel.mesh import Group, Mesh
 from trivium.plan.buckets import BucketRow, Item
 from trivium.plan.parameters import Parameter
@@ -50,8 +51,8 @@ class Dtypes:
 
 
 class Bucket:
-    """Flat weights [padded], of which the parameters are views; gradients [padded], or from stage 2 on this
-    rank's slice; `shard`: the slice of the weights that this replica updates (all of them at stage 0)."""
+    """Flat weights [padded], of which the parameters are views; the sum of gradients [padded], or from stage 2 on of
+    this rank's slice; `shard`: the slice of the weights that this replica updates (all of them at stage 0)."""
 
     def __init__(
         self, row: BucketRow, slots: Sequence[Slot], mesh: Mesh, zero: ZeroStage, dtypes: Dtypes
@@ -67,8 +68,10 @@ class Bucket:
             slot.parameter.data = view
         self.shard = self.weights[self.owned]
         size = row.padded if zero < 2 else len(self.shard)
-        self.gradients = torch.zeros(size, dtype=dtypes.gradients, device=mesh.device)
-        self._whole_gradients: Tensor | None = None  # from stage 2 on: those of the backward under way
+        self._sum = self._new_sum(size)
+        self._open: GradientSum | None = (
+            None  # from stage 2 on: the whole gradients of the backward under way
+        )
         self._pending: PendingResult | None = None
         # Whether autograd adds gradients into the buffer, so that only the last of a step matters.
         self.adds_itself = zero < 2 and dtypes.gradients == dtypes.weights
@@ -79,9 +82,14 @@ class Bucket:
         if zero >= 3:
             self.shard = self.shard.clone()
             self._free_weights()
-        if self.adds_itself:
-            for slot in slots:  # autograd then adds into the buffer itself
-                slot.parameter.grad = self.gradients[slot.start : slot.stop].view(slot.parameter.shape)
+
+    def _new_sum(self, size: int) -> GradientSum:
+        return GradientSum(size, self.dtypes.gradients, self.weights.device)
+
+    @property
+    def gradients(self) -> Tensor:
+        """The sum so far: [padded], or from stage 2 on this rank's slice. Without memory before a step's first."""
+        return self._sum.flat
 
     @property
     def sharded(self) -> bool:
@@ -104,8 +112,7 @@ class Bucket:
 
     def accumulated(self, slot: Slot, *, last: bool) -> None:
         """A slot's parameter has a gradient of one more micro-batch; last: of the step's last."""
-        if not self.adds_itself:
-            self._take(slot)
+        self._take(slot)
         if self.zero < 2:
             # A tied table's gradient has two parts, and is whole only when the step's last backward is.
             if last and not self.tied:
@@ -117,9 +124,9 @@ class Bucket:
         if self._unready == 0:
             # As many contributions as slots: sums commute, so it matters not from which micro-batches they are.
             self._collect()
-            assert self._whole_gradients is not None, "every contribution was taken"
-            self._begin(self._whole_gradients)
-            self._whole_gradients = None
+            assert self._open is not None, "every contribution was taken"
+            self._begin(self._open.whole())
+            self._open = None
             self._unready = len(self.slots)
 
     def reduced(self) -> Tensor:
@@ -132,35 +139,39 @@ class Bucket:
         else:
             assert self._unready == len(self.slots), "a backward of this step is missing"
             self._collect()
-            mine = self.gradients
+            mine = self._sum.whole()
         for group in self.partial_over:
             all_reduce_(mine, group)
         return mine
 
+    def has_begun(self, slot: Slot) -> bool:
+        """Whether the sum holds a gradient of this slot's parameter."""
+        return self._sum.has_begun(slot.start)
+
     def clear_gradients(self) -> None:
         """After a step."""
-        self.gradients.zero_()
+        if self.adds_itself:
+            for slot in self.slots:
+                slot.parameter.grad = None
+        self._sum.clear()
 
     def _take(self, slot: Slot) -> None:
-        """Add a gradient that autograd did not add into the buffer itself."""
-        grad = slot.parameter.grad
-        into = self.gradients
+        """Add a parameter's gradient to the sum; where autograd adds itself, only what is not in the sum already."""
+        grad, parts = slot.parameter.grad, self._sum
+        if grad is None:
+            return
         if self.zero >= 2:
-            if self._whole_gradients is None:
-                self._whole_gradients = self.gradients.new_zeros(self.padded)
-            into = self._whole_gradients
-        place = into.data_ptr() + slot.start * into.element_size()
-        if grad is not None and grad.data_ptr() != place:
-            into[slot.start : slot.stop].view(slot.parameter.shape).add_(grad)
-            slot.parameter.grad = None
+            self._open = parts = self._open or self._new_sum(self.padded)
+        elif parts.is_at(slot.start, grad):
+            return
+        place = parts.add(slot.start, grad)
+        slot.parameter.grad = place if self.adds_itself else None
 
     def _begin_reduction(self) -> None:
         if self._pending is None:
             for slot in self.slots:
-                self._take(
-                    slot
-                )  # nothing, unless autograd put a gradient of its own in place of the buffer's
-            self._begin(self.gradients)
+                self._take(slot)  # what autograd has put into a tensor of its own
+            self._begin(self._sum.whole())
 
     def _begin(self, whole: Tensor) -> None:
         """Start the sum over replicas, each slice to its owner; at stage 0 the whole to all."""
@@ -172,7 +183,7 @@ class Bucket:
     def _collect(self) -> None:
         """From stage 2 on: add the slice under way to this rank's gradients."""
         if self._pending is not None:
-            self.gradients.add_(self._pending.wait())
+            self._sum.add(0, self._pending.wait())
             self._pending = None
 
     # Weights
@@ -240,9 +251,7 @@ class GradientWatch:
         for bucket in self._buckets:
             for slot in bucket.slots:
                 self._places[id(slot.parameter)] = slot, bucket
-                # Alone, a rank has nothing to begin early.
-                if not (bucket.adds_itself and bucket.replicas.size == 1):
-                    slot.parameter.register_post_accumulate_grad_hook(self._by_autograd(slot, bucket))
+                slot.parameter.register_post_accumulate_grad_hook(self._by_autograd(slot, bucket))
 
     def start_step(self) -> None:
         """Forget the previous step."""
@@ -263,7 +272,7 @@ class GradientWatch:
         adds_itself, last, key = bucket.adds_itself, self._last, (slot.stage, False)
 
         def accumulated(parameter: Tensor) -> None:
-            if not adds_itself or key in last:
+            if not (adds_itself and key not in last and bucket.has_begun(slot)):
                 bucket.accumulated(slot, last=key in last)
 
         return accumulated

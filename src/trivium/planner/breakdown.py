@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from trivium.cost.activations import embedding_bytes, head_bytes, layer_bytes, logits_bytes
 from trivium.cost.case import MODES, case_of
@@ -92,18 +92,31 @@ def rank_times(timeline: Timeline) -> tuple[RankTime, ...]:
     )
 
 
-def held_over_time(
-    timeline: Timeline, rank: int, always: float, kept: Mapping[int, float]
-) -> list[tuple[float, float]]:
+class HeldByRank(NamedTuple):
+    """Bytes of a pipeline rank: always; of gradients, at the start of the first backward and after it; of activations,
+    what one micro-batch leaves in each of its stages."""
+
+    always: float
+    opened: float
+    gradients: float
+    kept: Mapping[int, float]
+
+
+def held_over_time(timeline: Timeline, rank: int, holds: HeldByRank) -> list[tuple[float, float]]:
     """(seconds, bytes held from then on) of a pipeline rank, in order of time.
 
-    always: bytes held throughout. kept: bytes that one micro-batch leaves in a stage, from the start of its forward
-    to the end of its backward.
+    Activations of a micro-batch are held from the start of its forward to the end of its backward; gradients from the
+    first backward on, opened at its start and all of them at its end.
     """
+    always, opened, gradients, kept = holds
     changes: dict[float, float] = defaultdict(float)
-    for action, (start, end) in timeline.spans.items():
-        if timeline.rank_of[action] != rank:
-            continue
+    own = {a: span for a, span in timeline.spans.items() if timeline.rank_of[a] == rank}
+    backwards = [span for action, span in own.items() if action.op is not Op.FORWARD]
+    if backwards:
+        start, end = min(backwards)
+        changes[start] += opened
+        changes[end] += gradients - opened
+    for action, (start, end) in own.items():
         if action.op is Op.FORWARD:
             changes[start] += kept[action.stage]
         elif action.op in KEPT_UNTIL:
@@ -117,12 +130,12 @@ def held_over_time(
     return found
 
 
-def kept_by_stage(plan: Plan, pipeline: int) -> tuple[float, dict[int, float]]:
-    """Bytes a pipeline rank holds beside activations, transients at their largest; and the bytes of activations that
-    one micro-batch leaves in each of its stages."""
+def held_by_rank(plan: Plan, pipeline: int) -> HeldByRank:
+    """Bytes a pipeline rank holds beside activations and gradients, transients at their largest, and these two."""
     held = memory_of_rank(plan, Coordinate(pipeline, 0, 0))
     kept = {stage: _stage_bytes(plan, stage) for stage in stages_by_rank(plan)[pipeline]}
-    return float(held.state + held.working - held.activations), kept
+    always = held.weights + held.optimizer + held.working - held.activations
+    return HeldByRank(float(always), float(held.opened), float(held.gradients), kept)
 
 
 def _stage_bytes(plan: Plan, stage: int) -> float:

@@ -63,7 +63,7 @@ def sharded_gradients_overwritten(original: Function, mesh: Mesh) -> Function:
 
     def collect(self: Bucket) -> None:
         if self._pending is not None:
-            self.gradients.zero_()
+            self.clear_gradients()
         original(self)
 
     return collect

@@ -67,7 +67,7 @@ def gradients_overwritten(original: Function, mesh: Mesh) -> Function:
 
     def backward(self: Executor, *arguments: Any) -> None:
         for bucket in self.watch._buckets if self.watch is not None else ():
-            bucket.gradients.zero_()
+            bucket.clear_gradients()
         original(self, *arguments)
 
     return backward

@@ -1,0 +1,74 @@
+"""A sum of parts is that of all parts at each place, zero elsewhere, and takes no memory while it is empty."""
+
+import pytest
+import torch
+
+from plans import small
+from trivium.certify.reference import random_rows
+from trivium.parallel.gradient_sum import GradientSum
+from trivium.parallel.mesh import Mesh
+from trivium.parallel.zero import AdamRule
+from trivium.training.trainer import Rows, Samples, Trainer
+
+SIZE = 11
+PLACES = {0: (2, 2), 5: (3,), 8: (2,)}  # starts, and shapes of what is there
+
+
+def empty(dtype: torch.dtype = torch.float64) -> GradientSum:
+    return GradientSum(SIZE, dtype, torch.device("cpu"))
+
+
+def memory(of: GradientSum) -> int:
+    return of.flat.untyped_storage().size()
+
+
+@pytest.mark.parametrize("order", ([0, 5, 8], [8, 0, 0, 8, 8], [5], []))
+@pytest.mark.parametrize("given", (torch.float64, torch.bfloat16))
+def test_it_is_the_sum_of_all_parts_and_zero_elsewhere(order: list[int], given: torch.dtype) -> None:
+    torch.manual_seed(1)
+    found, expected = empty(), torch.zeros(SIZE, dtype=torch.float64)
+    for step in range(2):  # the second must not see the first
+        expected.zero_()
+        for start in order:
+            part = torch.randn(PLACES[start]).to(given)
+            expected[start : start + part.numel()] += part.flatten().double()
+            place = found.add(start, part)
+            assert place.shape == part.shape and found.is_at(start, place) and not found.is_at(start, part)
+        assert torch.equal(found.whole(), expected), step
+        found.clear()
+
+
+def test_it_takes_memory_from_its_first_part_on_until_it_is_cleared() -> None:
+    found = empty()
+    assert memory(found) == 0 and found.flat.nbytes == SIZE * 8
+    found.add(5, torch.ones(3))
+    assert memory(found) == SIZE * 8
+    found.clear()
+    assert memory(found) == 0
+    assert torch.equal(found.whole(), torch.zeros(SIZE, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("weights", ("fp32", "bf16"))
+@pytest.mark.parametrize("zero", (0, 2))
+def test_no_gradient_takes_memory_before_the_first_backward_of_a_step(
+    weights: str, zero: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = small(precision={"weights": weights}, zero=zero)
+    trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule())
+    seen: list[int] = []
+
+    def held() -> int:
+        of_autograd = [s.parameter.grad for b in trainer.buckets for s in b.slots]
+        sums = sum(b.gradients.untyped_storage().size() for b in trainer.buckets)
+        return sums + sum(g.nbytes for g in of_autograd if g is not None)
+
+    backward = torch.autograd.backward
+    monkeypatch.setattr(torch.autograd, "backward", lambda *a: (seen.append(held()), backward(*a))[1])
+    read = random_rows(plan)
+    for step in range(2):
+        trainer.train_step(step, Samples(0, plan.batch.sequences, lambda n, k: Rows(*read(n, k))), 1e-3)
+        assert held() == 0
+    micro_batches = plan.batch.sequences // plan.batch.micro
+    assert len(seen) == 2 * micro_batches and not any(seen[::micro_batches])
+    if zero == 0:
+        assert all(n > 0 for number, n in enumerate(seen) if number % micro_batches)
