@@ -11,7 +11,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -20,8 +21,9 @@ import torch.distributed as dist
 from contest import Build, Contestant
 from setting import Setting
 
-from trivium.parallel.launch import connected, torchrun_place
+from trivium.parallel.launch import Place, connected, torchrun_place
 
+OURS = "trivium_engine"
 COLLECTIVE_TIMEOUT_SECONDS = 240
 
 
@@ -29,8 +31,8 @@ def main(answers: TextIO) -> None:
     """Serve orders until standard input ends."""
     place = torchrun_place()
     assert place is not None, "started with the variables torchrun sets"
-    with connected(place, timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS):
-        order = json.loads(sys.stdin.readline())
+    order = json.loads(sys.stdin.readline())
+    with _joined(place, ours=order["module"] == OURS):
         build: Callable[..., Build] = getattr(importlib.import_module(order["module"]), order["function"])
         _warm_up()
         imported = _memory_bytes("VmRSS")
@@ -47,6 +49,18 @@ def main(answers: TextIO) -> None:
                 _answer(answers, {"imported": imported, "peak": _memory_bytes("VmHWM")})
         # The other side's ranks may be gone already, and nobody waits for this one.
         os._exit(0)
+
+
+@contextlib.contextmanager
+def _joined(place: Place, *, ours: bool) -> Iterator[None]:
+    """Trivium's ranks join as its runtime does, which also keeps freed memory; a peer's as its users' would."""
+    if ours:
+        with connected(place, timeout_seconds=COLLECTIVE_TIMEOUT_SECONDS):
+            yield
+        return
+    if place.world_size > 1:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_SECONDS))
+    yield
 
 
 def _step(contestant: Contestant, number: int) -> dict[str, Any]:

@@ -124,6 +124,7 @@ def _start(entry: Entry, rank: int, world_size: int, port: int, log: IO[bytes]) 
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
         "MASTER_PORT": str(port),
     }
     command = [str(entry.python), "-m", "peers.rank"]
