@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from trivium.cost.stages import layers_by_stage, stages_by_rank
-from trivium.plan.buckets import BUCKET_ELEMENTS, bucket_table
+from trivium.plan.buckets import bucket_elements, bucket_table
 from trivium.plan.layout import Layout
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import TOKENS, local_shape, stage_parameters
@@ -70,16 +70,16 @@ def _buffers(
     return tuple(
         math.ceil(size / layout.replicas) * layout.replicas
         for sizes in kinds.values()
-        for size in _closed(sizes)
+        for size in _closed(sizes, bucket_elements(layout.replicas))
     )
 
 
-def _closed(sizes: list[int]) -> list[int]:
+def _closed(sizes: list[int], limit: int) -> list[int]:
     """Runs of sizes, each closed once it reaches the limit."""
     buffers, filling = [], 0
     for size in sizes:
         filling += size
-        if filling >= BUCKET_ELEMENTS:
+        if filling >= limit:
             buffers.append(filling)
             filling = 0
     return [*buffers, filling] if filling else buffers

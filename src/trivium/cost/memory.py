@@ -32,7 +32,7 @@ from trivium.cost.rank_parameters import (
     table_parameters,
 )
 from trivium.cost.saved_bytes import as_bytes
-from trivium.plan.buckets import BUCKET_ELEMENTS
+from trivium.plan.buckets import BUCKET_ELEMENTS, ELEMENTS_ALONE
 from trivium.plan.layout import Coordinate
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
@@ -227,7 +227,8 @@ def _open(case: Case, at: Moment, elements: Number) -> Number:
 
 def _bucket(case: Case, at: Moment) -> Number:
     """Elements of the largest bucket, about."""
-    return np.maximum(BUCKET_ELEMENTS, largest_parameter(case, at.first, at.last))
+    limit = np.where(np.asarray(case.replicas) > 1, BUCKET_ELEMENTS, ELEMENTS_ALONE)
+    return np.maximum(limit, largest_parameter(case, at.first, at.last))
 
 
 def _workspace(case: Case, at: Moment) -> Number:

@@ -11,8 +11,9 @@ from typing import Literal, NamedTuple
 from trivium.plan.parameters import TOKENS, Owner, Parameter, local_shape, stage_parameters
 from trivium.plan.plan import Plan
 
-# A bucket is closed once it has this many elements: large enough for bandwidth, small enough to overlap.
-BUCKET_ELEMENTS = 4 << 20
+# A bucket is closed once it has this many elements: large enough for bandwidth, small enough to overlap. A rank without
+# replicas sends none of it; there, the smaller, the sooner its gradients find room among freed activations.
+BUCKET_ELEMENTS, ELEMENTS_ALONE = 4 << 20, 1 << 18
 
 PartialOver = Literal["tensor", "ends"]
 
@@ -51,8 +52,13 @@ def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
     return tuple(
         _row(items, over, tied, plan.layout.replicas)
         for (over, tied, _), every in kinds.items()
-        for items in _chunks(every)
+        for items in _chunks(every, bucket_elements(plan.layout.replicas))
     )
+
+
+def bucket_elements(replicas: int) -> int:
+    """After how many elements a bucket is closed."""
+    return BUCKET_ELEMENTS if replicas > 1 else ELEMENTS_ALONE
 
 
 def _row(items: list[Item], over: tuple[PartialOver, ...], tied: bool, replicas: int) -> BucketRow:
@@ -88,11 +94,11 @@ def partial_over(plan: Plan, parameter: Parameter) -> tuple[PartialOver, ...]:
     return tuple(over)
 
 
-def _chunks(items: list[Item]) -> Iterator[list[Item]]:
+def _chunks(items: list[Item], limit: int) -> Iterator[list[Item]]:
     chunk: list[Item] = []
     for item in items:
         chunk.append(item)
-        if sum(i.elements for i in chunk) >= BUCKET_ELEMENTS:
+        if sum(i.elements for i in chunk) >= limit:
             yield chunk
             chunk = []
     if chunk:
