@@ -1,20 +1,23 @@
 """How well the planner knows this machine: step times of the demo's model under several layouts, predicted from a
 machine file of `trivium plan probe`, and measured.
 
-    trivium plan probe --out here.yaml
-    python benchmarks/planner_here.py --machine here.yaml [--json OUT] [--rounds 2]
+    python benchmarks/planner_here.py [--machine here.yaml] [--json OUT] [--rounds 2]
 
 The probe never runs the demo's model. Layouts take turns: each round measures all of them once, so that a change of
 the machine's speed meets all alike; a layout's time is the median over all its steps but the first of each round.
+Without --machine each round begins with a probe, and a prediction is the mean of those by the rounds' probes: the speed
+of a shared machine drifts by a fifth within minutes, and so meets both sides.
 """
 
 import argparse
 import json
+import subprocess
+import sys
 import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -88,25 +91,38 @@ def _train(place: Place, plan: Plan, out: str) -> None:
             Path(out).write_text(json.dumps(seconds[WARM_STEPS:]))
 
 
-def compare(machine: Machine, rounds: int) -> dict[str, Any]:
+def probed() -> Machine:
+    """What `trivium plan probe` writes now."""
+    with tempfile.TemporaryDirectory(prefix="trivium-here-") as folder:
+        out = Path(folder) / "here.yaml"
+        command = [sys.executable, "-m", "trivium.cli.main", "plan", "probe", "--out", str(out)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
+        return machine_from_file(out)
+
+
+def compare(given: Machine | None, rounds: int) -> dict[str, Any]:
     """Every layout's measured and predicted seconds, their error, and the agreement of the two orders."""
     plans = {name(layout): demo_plan(*layout) for layout in LAYOUTS}
     steps: dict[str, list[float]] = {each: [] for each in plans}
+    machines = []
     for _ in range(rounds):
+        machines.append(given or probed())
         for each, plan in plans.items():
             steps[each] += measured_steps(plan)
     rows = []
     for each, plan in plans.items():
-        seconds, price = median(steps[each]), estimate(plan, machine)
+        prices = [estimate(plan, machine) for machine in machines]
+        seconds, predicted = median(steps[each]), mean(price.seconds for price in prices)
         rows.append(
             {
                 "layout": each,
                 "ranks": plan.layout.world_size,
                 "measured": seconds,
                 "quartiles": [float(q) for q in np.quantile(steps[each], (0.25, 0.75))],
-                "predicted": price.seconds,
-                "error": price.seconds / seconds - 1,
-                "parts": dict(vars(price.parts)),
+                "predicted": predicted,
+                "by_probe": [price.seconds for price in prices],
+                "error": predicted / seconds - 1,
+                "parts": dict(vars(prices[0].parts)),
             }
         )
     errors = [abs(row["error"]) for row in rows]
@@ -154,11 +170,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--machine", type=Path, required=True, help="a machine file of `trivium plan probe`")
+    parser.add_argument("--machine", type=Path, help="a machine file of `trivium plan probe`")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--rounds", type=int, default=2)
     given = parser.parse_args()
-    found = compare(machine_from_file(given.machine), given.rounds)
+    found = compare(machine_from_file(given.machine) if given.machine else None, given.rounds)
     print(page(found))
     if given.json:
         given.json.write_text(json.dumps(found, indent=1) + "\n")
