@@ -4,6 +4,7 @@ import re
 
 import pytest
 from ftfy.badness import BADNESS_RE, is_bad
+from ftfy.chardata import CONTROL_CHARS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.corpus.filters.oracles import fineweb_figures, quality_figures, repetition_rules
@@ -97,9 +98,13 @@ def test_character_classes_are_pythons_own(bit, pattern):
 
 @settings(max_examples=300, deadline=None)
 @given(st.from_regex(BADNESS_RE) | st.text(max_size=60) | texts)
+@example("¤\x1f×")
 def test_signs_of_misread_text_are_found_where_ftfy_finds_them(text):
+    """It looks at lines one by one, and again once it has taken out control characters."""
     odd = not REPAIRED_LETTERS.isdisjoint(text)
-    assert looks_damaged(text) == (odd or is_bad(text))
+    lines = re.findall(r"[^\n]*\n|[^\n]+", text)
+    bad = any(is_bad(line) or is_bad(line.translate(CONTROL_CHARS)) for line in lines)
+    assert looks_damaged(text) == (odd or bad)
 
 
 @settings(max_examples=60, deadline=None)
