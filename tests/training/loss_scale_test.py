@@ -49,6 +49,22 @@ def test_half_precision_follows_fp32_closely(weights: str, tolerance: float) -> 
         assert here.gradient_norm == pytest.approx(there.gradient_norm, rel=10 * tolerance)
 
 
+def test_gradients_of_bf16_micro_batches_are_added_in_fp32() -> None:
+    """Together they are the fp32 sum of each alone; powers of two scale exactly."""
+    half = trainer("bf16")
+    samples = Samples(0, 16, random_rows(half.plan))
+    micro = half.plan.batch.micro
+    alone = [torch.zeros_like(b.gradients) for b in half.buckets]
+    for first in range(0, 16, micro):
+        half.accumulate(0, Samples(first, micro, random_rows(half.plan)))
+        for total, bucket in zip(alone, half.buckets, strict=True):
+            total += bucket.reduced() * (micro / 16)
+            bucket.clear_gradients()
+    half.accumulate(0, samples)
+    for total, bucket in zip(alone, half.buckets, strict=True):
+        torch.testing.assert_close(bucket.reduced(), total, rtol=1e-5, atol=1e-7 * float(total.abs().max()))
+
+
 def test_gradients_of_bf16_weights_accumulate_in_fp32() -> None:
     """Many small micro-batches lose nothing: the sum is that of fp32 up to the rounding of each one."""
     half = trainer("bf16")

@@ -9,15 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trivium.cost.case import NONE, Case, Number
+from trivium.cost.case import DEFERRING, NONE, Case, Number
 from trivium.cost.in_flight import Counts, Sets, peak_counts, peak_counts_of
 from trivium.cost.stages import layers_by_stage, stages_by_rank
 from trivium.cost.step_time import SCHEDULES
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import Op, ScheduleName
-
-# Their weight gradients are actions of their own, so that activations outlast the first gradients.
-SPLIT: tuple[ScheduleName, ...] = ("zb-h1", "zb-v")
 
 
 class Moment(NamedTuple):
@@ -49,7 +46,7 @@ def moments_of_rank(plan: Plan, pipeline: int) -> list[Moment]:
         row = plan.schedule_table()[pipeline]
         sets, split = peak_counts_of(row), any(action.op is Op.INPUT_GRADIENT for action in row)
     else:
-        split = plan.schedule in SPLIT
+        split = plan.schedule in DEFERRING
         sets = peak_counts(plan.schedule, layout.pipeline, micro_batches, layout.chunks)[pipeline]
     again = tuple(sum(plan.recompute.mode_of(n) != "none" for n in layers[s]) for s in stages)
     every = tuple(len(layers[s]) for s in stages)
@@ -72,7 +69,7 @@ def moments(
     sets = peak_counts(schedule, pipeline, micro_batches, chunks)
     found = []
     for rank, own in enumerate(_own_stages(schedule, pipeline, chunks)):
-        begun = schedule in SPLIT or micro_batches * chunks > 1
+        begun = schedule in DEFERRING or micro_batches * chunks > 1
         each = list(own)
         found.append(_moments(own, stages, tuple(counts[each]), tuple(again[each]), sets[rank], begun))
     return _not_exceeded(np.unique(np.concatenate(found), axis=0))

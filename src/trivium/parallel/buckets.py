@@ -69,9 +69,7 @@ class Bucket:
         self.shard = self.weights[self.owned]
         size = row.padded if zero < 2 else len(self.shard)
         self._sum = self._new_sum(size)
-        self._open: GradientSum | None = (
-            None  # from stage 2 on: the whole gradients of the backward under way
-        )
+        self._open: GradientSum | None = None  # from stage 2 on: whole gradients of the backward under way
         self._pending: PendingResult | None = None
         # Whether autograd adds gradients into the buffer, so that only the last of a step matters.
         self.adds_itself = zero < 2 and dtypes.gradients == dtypes.weights

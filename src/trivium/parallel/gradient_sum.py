@@ -8,7 +8,7 @@ Tensor = torch.Tensor
 class GradientSum:
     """`flat` [size]; the first part at a place is stored there, later ones are added to it.
 
-    So the memory of gradients is free for activations until the first backward, and needs not be cleared.
+    So the memory of gradients is free for activations until the first backward, and need not be set to zero.
     """
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
