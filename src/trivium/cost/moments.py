@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trivium.cost.case import DEFERRING, NONE, Case, Number
+from trivium.cost.case import DEFERRING, NONE, Case, Number, case_of
 from trivium.cost.in_flight import Counts, Sets, peak_counts, peak_counts_of
 from trivium.cost.stages import layers_by_stage, stages_by_rank
 from trivium.cost.step_time import SCHEDULES
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import Op, ScheduleName
+from trivium.plan.schedule import ScheduleName
 
 
 class Moment(NamedTuple):
@@ -43,14 +43,12 @@ def moments_of_rank(plan: Plan, pipeline: int) -> list[Moment]:
     stages = stages_by_rank(plan)[pipeline]
     micro_batches = plan.batch.micro_batches(layout)
     if plan.schedule == "given":
-        row = plan.schedule_table()[pipeline]
-        sets, split = peak_counts_of(row), any(action.op is Op.INPUT_GRADIENT for action in row)
+        sets = peak_counts_of(plan.schedule_table()[pipeline])
     else:
-        split = plan.schedule in DEFERRING
         sets = peak_counts(plan.schedule, layout.pipeline, micro_batches, layout.chunks)[pipeline]
     again = tuple(sum(plan.recompute.mode_of(n) != "none" for n in layers[s]) for s in stages)
     every = tuple(len(layers[s]) for s in stages)
-    begun = split or micro_batches * len(stages) > 1
+    begun = bool(case_of(plan).deferred) or micro_batches * len(stages) > 1
     return [Moment(*row) for row in _moments(stages, layout.stages, every, again, sets, begun).tolist()]
 
 
