@@ -48,6 +48,34 @@ def test_it_takes_memory_from_its_first_part_on_until_it_is_cleared() -> None:
     assert torch.equal(found.whole(), torch.zeros(SIZE, dtype=torch.float64))
 
 
+def test_a_first_part_as_large_as_the_sum_becomes_it_without_a_copy() -> None:
+    found, part = empty(), torch.randn(SIZE, 1, dtype=torch.float64)
+    expected = 2 * part.flatten()
+    assert found.add(0, part).data_ptr() == part.data_ptr() and found.is_at(0, part)
+    found.add(0, part.clone())
+    assert torch.equal(found.whole(), expected) and torch.equal(part.flatten(), expected)
+    found.clear()
+    assert memory(found) == 0 and torch.equal(part.flatten(), expected)
+
+
+@pytest.mark.parametrize(
+    "part",
+    (
+        torch.ones(SIZE),
+        torch.ones(SIZE + 1, dtype=torch.float64)[1:],
+        torch.ones(1, dtype=torch.float64).expand(SIZE),
+        torch.ones(SIZE, 2, dtype=torch.float64)[:, 0],
+    ),
+    ids=("of another dtype", "beside other numbers", "one number many times", "with gaps"),
+)
+def test_a_part_that_shares_its_memory_or_differs_is_copied(part: torch.Tensor) -> None:
+    found = empty()
+    found.add(0, part)
+    found.add(0, torch.ones(SIZE, dtype=torch.float64))
+    assert torch.equal(found.whole(), torch.full((SIZE,), 2.0, dtype=torch.float64))
+    assert bool((part == 1).all())
+
+
 @pytest.mark.parametrize("weights", ("fp32", "bf16"))
 @pytest.mark.parametrize("zero", (0, 2))
 def test_no_gradient_takes_memory_before_the_first_backward_of_a_step(

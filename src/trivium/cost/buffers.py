@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from trivium.cost.stages import layers_by_stage, stages_by_rank
-from trivium.plan.buckets import bucket_elements, bucket_table
+from trivium.plan.buckets import bucket_table, in_buckets
 from trivium.plan.layout import Layout
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import TOKENS, local_shape, stage_parameters
@@ -68,18 +68,7 @@ def _buffers(
         kind = (over_tensor, shard.table and model.head == "tied")
         kinds.setdefault(kind, []).append(shard.elements)
     return tuple(
-        math.ceil(size / layout.replicas) * layout.replicas
+        math.ceil(sum(bucket) / layout.replicas) * layout.replicas
         for sizes in kinds.values()
-        for size in _closed(sizes, bucket_elements(layout.replicas))
+        for bucket in in_buckets(sizes, int, layout.replicas)
     )
-
-
-def _closed(sizes: list[int], limit: int) -> list[int]:
-    """Runs of sizes, each closed once it reaches the limit."""
-    buffers, filling = [], 0
-    for size in sizes:
-        filling += size
-        if filling >= limit:
-            buffers.append(filling)
-            filling = 0
-    return [*buffers, filling] if filling else buffers

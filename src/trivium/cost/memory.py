@@ -207,7 +207,7 @@ def _held(case: Case, at: Moment, elements: Number, counting: Counting = "runtim
         "gathered": np.where(zero >= 3, c.weight_bytes * _gathered(c, at), 0),
         "unreduced": np.where(zero >= 2, c.gradient_bytes * _open(c, at, elements), 0),
         "workspace": _workspace(c, at),
-        "reduction": _reduction(c, elements, owned),
+        "reduction": _reduction(c, at, elements, owned),
     }
 
 
@@ -246,16 +246,15 @@ def _workspace(case: Case, at: Moment) -> Number:
     return largest
 
 
-def _reduction(case: Case, elements: Number, owned: Number) -> Number:
-    """After the last backward: the gradients on the wire where their dtype is another, each replica's sum, and what
-    the optimizer takes of it."""
+def _reduction(case: Case, at: Moment, elements: Number, owned: Number) -> Number:
+    """After the last backward: the gradients on the wire where their dtype is another, each replica's sum and its copy
+    as gradients are kept, and where masters are wider a bucket of them in that dtype."""
     c, zero = case, np.asarray(case.zero)
     together = np.asarray(c.replicas) > 1
     recast = np.where(
         (zero <= 1) & (np.asarray(c.reduction_bytes) != np.asarray(c.gradient_bytes)), elements, 0
     )
     summed = np.where((zero == 1) & together, owned, 0)
-    copied = np.where(
-        (zero == 1) & together | (np.asarray(c.gradient_bytes) != np.asarray(c.master_bytes)), owned, 0
-    )
-    return c.reduction_bytes * (recast + summed) + c.master_bytes * copied
+    one = np.minimum(owned, _bucket(c, at) / np.where(zero >= 1, c.replicas, 1))
+    widened = np.where(np.asarray(c.gradient_bytes) != np.asarray(c.master_bytes), one, 0)
+    return c.reduction_bytes * (recast + summed) + c.gradient_bytes * summed + c.master_bytes * widened

@@ -101,14 +101,14 @@ def _context(plan: Plan, layer: int) -> Counter[str]:
 def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> None:
     # Sums over other groups come after the data ranks', so each rank sums only its slice.
     mine = row.padded // (plan.layout.replicas if plan.zero >= 1 else 1)
-    accumulated = mine * BYTES[plan.precision.accumulation]
+    accumulated = mine * BYTES[plan.gradient_dtype]
     if "tensor" in row.partial_over:
         traffic["tensor"]["all_reduce"] += accumulated
     if "ends" in row.partial_over and at.pipeline in (0, plan.layout.pipeline - 1):
         traffic["ends"]["all_reduce"] += accumulated
     if plan.layout.replicas == 1:
         return
-    reduced = row.padded * BYTES[plan.precision.reduction]
+    reduced = row.padded * BYTES[plan.reduction_dtype]
     if plan.zero == 0:
         traffic["replicas"]["all_reduce"] += reduced
     else:

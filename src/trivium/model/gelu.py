@@ -42,8 +42,8 @@ class _Gelu(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        (slope,) = ctx.saved_tensors
-        return grads[0] * slope, None
+        (slope,) = ctx.saved_tensors  # changed in place: a step runs its backward once
+        return slope.mul_(grads[0]), None
 
 
 def _gelu_of(x: Tensor, value: Tensor, derivative: Tensor | None) -> None:

@@ -1,4 +1,7 @@
-"""A flat sum of parts, which takes no memory while nothing has been added to it."""
+"""A flat sum of parts, which takes no memory while nothing has been added to it.
+
+So the memory of gradients is free for activations until the first backward, and need not be set to zero.
+"""
 
 import torch
 
@@ -6,15 +9,14 @@ Tensor = torch.Tensor
 
 
 class GradientSum:
-    """`flat` [size]; the first part at a place is stored there, later ones are added to it.
-
-    So the memory of gradients is free for activations until the first backward, and need not be set to zero.
-    """
+    """`flat` [size]; the first part at a place is stored there, later ones are added to it. A first part that is as
+    large as the whole becomes it, without a copy: nobody else may change it any more."""
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.flat = torch.empty(size, dtype=dtype, device=device)
+        self._empty = torch.empty(size, dtype=dtype, device=device)
+        self._empty.untyped_storage().resize_(0)
+        self.flat = self._empty
         self._stops: dict[int, int] = {}  # of the places that hold something, by their starts
-        self.clear()
 
     def has_begun(self, start: int) -> bool:
         """Whether something was added at the place that begins there."""
@@ -27,10 +29,11 @@ class GradientSum:
 
     def add(self, start: int, part: Tensor) -> Tensor:
         """Add `part` at the place that begins at `start`; returns that place, in the part's shape."""
-        storage = self.flat.untyped_storage()
-        if not self._stops:
-            storage.resize_(self.flat.numel() * self.flat.element_size())
         stop = start + part.numel()
+        if not self._stops and self._is_whole(part):
+            self.flat, self._stops[start] = part.view(-1), stop
+            return part
+        self._open()
         place = self.flat[start:stop].view(part.shape)
         if start in self._stops:
             place.add_(part)
@@ -41,8 +44,7 @@ class GradientSum:
 
     def whole(self) -> Tensor:
         """The sum, zero where nothing was added."""
-        if not self._stops:
-            self.flat.untyped_storage().resize_(self.flat.numel() * self.flat.element_size())
+        self._open()
         end = 0
         for start in sorted((*self._stops, self.flat.numel())):
             self.flat[end:start].zero_()
@@ -52,4 +54,18 @@ class GradientSum:
     def clear(self) -> None:
         """Forget every part, and give the memory back."""
         self._stops.clear()
-        self.flat.untyped_storage().resize_(0)
+        self.flat = self._empty
+
+    def _open(self) -> None:
+        if self.flat is self._empty:
+            self.flat = torch.empty_like(self._empty)
+
+    def _is_whole(self, part: Tensor) -> bool:
+        """Whether `part` could be `flat`, and has its memory for itself."""
+        like = self._empty
+        return (
+            part.numel() == like.numel()
+            and part.dtype == like.dtype
+            and part.is_contiguous()
+            and part.untyped_storage().size() == part.nbytes
+        )

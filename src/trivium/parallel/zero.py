@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch.optim.adamw import adamw
 
 from trivium.parallel.buckets import Bucket
 from trivium.parallel.collectives import PendingResult, sum_over_ranks_begin
@@ -32,16 +33,16 @@ class AdamRule:
 class Part(NamedTuple):
     """Elements `where` of a shard, which weight decay falls on or not."""
 
-    parameter: torch.nn.Parameter
     where: slice
-    decay: bool
+    decays: bool
 
 
 @dataclass(eq=False)
 class Shard:
-    """What this rank keeps of one bucket: master weights, moments and, in a step, the gradient of its owned slice.
+    """What this rank keeps of one bucket: master weights, moments and, in a step, the gradient of its owned slice, in
+    the dtype in which it was summed.
 
-    parts: views of the masters with weight decay and without, as Adam updates them.
+    parts: those with weight decay and without.
     """
 
     bucket: Bucket
@@ -51,6 +52,11 @@ class Shard:
     parts: tuple[Part, ...]
     norm_weight: Tensor | None  # 1 where an element counts in the norm, else 0; None: all count
     grad: Tensor | None = None
+
+    def gradient(self) -> Tensor:
+        """In the dtype of the masters: a copy where that is another."""
+        assert self.grad is not None, "gradients are reduced first"
+        return self.grad.to(self.master.dtype)
 
 
 class Totals(NamedTuple):
@@ -75,28 +81,6 @@ class ShardedAdamW:
         self.on_reduced: Callable[[int, Tensor], None] | None = (
             None  # sees each shard's gradient before clipping
         )
-        kinds = ((True, rule.weight_decay), (False, 0.0))
-        parts = [part for shard in self.shards for part in shard.parts]
-        groups = [
-            {"params": [p.parameter for p in parts if p.decay is decay], "weight_decay": weight_decay}
-            for decay, weight_decay in kinds
-        ]
-        # A rank whose stages hold no layers has nothing to update; torch refuses an optimizer of nothing.
-        nothing = [{"params": [torch.nn.Parameter(torch.zeros(0, device=mesh.device))], "weight_decay": 0.0}]
-        self._adam = torch.optim.AdamW(
-            [g for g in groups if g["params"]] or nothing,
-            lr=0.0,
-            betas=(rule.beta1, rule.beta2),
-            eps=rule.epsilon,
-            fused=True,
-        )
-        for shard in self.shards:
-            for part in shard.parts:
-                self._adam.state[part.parameter] = {
-                    "step": torch.tensor(0.0, dtype=torch.float32),
-                    "exp_avg": shard.moment1[part.where],
-                    "exp_avg_sq": shard.moment2[part.where],
-                }
 
     @torch.no_grad()
     def step(
@@ -119,12 +103,10 @@ class ShardedAdamW:
         With a scale, a norm that is not finite means that they overflowed: nothing is updated, on any rank alike.
         """
         for number, shard in enumerate(self.shards):
-            shard.grad = shard.bucket.reduced().to(shard.master.dtype)
-            if loss_scale != 1.0:
-                shard.grad.mul_(1 / loss_scale)
+            shard.grad = shard.bucket.reduced()
             if self.on_reduced is not None:
-                self.on_reduced(number, shard.grad)
-        sums = sum_over_ranks_begin(self._shares(loss / loss_scale, (asks, *digest)), self.mesh)
+                self.on_reduced(number, shard.gradient() / loss_scale)
+        sums = sum_over_ranks_begin(self._shares(loss, loss_scale, (asks, *digest)), self.mesh)
         if self.rule.clip == 0 and loss_scale == 1.0 and accepts is None:
             self._update(lr)  # without waiting: where the pipeline drains early, others are still at work
             return _totals(sums)
@@ -133,47 +115,62 @@ class ShardedAdamW:
         if refused or (loss_scale != 1.0 and not math.isfinite(totals.gradient_norm)):
             self._clear()
             return totals
-        if 0 < self.rule.clip < totals.gradient_norm:
-            for shard in self.shards:
-                _gradient(shard).mul_(self.rule.clip / (totals.gradient_norm + 1e-6))
-        self._update(lr)
+        clipped = 0 < self.rule.clip < totals.gradient_norm
+        factor = self.rule.clip / (totals.gradient_norm + 1e-6) if clipped else 1.0
+        self._update(lr, factor / loss_scale)
         return totals
 
-    def _update(self, lr: float) -> None:
-        for group in self._adam.param_groups:
-            group["lr"] = lr
+    def _update(self, lr: float, factor: float = 1.0) -> None:
+        """AdamW with `factor` times the gradients, one bucket after the other: what is computed on the way is then
+        still in a cache when it is used, and weights travel while the next are updated."""
         for shard in self.shards:
+            grad = shard.gradient()
+            if factor != 1.0:
+                grad.mul_(factor)
             for part in shard.parts:
-                part.parameter.grad = _gradient(shard)[part.where]
-        self._adam.step()
-        self.steps_done += 1
-        for shard in self.shards:
+                self._adamw(shard, grad, part, lr)
             weights = shard.bucket.shard
             if weights.data_ptr() != shard.master.data_ptr():
                 weights.copy_(shard.master)
             shard.bucket.publish()
+        self.steps_done += 1
         self._clear()
         for shard in self.shards:
             shard.bucket.published()
+
+    def _adamw(self, shard: Shard, grad: Tensor, part: Part, lr: float) -> None:
+        of_part = (t[part.where] for t in (shard.master, grad, shard.moment1, shard.moment2))
+        adamw(
+            *([t] for t in of_part),
+            [],
+            [torch.full((), float(self.steps_done), device=grad.device)],  # which it counts up
+            fused=True,
+            amsgrad=False,
+            beta1=self.rule.beta1,
+            beta2=self.rule.beta2,
+            lr=lr,
+            weight_decay=self.rule.weight_decay if part.decays else 0.0,
+            eps=self.rule.epsilon,
+            maximize=False,
+        )
 
     def _clear(self) -> None:
         for shard in self.shards:
             shard.bucket.clear_gradients()
             shard.grad = None
-            for part in shard.parts:
-                part.parameter.grad = None
 
-    def _shares(self, loss: Tensor, beside: tuple[int, int, int]) -> Tensor:
+    def _shares(self, loss: Tensor, scale: float, beside: tuple[int, int, int]) -> Tensor:
         """What this rank adds to the squared norm of the model's gradient, each parameter counted once, to the loss,
-        and to the numbers that go along; [5]."""
+        and to the numbers that go along; [5]. scale: of the loss and the gradients."""
         square = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         for shard in self.shards:
             if shard.bucket.sharded or self.mesh.replicas.index == 0:  # replicas of the whole count once
-                grad = _gradient(shard)
+                grad = shard.gradient()
                 weighted = grad if shard.norm_weight is None else grad * shard.norm_weight
                 square += torch.dot(weighted, grad).to(torch.float64)
         along = torch.tensor(beside, dtype=torch.float64, device=self.mesh.device)
-        return torch.cat([torch.stack([square, loss_share(loss, self.mesh)]), along])
+        both = torch.stack([square / scale**2, loss_share(loss, self.mesh) / scale])
+        return torch.cat([both, along])
 
     def states(self, shard: Shard) -> dict[str, Tensor]:
         """The tensors of a shard by kind, each as long as the bucket's owned slice."""
@@ -182,8 +179,6 @@ class ShardedAdamW:
     def restore(self, steps_done: int) -> None:
         """After the states were filled from a checkpoint: continue from this step, weights from the masters."""
         self.steps_done = steps_done
-        for state in self._adam.state.values():
-            state["step"].fill_(float(steps_done))
 
     @torch.no_grad()
     def restart_masters(self) -> None:
@@ -203,29 +198,20 @@ def _totals(sums: PendingResult) -> Totals:
     return Totals(math.sqrt(square), loss, asked, tuple(digest))
 
 
-def _gradient(shard: Shard) -> Tensor:
-    assert shard.grad is not None, "gradients are reduced first"
-    return shard.grad
-
-
 def _shard(bucket: Bucket, masters: torch.dtype) -> Shard:
     # Where weights are already in the masters' dtype they are their own masters.
     master = bucket.shard if bucket.shard.dtype == masters else bucket.shard.to(masters)
     border = min(max(bucket.decayed - bucket.owned.start, 0), len(master))
-    halves = ((slice(0, border), True), (slice(border, len(master)), False))
-    parts = tuple(
-        Part(torch.nn.Parameter(master[where]), where, decay)
-        for where, decay in halves
-        if where.stop > where.start
-    )
+    halves = (Part(slice(0, border), decays=True), Part(slice(border, len(master)), decays=False))
+    parts = tuple(part for part in halves if part.where.stop > part.where.start)
     moments = torch.zeros_like(master), torch.zeros_like(master)
-    return Shard(bucket, master, *moments, parts, _norm_weight(bucket))
+    return Shard(bucket, master, *moments, parts, _norm_weight(bucket, masters))
 
 
-def _norm_weight(bucket: Bucket) -> Tensor | None:
+def _norm_weight(bucket: Bucket, masters: torch.dtype) -> Tensor | None:
     if all(s.counts for s in bucket.slots):
         return None  # padding has no gradient
-    weight = bucket.gradients.new_zeros(bucket.padded)
+    weight = torch.zeros(bucket.padded, dtype=masters, device=bucket.weights.device)
     for slot in bucket.slots:
         weight[slot.start : slot.stop] = float(slot.counts)
     return weight[bucket.owned].clone()

@@ -4,16 +4,19 @@ A bucket holds parameters whose gradients are summed over the same groups, those
 padded so that each replica owns an equal slice.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from trivium.plan.parameters import TOKENS, Owner, Parameter, local_shape, stage_parameters
 from trivium.plan.plan import Plan
 
 # A bucket is closed once it has this many elements: large enough for bandwidth, small enough to overlap. A rank without
-# replicas sends none of it; there, the smaller, the sooner its gradients find room among freed activations.
+# replicas sends none of it. There, the smaller, the sooner its gradients find room among freed activations, and a
+# parameter with a bucket of its own has the backward's gradient for it without a copy.
 BUCKET_ELEMENTS, ELEMENTS_ALONE = 4 << 20, 1 << 18
+
+Sized = TypeVar("Sized")
 
 PartialOver = Literal["tensor", "ends"]
 
@@ -52,13 +55,26 @@ def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
     return tuple(
         _row(items, over, tied, plan.layout.replicas)
         for (over, tied, _), every in kinds.items()
-        for items in _chunks(every, bucket_elements(plan.layout.replicas))
+        for items in in_buckets(every, lambda item: item.elements, plan.layout.replicas)
     )
 
 
-def bucket_elements(replicas: int) -> int:
-    """After how many elements a bucket is closed."""
-    return BUCKET_ELEMENTS if replicas > 1 else ELEMENTS_ALONE
+def in_buckets(
+    items: Iterable[Sized], elements_of: Callable[[Sized], int], replicas: int
+) -> Iterator[list[Sized]]:
+    """Items of one kind, by bucket, in the order in which buckets are closed."""
+    limit = BUCKET_ELEMENTS if replicas > 1 else ELEMENTS_ALONE
+    filling: list[Sized] = []
+    for item in items:
+        if replicas == 1 and elements_of(item) >= limit:
+            yield [item]
+            continue
+        filling.append(item)
+        if sum(map(elements_of, filling)) >= limit:
+            yield filling
+            filling = []
+    if filling:
+        yield filling
 
 
 def _row(items: list[Item], over: tuple[PartialOver, ...], tied: bool, replicas: int) -> BucketRow:
@@ -92,14 +108,3 @@ def partial_over(plan: Plan, parameter: Parameter) -> tuple[PartialOver, ...]:
     if is_tied(plan, parameter) and plan.ends_apart:
         over.append("ends")
     return tuple(over)
-
-
-def _chunks(items: list[Item], limit: int) -> Iterator[list[Item]]:
-    chunk: list[Item] = []
-    for item in items:
-        chunk.append(item)
-        if sum(i.elements for i in chunk) >= limit:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk

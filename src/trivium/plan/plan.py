@@ -13,7 +13,7 @@ from trivium.plan.batch import Batch
 from trivium.plan.layout import Layout, degrees_dividing
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.partition import Partition
-from trivium.plan.precision import Precision
+from trivium.plan.precision import Dtype, Precision
 from trivium.plan.recompute import Recompute
 from trivium.plan.schedule import (
     Schedule,
@@ -102,6 +102,21 @@ class Plan(Config):
         size = self.model.sequence // pieces
         held = (context, pieces - 1 - context) if self._zigzag else (context,)
         return tuple(n for piece in held for n in range(piece * size, (piece + 1) * size))
+
+    @property
+    def adds_no_gradients(self) -> bool:
+        """Whether a parameter has one gradient in a step: there is one process, and one micro-batch."""
+        return self.layout.world_size == 1 and self.batch.micro_batches(self.layout) == 1
+
+    @property
+    def gradient_dtype(self) -> Dtype:
+        """Of gradients as they wait for the update."""
+        return self.precision.gradients_of(once=self.adds_no_gradients)
+
+    @property
+    def reduction_dtype(self) -> Dtype:
+        """Of gradients on the wire."""
+        return self.precision.reduction_of(once=self.adds_no_gradients)
 
     @property
     def local_sequence(self) -> int:

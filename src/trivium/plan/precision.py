@@ -13,7 +13,8 @@ class Precision(Config):
     """Weights and activations are in `weights`; what accumulates is never narrower than fp32.
 
     Gradients accumulate over micro-batches, and master weights and moments are kept, in fp32 (fp64 when the
-    weights are) unless `gradients` says otherwise: for bf16, 18 bytes per parameter. MT-NLG section 2 counts 20
+    weights are) unless `gradients` says otherwise: for bf16, 18 bytes per parameter, or 16 where nothing accumulates
+    (`gradients_of`). MT-NLG section 2 counts 20
     (2 + 4 + 2 + 4 + 4 + 4), with a 2-byte gradient besides the accumulated one.
     """
 
@@ -38,7 +39,11 @@ class Precision(Config):
         """Of accumulated gradients."""
         return self.gradients or self.masters
 
-    @property
-    def reduction(self) -> Dtype:
+    def gradients_of(self, *, once: bool) -> Dtype:
+        """As they wait for the update. once: nothing is added to them, by one process with one micro-batch in a step;
+        they then stay as the backward made them, and lose nothing."""
+        return self.weights if once and self.gradients is None else self.accumulation
+
+    def reduction_of(self, *, once: bool) -> Dtype:
         """Of gradients on the wire."""
-        return self.communication or self.accumulation
+        return self.communication or self.gradients_of(once=once)

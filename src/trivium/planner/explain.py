@@ -113,7 +113,7 @@ def _choice_lines(plan: Plan, machine: Machine) -> list[str]:
         f"{_spread(per_stage)}",
         f"batch         {batch.sequences:,} sequences = {_counted(layout.data, 'replica')} x {micro_batches} "
         f"micro-batches x {batch.micro}; {plan.tokens(batch.sequences):,} tokens per step",
-        f"precision     weights {plan.precision.weights}, gradients {plan.precision.accumulation}; recompute "
+        f"precision     weights {plan.precision.weights}, gradients {plan.gradient_dtype}; recompute "
         f"{plan.recompute.mode}; {_zero_text(plan)}",
     ]
     if batch.ramp is not None:

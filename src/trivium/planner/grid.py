@@ -1,6 +1,6 @@
 """Choices of a plan as arrays: one column for each field that a search varies, one row for each plan."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trivium.cost.case import DEFERRING, MODES, Case, model_numbers
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
-from trivium.plan.precision import BYTES, Precision
+from trivium.plan.precision import BYTES, Dtype, Precision
 from trivium.plan.schedule import ScheduleName
 
 Column = NDArray[np.int64]
@@ -122,6 +122,12 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
     """The numbers that the costs of every row depend on; `cost.case.case_of` of each plan."""
     model, precision = subject.model, subject.precision
     multiple = model.vocabulary_multiple * grid["tensor"]
+    ranks = grid["tensor"] * grid["pipeline"] * grid["data"] * grid["context"]
+    once = (ranks == 1) & (micro_batches_of(grid) == 1)  # Plan.adds_no_gradients
+
+    def bytes_of(dtype: Callable[..., Dtype]) -> Column:
+        return np.where(once, BYTES[dtype(once=True)], BYTES[dtype(once=False)])
+
     same = (
         "tensor",
         "pipeline",
@@ -143,8 +149,8 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
             np.int64
         ),
         weight_bytes=BYTES[precision.weights],
-        gradient_bytes=BYTES[precision.accumulation],
-        reduction_bytes=BYTES[precision.reduction],
+        gradient_bytes=bytes_of(precision.gradients_of),
+        reduction_bytes=bytes_of(precision.reduction_of),
         master_bytes=BYTES[precision.masters],
     )
 

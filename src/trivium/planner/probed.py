@@ -30,6 +30,7 @@ Array = NDArray[np.float64]
 BACKWARD_ATTENTION = 2.5 / 0.9  # FLOPs and their speed over the forward's, as in cost/layer.py
 WIDTHS = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 ROBUST = 0.1  # residuals, as logarithms of ratios, beyond which a measurement loses its pull
+CHANGE = 1e-6  # of the fit or of its constants, below which the search ends: the file keeps four digits
 # How firmly the start of the search is believed: one unit of cost per factor of e away from it, times this. The weight
 # of a single product is 1; a whole step says more about steps.
 PRIOR_WEIGHT, STEP_WEIGHT, SPLIT_WEIGHT = 0.05, 10.0, 3.0
@@ -120,7 +121,7 @@ def _with_constants(machine: Machine, measured: Measured) -> Machine:
         found = on_device(_changed(machine, values), measured)
         return np.concatenate([_misses(found), PRIOR_WEIGHT * (x - begin)])
 
-    found = least_squares(misses, begin, loss="soft_l1", f_scale=ROBUST)
+    found = least_squares(misses, begin, loss="soft_l1", f_scale=ROBUST, ftol=CHANGE, xtol=CHANGE)
     return _changed(machine, dict(zip(names, np.exp(found.x).tolist(), strict=True)))
 
 

@@ -17,7 +17,7 @@ from trivium.planner.measured import Collective, Exchange
 from trivium.probe.timing import finished
 
 SIZES = (1 << 10, 1 << 16, 1 << 19, 1 << 22)  # bytes of the whole tensor
-TURNS, REPEATS = 5, 6  # the median of means: one call alone may be a time slice too lucky or too late
+TURNS, REPEATS = 3, 6  # the median of means: one call alone may be a time slice too lucky or too late
 WIDTH = 4
 BETWEEN = 384  # rows and columns of the product between two collectives: about a millisecond of a core
 LEAST_SECONDS = 1e-6

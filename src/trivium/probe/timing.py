@@ -6,12 +6,12 @@ from statistics import median
 
 import torch
 
-FEWEST, MOST = 5, 200  # repetitions
-WARM = 2
+FEWEST, MOST = 3, 200  # repetitions, in each of several turns
+WARM = 1
 
 
 def median_seconds(work: Callable[[], object], device: torch.device, *, budget: float) -> float:
-    """Median seconds of `work`, repeated for `budget` seconds, at least five times."""
+    """Median seconds of `work`, repeated for `budget` seconds, at least `FEWEST` times."""
     for _ in range(WARM):
         work()
     finished(device)

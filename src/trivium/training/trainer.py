@@ -65,8 +65,8 @@ class Trainer:
             zero=plan.zero,
             dtypes=Dtypes(
                 DTYPES[plan.precision.weights],
-                DTYPES[plan.precision.accumulation],
-                DTYPES[plan.precision.reduction],
+                DTYPES[plan.gradient_dtype],
+                DTYPES[plan.reduction_dtype],
             ),
         )
         if plan.zero >= 3:

@@ -165,10 +165,10 @@ def accumulated_in_bf16(original: Function, mesh: Mesh) -> Function:
     return lambda self: "bf16"
 
 
-@fault(Precision, "reduction", SHARDED)
+@fault(Precision, "reduction_of", SHARDED)
 def reduced_in_bf16(original: Function, mesh: Mesh) -> Function:
     """Gradients are summed over data ranks in bf16 where the accumulator's dtype is promised."""
-    return lambda self: "bf16"
+    return lambda self, once: "bf16"
 
 
 FAULTS = (

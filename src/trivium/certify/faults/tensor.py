@@ -100,7 +100,7 @@ def foreign_tokens_embedded(original: Function, mesh: Mesh) -> Function:
 @fault(zero, "_norm_weight", SPLIT)
 def replicated_counted_per_rank(original: Function, mesh: Mesh) -> Function:
     """Parameters that every tensor rank holds whole are counted once per rank in the global norm."""
-    return lambda bucket: None
+    return lambda bucket, masters: None
 
 
 @fault(inputs, "keyed_dropout", plan(tensor=2, model={"dropout": 0.2}))
