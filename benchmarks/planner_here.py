@@ -1,7 +1,7 @@
 """How well the planner knows this machine: step times of the demo's model under several layouts, predicted from a
 machine file of `trivium plan probe`, and measured.
 
-    python benchmarks/planner_here.py [--machine here.yaml] [--json OUT] [--rounds 2]
+    python benchmarks/planner_here.py [--machine here.yaml] [--json OUT] [--rounds 4]
 
 The probe never runs the demo's model. Layouts take turns: each round measures all of them once, so that a change of
 the machine's speed meets all alike; a layout's time is the median over all its steps but the first of each round.
@@ -172,7 +172,7 @@ def main() -> None:
     )
     parser.add_argument("--machine", type=Path, help="a machine file of `trivium plan probe`")
     parser.add_argument("--json", type=Path, help="write the figures here too")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=4)
     given = parser.parse_args()
     found = compare(machine_from_file(given.machine) if given.machine else None, given.rounds)
     print(page(found))

@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 
 # Numbers of a gradient that are transposed at once, and the columns they are at least: few leave small holes among the
 # activations that a backward has not freed yet. Four times as many were 1 % faster and took 4 % more memory.
-TRANSPOSED_AT_ONCE, LEAST_COLUMNS = 1 << 18, 256
+TRANSPOSED_WHOLE, TRANSPOSED_AT_ONCE, LEAST_COLUMNS = 1 << 19, 1 << 18, 256
 # Multiplications of a product below which calling oneDNN takes longer than it saves. Called again and again it gains
 # from a million on; among other work its first microseconds are spent on finding its code again (170 against 30).
 LEAST = 1 << 22
@@ -42,7 +42,7 @@ def gradient_of_weight(grad: Tensor, x: Tensor) -> Tensor:
     """grad [T, O], x [T, I] -> grad^T x [O, I]."""
     if grad.numel() * x.shape[1] < LEAST or not _is_for_one_dnn(grad, x):
         return grad.T @ x
-    if grad.numel() <= TRANSPOSED_AT_ONCE:
+    if grad.numel() <= TRANSPOSED_WHOLE:
         return _by_one_dnn(grad.contiguous().T, x.contiguous().T, None)
     found = grad.new_empty(grad.shape[1], x.shape[1])
     for rows, part in _rows_of_gradient(found, grad, x):
