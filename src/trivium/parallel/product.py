@@ -15,8 +15,8 @@ import torch.nn.functional as F
 Tensor = torch.Tensor
 
 # Numbers of a gradient that are transposed whole; of a larger one how many at once, and the columns they are at least.
-# Few leave small holes among the activations that a backward has not freed yet: with 2^20 for both, a step of hidden 512
-# was 1 % faster and took 4 % more memory.
+# Few leave small holes among the activations that a backward has not freed yet: with 2^20 for both, a step at hidden
+# 512 was 1 % faster and took 4 % more memory.
 TRANSPOSED_WHOLE, TRANSPOSED_AT_ONCE, LEAST_COLUMNS = 1 << 19, 1 << 18, 256
 # Multiplications of a product below which calling oneDNN takes longer than it saves. Called again and again it gains
 # from a million on; among other work its first microseconds are spent on finding its code again (170 against 30).
