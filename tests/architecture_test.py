@@ -4,6 +4,7 @@ import ast
 import graphlib
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,11 +58,12 @@ SHOWN_FRACTION = 0.9
 
 
 class Module(NamedTuple):
-    """One file: its path inside the package, its text and its tree."""
+    """One file: its path inside the package, its text, its tree and every node of that."""
 
     path: str
     text: str
     tree: ast.Module
+    every: tuple[ast.AST, ...]
 
     @property
     def package(self) -> str:
@@ -72,13 +74,15 @@ class Module(NamedTuple):
         return "trivium." + self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
     def nodes(self, *kinds: type[ast.AST]) -> Iterator[ast.AST]:
-        return (node for node in ast.walk(self.tree) if isinstance(node, kinds))
+        return (node for node in self.every if isinstance(node, kinds))
 
 
 def module(path: str, text: str) -> Module:
-    return Module(path, text, ast.parse(text))
+    tree = ast.parse(text)
+    return Module(path, text, tree, tuple(ast.walk(tree)))
 
 
+@cache
 def source() -> list[Module]:
     return [module(str(p.relative_to(ROOT)), p.read_text("utf-8")) for p in sorted(ROOT.rglob("*.py"))]
 
@@ -144,7 +148,7 @@ def state_rules(m: Module) -> Iterator[str]:
                 held.add(name)
                 if not name.isupper() or _is_empty(node.value):
                     yield f"{node.lineno} {name} is module-level mutable state; make it a constant or pass it"
-    for node in ast.walk(m.tree):
+    for node in m.every:
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr)) if attr in MUTATORS:
                 changed = name
@@ -225,7 +229,7 @@ def _is_false(value: ast.expr) -> bool:
 def name_rules(m: Module) -> Iterator[str]:
     if m.path.split("/")[-1] in BANNED_FILES:
         yield f"1 {m.path} has a name that says nothing; name what it does"
-    for node in ast.walk(m.tree):
+    for node in m.every:
         match node:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.arg(arg=name):
                 names = [name]
