@@ -209,3 +209,13 @@ def test_many_cases_at_once_are_each_case_alone():
     totals = memory_of_cases(dataclasses.replace(cases[0], **together), codes).total
     alone = [float(memory_of_cases(cases[n], plans[n].schedule).total[0]) for n in range(len(plans))]
     assert totals.tolist() == [alone[n] for n in picked]
+
+
+@pytest.mark.parametrize("zero", (0, 1))
+@pytest.mark.parametrize(("sequences", "kept", "widened"), ((1, 2, 4), (2, 4, 0)))
+def test_where_nothing_is_added_gradients_are_narrow_and_one_bucket_is_widened_at_a_time(
+    zero: int, sequences: int, kept: int, widened: int
+) -> None:
+    plan = wide(sequences).model_copy(update={"precision": Precision(weights="bf16"), "zero": zero})
+    elements, found = buffer_elements(plan, 0), memory_of_rank(plan, Coordinate(0, 0, 0))
+    assert found.gradients == kept * sum(elements) and found.reduction == widened * max(elements)

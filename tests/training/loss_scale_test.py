@@ -81,6 +81,22 @@ def test_gradients_of_bf16_weights_accumulate_in_fp32() -> None:
         torch.testing.assert_close(a.gradients, wide, rtol=0.1, atol=float(wide.abs().max()) * 0.02)
 
 
+@pytest.mark.parametrize("micro", (2, 16))
+@pytest.mark.parametrize("clip", (0.0, 0.1))
+@pytest.mark.parametrize("weights", ("bf16", "fp16", "fp32"))
+def test_the_update_takes_the_gradient_itself_clipped_and_without_the_scale(
+    weights: str, clip: float, micro: int
+) -> None:
+    """Adam hardly minds a factor, so its first moment is looked at: (1 - beta1) times the clipped gradient."""
+    rule = AdamRule(clip=clip)
+    plan = small(precision={"weights": weights}, batch={"micro": micro})
+    one = Trainer(plan, Mesh.single(), seed=4, rule=rule)
+    norm = one.train_step(0, Samples(0, 16, random_rows(plan)), 1e-3).gradient_norm
+    moments = torch.cat([shard.moment1 for shard in one.optimizer.shards])
+    expected = (1 - rule.beta1) * (clip or norm)
+    assert norm > 0.1 and float(moments.norm()) == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.parametrize("weights", ("bf16", "fp16", "fp32", "fp64"))
 def test_gradients_to_which_nothing_is_added_stay_as_they_are_and_lose_nothing(weights: str) -> None:
     """One micro-batch in one process: the gradients take the bytes of the weights, and every step is the very one of

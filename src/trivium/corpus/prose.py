@@ -41,7 +41,15 @@ _COMMON = frozenset(
     ]
 )
 _LEGAL = re.compile(r"copyright|\(c\)|licen[sc]e|all rights reserved|warrant(?:y|ies)|coding[:=]", re.I)
-_TO_DO = ("TODO", "FIXME", "XXX", "HACK", "type:", "noqa", "pylint:")
+_FOR_PROGRAMMERS = (  # how comments begin that are no prose
+    "TODO",
+    "FIXME",
+    "XXX",
+    "HACK",
+    "type:",
+    "noqa",
+    "pylint:",
+)
 _DIRECTIVE = re.compile(r"^\.\. (\S+)::")
 _TEXT_DIRECTIVES = frozenset(
     {"note", "warning", "versionadded", "versionchanged", "deprecated", "seealso", "tip"}
@@ -76,7 +84,7 @@ def plain(text: str) -> str:
 def is_prose(text: str) -> bool:
     """Whether a paragraph is made of English sentences: enough words, common ones among them, little code."""
     words = _WORD.findall(text)
-    if len(words) < 6 or not text[0].isalpha() or text[-1] in ",;-(=" or text.startswith(_TO_DO):
+    if len(words) < 6 or not text[0].isalpha() or text[-1] in ",;-(=" or text.startswith(_FOR_PROGRAMMERS):
         return False
     letters = sum(map(len, words))
     common = sum(word.lower() in _COMMON for word in words)

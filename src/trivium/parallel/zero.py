@@ -77,7 +77,7 @@ class ShardedAdamW:
     def __init__(self, buckets: Sequence[Bucket], mesh: Mesh, rule: AdamRule, masters: torch.dtype) -> None:
         self.buckets, self.mesh, self.rule = list(buckets), mesh, rule
         self.shards = [_shard(b, masters) for b in buckets]
-        self.steps_done = 0
+        self.steps_done = 0  # a checkpoint sets it, as it fills the states
         self.on_reduced: Callable[[int, Tensor], None] | None = (
             None  # sees each shard's gradient before clipping
         )
@@ -175,10 +175,6 @@ class ShardedAdamW:
     def states(self, shard: Shard) -> dict[str, Tensor]:
         """The tensors of a shard by kind, each as long as the bucket's owned slice."""
         return {"master": shard.master, "moment1": shard.moment1, "moment2": shard.moment2}
-
-    def restore(self, steps_done: int) -> None:
-        """After the states were filled from a checkpoint: continue from this step, weights from the masters."""
-        self.steps_done = steps_done
 
     @torch.no_grad()
     def restart_masters(self) -> None:

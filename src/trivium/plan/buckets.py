@@ -16,7 +16,7 @@ from trivium.plan.plan import Plan
 # parameter with a bucket of its own has the backward's gradient for it without a copy.
 BUCKET_ELEMENTS, ELEMENTS_ALONE = 4 << 20, 1 << 18
 
-Sized = TypeVar("Sized")
+Entry = TypeVar("Entry")
 
 PartialOver = Literal["tensor", "ends"]
 
@@ -60,11 +60,11 @@ def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
 
 
 def in_buckets(
-    items: Iterable[Sized], elements_of: Callable[[Sized], int], replicas: int
-) -> Iterator[list[Sized]]:
+    items: Iterable[Entry], elements_of: Callable[[Entry], int], replicas: int
+) -> Iterator[list[Entry]]:
     """Items of one kind, by bucket, in the order in which buckets are closed."""
     limit = BUCKET_ELEMENTS if replicas > 1 else ELEMENTS_ALONE
-    filling: list[Sized] = []
+    filling: list[Entry] = []
     for item in items:
         if replicas == 1 and elements_of(item) >= limit:
             yield [item]

@@ -61,7 +61,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
             for place in places(bucket, bucket.owned, plan, index):
                 _fill(values, place.first - bucket.owned.start, checkpoint, kind, place)
     # An fp16 step that overflows updates nothing, so the optimizer may have done fewer.
-    trainer.optimizer.restore(int(checkpoint.manifest.get("updates", checkpoint.step)))
+    trainer.optimizer.steps_done = int(checkpoint.manifest.get("updates", checkpoint.step))
     scale = checkpoint.manifest.get("loss_scale")
     if scale and trainer.loss_scale:
         trainer.loss_scale = LossScale(**scale)
