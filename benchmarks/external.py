@@ -64,7 +64,11 @@ def external_rows(folder: Path = FOLDER) -> tuple[ExternalRow, ...]:
             for setting in (replicas, large_replicas)
             for stage in (1, 2, 3)
         ),
-        *(_deepspeed_pipeline(deepspeed, setting, (3, 1)) for setting in (stages, large_stages)),
+        *(
+            _deepspeed_pipeline(deepspeed, setting, (3, 1), schedule)
+            for setting in (stages, large_stages)
+            for schedule in ("1f1b", "1f1b-split")
+        ),
     )
 
 
@@ -126,15 +130,17 @@ def _deepspeed_zero(environment: Environment, setting: Setting, stage: int) -> E
     )
 
 
-def _deepspeed_pipeline(environment: Environment, setting: Setting, layers: tuple[int, int]) -> ExternalRow:
+def _deepspeed_pipeline(
+    environment: Environment, setting: Setting, layers: tuple[int, int], schedule: str
+) -> ExternalRow:
     return _row(
         environment,
-        f"1F1B {setting.name}",
+        f"{'1F1B' if schedule == '1f1b' else schedule} {setting.name}",
         setting,
-        ours={"layers": layers, "layout": TWO_STAGES, "schedule": "1f1b", "zero": 0},
+        ours={"layers": layers, "layout": TWO_STAGES, "schedule": schedule, "zero": 0},
         theirs=("peers.deepspeed_engine", "pipeline", {"layers": layers}),
         says=f"Layers {layers} per stage, {setting.micro_batches()} micro-batches; both send the loss to every "
-        "rank, Trivium also computes the global gradient norm. DeepSpeed 0.19.8.",
+        f"rank, Trivium also computes the global gradient norm. Trivium's schedule is {schedule}. DeepSpeed 0.19.8.",
         target=DEEPSPEED_TARGET,
     )
 

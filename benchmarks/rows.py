@@ -19,14 +19,18 @@ def rows() -> tuple[Row, ...]:
         _row_chunks(HIDDEN_512),
         _pipeline(TINY.with_batch(8, 2), (4, 4), 1.0),
         _pipeline(HIDDEN_256.with_batch(4, 1), (3, 1), 1.0),
+        _pipeline(HIDDEN_512.with_batch(4, 1), (3, 1), 1.0),
         _zero_bubble(TINY.with_batch(8, 2), (4, 4), (2, 2, 2, 2), 1.3),
         _zero_bubble(HIDDEN_256.with_batch(4, 1), (3, 1), (1, 1, 1, 1), 1.3),
+        _zero_bubble(HIDDEN_512.with_batch(4, 1), (3, 1), (1, 1, 1, 1), 1.3),
         _own_zero_bubble(2),
         _own_zero_bubble(4),
         _data(TINY.with_batch(8, 4), 1),
         _data(HIDDEN_256.with_batch(4, 2), 1),
+        _data(HIDDEN_512.with_batch(4, 2), 1),
         _sharded_weights(TINY.with_batch(8, 4), None),
         _sharded_weights(HIDDEN_256.with_batch(4, 2), 1.15),
+        _sharded_weights(HIDDEN_512.with_batch(4, 2), 1.15),
         _three_roads(TINY.with_batch(16, 2), (4, 4), 2.4),
         _three_roads(HIDDEN_256.with_batch(8, 1), (3, 1), 1.7),
     )
@@ -73,11 +77,16 @@ def _pipeline(setting: Setting, layers: tuple[int, int], target: float) -> Row:
         setting=setting,
         contestants={
             "trivium": trivium(layers, layout=TWO, schedule="1f1b", zero=0),
+            "trivium 1f1b-split": trivium(layers, layout=TWO, schedule="1f1b-split", zero=0),
             "torch Schedule1F1B": pipelining("1f1b", layers),
         },
-        pairs=(Pair("trivium", "torch Schedule1F1B", target),),
+        pairs=(
+            Pair("trivium", "torch Schedule1F1B", target),
+            Pair("trivium 1f1b-split", "torch Schedule1F1B", target),
+        ),
         says=f"Layers {layers} per stage, {setting.micro_batches()} micro-batches. Trivium also sends the loss to "
-        "every rank and computes the global gradient norm.",
+        "every rank and computes the global gradient norm. 1f1b-split is the same order; a stage sends its input's "
+        "gradient before it computes its weights'.",
     )
 
 

@@ -23,9 +23,10 @@ def test_a_row_reports_medians_ratios_targets_and_equal_losses(tmp_path):
     assert {"date", "command", "commit", "machine", "torch", "rows"} <= record.keys()
     (row,) = [row for row in record["rows"] if row["name"] == "1F1B tiny"]  # not the external peers' rows
     assert row["status"] == "measured" and not row["failed"]
-    assert set(row["seconds"]) == {"trivium", "torch Schedule1F1B"}
+    assert set(row["seconds"]) == {"trivium", "trivium 1f1b-split", "torch Schedule1F1B"}
     assert all(0 < s["min"] <= s["median"] and s["cpu"] > 0 for s in row["seconds"].values())
-    (pair,) = row["comparisons"]
+    pair, split = row["comparisons"]
+    assert split["trivium"] == "trivium 1f1b-split" and split["status"] == "measured"
     seconds = row["seconds"]
     assert pair["ratio"] == pytest.approx(
         seconds["torch Schedule1F1B"]["median"] / seconds["trivium"]["median"]

@@ -41,6 +41,7 @@ def test_too_few_devices_are_refused_with_both_numbers():
         ("gpipe", 7, 1),
         ("interleaved", 5, 3),
         ("zb-h1", 7, 1),
+        ("1f1b-split", 7, 1),
     ],
 )
 def test_the_closed_form_equals_the_simulation_of_the_schedule(schedule, pipeline, chunks):

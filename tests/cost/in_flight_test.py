@@ -6,6 +6,7 @@ from trivium.plan.schedule import ScheduleName, make_schedule, parse_schedule, p
 CHUNKS: dict[ScheduleName, tuple[int, ...]] = {
     "gpipe": (1,),
     "1f1b": (1,),
+    "1f1b-split": (1,),
     "zb-h1": (1,),
     "interleaved": (2, 3, 4),
     "zb-v": (2,),

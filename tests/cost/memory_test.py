@@ -171,6 +171,7 @@ PLANS = [
         {"recompute": {"mode": "layer", "every": 2}, "model": {"layers": 9}},
         {"layout": {"chunks": 2}, "schedule": "zb-v", "recompute": {"mode": "attention"}, "zero": 2},
         {"layout": {"pipeline": 4}, "schedule": "zb-h1", "sequence_parallel": True, "zero": 3},
+        {"layout": {"pipeline": 4}, "schedule": "1f1b-split", "precision": {"weights": "bf16"}},
         {"layout": {"pipeline": 4, "data": 1}, "schedule": "gpipe", "model": {"dropout": 0.1}},
         {"layout": {"context": 2}, "context_attention": "ulysses", "precision": {"weights": "bf16"}},
         {"layout": {"pipeline": 3, "chunks": 2, "data": 1}, "schedule": "interleaved",

@@ -5,7 +5,14 @@ from trivium.cost.orders import order_of, order_of_table
 from trivium.errors import ConfigError
 from trivium.plan.schedule import make_schedule, parse_schedule
 
-CHUNKS = {"gpipe": (1,), "1f1b": (1,), "interleaved": (1, 2, 3), "zb-h1": (1,), "zb-v": (2,)}
+CHUNKS = {
+    "gpipe": (1,),
+    "1f1b": (1,),
+    "interleaved": (1, 2, 3),
+    "zb-h1": (1,),
+    "zb-v": (2,),
+    "1f1b-split": (1,),
+}
 
 
 @pytest.mark.parametrize("name", CHUNKS)

@@ -4,15 +4,23 @@ import pytest
 from trivium.cost.orders import order_of
 from trivium.cost.timeline import simulate
 from trivium.cost.wavefront import Run, end_times, finish_seconds
-from trivium.plan.schedule import Op, make_schedule
+from trivium.plan.schedule import SPLIT_SCHEDULES, Op, make_schedule
 
 PART = {Op.FORWARD: 0, Op.BACKWARD: 1, Op.INPUT_GRADIENT: 1, Op.WEIGHT_GRADIENT: 2}
-KINDS = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zb-h1", 1), ("zb-v", 2)]
+KINDS = [
+    ("gpipe", 1),
+    ("1f1b", 1),
+    ("interleaved", 2),
+    ("interleaved", 3),
+    ("zb-h1", 1),
+    ("zb-v", 2),
+    ("1f1b-split", 1),
+]
 
 
 def run(name, pipeline, micro_batches, chunks, *, noise, transfer, seed=0):
     """Forward 1, backward 2 (or 1.3 and 0.7), each stage slower by up to `noise`."""
-    parts = [1.0, 1.3, 0.7] if name.startswith("zb") else [1.0, 2.0]
+    parts = [1.0, 1.3, 0.7] if name in SPLIT_SCHEDULES else [1.0, 2.0]
     uneven = 1 + noise * np.random.default_rng(seed).random((len(parts), pipeline * chunks))
     return Run(name, pipeline, micro_batches, chunks, np.array(parts)[:, None] * uneven, transfer)
 

@@ -41,6 +41,12 @@ PLANS = {
     3: [
         small(tensor=3, model={"heads": 3}),
         small(pipeline=3, model={"layers": 5}, partition={"layers": [1, 3, 1]}),
+        small(
+            pipeline=3,
+            model={"layers": 5, "dropout": 0.1},
+            schedule="1f1b-split",
+            recompute={"mode": "layer"},
+        ),
         small(data=3, batch={"sequences": 24, "micro": 4}),
         small(context=3, model={"sequence": 12, "heads": 3}, context_attention="ulysses"),
         small(data=3, zero=3, batch={"sequences": 12}, model={"vocabulary": 5, "head": "untied"}),

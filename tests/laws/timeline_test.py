@@ -22,7 +22,11 @@ PLANS = {
         small(pipeline=2, schedule="zb-h1"),
         small(pipeline=2, chunks=2, schedule="zb-v"),
     ],
-    4: [small(pipeline=4), small(pipeline=4, schedule="zb-h1"), small(pipeline=2, data=2, chunks=2)],
+    4: [
+        small(pipeline=4),
+        *(small(pipeline=4, schedule=s) for s in ("zb-h1", "1f1b-split")),
+        small(pipeline=2, data=2, chunks=2),
+    ],
 }
 
 

@@ -31,6 +31,7 @@ PLANS = {
         small(tensor=2, pipeline=2, sequence_parallel=True),
         small(tensor=2, data=2, model={"family": "llama", "kv_heads": 2, "hidden": 32}),
         small(pipeline=4, precision={"weights": "fp64"}),
+        small(pipeline=4, schedule="1f1b-split"),
         small(data=2, pipeline=2, zero=2, schedule="zb-h1"),
         small(context=2, tensor=2, sequence_parallel=True, recompute={"mode": "layer"}),
         small(context=2, data=2, zero=3, context_attention="ulysses", recompute={"mode": "attention"}),

@@ -14,6 +14,7 @@ PLANS = [
     small(pipeline=4, schedule="gpipe"),
     small(pipeline=2, data=2, chunks=2),
     small(pipeline=4, schedule="zb-h1"),
+    small(pipeline=4, schedule="1f1b-split"),
     small(pipeline=2, tensor=2, chunks=2, schedule="zb-v"),
 ]
 

@@ -10,6 +10,7 @@ from plans import small
 from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import (
+    SPLIT_SCHEDULES,
     Action,
     Op,
     Schedule,
@@ -36,7 +37,12 @@ from trivium.plan.transfers import Event, Program, Transfer, with_transfers
 
 
 def tables() -> list[tuple[str, int, int, int]]:
-    plain = [(n, p, m, 1) for n in ("gpipe", "1f1b") for p in range(1, 7) for m in (1, 2, 3, 5, 8, 16)]
+    plain = [
+        (n, p, m, 1)
+        for n in ("gpipe", "1f1b", "1f1b-split")
+        for p in range(1, 7)
+        for m in (1, 2, 3, 5, 8, 16)
+    ]
     chunked = [("interleaved", p, p * k, v) for p in range(2, 6) for k in (1, 2, 4) for v in (1, 2, 3)]
     zero_bubble = [("zb-h1", p, m, 1) for p in range(1, 6) for m in (1, 2, 4, 5, 11)]
     zero_bubble += [("zb-v", p, m, 2) for p in range(2, 6) for m in (1, 2, 4, 9, 13)]
@@ -52,7 +58,7 @@ def test_every_stage_does_each_micro_batch_once_forward_and_once_backward(
     name: str, p: int, m: int, v: int
 ) -> None:
     actions = [a for row in table(name, p, m, v) for a in row]
-    kinds = (forward, input_gradient, weight_gradient) if name.startswith("zb") else (forward, backward)
+    kinds = (forward, input_gradient, weight_gradient) if name in SPLIT_SCHEDULES else (forward, backward)
     assert len(actions) == len(set(actions)) == len(kinds) * p * m * v
     assert set(actions) == {make(i, s) for make in kinds for i in range(m) for s in range(p * v)}
 
@@ -101,6 +107,22 @@ def test_zero_bubble_schedules_hold_no_more_than_1f1b_and_idle_for_p_minus_1(p: 
                 2 * p
             }  # chunks are half as large, so as much as 1F1B's p
             assert unit_seconds(v) == 6 * m + p - 1
+
+
+@pytest.mark.parametrize("p", range(1, 7))
+def test_1f1b_in_two_parts_holds_what_1f1b_holds_and_idles_for_2_p_minus_1(p: int) -> None:
+    """With F = I = W = 1: the drain no longer waits for weight gradients."""
+    for m in (2 * p, 2 * p + 3):
+        split, whole = table("1f1b-split", p, m, 1), one_forward_one_backward(p, m)
+        assert [peak_activations(row) for row in split] == [peak_activations(row) for row in whole]
+        assert unit_seconds(split) == 3 * m + 2 * (p - 1)
+
+
+def test_1f1b_in_two_parts_is_the_order_of_1f1b() -> None:
+    assert render(table("1f1b-split", 2, 3, 1)).splitlines() == [
+        "rank 0: F0.0 F1.0 I0.0 W0.0 F2.0 I1.0 W1.0 I2.0 W2.0",
+        "rank 1: F0.1 I0.1 W0.1 F1.1 I1.1 W1.1 F2.1 I2.1 W2.1",
+    ]
 
 
 def unit_seconds(schedule: Schedule) -> int:

@@ -23,6 +23,7 @@ from trivium.planner.breakdown import (
 MACHINE = machine_named("selene")
 PLANS = [
     small(pipeline=2, data=2),
+    small(pipeline=2, data=2, schedule="1f1b-split"),
     small(pipeline=2, chunks=2, data=2),
     small(pipeline=4, schedule="zb-h1"),
     small(pipeline=2, chunks=2, schedule="zb-v"),

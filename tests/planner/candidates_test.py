@@ -40,7 +40,14 @@ def test_no_legal_plan_is_missed(over):
     plan = small(**over)
     space = SearchSpace(micro=(1, 2), context=(1, 2), chunks=(2, 3), zero=(0, 2), recompute=("layer",))
     expected = set()
-    kinds = [("1f1b", 1), ("zb-h1", 1), ("zb-v", 2), ("interleaved", 2), ("interleaved", 3)]
+    kinds = [
+        ("1f1b", 1),
+        ("1f1b-split", 1),
+        ("zb-h1", 1),
+        ("zb-v", 2),
+        ("interleaved", 2),
+        ("interleaved", 3),
+    ]
     for tensor, pipeline, data, context in itertools.product((1, 2, 4, 8), repeat=4):
         for micro, (schedule, chunks), zero, along in itertools.product((1, 2), kinds, (0, 2), (False, True)):
             idle = (
@@ -89,11 +96,13 @@ def test_what_is_rejected_and_what_is_legal_are_all_combinations():
         micro=(1, 3), chunks=(2,), zero=(0,), recompute=("none",), sequence_parallel=(False,), context=(1,)
     )
     found = enumerated(space=space, node=4)
-    kinds = 4  # of schedules
+    kinds = 5  # of schedules
     number = len(degrees(8, (1,))["tensor"]) * 2 * kinds
     assert found.combinations <= number
     without_pipeline = sum(plan.layout.pipeline == 1 for plan in every(space=space, node=4))
-    assert number - found.combinations == without_pipeline * (2 - 1)  # zb-h1 on one rank is 1f1b
+    assert number - found.combinations == without_pipeline * (
+        3 - 1
+    )  # zb-h1 and 1f1b-split on one rank are 1f1b
     assert {family.law for family in found.rejected} >= {"node", "batch"}
 
 

@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.plan.precision import BYTES
-from trivium.plan.schedule import is_split
+from trivium.plan.schedule import SPLIT_SCHEDULES, is_split
 
 Number = float | NDArray[Any]
 
 # Recompute modes as numbers: "every" of them keeps its input only.
 NONE, ATTENTION, LAYER = 0, 1, 2
 MODES = {"none": NONE, "attention": ATTENTION, "layer": LAYER}
-DEFERRING = ("zb-h1", "zb-v")  # schedules whose weight gradients are actions of their own
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def case_of(plan: Plan) -> Case:
         ring=int(plan.context_attention == "ring"),
         row_chunks=plan.row_chunks,
         deferred=int(
-            is_split(plan.schedule_table()) if plan.schedule == "given" else plan.schedule in DEFERRING
+            is_split(plan.schedule_table()) if plan.schedule == "given" else plan.schedule in SPLIT_SCHEDULES
         ),
     )
 

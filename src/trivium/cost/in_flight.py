@@ -35,7 +35,7 @@ def peak_counts(name: ScheduleName, pipeline: int, micro_batches: int, chunks: i
     match name:
         case "gpipe":
             return (((m,),),) * p
-        case "1f1b":
+        case "1f1b" | "1f1b-split":
             return tuple(((min(m, p - rank),),) for rank in range(p))
         case "zb-h1":
             return (((min(m, p),),),) * p

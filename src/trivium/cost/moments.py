@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trivium.cost.case import DEFERRING, NONE, Case, Number, case_of
+from trivium.cost.case import NONE, Case, Number, case_of
 from trivium.cost.in_flight import Counts, Sets, peak_counts, peak_counts_of
 from trivium.cost.stages import layers_by_stage, stages_by_rank
 from trivium.cost.step_time import SCHEDULES
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import ScheduleName
+from trivium.plan.schedule import SPLIT_SCHEDULES, ScheduleName
 
 
 class Moment(NamedTuple):
@@ -67,7 +67,7 @@ def moments(
     sets = peak_counts(schedule, pipeline, micro_batches, chunks)
     found = []
     for rank, own in enumerate(_own_stages(schedule, pipeline, chunks)):
-        begun = schedule in DEFERRING or micro_batches * chunks > 1
+        begun = schedule in SPLIT_SCHEDULES or micro_batches * chunks > 1
         each = list(own)
         found.append(_moments(own, stages, tuple(counts[each]), tuple(again[each]), sets[rank], begun))
     return _not_exceeded(np.unique(np.concatenate(found), axis=0))

@@ -12,7 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trivium.errors import ConfigError
-from trivium.plan.schedule import Op, Schedule, ScheduleName, is_split, last_stage, stages_of_ranks
+from trivium.plan.schedule import (
+    SPLIT_SCHEDULES,
+    Op,
+    Schedule,
+    ScheduleName,
+    is_split,
+    last_stage,
+    stages_of_ranks,
+)
 
 Array = NDArray[np.int64]
 
@@ -42,7 +50,7 @@ class Order:
 def order_of(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int = 1) -> Order:
     """A named schedule; the arguments are those of plan.schedule.make_schedule, and so is the result."""
     p, m, stages = pipeline, micro_batches, pipeline * chunks
-    ops = SPLIT if name.startswith("zb") else WHOLE
+    ops = SPLIT if name in SPLIT_SCHEDULES else WHOLE
     if name == "interleaved" and m % p:
         raise ConfigError(
             f"an interleaved schedule needs micro-batches ({m}) in multiples of pipeline ({p}); change the batch"
@@ -67,6 +75,8 @@ def order_of(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int 
             rows = [_zero_bubble_h1(p, m, r) for r in range(p)]
         case "zb-v":
             rows = [_zero_bubble_v(p, m, r) for r in range(p)]
+        case "1f1b-split":
+            rows = [_split(r, p - r - 1, p, m) for r in range(p)]
         case "given":
             raise ConfigError(f"schedule 'given' for {p} ranks is not made but given: see plan.rows")
     rank_of = np.arange(stages) % p
@@ -101,6 +111,14 @@ def _alternate(forwards: list[int], backwards: list[int], *, warmup: int) -> lis
     row[warmup + 1 : warmup + 2 * turns : 2] = backwards[:turns]
     row[warmup + 2 * turns :] = backwards[turns:]
     return row
+
+
+def _split(rank: int, warmup: int, ranks: int, micro_batches: int) -> list[int]:
+    """1F1B, each backward in its two parts."""
+    forward, inputs, weights = (op * ranks + rank for op in range(3))
+    turns = max(0, micro_batches - warmup)
+    row = [forward] * warmup + [forward, inputs, weights] * turns
+    return row + [inputs, weights] * min(warmup, micro_batches)
 
 
 def _zero_bubble_h1(ranks: int, micro_batches: int, rank: int) -> list[int]:

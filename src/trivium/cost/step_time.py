@@ -20,7 +20,7 @@ from trivium.cost.stack import OURS, Stack, stack_named
 from trivium.plan.buckets import BUCKET_ELEMENTS
 
 # Schedules as numbers, for arrays of plans.
-SCHEDULES = {"gpipe": 0, "1f1b": 1, "interleaved": 2, "zb-h1": 3, "zb-v": 4, "given": 1}
+SCHEDULES = {"gpipe": 0, "1f1b": 1, "interleaved": 2, "zb-h1": 3, "zb-v": 4, "1f1b-split": 5, "given": 1}
 SHARDED_BYTES, WHOLE_BYTES = 38.0, 10.0  # an optimizer moves per element it owns, and per element it holds
 AGREED_BYTES = 40  # loss, norm, and what is carried along
 STEP_OPERATIONS = 100  # launched once a step, beside the layers'
@@ -143,11 +143,12 @@ def _pipeline(case: Case, ranks: RankWork, transfer: Number, schedule: Number, *
         streams = (name == SCHEDULES["gpipe"]) | (m < p)
         period = np.maximum(busiest, np.where(streams, 0.0, there_and_back / flying))
     filling = (whole - busiest) / v
-    # Weight gradients wait until others fill the pipeline: what is left of a forward, an input gradient and -W.
+    # Nobody waits for weight gradients: of F + I + W are left F + I; and where they wait until others fill the
+    # pipeline, F + I - W. I and W take as long.
+    inputs = (1 - forward) / 2
+    filling = np.where(name == SCHEDULES["1f1b-split"], filling * (forward + inputs), filling)
     filling = np.where(name == SCHEDULES["zb-h1"], filling * forward, filling)
-    filling = np.where(
-        name == SCHEDULES["zb-v"], filling * np.maximum(0, forward - (1 - forward) / 2), filling
-    )
+    filling = np.where(name == SCHEDULES["zb-v"], filling * np.maximum(0, forward - inputs), filling)
     first = period if blocking else busiest
     seconds: Number = first + (m - 1) * period + np.where(p > 1, filling + 2 * (p - 1) * transfer, 0.0)
     return seconds

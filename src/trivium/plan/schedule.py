@@ -12,7 +12,9 @@ from typing import Literal, NamedTuple
 
 from trivium.errors import ConfigError
 
-ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "given"]
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split", "given"]
+# Those whose backward comes in two parts.
+SPLIT_SCHEDULES: tuple[ScheduleName, ...] = ("zb-h1", "zb-v", "1f1b-split")
 
 
 class Op(StrEnum):
@@ -62,6 +64,8 @@ def make_schedule(name: ScheduleName, *, pipeline: int, micro_batches: int, chun
             return zero_bubble_h1(pipeline, micro_batches)
         case "zb-v":
             return zero_bubble_v(pipeline, micro_batches)
+        case "1f1b-split":
+            return in_two_parts(one_forward_one_backward(pipeline, micro_batches))
         case "given":
             raise ConfigError(f"schedule 'given' for {pipeline} ranks is not made but given: see plan.rows")
 
@@ -139,6 +143,12 @@ def one_forward_one_backward(ranks: int, micro_batches: int) -> Schedule:
         )
         for r in range(ranks)
     )
+
+
+def in_two_parts(schedule: Schedule) -> Schedule:
+    """The same order with every backward taken apart: the previous stage gets its gradient before the weights get
+    theirs, and no activation is held for longer. The bubble of 1F1B is then (p - 1)(F + I), without the W."""
+    return tuple(tuple(part for action in row for part in _parts(action)) for row in schedule)
 
 
 def interleaved(ranks: int, micro_batches: int, chunks: int) -> Schedule:
@@ -231,6 +241,12 @@ def table_problems(schedule: Schedule, *, pipeline: int, stages: int, micro_batc
 def render(schedule: Schedule) -> str:
     """One line per rank, as text."""
     return "\n".join(f"rank {r}: " + " ".join(map(str, row)) for r, row in enumerate(schedule))
+
+
+def _parts(action: Action) -> tuple[Action, ...]:
+    if action.op is not Op.BACKWARD:
+        return (action,)
+    return action._replace(op=Op.INPUT_GRADIENT), action._replace(op=Op.WEIGHT_GRADIENT)
 
 
 def _zero_bubble_h1_row(ranks: int, micro_batches: int, rank: int) -> Row:

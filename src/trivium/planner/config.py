@@ -8,7 +8,7 @@ from trivium.config import Config
 from trivium.plan.schedule import ScheduleName
 
 Positive = Annotated[int, Field(ge=1)]
-Named = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"]
+Named = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split"]
 
 
 class SearchSpace(Config):
@@ -19,7 +19,7 @@ class SearchSpace(Config):
 
     micro: tuple[Positive, ...] = (1, 2, 4, 8, 16)  # sequences per micro-batch
     context: tuple[Positive, ...] = (1, 2, 4, 8)  # ranks that share a sequence
-    schedules: tuple[Named, ...] = ("1f1b", "interleaved", "zb-h1", "zb-v")
+    schedules: tuple[Named, ...] = ("1f1b", "1f1b-split", "interleaved", "zb-h1", "zb-v")
     chunks: tuple[Positive, ...] | None = None  # stages per rank when interleaved; None: every legal number
     recompute: tuple[Literal["none", "attention", "layer"], ...] = ("none", "attention", "layer")
     zero: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)

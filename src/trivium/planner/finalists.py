@@ -11,6 +11,7 @@ from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import OURS, stack_named
 from trivium.cost.step_time import data_seconds, optimizer_seconds
 from trivium.cost.wavefront import Run, finish_seconds
+from trivium.plan.schedule import SPLIT_SCHEDULES
 from trivium.planner.grid import SCHEDULE_NAMES, Candidates
 
 Figures = NDArray[np.float64]
@@ -58,7 +59,7 @@ def _runs(candidates: Candidates, at: Setting, pieces: Prices) -> list[Run]:
                 {name: float(column[row]) for name, column in columns.items()},
                 balanced(layers, int(grid["pipeline"][row] * grid["chunks"][row])),
                 float(transfers[row]) * blocking,
-                split=SCHEDULE_NAMES[grid["schedule"][row]].startswith("zb"),
+                split=SCHEDULE_NAMES[grid["schedule"][row]] in SPLIT_SCHEDULES,
             ),
             transfer=float(transfers[row]) * (not blocking),
         )

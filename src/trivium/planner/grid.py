@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trivium.cost.case import DEFERRING, MODES, Case, model_numbers
+from trivium.cost.case import MODES, Case, model_numbers
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.plan.precision import BYTES, Dtype, Precision
-from trivium.plan.schedule import ScheduleName
+from trivium.plan.schedule import SPLIT_SCHEDULES, ScheduleName
 
 Column = NDArray[np.int64]
 Mask = Any  # NDArray[np.bool_], one entry per row: NumPy leaves the type of a comparison open
 
-SCHEDULE_NAMES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
+SCHEDULE_NAMES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split")
 MODE_NAMES = tuple(MODES)
 
 
@@ -145,7 +145,7 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
         vocabulary=-(-model.vocabulary // multiple) * multiple,
         micro_batches=micro_batches_of(grid),
         recompute_every=1,
-        deferred=np.isin(grid["schedule"], [SCHEDULE_NAMES.index(name) for name in DEFERRING]).astype(
+        deferred=np.isin(grid["schedule"], [SCHEDULE_NAMES.index(name) for name in SPLIT_SCHEDULES]).astype(
             np.int64
         ),
         weight_bytes=BYTES[precision.weights],

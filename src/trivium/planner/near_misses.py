@@ -53,7 +53,7 @@ def interleaving_misses(plan: Plan, machine: Machine, seconds: float) -> list[Ne
     layout = plan.layout
     if (
         layout.pipeline == 1
-        or plan.schedule not in ("gpipe", "1f1b")
+        or plan.schedule not in ("gpipe", "1f1b", "1f1b-split")
         or plan.model.layers < 2 * layout.pipeline
     ):
         return []
