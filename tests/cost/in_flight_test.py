@@ -1,6 +1,6 @@
 import pytest
 
-from trivium.cost.in_flight import peak_counts, peak_counts_of
+from trivium.cost.in_flight import peak_counts, peak_counts_of, put_off_counts, put_off_counts_of
 from trivium.plan.schedule import ScheduleName, make_schedule, parse_schedule, peak_activations
 
 CHUNKS: dict[ScheduleName, tuple[int, ...]] = {
@@ -24,6 +24,7 @@ def test_counts_by_arithmetic_are_those_read_off_the_table(name: ScheduleName, p
             table = make_schedule(name, **shape)
             counts = peak_counts(name, **shape)
             assert counts == tuple(peak_counts_of(row) for row in table), shape
+            assert put_off_counts(name, **shape) == tuple(put_off_counts_of(row) for row in table), shape
             assert [max(map(sum, sets)) for sets in counts] == [peak_activations(row) for row in table], shape
 
 

@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 
 from cost.plans import mt_nlg, small
-from trivium.cost.activations import layer_bytes, logits_bytes
+from trivium.cost.activations import input_bytes, layer_bytes, logits_bytes
 from trivium.cost.buffers import buffer_elements
 from trivium.cost.case import NONE, case_of
 from trivium.cost.in_flight import peak_counts
 from trivium.cost.memory import (
     RECEIVES_AHEAD,
-    bytes_per_parameter,
-    checkpoint_bytes,
     memory_of_cases,
     memory_of_rank,
     predicted_memory,
@@ -60,23 +58,29 @@ def test_each_zero_stage_shards_one_thing_more(weights):
 
 
 def test_bytes_per_parameter_are_16_in_fp32_18_in_bf16_and_20_as_the_paper_counts():
-    bf16 = Precision(weights="bf16")
-    assert bytes_per_parameter(Precision()) == bytes_per_parameter(Precision(), "paper") == 16
-    assert (bytes_per_parameter(bf16), bytes_per_parameter(bf16, "paper")) == (18, 20)
+    def per_parameter(weights, counting):
+        plan = small(layout={"tensor": 1, "pipeline": 1, "data": 1}, precision={"weights": weights})
+        return memory_of_rank(plan, Coordinate(0, 0, 0), counting=counting).state / sum(
+            buffer_elements(plan, 0)
+        )
+
+    assert [per_parameter("fp32", counting) for counting in ("runtime", "paper")] == [16, 16]
+    assert [per_parameter("bf16", counting) for counting in ("runtime", "paper")] == [18, 20]
 
 
 def test_the_state_of_mt_nlg_exceeds_ten_terabytes():
-    plan = mt_nlg()
+    plan = mt_nlg(zero=0)
     assert count(plan.model) == pytest.approx(529.6e9, rel=0.001)
-    assert count(plan.model) * bytes_per_parameter(plan.precision, "paper") == pytest.approx(
-        10.6e12, rel=0.01
-    )
+    ranks = [Coordinate(pipeline, 0, 0) for pipeline in range(plan.layout.pipeline)]
+    state = plan.layout.tensor * sum(memory_of_rank(plan, at, counting="paper").state for at in ranks)
+    assert state == pytest.approx(10.6e12, rel=0.01)
 
 
 def test_activation_checkpoints_of_mt_nlg_are_the_papers_for_one_batch_and_for_1920_micro_batches():
-    model = mt_nlg().model
-    assert checkpoint_bytes(model, 1920, "bf16") == pytest.approx(16.9e12, rel=0.002)
-    assert checkpoint_bytes(model, 1, "bf16") == pytest.approx(8.8e9, rel=0.002)
+    plan = mt_nlg()
+    sequence = plan.model.layers * float(input_bytes(case_of(plan))) / plan.batch.micro
+    assert 1920 * sequence == pytest.approx(16.9e12, rel=0.002)
+    assert sequence == pytest.approx(8.8e9, rel=0.002)
 
 
 @pytest.mark.parametrize(("layers", "hidden", "heads", "pipeline", "chunks", "gib"), [

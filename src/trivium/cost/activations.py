@@ -31,6 +31,16 @@ def input_bytes(case: Case) -> Number:
     return saved_bytes("layer input", case)
 
 
+def put_off_bytes(case: Case) -> Number:
+    """What a layer's weight gradients keep of a micro-batch from the gradient of its input until they are computed:
+    both factors of the four products. The inputs of those that enter a tensor region, and the gradients of those that
+    leave it, are whole on every tensor rank."""
+    queries, keys = case.heads * case.head_width, case.kv_heads * case.head_width
+    inputs = 2 * case.hidden + (queries + case.ffn) / case.tensor
+    gradients = 2 * case.hidden + (queries + 2 * keys + (1 + case.gated) * case.ffn) / case.tensor
+    return case.positions * case.weight_bytes * (inputs + gradients)
+
+
 def embedding_bytes(case: Case) -> Number:
     """What the first stage keeps besides its layers: token ids, positions, which ids are elsewhere, a mask."""
     return saved_bytes("embedding", case)

@@ -28,6 +28,16 @@ def peak_counts_of(row: Row) -> Sets:
     return _maximal(seen)
 
 
+def put_off_counts_of(row: Row) -> Counts:
+    """Of each own stage, the most micro-batches whose weight gradients wait for an action of their own."""
+    waiting = dict.fromkeys(sorted({action.stage for action in row}), 0)
+    most = dict(waiting)
+    for action in row:
+        waiting[action.stage] += (action.op is Op.INPUT_GRADIENT) - (action.op is Op.WEIGHT_GRADIENT)
+        most[action.stage] = max(most[action.stage], waiting[action.stage])
+    return tuple(most.values())
+
+
 @lru_cache(maxsize=4096)
 def peak_counts(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int) -> tuple[Sets, ...]:
     """`peak_counts_of` every rank of a named schedule."""
@@ -45,6 +55,19 @@ def peak_counts(name: ScheduleName, pipeline: int, micro_batches: int, chunks: i
             return tuple(_zero_bubble_v(p, m, rank) for rank in range(p))
         case "given":
             raise ConfigError(f"schedule 'given' for {p} ranks is not made but given: see plan.rows")
+
+
+def put_off_counts(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int) -> tuple[Counts, ...]:
+    """`put_off_counts_of` every rank of a named schedule."""
+    p, m = pipeline, micro_batches
+    match name:
+        case "zb-h1":
+            return tuple((min(m, rank + 1),) for rank in range(p))
+        case "zb-v":  # both gradients of the drain's inputs first
+            return tuple((min(m, rank + 1), max(1, min(rank, m + rank - p))) for rank in range(p))
+        case "1f1b-split":
+            return ((1,),) * p
+    return ((0,) * chunks,) * p
 
 
 def _zero_bubble_v(p: int, m: int, rank: int) -> Sets:

@@ -20,6 +20,7 @@ from trivium.cost.activations import (
     input_bytes,
     layer_bytes,
     logits_bytes,
+    put_off_bytes,
 )
 from trivium.cost.buffers import buffer_elements
 from trivium.cost.case import NONE, Case, Number, case_of
@@ -34,9 +35,7 @@ from trivium.cost.rank_parameters import (
 from trivium.cost.saved_bytes import as_bytes
 from trivium.plan.buckets import BUCKET_ELEMENTS, ELEMENTS_ALONE
 from trivium.plan.layout import Coordinate
-from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
-from trivium.plan.precision import BYTES, Dtype, Precision
 from trivium.plan.schedule import ScheduleName
 
 RECEIVES_AHEAD = 4  # receives under way at once, as trivium.parallel.transport posts them
@@ -55,7 +54,8 @@ class MemoryEstimate(Generic[Bytes]):
     gradients: as they accumulate, from the first backward of a step to its update; `opened`, those that exist when the
     activations are most. masters: of the weights, where these are narrower. moments: Adam's two.
     activations: kept for the backward; `embedding` and `logits` are parts of them. recomputed: what the backward of
-    one recomputed layer fills again. transport: activations on the way.
+    one recomputed layer fills again. put_off: factors of weight gradients that wait for an action of their own, beyond
+    the activations, which count as kept until then. transport: activations on the way.
     gathered: weights that ZeRO stage 3 has put together. unreduced: whole gradients of stages 2 and 3 before their
     reduction. workspace: of the largest operation. reduction: what the sum over replicas takes after the last
     backward, when the activations are gone.
@@ -70,6 +70,7 @@ class MemoryEstimate(Generic[Bytes]):
     embedding: Bytes
     logits: Bytes
     recomputed: Bytes
+    put_off: Bytes
     transport: Bytes
     gathered: Bytes
     unreduced: Bytes
@@ -89,7 +90,7 @@ class MemoryEstimate(Generic[Bytes]):
     @property
     def working(self) -> Bytes:
         """What the forwards and backwards hold besides, at their fullest."""
-        held = self.activations + self.recomputed + self.transport
+        held = self.activations + self.recomputed + self.put_off + self.transport
         return held + self.gathered + self.unreduced + self.workspace
 
     @property
@@ -156,27 +157,6 @@ def predicted_memory(plan: Plan) -> dict[int, dict[str, int]]:
     return {rank: dict(by_stage[plan.layout.coordinate(rank).pipeline]) for rank in ranks}
 
 
-def gradient_bytes(precision: Precision, counting: Counting = "runtime") -> int:
-    """Per parameter: accumulated over micro-batches, and in the paper's counting a narrow one besides."""
-    narrow = BYTES[precision.weights] if counting == "paper" and precision.has_master else 0
-    return BYTES[precision.accumulation] + narrow
-
-
-def optimizer_bytes(precision: Precision) -> int:
-    """Per parameter: the two moments of Adam, and master weights where the weights are narrower."""
-    return BYTES[precision.masters] * (3 if precision.has_master else 2)
-
-
-def bytes_per_parameter(precision: Precision, counting: Counting = "runtime") -> int:
-    """Weights, gradients and optimizer state of one parameter that nobody shards."""
-    return BYTES[precision.weights] + gradient_bytes(precision, counting) + optimizer_bytes(precision)
-
-
-def checkpoint_bytes(model: ModelShape, sequences: int, dtype: Dtype) -> int:
-    """The inputs of all layers for so many sequences: what full recomputation keeps of a batch."""
-    return sequences * model.layers * model.sequence * model.hidden * BYTES[dtype]
-
-
 def _held(case: Case, at: Moment, elements: Number, counting: Counting = "runtime") -> dict[str, Number]:
     """The fields of an estimate for a rank at a moment. elements: of its parameters."""
     c, zero = case, np.asarray(case.zero)
@@ -203,12 +183,18 @@ def _held(case: Case, at: Moment, elements: Number, counting: Counting = "runtim
         "embedding": embedding,
         "logits": logits,
         "recomputed": np.where(np.asarray(at.recomputed_layers) > 0, whole - kept, 0),
+        "put_off": at.put_off * _beyond(c, whole) + at.put_off_again * _beyond(c, kept),
         "transport": np.where(np.asarray(c.pipeline) > 1, RECEIVES_AHEAD * border, 0),
         "gathered": np.where(zero >= 3, c.weight_bytes * _gathered(c, at), 0),
         "unreduced": np.where(zero >= 2, c.gradient_bytes * _open(c, at, elements), 0),
         "workspace": _workspace(c, at),
         "reduction": _reduction(c, at, elements, owned),
     }
+
+
+def _beyond(case: Case, kept: Number) -> Number:
+    """What the put-off weight gradients of a layer take more than what is kept of it."""
+    return np.maximum(0, put_off_bytes(case) - kept)
 
 
 def _gathered(case: Case, at: Moment) -> Number:

@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trivium.cost.case import NONE, Case, Number, case_of
-from trivium.cost.in_flight import Counts, Sets, peak_counts, peak_counts_of
+from trivium.cost.in_flight import (
+    Counts,
+    Sets,
+    peak_counts,
+    peak_counts_of,
+    put_off_counts,
+    put_off_counts_of,
+)
 from trivium.cost.stages import layers_by_stage, stages_by_rank
 from trivium.cost.step_time import SCHEDULES
 from trivium.plan.plan import Plan
@@ -23,6 +30,7 @@ class Moment(NamedTuple):
     layers: whose weights it holds, of which `recomputed_layers` are computed again in the backward. first, last: 1
     where it holds that end of the model. kept, recomputed: layers times micro-batches in flight, of the ones whose
     activations are kept and of the ones computed again. embedded, headed: micro-batches in flight through the ends.
+    put_off, put_off_again: the same of micro-batches whose weight gradients wait for an action of their own.
     begun: 0 where a rank has one forward and one backward in a step, so that no gradient exists yet; else 1.
     """
 
@@ -34,6 +42,8 @@ class Moment(NamedTuple):
     recomputed: Number
     embedded: Number
     headed: Number
+    put_off: Number
+    put_off_again: Number
     begun: Number
 
 
@@ -43,13 +53,17 @@ def moments_of_rank(plan: Plan, pipeline: int) -> list[Moment]:
     stages = stages_by_rank(plan)[pipeline]
     micro_batches = plan.batch.micro_batches(layout)
     if plan.schedule == "given":
-        sets = peak_counts_of(plan.schedule_table()[pipeline])
+        row = plan.schedule_table()[pipeline]
+        sets, waiting = peak_counts_of(row), put_off_counts_of(row)
     else:
-        sets = peak_counts(plan.schedule, layout.pipeline, micro_batches, layout.chunks)[pipeline]
+        step = (plan.schedule, layout.pipeline, micro_batches, layout.chunks)
+        sets, waiting = peak_counts(*step)[pipeline], put_off_counts(*step)[pipeline]
     again = tuple(sum(plan.recompute.mode_of(n) != "none" for n in layers[s]) for s in stages)
     every = tuple(len(layers[s]) for s in stages)
     begun = bool(case_of(plan).deferred) or micro_batches * len(stages) > 1
-    return [Moment(*row) for row in _moments(stages, layout.stages, every, again, sets, begun).tolist()]
+    return [
+        Moment(*row) for row in _moments(stages, layout.stages, every, again, sets, waiting, begun).tolist()
+    ]
 
 
 @lru_cache(maxsize=8192)
@@ -65,11 +79,13 @@ def moments(
     ends = np.cumsum(counts)
     again = -(-ends // every) + (-(ends - counts) // every)
     sets = peak_counts(schedule, pipeline, micro_batches, chunks)
+    waiting = put_off_counts(schedule, pipeline, micro_batches, chunks)
     found = []
     for rank, own in enumerate(_own_stages(schedule, pipeline, chunks)):
         begun = schedule in SPLIT_SCHEDULES or micro_batches * chunks > 1
         each = list(own)
-        found.append(_moments(own, stages, tuple(counts[each]), tuple(again[each]), sets[rank], begun))
+        every_layer, computed_again = tuple(counts[each]), tuple(again[each])
+        found.append(_moments(own, stages, every_layer, computed_again, sets[rank], waiting[rank], begun))
     return _not_exceeded(np.unique(np.concatenate(found), axis=0))
 
 
@@ -125,9 +141,10 @@ def _own_stages(schedule: ScheduleName, pipeline: int, chunks: int) -> list[tupl
 
 
 def _moments(
-    own: tuple[int, ...], stages: int, layers: Counts, again: Counts, sets: Sets, begun: bool
+    own: tuple[int, ...], stages: int, layers: Counts, again: Counts, sets: Sets, waiting: Counts, begun: bool
 ) -> NDArray[np.float64]:
-    """[set, field of Moment] of one rank. layers, again: of each of its own stages, all and those computed again."""
+    """[set, field of Moment] of one rank. layers, again: of each of its own stages, all and those computed again;
+    waiting: of each, the micro-batches whose weight gradients are put off."""
     held = np.array(sets, dtype=np.float64)
     none = np.zeros(len(held))
     first, last = own[0] == 0, own[-1] == stages - 1
@@ -141,6 +158,8 @@ def _moments(
         recomputed=held @ np.array(again),
         embedded=held[:, 0] if first else none,
         headed=headed,
+        put_off=none + np.array(waiting) @ (np.array(layers) - np.array(again)),
+        put_off_again=none + np.array(waiting) @ np.array(again),
         begun=none + begun,
     )
     return np.stack(moment, axis=1)

@@ -54,6 +54,12 @@ class WeightGradients:
                     add_gradient_of_weight(weight.grad.view(grad.shape[1], x.shape[1]), grad, x)
             accumulated(weight)
 
+    @property
+    def bytes(self) -> int:
+        """Of the factors that are kept, each storage once."""
+        kept = [t for products in self._waiting.values() for p in products for t in (p.grad, p.x)]
+        return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in kept}.values())
+
     def take(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor) -> None:
         """Keep a product for later: grad [T, outputs], x [T, inputs]."""
         assert self._key is not None, "separate weight gradients are put off inside `put_off`"
