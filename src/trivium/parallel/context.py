@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from trivium.parallel import narrow_attention
+from trivium.parallel import narrow_attention, wide_attention
 from trivium.parallel.collectives import all_to_all, rotate
 from trivium.parallel.mesh import Group
 
@@ -52,8 +52,10 @@ class Context:
 
     def attend_joined(self, qkv: Tensor, sight: Sight) -> Tensor:
         """Queries, keys and values of as many heads, [3, B, N, S, D] of this rank's positions -> [B, N, S, D]."""
-        if self.group.size == 1 and sight.documents is None and narrow_attention.suits(qkv):
-            return narrow_attention.attend(qkv)
+        if self.group.size == 1 and sight.documents is None:
+            for ours in (narrow_attention, wide_attention):
+                if ours.suits(qkv):
+                    return ours.attend(qkv)
         # Taken apart at once, not sliced: the backward joins the gradients in one copy.
         return self.attend(*qkv.unbind(0), sight)
 

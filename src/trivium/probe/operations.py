@@ -3,8 +3,9 @@
 import math
 
 import torch
-import torch.nn.functional as F
 
+from trivium.parallel.context import Context, Sight
+from trivium.parallel.mesh import Mesh
 from trivium.parallel.product import gradient_of_inputs, gradient_of_weight, product
 from trivium.planner.measured import Attention, Product, Stream, Update
 from trivium.probe.timing import median_seconds
@@ -42,7 +43,7 @@ def streams(device: torch.device, budget: float) -> tuple[Stream, ...]:
 
 
 def attentions(device: torch.device, budget: float) -> tuple[Attention, ...]:
-    """Fused causal attention, forward and backward apart."""
+    """Causal attention as a model does it, forward and backward apart."""
     return tuple(_attention(device, shape, budget / len(ATTENTIONS)) for shape in ATTENTIONS)
 
 
@@ -74,12 +75,12 @@ def _product(device: torch.device, name: str, m: int, n: int, k: int, budget: fl
 
 def _attention(device: torch.device, shape: tuple[int, int, int, int], budget: float) -> Attention:
     sequences, sequence, heads, width = shape
-    q, k, v = (
-        torch.randn(sequences, heads, sequence, width, device=device).requires_grad_() for _ in range(3)
-    )
+    context = Context(Mesh.single(device).context, "ring")
+    seen = Sight((torch.arange(sequence, device=device),), documents=None)
+    made = torch.randn(sequence, sequences, heads, 3, width, device=device).requires_grad_()
 
     def forward() -> torch.Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return context.attend_joined(made.permute(3, 1, 2, 0, 4), seen)
 
     def both() -> None:
         torch.autograd.backward(forward().sum())

@@ -1,0 +1,93 @@
+"""Causal attention of fp32 and fp64 activations on a processor: PyTorch's fused kernel, for some queries at a time.
+
+Each block of queries is given the keys before its end only. Called once for all queries, the kernel leaves keys out
+512 at a time: at 256 positions it computes every score and then hides half of them.
+
+Legend: B sequences, N heads, S positions, D head width, K keys that a block sees.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+
+QUERIES = 64  # of a block
+# Fewer scores or positions, and the calls take longer than they save; more positions, and the kernel saves as much.
+LEAST_SCORES, LEAST_POSITIONS, MOST_POSITIONS = 1 << 18, 3 * QUERIES, 1024
+
+
+def suits(qkv: Tensor) -> bool:
+    """Whether queries, keys and values [3, B, N, S, D] are attended faster here."""
+    _, B, N, S, _ = qkv.shape
+    return (
+        qkv.dtype in (torch.float32, torch.float64)
+        and qkv.device.type == "cpu"
+        and LEAST_POSITIONS <= S <= MOST_POSITIONS
+        and B * N * S * S >= LEAST_SCORES
+    )
+
+
+def attend(qkv: Tensor) -> Tensor:
+    """Queries, keys and values [3, B, N, S, D] -> [B, N, S, D], where no position sees a later one.
+
+    In memory the result has its positions first, as what goes on to the next product.
+    """
+    return _Attention.apply(qkv)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor) -> Tensor:
+        q, k, v = qkv.unbind(0)
+        B, N, S, D = q.shape
+        out, later = qkv.new_empty(S, B, N, D).permute(1, 2, 0, 3), _later(qkv)
+        log_sums = []
+        for a, b in _blocks(S):
+            out[:, :, a:b], sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                q[:, :, a:b], k[:, :, :b], v[:, :, :b], attn_mask=later[a - b :, -b:]
+            )
+            log_sums.append(sums)
+        ctx.save_for_backward(qkv, out, *log_sums)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        qkv, out, *log_sums = ctx.saved_tensors
+        (q, k, v), (grad,), later = qkv.unbind(0), grads, _later(qkv)
+        B, N, S, D = q.shape
+        # In memory as the product made queries, keys and values, so that its gradient needs no copy.
+        d_qkv = qkv.new_empty(S, B, N, 3, D).permute(3, 1, 2, 0, 4)
+        d_k = d_v = None
+        for (a, b), sums in reversed(list(zip(_blocks(S), log_sums, strict=True))):
+            d_qkv[0, :, :, a:b], of_k, of_v = (
+                torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                    grad[:, :, a:b],
+                    *(q[:, :, a:b], k[:, :, :b], v[:, :, :b], out[:, :, a:b], sums),
+                    dropout_p=0.0,
+                    is_causal=False,
+                    attn_mask=later[a - b :, -b:],
+                )
+            )
+            if d_k is None:  # of the last block, which sees every key
+                d_k, d_v = of_k, of_v
+            else:
+                d_k[:, :, :b] += of_k
+                d_v[:, :, :b] += of_v
+        d_qkv[1], d_qkv[2] = d_k, d_v
+        return d_qkv
+
+
+def _blocks(S: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, S, QUERIES):
+        yield start, min(start + QUERIES, S)
+
+
+def _later(qkv: Tensor) -> Tensor:
+    """[QUERIES, S], minus infinity where a key is later than the query, both counted from the last: its last K
+    columns are what is added to the scores of a block that sees K keys."""
+    later = qkv.new_zeros(QUERIES, qkv.shape[3])
+    later[:, -QUERIES:] = torch.full((QUERIES, QUERIES), -math.inf, dtype=qkv.dtype).triu_(1)
+    return later
