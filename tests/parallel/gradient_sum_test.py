@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from plans import small
 from trivium.certify.reference import random_rows
@@ -36,6 +37,20 @@ def test_it_is_the_sum_of_all_parts_and_zero_elsewhere(order: list[int], given: 
             assert place.shape == part.shape and found.is_at(start, place) and not found.is_at(start, part)
         assert torch.equal(found.whole(), expected), step
         found.clear()
+
+
+@pytest.mark.parametrize("given", (torch.float64, torch.bfloat16))
+def test_a_sparse_part_counts_at_its_rows_whether_first_or_later(given: torch.dtype) -> None:
+    rows = torch.zeros(3, 2, dtype=given, requires_grad=True)
+    F.embedding(torch.tensor([2, 0, 2]), rows, sparse=True).sum().backward()
+    part, once = rows.grad, torch.tensor([1, 1, 0, 0, 2, 2], dtype=torch.float64)
+    assert part is not None and part.is_sparse
+    for found in (empty(), GradientSum(6, torch.float64, torch.device("cpu"))):  # among others, and alone
+        found.flat = torch.full_like(found.flat, torch.nan)  # as memory may be found
+        for times in (1, 2, 3):
+            place = found.add(0, part)
+            assert place.shape == part.shape and torch.equal(place.flatten(), times * once)
+            assert found.is_at(0, place) and not found.is_at(0, part)
 
 
 def test_it_takes_memory_from_its_first_part_on_until_it_is_cleared() -> None:

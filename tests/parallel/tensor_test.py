@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from ranks import ranks
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
-from trivium.parallel.tensor import split_cross_entropy
+from trivium.parallel.tensor import embed, split_cross_entropy
 from trivium.plan.layout import Layout
 
 
@@ -41,3 +41,17 @@ def test_half_precision_logits_are_reduced_in_fp32() -> None:
     assert losses.dtype == torch.float32
     expected = F.cross_entropy(logits.float().flatten(0, 1), torch.tensor([1, 2]), reduction="none")
     torch.testing.assert_close(losses.flatten(), expected)
+
+
+def test_the_gradient_of_a_table_is_the_rows_that_were_looked_up_and_joins_that_of_a_tied_head() -> None:
+    torch.manual_seed(2)
+    tokens, group = torch.tensor([[3, 1], [3, 0]]), Mesh.single().tensor
+    table, factor = torch.randn(5, 4, dtype=torch.float64), torch.randn(2, 2, 4, dtype=torch.float64)
+    expected = torch.zeros_like(table).index_add_(0, tokens.flatten(), factor.flatten(0, 1))
+    alone = table.clone().requires_grad_()
+    (embed(tokens, alone, group) * factor).sum().backward()
+    assert alone.grad is not None and alone.grad.is_sparse and alone.grad._nnz() == tokens.numel()
+    assert torch.allclose(alone.grad.to_dense(), expected)
+    tied = table.clone().requires_grad_()
+    ((embed(tokens, tied, group) * factor).sum() + 3 * tied.sum()).backward()
+    assert tied.grad is not None and torch.allclose(tied.grad, expected + 3)

@@ -10,7 +10,7 @@ Tensor = torch.Tensor
 
 class GradientSum:
     """`flat` [size]; the first part at a place is stored there, later ones are added to it. A first part that is as
-    large as the whole becomes it, without a copy: nobody else may change it any more."""
+    large as the whole becomes it, without a copy: nobody else may change it any more. Parts may be sparse."""
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._empty = torch.empty(size, dtype=dtype, device=device)
@@ -25,7 +25,7 @@ class GradientSum:
     def is_at(self, start: int, part: Tensor) -> bool:
         """Whether `part` is itself the place that begins there."""
         here = self.flat.data_ptr() + start * self.flat.element_size()
-        return self.has_begun(start) and part.data_ptr() == here
+        return self.has_begun(start) and not part.is_sparse and part.data_ptr() == here
 
     def add(self, start: int, part: Tensor) -> Tensor:
         """Add `part` at the place that begins at `start`; returns that place, in the part's shape."""
@@ -37,9 +37,11 @@ class GradientSum:
         place = self.flat[start:stop].view(part.shape)
         if start in self._stops:
             place.add_(part)
+        elif part.is_sparse:
+            place.zero_().add_(part)
         else:
             place.copy_(part)
-            self._stops[start] = stop
+        self._stops[start] = stop
         return place
 
     def whole(self) -> Tensor:
@@ -66,6 +68,7 @@ class GradientSum:
         return (
             part.numel() == like.numel()
             and part.dtype == like.dtype
+            and not part.is_sparse
             and part.is_contiguous()
             and part.untyped_storage().size() == part.nbytes
         )

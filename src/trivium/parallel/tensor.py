@@ -59,13 +59,15 @@ class Region:
 def embed(tokens: Tensor, weight: Tensor, group: Group) -> Tensor:
     """Rows of a vocabulary split over the group; zero for ids that other ranks hold.
 
-    tokens [S, B], weight [V, H]; returns partial sums [S, B, H]: leave the region to complete them.
+    tokens [S, B], weight [V, H]; returns partial sums [S, B, H]: leave the region to complete them. On a processor the
+    gradient is sparse, the rows that were looked up: adding a whole table of zeros takes longer than all of them.
     """
+    sparse = weight.device.type == "cpu"
     if group.size == 1:
-        return F.embedding(tokens, weight)
+        return F.embedding(tokens, weight, sparse=sparse)
     first = group.index * weight.shape[0]
     elsewhere = (tokens < first) | (tokens >= first + weight.shape[0])
-    rows = F.embedding((tokens - first).masked_fill(elsewhere, 0), weight)
+    rows = F.embedding((tokens - first).masked_fill(elsewhere, 0), weight, sparse=sparse)
     return rows.masked_fill(elsewhere.unsqueeze(-1), 0)
 
 
