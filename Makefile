@@ -18,6 +18,8 @@ PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 STRICT := src/trivium/plan src/trivium/cost src/trivium/planner $(patsubst %,src/trivium/%.py,config errors units seeds provenance progress)
 PYTHON_FOLDERS := src tests $(wildcard benchmarks)
 FAST := $(wildcard tests/*_test.py) $(wildcard tests/plan tests/cost tests/planner tests/report tests/cli)
+# A third of their time, in models that are built or trained: `make test` has them.
+NOT_FAST := $(wildcard tests/cost/activations_test.py tests/cli/asking_test.py tests/cli/evaluate_test.py)
 
 .PHONY: setup demo test test-all test-gpu check format clean
 
@@ -59,7 +61,7 @@ check: setup
 	$(BIN)/ruff format --check $(PYTHON_FOLDERS)
 	$(BIN)/ruff check $(PYTHON_FOLDERS)
 	$(BIN)/mypy $(STRICT)
-	$(PYTEST) -n $(WORKERS) $(FAST)
+	$(PYTEST) -n $(WORKERS) $(FAST) $(NOT_FAST:%=--ignore=%)
 
 format: setup
 	$(BIN)/ruff format $(PYTHON_FOLDERS)

@@ -50,7 +50,9 @@ def test_the_winner_is_no_slower_than_any_plan_simulated_in_full(space):
 
 
 def test_the_ten_best_for_mt_nlg_are_the_ten_best_of_all_simulated_in_full():
-    found = mt_nlg_search(SearchSpace(zero=(1,), context=(1,), sequence_parallel=(True,), micro=(1, 2)))
+    found = mt_nlg_search(
+        SearchSpace(zero=(1,), context=(1,), sequence_parallel=(True,), micro=(1, 2), finalists=40)
+    )
     priced = found.ranking.priced
     every = np.sort(simulated_seconds(priced.candidates.take(priced.fitting), SELENE))
     assert len(every) > 2 * len(found.ranking.simulated)
