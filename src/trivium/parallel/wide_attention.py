@@ -44,28 +44,29 @@ class _Attention(torch.autograd.Function):
         q, k, v = qkv.unbind(0)
         B, N, S, D = q.shape
         out, later = qkv.new_empty(S, B, N, D).permute(1, 2, 0, 3), _later(qkv)
-        log_sums = []
+        log_sums = qkv.new_empty(
+            B, N, S
+        )  # in one: small tensors that stay leave holes between large ones that go
         for a, b in _blocks(S):
-            out[:, :, a:b], sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            out[:, :, a:b], log_sums[:, :, a:b] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 q[:, :, a:b], k[:, :, :b], v[:, :, :b], attn_mask=later[a - b :, -b:]
             )
-            log_sums.append(sums)
-        ctx.save_for_backward(qkv, out, *log_sums)
+        ctx.save_for_backward(qkv, out, log_sums)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        qkv, out, *log_sums = ctx.saved_tensors
+        qkv, out, log_sums = ctx.saved_tensors
         (q, k, v), (grad,), later = qkv.unbind(0), grads, _later(qkv)
         B, N, S, D = q.shape
         # In memory as the product made queries, keys and values, so that its gradient needs no copy.
         d_qkv = qkv.new_empty(S, B, N, 3, D).permute(3, 1, 2, 0, 4)
         d_k = d_v = None
-        for (a, b), sums in reversed(list(zip(_blocks(S), log_sums, strict=True))):
+        for a, b in reversed(list(_blocks(S))):
             d_qkv[0, :, :, a:b], of_k, of_v = (
                 torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                     grad[:, :, a:b],
-                    *(q[:, :, a:b], k[:, :, :b], v[:, :, :b], out[:, :, a:b], sums),
+                    *(q[:, :, a:b], k[:, :, :b], v[:, :, :b], out[:, :, a:b], log_sums[:, :, a:b]),
                     dropout_p=0.0,
                     is_causal=False,
                     attn_mask=later[a - b :, -b:],
