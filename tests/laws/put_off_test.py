@@ -1,5 +1,7 @@
 """The factors of weight gradients that wait for an action of their own take the bytes that were predicted."""
 
+from dataclasses import replace
+
 import pytest
 
 from plans import small
@@ -75,7 +77,9 @@ def test_an_estimate_adds_them_where_activations_are_recomputed_and_nowhere_else
     """Kept activations count until the weight gradient; recomputed ones were gone before its factors were there."""
 
     def put_off(**over: object) -> int:
-        return memory_of_rank(small(pipeline=4, batch={"sequences": 16}, **over), Coordinate(3, 0, 0)).put_off
+        held = memory_of_rank(small(pipeline=4, batch={"sequences": 16}, **over), Coordinate(3, 0, 0))
+        assert held.total - replace(held, put_off=0).total == held.put_off
+        return held.put_off
 
     again = {"mode": "layer"}
     assert put_off(schedule="1f1b", recompute=again) == 0
