@@ -8,6 +8,8 @@ from trivium.parallel import product as products
 from trivium.parallel.product import add_gradient_of_weight, gradient_of_inputs, gradient_of_weight, product
 
 SMALL, LARGE = (3, 5, 7, 11), (2, 700, 96, 80)  # sequences, positions, inputs, outputs
+# Gradients that are transposed some columns at a time, or whose inputs are in their place.
+MANY = ((2, 700, 900, 400), (4, 700, 24, 900))
 
 
 def data(shape: tuple[int, int, int, int], dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
@@ -44,7 +46,7 @@ def test_a_product_and_its_gradients_are_those_of_fp64(shape, has_bias, always) 
         assert is_near(found.grad, other.grad)
 
 
-@pytest.mark.parametrize("shape", [SMALL, LARGE])
+@pytest.mark.parametrize("shape", [SMALL, LARGE, *MANY])
 def test_the_parts_of_the_backward_are_those_of_fp64_whatever_the_strides(shape, always) -> None:
     x, weight, _, grad = data(shape)
     rows, grads = x.flatten(0, 1), grad.flatten(0, 1)

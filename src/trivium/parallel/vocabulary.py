@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from trivium.parallel.product import add_gradient_of_weight, gradient_of_inputs, gradient_of_weight, product
+from trivium.parallel.product import gradient_of_inputs, gradient_of_weight, product
 from trivium.parallel.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
 
-# Rows whose scores are in fp32 at once: few enough to stay in a cache, enough for a fast product.
+# Rows whose softmax is taken at once, in fp32: few enough to stay in a cache.
 ROWS, ROWS_ON_ACCELERATOR = 256, 4096
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -40,36 +40,30 @@ class _Loss(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocabulary: int, about: Any) -> Tensor:
         table, later, wanted = about
         step = ROWS if x.device.type == "cpu" else ROWS_ON_ACCELERATOR
-        # Sums of parts of the weight's gradient are exact enough in fp32 only; put off, it is one product.
-        at_once = len(x) if wanted and (later is not None or x.dtype in NARROW) else step
-        gradients, losses = [], []
+        # Scores that stay are one product, and so is the weight's gradient: exact enough in bf16 too.
+        at_once = len(x) if wanted else step
+        losses = []
         for rows, ids in zip(x.split(at_once), targets.split(at_once), strict=True):
             scores = product(rows, weight)
             for part, wanted_ids in zip(scores.split(step), ids.split(step), strict=True):
                 losses.append(_loss_of(part, wanted_ids, vocabulary, wanted))
-            if wanted:
-                gradients.append(scores)
         if wanted:
-            ctx.save_for_backward(x, weight, *gradients)
+            ctx.save_for_backward(x, weight, scores)
             ctx.put_off = None if later is None else (table, later)
         return losses[0] if len(losses) == 1 else torch.cat(losses)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
-        x, weight, *d_scores = ctx.saved_tensors
+        x, weight, d_scores = ctx.saved_tensors
         scale = grads[0].unsqueeze(-1).to(x.dtype)
-        d_x = torch.cat([gradient_of_inputs(part, weight) for part in d_scores]).mul_(scale)
+        d_x = gradient_of_inputs(d_scores, weight).mul_(scale)
         # A row's factor may stand on either side of the product: H numbers are fewer than V.
         scaled = x * scale
-        if ctx.put_off is not None:
-            table, later = ctx.put_off
-            later.take(table, *d_scores, scaled)
-            return d_x, None, None, None, None
-        rows = scaled.split(len(d_scores[0]))
-        d_weight = gradient_of_weight(d_scores[0], rows[0])
-        for part, of_part in zip(d_scores[1:], rows[1:], strict=True):
-            add_gradient_of_weight(d_weight, part, of_part)
-        return d_x, d_weight, None, None, None
+        if ctx.put_off is None:
+            return d_x, gradient_of_weight(d_scores, scaled), None, None, None
+        table, later = ctx.put_off
+        later.take(table, d_scores, scaled)
+        return d_x, None, None, None, None
 
 
 def _loss_of(given: Tensor, targets: Tensor, vocabulary: int, wanted: bool) -> Tensor:
