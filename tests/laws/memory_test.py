@@ -26,6 +26,7 @@ MORE = [
     small(data=2, precision={"weights": "bf16", "communication": "bf16"}),
     small(tensor=2, model={"family": "llama", "heads": 2, "head": "untied"}, batch={"micro": 1}),
     small(context=2, model={"heads": 1}, batch={"micro": 1}),
+    small(tensor=2, model={"family": "llama", "heads": 2}, row_chunks=2),
 ]
 
 

@@ -24,6 +24,7 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
         {"recompute": {"mode": "attention"}},
         {"recompute": {"mode": "layer"}},
         {"recompute": {"mode": "layer", "every": 2}},
+        {"recompute": {"activation_function": True}},
     ),
     "family": (
         {"model": {"family": "gpt"}},

@@ -21,7 +21,7 @@ from trivium.errors import DataError
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
 
-PLANS = 60
+PLANS = 90
 HEADING = (
     "# Elements that autograd keeps of one micro-batch on one rank: counted by certify/saved_polynomials.py\n"
 )
@@ -134,6 +134,7 @@ def _random_plan(generator: np.random.Generator, weights: str) -> Plan:
         "batch": {"sequences": 12, "micro": one_of(1, 2, 3)},
         "partition": {"layers": (0, 1, 0)},
         "schedule": one_of("1f1b", "zb-h1"),
+        "recompute": {"activation_function": one_of(True, False)},
         "precision": {"weights": weights},
         "sequence_parallel": one_of(True, False),
         "context_attention": one_of("ring", "ulysses"),

@@ -118,6 +118,7 @@ def describe(plan: Plan) -> str:
     words += ["sequence parallel"] if plan.sequence_parallel else []
     words += [f"zero {plan.zero}"]
     words += [f"recompute {plan.recompute.mode}"] if plan.recompute.mode != "none" else []
+    words += ["activation function again"] if plan.recompute.activation_function else []
     words += [f"layers {list(plan.partition.layers)}"] if plan.partition.layers is not None else []
     words += [f"vocabulary {plan.model.vocabulary}", plan.model.head]
     words += [f"dropout {plan.model.dropout:g}"] if plan.model.dropout else []

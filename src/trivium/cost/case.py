@@ -30,6 +30,7 @@ class Case:
     scores_kept: attention keeps its scores (unfused), instead of computing them again in the backward (flash).
     ring: how context ranks attend (else Ulysses). apart: packed documents do not see each other. deferred: weight
     gradients are actions of their own. row_chunks: of a row-split product, each reduced beside the next.
+    function_again: the backward computes again what the activation function of the feed-forward half gives.
     *_bytes: of one element.
     ends_lighter: layers fewer on the first and the last stage, where embedding and logits count as layers.
     """
@@ -65,6 +66,7 @@ class Case:
     apart: Number = 0  # 0 or 1
     deferred: Number = 0  # 0 or 1
     row_chunks: Number = 1
+    function_again: Number = 0  # 0 or 1
 
     @property
     def replicas(self) -> Number:
@@ -115,6 +117,7 @@ def case_of(plan: Plan) -> Case:
         master_bytes=BYTES[plan.precision.masters],
         ring=int(plan.context_attention == "ring"),
         row_chunks=plan.row_chunks,
+        function_again=int(plan.recompute.activation_function),
         deferred=int(
             is_split(plan.schedule_table()) if plan.schedule == "given" else plan.schedule in SPLIT_SCHEDULES
         ),

@@ -51,7 +51,7 @@ def layer_work(case: Case, device: Device, stack: Stack) -> Work:
     return Work(
         forward,
         backward_products + core_backward + other_backward,
-        _by_mode(case, attention=core_forward, layer=whole),
+        _by_mode(case, attention=core_forward, layer=whole) + _function_again(case, device, stack),
     )
 
 
@@ -85,6 +85,13 @@ def ends_work(case: Case, device: Device, stack: Stack) -> Ends:
 def recomputed_share(case: Case) -> Number:
     """Share of the layers in the recompute mode of the case; the others keep everything."""
     return np.where(np.asarray(case.recompute) == NONE, 0.0, 1.0 / np.asarray(case.recompute_every))
+
+
+def _function_again(case: Case, device: Device, stack: Stack) -> Number:
+    """The activation function's forward a second time, where its value is not kept."""
+    bytes_moved = (4.0 + 2.0 * case.gated) * case.positions * case.ffn / case.tensor
+    again: Number = case.function_again * device.moved(_traffic(case, device, stack) * bytes_moved, 1)
+    return again
 
 
 def _by_mode(case: Case, *, attention: Number, layer: Number) -> Number:

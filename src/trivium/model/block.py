@@ -22,7 +22,7 @@ class Block(nn.Module):
         super().__init__()
         self.mode = recompute.mode_of(layer)
         self.attention = Attention(model, layer, region, context, recompute_core=self.mode == "attention")
-        self.mlp = Mlp(model, layer, region)
+        self.mlp = Mlp(model, layer, region, function_again=recompute.activation_function)
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, H] -> [S here, B, H]."""

@@ -5,6 +5,7 @@ derivative, known with it, is kept for the backward in place of x.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,6 +28,26 @@ def gelu(x: Tensor) -> Tensor:
     return found
 
 
+class Gelu:
+    """As `parallel.activated` takes an activation function."""
+
+    def value(self, x: Tensor) -> Tensor:
+        """GELU of x."""
+        return gelu(x)
+
+    def value_again(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """GELU of x, and its pullback; a processor's writes the slope in place of a large x."""
+        if x.device.type != "cpu" or x.numel() < LEAST:
+            return F.gelu(x, approximate="tanh"), lambda grad: torch.ops.aten.gelu_backward(
+                grad, x, approximate="tanh"
+            )
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        for piece, value in zip(x.view(-1).split(PIECE), y.view(-1).split(PIECE), strict=True):
+            _gelu_of(piece, value, piece)
+        return y, lambda grad: x.mul_(grad)
+
+
 class _Gelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, wants_gradient: bool) -> Tensor:
@@ -47,7 +68,7 @@ class _Gelu(torch.autograd.Function):
 
 
 def _gelu_of(x: Tensor, value: Tensor, derivative: Tensor | None) -> None:
-    """Writes both; bf16 and fp16 are computed in fp32."""
+    """Writes both, the derivative last; bf16 and fp16 are computed in fp32."""
     narrow = x.dtype in NARROW
     if narrow:
         x = x.float()

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from trivium.parallel.activated import ActivationFunction, activated_product
 from trivium.parallel.tensor import Region
 
 
@@ -34,6 +35,13 @@ class RowLinear(nn.Module):
         if self.region.group.size == 1:
             return self.region.linear(x, self.weight, self.bias)  # the product can add the bias itself
         return self.add_bias(self.region.row_product(x, self.weight))
+
+    def of_activated(self, x: torch.Tensor, function: ActivationFunction) -> torch.Tensor:
+        """The same of function(x), which is not kept: the backward computes it again."""
+        region = self.region
+        if region.group.size == 1:
+            return activated_product(x, function, self.weight, self.bias, region.weight_gradients)
+        return self.add_bias(region.activated_row_product(x, function, self.weight))
 
     def add_bias(self, x: torch.Tensor) -> torch.Tensor:
         """The bias, added once to the completed sum."""

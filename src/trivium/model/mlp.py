@@ -4,13 +4,13 @@ Legend: S positions, B sequences, H hidden, E feed-forward columns here.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from trivium.model.gelu import gelu
+from trivium.model.gelu import Gelu, gelu
 from trivium.model.inputs import Inputs
 from trivium.model.linear import ColumnLinear, RowLinear
 from trivium.model.norm import Norm
+from trivium.model.swiglu import SwiGlu, swiglu
 from trivium.parallel.tensor import Region
 from trivium.plan.model_shape import ModelShape
 
@@ -24,34 +24,37 @@ class GateUp(nn.Module):
         self.weight = nn.Parameter(torch.empty(2, columns, hidden))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., H] -> [..., E]: silu(gate) x up."""
-        gate, up = self.region.linear(x, self.weight).chunk(2, dim=-1)
-        return F.silu(gate) * up
-
-
-class GeluUp(ColumnLinear):
-    """GELU after the input matrix (tanh form, as in GPT-2 and Megatron)."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., H] -> [..., E]."""
-        return gelu(super().forward(x))
+        """[..., H] -> [..., 2 E], the gate first."""
+        return self.region.linear(x, self.weight)
 
 
 class Mlp(nn.Module):
-    """norm -> up (columns split), activation -> down (rows split)."""
+    """norm -> up (columns split), GELU or SwiGLU -> down (rows split).
 
-    def __init__(self, model: ModelShape, layer: int, region: Region) -> None:
+    function_again: what the activation function gives is computed again in the backward.
+    """
+
+    def __init__(
+        self, model: ModelShape, layer: int, region: Region, *, function_again: bool = False
+    ) -> None:
         super().__init__()
-        self.model, self.layer, self.region = model, layer, region
+        self.model, self.layer, self.region, self.function_again = model, layer, region, function_again
         columns = model.ffn_width // region.group.size
         self.norm = Norm(model)
         gpt = model.family == "gpt"
         self.up = (
-            GeluUp(columns, model.hidden, region, bias=True) if gpt else GateUp(columns, model.hidden, region)
+            ColumnLinear(columns, model.hidden, region, bias=True)
+            if gpt
+            else GateUp(columns, model.hidden, region)
         )
         self.down = RowLinear(model.hidden, columns, region, bias=gpt)
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, H] -> [S here, B, H], to be added to x."""
-        y = self.down(self.up(self.region.enter(self.norm(x))))
+        x = self.up(self.region.enter(self.norm(x)))
+        gpt = self.model.family == "gpt"
+        if self.function_again:
+            y = self.down.of_activated(x, Gelu() if gpt else SwiGlu())
+        else:
+            y = self.down(gelu(x) if gpt else swiglu(x))
         return inputs.drop(y, self.model.dropout, f"layers.{self.layer}.mlp", self.region)

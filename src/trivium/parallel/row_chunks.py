@@ -46,7 +46,7 @@ class _CutProduct(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, cut: Cut, whose: Any) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.cut, ctx.whose = cut, whose
-        return _product(x, weight, cut)
+        return product_in_chunks(x, weight, cut)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
@@ -61,7 +61,7 @@ class _CutProduct(torch.autograd.Function):
         return d_x, gradient_of_weight(grad, x), None, None
 
 
-def _product(x: Tensor, weight: Tensor, cut: Cut) -> Tensor:
+def product_in_chunks(x: Tensor, weight: Tensor, cut: Cut) -> Tensor:
     """Each chunk has the same positions of every rank's share, so that its reduce-scatter gives each rank its own."""
     shares = cut.group.size if cut.split_sequence else 1
     here = len(x) // shares

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from trivium.parallel.activated import ActivationFunction, activated_product
 from trivium.parallel.collectives import all_reduce_, copy_to, gather_sequence, scatter_sequence, sum_over
 from trivium.parallel.mesh import Group
 from trivium.parallel.row_chunks import Cut, cut_product
@@ -47,6 +48,15 @@ class Region:
             return self.leave(self.linear(x, weight))
         cut = Cut(self.group, self.split_sequence, self.row_chunks)
         return cut_product(x, weight, self.weight_gradients, cut)
+
+    def activated_row_product(
+        self, x: Tensor, function: ActivationFunction, weight: torch.nn.Parameter
+    ) -> Tensor:
+        """The same of function(x), which the backward computes again."""
+        if self.row_chunks == 1:
+            return self.leave(activated_product(x, function, weight, None, self.weight_gradients))
+        cut = Cut(self.group, self.split_sequence, self.row_chunks)
+        return activated_product(x, function, weight, None, self.weight_gradients, cut)
 
     def positions(self, sequence: int) -> slice:
         """The positions this rank holds outside the region."""

@@ -9,10 +9,12 @@ from trivium.config import Config
 
 class Recompute(Config):
     """mode "layer": only the input of a block is kept (MT-NLG section 2); "attention": all but the attention
-    core; "none": everything is kept. `every`: only every k-th block of a stage is recomputed."""
+    core; "none": everything is kept. `every`: only every k-th block of a stage is recomputed.
+    activation_function: what GELU or SwiGLU gives is not kept in any block, only what it read."""
 
     mode: Literal["none", "attention", "layer"] = "none"
     every: Annotated[int, Field(ge=1)] = 1
+    activation_function: bool = False
 
     def mode_of(self, layer: int) -> Literal["none", "attention", "layer"]:
         """The mode of a block, by its number in the model."""

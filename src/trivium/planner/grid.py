@@ -101,7 +101,9 @@ class Candidates:
         """Where a plan stands among the rows; None where the search does not vary what the plan chooses."""
         same = [self.grid[name] == value for name, value in columns_of(plan).items()]
         found = np.flatnonzero(np.logical_and.reduce(same))
-        return int(found[0]) if len(found) else None
+        if not len(found) or self.plan_at(int(found[0])).recompute != plan.recompute:
+            return None
+        return int(found[0])
 
 
 def columns_of(plan: Plan) -> dict[str, int]:
