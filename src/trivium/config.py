@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from trivium.errors import ConfigError, nearest
+from trivium.errors import ConfigError, TriviumError, nearest
 
 Tree = dict[str, Any]
 ModelT = TypeVar("ModelT", bound="Config")
@@ -105,7 +105,7 @@ def _read(name_or_path: str, seen: tuple[str, ...]) -> Tree:
         raise ConfigError(
             f"preset '{name_or_path}' inherits from itself: {' -> '.join((*seen, name_or_path))}"
         )
-    tree = _parse_yaml(_preset_text(name_or_path), name_or_path)
+    tree = mapping_of_yaml(_preset_text(name_or_path), name_or_path, "a config is a mapping of sections")
     base = tree.pop("base", None)
     if base is None:
         return tree
@@ -130,15 +130,17 @@ def _preset_text(name_or_path: str) -> str:
     raise ConfigError(f"there is no preset '{name_or_path}'; {nearest(name_or_path, preset_names())}")
 
 
-def _parse_yaml(text: str, where: str) -> Tree:
+def mapping_of_yaml(text: str, where: str, law: str, wrong: type[TriviumError] = ConfigError) -> Tree:
+    """What a YAML text holds, an empty one nothing. Raises `wrong`, which names the text by `where` and says its law,
+    where that is no mapping."""
     try:
         tree = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
+        raise wrong(f"{where} is not YAML: {' '.join(str(error).split())}") from None
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise ConfigError(f"{where} holds a {type(tree).__name__}; a config is a mapping of sections")
+        raise wrong(f"{where} holds a {type(tree).__name__}; {law}")
     return tree
 
 

@@ -5,10 +5,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field
 
-from trivium.config import Config, Tree, build, merge
+from trivium.config import Config, Tree, build, mapping_of_yaml, merge
 from trivium.errors import ConfigError, nearest
 
 Rate = Annotated[float, Field(gt=0)]
@@ -160,12 +159,4 @@ def _with_base(tree: Tree) -> Tree:
 
 
 def _parsed(text: str, where: str) -> Tree:
-    try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"machine file {where} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(
-            f"machine file {where} holds a {type(tree).__name__}; a machine is a mapping of fields"
-        )
-    return tree
+    return mapping_of_yaml(text, f"machine file {where}", "a machine is a mapping of fields")

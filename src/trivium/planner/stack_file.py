@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 from pydantic import Field
 
-from trivium.config import Config, build, to_tree
+from trivium.config import Config, build, mapping_of_yaml, to_tree
 from trivium.errors import ConfigError, DataError
 
 FEWEST = 5  # steps that a factor is learned from
@@ -76,11 +76,8 @@ def write_stack(path: Path, stack: LearnedStack) -> None:
 def read_stack(path: Path) -> LearnedStack:
     """What `write_stack` wrote. Raises ConfigError that names what is wrong."""
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"stack file {path} cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(
-            f"stack file {path} holds a {type(tree).__name__}; write it with `trivium plan calibrate`"
-        )
-    return build(LearnedStack, tree)
+    law = "write it with `trivium plan calibrate`"
+    return build(LearnedStack, mapping_of_yaml(text, f"stack file {path}", law))

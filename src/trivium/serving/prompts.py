@@ -5,10 +5,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import Field
 
-from trivium.config import Config, build
+from trivium.config import Config, build, mapping_of_yaml
 from trivium.errors import ConfigError, DataError, nearest
 from trivium.serving.config import Drawing
 
@@ -52,15 +51,8 @@ def read_prompts(name_or_path: str) -> PromptFile:
 
 
 def _of_yaml(text: str, where: str) -> PromptFile:
-    try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise DataError(f"--file {where} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(tree, dict):
-        raise DataError(
-            f"--file {where} holds a {type(tree).__name__}; a prompt file is a mapping with prompts"
-        )
-    return build(PromptFile, tree)
+    law = "a prompt file is a mapping with prompts"
+    return build(PromptFile, mapping_of_yaml(text, f"--file {where}", law, DataError))
 
 
 def _of_json(path: Path, number: int, line: str) -> str:

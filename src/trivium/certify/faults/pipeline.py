@@ -9,6 +9,7 @@ import torch
 
 from trivium.certify.faults.mutant import Function, fault, plan, with_own
 from trivium.model import block, stage
+from trivium.model.gelu import Gelu
 from trivium.model.inputs import Inputs
 from trivium.model.stage import Stage
 from trivium.parallel import zero
@@ -25,6 +26,7 @@ Tensor = torch.Tensor
 
 PIPELINE = plan(pipeline=2)
 ONE_RANK = plan(zero=0)
+AGAIN: dict[str, Any] = {"recompute": {"activation_function": True}}
 RECOMPUTED: dict[str, Any] = {"recompute": {"mode": "layer"}, "model": {"dropout": 0.2}}
 
 
@@ -146,6 +148,18 @@ def recomputed_with_other_randomness(original: Function, mesh: Mesh) -> Function
     return recomputed
 
 
+@fault(Gelu, "value_again", plan(**AGAIN), plan(tensor=2, **AGAIN))
+def activation_function_left_out(original: Function, mesh: Mesh) -> Function:
+    """The weight's gradient of a product whose activation function is computed again is made of what that one read."""
+
+    def value_again(self: Gelu, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        read = x.clone()
+        _, pullback = original(self, x)
+        return read, pullback
+
+    return value_again
+
+
 FAULTS = (
     layer_lost,
     layer_doubled,
@@ -158,4 +172,5 @@ FAULTS = (
     chunks_initialised_alike,
     weight_gradient_lost,
     recomputed_with_other_randomness,
+    activation_function_left_out,
 )
