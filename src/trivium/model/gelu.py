@@ -43,8 +43,7 @@ class Gelu:
             )
         x = x.contiguous()
         y = torch.empty_like(x)
-        for piece, value in zip(x.view(-1).split(PIECE), y.view(-1).split(PIECE), strict=True):
-            _gelu_of(piece, value, piece)
+        _by_pieces(x, y, slope=x)
         return y, lambda grad: x.mul_(grad)
 
 
@@ -54,9 +53,7 @@ class _Gelu(torch.autograd.Function):
         x = x.contiguous()
         y = torch.empty_like(x)
         slope = torch.empty_like(x) if wants_gradient else None
-        pieces = (t.view(-1).split(PIECE) for t in (x, y, y if slope is None else slope))
-        for piece, value, derivative in zip(*pieces, strict=True):
-            _gelu_of(piece, value, None if slope is None else derivative)
+        _by_pieces(x, y, slope)
         if slope is not None:
             ctx.save_for_backward(slope)
         return y
@@ -65,6 +62,13 @@ class _Gelu(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (slope,) = ctx.saved_tensors  # changed in place: a step runs its backward once
         return slope.mul_(grads[0]), None
+
+
+def _by_pieces(x: Tensor, y: Tensor, slope: Tensor | None) -> None:
+    """GELU of x into y, and its derivative into slope, which may be x itself."""
+    pieces = (t.view(-1).split(PIECE) for t in (x, y, y if slope is None else slope))
+    for piece, value, derivative in zip(*pieces, strict=True):
+        _gelu_of(piece, value, None if slope is None else derivative)
 
 
 def _gelu_of(x: Tensor, value: Tensor, derivative: Tensor | None) -> None:
