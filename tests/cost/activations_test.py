@@ -16,6 +16,7 @@ from trivium.plan.precision import Precision
 
 DTYPES = ("fp32", "bf16", "fp64")
 WIDE = {"model": {"layers": 3}, "layout": {"pipeline": 1, "data": 1}, "batch": {"sequences": 2, "micro": 2}}
+MIXED = [{"mode": "layer", "every": 2}, {"activation_function": True}]
 LLAMA_405B = {
     "family": "llama",
     "hidden": 16384,
@@ -60,7 +61,7 @@ def test_predicted_bytes_are_those_counted_on_both_ends_of_a_small_model(plan: P
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("recompute", [{"mode": m} for m in MODES] + [{"mode": "layer", "every": 2}])
+@pytest.mark.parametrize("recompute", [{"mode": m} for m in MODES] + MIXED)
 @pytest.mark.parametrize("model", [{}, {"dropout": 0.1}, {"documents": "apart"}, LLAMA_405B])
 def test_predicted_bytes_are_those_counted_at_the_width_of_a_real_model(model, recompute, split) -> None:
     """MT-NLG's layers, and those of the largest Llama 3; no byte of them is allocated."""

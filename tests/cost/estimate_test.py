@@ -1,6 +1,8 @@
 import pytest
 
 from cost.plans import mt_nlg, small
+from trivium.cost.activations import layer_bytes
+from trivium.cost.case import NONE, case_of
 from trivium.cost.compute import hardware_flops, model_flops
 from trivium.cost.estimate import estimate, planned_timeline
 from trivium.cost.hardware import machine_named, this_machine
@@ -64,6 +66,22 @@ def test_layers_that_are_not_recomputed_save_time_each_as_much():
     ]
     assert seconds[0] - seconds[1] == pytest.approx(seconds[1] - seconds[2])
     assert seconds[0] > seconds[1]
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_an_activation_function_computed_again_takes_time_and_its_value_no_memory(family):
+    plans = [
+        mt_nlg(model={"family": family, "head": "untied"}, recompute={"activation_function": again})
+        for again in (False, True)
+    ]
+    kept, repeated = (estimate(plan, SELENE) for plan in plans)
+    assert kept.seconds < repeated.seconds < 1.05 * kept.seconds
+    (whole, less), width = (
+        (layer_bytes(case_of(plan), NONE) for plan in plans),
+        {"gpt": 1, "llama": 2}[family],
+    )
+    model, tensor = plans[0].model, plans[0].layout.tensor
+    assert whole - less == 2 * width * model.sequence * plans[0].batch.micro * model.ffn_width / tensor
 
 
 def test_a_shared_machine_is_never_faster_than_all_its_cores_together():

@@ -88,6 +88,8 @@ def test_a_plan_is_found_again_at_its_row():
     for row in (0, 17, len(found) - 1):
         assert found.row_of(found.plan_at(row)) == row
     assert found.row_of(small(layout={"tensor": 1}, schedule="gpipe")) is None
+    again = found.plan_at(0).recompute.model_copy(update={"activation_function": True})
+    assert found.row_of(found.plan_at(0).model_copy(update={"recompute": again})) is None
 
 
 def test_what_is_rejected_and_what_is_legal_are_all_combinations():

@@ -70,7 +70,7 @@ def _paper_layer_bytes(case: Case, mode: Number) -> Number:
     along = np.where(np.asarray(case.sequence_parallel) == 1, case.tensor, 1)
     whole = positions * case.hidden * (4 * width + 2 * case.dropout)
     attention = 2 * case.heads * case.head_width + 2 * case.kv_heads * case.head_width
-    feed_forward = case.ffn * (2 + case.gated)
+    feed_forward = case.ffn * (2 + case.gated - case.function_again)
     split = positions * (attention + feed_forward) * width
     scores = case.heads * case.local_sequence * positions * (width + case.dropout * (width + 1))
     return whole / along + (split + np.where(np.asarray(mode) == NONE, scores, 0)) / case.tensor
