@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -82,6 +83,8 @@ def test_in_the_papers_counting_a_layer_keeps_34_and_5_times_a_s_over_h() -> Non
     s, b, h, a = 32, 2, 64, 4
     assert layer_bytes(case, NONE, counting="paper") == s * b * h * 34 + 5 * a * s * s * b
     assert layer_bytes(case, ATTENTION, counting="paper") == s * b * h * 34
+    again = replace(case, function_again=1)  # without GELU's value, 4 h in 16 bits
+    assert layer_bytes(again, ATTENTION, counting="paper") == s * b * h * 26
     assert layer_bytes(case, LAYER, counting="paper") == 2 * s * b * h
 
 

@@ -6,6 +6,7 @@ from trivium.cost.case import NONE, case_of
 from trivium.cost.compute import hardware_flops, model_flops
 from trivium.cost.estimate import estimate, planned_timeline
 from trivium.cost.hardware import machine_named, this_machine
+from trivium.cost.memory import worst_rank
 from trivium.cost.stack import stack_named
 from trivium.errors import ConfigError
 
@@ -81,7 +82,10 @@ def test_an_activation_function_computed_again_takes_time_and_its_value_no_memor
         {"gpt": 1, "llama": 2}[family],
     )
     model, tensor = plans[0].model, plans[0].layout.tensor
-    assert whole - less == 2 * width * model.sequence * plans[0].batch.micro * model.ffn_width / tensor
+    rows = model.sequence * plans[0].batch.micro * model.ffn_width / tensor
+    first, then = (worst_rank(plan)[1].workspace for plan in plans)
+    assert then - first == 2 * rows  # the value, while the backward has it again
+    assert whole - less == 2 * width * rows
 
 
 def test_a_shared_machine_is_never_faster_than_all_its_cores_together():

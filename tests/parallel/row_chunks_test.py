@@ -1,4 +1,8 @@
-"""A row-split product in chunks is the uncut one, forward and backward, for any number of chunks."""
+"""A row-split product in chunks is the uncut one, forward and backward, for any number of chunks; also where what it
+reads is computed again."""
+
+import itertools
+from collections.abc import Callable
 
 import torch
 
@@ -18,10 +22,22 @@ def whole_numbers(generator: torch.Generator, *shape: int) -> torch.Tensor:
     return torch.randint(-9, 10, shape, generator=generator).double()
 
 
-def outcome(region: Region, x: torch.Tensor, values: torch.Tensor, grad: torch.Tensor) -> list[torch.Tensor]:
-    """The product, and the gradients of its input and of its weight, which may be put off."""
+class Square:
+    """An activation function whose numbers stay whole."""
+
+    def value(self, x: torch.Tensor) -> torch.Tensor:
+        return x * x
+
+    def value_again(self, x: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+        return x * x, lambda grad: 2 * x * grad
+
+
+def outcome(
+    region: Region, x: torch.Tensor, values: torch.Tensor, grad: torch.Tensor, *, again: bool = False
+) -> list[torch.Tensor]:
+    """The product of squares, and the gradients of what is squared and of the weight, which may be put off."""
     x, weight = x.clone().requires_grad_(), torch.nn.Parameter(values.clone())
-    y = region.row_product(x, weight)
+    y = region.activated_row_product(x, Square(), weight) if again else region.row_product(x * x, weight)
     if region.weight_gradients.separate:
         with region.weight_gradients.put_off("key"):
             y.backward(grad)
@@ -50,9 +66,10 @@ def test_any_number_of_chunks_gives_exactly_the_uncut_product(place: Place) -> N
                 return Region(group, split, later, row_chunks=chunks)
 
             uncut = outcome(region(1), x, values, grad)
-            for chunks in CHUNKS:
-                for cut, expected in zip(outcome(region(chunks), x, values, grad), uncut, strict=True):
-                    assert torch.equal(cut, expected), f"{chunks} chunks, split {split}, apart {separate}"
+            for chunks, again in itertools.product((1, *CHUNKS), (False, True)):
+                found = outcome(region(chunks), x, values, grad, again=again)
+                told = f"{chunks} chunks, split {split}, apart {separate}, squared again {again}"
+                assert all(torch.equal(a, b) for a, b in zip(found, uncut, strict=True)), told
 
 
 @ranks(2)
