@@ -11,13 +11,14 @@ from trivium.config import (
     build,
     differences,
     leaves,
+    mapping_of_yaml,
     merge,
     parse_assignments,
     preset_names,
     read_preset,
     to_tree,
 )
-from trivium.errors import ConfigError
+from trivium.errors import ConfigError, DataError
 
 
 class Ramp(Config):
@@ -131,6 +132,15 @@ def test_a_preset_file_that_is_no_config_is_refused(tmp_path: Path, text: str, s
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match=says):
         read_preset(str(path))
+
+
+def test_a_text_that_should_hold_a_mapping_and_holds_nothing_is_named_and_an_empty_preset_changes_nothing(
+    tmp_path: Path,
+):
+    with pytest.raises(DataError, match="notes.yaml holds nothing; write some"):
+        mapping_of_yaml("# soon", "notes.yaml", "write some", DataError)
+    (tmp_path / "x.yaml").write_text("# soon")
+    assert read_preset(str(tmp_path / "x.yaml")) == {}
 
 
 def test_an_unknown_preset_names_those_there_are(tmp_path: Path):

@@ -105,7 +105,8 @@ def _read(name_or_path: str, seen: tuple[str, ...]) -> Tree:
         raise ConfigError(
             f"preset '{name_or_path}' inherits from itself: {' -> '.join((*seen, name_or_path))}"
         )
-    tree = mapping_of_yaml(_preset_text(name_or_path), name_or_path, "a config is a mapping of sections")
+    law = "a config is a mapping of sections"
+    tree = mapping_of_yaml(_preset_text(name_or_path), name_or_path, law, may_be_empty=True)
     base = tree.pop("base", None)
     if base is None:
         return tree
@@ -130,17 +131,20 @@ def _preset_text(name_or_path: str) -> str:
     raise ConfigError(f"there is no preset '{name_or_path}'; {nearest(name_or_path, preset_names())}")
 
 
-def mapping_of_yaml(text: str, where: str, law: str, wrong: type[TriviumError] = ConfigError) -> Tree:
-    """What a YAML text holds, an empty one nothing. Raises `wrong`, which names the text by `where` and says its law,
-    where that is no mapping."""
+def mapping_of_yaml(
+    text: str, where: str, law: str, wrong: type[TriviumError] = ConfigError, *, may_be_empty: bool = False
+) -> Tree:
+    """What a YAML text holds. Raises `wrong`, which names the text by `where` and says its law, where that is no
+    mapping."""
     try:
         tree = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise wrong(f"{where} is not YAML: {' '.join(str(error).split())}") from None
-    if tree is None:
+    if tree is None and may_be_empty:
         return {}
     if not isinstance(tree, dict):
-        raise wrong(f"{where} holds a {type(tree).__name__}; {law}")
+        held = "nothing" if tree is None else f"a {type(tree).__name__}"
+        raise wrong(f"{where} holds {held}; {law}")
     return tree
 
 

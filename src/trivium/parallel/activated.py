@@ -1,7 +1,7 @@
 """A product of what an activation function gives, which the backward computes again instead of keeping it.
 
-Kept is what the function read. Its value, and what the function's own backward needs, are known together in the
-backward: for GELU half of what is kept otherwise, of SwiGLU half too.
+Kept is what the function read: half of what is kept otherwise, for GELU and for SwiGLU. The backward finds the value
+and what the function's own gradient needs together.
 
 Legend: S positions, s positions of a rank outside the region, B sequences, R what the function reads, I what it gives,
 H outputs.

@@ -44,9 +44,8 @@ class _Attention(torch.autograd.Function):
         q, k, v = qkv.unbind(0)
         B, N, S, D = q.shape
         out, later = qkv.new_empty(S, B, N, D).permute(1, 2, 0, 3), _later(qkv)
-        log_sums = qkv.new_empty(
-            B, N, S
-        )  # in one: small tensors that stay leave holes between large ones that go
+        # In one tensor: small ones that stay leave holes between large ones that go.
+        log_sums = qkv.new_empty(B, N, S)
         for a, b in _blocks(S):
             out[:, :, a:b], log_sums[:, :, a:b] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 q[:, :, a:b], k[:, :, :b], v[:, :, :b], attn_mask=later[a - b :, -b:]
