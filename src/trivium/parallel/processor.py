@@ -1,0 +1,24 @@
+"""What kind of processor this is, where that decides which of torch's libraries is the faster."""
+
+import platform
+from functools import lru_cache
+from pathlib import Path
+
+MKL_MAKER = "GenuineIntel"
+
+
+@lru_cache(maxsize=1)
+def mkl_is_at_home() -> bool:
+    """Whether the processor is of MKL's own maker; on others MKL takes slower ways.
+
+    By name, not by measuring: two runs on one machine decide alike, and so do ranks on machines of one kind.
+    """
+    return MKL_MAKER in _description()
+
+
+def _description() -> str:
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+            return file.read(4096)  # the first processor's part
+    except OSError:  # not Linux; Windows names the maker here
+        return platform.processor()
