@@ -1,13 +1,25 @@
-"""GELU by a sigmoid is PyTorch's by a hyperbolic tangent."""
+"""GELU by a sigmoid is PyTorch's by a hyperbolic tangent, which is taken where MKL is at home."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from trivium.model import gelu as module
 from trivium.model.gelu import LEAST, PIECE, gelu
 
 # In units of a number's own rounding, for arguments whose derivative is a difference of large numbers too.
 ROUNDING = {torch.float64: 1e-13, torch.float32: 3e-5, torch.bfloat16: 2**-7}
+
+
+@pytest.fixture(params=[False, True], ids=["sigmoid", "tangent"], autouse=True)
+def at_home(request, monkeypatch) -> bool:
+    monkeypatch.setattr(module, "mkl_is_at_home", lambda: request.param)
+    return request.param
+
+
+def test_pytorchs_own_is_taken_where_mkl_is_at_home(at_home) -> None:
+    y = gelu(torch.randn(LEAST).requires_grad_())
+    assert ("GeluBackward0" in type(y.grad_fn).__name__) == at_home
 
 
 @pytest.mark.parametrize("elements", (LEAST - 1, LEAST, PIECE + 3))

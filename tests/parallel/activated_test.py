@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from trivium.model import gelu as gelus
 from trivium.model.gelu import LEAST, Gelu, gelu
 from trivium.model.swiglu import SwiGlu, swiglu
 from trivium.parallel.activated import activated_product
@@ -10,6 +11,12 @@ from trivium.parallel.weight_gradients import WeightGradients
 
 FUNCTIONS = {"gelu": (Gelu(), gelu, 1), "swiglu": (SwiGlu(), swiglu, 2)}
 FEW, MANY = 6, LEAST // 16 + 3  # rows of 16 numbers
+
+
+@pytest.fixture(params=[False, True], ids=["sigmoid", "tangent"], autouse=True)
+def at_home(request, monkeypatch) -> None:
+    """Which GELU a processor computes."""
+    monkeypatch.setattr(gelus, "mkl_is_at_home", lambda: request.param)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

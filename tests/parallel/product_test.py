@@ -30,6 +30,7 @@ def is_near(found: torch.Tensor, exact: torch.Tensor) -> bool:
 def always(monkeypatch) -> None:
     """The other library also where it does not pay."""
     monkeypatch.setattr(products, "LEAST", 0)
+    monkeypatch.setattr(products, "mkl_is_at_home", lambda: False)
 
 
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
@@ -71,10 +72,24 @@ def test_what_is_not_finite_stays_so(always) -> None:
     assert y[0].isfinite().all()
 
 
-def test_only_large_products_in_fp32_on_a_processor_go_to_the_other_library() -> None:
+def test_only_large_products_in_fp32_on_a_processor_go_to_the_other_library(monkeypatch) -> None:
+    monkeypatch.setattr(products, "mkl_is_at_home", lambda: False)
     x, weight, bias, _ = (t.requires_grad_() for t in data(LARGE))
     assert "ProductBackward" in type(product(x, weight, bias).grad_fn).__name__
     assert "ProductBackward" not in type(product(x[:5], weight, bias).grad_fn).__name__
     for dtype in (torch.float64, torch.bfloat16):
         x, weight, bias, _ = (t.requires_grad_() for t in data(LARGE, dtype))
         assert "ProductBackward" not in type(product(x, weight, bias).grad_fn).__name__
+
+
+def test_where_mkl_is_at_home_it_multiplies_everything(monkeypatch) -> None:
+    monkeypatch.setattr(products, "mkl_is_at_home", lambda: True)
+    monkeypatch.setattr(products, "_by_one_dnn", None)
+    x, weight, bias, grad = data(LARGE)
+    rows, grads = x.flatten(0, 1), grad.flatten(0, 1)
+    assert torch.equal(product(x, weight, bias), F.linear(x, weight, bias))
+    assert torch.equal(gradient_of_inputs(grad, weight), grad @ weight)
+    assert torch.equal(gradient_of_weight(grads, rows), grads.T @ rows)
+    into = torch.ones_like(weight)
+    add_gradient_of_weight(into, grads, rows)
+    assert is_near(into, grads.double().T @ rows.double() + 1)

@@ -1,4 +1,4 @@
-"""Attention some queries at a time equals the fused kernel's of all at once, and is as blind to what follows."""
+"""Attention some queries at a time, or of a copy, equals the formula, and is as blind to what follows."""
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ SHAPES = (
     (2, 3, QUERIES, 32),  # one block
     (1, 5, 2 * QUERIES + 7, 16),  # the last block is short
     (1, 1, MOST_POSITIONS, 64),
+    (2, 11, 2 * QUERIES, 24),  # positions far apart
 )
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 2e-15}
 
@@ -31,6 +32,13 @@ def plainly(qkv: torch.Tensor) -> torch.Tensor:
     scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
     later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
     return scores.masked_fill(later, -torch.inf).softmax(-1) @ v
+
+
+@pytest.fixture(params=[False, True], ids=["in blocks", "whole"], autouse=True)
+def whole(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether all queries are one block."""
+    monkeypatch.setattr(wide_attention, "mkl_is_at_home", lambda: request.param)
+    return request.param
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -58,13 +66,24 @@ def test_nothing_comes_from_later_positions_and_no_gradient_goes_there() -> None
     assert d_x[:, :, :, :150].any()
 
 
-def test_it_is_asked_where_it_is_faster_and_nowhere_else() -> None:
-    """Measured: fewer scores or positions are not worth the calls; from 2,048 on the kernel leaves out as much."""
+def test_what_goes_on_and_what_goes_back_lie_in_memory_as_the_products_want_them() -> None:
+    for B in (1, 3):
+        qkv, grad = made(B, 4, 2 * QUERIES, 16, torch.float32)
+        x = qkv.requires_grad_()
+        y = attend(x)
+        assert y.permute(2, 0, 1, 3).is_contiguous()
+        (d_x,) = torch.autograd.grad(y, x, grad)
+        assert d_x.permute(3, 1, 2, 0, 4).is_contiguous()
+
+
+def test_it_is_asked_where_it_is_faster_and_nowhere_else(whole: bool) -> None:
+    """Measured: fewer scores are not worth the calls; in blocks, neither are fewer positions, and from 2,048 on the
+    kernel leaves out as much."""
     assert suits(torch.zeros(3, 1, 8, 256, 32)) and suits(torch.zeros(3, 1, 8, 256, 32, dtype=torch.float64))
     assert not suits(torch.zeros(3, 1, 8, 256, 32, dtype=torch.bfloat16))
     assert not suits(torch.zeros(3, 1, 8, 256, 32, device="meta"))
-    assert not suits(torch.zeros(3, 64, 8, LEAST_POSITIONS - 1, 32))
-    assert not suits(torch.zeros(3, 1, 8, 2 * MOST_POSITIONS, 4))
+    assert suits(torch.zeros(3, 64, 8, LEAST_POSITIONS - 1, 32)) == whole
+    assert suits(torch.zeros(3, 1, 8, 2 * MOST_POSITIONS, 4)) == whole
     assert not suits(torch.zeros(3, 1, 2, 256, 32))
 
 

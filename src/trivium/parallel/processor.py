@@ -5,6 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 
 MKL_MAKER = "GenuineIntel"
+PROCESSORS = Path("/proc/cpuinfo")
 
 
 @lru_cache(maxsize=1)
@@ -18,7 +19,7 @@ def mkl_is_at_home() -> bool:
 
 def _description() -> str:
     try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+        with PROCESSORS.open(encoding="utf-8", errors="replace") as file:
             return file.read(4096)  # the first processor's part
     except OSError:  # not Linux; Windows names the maker here
         return platform.processor()

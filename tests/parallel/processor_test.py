@@ -1,0 +1,36 @@
+"""The processor's maker is read where the system says it, and decides the same each time."""
+
+import pytest
+
+from trivium.parallel import processor
+from trivium.parallel.processor import MKL_MAKER, mkl_is_at_home
+
+
+@pytest.fixture(autouse=True)
+def _asked_anew():
+    mkl_is_at_home.cache_clear()
+    yield
+    mkl_is_at_home.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("said", "home"),
+    [
+        (f"processor\t: 0\nvendor_id\t: {MKL_MAKER}\n", True),
+        ("processor\t: 0\nvendor_id\t: AuthenticAMD\n", False),
+        ("processor\t: 0\nCPU implementer\t: 0x41\n", False),
+        ("", False),
+    ],
+)
+def test_it_is_at_home_on_its_makers_processors(said: str, home: bool, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(processor, "PROCESSORS", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(said)
+    assert mkl_is_at_home() is home
+    (tmp_path / "cpuinfo").write_text("changed")
+    assert mkl_is_at_home() is home
+
+
+def test_where_there_is_no_such_file_the_platform_says(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(processor, "PROCESSORS", tmp_path / "none")
+    monkeypatch.setattr(processor.platform, "processor", lambda: f"Intel64 Family 6, {MKL_MAKER}")
+    assert mkl_is_at_home()
