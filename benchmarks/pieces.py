@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,10 +71,17 @@ def commits(record: dict[str, Any]) -> str:
 def report(
     name: str, record: dict[str, Any], folder: str | None, page: Callable[[dict[str, Any]], str]
 ) -> None:
-    """Write the dated report and the figures beside it, if a folder was named."""
+    """Write the dated report of this processor and the figures beside it, if a folder was named."""
     if folder is None:
         return
     Path(folder).mkdir(parents=True, exist_ok=True)
-    path = Path(folder) / f"{name}-{record['date'][:10]}"
+    path = Path(folder) / f"{name}-{record['date'][:10]}-{maker(record['machine']['processor'])}"
     path.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     path.with_suffix(".md").write_text(page(record))
+
+
+def maker(processor: str) -> str:
+    """The processor's first two names as a file's: "Intel(R) Xeon(R) CPU @ 2.50GHz" is intel-xeon. Ratios differ by
+    maker: torch's products are a library of one of them."""
+    words = re.findall(r"[a-z0-9]+", re.sub(r"\(r\)|\(tm\)", " ", processor.lower()))
+    return "-".join(words[:2]) or "unknown"

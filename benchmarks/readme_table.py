@@ -1,4 +1,4 @@
-"""README's performance tables, from the newest reports of step.py and engine.py; never typed.
+"""README's performance tables, from each processor's newest reports of step.py and engine.py; never typed.
 
 python benchmarks/readme_table.py [--reports benchmarks/reports] [--write README.md]
 """
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pieces import commits
+from pieces import commits, maker
 from step_page import summary_table
 
 HERE = Path(__file__).resolve().parent
@@ -25,12 +25,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--write", type=Path, help="a file whose marked part the tables replace")
     asked = parser.parse_args(arguments)
     folder = asked.reports
-    step, engine = (_newest(folder, name) for name in ("step", "engine"))
-    if step is None and engine is None:
+    parts = [
+        (record, table)
+        for name, table in (("step", step_table), ("engine", engine_table))
+        for record in _newest_of_each(folder, name)
+    ]
+    if not parts:
         print(f"no step-DATE.json or engine-DATE.json in {folder}", file=sys.stderr)
         return 1
-    parts = [(step, step_table), (engine, engine_table)]
-    text = "\n\n".join("\n".join(table(record)) for record, table in parts if record is not None)
+    text = "\n\n".join("\n".join(table(record)) for record, table in parts)
     if asked.write is None:
         print(text)
         return 0
@@ -69,9 +72,13 @@ def _head(record: dict[str, Any]) -> list[str]:
     ]
 
 
-def _newest(folder: Path, name: str) -> dict[str, Any] | None:
-    found = sorted(folder.glob(f"{name}-[0-9]*.json"))
-    return json.loads(found[-1].read_text()) if found else None
+def _newest_of_each(folder: Path, name: str) -> list[dict[str, Any]]:
+    """A report per processor."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob(f"{name}-[0-9]*.json")):
+        record = json.loads(path.read_text())
+        found[maker(record["machine"]["processor"])] = record
+    return list(found.values())
 
 
 if __name__ == "__main__":

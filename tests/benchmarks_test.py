@@ -35,12 +35,15 @@ def test_a_row_reports_medians_ratios_targets_and_equal_losses(tmp_path):
     assert pair["target"] == 1.0 and pair["reached"] == (pair["ratio"] >= 1.0)
 
 
-def test_the_page_shows_failures_and_targets():
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        from page import page
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
+@pytest.fixture()
+def scripts(monkeypatch):
+    """The benchmarks' own modules can be imported."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+
+def test_the_page_shows_failures_and_targets(scripts):
+    from page import page
+
     row = {
         "name": "1F1B",
         "status": "measured",
@@ -79,6 +82,37 @@ def test_the_page_shows_failures_and_targets():
     text = page(record)
     assert "| 1F1B | trivium | slow | 1.50 | 1.40 | 1.30 | 1.25 | yes |" in text
     assert "failed: it broke" in text
+
+
+def test_the_readme_shows_the_newest_report_of_each_processor(scripts, tmp_path):
+    import readme_table
+    from pieces import report
+
+    for date, processor, ratio in (
+        ("2026-01-01", "AMD EPYC", 1.25),
+        ("2026-01-02", "AMD EPYC", 1.5),
+        ("2026-01-01", "Intel(R) Xeon(R) Processor @ 2.50GHz", 0.75),
+    ):
+        said = {"peer": "DDP", "status": "measured", "ratio": ratio, "target": 1.0, "reached": ratio >= 1}
+        record = {
+            "date": date,
+            "commit": "abc",
+            "torch": "2.13",
+            "machine": {"processor": processor, "cores": 2, "system": "s"},
+            "rows": [{"name": "replicas", "comparisons": [said], "commit": "abc", "changed": False}],
+        }
+        report("engine", record, str(tmp_path / "reports"), lambda record: "page")
+    names = sorted(path.name for path in (tmp_path / "reports").glob("*.json"))
+    assert names[0] == "engine-2026-01-01-amd-epyc.json" and names[1] == "engine-2026-01-01-intel-xeon.json"
+    page = tmp_path / "README.md"
+    page.write_text(f"before {readme_table.BEGIN}old{readme_table.END} after")
+    assert readme_table.main(["--reports", str(tmp_path / "reports"), "--write", str(page)]) == 0
+    text = page.read_text()
+    assert text.startswith("before ") and text.endswith(" after") and "old" not in text
+    assert text.count("| replicas | DDP |") == 2 and "1.25" not in text
+    assert "AMD EPYC, 2 cores" in text and "| 1.50 | 1.00 | yes |" in text
+    assert "Intel(R) Xeon(R)" in text and "| 0.75 | 1.00 | no |" in text
+    assert readme_table.main(["--reports", str(tmp_path)]) == 1
 
 
 def test_the_accelerators_benchmark_says_what_it_needs(tmp_path):

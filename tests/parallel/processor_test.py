@@ -13,6 +13,14 @@ def _asked_anew():
     mkl_is_at_home.cache_clear()
 
 
+@pytest.fixture(autouse=True)
+def mkl(monkeypatch) -> list[bool]:
+    """Whether torch has it."""
+    has = [True]
+    monkeypatch.setattr(processor.torch.backends.mkl, "is_available", lambda: has[0])
+    return has
+
+
 @pytest.mark.parametrize(
     ("said", "home"),
     [
@@ -28,6 +36,13 @@ def test_it_is_at_home_on_its_makers_processors(said: str, home: bool, tmp_path,
     assert mkl_is_at_home() is home
     (tmp_path / "cpuinfo").write_text("changed")
     assert mkl_is_at_home() is home
+
+
+def test_without_mkl_it_is_nowhere_at_home(mkl, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(processor, "PROCESSORS", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(MKL_MAKER)
+    mkl[0] = False
+    assert not mkl_is_at_home()
 
 
 def test_where_there_is_no_such_file_the_platform_says(tmp_path, monkeypatch) -> None:

@@ -4,17 +4,19 @@ import platform
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+
 MKL_MAKER = "GenuineIntel"
 PROCESSORS = Path("/proc/cpuinfo")
 
 
 @lru_cache(maxsize=1)
 def mkl_is_at_home() -> bool:
-    """Whether the processor is of MKL's own maker; on others MKL takes slower ways.
+    """Whether torch has MKL and the processor is of its maker; on others' MKL takes slower ways.
 
     By name, not by measuring: two runs on one machine decide alike, and so do ranks on machines of one kind.
     """
-    return MKL_MAKER in _description()
+    return torch.backends.mkl.is_available() and MKL_MAKER in _description()
 
 
 def _description() -> str:
