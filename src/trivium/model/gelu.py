@@ -24,26 +24,30 @@ NARROW = (torch.bfloat16, torch.float16)
 
 def gelu(x: Tensor) -> Tensor:
     """x -> x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
-    if not _is_ours(x):
+    return F.gelu(x, approximate="tanh") if mkl_is_at_home() else _gelu(x)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    if not _is_taken_apart(x):
         return F.gelu(x, approximate="tanh")
     found: Tensor = _Gelu.apply(x, torch.is_grad_enabled() and x.requires_grad)
     return found
 
 
-def _is_ours(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.numel() >= LEAST and not mkl_is_at_home()
+def _is_taken_apart(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.numel() >= LEAST
 
 
 class Gelu:
     """As `parallel.activated` takes an activation function."""
 
     def value(self, x: Tensor) -> Tensor:
-        """GELU of x."""
-        return gelu(x)
+        """GELU of x, to the bit as it is found again."""
+        return _gelu(x)
 
     def value_again(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """GELU of x, and its pullback; a processor's writes the slope in place of a large x."""
-        if not _is_ours(x):
+        if not _is_taken_apart(x):
             return F.gelu(x, approximate="tanh"), lambda grad: torch.ops.aten.gelu_backward(
                 grad, x, approximate="tanh"
             )
