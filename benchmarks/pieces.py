@@ -75,12 +75,12 @@ def report(
     if folder is None:
         return
     Path(folder).mkdir(parents=True, exist_ok=True)
-    path = Path(folder) / f"{name}-{record['date'][:10]}-{maker(record['machine']['processor'])}"
+    path = Path(folder) / f"{name}-{record['date'][:10]}-{processor_slug(record['machine']['processor'])}"
     path.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     path.with_suffix(".md").write_text(page(record))
 
 
-def maker(processor: str) -> str:
+def processor_slug(processor: str) -> str:
     """The processor's first two names as a file's: "Intel(R) Xeon(R) CPU @ 2.50GHz" is intel-xeon. Ratios differ by
     maker: torch's products are a library of one of them."""
     words = re.findall(r"[a-z0-9]+", re.sub(r"\(r\)|\(tm\)", " ", processor.lower()))

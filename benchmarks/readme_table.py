@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pieces import commits, maker
+from pieces import commits, processor_slug
 from step_page import summary_table
 
 HERE = Path(__file__).resolve().parent
@@ -77,7 +77,7 @@ def _newest_of_each(folder: Path, name: str) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob(f"{name}-[0-9]*.json")):
         record = json.loads(path.read_text())
-        found[maker(record["machine"]["processor"])] = record
+        found[processor_slug(record["machine"]["processor"])] = record
     return list(found.values())
 
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from trivium.model import gelu as module
-from trivium.model.gelu import LEAST, PIECE, gelu
+from trivium.model.gelu import LEAST, PIECE, Gelu, gelu
 
 # In units of a number's own rounding, for arguments whose derivative is a difference of large numbers too.
 ROUNDING = {torch.float64: 1e-13, torch.float32: 3e-5, torch.bfloat16: 2**-7}
@@ -20,6 +20,14 @@ def at_home(request, monkeypatch) -> bool:
 def test_pytorchs_own_is_taken_where_mkl_is_at_home(at_home) -> None:
     y = gelu(torch.randn(LEAST).requires_grad_())
     assert ("GeluBackward0" in type(y.grad_fn).__name__) == at_home
+
+
+def test_what_is_found_again_is_to_the_bit_what_was_found() -> None:
+    for elements in (LEAST - 1, LEAST):
+        x = 4 * torch.randn(elements)
+        value = Gelu().value(x)
+        again, _ = Gelu().value_again(x.clone())
+        assert torch.equal(value, again)
 
 
 @pytest.mark.parametrize("elements", (LEAST - 1, LEAST, PIECE + 3))

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from trivium.parallel import wide_attention
 from trivium.parallel.context import Context, Sight
 from trivium.parallel.mesh import Mesh
-from trivium.parallel.wide_attention import LEAST_POSITIONS, MOST_POSITIONS, QUERIES, attend, suits
+from trivium.parallel.wide_attention import FAR_APART, LEAST_POSITIONS, MOST_POSITIONS, QUERIES, attend, suits
 
 SHAPES = (
     (2, 3, QUERIES, 32),  # one block
@@ -41,6 +41,20 @@ def whole(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
     return request.param
 
 
+def test_queries_are_one_block_where_mkl_is_at_home(whole: bool) -> None:
+    qkv, _ = made(1, 2, 2 * QUERIES, 16, torch.float32)
+    way = attend(qkv.requires_grad_()).grad_fn
+    assert type(way).__name__ == ("_WholeBackward" if whole else "_InBlocksBackward")
+
+
+def test_one_block_is_of_a_copy_where_positions_lie_far_apart(whole: bool) -> None:
+    for D, far in ((16, False), (32, True)):
+        qkv, _ = made(1, 11, 2 * QUERIES, D, torch.float32)
+        assert (4 * qkv.stride(3) >= FAR_APART) == far
+        saved = attend(qkv.requires_grad_()).grad_fn.saved_tensors[0]
+        assert saved.is_contiguous() == (whole and far)
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_values_and_gradients_are_those_of_the_formula(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -67,8 +81,8 @@ def test_nothing_comes_from_later_positions_and_no_gradient_goes_there() -> None
 
 
 def test_what_goes_on_and_what_goes_back_lie_in_memory_as_the_products_want_them() -> None:
-    for B in (1, 3):
-        qkv, grad = made(B, 4, 2 * QUERIES, 16, torch.float32)
+    for B, N in ((1, 4), (3, 4), (1, 22), (3, 22)):  # 22 heads: positions lie far apart
+        qkv, grad = made(B, N, 2 * QUERIES, 16, torch.float32)
         x = qkv.requires_grad_()
         y = attend(x)
         assert y.permute(2, 0, 1, 3).is_contiguous()

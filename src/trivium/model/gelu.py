@@ -24,10 +24,10 @@ NARROW = (torch.bfloat16, torch.float16)
 
 def gelu(x: Tensor) -> Tensor:
     """x -> x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
-    return F.gelu(x, approximate="tanh") if mkl_is_at_home() else _gelu(x)
+    return F.gelu(x, approximate="tanh") if mkl_is_at_home() else _by_a_sigmoid(x)
 
 
-def _gelu(x: Tensor) -> Tensor:
+def _by_a_sigmoid(x: Tensor) -> Tensor:
     if not _is_taken_apart(x):
         return F.gelu(x, approximate="tanh")
     found: Tensor = _Gelu.apply(x, torch.is_grad_enabled() and x.requires_grad)
@@ -43,7 +43,7 @@ class Gelu:
 
     def value(self, x: Tensor) -> Tensor:
         """GELU of x, to the bit as it is found again."""
-        return _gelu(x)
+        return _by_a_sigmoid(x)
 
     def value_again(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """GELU of x, and its pullback; a processor's writes the slope in place of a large x."""
