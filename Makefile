@@ -20,6 +20,7 @@ PYTHON_FOLDERS := src tests $(wildcard benchmarks)
 FAST := $(wildcard tests/*_test.py) $(wildcard tests/plan tests/cost tests/planner tests/report tests/cli)
 # A third of their time, in models that are built or trained: `make test` has them.
 NOT_FAST := $(wildcard tests/cost/activations_test.py tests/cli/asking_test.py tests/cli/evaluate_test.py)
+GPU_TESTS = $(shell grep -rl 'mark\.gpu' tests --include=*_test.py)
 
 .PHONY: setup demo test test-all test-gpu check format clean
 
@@ -54,8 +55,13 @@ test: setup
 test-all: setup
 	$(PYTEST) -m "not gpu" --timeout 1800
 
-test-gpu: setup
-	$(PYTEST) -m gpu
+# A machine with an accelerator has the torch that suits it, and may have no network: where its Python has what these
+# tests need, nothing is installed.
+test-gpu:
+	@python="$(or $(TRIVIUM_PYTHON),python3)"; \
+	if "$$python" -c 'import pydantic, pytest, torch; assert torch.cuda.is_available()' 2>/dev/null; \
+	then PYTHONPATH=src "$$python" -m pytest $(PYTEST_OPTIONS) -m gpu $(GPU_TESTS); \
+	else $(MAKE) setup && $(PYTEST) -m gpu $(GPU_TESTS); fi
 
 check: setup
 	$(BIN)/ruff format --check $(PYTHON_FOLDERS)

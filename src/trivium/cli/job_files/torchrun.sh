@@ -6,14 +6,16 @@
 
 OUT={{out}}
 EVENTS=$OUT/training/events.jsonl
-{{addresses}}child=
+{{addresses}}# Seconds to save in, once asked to end. torch 2.11's torchrun does not read it, and gives 30.
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={{grace}}
+child=
 trap '[ -n "$child" ] && kill -TERM "$child"' TERM USR1  # torchrun passes it on to its ranks, and waits for them
 
 for attempt in $(seq 0 {{restarts}}); do
   # Not restarted by torchrun (--max-restarts 0): its agents would meet again with one that died a moment ago.
   {{torchrun}} --nnodes {{nodes}} --nproc-per-node {{per_node}} --max-restarts 0 \
     {{rendezvous}} \
-    --shutdown-timeout {{grace}} --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
+    --signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 \
     -m {{module}} &
   child=$!
   wait "$child"
