@@ -4,29 +4,37 @@
     python benchmarks/gpu.py --json out.json --cpu        every path with tiny shapes on a processor; no figures
 
 Rows are measured in turn, round by round; a row that fails is reported with its reason, and what the time does not
-suffice for is reported as left out.
+suffice for is reported as left out. Where there is no network nothing need be installed: torch, numpy, pydantic,
+PyYAML, safetensors and tokenizers suffice, and transformers for its rows.
 """
 
 import argparse
 import gc
+import importlib.util
 import json
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+
+if (
+    importlib.util.find_spec("trivium") is None
+):  # not installed, where there is no network: then from beside this
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+
 from circumstances import circumstances
 from gpu_page import gpu_page
 from gpu_sides import (
     Shape,
     StageShape,
     Step,
+    one_of_tensor_ranks,
     plain_stage_step,
     plain_step,
     stage_step,
@@ -137,31 +145,30 @@ def ceilings(bench: Bench) -> dict[str, Any]:
     return {"products": products, "flops_per_second": max(products.values()), "copy_bytes_per_second": copied}
 
 
-def by_turns(bench: Bench, builders: Mapping[str, Callable[[ExitStack], Step]]) -> dict[str, dict[str, Any]]:
+def by_turns(bench: Bench, builders: Mapping[str, Callable[[], Step]]) -> dict[str, dict[str, Any]]:
     """Each step's median seconds and peak bytes; steps that fail are named with their reason."""
     result: dict[str, dict[str, Any]] = {}
-    with ExitStack() as stack:
-        steps: dict[str, Step] = {}
-        for name, build in builders.items():
-            try:
-                step = build(stack)
-                for _ in range(WARM_UP):
-                    step()
-                steps[name] = step
-            except (RuntimeError, ImportError, TriviumError, AssertionError) as error:
-                result[name] = failure(error)
-                bench.clear()
-        times: dict[str, list[float]] = {name: [] for name in steps}
-        for number in range(ROUNDS):
-            for name in steps if number % 2 == 0 else reversed(steps):
-                times[name].append(bench.seconds(steps[name]))
-        for name, seconds in times.items():
-            result[name] = {
-                "status": "measured",
-                "seconds": statistics.median(seconds),
-                "fastest": min(seconds),
-            }
-        steps.clear()
+    steps: dict[str, Step] = {}
+    for name, build in builders.items():
+        try:
+            step = build()
+            for _ in range(WARM_UP):
+                step()
+            steps[name] = step
+        except (RuntimeError, ImportError, TriviumError, AssertionError) as error:
+            result[name] = failure(error)
+            bench.clear()
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(ROUNDS):
+        for name in steps if number % 2 == 0 else reversed(steps):
+            times[name].append(bench.seconds(steps[name]))
+    for name, seconds in times.items():
+        result[name] = {
+            "status": "measured",
+            "seconds": statistics.median(seconds),
+            "fastest": min(seconds),
+        }
+    steps.clear()
     return result
 
 
@@ -169,13 +176,13 @@ def training(bench: Bench, shape: Shape) -> dict[str, Any]:
     """One size against its peers, two at a time, so that both fit."""
     d = bench.device
     ours = {
-        "trivium": lambda _: trivium_step(shape, d),
-        "trivium, blocks compiled": lambda _: trivium_step(shape, d, compiled=True),
+        "trivium": lambda: trivium_step(shape, d),
+        "trivium, blocks compiled": lambda: trivium_step(shape, d, compiled=True),
     }
     peers = {
-        "plain loop, compiled": lambda _: plain_step(shape, d, compiled=True),
-        "transformers": lambda _: transformers_step(shape, d, compiled=False),
-        "transformers, compiled": lambda _: transformers_step(shape, d, compiled=True),
+        "plain loop, compiled": lambda: plain_step(shape, d, compiled=True),
+        "transformers": lambda: transformers_step(shape, d, compiled=False),
+        "transformers, compiled": lambda: transformers_step(shape, d, compiled=True),
     }
     sides: dict[str, dict[str, Any]] = {}
     for group in (ours, peers):
@@ -187,7 +194,7 @@ def training(bench: Bench, shape: Shape) -> dict[str, Any]:
     for name, side in sides.items():
         if side["status"] == "measured":
             bench.clear()
-            side["peak_bytes"] = _alone(bench, lambda name=name: alone[name](None), rounds=0)[1]
+            side["peak_bytes"] = _alone(bench, lambda name=name: alone[name](), rounds=0)[1]
             side |= _rates(bench, side["seconds"], tokens, flops)
     return {"sides": sides, **_against_peers(sides, peers)}
 
@@ -208,10 +215,15 @@ def stage(bench: Bench) -> dict[str, Any]:
     """A pipeline stage of MT-NLG as one of its tensor ranks computes it, without optimizer."""
     shape, d = TINY_STAGE if bench.smoke else STAGE, bench.device
     peers = {
-        "plain blocks": lambda _: plain_stage_step(shape, d, compiled=False),
-        "plain blocks, compiled": lambda _: plain_stage_step(shape, d, compiled=True),
+        "plain blocks": lambda: plain_stage_step(shape, d, compiled=False),
+        "plain blocks, compiled": lambda: plain_stage_step(shape, d, compiled=True),
     }
-    sides = by_turns(bench, {"trivium": lambda stack: stack.enter_context(stage_step(shape, d)), **peers})
+    with one_of_tensor_ranks(shape, d) as mesh:
+        ours = {
+            "trivium": lambda: stage_step(shape, mesh),
+            "trivium, blocks compiled": lambda: stage_step(shape, mesh, compiled=True),
+        }
+        sides = by_turns(bench, {**ours, **peers})
     for side in sides.values():
         if side["status"] == "measured":
             side |= _rates(bench, side["seconds"], shape.sequence, shape.flops)

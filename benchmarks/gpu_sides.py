@@ -58,22 +58,18 @@ class Shape:
         return Rows(ids[:, :-1], ids[:, 1:])
 
 
-def our_trainer(plan: Plan, device: torch.device, *, compiled: bool = False) -> Trainer:
+def our_trainer(plan: Plan, device: torch.device) -> Trainer:
     """With weights drawn on the device: what they are changes no time."""
     trainer = Trainer(plan, Mesh.single(device), seed=0, rule=AdamRule(), initial=False)
     for bucket in trainer.buckets:
         bucket.weights.normal_(0, 0.02)
     trainer.optimizer.restart_masters()
-    if compiled:
-        for stage in trainer.stages.values():
-            for block in stage.layers.values():
-                block.compile()
     return trainer
 
 
-def trivium_step(shape: Shape, device: torch.device, *, compiled: bool = False, **more: Any) -> Step:
+def trivium_step(shape: Shape, device: torch.device, **more: Any) -> Step:
     """A whole step: forward, backward, clip, AdamW with fp32 masters."""
-    trainer, rows = our_trainer(shape.plan(**more), device, compiled=compiled), shape.rows()
+    trainer, rows = our_trainer(shape.plan(**more), device), shape.rows()
 
     def step() -> None:
         read = Samples(0, shape.sequences, lambda n, k: Rows(*(x[n : n + k] for x in rows)))
@@ -138,7 +134,7 @@ class StageShape:
     sequence: int
     tensor: int
 
-    def plan(self) -> Plan:
+    def plan(self, **more: Any) -> Plan:
         """With a stage before and one after."""
         return Plan.model_validate(
             {
@@ -153,6 +149,7 @@ class StageShape:
                 "batch": {"sequences": 1, "micro": 1},
                 "precision": {"weights": "bf16"},
                 "sequence_parallel": True,
+                **more,
             }
         ).checked()
 
@@ -164,29 +161,34 @@ class StageShape:
 
 
 @contextmanager
-def stage_step(shape: StageShape, device: torch.device) -> Iterator[Step]:
-    """Forward and backward of our stage. Its collectives return at once; copies of as many bytes stand for them."""
-    plan = shape.plan()
-    with pretended(plan.layout, rank=plan.layout.tensor) as mesh:
-        here = replace(mesh, device=device)
-        with torch.device("meta"):
-            stage = Stage(plan, 1, here)
-        stage = stage.to_empty(device=device).to(torch.bfloat16)
-        _draw(stage)
-        S, H = shape.sequence, shape.hidden
-        x = torch.randn(S // shape.tensor, 1, H, device=device, dtype=torch.bfloat16, requires_grad=True)
-        inputs = Inputs(torch.zeros(S, 1, dtype=torch.int64, device=device))
-        largest = torch.empty(S * H, device=device, dtype=torch.bfloat16)
-        spare = torch.empty_like(largest)
+def one_of_tensor_ranks(shape: StageShape, device: torch.device) -> Iterator[Mesh]:
+    """A rank of the middle stage whose collectives return at once."""
+    layout = shape.plan().layout
+    with pretended(layout, rank=layout.tensor) as mesh:
+        yield replace(mesh, device=device)
 
-        def step() -> None:
-            before = Counter(here.tensor.traffic)
-            y = stage(x, inputs)
-            y.backward(y.detach())
-            handed = here.tensor.traffic - before
-            _copy(handed["reduce_scatter"] + shape.tensor * handed["all_gather"], largest, spare)
 
-        yield step
+def stage_step(shape: StageShape, mesh: Mesh, **more: Any) -> Step:
+    """Forward and backward of our stage; copies of as many bytes stand for its collectives. `more` as in Plan."""
+    with torch.device("meta"):
+        stage = Stage(shape.plan(**more), 1, mesh)
+    stage = stage.to_empty(device=mesh.device).to(torch.bfloat16)
+    _draw(stage)
+    S, H = shape.sequence, shape.hidden
+    here = {"device": mesh.device, "dtype": torch.bfloat16}
+    x = torch.randn(S // shape.tensor, 1, H, requires_grad=True, **here)
+    inputs = Inputs(torch.zeros(S, 1, dtype=torch.int64, device=mesh.device))
+    largest = torch.empty(S * H, **here)
+    spare = torch.empty_like(largest)
+
+    def step() -> None:
+        before = Counter(mesh.tensor.traffic)
+        y = stage(x, inputs)
+        y.backward(y.detach())
+        handed = mesh.tensor.traffic - before
+        _copy(handed["reduce_scatter"] + shape.tensor * handed["all_gather"], largest, spare)
+
+    return step
 
 
 def plain_stage_step(shape: StageShape, device: torch.device, *, compiled: bool) -> Step:

@@ -7,13 +7,6 @@ from trivium.parallel.processor import MKL_MAKER, mkl_is_at_home
 
 
 @pytest.fixture(autouse=True)
-def _asked_anew():
-    mkl_is_at_home.cache_clear()
-    yield
-    mkl_is_at_home.cache_clear()
-
-
-@pytest.fixture(autouse=True)
 def mkl(monkeypatch) -> list[bool]:
     """Whether torch has it."""
     has = [True]
@@ -33,19 +26,23 @@ def mkl(monkeypatch) -> list[bool]:
 def test_it_is_at_home_on_its_makers_processors(said: str, home: bool, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(processor, "PROCESSORS", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(said)
-    assert mkl_is_at_home() is home
-    (tmp_path / "cpuinfo").write_text("changed")
-    assert mkl_is_at_home() is home
+    assert processor._find() is home
+
+
+def test_it_is_found_once(monkeypatch) -> None:
+    found = mkl_is_at_home()
+    monkeypatch.setattr(processor, "_find", lambda: not found)
+    assert mkl_is_at_home() is found
 
 
 def test_without_mkl_it_is_nowhere_at_home(mkl, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(processor, "PROCESSORS", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(MKL_MAKER)
     mkl[0] = False
-    assert not mkl_is_at_home()
+    assert not processor._find()
 
 
 def test_where_there_is_no_such_file_the_platform_says(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(processor, "PROCESSORS", tmp_path / "none")
     monkeypatch.setattr(processor.platform, "processor", lambda: f"Intel64 Family 6, {MKL_MAKER}")
-    assert mkl_is_at_home()
+    assert processor._find()

@@ -25,6 +25,7 @@ class Attention(nn.Module):
         super().__init__()
         self.context = context
         self.model, self.layer, self.region, self.recompute_core = model, layer, region, recompute_core
+        self.site = f"layers.{layer}.attention"
         self.N, self.G = model.heads // region.group.size, model.kv // region.group.size
         bias, D = model.family == "gpt", model.head_width
         self.norm = Norm(model)
@@ -38,7 +39,7 @@ class Attention(nn.Module):
         again = self.recompute_core and self.training
         core = recomputed(self._core, qkv, inputs) if again else self._core(qkv, inputs)
         y = self.out(core.reshape(S, B, -1))
-        return inputs.drop(y, self.model.dropout, f"layers.{self.layer}.attention", self.region)
+        return inputs.drop(y, self.model.dropout, self.site, self.region)
 
     def _core(self, qkv: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S, B, columns here] -> [S, B, N, D]."""

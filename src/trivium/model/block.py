@@ -23,12 +23,19 @@ class Block(nn.Module):
         self.mode = recompute.mode_of(layer)
         self.attention = Attention(model, layer, region, context, recompute_core=self.mode == "attention")
         self.mlp = Mlp(model, layer, region, function_again=recompute.activation_function)
+        self._of_training = self._forward
+
+    def compile_training(self) -> None:
+        """Let torch.compile fuse what a training step computes; hooks and recomputing stay outside of it."""
+        self._of_training = torch.compile(self._forward, dynamic=False)
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, H] -> [S here, B, H]."""
-        if self.mode == "layer" and self.training:
-            return recomputed(self._forward, x, inputs)
-        return self._forward(x, inputs)
+        if not self.training:
+            return self._forward(x, inputs)
+        if self.mode == "layer":
+            return recomputed(self._of_training, x, inputs)
+        return self._of_training(x, inputs)
 
     def _forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         x = x + self.attention(x, inputs)

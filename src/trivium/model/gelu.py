@@ -24,12 +24,11 @@ NARROW = (torch.bfloat16, torch.float16)
 
 def gelu(x: Tensor) -> Tensor:
     """x -> x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
-    return F.gelu(x, approximate="tanh") if mkl_is_at_home() else _by_a_sigmoid(x)
+    taken_apart = _is_taken_apart(x) and not mkl_is_at_home()
+    return _by_a_sigmoid(x) if taken_apart else F.gelu(x, approximate="tanh")
 
 
 def _by_a_sigmoid(x: Tensor) -> Tensor:
-    if not _is_taken_apart(x):
-        return F.gelu(x, approximate="tanh")
     found: Tensor = _Gelu.apply(x, torch.is_grad_enabled() and x.requires_grad)
     return found
 
@@ -43,7 +42,7 @@ class Gelu:
 
     def value(self, x: Tensor) -> Tensor:
         """GELU of x, to the bit as it is found again."""
-        return _by_a_sigmoid(x)
+        return _by_a_sigmoid(x) if _is_taken_apart(x) else F.gelu(x, approximate="tanh")
 
     def value_again(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """GELU of x, and its pullback; a processor's writes the slope in place of a large x."""

@@ -1,7 +1,6 @@
 """What a micro-batch brings to every stage."""
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import torch
 
@@ -18,6 +17,9 @@ class Inputs:
     weights [S, B]: how much each token's loss counts, None for 1. positions [S, B]: each token's number within
     its document, None for within the sequence. sight: which positions see which, and which are here. dropout:
     None in evaluation. memory: of what was read before, when only what follows is read.
+
+    order [S]: the number within the sequence of each position here. seen: which positions see which; by default
+    each sees itself and all before it.
     """
 
     tokens: torch.Tensor
@@ -28,21 +30,18 @@ class Inputs:
     here: torch.Tensor | None = None  # [S], numbers within the sequence; None for all, in order
     dropout: DropoutKey | None = None
     memory: Memory | None = None
+    order: torch.Tensor = field(init=False)
+    seen: Sight = field(init=False)
+
+    def __post_init__(self) -> None:
+        order = torch.arange(self.shape[0], device=self.tokens.device) if self.here is None else self.here
+        object.__setattr__(self, "order", order)
+        object.__setattr__(self, "seen", Sight((order,), None) if self.sight is None else self.sight)
 
     @property
     def shape(self) -> tuple[int, int]:
         """(S, B)."""
         return self.tokens.shape[0], self.tokens.shape[1]
-
-    @cached_property
-    def order(self) -> torch.Tensor:
-        """[S]: the number within the sequence of each position here."""
-        return torch.arange(self.shape[0], device=self.tokens.device) if self.here is None else self.here
-
-    @cached_property
-    def seen(self) -> Sight:
-        """Which positions see which; by default each sees itself and all before it."""
-        return Sight((self.order,), None) if self.sight is None else self.sight
 
     def drop(self, x: torch.Tensor, rate: float, site: str, region: Region) -> torch.Tensor:
         """Dropout at a named site outside a region, [S here, B, H]; nothing in evaluation."""

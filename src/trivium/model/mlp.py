@@ -38,7 +38,8 @@ class Mlp(nn.Module):
         self, model: ModelShape, layer: int, region: Region, *, function_again: bool = False
     ) -> None:
         super().__init__()
-        self.model, self.layer, self.region, self.function_again = model, layer, region, function_again
+        self.model, self.region, self.function_again = model, region, function_again
+        self.site = f"layers.{layer}.mlp"
         columns = model.ffn_width // region.group.size
         self.norm = Norm(model)
         gpt = model.family == "gpt"
@@ -57,4 +58,4 @@ class Mlp(nn.Module):
             y = self.down.of_activated(x, Gelu() if gpt else SwiGlu())
         else:
             y = self.down(gelu(x) if gpt else swiglu(x))
-        return inputs.drop(y, self.model.dropout, f"layers.{self.layer}.mlp", self.region)
+        return inputs.drop(y, self.model.dropout, self.site, self.region)

@@ -9,12 +9,14 @@ from trivium.model.head import Head
 from trivium.model.initialise import initial_values
 from trivium.model.inputs import Inputs
 from trivium.model.likelihood import Likelihoods, likelihoods
+from trivium.parallel.compiled import opaque_context, opaque_region
 from trivium.parallel.context import Context
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.product import product
 from trivium.parallel.tensor import Region
 from trivium.plan.parameters import TOKENS, Box, Owner, Parameter, shard_box, stage_parameters
 from trivium.plan.plan import Plan
+from trivium.plan.schedule import is_split
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -27,8 +29,8 @@ class Stage(nn.Module):
 
     def __init__(self, plan: Plan, number: int, mesh: Mesh) -> None:
         super().__init__()
-        model, region = plan.model, Region(mesh.tensor, plan.sequence_parallel, row_chunks=plan.row_chunks)
-        context = Context(mesh.context, plan.context_attention)
+        model = plan.model
+        region, context = _around(plan, mesh)
         self.number, self.model, self.weight_gradients = number, model, region.weight_gradients
         self.is_first, self.is_last = number == 0, number == plan.layout.stages - 1
         layers = plan.layers_of(number)
@@ -41,6 +43,9 @@ class Stage(nn.Module):
             {str(n): Block(model, n, region, context, plan.recompute) for n in layers}
         )
         self.head = Head(model, region) if self.is_last else None
+        if plan.compiled:
+            for block in self.layers.values():
+                block.compile_training()
 
     def forward(self, x: torch.Tensor | None, inputs: Inputs) -> torch.Tensor:
         """Hidden states [S here, B, H]; from the last stage the loss, or logits when there are no targets.
@@ -94,6 +99,15 @@ class Stage(nn.Module):
         group, vocabulary = self.head.region.group, self.model.vocabulary
         x, table = self.head.norm(x), self._output_table()
         return likelihoods(x, table, rows=rows, targets=targets, group=group, vocabulary=vocabulary)
+
+
+def _around(plan: Plan, mesh: Mesh) -> tuple[Region, Context]:
+    """How the blocks' parts are joined: what communicates, or waits, is not for torch.compile."""
+    communicates = mesh.tensor.size > 1 or is_split(plan.schedule_table())
+    regions = opaque_region() if plan.compiled and communicates else Region
+    contexts = opaque_context() if plan.compiled and mesh.context.size > 1 else Context
+    region = regions(mesh.tensor, plan.sequence_parallel, row_chunks=plan.row_chunks)
+    return region, contexts(mesh.context, plan.context_attention)
 
 
 def build_stages(plan: Plan, mesh: Mesh, *, seed: int | None) -> dict[int, Stage]:

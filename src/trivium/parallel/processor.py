@@ -1,7 +1,6 @@
 """What kind of processor this is, where that decides which of torch's libraries is the faster."""
 
 import platform
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -10,12 +9,15 @@ MKL_MAKER = "GenuineIntel"
 PROCESSORS = Path("/proc/cpuinfo")
 
 
-@lru_cache(maxsize=1)
 def mkl_is_at_home() -> bool:
     """Whether torch has MKL and the processor is of its maker; on others' MKL takes slower ways.
 
     By name, not by measuring: two runs on one machine decide alike, and so do ranks on machines of one kind.
     """
+    return _AT_HOME  # found at the import: a compiled block may ask, and cannot read files
+
+
+def _find() -> bool:
     return torch.backends.mkl.is_available() and MKL_MAKER in _description()
 
 
@@ -25,3 +27,6 @@ def _description() -> str:
             return file.read(4096)  # the first processor's part
     except OSError:  # not Linux; Windows names the maker here
         return platform.processor()
+
+
+_AT_HOME = _find()

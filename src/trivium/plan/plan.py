@@ -44,6 +44,7 @@ class Plan(Config):
     sequence_parallel: bool = False  # activations between tensor regions split along the sequence
     context_attention: Literal["ring", "ulysses"] = "ring"  # how ranks that share a sequence attend
     row_chunks: int = Field(default=1, ge=1)  # of row-split products, each reduced beside the next one's work
+    compiled: bool = False  # the blocks of a training step, by torch.compile
 
     def check(self, world_size: int | None = None) -> list[str]:
         """Every problem of the plan, each with path, value, law and remedy; empty when it is legal."""
@@ -55,6 +56,7 @@ class Plan(Config):
             *self.batch.problems(self.layout),
             *self.partition.problems(self.model, self.layout),
             *self._schedule_problems(),
+            *self._compiler_problems(),
         ]
 
     def checked(self, world_size: int | None = None) -> "Plan":
@@ -177,6 +179,14 @@ class Plan(Config):
                 f"{' or '.join(map(str, degrees_dividing(heads, context)))}"
             )
         return found
+
+    def _compiler_problems(self) -> list[str]:
+        if not self.compiled or self.model.dropout == 0:
+            return []
+        return [
+            f"plan.compiled is true and plan.model.dropout {self.model.dropout}: masks are drawn by names, which "
+            f"torch.compile cannot trace; set one of them to its default"
+        ]
 
     def _given_problems(self) -> list[str]:
         if (self.schedule == "given") != (self.rows is not None):

@@ -1,0 +1,97 @@
+"""Compiled blocks compute what one process computes by the formulas, and are compiled once for all layers.
+
+Traced and differentiated as always, but run by PyTorch's own operators: this needs no C++ compiler.
+"""
+
+import shutil
+from functools import partial
+
+import pytest
+import torch
+
+from plans import small
+from trivium.certify.certificate import certificate, examine
+from trivium.certify.reference import compute_reference
+from trivium.certify.sweep import certify, describe
+from trivium.model import stage
+from trivium.parallel.mesh import Mesh
+from trivium.parallel.product import LEAST, product
+from trivium.plan.plan import Plan
+
+LLAMA = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}
+MANY_LAYERS = 12  # more than torch.compile takes of one function's variants before it gives up
+ALONE = [
+    small(model={"layers": MANY_LAYERS}, compiled=True),
+    small(model={**LLAMA, "layers": MANY_LAYERS}, compiled=True, zero=3),
+    small(model={"layers": MANY_LAYERS, "documents": "apart"}, compiled=True, recompute={"mode": "layer"}),
+    small(
+        model={"layers": MANY_LAYERS},
+        compiled=True,
+        recompute={"mode": "attention", "activation_function": True},
+    ),
+]
+TOGETHER = [
+    small(tensor=2, sequence_parallel=True, model=LLAMA, compiled=True),
+    small(tensor=2, row_chunks=2, compiled=True, recompute={"activation_function": True}),
+    small(pipeline=2, chunks=2, schedule="zb-v", compiled=True),
+    small(context=2, zero=2, compiled=True),
+    small(context=2, context_attention="ulysses", zero=3, compiled=True, recompute={"mode": "layer"}),
+]
+
+
+@pytest.fixture(autouse=True)
+def run_by_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+
+
+@pytest.mark.parametrize("plan", ALONE)
+def test_one_process_compiles_one_whole_block_for_all_layers(plan: Plan) -> None:
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()
+    counters.clear()
+    findings = examine(plan, Mesh.single(), compute_reference(plan))
+    assert certificate(plan, findings.deviations).passed
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+
+
+def test_communication_stays_outside_of_what_is_compiled() -> None:
+    certificates = certify(TOGETHER, timeout_seconds=100)
+    assert all(c.passed for c in certificates), describe(certificates)
+
+
+def test_nothing_is_compiled_unless_asked_for_or_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[object] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or _fails)
+    mesh = Mesh.single()
+    stages = stage.build_stages(small(), mesh, seed=1)
+    assert not compiled and stages
+    of_plan = stage.build_stages(small(compiled=True), mesh, seed=1)
+    assert len(compiled) == 4
+    inputs = stage.Inputs(torch.zeros(8, 2, dtype=torch.int64), torch.zeros(8, 2, dtype=torch.int64))
+    of_plan[0].eval()(None, inputs)
+    with pytest.raises(AssertionError, match="of training"):
+        of_plan[0].train()(None, inputs)
+
+
+def _fails(*_: object) -> None:
+    raise AssertionError("of training")
+
+
+def test_masks_that_names_draw_cannot_be_compiled() -> None:
+    (problem,) = (
+        small().model_copy(update={"compiled": True, "model": small(model={"dropout": 0.1}).model}).check()
+    )
+    assert "plan.compiled" in problem and "plan.model.dropout" in problem and "0.1" in problem
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a processor")
+def test_a_large_product_is_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone it is oneDNN's, by an operator that the compiler knows for constant weights only."""
+    monkeypatch.undo()
+    x, weight = torch.randn(256, 128), torch.randn(128, 128, requires_grad=True)
+    assert x.numel() * len(weight) >= LEAST
+    found = torch.compile(product)(x, weight)
+    torch.testing.assert_close(found, x @ weight.T)
+    found.sum().backward()
+    torch.testing.assert_close(weight.grad, x.sum(0).expand(128, 128))
