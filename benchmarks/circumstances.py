@@ -31,9 +31,12 @@ def _plain(argument: str) -> str:
 
 
 def _processor() -> str:
+    """Its name, and what tells generations of one name apart: hypervisors shorten names."""
     with open("/proc/cpuinfo") as file:
-        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+        said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in file)}
+    if not {"model name", "cpu family", "model"} <= said.keys():
+        return said.get("model name", platform.processor())
+    return "{model name}, family {cpu family} model {model}".format(**said)
 
 
 def _git(*arguments: str) -> str:

@@ -81,7 +81,8 @@ def report(
 
 
 def processor_slug(processor: str) -> str:
-    """The processor's first two names as a file's: "Intel(R) Xeon(R) CPU @ 2.50GHz" is intel-xeon. Ratios differ by
-    maker: torch's products are a library of one of them."""
+    """The processor's first two names, family and model as a file's: "Intel(R) Xeon(R) CPU @ 2.50GHz, family 6 model
+    85" is intel-xeon-6-85. Ratios differ by maker and generation: torch's products are a library of one maker's."""
     words = re.findall(r"[a-z0-9]+", re.sub(r"\(r\)|\(tm\)", " ", processor.lower()))
-    return "-".join(words[:2]) or "unknown"
+    generation = re.search(r"family (\d+) model (\d+)", processor)
+    return "-".join((*words[:2], *(generation.groups() if generation else ()))) or "unknown"

@@ -92,7 +92,7 @@ def test_the_readme_shows_the_newest_report_of_each_processor(scripts, tmp_path)
     for date, processor, ratio in (
         ("2026-01-01", "AMD EPYC", 1.25),
         ("2026-01-02", "AMD EPYC", 1.5),
-        ("2026-01-01", "Intel(R) Xeon(R) Processor @ 2.50GHz", 0.75),
+        ("2026-01-01", "Intel(R) Xeon(R) Processor @ 2.50GHz, family 6 model 85", 0.75),
     ):
         said = {"peer": "DDP", "status": "measured", "ratio": ratio, "target": 1.0, "reached": ratio >= 1}
         record = {
@@ -104,7 +104,9 @@ def test_the_readme_shows_the_newest_report_of_each_processor(scripts, tmp_path)
         }
         report("engine", record, str(tmp_path / "reports"), lambda record: "page")
     names = sorted(path.name for path in (tmp_path / "reports").glob("*.json"))
-    assert names[0] == "engine-2026-01-01-amd-epyc.json" and names[1] == "engine-2026-01-01-intel-xeon.json"
+    assert (
+        names[0] == "engine-2026-01-01-amd-epyc.json" and names[1] == "engine-2026-01-01-intel-xeon-6-85.json"
+    )
     page = tmp_path / "README.md"
     page.write_text(f"before {readme_table.BEGIN}old{readme_table.END} after")
     assert readme_table.main(["--reports", str(tmp_path / "reports"), "--write", str(page)]) == 0
