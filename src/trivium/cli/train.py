@@ -34,7 +34,18 @@ from trivium.units import format_bytes, format_count
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 # What may change between two parts of one training: how the work is divided, and how often it is looked at.
-CHANGEABLE_PLAN = ("layout", "schedule", "partition", "zero", "recompute", "sequence_parallel")
+CHANGEABLE_PLAN = (
+    "layout",
+    "schedule",
+    "rows",
+    "partition",
+    "zero",
+    "recompute",
+    "sequence_parallel",
+    "context_attention",
+    "row_chunks",
+    "compiled",
+)
 CHANGEABLE_TRAINING = (
     "checkpoint_every",
     "keep_last",

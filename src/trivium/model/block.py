@@ -26,7 +26,7 @@ class Block(nn.Module):
         self._of_training = self._forward
 
     def compile_training(self) -> None:
-        """Let torch.compile fuse what a training step computes; hooks and recomputing stay outside of it."""
+        """Let torch.compile fuse what a training step computes; hooks, and recomputing of layers, stay outside."""
         self._of_training = torch.compile(self._forward, dynamic=False)
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:

@@ -64,6 +64,7 @@ class WholeModel:
                 "sequence_parallel": False,
                 "row_chunks": 1,
                 "recompute": Recompute(),
+                "compiled": False,
             }
         )
         found: WholeModel = cls.__new__(cls)
