@@ -103,8 +103,8 @@ class Stage(nn.Module):
 
 def _around(plan: Plan, mesh: Mesh) -> tuple[Region, Context]:
     """How the blocks' parts are joined: what communicates, or waits, is not for torch.compile."""
-    communicates = mesh.tensor.size > 1 or is_split(plan.schedule_table())
-    regions = opaque_region() if plan.compiled and communicates else Region
+    opaque = plan.compiled and (mesh.tensor.size > 1 or is_split(plan.schedule_table()))
+    regions = opaque_region() if opaque else Region
     contexts = opaque_context() if plan.compiled and mesh.context.size > 1 else Context
     region = regions(mesh.tensor, plan.sequence_parallel, row_chunks=plan.row_chunks)
     return region, contexts(mesh.context, plan.context_attention)
