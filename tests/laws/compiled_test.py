@@ -14,8 +14,13 @@ from trivium.certify.certificate import certificate, examine
 from trivium.certify.reference import compute_reference
 from trivium.certify.sweep import certify, describe
 from trivium.model import stage
+from trivium.parallel import compiled
+from trivium.parallel.compiled import opaque_context, opaque_region
+from trivium.parallel.context import Context
 from trivium.parallel.mesh import Mesh
+from trivium.parallel.pretend import pretended
 from trivium.parallel.product import LEAST, product
+from trivium.parallel.tensor import Region
 from trivium.plan.plan import Plan
 
 LLAMA = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}
@@ -60,14 +65,42 @@ def test_communication_stays_outside_of_what_is_compiled() -> None:
     assert all(c.passed for c in certificates), describe(certificates)
 
 
+@pytest.mark.parametrize(
+    ("plan", "region", "context"),
+    [
+        (small(compiled=True), Region, Context),
+        (small(tensor=2, compiled=True), opaque_region(), Context),
+        (small(pipeline=2, schedule="zb-h1", compiled=True), opaque_region(), Context),
+        (small(context=2, compiled=True), Region, opaque_context()),
+        (small(tensor=2, context=2), Region, Context),
+    ],
+)
+def test_what_communicates_or_waits_is_opaque(plan: Plan, region: type, context: type) -> None:
+    """Traced it would be right too, but compiled anew at every call, until torch.compile gives up."""
+    with pretended(plan.layout) as mesh:
+        attention = stage.Stage(plan, 0, mesh).layers["0"].attention
+    assert type(attention.region) is region and type(attention.context) is context
+
+
+def test_what_is_opaque_is_not_traced() -> None:
+    class Asks:
+        def asked(self) -> bool:
+            return torch.compiler.is_compiling()
+
+    for kind, traced in ((Asks, True), (compiled._opaque(Asks, "asked"), False)):
+        torch.compiler.reset()
+        _, found = torch.compile(lambda x, thing: (x + 1, thing.asked()))(torch.ones(1), kind())
+        assert found is traced
+
+
 def test_nothing_is_compiled_unless_asked_for_or_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[object] = []
-    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or _fails)
+    wrapped: list[object] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **_: wrapped.append(function) or _fails)
     mesh = Mesh.single()
     stages = stage.build_stages(small(), mesh, seed=1)
-    assert not compiled and stages
+    assert not wrapped and stages
     of_plan = stage.build_stages(small(compiled=True), mesh, seed=1)
-    assert len(compiled) == 4
+    assert len(wrapped) == 4
     inputs = stage.Inputs(torch.zeros(8, 2, dtype=torch.int64), torch.zeros(8, 2, dtype=torch.int64))
     of_plan[0].eval()(None, inputs)
     with pytest.raises(AssertionError, match="of training"):
