@@ -38,7 +38,7 @@ class Mlp(nn.Module):
         self, model: ModelShape, layer: int, region: Region, *, function_again: bool = False
     ) -> None:
         super().__init__()
-        self.model, self.region, self.function_again = model, region, function_again
+        self.model, self.layer, self.region, self.function_again = model, layer, region, function_again
         self.site = f"layers.{layer}.mlp"
         columns = model.ffn_width // region.group.size
         self.norm = Norm(model)
