@@ -34,9 +34,12 @@ class Inputs:
     seen: Sight = field(init=False)
 
     def __post_init__(self) -> None:
-        order = torch.arange(self.shape[0], device=self.tokens.device) if self.here is None else self.here
+        order = self._numbers()
         object.__setattr__(self, "order", order)
         object.__setattr__(self, "seen", Sight((order,), None) if self.sight is None else self.sight)
+
+    def _numbers(self) -> torch.Tensor:
+        return torch.arange(self.shape[0], device=self.tokens.device) if self.here is None else self.here
 
     @property
     def shape(self) -> tuple[int, int]:

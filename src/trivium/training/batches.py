@@ -43,8 +43,8 @@ def packing(tokens: np.ndarray, end_of_text: int) -> Packing:
 
 def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None) -> Inputs:
     """The inputs of one micro-batch on one context rank."""
-    if plan.model.dropout == 0:
-        dropout = None  # blocks may be compiled for what they are given, and this changes at every step
+    if plan.compiled:
+        dropout = None  # a compiled block is one for what it is given, and this changes at every step
     device = mesh.device
     order = _orders(plan, device)
     here = order[mesh.context.index]

@@ -63,7 +63,7 @@ def exchange_not_reversed(original: Function, mesh: Mesh) -> Function:
     return backward
 
 
-@fault(Inputs, "order", RING, ULYSSES)
+@fault(Inputs, "_numbers", RING, ULYSSES)
 def positions_of_the_first_context_part(original: Function, mesh: Mesh) -> Function:
     """Every context rank embeds its positions as if its part began the sequence."""
     return lambda self: torch.arange(self.shape[0])
