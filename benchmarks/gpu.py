@@ -23,9 +23,8 @@ from typing import Any
 
 import torch
 
-if (
-    importlib.util.find_spec("trivium") is None
-):  # not installed, where there is no network: then from beside this
+# Where there is no network it is not installed: then from beside this.
+if importlib.util.find_spec("trivium") is None:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from circumstances import circumstances

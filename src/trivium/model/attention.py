@@ -25,6 +25,7 @@ class Attention(nn.Module):
         super().__init__()
         self.context = context
         self.model, self.layer, self.region, self.recompute_core = model, layer, region, recompute_core
+        # Made once: where a block is compiled, a name made from its number would make each layer a graph of its own.
         self.site = f"layers.{layer}.attention"
         self.N, self.G = model.heads // region.group.size, model.kv // region.group.size
         bias, D = model.family == "gpt", model.head_width
