@@ -2,8 +2,8 @@
 
 torch hands fp32 products to MKL, which on processors of another maker than its own is the slower (AMD EPYC with
 AVX-512, one core: 85 GFLOP/s against 185 of oneDNN, which torch has too, for its compiler; a Zen 4: 92 against 102).
-On its own maker's it is the faster (Intel Xeon with AVX-512: 80 to 115 against 60 to 110; weight gradients 70 to 115 against 30
-to 90).
+On its own maker's it is the faster (Intel Xeon with AVX-512: 80 to 115 against 60 to 110; weight gradients 70 to 115
+against 30 to 90).
 
 Legend: T tokens, I inputs, O outputs.
 """
