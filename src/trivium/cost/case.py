@@ -142,4 +142,9 @@ def model_numbers(model: ModelShape) -> dict[str, int]:
 
 def take(case: Case, which: Any) -> Case:
     """The entries `which` (a mask or indices) of a case whose fields may be arrays."""
-    return Case(**{k: v[which] if isinstance(v, np.ndarray) and v.ndim else v for k, v in vars(case).items()})
+    return Case(**{name: entries(value, which) for name, value in vars(case).items()})
+
+
+def entries(value: Number, which: Any) -> Number:
+    """The entries `which` of an array; what is one number for all plans as it is."""
+    return value[which] if isinstance(value, np.ndarray) and value.ndim else value

@@ -7,7 +7,7 @@ are left out.
 """
 
 from dataclasses import dataclass, fields
-from typing import Generic
+from typing import Generic, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from trivium.cost.activations import (
     put_off_bytes,
 )
 from trivium.cost.buffers import buffer_elements
-from trivium.cost.case import NONE, Case, Number, case_of
+from trivium.cost.case import NONE, Case, Number, case_of, entries, take
 from trivium.cost.moments import Moment, moments_of_cases, moments_of_rank
 from trivium.cost.rank_parameters import (
     embedding_parameters,
@@ -122,13 +122,25 @@ def memory_of_cases(case: Case, schedule: Number | ScheduleName) -> MemoryEstima
     schedule: a name, or numbers of SCHEDULES. Partitions are balanced; the padding of buffers (for each at most as
     many elements as there are replicas) is left out.
     """
-    found = []
-    for at in moments_of_cases(case, schedule):
-        held = _held(case, at, rank_parameters(case, at.layers, at.first, at.last))
-        found.append(MemoryEstimate(**{k: np.broadcast_to(v, np.shape(at.layers)) for k, v in held.items()}))
-    worst = np.array([held.total for held in found]).argmax(0)
-    names = [field.name for field in fields(MemoryEstimate)]
-    return MemoryEstimate(**{k: np.choose(worst, [getattr(held, k) for held in found]) for k in names})
+    left, worst = _left_behind(case), None
+    for which, at in moments_of_cases(case, schedule):
+        some = take(case, which)
+        parts = _LeftBehind(*(entries(v, which) for v in left))
+        held = _held(some, parts, at, rank_parameters(some, at.layers, at.first, at.last))
+        here = MemoryEstimate(**{k: np.broadcast_to(v, np.shape(which)).copy() for k, v in held.items()})
+        worst = here if worst is None else _replaced(worst, which, here)
+    assert worst is not None, "a plan has at least one moment"
+    return worst
+
+
+def _replaced(
+    worst: MemoryEstimate[Array], which: NDArray[np.int64], here: MemoryEstimate[Array]
+) -> MemoryEstimate[Array]:
+    """`worst`, and `here` where some plans, `which`, hold more."""
+    more = here.total > worst.total[which]
+    for field in fields(MemoryEstimate):
+        getattr(worst, field.name)[which[more]] = getattr(here, field.name)[more]
+    return worst
 
 
 def memory_of_rank(plan: Plan, at: Coordinate, *, counting: Counting = "runtime") -> MemoryEstimate:
@@ -138,7 +150,8 @@ def memory_of_rank(plan: Plan, at: Coordinate, *, counting: Counting = "runtime"
     weights beside the fp32 one (20 bytes per parameter in bf16, where we hold 18), and activations as published.
     """
     case, elements = case_of(plan), sum(buffer_elements(plan, at.pipeline))
-    every = (_held(case, m, elements, counting) for m in moments_of_rank(plan, at.pipeline))
+    left = _left_behind(case, counting)
+    every = (_held(case, left, m, elements, counting) for m in moments_of_rank(plan, at.pipeline))
     found = [MemoryEstimate(**{k: as_bytes(v) for k, v in held.items()}) for held in every]
     return max(found, key=lambda held: (held.activations, held.total))
 
@@ -157,16 +170,38 @@ def predicted_memory(plan: Plan) -> dict[int, dict[str, int]]:
     return {rank: dict(by_stage[plan.layout.coordinate(rank).pipeline]) for rank in ranks}
 
 
-def _held(case: Case, at: Moment, elements: Number, counting: Counting = "runtime") -> dict[str, Number]:
+class _LeftBehind(NamedTuple):
+    """Bytes that a micro-batch leaves for the backward: of a layer that keeps everything, of one under the plan's
+    recompute, of the ends; border: of a layer's input."""
+
+    whole: Number
+    kept: Number
+    embedding: Number
+    head: Number
+    logits: Number
+    border: Number
+
+
+def _left_behind(case: Case, counting: Counting = "runtime") -> _LeftBehind:
+    return _LeftBehind(
+        whole=layer_bytes(case, NONE, counting=counting),
+        kept=layer_bytes(case, case.recompute, counting=counting),
+        embedding=embedding_bytes(case),
+        head=head_bytes(case),
+        logits=logits_bytes(case, counting=counting),
+        border=input_bytes(case),
+    )
+
+
+def _held(
+    case: Case, left: _LeftBehind, at: Moment, elements: Number, counting: Counting = "runtime"
+) -> dict[str, Number]:
     """The fields of an estimate for a rank at a moment. elements: of its parameters."""
     c, zero = case, np.asarray(case.zero)
     owned = np.ceil(elements / c.replicas)
     narrow = np.asarray(c.weight_bytes) < np.asarray(c.master_bytes)
     gradient = c.gradient_bytes + (np.where(narrow, c.weight_bytes, 0) if counting == "paper" else 0)
-    whole, kept = layer_bytes(c, NONE, counting=counting), layer_bytes(c, c.recompute, counting=counting)
-    embedding = at.embedded * embedding_bytes(c)
-    logits = at.headed * logits_bytes(c, counting=counting)
-    border = input_bytes(c)
+    embedding, logits = at.embedded * left.embedding, at.headed * left.logits
     gradients = gradient * np.where(zero >= 2, owned, elements)
     first = c.gradient_bytes * _bucket(c, at)
     return {
@@ -175,16 +210,16 @@ def _held(case: Case, at: Moment, elements: Number, counting: Counting = "runtim
         "opened": np.where(np.asarray(at.begun) > 0, gradients, np.minimum(gradients, first)),
         "masters": np.where(narrow, c.master_bytes, 0) * np.where(zero >= 1, owned, elements),
         "moments": 2 * c.master_bytes * np.where(zero >= 1, owned, elements),
-        "activations": at.kept * whole
-        + at.recomputed * kept
+        "activations": at.kept * left.whole
+        + at.recomputed * left.kept
         + embedding
-        + at.headed * head_bytes(c)
+        + at.headed * left.head
         + logits,
         "embedding": embedding,
         "logits": logits,
-        "recomputed": np.where(np.asarray(at.recomputed_layers) > 0, whole - kept, 0),
-        "put_off": at.put_off * _beyond(c, whole) + at.put_off_again * _beyond(c, kept),
-        "transport": np.where(np.asarray(c.pipeline) > 1, RECEIVES_AHEAD * border, 0),
+        "recomputed": np.where(np.asarray(at.recomputed_layers) > 0, left.whole - left.kept, 0),
+        "put_off": at.put_off * _beyond(c, left.whole) + at.put_off_again * _beyond(c, left.kept),
+        "transport": np.where(np.asarray(c.pipeline) > 1, RECEIVES_AHEAD * left.border, 0),
         "gathered": np.where(zero >= 3, c.weight_bytes * _gathered(c, at), 0),
         "unreduced": np.where(zero >= 2, c.gradient_bytes * _open(c, at, elements), 0),
         "workspace": _workspace(c, at),

@@ -3,6 +3,7 @@
 Read off the schedule and the partition, and free of sizes, so that thousands of plans share a few of them.
 """
 
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -58,12 +59,11 @@ def moments_of_rank(plan: Plan, pipeline: int) -> list[Moment]:
     else:
         step = (plan.schedule, layout.pipeline, micro_batches, layout.chunks)
         sets, waiting = peak_counts(*step)[pipeline], put_off_counts(*step)[pipeline]
-    again = tuple(sum(plan.recompute.mode_of(n) != "none" for n in layers[s]) for s in stages)
-    every = tuple(len(layers[s]) for s in stages)
+    again = [sum(plan.recompute.mode_of(n) != "none" for n in layers[s]) for s in stages]
+    every = [len(layers[s]) for s in stages]
     begun = bool(case_of(plan).deferred) or micro_batches * len(stages) > 1
-    return [
-        Moment(*row) for row in _moments(stages, layout.stages, every, again, sets, waiting, begun).tolist()
-    ]
+    found = _moments([stages], layout.stages, np.array([every]), np.array([again]), [sets], [waiting], begun)
+    return [Moment(*row) for row in found.tolist()]
 
 
 @lru_cache(maxsize=8192)
@@ -76,21 +76,21 @@ def moments(
     """
     stages = pipeline * chunks
     counts = balanced(layers, stages)
-    ends = np.cumsum(counts)
-    again = -(-ends // every) + (-(ends - counts) // every)
+    own = _own_stages(schedule, pipeline, chunks)
     sets = peak_counts(schedule, pipeline, micro_batches, chunks)
     waiting = put_off_counts(schedule, pipeline, micro_batches, chunks)
-    found = []
-    for rank, own in enumerate(_own_stages(schedule, pipeline, chunks)):
-        begun = schedule in SPLIT_SCHEDULES or micro_batches * chunks > 1
-        each = list(own)
-        every_layer, computed_again = tuple(counts[each]), tuple(again[each])
-        found.append(_moments(own, stages, every_layer, computed_again, sets[rank], waiting[rank], begun))
-    return _not_exceeded(np.unique(np.concatenate(found), axis=0))
+    begun = schedule in SPLIT_SCHEDULES or micro_batches * chunks > 1
+    each = np.array(own)
+    return _not_exceeded(
+        _moments(own, stages, counts[each], every_nth(counts, every)[each], sets, waiting, begun)
+    )
 
 
-def moments_of_cases(case: Case, schedule: Number | ScheduleName) -> list[Moment]:
-    """Moments such that each plan's worst is among them: every field an array with one entry per plan.
+def moments_of_cases(
+    case: Case, schedule: Number | ScheduleName
+) -> Iterator[tuple[NDArray[np.int64], Moment]]:
+    """Moments such that each plan's worst is among them: which plans, and the n-th moment of each, every field an array
+    with one entry for each of these plans. The first moments are of all.
 
     schedule: a name, or numbers of SCHEDULES.
     """
@@ -108,9 +108,11 @@ def moments_of_cases(case: Case, schedule: Number | ScheduleName) -> list[Moment
     keys = np.stack([np.broadcast_to(v, shape) for v in wanted]).astype(np.int64)
     distinct, index = _distinct(keys)
     tables = [moments(names[code], *sizes) for code, *sizes in distinct.T.tolist()]
-    longest = max(map(len, tables))
-    padded = np.stack([np.concatenate([t, np.repeat(t[:1], longest - len(t), 0)]) for t in tables])
-    return [Moment(*padded[index, n].T) for n in range(longest)]
+    lengths = np.array([len(table) for table in tables])
+    starts, rows = np.cumsum(lengths) - lengths, np.concatenate(tables)
+    for n in range(lengths.max()):
+        which = np.flatnonzero(lengths[index] > n)
+        yield which, Moment(*rows[starts[index[which]] + n].T)
 
 
 def balanced(layers: int, stages: int) -> NDArray[np.int64]:
@@ -120,6 +122,13 @@ def balanced(layers: int, stages: int) -> NDArray[np.int64]:
     numbers = np.arange(stages)
     counts[np.lexsort((numbers, np.abs(numbers - (stages - 1) / 2)))[:over]] += 1
     return counts
+
+
+def every_nth(layers: NDArray[np.int64], every: int) -> NDArray[np.int64]:
+    """How many of each stage's layers have a number that `every` divides. layers: of each stage, in order."""
+    ends = np.cumsum(layers)
+    found: NDArray[np.int64] = -(-ends // every) + (-(ends - layers) // every)
+    return found
 
 
 def _distinct(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -141,32 +150,43 @@ def _own_stages(schedule: ScheduleName, pipeline: int, chunks: int) -> list[tupl
 
 
 def _moments(
-    own: tuple[int, ...], stages: int, layers: Counts, again: Counts, sets: Sets, waiting: Counts, begun: bool
+    own: Sequence[tuple[int, ...]],
+    stages: int,
+    layers: NDArray[np.int64],
+    again: NDArray[np.int64],
+    sets: Sequence[Sets],
+    waiting: Sequence[Counts],
+    begun: bool,
 ) -> NDArray[np.float64]:
-    """[set, field of Moment] of one rank. layers, again: of each of its own stages, all and those computed again;
-    waiting: of each, the micro-batches whose weight gradients are put off."""
-    held = np.array(sets, dtype=np.float64)
-    none = np.zeros(len(held))
-    first, last = own[0] == 0, own[-1] == stages - 1
-    headed = held[:, -1] if last else none
-    moment = Moment(
-        layers=none + sum(layers),
-        recomputed_layers=none + sum(again),
-        first=none + first,
-        last=none + last,
-        kept=held @ (np.array(layers) - np.array(again)),
-        recomputed=held @ np.array(again),
-        embedded=held[:, 0] if first else none,
-        headed=headed,
-        put_off=none + np.array(waiting) @ (np.array(layers) - np.array(again)),
-        put_off_again=none + np.array(waiting) @ np.array(again),
-        begun=none + begun,
+    """[set, field of Moment] of some ranks, one after the other. own: stages of each rank. layers, again: [rank, own
+    stage], all and those computed again; waiting: of each, the micro-batches whose weight gradients are put off."""
+    held = np.array([counts for of_rank in sets for counts in of_rank], dtype=np.float64)
+    rank = np.repeat(np.arange(len(own)), [len(of_rank) for of_rank in sets])
+    first, last = (
+        np.array([s[end] == stage for s in own])[rank] for end, stage in ((0, 0), (-1, stages - 1))
     )
-    return np.stack(moment, axis=1)
+    kept, put_off = layers - again, np.array(waiting)
+    moment = Moment(
+        layers=layers.sum(1)[rank],
+        recomputed_layers=again.sum(1)[rank],
+        first=first,
+        last=last,
+        kept=(held * kept[rank]).sum(1),
+        recomputed=(held * again[rank]).sum(1),
+        embedded=held[:, 0] * first,
+        headed=held[:, -1] * last,
+        put_off=(put_off * kept).sum(1)[rank],
+        put_off_again=(put_off * again).sum(1)[rank],
+        begun=np.full(len(held), begun),
+    )
+    return np.stack(moment, axis=1).astype(np.float64)
 
 
 def _not_exceeded(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rows for which no other is at least as large in every column."""
-    at_least = (rows[None, :, :] >= rows[:, None, :]).all(-1)
-    alone: NDArray[np.float64] = rows[at_least.sum(1) == 1]  # each row is as large as itself
-    return alone
+    """The different rows for which no other is at least as large in every column."""
+    rows = rows[np.argsort(-rows.sum(1))]  # the largest sum is exceeded by none
+    found = []
+    while len(rows):
+        found.append(rows[0])
+        rows = rows[~(rows <= rows[0]).all(1)]
+    return np.array(found)

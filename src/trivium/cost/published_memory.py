@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trivium.cost.activations import layer_bytes
-from trivium.cost.case import LAYER, NONE, Case, Number
+from trivium.cost.case import LAYER, NONE, Case, Number, take
 from trivium.cost.moments import Moment, moments_of_cases
 from trivium.cost.rank_parameters import layer_parameters, rank_parameters, table_parameters
 from trivium.cost.stack import Stack
@@ -45,8 +45,11 @@ def published_memory(case: Case, stack: Stack) -> Number:
     """
     rules = MEGATRON_CORE if stack.name.startswith("megatron-core") else CLASSIC
     schedule = np.where(np.asarray(case.chunks) > 1, SCHEDULES["interleaved"], SCHEDULES["1f1b"])
-    totals = [_total(case, at, rules) for at in moments_of_cases(case, schedule)]
-    worst: Number = np.max(np.broadcast_arrays(*totals), axis=0)
+    found = [(which, _total(take(case, which), at, rules)) for which, at in moments_of_cases(case, schedule)]
+    every, _ = found[0]
+    worst = np.zeros(len(every))
+    for which, total in found:
+        worst[which] = np.maximum(worst[which], total)
     return worst
 
 
