@@ -51,10 +51,10 @@ def analytic() -> dict[str, float]:
     subject = Subject(plan.model, plan.batch.sequences, plan.precision)
     started = time.process_time()
     legal = legal_plans(subject, machine, RANKS, space).candidates
-    priced = price(legal, machine, memory_limit(machine, RANKS, space))
+    priced = price(legal, machine, memory_limit(machine, RANKS, space), space)
     order = priced.seconds.argsort()[:FINALISTS]
     searched = time.process_time()
-    simulated_seconds(legal.take(priced.fitting[order]), machine)
+    simulated_seconds(priced.candidates.take(priced.fitting[order]), machine)
     ended = time.process_time()
     return {
         "legal": len(legal),

@@ -28,6 +28,8 @@ CHOICES = {
     "schedule": range(len(SCHEDULE_NAMES)),
     "chunks": (1, 2, 3),
     "recompute": (0,),
+    "recompute_every": (1,),
+    "function_again": (0,),
     "sequence_parallel": (0, 1),
     "zero": (1,),
 }

@@ -16,13 +16,21 @@ def test_a_model_that_fits_nowhere_says_by_how_much_and_how_many_nodes_would_do(
 
 
 def test_choices_that_were_left_out_are_offered_only_if_they_help():
-    tight = SearchSpace(recompute=("none",), zero=(1,), micro=(2,), context=(1,), schedules=("1f1b",))
+    tight = SearchSpace(
+        recompute=("none",),
+        zero=(1,),
+        micro=(2,),
+        context=(1,),
+        schedules=("1f1b",),
+        activation_function=False,
+    )
     found = mt_nlg_search(tight, ranks=320)
     told = list(remedies(found))
     assert "recompute 'layer' would fit" in told
     for words, wider in (
         ("recompute 'layer' would fit", {"recompute": ("layer",)}),
         ("micro-batches of 1 sequence would fit", {"micro": (1,)}),
+        ("activation function computed again would fit", {"activation_function": True}),
         ("ZeRO stage 3 would fit", {"zero": (3,)}),
         ("context up to 8 would fit", {"context": (1, 2, 4, 8)}),
     ):

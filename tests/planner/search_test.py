@@ -13,7 +13,7 @@ from trivium.plan.precision import Precision
 from trivium.planner.config import SearchSpace
 from trivium.planner.finalists import simulated_seconds
 from trivium.planner.grid import Subject
-from trivium.planner.pricing import memory_bytes
+from trivium.planner.leaner import memory_bytes
 from trivium.planner.search import search
 
 

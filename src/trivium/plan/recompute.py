@@ -16,6 +16,15 @@ class Recompute(Config):
     every: Annotated[int, Field(ge=1)] = 1
     activation_function: bool = False
 
+    @property
+    def words(self) -> str:
+        """What is computed again, for people."""
+        some = f"1 layer in {self.every}"
+        modes = {"none": "", "attention": f"attention of {some}", "layer": some}
+        parts = [modes[self.mode] if self.every > 1 else self.mode.removeprefix("none")]
+        parts += ["activation function"] if self.activation_function else []
+        return " and ".join(filter(None, parts)) or "none"
+
     def mode_of(self, layer: int) -> Literal["none", "attention", "layer"]:
         """The mode of a block, by its number in the model."""
         return self.mode if layer % self.every == 0 else "none"

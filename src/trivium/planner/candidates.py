@@ -62,7 +62,10 @@ def enumerate_plans(
             keeps = law.keeps(subject, grid)
             rejected += _families(law, subject, grid.take(~keeps), below)
             grid = grid.take(keeps)
-    return Enumerated(Candidates(subject, grid.take(_once(grid, space))), tuple(rejected))
+    legal = grid.take(_once(grid, space)).cross(
+        recompute_every=[1], function_again=[0]
+    )  # planner.leaner decides
+    return Enumerated(Candidates(subject, legal), tuple(rejected))
 
 
 def degrees(ranks: int, contexts: tuple[int, ...]) -> dict[str, Column]:

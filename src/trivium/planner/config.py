@@ -22,6 +22,8 @@ class SearchSpace(Config):
     schedules: tuple[Named, ...] = ("1f1b", "1f1b-split", "interleaved", "zb-h1", "zb-v")
     chunks: tuple[Positive, ...] | None = None  # stages per rank when interleaved; None: every legal number
     recompute: tuple[Literal["none", "attention", "layer"], ...] = ("none", "attention", "layer")
+    recompute_every: tuple[Positive, ...] = (1, 2, 3, 4, 8)  # of layers: the largest with which a plan fits
+    activation_function: bool = True  # may be computed again by plans that hold too much otherwise
     zero: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
     sequence_parallel: tuple[bool, ...] = (False, True)
     finalists: Positive = 50  # how many of the fastest are simulated action by action

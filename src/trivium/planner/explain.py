@@ -102,7 +102,6 @@ def _choice_lines(plan: Plan, machine: Machine) -> list[str]:
     per_stage = [len(layers) for layers in layers_by_stage(plan)]
     context = f" x context {layout.context}" if layout.context > 1 else ""
     padded = model.padded_vocabulary(layout.tensor)
-    again = " and activation function" if plan.recompute.activation_function else ""
     lines = [
         f"model         {format_count(count(model))} parameters: {model.family}, {model.layers} layers, hidden "
         f"{model.hidden}, {model.heads} heads, "
@@ -115,7 +114,7 @@ def _choice_lines(plan: Plan, machine: Machine) -> list[str]:
         f"batch         {batch.sequences:,} sequences = {_counted(layout.data, 'replica')} x {micro_batches} "
         f"micro-batches x {batch.micro}; {plan.tokens(batch.sequences):,} tokens per step",
         f"precision     weights {plan.precision.weights}, gradients {plan.gradient_dtype}; recompute "
-        f"{plan.recompute.mode}{again}; {_zero_text(plan)}",
+        f"{plan.recompute.words}; {_zero_text(plan)}",
     ]
     if batch.ramp is not None:
         ramp, full = batch.ramp, batch.segments[-1]

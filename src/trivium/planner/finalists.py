@@ -1,11 +1,14 @@
 """The fastest plans of a search, simulated action by action."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
+from trivium.cost.case import NONE
 from trivium.cost.constants import shipped_constants
 from trivium.cost.hardware import Machine
-from trivium.cost.moments import balanced
+from trivium.cost.moments import balanced, every_nth
 from trivium.cost.prices import Piece, Prices, Setting, prices, setting
 from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import OURS, stack_named
@@ -22,30 +25,33 @@ def simulated_seconds(candidates: Candidates, machine: Machine) -> Figures:
     if not len(candidates):
         return np.zeros(0)
     at = setting(candidates.case, machine, stack_named(OURS), shipped_constants())
-    pieces = prices(at)
+    again = prices(replace(at, case=replace(at.case, recompute_every=1)))
+    kept = prices(replace(at, case=replace(at.case, recompute=NONE)))
     crowd = machine.crowding(int(np.max(at.case.ranks)))
-    pipeline = finish_seconds(_runs(candidates, at, pieces))
+    pipeline = finish_seconds(_runs(candidates, at, again, kept))
     if machine.sharing == "shared":
-        mean, share = _mean_work(at, pieces), at.constants.core_share
+        mean, share = _mean_work(at, again, kept), at.constants.core_share
         pipeline = np.asarray(on_shared_cores(machine, at.case, mean, pipeline, 0.0, share).seconds, float)
-    after = crowd * (data_seconds(at, pieces) + optimizer_seconds(at))
+    after = crowd * (data_seconds(at, again) + optimizer_seconds(at))
     return np.asarray(at.stack.factor * (pipeline + after), float)
 
 
-def _mean_work(at: Setting, pieces: Prices) -> Piece:
-    """Of one rank, if all shared the work evenly."""
-    whole = pieces.layer.times(at.case.layers).plus(pieces.first).plus(pieces.last)
-    return whole.times(at.case.micro_batches / at.case.pipeline)
+def _mean_work(at: Setting, again: Prices, kept: Prices) -> Piece:
+    """Of one rank, if all shared the work evenly. again, kept: pieces of layers that are recomputed, or are not."""
+    layers, repeated = at.case.layers, np.ceil(at.case.layers / at.case.recompute_every)
+    whole = again.layer.times(repeated).plus(kept.layer.times(layers - repeated))
+    return whole.plus(kept.first).plus(kept.last).times(at.case.micro_batches / at.case.pipeline)
 
 
-def _runs(candidates: Candidates, at: Setting, pieces: Prices) -> list[Run]:
+def _runs(candidates: Candidates, at: Setting, again: Prices, kept: Prices) -> list[Run]:
     grid, shape = candidates.grid, (len(candidates),)
     columns = {
-        name: np.broadcast_to(np.asarray(getattr(pieces, name).total, float), shape)
-        for name in vars(pieces)
+        name: np.broadcast_to(np.asarray(getattr(kept, name).total, float), shape)
+        for name in vars(kept)
         if name != "transfer"
     }
-    transfers = np.broadcast_to(np.asarray(pieces.transfer, float), shape)
+    columns["layer_again"] = np.broadcast_to(np.asarray(again.layer_backward.total, float), shape)
+    transfers = np.broadcast_to(np.asarray(kept.transfer, float), shape)
     blocking = at.stack.blocking_transfers
     micro_batches = np.broadcast_to(np.asarray(at.case.micro_batches), shape)
     layers = candidates.subject.model.layers
@@ -58,6 +64,7 @@ def _runs(candidates: Candidates, at: Setting, pieces: Prices) -> list[Run]:
             seconds=_stage_seconds(
                 {name: float(column[row]) for name, column in columns.items()},
                 balanced(layers, int(grid["pipeline"][row] * grid["chunks"][row])),
+                int(grid["recompute_every"][row]),
                 float(transfers[row]) * blocking,
                 split=SCHEDULE_NAMES[grid["schedule"][row]] in SPLIT_SCHEDULES,
             ),
@@ -68,14 +75,16 @@ def _runs(candidates: Candidates, at: Setting, pieces: Prices) -> list[Run]:
 
 
 def _stage_seconds(
-    seconds: dict[str, float], layers: NDArray[np.int64], waits: float, *, split: bool
+    seconds: dict[str, float], layers: NDArray[np.int64], every: int, waits: float, *, split: bool
 ) -> Figures:
-    """[operation, stage]. waits: of each action for its transfer, where transfers block.
+    """[operation, stage]. every: so many layers are recomputed, if any are. waits: of each action for its transfer,
+    where transfers block.
 
     The two halves of a split backward take as long, as in cost.estimate.
     """
     forward = seconds["layer_forward"] * layers + waits
-    backward = seconds["layer_backward"] * layers
+    repeated = every_nth(layers, every)
+    backward = seconds["layer_again"] * repeated + seconds["layer_backward"] * (layers - repeated)
     forward[0] += seconds["embedding_forward"]
     backward[0] += seconds["embedding_backward"]
     forward[-1] += seconds["head_forward"]

@@ -19,6 +19,7 @@ Mask = Any  # NDArray[np.bool_], one entry per row: NumPy leaves the type of a c
 
 SCHEDULE_NAMES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split")
 MODE_NAMES = tuple(MODES)
+ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Subject:
 class Grid:
     """Rows of choices, named as a plan's fields are. sequences: of a step. schedule: an index into SCHEDULE_NAMES.
 
-    recompute: a number of cost.case.MODES.
+    recompute: a number of cost.case.MODES; recompute_every, function_again as in cost.case.Case.
     """
 
     columns: Mapping[str, Column]
@@ -81,6 +82,14 @@ class Candidates:
         """Some of them."""
         return Candidates(self.subject, self.grid.take(which))
 
+    def changed(self, rows: Column | slice = ALL, **values: int) -> "Candidates":
+        """All of them, some rows with other choices."""
+        columns = dict(self.grid.columns)
+        for name, value in values.items():
+            columns[name] = columns[name].copy()
+            columns[name][rows] = value
+        return Candidates(self.subject, Grid(columns))
+
     def plan_at(self, row: int) -> Plan:
         """A row as a plan."""
         at = {name: int(column[row]) for name, column in self.grid.columns.items()}
@@ -91,7 +100,11 @@ class Candidates:
                 "batch": {"sequences": at["sequences"], "micro": at["micro"]},
                 "schedule": SCHEDULE_NAMES[at["schedule"]],
                 "precision": self.subject.precision,
-                "recompute": {"mode": MODE_NAMES[at["recompute"]]},
+                "recompute": {
+                    "mode": MODE_NAMES[at["recompute"]],
+                    "every": at["recompute_every"],
+                    "activation_function": bool(at["function_again"]),
+                },
                 "zero": at["zero"],
                 "sequence_parallel": bool(at["sequence_parallel"]),
             }
@@ -101,9 +114,7 @@ class Candidates:
         """Where a plan stands among the rows; None where the search does not vary what the plan chooses."""
         same = [self.grid[name] == value for name, value in columns_of(plan).items()]
         found = np.flatnonzero(np.logical_and.reduce(same))
-        if not len(found) or self.plan_at(int(found[0])).recompute != plan.recompute:
-            return None
-        return int(found[0])
+        return int(found[0]) if len(found) else None
 
 
 def columns_of(plan: Plan) -> dict[str, int]:
@@ -115,6 +126,8 @@ def columns_of(plan: Plan) -> dict[str, int]:
         "schedule": SCHEDULE_NAMES.index(plan.schedule) if plan.schedule in SCHEDULE_NAMES else -1,
         "chunks": plan.layout.chunks,
         "recompute": MODES[plan.recompute.mode],
+        "recompute_every": plan.recompute.every,
+        "function_again": int(plan.recompute.activation_function),
         "sequence_parallel": int(plan.sequence_parallel),
         "zero": plan.zero,
     }
@@ -138,6 +151,8 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
         "context",
         "micro",
         "recompute",
+        "recompute_every",
+        "function_again",
         "sequence_parallel",
         "zero",
     )
@@ -146,7 +161,6 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
         **{name: grid[name] for name in same},
         vocabulary=-(-model.vocabulary // multiple) * multiple,
         micro_batches=micro_batches_of(grid),
-        recompute_every=1,
         deferred=np.isin(grid["schedule"], [SCHEDULE_NAMES.index(name) for name in SPLIT_SCHEDULES]).astype(
             np.int64
         ),

@@ -14,7 +14,7 @@ from trivium.cost.hardware import Machine
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.planner.config import SearchSpace
-from trivium.planner.grid import SCHEDULE_NAMES, Candidates, Grid, Subject
+from trivium.planner.grid import MODE_NAMES, SCHEDULE_NAMES, Candidates, Grid, Subject, columns_of
 from trivium.planner.laws import INTERLEAVED, LAWS, told
 from trivium.planner.pricing import Ranking, Winner, price, rank, utilisation
 from trivium.planner.search import Found, legal_plans, memory_limit
@@ -57,17 +57,10 @@ def interleaving_misses(plan: Plan, machine: Machine, seconds: float) -> list[Ne
         or plan.model.layers < 2 * layout.pipeline
     ):
         return []
-    space = SearchSpace(schedules=("interleaved",))
-    columns = {
-        **{name: layout.degree(name) for name in ("tensor", "pipeline", "data", "context")},
-        "sequences": plan.batch.sequences,
-        "micro": plan.batch.micro,
-        "schedule": INTERLEAVED,
-        "sequence_parallel": int(plan.sequence_parallel),
-        "recompute": ("none", "attention", "layer").index(plan.recompute.mode),
-        "zero": plan.zero,
-    }
-    one = Grid({name: np.array([value]) for name, value in columns.items()})
+    # What the plan computes again stays its own choice.
+    space = SearchSpace(schedules=("interleaved",), recompute_every=(1,), activation_function=False)
+    columns = {**columns_of(plan), "schedule": INTERLEAVED}
+    one = Grid({name: np.array([value]) for name, value in columns.items() if name != "chunks"})
     chunks = [
         n
         for n in space.chunks_for("interleaved", plan.model.layers)
@@ -85,13 +78,12 @@ def _narrow(found: Found) -> SearchSpace:
     ranking = found.ranking
     rows = ranking.priced.fitting[ranking.order[: len(ranking.simulated)]][: found.space.finalists]
     grid = ranking.priced.candidates.grid.take(rows)
-    modes = ("none", "attention", "layer")
     return found.space.model_copy(
         update={
             "micro": tuple(np.unique(grid["micro"]).tolist()),
             "context": tuple(np.unique(grid["context"]).tolist()),
             "zero": tuple(np.unique(grid["zero"]).tolist()),
-            "recompute": tuple(modes[n] for n in np.unique(grid["recompute"]).tolist()),
+            "recompute": tuple(MODE_NAMES[n] for n in np.unique(grid["recompute"]).tolist()),
             "sequence_parallel": tuple(bool(n) for n in np.unique(grid["sequence_parallel"]).tolist()),
         }
     )
@@ -206,7 +198,7 @@ def _best_of(
 
 
 def _ranking(candidates: Candidates, machine: Machine, ranks: int, space: SearchSpace) -> Ranking:
-    return rank(price(candidates, machine, memory_limit(machine, ranks, space)), machine, FEW)
+    return rank(price(candidates, machine, memory_limit(machine, ranks, space), space), machine, FEW)
 
 
 def _miss(change: str, obstacle: str, winner: Winner, best: float) -> NearMiss:

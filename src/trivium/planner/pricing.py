@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 from trivium.cost.case import take
 from trivium.cost.compute import model_flops
 from trivium.cost.hardware import Machine
-from trivium.cost.memory import memory_of_cases
 from trivium.cost.step_time import StepSeconds, step_seconds
 from trivium.plan.plan import Plan
+from trivium.planner.config import SearchSpace
 from trivium.planner.finalists import simulated_seconds
 from trivium.planner.grid import Candidates, Column
+from trivium.planner.leaner import as_lean_as_needed
 
 Figures = NDArray[np.float64]
 
@@ -102,21 +103,13 @@ class Ranking:
         return int(places[0]) + 1 if len(places) else None
 
 
-def price(candidates: Candidates, machine: Machine, memory_limit: float) -> Priced:
-    """Memory of every plan, and seconds of those that hold no more than the limit."""
-    memory = memory_bytes(candidates)
+def price(candidates: Candidates, machine: Machine, memory_limit: float, space: SearchSpace) -> Priced:
+    """Memory of every plan, with as little computed again as fits, and seconds of those within the limit."""
+    candidates, memory = as_lean_as_needed(candidates, memory_limit, space)
     fitting = np.flatnonzero(memory <= memory_limit)
     schedule = candidates.grid["schedule"][fitting]
     parts = step_seconds(take(candidates.case, fitting), machine, schedule=schedule)
     return Priced(candidates, memory, memory_limit, fitting, parts)
-
-
-def memory_bytes(candidates: Candidates) -> Figures:
-    """Of the worst rank of every plan."""
-    if not len(candidates):
-        return np.zeros(0)
-    total = memory_of_cases(candidates.case, candidates.grid["schedule"]).total
-    return np.broadcast_to(np.asarray(total, float), len(candidates))
 
 
 def rank(priced: Priced, machine: Machine, finalists: int) -> Ranking:

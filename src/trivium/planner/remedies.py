@@ -6,7 +6,7 @@ import numpy as np
 
 from trivium.cost.hardware import Machine
 from trivium.planner.config import SearchSpace
-from trivium.planner.pricing import memory_bytes
+from trivium.planner.leaner import as_lean_as_needed
 from trivium.planner.search import Found, legal_plans, memory_limit
 from trivium.units import format_bytes
 
@@ -24,7 +24,7 @@ def does_not_fit(found: Found) -> str:
         f"none of {len(held):,} legal plans fits on {found.machine.name}: a rank may hold "
         f"{format_bytes(found.ranking.priced.memory_limit)}, and the smallest plan (tensor {layout.tensor}, pipeline "
         f"{layout.pipeline}, data {layout.data}, context {layout.context}, micro {smallest.batch.micro}, recompute "
-        f"{smallest.recompute.mode}, ZeRO stage {smallest.zero}) holds {format_bytes(held.min())}, "
+        f"{smallest.recompute.words}, ZeRO stage {smallest.zero}) holds {format_bytes(held.min())}, "
         f"{format_bytes(over)} too much; {'; '.join(remedies(found)) or 'use a machine with more memory'}"
     )
 
@@ -68,6 +68,9 @@ def _wider(space: SearchSpace) -> Iterator[tuple[str, SearchSpace]]:
         yield "micro-batches of 1 sequence would fit", space.model_copy(update={"micro": (1,)})
     if "layer" not in space.recompute:
         yield "recompute 'layer' would fit", space.model_copy(update={"recompute": ("layer",)})
+    if not space.activation_function:
+        told = "activation function computed again would fit"
+        yield told, space.model_copy(update={"activation_function": True})
     if 3 not in space.zero:
         yield "ZeRO stage 3 would fit", space.model_copy(update={"zero": (3,)})
     if max(space.context) < max(EVERYTHING.context):
@@ -81,4 +84,4 @@ def _fits(found: Found, machine: Machine, ranks: int, space: SearchSpace) -> boo
     space = space.model_copy(update={"schedules": lean or space.schedules})
     candidates = legal_plans(found.subject, machine, ranks, space).candidates
     limit = memory_limit(machine, ranks, space)
-    return bool(np.any(memory_bytes(candidates) <= limit))
+    return bool(np.any(as_lean_as_needed(candidates, limit, space)[1] <= limit))

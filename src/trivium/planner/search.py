@@ -39,7 +39,7 @@ def search(subject: Subject, machine: Machine, ranks: int, space: SearchSpace | 
     enumerated = legal_plans(subject, machine, ranks, space)
     if not len(enumerated.candidates):
         raise ConfigError(_no_legal_plan(subject, machine, ranks, space, enumerated))
-    priced = price(enumerated.candidates, machine, memory_limit(machine, ranks, space))
+    priced = price(enumerated.candidates, machine, memory_limit(machine, ranks, space), space)
     return Found(subject, machine, ranks, space, enumerated, rank(priced, machine, space.finalists))
 
 

@@ -123,6 +123,8 @@ def choice_tree(plan: Plan) -> dict[str, Any]:
         "micro": plan.batch.micro,
         "schedule": plan.schedule,
         "recompute": plan.recompute.mode,
+        "recompute_every": plan.recompute.every,
+        "recompute_activation_function": plan.recompute.activation_function,
         "zero": plan.zero,
         "sequence_parallel": plan.sequence_parallel,
     }
@@ -191,7 +193,7 @@ def choice_text(winner: Winner) -> str:
     plan = winner.plan
     along = ", sequence parallel" if plan.sequence_parallel else ""
     return (
-        f"{_layout_text(plan.layout)}, micro {plan.batch.micro}, {plan.schedule}, recompute {plan.recompute.mode}"
+        f"{_layout_text(plan.layout)}, micro {plan.batch.micro}, {plan.schedule}, recompute {plan.recompute.words}"
         f"{along}, ZeRO {plan.zero}: {format_seconds(winner.seconds)}, {format_bytes(winner.memory_bytes)} per rank"
     )
 
@@ -222,7 +224,7 @@ def _cells(winner: Winner) -> tuple[str, ...]:
     return (
         *map(str, numbers),
         plan.schedule,
-        plan.recompute.mode,
+        plan.recompute.words,
         "parallel" if plan.sequence_parallel else "whole",
         str(plan.zero),
         format_seconds(winner.seconds),

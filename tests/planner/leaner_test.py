@@ -1,0 +1,146 @@
+"""Plans compute again as little as their memory allows."""
+
+import numpy as np
+import pytest
+
+from planner.searches import MT_NLG_PLAN, small_search, subject_of
+from trivium.cost.case import LAYER, NONE
+from trivium.cost.estimate import estimate
+from trivium.cost.hardware import machine_named, this_machine
+from trivium.cost.memory import worst_rank
+from trivium.plan.recompute import Recompute
+from trivium.planner.config import SearchSpace
+from trivium.planner.finalists import simulated_seconds
+from trivium.planner.leaner import as_lean_as_needed, memory_bytes
+from trivium.planner.near_misses import interleaving_misses
+from trivium.planner.search import search
+
+TALL = {"model": {"layers": 12, "sequence": 512}, "batch": {"sequences": 24}}
+SPACE = SearchSpace(micro=(1, 2), context=(1, 2), zero=(0, 1))
+PLAIN = SPACE.model_copy(update={"recompute_every": (1,), "activation_function": False})
+
+
+def tall_search(megabytes, space=SPACE, **over):
+    return small_search(machine=this_machine(2, megabytes << 20), space=space, **{**TALL, **over})
+
+
+@pytest.fixture(scope="module")
+def tight():
+    """So little memory that every kind of plan is among those that fit."""
+    return tall_search(97)
+
+
+def test_some_plans_fit_as_they_are_and_some_by_each_means(tight):
+    grid = tight.ranking.priced.candidates.take(tight.ranking.priced.fitting).grid
+    assert set(grid["function_again"].tolist()) == {0, 1}
+    assert len(set(grid["recompute_every"][grid["recompute"] == LAYER].tolist())) > 2
+    assert (grid["recompute"] == NONE).any() and (
+        grid["recompute_every"][grid["recompute"] != LAYER] == 1
+    ).all()
+
+
+def test_what_a_plan_computes_again_is_the_least_with_which_it_fits(tight):
+    """Beside every choice tried for every plan."""
+    legal, priced = tight.enumerated.candidates, tight.ranking.priced
+    limit, found = priced.memory_limit, priced.candidates.grid
+    plain, function = memory_bytes(legal), memory_bytes(legal.changed(function_again=1))
+    whole = memory_bytes(legal.changed(recompute=NONE))
+    every = {k: memory_bytes(legal.changed(recompute_every=k)) for k in SPACE.recompute_every}
+    for row in range(len(legal)):
+        choice = (int(found["recompute_every"][row]), bool(found["function_again"][row]))
+        held = priced.memory_bytes[row]
+        if legal.grid["recompute"][row] != LAYER:
+            again = plain[row] > limit and function[row] < plain[row]
+            assert choice == (1, again) and held == (function if again else plain)[row]
+            continue
+        fewest = max((k for k in every if every[k][row] <= limit), default=1)
+        assert choice == (1 if whole[row] <= limit else fewest, False) and held == every[choice[0]][row]
+
+
+def test_only_what_is_computed_again_changes(tight):
+    legal, found = tight.enumerated.candidates.grid, tight.ranking.priced.candidates.grid
+    for name in legal.columns.keys() - {"recompute_every", "function_again"}:
+        assert np.array_equal(legal[name], found[name])
+    assert set(legal["recompute_every"].tolist()) == {1} and set(legal["function_again"].tolist()) == {0}
+
+
+def test_the_figures_of_a_row_are_those_of_the_memory_and_the_estimate_of_its_plan(tight):
+    priced = tight.ranking.priced
+    fitting = priced.candidates.take(priced.fitting)
+    leaner = np.flatnonzero((fitting.grid["recompute_every"] > 1) | (fitting.grid["function_again"] == 1))
+    some = fitting.take(np.random.default_rng(3).choice(leaner, 24, replace=False))
+    plans = [some.plan_at(row) for row in range(len(some))]
+    assert len({plan.recompute for plan in plans}) > 4
+    held = [worst_rank(plan)[1].total for plan in plans]
+    assert memory_bytes(some).tolist() == pytest.approx(held, rel=1e-5)
+    seconds = [estimate(plan, tight.machine).seconds for plan in plans]
+    assert simulated_seconds(some, tight.machine).tolist() == pytest.approx(seconds, rel=1e-9)
+
+
+def test_the_seconds_of_uneven_stages_are_those_of_the_estimate():
+    """Three layers a stage, of which every second is recomputed: one or two of them."""
+    space = SearchSpace(micro=(1,), context=(1,), zero=(1,), sequence_parallel=(True,), recompute=("layer",))
+    found = search(subject_of(MT_NLG_PLAN), machine_named("dgx-a100-40").with_nodes(280), 2240, space)
+    fitting = found.ranking.priced.candidates.take(found.ranking.priced.fitting)
+    some = fitting.changed(recompute_every=2)
+    some = some.take(np.flatnonzero(some.grid["pipeline"] == 35))
+    assert len(some)
+    expected = [estimate(some.plan_at(row), found.machine).seconds for row in range(len(some))]
+    assert simulated_seconds(some, found.machine).tolist() == pytest.approx(expected, rel=1e-9)
+
+
+def test_fewer_layers_make_a_faster_plan_of_the_memory_that_is_left():
+    """MT-NLG on devices of 40 GB: without it every layer of the best plan is recomputed."""
+    machine, few = machine_named("dgx-a100-40").with_nodes(280), {"zero": (1,), "sequence_parallel": (True,)}
+    plain, lean = (
+        search(subject_of(MT_NLG_PLAN), machine, 2240, space.model_copy(update=few))
+        for space in (PLAIN, SPACE)
+    )
+    before, best = plain.ranking.winners(1)[0], lean.ranking.winners(1)[0]
+    assert before.plan.recompute == Recompute(mode="layer") and best.plan.recompute.every > 1
+    assert best.seconds < 0.95 * before.seconds
+    assert before.memory_bytes < best.memory_bytes <= lean.ranking.priced.memory_limit
+
+
+def test_a_space_without_these_choices_leaves_plans_as_they_are():
+    found = tall_search(97, PLAIN).ranking.priced
+    assert set(found.candidates.grid["recompute_every"].tolist()) == {1}
+    assert set(found.candidates.grid["function_again"].tolist()) == {0}
+    assert np.array_equal(found.memory_bytes, memory_bytes(found.candidates))
+
+
+def test_with_room_for_everything_nothing_more_is_computed_again():
+    found = tall_search(8000)
+    leaner, held = as_lean_as_needed(found.enumerated.candidates, 1e12, SPACE)
+    assert leaner.grid.columns.keys() == found.enumerated.candidates.grid.columns.keys()
+    for name, column in found.enumerated.candidates.grid.columns.items():
+        assert np.array_equal(leaner.grid[name], column)
+    assert np.array_equal(held, memory_bytes(found.enumerated.candidates))
+
+
+def test_a_leaner_plan_stands_where_the_ranking_has_it(tight):
+    for place, winner in enumerate(tight.ranking.winners(12), start=1):
+        assert tight.ranking.place_of(winner.plan) == place
+
+
+@pytest.mark.parametrize("recompute", ({"mode": "layer", "every": 3}, {"activation_function": True}))
+def test_a_near_miss_of_one_plan_keeps_what_the_plan_computes_again(recompute):
+    plan = MT_NLG_PLAN.model_copy(update={"recompute": Recompute(**recompute)})
+    machine = machine_named("dgx-b200").with_nodes(280)
+    misses = interleaving_misses(plan, machine, estimate(plan, machine).seconds)
+    assert misses and {miss.plan.recompute for miss in misses} == {plan.recompute}
+
+
+@pytest.mark.parametrize(
+    ("recompute", "words"),
+    (
+        ({}, "none"),
+        ({"mode": "attention"}, "attention"),
+        ({"mode": "layer", "every": 3}, "1 layer in 3"),
+        ({"mode": "attention", "every": 2}, "attention of 1 layer in 2"),
+        ({"activation_function": True}, "activation function"),
+        ({"mode": "layer", "activation_function": True}, "layer and activation function"),
+    ),
+)
+def test_what_is_computed_again_in_words(recompute, words):
+    assert Recompute(**recompute).words == words
