@@ -47,6 +47,9 @@ def test_no_set_goes_beyond_the_ranks_asked_for() -> None:
         lambda p: p.partition.layers is not None and 0 in p.partition.layers,
         lambda p: p.batch.ramp is not None and p.layout.data > 1,
         lambda p: p.layout.chunks == 3,
+        lambda p: p.layout.tensor > 1 and p.layout.pipeline > 1 and p.layout.order[0] == "tensor",
+        # Replicas whose ranks do not ascend when they are counted by data, then by context.
+        lambda p: p.zero > 0 and min(p.layout.data, p.layout.context) > 1 and p.layout.order[0] == "context",
     ],
 )
 def test_every_choice_is_in_the_set(choice) -> None:

@@ -29,6 +29,11 @@ LAYOUTS = {
     "interleaved, sequence split": {"tensor": 2, "pipeline": 2, "chunks": 2, "sequence_parallel": True},
     "v-shaped": {"pipeline": 2, "chunks": 2, "schedule": "zb-v"},
     "shared sequences, weights in slices": {"context": 2, "data": 2, "zero": 3},
+    "sequences shared by the farthest ranks": {
+        "context": 2,
+        "pipeline": 2,
+        "order": ("context", "pipeline", "data", "tensor"),
+    },
 }
 
 

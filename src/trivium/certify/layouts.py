@@ -43,6 +43,11 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
     "attention": ({"context_attention": "ring"}, {"context_attention": "ulysses"}),
     "batch": ({"ramp": False}, {"ramp": True}),
     "rows": ({}, {"row_chunks": 2}, {"row_chunks": 5}),
+    "order": (
+        {},
+        {"layout": {"order": ("tensor", "context", "data", "pipeline")}},
+        {"layout": {"order": ("context", "pipeline", "tensor", "data")}},
+    ),
 }
 NOT_OF_THE_PLAN = ("queries", "split", "ramp")  # read by `_plan`
 CANDIDATES = 24  # drawn for each base, of which the one with most new combinations is kept
@@ -138,7 +143,7 @@ def _plan(base: Base, tree: Tree) -> Plan:
             **{k: v for k, v in tree.items() if k not in NOT_OF_THE_PLAN},
             "model": {**model, **tree["model"]},
             "batch": _batch(base, ramp=ramp),
-            "layout": {**base.degrees, "chunks": base.chunks},
+            "layout": {**base.degrees, "chunks": base.chunks, **tree.get("layout", {})},
             "partition": {"layers": None if split == "balanced" else counts},
             "schedule": base.schedule,
         }

@@ -28,7 +28,7 @@ from trivium.certify.reference import (
 )
 from trivium.parallel.launch import Place, connected, run_ranks, start_ranks
 from trivium.parallel.mesh import Mesh
-from trivium.plan.layout import Layout
+from trivium.plan.layout import AXES, Layout
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.provenance import code_commit
@@ -124,6 +124,7 @@ def describe(plan: Plan) -> str:
     words += [f"dropout {plan.model.dropout:g}"] if plan.model.dropout else []
     words += ["documents apart"] if plan.model.documents == "apart" else []
     words += ["ramp"] if plan.batch.ramp is not None else []
+    words += [f"ranks by {', '.join(x.order)}"] if x.order != AXES else []
     return ", ".join(words)
 
 

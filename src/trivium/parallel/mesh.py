@@ -87,8 +87,9 @@ class Mesh:
 
     @property
     def at(self) -> Coordinate:
-        """This rank's coordinate."""
-        return self.layout.coordinate(self.rank)
+        """This rank's coordinate: its places in its groups, which hold also where replicas answer each for itself."""
+        groups = (self.pipeline, self.data, self.tensor, self.context)
+        return Coordinate(*(group.index for group in groups))
 
     def group(self, axis: Axis) -> Group:
         """The group along an axis."""
@@ -120,7 +121,8 @@ class Mesh:
         groups = {axis: join(axis, _all_peers(layout, axis)) for axis in AXES}
         # Where there is one context rank the replicas are the data ranks: one communicator serves both.
         alike = layout.context == 1
-        replicas = groups["data"] if alike else join("replicas", _all_peers(layout, "data", "context"))
+        both: list[Axis] = [axis for axis in layout.order if axis in ("data", "context")]
+        replicas = groups["data"] if alike else join("replicas", _all_peers(layout, *both))
         return cls(
             layout=layout,
             rank=rank,
@@ -143,7 +145,6 @@ def barrier(mesh: Mesh) -> None:
 
 
 def _all_peers(layout: Layout, *axes: Axis) -> list[tuple[int, ...]]:
-    # Sorted by their ranks, not by the order within: layouts may list axes in any order.
     return sorted({layout.peers(r, *axes) for r in range(layout.world_size)})
 
 
@@ -152,6 +153,8 @@ def _join(rank: int, timeout: timedelta, role: str, groups: list[tuple[int, ...]
     mine = Group(role, (rank,), 0, None)
     for peers in groups:
         distinct = tuple(dict.fromkeys(peers))
+        # torch numbers a group's members by their ranks, whatever their order here: ours must be the same.
+        assert list(distinct) == sorted(distinct), f"group {role} lists its ranks {distinct} out of order"
         handle = dist.new_group(list(distinct), timeout=timeout) if len(distinct) > 1 else None
         if rank in distinct:
             mine = Group(role, distinct, distinct.index(rank), handle)

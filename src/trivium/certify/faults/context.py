@@ -10,6 +10,7 @@ from trivium.certify.faults.mutant import Function, fault, plan
 from trivium.model.inputs import Inputs
 from trivium.parallel import buckets
 from trivium.parallel import context as attention
+from trivium.parallel.buckets import Bucket
 from trivium.parallel.context import Sight
 from trivium.parallel.mesh import Mesh
 from trivium.training import batches, trainer
@@ -29,6 +30,20 @@ PACKED_RING = plan(context=2, model=APART)
 def context_ranks_not_summed(original: Function, mesh: Mesh) -> Function:
     """Gradients are summed over data ranks and not over those that share a sequence."""
     return lambda x, group: original(x, mesh.data)
+
+
+@fault(Bucket, "owned", plan(data=2, context=2, zero=1, order=("context", "pipeline", "tensor", "data")))
+def slices_counted_by_axis(original: Function, mesh: Mesh) -> Function:
+    """A replica takes the slice of its place by data, then context, where the layout has context ranks the farthest
+    apart and the collectives count otherwise."""
+
+    def owned(self: Bucket) -> slice:
+        right: slice = original(self)
+        size = right.stop - right.start
+        place = mesh.data.index * mesh.context.size + mesh.context.index
+        return slice(place * size, (place + 1) * size)
+
+    return owned
 
 
 @fault(attention, "_go_round", RING, PACKED_RING)
@@ -111,6 +126,7 @@ def next_document_predicted(original: Function, mesh: Mesh) -> Function:
 
 FAULTS = (
     context_ranks_not_summed,
+    slices_counted_by_axis,
     key_gradients_not_home,
     causal_by_local_numbers,
     exchange_not_reversed,

@@ -1,0 +1,32 @@
+"""A rank's place in its groups is the one its layout gives it and torch has for it, whatever the order of the axes."""
+
+from itertools import permutations
+
+import torch.distributed as dist
+
+from ranks import ranks
+from trivium.parallel.launch import Place
+from trivium.parallel.mesh import Mesh
+from trivium.plan.layout import AXES, Layout
+
+
+@ranks(4, 8)
+def test_a_rank_has_its_place_in_every_group(place: Place) -> None:
+    halves = {
+        4: ({"data": 2, "context": 2}, {"pipeline": 2, "context": 2}),
+        8: ({"tensor": 2, "data": 2, "context": 2},),
+    }
+    for degrees in halves[place.world_size]:
+        for order in permutations(AXES):
+            layout = Layout(**degrees, order=order)
+            mesh = Mesh.connect(layout, place.rank, place.world_size)
+            assert mesh.at == layout.coordinate(place.rank), order
+            for group in (mesh.tensor, mesh.data, mesh.context, mesh.pipeline, mesh.replicas, mesh.ends):
+                if group.handle is not None:
+                    assert dist.get_rank(group.handle) == group.index, (group.role, order)
+                    assert dist.get_process_group_ranks(group.handle) == list(group.ranks), (
+                        group.role,
+                        order,
+                    )
+                assert group.ranks[group.index] == place.rank, (group.role, order)
+            assert set(mesh.replicas.ranks) == set(layout.peers(place.rank, "data", "context")), order
