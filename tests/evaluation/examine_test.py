@@ -34,6 +34,14 @@ LAYOUTS = {
         "pipeline": 2,
         "order": ("context", "pipeline", "data", "tensor"),
     },
+    "from the last rank to the first": {
+        "pipeline": 2,
+        "schedule": "given",
+        "rows": (
+            "F0.1 B0.1 F1.1 B1.1 F2.1 B2.1 F3.1 B3.1",
+            "F0.0 F1.0 B0.0 F2.0 B1.0 F3.0 B2.0 B3.0",
+        ),
+    },
 }
 
 

@@ -9,6 +9,13 @@ from trivium.certify.sweep import certify, describe
 
 llama = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}
 apart = {"documents": "apart", "end_of_text": 3}
+BACKWARDS = ("F0.1 F1.1 B1.1 B0.1", "F0.0 F1.0 B1.0 B0.0")  # the first stage on the last rank
+# The first stage on the second rank, the last on the third.
+SCATTERED = (
+    "F0.1 F0.4 I0.4 W0.4 F1.1 I0.1 F1.4 W0.1 I1.4 I1.1 W1.1 W1.4",
+    "F0.0 F1.0 F0.2 F1.2 I0.2 W0.2 I0.0 W0.0 I1.2 I1.0 W1.2 W1.0",
+    "F0.3 F0.5 I0.5 I0.3 W0.3 F1.3 F1.5 W0.5 I1.5 W1.5 I1.3 W1.3",
+)
 
 PLANS = {
     1: [
@@ -37,6 +44,7 @@ PLANS = {
         small(context=2, model={**llama, **apart}, zero=3),
         small(data=2, model={**apart, "dropout": 0.1}, zero=2),
         small(pipeline=2, schedule="zb-h1", model=apart, zero=2),
+        small(pipeline=2, schedule="given", rows=BACKWARDS, batch={"sequences": 4}),
     ],
     3: [
         small(tensor=3, model={"heads": 3}),
@@ -50,6 +58,14 @@ PLANS = {
         small(data=3, batch={"sequences": 24, "micro": 4}),
         small(context=3, model={"sequence": 12, "heads": 3}, context_attention="ulysses"),
         small(data=3, zero=3, batch={"sequences": 12}, model={"vocabulary": 5, "head": "untied"}),
+        small(
+            pipeline=3,
+            chunks=2,
+            schedule="given",
+            rows=SCATTERED,
+            batch={"sequences": 4},
+            model={"layers": 7},
+        ),
     ],
     4: [
         small(tensor=4, sequence_parallel=True),
@@ -65,6 +81,9 @@ PLANS = {
         small(data=2, context=2, zero=2, model=llama),
         small(pipeline=2, context=2, chunks=2, zero=3, context_attention="ulysses"),
         small(pipeline=2, data=2, chunks=2, schedule="zb-v", zero=3, model={**apart, "layers": 5}),
+        small(data=2, context=2, order=("context", "pipeline", "tensor", "data"), model={"dropout": 0.1}),
+        small(data=2, context=2, zero=3, order=("tensor", "context", "data", "pipeline"), model=llama),
+        small(pipeline=2, data=2, zero=2, schedule="given", rows=BACKWARDS, batch={"sequences": 8}),
     ],
     8: [
         small(tensor=2, pipeline=2, data=2),

@@ -35,6 +35,7 @@ from trivium.provenance import code_commit
 
 REFERENCE_PROCESSES = 2
 Fault = Callable[[Mesh], AbstractContextManager[None]]
+Meshes = dict[tuple[Layout, tuple[int, int]], Mesh]  # by degrees and order, and who holds the model's ends
 
 
 def certify(
@@ -80,9 +81,9 @@ class Trial(NamedTuple):
 def certify_with_faults(place: Place, trials: Sequence[Trial], folder: Path) -> None:
     """Plans of one world size on this rank, each with its fault; the findings go to `folder`."""
     with connected(place, timeout_seconds=30):
-        meshes: dict[Layout, Mesh] = {}
+        meshes: Meshes = {}
         for trial in trials:
-            mesh = _mesh(trial.plan.layout, place, meshes)
+            mesh = _mesh(trial.plan, place, meshes)
             with trial.fault(mesh):
                 found = examine(trial.plan, mesh, reference_of(trial.plan, folder))
             _write(folder, trial.name, place.rank, found)
@@ -135,22 +136,23 @@ def _reference_rank(place: Place, plans: dict[str, Plan], folder: Path) -> None:
 
 def _certify_rank(place: Place, plans: Sequence[Plan], folder: Path) -> None:
     with connected(place):
-        meshes: dict[Layout, Mesh] = {}
+        meshes: Meshes = {}
         references: dict[str, Reference] = {}
         for number, plan in enumerate(plans):
             key = reference_key(plan)
             if key not in references:
                 references[key] = reference_of(plan, folder)
-            found = examine(plan, _mesh(plan.layout, place, meshes), references[key])
+            found = examine(plan, _mesh(plan, place, meshes), references[key])
             _write(folder, str(number), place.rank, found)
 
 
-def _mesh(layout: Layout, place: Place, meshes: dict[Layout, Mesh]) -> Mesh:
+def _mesh(plan: Plan, place: Place, meshes: Meshes) -> Mesh:
     """Groups take long to make, and do not depend on the chunks."""
-    degrees = layout.model_copy(update={"chunks": 1})
-    if degrees not in meshes:
-        meshes[degrees] = Mesh.connect(degrees, place.rank, place.world_size)
-    return dataclasses.replace(meshes[degrees], layout=layout)
+    degrees = plan.layout.model_copy(update={"chunks": 1})
+    key = degrees, plan.ends
+    if key not in meshes:
+        meshes[key] = Mesh.connect(degrees, place.rank, place.world_size, ends=plan.ends)
+    return dataclasses.replace(meshes[key], layout=plan.layout)
 
 
 def _watch(

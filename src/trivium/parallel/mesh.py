@@ -71,8 +71,8 @@ class Group:
 class Mesh:
     """The groups of one rank.
 
-    replicas: the ranks that hold the same weights (data and context). ends: the first and the last pipeline rank,
-    which share a tied embedding.
+    replicas: the ranks that hold the same weights (data and context). ends: the pipeline ranks with the first and the
+    last stage, which share a tied embedding.
     """
 
     layout: Layout
@@ -109,10 +109,12 @@ class Mesh:
         world_size: int,
         device: torch.device | None = None,
         timeout_seconds: float = COLLECTIVE_TIMEOUT_SECONDS,
+        ends: tuple[int, int] | None = None,
     ) -> "Mesh":
         """Create the groups of a layout; every rank of the process group must call this alike.
 
-        timeout_seconds: of each collective; torch's groups do not inherit it from the process group.
+        timeout_seconds: of each collective; torch's groups do not inherit it from the process group. ends: pipeline
+        ranks as Plan.ends has them, by default the first and the last.
         """
         problems = layout.problems(world_size)
         if problems:
@@ -121,6 +123,7 @@ class Mesh:
         groups = {axis: join(axis, _all_peers(layout, axis)) for axis in AXES}
         # Where there is one context rank the replicas are the data ranks: one communicator serves both.
         alike = layout.context == 1
+        held = ends or (0, layout.pipeline - 1)
         both: list[Axis] = [axis for axis in layout.order if axis in ("data", "context")]
         replicas = groups["data"] if alike else join("replicas", _all_peers(layout, *both))
         return cls(
@@ -128,7 +131,9 @@ class Mesh:
             rank=rank,
             device=device or torch.device("cpu"),
             replicas=replicas,
-            ends=join("ends", [(peers[0], peers[-1]) for peers in _all_peers(layout, "pipeline")]),
+            ends=join(
+                "ends", [(peers[min(held)], peers[max(held)]) for peers in _all_peers(layout, "pipeline")]
+            ),
             **groups,
         )
 

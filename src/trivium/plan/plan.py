@@ -77,19 +77,31 @@ class Plan(Config):
             chunks=self.layout.chunks,
         )
 
-    def stages_of(self, pipeline: int) -> tuple[int, ...]:
-        """The stages that pipeline rank `pipeline` holds, ascending."""
+    @property
+    def placement(self) -> tuple[tuple[int, ...], ...]:
+        """The stages that each pipeline rank holds, ascending."""
         if self.schedule == "given":
-            return stages_of_ranks(self.schedule_table())[pipeline]
+            return stages_of_ranks(self.schedule_table())
         # Where stages sit does not depend on the number of micro-batches: the shortest step says it.
         size = self.layout.pipeline
         shortest = make_schedule(self.schedule, pipeline=size, micro_batches=size, chunks=self.layout.chunks)
-        return stages_of_ranks(shortest)[pipeline]
+        return stages_of_ranks(shortest)
+
+    def stages_of(self, pipeline: int) -> tuple[int, ...]:
+        """The stages that pipeline rank `pipeline` holds, ascending."""
+        return self.placement[pipeline]
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The pipeline ranks that hold the first and the last stage; rows that are given may put these anywhere."""
+        rank_of = {stage: rank for rank, own in enumerate(self.placement) for stage in own}
+        return rank_of[0], rank_of[self.layout.stages - 1]
 
     @property
     def ends_apart(self) -> bool:
         """Whether the first and the last stage are on different pipeline ranks."""
-        return self.layout.stages - 1 not in self.stages_of(0)
+        first, last = self.ends
+        return first != last
 
     def layers_of(self, stage: int) -> range:
         """The layers of a stage."""

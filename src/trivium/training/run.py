@@ -72,7 +72,9 @@ def train_rank(
     """
     timeout = job.training.supervision.timeout_seconds
     with listening(exit_at_once) as requests, connected(place, timeout_seconds=timeout):
-        mesh = Mesh.connect(job.plan.layout, place.rank, place.world_size, place.device, timeout)
+        mesh = Mesh.connect(
+            job.plan.layout, place.rank, place.world_size, place.device, timeout, job.plan.ends
+        )
         _Loop(job, mesh, Duty(requests, post or Post())).run(after_step)
 
 
