@@ -14,6 +14,7 @@ from trivium.planner.finalists import simulated_seconds
 from trivium.planner.leaner import as_lean_as_needed, memory_bytes
 from trivium.planner.near_misses import interleaving_misses
 from trivium.planner.search import search
+from trivium.planner.search_text import choice_text, choice_tree
 
 TALL = {"model": {"layers": 12, "sequence": 512}, "batch": {"sequences": 24}}
 SPACE = SearchSpace(micro=(1, 2), context=(1, 2), zero=(0, 1))
@@ -118,15 +119,30 @@ def test_with_room_for_everything_nothing_more_is_computed_again():
     assert np.array_equal(held, memory_bytes(found.enumerated.candidates))
 
 
+def test_the_text_and_the_tree_of_a_leaner_plan_tell_what_it_computes_again(tight):
+    for winner in tight.ranking.winners(40):
+        recompute, tree = winner.plan.recompute, choice_tree(winner.plan)
+        told = {k: tree[k] for k in ("recompute", "recompute_every", "recompute_activation_function")}
+        assert list(told.values()) == [recompute.mode, recompute.every, recompute.activation_function]
+        assert f"recompute {recompute.words}," in choice_text(winner)
+
+
 def test_a_leaner_plan_stands_where_the_ranking_has_it(tight):
     for place, winner in enumerate(tight.ranking.winners(12), start=1):
         assert tight.ranking.place_of(winner.plan) == place
 
 
-@pytest.mark.parametrize("recompute", ({"mode": "layer", "every": 3}, {"activation_function": True}))
-def test_a_near_miss_of_one_plan_keeps_what_the_plan_computes_again(recompute):
+@pytest.mark.parametrize(
+    ("recompute", "gigabytes"),
+    (
+        ({"mode": "layer", "every": 3}, 180),
+        ({"activation_function": True}, 180),
+        ({"mode": "layer"}, 75),  # where half of the layers would fit
+    ),
+)
+def test_a_near_miss_of_one_plan_keeps_what_the_plan_computes_again(recompute, gigabytes):
     plan = MT_NLG_PLAN.model_copy(update={"recompute": Recompute(**recompute)})
-    machine = machine_named("dgx-b200").with_nodes(280)
+    machine = machine_named("selene").model_copy(update={"memory_bytes": gigabytes * 10**9})
     misses = interleaving_misses(plan, machine, estimate(plan, machine).seconds)
     assert misses and {miss.plan.recompute for miss in misses} == {plan.recompute}
 
