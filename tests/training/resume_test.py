@@ -28,6 +28,8 @@ from trivium.training.run import CHECKPOINTS, TrainingJob
 
 BATCH = {"sequences": 8, "micro": 2}
 MODEL = {"vocabulary": 300, "layers": 2, "dropout": 0.1}
+# The first stage on the second rank, the second on the first.
+SCATTERED = tuple(" ".join(f"{op}{m}.{stage}" for op in "FB" for m in range(4)) for stage in (1, 0, 2))
 LONG = 45  # steps: the training is still there when a step's news reaches the one who kills
 
 
@@ -142,6 +144,27 @@ def test_another_layout_goes_on_with_the_same_losses_in_fp64(tokens: Path, tmp_p
     assert max(abs(one[s] - two[s]) / one[s] for s in one) <= 1e-12
     assert one != two, "the other layout did not run"
     assert batches(tmp_path / "broken") == batches(tmp_path / "unbroken")
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    (
+        {"pipeline": 3, "partition": {"layers": [1, 0, 1]}, "schedule": "given", "rows": SCATTERED},
+        {"data": 2, "context": 2, "order": ("context", "pipeline", "tensor", "data")},
+    ),
+    ids=("the first stage on the second rank", "context ranks the farthest apart"),
+)
+def test_a_training_goes_on_wherever_its_stages_and_replicas_are(
+    tokens: Path, tmp_path: Path, elsewhere: dict[str, Any]
+) -> None:
+    alone, other = plan(weights="fp64"), plan(weights="fp64", **elsewhere)
+    recipe = {"decay_tokens": 1000, "validation_samples": 24}
+    start(job(tokens, tmp_path / "alone", alone, steps=6, **recipe))
+    for steps, under in ((2, alone), (4, other), (6, alone)):
+        start(job(tokens, tmp_path / "moved", under, steps=steps, **recipe))
+    one, two = losses(tmp_path / "alone"), losses(tmp_path / "moved")
+    assert one.keys() == two.keys() and one != two
+    assert max(abs(one[s] - two[s]) / one[s] for s in one) <= 1e-12
 
 
 def test_a_run_goes_on_after_failed_saves_and_stops_after_so_many(
