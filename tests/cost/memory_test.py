@@ -17,7 +17,7 @@ from trivium.cost.memory import (
 )
 from trivium.cost.moments import balanced
 from trivium.cost.rank_parameters import rank_parameters
-from trivium.cost.stages import layers_by_stage, stages_by_rank
+from trivium.cost.stages import layers_by_stage
 from trivium.cost.step_time import SCHEDULES
 from trivium.parallel.transport import POSTED_AHEAD
 from trivium.plan.layout import Coordinate, Layout
@@ -25,6 +25,7 @@ from trivium.plan.parameters import count
 from trivium.plan.partition import Partition
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
+from trivium.plan.schedule import stages_of_ranks
 
 LAYOUTS = [
     {"layout": {"tensor": 1, "pipeline": 1, "data": 3}, "batch": {"sequences": 24}},
@@ -39,7 +40,7 @@ LAYOUTS = [
 @pytest.mark.parametrize("over", LAYOUTS)
 def test_who_holds_which_stage_is_what_the_plan_says(over):
     plan = small(**over)
-    assert list(stages_by_rank(plan)) == [plan.stages_of(p) for p in range(plan.layout.pipeline)]
+    assert plan.stages_by_rank == stages_of_ranks(plan.schedule_table())
     assert [plan.layers_of(s) for s in range(plan.layout.stages)] == list(layers_by_stage(plan))
 
 
@@ -187,7 +188,7 @@ PLANS = [
 @pytest.mark.parametrize("plan", PLANS)
 def test_parameters_of_a_rank_are_its_buffers_without_padding(plan: Plan):
     case = case_of(plan)
-    for pipeline, stages in enumerate(stages_by_rank(plan)):
+    for pipeline, stages in enumerate(plan.stages_by_rank):
         layers = sum(len(layers_by_stage(plan)[s]) for s in stages)
         ends = [int(end in stages) for end in (0, plan.layout.stages - 1)]
         padding = sum(buffer_elements(plan, pipeline)) - rank_parameters(case, layers, *ends)

@@ -30,3 +30,12 @@ def test_a_rank_has_its_place_in_every_group(place: Place) -> None:
                     )
                 assert group.ranks[group.index] == place.rank, (group.role, order)
             assert set(mesh.replicas.ranks) == set(layout.peers(place.rank, "data", "context")), order
+
+
+@ranks(3)
+def test_a_mesh_knows_whose_ends_it_joins(place: Place) -> None:
+    usual, other = (
+        Mesh.connect(Layout(pipeline=3), place.rank, place.world_size, ends=ends) for ends in (None, (2, 1))
+    )
+    assert usual.joins((0, 2)) and other.joins((2, 1))
+    assert usual.joins((2, 1)) == (place.rank == 0) and other.joins((0, 2)) == (place.rank == 1)

@@ -8,7 +8,7 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from trivium.cost.stages import layers_by_stage, stages_by_rank
+from trivium.cost.stages import layers_by_stage
 from trivium.plan.buckets import bucket_table, in_buckets
 from trivium.plan.layout import Layout
 from trivium.plan.model_shape import ModelShape
@@ -37,7 +37,7 @@ def buffer_elements(plan: Plan, pipeline: int) -> tuple[int, ...]:
     if plan.zero >= 3:
         return tuple(row.padded for row in bucket_table(plan, pipeline))
     ends, layers = plan.layout.stages - 1, layers_by_stage(plan)
-    held = tuple(Held(len(layers[s]), s == 0, s == ends) for s in stages_by_rank(plan)[pipeline])
+    held = tuple(Held(len(layers[s]), s == 0, s == ends) for s in plan.stages_of(pipeline))
     return _buffers(plan.model, plan.layout, held, sequence_parallel=plan.sequence_parallel)
 
 

@@ -17,7 +17,7 @@ from trivium.cost.memory import MemoryEstimate, worst_rank
 from trivium.cost.prices import Piece, Prices, Setting, prices, setting
 from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import OURS, Stack, stack_named
-from trivium.cost.stages import layers_by_stage, stages_by_rank
+from trivium.cost.stages import layers_by_stage
 from trivium.cost.step_time import SCHEDULES, StepSeconds, data_seconds, optimizer_seconds, step_seconds
 from trivium.cost.timeline import Timeline, simulate
 from trivium.errors import ConfigError
@@ -131,7 +131,7 @@ class Durations:
     def round_trip(self, pipeline: int) -> Piece:
         """One micro-batch through all stages of a pipeline rank."""
         total = Piece()
-        for stage in stages_by_rank(self.plan)[pipeline]:
+        for stage in self.plan.stages_of(pipeline):
             total = total.plus(self.stages[stage][0]).plus(self.stages[stage][1])
         return total
 

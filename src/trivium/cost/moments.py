@@ -19,7 +19,7 @@ from trivium.cost.in_flight import (
     put_off_counts,
     put_off_counts_of,
 )
-from trivium.cost.stages import layers_by_stage, stages_by_rank
+from trivium.cost.stages import layers_by_stage
 from trivium.cost.step_time import SCHEDULES
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import SPLIT_SCHEDULES, ScheduleName
@@ -51,7 +51,7 @@ class Moment(NamedTuple):
 def moments_of_rank(plan: Plan, pipeline: int) -> list[Moment]:
     """The fullest moments of one rank of a plan in a step of the full batch."""
     layout, layers = plan.layout, layers_by_stage(plan)
-    stages = stages_by_rank(plan)[pipeline]
+    stages = plan.stages_of(pipeline)
     micro_batches = plan.batch.micro_batches(layout)
     if plan.schedule == "given":
         row = plan.schedule_table()[pipeline]

@@ -96,6 +96,10 @@ class Mesh:
         group: Group = getattr(self, axis)
         return group
 
+    def joins(self, ends: tuple[int, int]) -> bool:
+        """Whether this rank has both pipeline ranks `ends` (of Plan.ends) in its group of ends, if it is one of them."""
+        return self.pipeline.index not in ends or {self.pipeline.ranks[n] for n in ends} <= {*self.ends.ranks}
+
     @property
     def is_first_of(self) -> dict[Axis, bool]:
         """Whether this rank is the first along each axis."""

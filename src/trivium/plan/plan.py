@@ -20,6 +20,7 @@ from trivium.plan.schedule import (
     ScheduleName,
     make_schedule,
     parse_schedule,
+    stages_of_named,
     stages_of_ranks,
     table_problems,
 )
@@ -78,23 +79,20 @@ class Plan(Config):
         )
 
     @property
-    def placement(self) -> tuple[tuple[int, ...], ...]:
+    def stages_by_rank(self) -> tuple[tuple[int, ...], ...]:
         """The stages that each pipeline rank holds, ascending."""
         if self.schedule == "given":
             return stages_of_ranks(self.schedule_table())
-        # Where stages sit does not depend on the number of micro-batches: the shortest step says it.
-        size = self.layout.pipeline
-        shortest = make_schedule(self.schedule, pipeline=size, micro_batches=size, chunks=self.layout.chunks)
-        return stages_of_ranks(shortest)
+        return stages_of_named(self.schedule, self.layout.pipeline, self.layout.chunks)
 
     def stages_of(self, pipeline: int) -> tuple[int, ...]:
         """The stages that pipeline rank `pipeline` holds, ascending."""
-        return self.placement[pipeline]
+        return self.stages_by_rank[pipeline]
 
     @property
     def ends(self) -> tuple[int, int]:
         """The pipeline ranks that hold the first and the last stage; rows that are given may put these anywhere."""
-        rank_of = {stage: rank for rank, own in enumerate(self.placement) for stage in own}
+        rank_of = {stage: rank for rank, own in enumerate(self.stages_by_rank) for stage in own}
         return rank_of[0], rank_of[self.layout.stages - 1]
 
     @property

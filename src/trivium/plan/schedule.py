@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from trivium.errors import ConfigError
@@ -83,6 +84,13 @@ def weight_gradient(micro_batch: int, stage: int) -> Action:
 def stages_of_ranks(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
     """The stages each pipeline rank holds, ascending, read off the table."""
     return tuple(tuple(sorted({a.stage for a in row})) for row in schedule)
+
+
+@lru_cache(maxsize=1024)
+def stages_of_named(name: ScheduleName, pipeline: int, chunks: int) -> tuple[tuple[int, ...], ...]:
+    """`stages_of_ranks` of a named schedule; remembered, because pricing asks thousands of times."""
+    # Who holds what does not depend on the number of micro-batches: the shortest legal step tells.
+    return stages_of_ranks(make_schedule(name, pipeline=pipeline, micro_batches=pipeline, chunks=chunks))
 
 
 def last_stage(schedule: Schedule) -> int:

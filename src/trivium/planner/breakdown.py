@@ -10,7 +10,7 @@ from trivium.cost.case import MODES, case_of
 from trivium.cost.estimate import Estimate, estimate, planned_timeline
 from trivium.cost.hardware import Machine
 from trivium.cost.memory import MemoryEstimate, memory_of_rank
-from trivium.cost.stages import layers_by_stage, stages_by_rank
+from trivium.cost.stages import layers_by_stage
 from trivium.cost.timeline import Timeline
 from trivium.cost.traffic import Traffic, step_traffic
 from trivium.plan.layout import Coordinate
@@ -133,7 +133,7 @@ def held_over_time(timeline: Timeline, rank: int, holds: HeldByRank) -> list[tup
 def held_by_rank(plan: Plan, pipeline: int) -> HeldByRank:
     """Bytes a pipeline rank holds beside activations and gradients, transients at their largest, and these two."""
     held = memory_of_rank(plan, Coordinate(pipeline, 0, 0))
-    kept = {stage: _stage_bytes(plan, stage) for stage in stages_by_rank(plan)[pipeline]}
+    kept = {stage: _stage_bytes(plan, stage) for stage in plan.stages_of(pipeline)}
     always = held.weights + held.optimizer + held.working - held.activations
     return HeldByRank(float(always), float(held.opened), float(held.gradients), kept)
 

@@ -4,13 +4,15 @@ Three choices of recompute are rows of a search. What follows from the memory is
 limit compute their activation function again, and plans that recompute layers only every k-th, the fewest that fit.
 """
 
+from collections.abc import Collection
+
 import numpy as np
 from numpy.typing import NDArray
 
 from trivium.cost.case import LAYER, NONE
 from trivium.cost.memory import memory_of_cases
 from trivium.planner.config import SearchSpace
-from trivium.planner.grid import Candidates, Mask
+from trivium.planner.grid import Candidates, Column
 
 Figures = NDArray[np.float64]
 
@@ -27,38 +29,42 @@ def as_lean_as_needed(
     candidates: Candidates, memory_limit: float, space: SearchSpace
 ) -> tuple[Candidates, Figures]:
     """The same plans, row by row, with what each computes again, and what it then holds."""
-    held = memory_bytes(candidates).copy()
-    layers = candidates.grid["recompute"] == LAYER
+    held = memory_bytes(candidates)
     if space.activation_function:
-        # A recomputed layer keeps its input only, whatever its activation function does.
-        candidates = _with_function_again(candidates, held, (held > memory_limit) & ~layers)
-    candidates = _with_fewer_layers(candidates, held, (held <= memory_limit) & layers, memory_limit, space)
-    return candidates, held
+        candidates, held = _with_function_again(candidates, held, memory_limit)
+    return _with_fewer_layers(candidates, held, memory_limit, space.recompute_every)
 
 
-def _with_function_again(candidates: Candidates, held: Figures, asked: Mask) -> Candidates:
-    """Of the plans `asked`, those that hold less for it; `held` is told."""
-    rows = np.flatnonzero(asked)
+def _with_function_again(
+    candidates: Candidates, held: Figures, memory_limit: float
+) -> tuple[Candidates, Figures]:
+    """Plans over the limit compute their activation function again, where they hold less for it. A recomputed layer
+    keeps its input only, whatever its activation function does."""
+    rows = np.flatnonzero((held > memory_limit) & (candidates.grid["recompute"] != LAYER))
     leaner = memory_bytes(candidates.take(rows).changed(function_again=1))
     gains = leaner < held[rows]
-    rows = rows[gains]
-    held[rows] = leaner[gains]
-    return candidates.changed(rows, function_again=1)
+    return candidates.changed(rows[gains], function_again=1), _put(held, rows[gains], leaner[gains])
 
 
 def _with_fewer_layers(
-    candidates: Candidates, held: Figures, asked: Mask, memory_limit: float, space: SearchSpace
-) -> Candidates:
-    """Of the plans `asked`, which fit, every k-th layer for the largest k that fits; `held` is told.
+    candidates: Candidates, held: Figures, memory_limit: float, choices: Collection[int]
+) -> tuple[Candidates, Figures]:
+    """Plans that fit with all layers recomputed do so with every k-th, for the largest k of the choices that fits.
 
     Where all could be kept, as the plan without recompute does, nothing changes.
     """
-    rows = np.flatnonzero(asked)
+    rows = np.flatnonzero((held <= memory_limit) & (candidates.grid["recompute"] == LAYER))
     rows = rows[memory_bytes(candidates.take(rows).changed(recompute=NONE)) > memory_limit]
-    for every in sorted(set(space.recompute_every) - {1}, reverse=True):
+    for every in sorted(set(choices) - {1}, reverse=True):
         fewer = memory_bytes(candidates.take(rows).changed(recompute_every=every))
         fits = fewer <= memory_limit
-        held[rows[fits]] = fewer[fits]
         candidates = candidates.changed(rows[fits], recompute_every=every)
+        held = _put(held, rows[fits], fewer[fits])
         rows = rows[~fits]
-    return candidates
+    return candidates, held
+
+
+def _put(held: Figures, rows: Column, values: Figures) -> Figures:
+    found = held.copy()
+    found[rows] = values
+    return found

@@ -56,6 +56,7 @@ class Trainer:
     """One rank's model, gradients and optimizer under a plan."""
 
     def __init__(self, plan: Plan, mesh: Mesh, *, seed: int, rule: AdamRule, initial: bool = True) -> None:
+        assert mesh.joins(plan.ends), f"the mesh was connected for other ends of the model than {plan.ends}"
         self.plan, self.mesh, self.seed = plan, mesh, seed
         self.stages = build_stages(plan, mesh, seed=seed if initial else None)
         self.buckets: list[Bucket] = make_buckets(
