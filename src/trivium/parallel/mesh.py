@@ -97,7 +97,7 @@ class Mesh:
         return group
 
     def joins(self, ends: tuple[int, int]) -> bool:
-        """Whether this rank has both pipeline ranks `ends` (of Plan.ends) in its group of ends, if it is one of them."""
+        """Whether this rank, if it is one of the pipeline ranks `ends`, shares a group with the other."""
         return self.pipeline.index not in ends or {self.pipeline.ranks[n] for n in ends} <= {*self.ends.ranks}
 
     @property
