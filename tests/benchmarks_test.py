@@ -85,37 +85,53 @@ def test_the_page_shows_failures_and_targets(scripts):
     assert "failed: it broke" in text
 
 
-def test_the_readme_shows_the_newest_report_of_each_processor(scripts, tmp_path):
-    import readme_table
+def test_the_pages_show_the_newest_report_of_each_processor(scripts, tmp_path):
+    import performance_tables
     from pieces import report
 
+    def row(ratio: float, size: str) -> dict[str, object]:
+        said = {"peer": "DDP", "trivium": "trivium ZeRO-1", "status": "measured", "ratio": ratio}
+        said |= {"target": 1.0, "reached": ratio >= 1}
+        return {"name": f"replicas {size}", "comparisons": [said], "commit": "abc", "changed": False}
+
+    xeon = "Intel(R) Xeon(R) Processor @ 2.50GHz, family 6 model 85"
     for date, processor, ratio in (
         ("2026-01-01", "AMD EPYC", 1.25),
         ("2026-01-02", "AMD EPYC", 1.5),
-        ("2026-01-01", "Intel(R) Xeon(R) Processor @ 2.50GHz, family 6 model 85", 0.75),
+        ("2026-01-01", xeon, 0.75),
     ):
-        said = {"peer": "DDP", "status": "measured", "ratio": ratio, "target": 1.0, "reached": ratio >= 1}
         record = {
             "date": date,
             "commit": "abc",
             "torch": "2.13",
             "machine": {"processor": processor, "cores": 2, "system": "s"},
-            "rows": [{"name": "replicas", "comparisons": [said], "commit": "abc", "changed": False}],
+            "rows": [row(ratio, "hidden 256"), row(2 * ratio, "hidden 512")][
+                : 2 if "AMD" in processor else 1
+            ],
         }
         report("engine", record, str(tmp_path / "reports"), lambda record: "page")
     names = sorted(path.name for path in (tmp_path / "reports").glob("*.json"))
     assert (
         names[0] == "engine-2026-01-01-amd-epyc.json" and names[1] == "engine-2026-01-01-intel-xeon-6-85.json"
     )
-    page = tmp_path / "README.md"
-    page.write_text(f"before {readme_table.BEGIN}old{readme_table.END} after")
-    assert readme_table.main(["--reports", str(tmp_path / "reports"), "--write", str(page)]) == 0
-    text = page.read_text()
-    assert text.startswith("before ") and text.endswith(" after") and "old" not in text
-    assert text.count("| replicas | DDP |") == 2 and "1.25" not in text
-    assert "AMD EPYC, 2 cores" in text and "| 1.50 | 1.00 | yes |" in text
-    assert "Intel(R) Xeon(R)" in text and "| 0.75 | 1.00 | no |" in text
-    assert readme_table.main(["--reports", str(tmp_path)]) == 1
+    (tmp_path / "docs").mkdir()
+    readme, whole = tmp_path / "README.md", tmp_path / "docs" / "performance.md"
+    marked = f"before {performance_tables.BEGIN}old{performance_tables.END} after"
+    readme.write_text(marked)
+    words = ["--reports", str(tmp_path / "reports"), "--root", str(tmp_path), "--write"]
+    whole.write_text("no marks")
+    assert performance_tables.main(words) == 1
+    whole.write_text(marked)
+    assert performance_tables.main(words) == 0
+    for page in (readme, whole):
+        text = page.read_text()
+        assert text.startswith("before ") and text.endswith(" after") and "old" not in text
+        assert "1.25" not in text and "AMD EPYC" in text and xeon in text
+    assert "| replicas ZeRO-1: DDP | 1.00 | 1.50 / 3.00 | *0.75* / – |" in readme.read_text()
+    text = whole.read_text()
+    assert text.count("| ZeRO-1 | DDP |") == 3
+    assert "| 1.50 | 1.00 | yes |" in text and "| 0.75 | 1.00 | no |" in text
+    assert performance_tables.main(["--reports", str(tmp_path)]) == 1
 
 
 def test_the_accelerators_benchmark_says_what_it_needs(tmp_path):

@@ -1,6 +1,7 @@
 """`trivium certify`: exit codes, and the keys of its JSON."""
 
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +9,13 @@ from pathlib import Path
 import pytest
 
 from trivium.certify import layouts, mutants
+from trivium.certify.random_plans import random_plans
+from trivium.certify.reduce import reduced
+from trivium.cli import certify as cli
 from trivium.cli import main as entry
+from trivium.cli.run_config import Given, resolve
 from trivium.model.norm import Norm
+from trivium.plan.plan import Plan
 
 SMALL = [
     f"--set=plan.model.{k}" for k in ("layers=3", "hidden=40", "heads=5", "vocabulary=101", "sequence=32")
@@ -42,6 +48,15 @@ def test_an_odd_plan_is_certified_and_the_certificate_names_plan_versions_and_wo
     assert found["worst_parameter"]
 
 
+def test_a_plan_to_be_compiled_where_there_is_no_compiler_says_what_to_install(
+    call, monkeypatch, capsys, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert call("--set=plan.compiled=true") == 3
+    assert "plan.compiled=false" in capsys.readouterr().err
+
+
 def test_a_plan_that_deviates_exits_with_1_and_says_what(call, monkeypatch, capsys) -> None:
     right = Norm.forward
     monkeypatch.setattr(Norm, "forward", lambda self, x: right(self, x) * (1 + 1e-6))
@@ -57,6 +72,35 @@ def test_a_sweep_counts_and_lists_its_results(call, monkeypatch, tmp_path: Path)
     found = json.loads((tmp_path / "s.json").read_text())
     assert (found["passed"], found["failed"], len(found["results"])) == (3, 0, 3)
     assert {"plan", "passed", "worst", "worst_parameter"} <= found["results"][0].keys()
+
+
+def test_random_plans_are_counted_and_listed(call, tmp_path: Path) -> None:
+    out = tmp_path / "r.json"
+    assert call("--random", "3", "--set", "seed=4", "--max-ranks", "2", "--json", str(out)) == 0
+    found = json.loads(out.read_text())
+    assert (found["passed"], found["failed"], found["seed"], found["max_ranks"]) == (3, 0, 4, 2)
+    assert [r["passed"] for r in found["results"]] == [True] * 3 and "simplest" not in found
+
+
+def test_the_simplest_plan_that_fails_is_printed_as_a_command_that_certifies_it(
+    call, monkeypatch, capsys, tmp_path: Path
+) -> None:
+    right = Norm.forward
+    monkeypatch.setattr(Norm, "forward", lambda self, x: right(self, x) * (1 + 1e-6))
+    out = tmp_path / "r.json"
+    assert call("--random", "2", "--max-ranks", "1", "--json", str(out)) == 1
+    told = capsys.readouterr().out.splitlines()
+    command = next(line for line in told if line.startswith("trivium certify "))
+    sets = [w for w in shlex.split(command)[2:] if w != "--set"]
+    plan = Plan.model_validate(json.loads(out.read_text())["simplest"])
+    assert reduced(resolve(Given("demo", tuple(sets))).plan) == plan
+    assert plan.model.family == "gpt" and plan.batch.ramp is None and plan.zero == 0
+
+
+@pytest.mark.parametrize("plan", random_plans(30, 8, seed=2))
+def test_every_plan_can_be_given_as_options(plan: Plan) -> None:
+    sets = [w for w in shlex.split(cli._command(plan))[2:] if w != "--set"]
+    assert reduced(resolve(Given("demo", tuple(sets))).plan) == plan
 
 
 def test_mutants_are_counted_and_one_that_escapes_fails(call, monkeypatch, tmp_path: Path) -> None:
@@ -77,6 +121,8 @@ def test_mutants_are_counted_and_one_that_escapes_fails(call, monkeypatch, tmp_p
     ("words", "code"),
     [
         (["--sweep", "--mutants"], 2),
+        (["--sweep", "--random", "3"], 2),
+        (["--random", "0"], 2),
         (["--json", "nowhere/x.json"], 4),
         (["--set", "plan.layout.tensor=7"], 2),
     ],

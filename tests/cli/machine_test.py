@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from trivium.cli import machine
-from trivium.cli.machine import Facts, gather, judge
+from trivium.cli.machine import Facts, check_compiler, gather, judge
+from trivium.errors import MachineError
 
 FIT = Facts(
     python=(3, 12, 1),
@@ -67,3 +68,17 @@ def test_a_file_in_the_way_cannot_be_written(tmp_path: Path):
 def test_a_container_is_asked_what_it_leaves(monkeypatch):
     monkeypatch.setattr(machine, "_container_memory", lambda: 123)
     assert machine.memory_bytes() == 123
+
+
+def test_a_compiler_is_asked_for_only_where_one_is_needed(monkeypatch, tmp_path: Path):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check_compiler(wanted=False)
+    with pytest.raises(MachineError, match=r"plan\.compiled is true.*g\+\+.*plan\.compiled=false"):
+        check_compiler(wanted=True)
+    monkeypatch.setenv("CXX", "mine++")
+    with pytest.raises(MachineError, match=r"mine\+\+"):
+        check_compiler(wanted=True)
+    (tmp_path / "mine++").write_text("")
+    (tmp_path / "mine++").chmod(0o755)
+    check_compiler(wanted=True)

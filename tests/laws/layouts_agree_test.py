@@ -4,6 +4,7 @@ import pytest
 
 from plans import small
 from trivium.certify.certificate import Certificate, Deviation, certificate
+from trivium.certify.random_plans import random_plans
 from trivium.certify.reference import RECIPE, STEPS, compute_reference
 from trivium.certify.sweep import certify, describe
 
@@ -97,10 +98,20 @@ PLANS = {
 def test_every_layout_computes_what_one_process_computes(ranks: int) -> None:
     """Loss, every gradient, the norm, weights after three clipped updates: fp64, at most 1e-10 relative."""
     certificates = certify(PLANS[ranks], timeout_seconds=280 / len(PLANS[ranks]))
-    told = [f"{describe(p)}: {c.worst:.1e} ({c.worst_parameter})" for p, c in zip(PLANS[ranks], certificates)]
+    told = [
+        f"{describe(p)}: {c.worst:.1e} ({c.worst_parameter}) {c.error or ''}"
+        for p, c in zip(PLANS[ranks], certificates)
+    ]
     assert [t for t, c in zip(told, certificates) if not c.passed] == []
     quantities = {"loss", "gradient norm", "gradient", "weights", "validation loss", "coverage"}
     assert all(set(c.by_quantity) == quantities for c in certificates)
+
+
+def test_random_plans_compute_what_one_process_computes() -> None:
+    """More of them, and larger ones: `trivium certify --random N`."""
+    plans = random_plans(20, 4, seed=1)
+    told = [(describe(p), c.error or c.worst) for p, c in zip(plans, certify(plans)) if not c.passed]
+    assert told == []
 
 
 def test_at_least_forty_layouts_are_certified() -> None:

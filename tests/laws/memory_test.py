@@ -7,6 +7,7 @@ import pytest
 from plans import small
 from ranks import on_ranks
 from trivium.certify.layouts import generated_plans
+from trivium.certify.random_plans import random_plans
 from trivium.certify.reference import random_rows
 from trivium.cost.memory import memory_of_rank
 from trivium.parallel.launch import Place
@@ -19,6 +20,7 @@ from trivium.training.trainer import Rows, Samples, Trainer
 
 DTYPES = ("fp32", "bf16", "fp64")
 LARGEST, LARGEST_IN_BUDGET = 8, 4  # ranks of a layout
+RANDOM = 60  # plans
 GIVEN = ["F0.0 F1.0 B1.0 B0.0", "F0.1 B0.1 F1.1 B1.1"]
 MORE = [
     small(pipeline=2, schedule="given", rows=GIVEN, batch={"sequences": 4}),
@@ -31,9 +33,9 @@ MORE = [
 
 
 def covering_sample() -> dict[int, list[Plan]]:
-    """The generated layouts by world size, their dtypes in turn, and what the generator does not choose."""
+    """The generated layouts and random ones by world size, their dtypes in turn, and what neither chooses."""
     found: dict[int, list[Plan]] = {}
-    for number, plan in enumerate(generated_plans(LARGEST)):
+    for number, plan in enumerate([*generated_plans(LARGEST), *random_plans(RANDOM, LARGEST, seed=1)]):
         precision = Precision(weights=DTYPES[number % len(DTYPES)])
         found.setdefault(plan.layout.world_size, []).append(plan.model_copy(update={"precision": precision}))
     for plan in MORE:
@@ -59,12 +61,12 @@ def counted(trainer: Trainer) -> dict[str, int]:
 
 
 def check(place: Place, plans: list[Plan]) -> None:
-    meshes: dict[Layout, Mesh] = {}
+    meshes: dict[tuple[Layout, tuple[int, int]], Mesh] = {}
     for plan in plans:
-        degrees = plan.layout.model_copy(update={"chunks": 1})
-        if degrees not in meshes:
-            meshes[degrees] = Mesh.connect(degrees, place.rank, place.world_size)
-        mesh = dataclasses.replace(meshes[degrees], layout=plan.layout)
+        key = plan.layout.model_copy(update={"chunks": 1}), plan.ends
+        if key not in meshes:
+            meshes[key] = Mesh.connect(key[0], place.rank, place.world_size, ends=plan.ends)
+        mesh = dataclasses.replace(meshes[key], layout=plan.layout)
         found = counted(Trainer(plan, mesh, seed=1, rule=AdamRule()))
         predicted = memory_of_rank(plan, mesh.at).categories()
         assert found == predicted, f"rank {place.rank} counted {found}, predicted {predicted}: {plan}"

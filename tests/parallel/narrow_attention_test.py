@@ -36,10 +36,12 @@ needs_bf16 = pytest.mark.skipif(not suits(made(4, 8, 256, 8)[0]), reason="no bf1
 
 
 @needs_bf16
+@pytest.mark.parametrize("tiles", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_values_and_gradients_are_as_near_the_exact_ones_as_the_fused_kernels(
-    shape: tuple[int, int, int, int],
+    shape: tuple[int, int, int, int], tiles: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(narrow_attention, "multiplies_tiles", lambda: tiles)
     qkv, grad = made(*shape)
     exact_in = qkv.double().requires_grad_()
     exact = fused(exact_in)
@@ -109,6 +111,17 @@ def test_wider_numbers_and_small_models_are_not_for_it(dtype: torch.dtype) -> No
     assert large[0, ..., 0].numel() * 256 >= LEAST_SCORES
     assert not suits(large.to(dtype))
     assert not suits(torch.zeros(3, 1, 2, 64, 8, dtype=torch.bfloat16))
+
+
+def test_where_tiles_are_multiplied_long_sequences_keep_the_fused_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    long, short = (torch.zeros(3, 4, 8, S, 8, dtype=torch.bfloat16) for S in (SHORT, SHORT - 1))
+    monkeypatch.setattr(narrow_attention, "multiplies_tiles", lambda: True)
+    assert not suits(long)
+    elsewhere = suits(short)  # where there are no bf16 products, none suits
+    monkeypatch.setattr(narrow_attention, "multiplies_tiles", lambda: False)
+    assert suits(long) == suits(short) == elsewhere
 
 
 def test_packed_documents_keep_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,8 @@ class Findings(NamedTuple):
 @dataclass(frozen=True)
 class Certificate:
     """The verdict on a plan. by_quantity: the worst deviation of each quantity over all ranks and steps.
-    worst_by_quantity: its parameter. first: where it first went wrong; None when it passed."""
+    worst_by_quantity: its parameter. first: where it first went wrong; None when it passed. error: what its ranks
+    failed with, where they did not get as far as numbers."""
 
     plan: dict[str, Any]
     passed: bool
@@ -75,6 +76,7 @@ class Certificate:
     by_quantity: dict[str, float]
     worst_by_quantity: dict[str, str]
     first: First | None
+    error: str | None = None
 
     def as_tree(self) -> dict[str, Any]:
         """As plain data; numbers that are not finite as text, which JSON has no number for."""
@@ -128,6 +130,11 @@ def certificate(plan: Plan, found: Sequence[Deviation]) -> Certificate:
         worst_by_quantity={q: d.parameter for q, d in by_quantity.items()},
         first=_first([d for d in found if not d.value <= TOLERANCE]),
     )
+
+
+def not_finished(plan: Plan, error: str) -> Certificate:
+    """The verdict on a plan whose ranks failed or hung."""
+    return Certificate(to_tree(plan), False, math.inf, "not finished", TOLERANCE, {}, {}, None, error)
 
 
 def coverage(plan: Plan, updated: Sequence[dict[str, int]]) -> list[Deviation]:

@@ -49,7 +49,7 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
         {"layout": {"order": ("context", "pipeline", "tensor", "data")}},
     ),
 }
-NOT_OF_THE_PLAN = ("queries", "split", "ramp")  # read by `_plan`
+NOT_OF_THE_PLAN = ("queries", "split", "ramp")  # read by `plan_of`
 CANDIDATES = 24  # drawn for each base, of which the one with most new combinations is kept
 ROUNDS = 2
 TOGETHER = 3
@@ -119,12 +119,12 @@ def _draw(base: Base, round_number: int) -> Iterator[Drawn]:
         tree: Tree = {}
         for key, number in picked.items():
             tree = merge(tree, CHOICES[key][number])
-        plan = _plan(base, tree)
+        plan = plan_of(base, tree)
         if not plan.check():
             yield Drawn(frozenset(kinds | {f"{k} {n}" for k, n in picked.items()}), plan)
 
 
-def _plan(base: Base, tree: Tree) -> Plan:
+def plan_of(base: Base, tree: Tree) -> Plan:
     """A small model that the degrees divide."""
     queries, split, ramp = tree.get("queries", 1), tree["split"], tree["ramp"]
     split_heads = prod(base.degrees.get(axis, 1) for axis in ("tensor", "context"))

@@ -1,10 +1,10 @@
-"""Certify many plans: ranks are forked once per world size and reused, references are computed once per model."""
+"""Certify many plans: ranks are forked once for many and reused, references are computed once per model."""
 
 import dataclasses
 import json
 import platform
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +18,7 @@ from trivium.certify.certificate import (
     certificate,
     coverage,
     examine,
+    not_finished,
 )
 from trivium.certify.reference import (
     Reference,
@@ -26,6 +27,7 @@ from trivium.certify.reference import (
     reference_key,
     write_reference,
 )
+from trivium.errors import TriviumError
 from trivium.parallel.launch import Place, connected, run_ranks, start_ranks
 from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import AXES, Layout
@@ -34,6 +36,7 @@ from trivium.progress import Progress, silent
 from trivium.provenance import code_commit
 
 REFERENCE_PROCESSES = 2
+TOGETHER = 24  # plans that ranks run one after the other: groups of ranks, each with its threads, are never given back
 Fault = Callable[[Mesh], AbstractContextManager[None]]
 Meshes = dict[tuple[Layout, tuple[int, int]], Mesh]  # by degrees and order, and who holds the model's ends
 
@@ -41,18 +44,18 @@ Meshes = dict[tuple[Layout, tuple[int, int]], Mesh]  # by degrees and order, and
 def certify(
     plans: Sequence[Plan], *, progress: Progress = silent, timeout_seconds: float = 150
 ) -> list[Certificate]:
-    """A certificate for each plan, in order. timeout_seconds: for each, on average over those of a world size."""
+    """A certificate for each plan, in order. A plan whose ranks fail or hang has one that says so.
+
+    timeout_seconds: for each, on average over those that run together.
+    """
     results: dict[int, Certificate] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_references(plans, folder)
-        for size in sorted({p.layout.world_size for p in plans}):
-            numbers = [n for n, p in enumerate(plans) if p.layout.world_size == size]
-            chosen = [plans[n].checked() for n in numbers]
-            watch = _watch(progress, folder, numbers, plans)
-            start_ranks(_certify_rank, size, chosen, folder).wait(timeout_seconds * len(chosen), watch)
-            for k, number in enumerate(numbers):
-                results[number] = collect(plans[number], folder, str(k))
+        for together in _batches(plans):
+            chosen = {n: plans[n].checked() for n in together}
+            watch = _watch(progress, folder, chosen, before=len(results), total=len(plans))
+            results |= _certify_together(chosen, folder, timeout_seconds, watch)
     return [results[n] for n in range(len(plans))]
 
 
@@ -134,11 +137,35 @@ def _reference_rank(place: Place, plans: dict[str, Plan], folder: Path) -> None:
         write_reference(folder / f"{key}.safetensors", compute_reference(plans[key]))
 
 
-def _certify_rank(place: Place, plans: Sequence[Plan], folder: Path) -> None:
+def _batches(plans: Sequence[Plan]) -> Iterator[list[int]]:
+    """Numbers of plans of one world size, some at a time."""
+    for size in sorted({p.layout.world_size for p in plans}):
+        numbers = [n for n, p in enumerate(plans) if p.layout.world_size == size]
+        yield from (numbers[k : k + TOGETHER] for k in range(0, len(numbers), TOGETHER))
+
+
+def _certify_together(
+    plans: dict[int, Plan], folder: Path, timeout_seconds: float, watch: Callable[[], None]
+) -> dict[int, Certificate]:
+    """Certificates by number, of plans of one world size. Where ranks fail, each plan runs in ranks of its own."""
+    size = next(iter(plans.values())).layout.world_size
+    try:
+        start_ranks(_certify_rank, size, plans, folder).wait(timeout_seconds * len(plans), watch)
+    except TriviumError as error:
+        for left in folder.glob("*.json"):
+            left.unlink()
+        if len(plans) == 1:
+            return {number: not_finished(plan, str(error)) for number, plan in plans.items()}
+        alone = [_certify_together({n: p}, folder, timeout_seconds, watch) for n, p in plans.items()]
+        return {number: found for one in alone for number, found in one.items()}
+    return {number: collect(plan, folder, str(number)) for number, plan in plans.items()}
+
+
+def _certify_rank(place: Place, plans: dict[int, Plan], folder: Path) -> None:
     with connected(place):
         meshes: Meshes = {}
         references: dict[str, Reference] = {}
-        for number, plan in enumerate(plans):
+        for number, plan in plans.items():
             key = reference_key(plan)
             if key not in references:
                 references[key] = reference_of(plan, folder)
@@ -156,14 +183,14 @@ def _mesh(plan: Plan, place: Place, meshes: Meshes) -> Mesh:
 
 
 def _watch(
-    progress: Progress, folder: Path, numbers: Sequence[int], plans: Sequence[Plan]
+    progress: Progress, folder: Path, plans: dict[int, Plan], *, before: int, total: int
 ) -> Callable[[], None]:
     """Says how far the ranks are, by the findings of the first of them."""
-    before = len(plans) - sum(p.layout.world_size >= plans[numbers[0]].layout.world_size for p in plans)
+    now = list(plans.values())
 
     def watch() -> None:
         done = len(list(folder.glob("*-0.json")))
-        progress(before + done, len(plans), describe(plans[numbers[min(done, len(numbers) - 1)]]))
+        progress(before + done, total, describe(now[min(done, len(now) - 1)]))
 
     return watch
 

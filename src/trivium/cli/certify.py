@@ -1,18 +1,25 @@
 """`trivium certify`: does a plan compute what one process computes?"""
 
+import shlex
 from collections.abc import Mapping, Sequence
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from trivium.cli.machine import check_compiler
 from trivium.cli.options import DEFAULT_PRESET, Ranks, Sets
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import progress_of, say, table
+from trivium.config import leaves, to_tree
 from trivium.errors import ConfigError, DataError
+from trivium.plan.plan import Plan
 from trivium.provenance import write_json
 
 SWEEP_RANKS = 8
+
+Verdict = tuple[Mapping[str, Any], bool]  # as plain data, and whether it passed
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -27,8 +34,13 @@ def certify(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Certify a generated set of layouts instead of one plan.")
     ] = False,
+    random: Annotated[
+        int | None,
+        typer.Option("--random", metavar="N", min=1, help="Certify N random plans instead of one."),
+    ] = None,
     max_ranks: Annotated[
-        int, typer.Option("--max-ranks", metavar="N", min=1, help="The largest layouts of the sweep.")
+        int,
+        typer.Option("--max-ranks", metavar="N", min=1, help="The largest layouts of --sweep and --random."),
     ] = SWEEP_RANKS,
     mutants: Annotated[
         bool, typer.Option("--mutants", help="Put known faults into the code; each must be caught.")
@@ -39,67 +51,127 @@ def certify(
 ) -> None:
     """Run a plan on a reduced model in fp64 and compare gradients, norm, loss and weights with one process.
 
-    Exit code 1 when it deviates.
+    Exit code 1 when it deviates; the simplest plan that deviates too is then looked for. --set seed=S: other random
+    plans.
     """
-    if sweep and mutants:
-        raise ConfigError("--sweep and --mutants were both given (True, True); give one of them")
+    asked = {"--sweep": sweep, "--random": random is not None, "--mutants": mutants}
+    together = [name for name, here in asked.items() if here]
+    if len(together) > 1:
+        raise ConfigError(f"{' and '.join(together)} were given together; give one of them")
     if json is not None and not json.parent.is_dir():
         raise DataError(f"--json {json}: the folder {json.parent} does not exist; create it first")
+    given = Given(preset, tuple(sets or ()), ranks)
     if sweep:
         verdict, passed = _sweep(max_ranks)
+    elif random is not None:
+        verdict, passed = _random(random, resolve(given).seed, max_ranks)
     elif mutants:
         verdict, passed = _mutants()
     else:
-        verdict, passed = _one(Given(preset, tuple(sets or ()), ranks))
+        verdict, passed = _one(given)
     if json is not None:
         write_json(json, verdict)
     if not passed:
         raise typer.Exit(1)
 
 
-def _one(given: Given) -> tuple[Mapping[str, Any], bool]:
+def _one(given: Given) -> Verdict:
     from trivium.certify.reduce import reduced
     from trivium.certify.sweep import certify as certified
     from trivium.certify.sweep import describe, versions
 
     plan = reduced(resolve(given).plan)
+    check_compiler(wanted=plan.compiled)
     say(f"certifying {describe(plan)}: {plan.layout.world_size} ranks, fp64")
     (found,) = certified([plan])
     rows = [(q, value, found.worst_by_quantity[q]) for q, value in found.by_quantity.items()]
-    for line in table(rows, header=("quantity", "deviation", "parameter")):
+    for line in table(rows, header=("quantity", "deviation", "parameter")) if rows else []:
         say(line)
     say(f"{'passed' if found.passed else 'FAILED'}: tolerance {found.tolerance:g}, worst {found.worst:.2g} ")
+    if found.error is not None:
+        say(found.error)
     if found.first is not None:
         say(f"first wrong in step {found.first.step + 1}: {', '.join(found.first.quantities)}")
-    return {**found.as_tree(), "versions": versions()}, found.passed
+    tree = {**found.as_tree(), "versions": versions()}
+    return tree if found.passed else {**tree, **_simplest(plan, found)}, found.passed
 
 
-def _sweep(max_ranks: int) -> tuple[Mapping[str, Any], bool]:
+def _sweep(max_ranks: int) -> Verdict:
     from trivium.certify.layouts import generated_plans
+
+    plans = generated_plans(max_ranks)
+    verdict, passed = _many(plans, f"layouts of at most {max_ranks} ranks")
+    return {**verdict, "max_ranks": max_ranks}, passed
+
+
+def _random(count: int, seed: int, max_ranks: int) -> Verdict:
+    from trivium.certify.random_plans import random_plans
+
+    plans = random_plans(count, max_ranks, seed)
+    what = f"random plans of at most {max_ranks} ranks, seed {seed},"
+    verdict, passed = _many(plans, what)
+    return {**verdict, "max_ranks": max_ranks, "seed": seed}, passed
+
+
+def _many(plans: Sequence[Plan], what: str) -> Verdict:
     from trivium.certify.sweep import certify as certified
     from trivium.certify.sweep import describe, versions
 
-    plans = generated_plans(max_ranks)
     with progress_of("certify") as progress:
         found = certified(plans, progress=progress)
-    passed = sum(c.passed for c in found)
-    for plan, c in zip(plans, found, strict=True):
-        if not c.passed:
-            say(f"FAILED {describe(plan)}: {c.worst:.2g} ({c.worst_parameter})")
-    say(f"{passed} of {len(plans)} layouts of at most {max_ranks} ranks passed")
+    both = list(zip(plans, found, strict=True))
+    failed = [(p, c) for p, c in both if not c.passed]
+    for plan, c in failed:
+        say(f"FAILED {describe(plan)}: {c.error or f'{c.worst:.2g} ({c.worst_parameter})'}")
+    say(f"{len(plans) - len(failed)} of {len(plans)} {what} passed")
     say(f"tolerance {found[0].tolerance:g}, worst {max(c.worst for c in found):.2g}")
-    results = [{**c.as_tree(), "name": describe(p)} for p, c in zip(plans, found, strict=True)]
     return {
-        "passed": passed,
-        "failed": len(plans) - passed,
-        "max_ranks": max_ranks,
+        "passed": len(plans) - len(failed),
+        "failed": len(failed),
         "tolerance": found[0].tolerance,
         "versions": versions(),
-        "results": results,
-    }, passed == len(plans)
+        "results": [{**c.as_tree(), "name": describe(p)} for p, c in both],
+        **(_simplest(*min(failed, key=lambda both: both[0].layout.world_size)) if failed else {}),
+    }, not failed
 
 
-def _mutants() -> tuple[Mapping[str, Any], bool]:
+def _simplest(plan: Plan, verdict: Any) -> Mapping[str, Any]:
+    """Says how to run again the simplest plan that deviates as this one does; itself, where its ranks failed or hung,
+    which others may do for minutes."""
+    from trivium.certify.simplest import simplest
+    from trivium.certify.sweep import certify as certified
+    from trivium.certify.sweep import describe
+
+    if verdict.error is not None:
+        say(_command(plan))
+        return {}
+    tried = 0
+    with progress_of("simplest") as progress:
+
+        def fails(candidate: Plan) -> bool:
+            nonlocal tried
+            tried += 1
+            progress(tried, None, describe(candidate))
+            return not certified([candidate])[0].passed
+
+        found = simplest(plan, fails)
+    say(f"the simplest plan that fails too, of {tried} tried: {describe(found)}")
+    say(_command(found))
+    return {"simplest": to_tree(found)}
+
+
+def _command(plan: Plan) -> str:
+    """What certifies this plan: the difference to the default preset, as options."""
+    before = dict(leaves(to_tree(resolve(Given(DEFAULT_PRESET)).plan)))
+    words = [
+        f"plan.{path}={dumps(value)}"
+        for path, value in leaves(to_tree(plan))
+        if path not in before or before[path] != value
+    ]
+    return "trivium certify " + " ".join(f"--set {shlex.quote(w)}" for w in words)
+
+
+def _mutants() -> Verdict:
     from trivium.certify.mutants import try_mutants
     from trivium.certify.sweep import versions
 

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from trivium.errors import MachineError
 from trivium.units import format_bytes
 
 PYTHON = (3, 11)
@@ -122,6 +123,16 @@ def judge(facts: Facts) -> Iterator[Check]:
         "WARN",
         f"raise it with `ulimit -n {4 * FILES}`",
     )
+
+
+def check_compiler(*, wanted: bool) -> None:
+    """MachineError where blocks are to be compiled and torch would find no compiler for C++."""
+    name = os.environ.get("CXX") or "g++"
+    if wanted and shutil.which(name) is None:
+        raise MachineError(
+            f"plan.compiled is true, and torch.compile needs a C++ compiler: {name} (CXX, or g++) is not on the PATH; "
+            f"install one, or set plan.compiled=false, which computes the same and needs none"
+        )
 
 
 def cores() -> int:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from trivium.cli.machine import check_compiler
 from trivium.cli.options import (
     DEFAULT_OUT,
     DryRun,
@@ -110,6 +111,7 @@ def join(run: Run, *, redo: bool) -> None:
 
 def job_for(run: Run, out: Path) -> Any:
     """The trainer's job; imports torch."""
+    check_compiler(wanted=run.config.plan.compiled)
     from trivium.training.run import TrainingJob
 
     return TrainingJob(

@@ -1,7 +1,8 @@
 """Causal attention of bf16 activations on a processor, by batched products of some heads and queries at a time.
 
 PyTorch's fused kernel takes twice as long there: its products are of small tiles. As in it, scores, probabilities and
-their gradient are fp32 and only rounded to bf16 as operands of the next product.
+their gradient are fp32 and only rounded to bf16 as operands of the next product. Where the processor multiplies tiles
+itself (Intel's AMX), that kernel's forward takes 40 % of this one's time, and its backward is the slower one still.
 
 Legend: B sequences, N heads, S positions, D head width, h heads and s queries of a block, K keys it sees.
 """
@@ -12,6 +13,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+
+from trivium.parallel.processor import multiplies_tiles
 
 Tensor = torch.Tensor
 
@@ -30,6 +33,7 @@ def suits(qkv: Tensor) -> bool:
         qkv.dtype == torch.bfloat16
         and qkv.device.type == "cpu"
         and scores >= LEAST_SCORES
+        and not (multiplies_tiles() and qkv.shape[3] >= SHORT)  # there all of the fused kernel is the faster
         and hasattr(torch.backends.mkldnn, "matmul")
         and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
@@ -46,19 +50,7 @@ def attend(qkv: Tensor) -> Tensor:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor) -> Tensor:
-        B, N, S, D = qkv.shape[1:]
-        out = qkv.new_empty(S, B, N, D).permute(1, 2, 0, 3)
-        log_sums = torch.empty(B, N, S, dtype=torch.float32)
-        rows, log_sums_of = out.flatten(0, 1), log_sums.flatten(0, 1)
-        with _exact_scores():
-            for heads, (q, k, v) in _in_blocks(qkv.flatten(1, 2)):
-                wide = _Wide.of(q, k)
-                for a, b in _queries(S):
-                    scores = wide.scores(a, b)
-                    largest = scores.amax(-1)
-                    p = torch.softmax(scores, -1, out=scores)
-                    log_sums_of[heads, a:b] = (largest - p.amax(-1).log_()) * LOG2_E
-                    rows[heads, a:b] = torch.bmm(p.to(v.dtype), v[:, :b])
+        out, log_sums = _fused(qkv) if multiplies_tiles() else _by_blocks(qkv)
         ctx.save_for_backward(qkv, out, log_sums)
         return out
 
@@ -74,6 +66,31 @@ class _Attention(torch.autograd.Function):
             for heads, (q, k, v) in _in_blocks(qkv.flatten(1, 2)):
                 _gradients(into[:, heads], (q, k, v), grad[heads].contiguous(), (out[heads], log_sums[heads]))
         return d_qkv
+
+
+def _fused(qkv: Tensor) -> tuple[Tensor, Tensor]:
+    """As `_by_blocks`, by PyTorch's kernel."""
+    attend_fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, log_sums = attend_fused(*qkv.unbind(0), is_causal=True)
+    return out, log_sums.mul(LOG2_E)
+
+
+def _by_blocks(qkv: Tensor) -> tuple[Tensor, Tensor]:
+    """What is attended to [B, N, S, D], and the binary logarithms [B, N, S] of the sums of exponentials."""
+    B, N, S, D = qkv.shape[1:]
+    out = qkv.new_empty(S, B, N, D).permute(1, 2, 0, 3)
+    log_sums = torch.empty(B, N, S, dtype=torch.float32)
+    rows, log_sums_of = out.flatten(0, 1), log_sums.flatten(0, 1)
+    with _exact_scores():
+        for heads, (q, k, v) in _in_blocks(qkv.flatten(1, 2)):
+            wide = _Wide.of(q, k)
+            for a, b in _queries(S):
+                scores = wide.scores(a, b)
+                largest = scores.amax(-1)
+                p = torch.softmax(scores, -1, out=scores)
+                log_sums_of[heads, a:b] = (largest - p.amax(-1).log_()) * LOG2_E
+                rows[heads, a:b] = torch.bmm(p.to(v.dtype), v[:, :b])
+    return out, log_sums
 
 
 def _gradients(

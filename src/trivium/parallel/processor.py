@@ -17,6 +17,11 @@ def mkl_is_at_home() -> bool:
     return _AT_HOME  # found at the import: a compiled block may ask, and cannot read files
 
 
+def multiplies_tiles() -> bool:
+    """Whether the processor multiplies tiles of bf16 numbers itself (Intel's AMX)."""
+    return _TILES
+
+
 def _find() -> bool:
     return torch.backends.mkl.is_available() and MKL_MAKER in _description()
 
@@ -30,3 +35,4 @@ def _description() -> str:
 
 
 _AT_HOME = _find()
+_TILES = torch.cpu._is_amx_tile_supported()

@@ -1,0 +1,184 @@
+"""The tables of README and docs/performance.md, from each processor's newest reports of step.py and engine.py.
+
+Never typed:
+
+    python benchmarks/performance_tables.py [--reports benchmarks/reports] [--write]
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pieces import commits, processor_slug
+from step_page import OURS, summary_table
+
+HERE = Path(__file__).resolve().parent
+BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
+SIZES = ("hidden 256", "hidden 512")
+STEP_AIM = 1.0  # of the fastest peer's speed
+
+Record = Mapping[str, Any]
+
+
+class Figure(NamedTuple):
+    """One ratio of a report: of which row of the overview, at which size, and what was aimed at."""
+
+    name: str
+    size: str
+    ratio: float
+    aim: float
+
+
+def main(arguments: list[str]) -> int:
+    """Print the tables, or write them between their marks; exit code 1 when there is no report or no mark."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--reports", type=Path, default=HERE / "reports")
+    parser.add_argument("--root", type=Path, default=HERE.parent, help="where README.md and docs are")
+    parser.add_argument("--write", action="store_true", help="into README.md and docs/performance.md")
+    asked = parser.parse_args(arguments)
+    steps, engines = (_newest_of_each(asked.reports, name) for name in ("step", "engine"))
+    if not steps and not engines:
+        print(f"no step-DATE.json or engine-DATE.json in {asked.reports}", file=sys.stderr)
+        return 1
+    pages = {
+        asked.root / "README.md": overview(steps, engines),
+        asked.root / "docs" / "performance.md": all_rows(steps.values(), engines.values()),
+    }
+    for page, lines in pages.items():
+        if not asked.write:
+            print("\n".join(lines))
+        elif not _write_between_marks(page, lines):
+            print(f"{page}: the marks {BEGIN} and {END} are missing", file=sys.stderr)
+            return 1
+    return 0
+
+
+def overview(steps: Mapping[str, Record], engines: Mapping[str, Record]) -> list[str]:
+    """What has an aim, a column for each processor, the ratios at both sizes; italic where below the aim."""
+    processors = list(dict.fromkeys([*steps, *engines]))
+    both = {**engines, **steps}
+    heads = [both[p]["machine"]["processor"] for p in processors]
+    figures = {p: [*_step_figures(steps.get(p)), *_engine_figures(engines.get(p))] for p in processors}
+    aims = {f.name: f.aim for p in processors for f in figures[p]}
+    return [
+        f"| | aim | {' | '.join(heads)} |",
+        "|---|---:|" + "---:|" * len(heads),
+        *(
+            f"| {name} | {aim:.2f} | {' | '.join(_cell(name, figures[p]) for p in processors)} |"
+            for name, aim in aims.items()
+        ),
+        f"| memory of a step, of the leanest peer's, at most | 1.00 | "
+        f"{' | '.join(_memory_cell(steps.get(p)) for p in processors)} |",
+    ]
+
+
+def all_rows(steps: Iterable[Record], engines: Iterable[Record]) -> list[str]:
+    """Every row of every report."""
+    parts = [step_table(r) for r in steps] + [engine_table(r) for r in engines]
+    return [line for part in parts for line in ("", *part)][1:]
+
+
+def step_table(record: Record) -> list[str]:
+    """One training step beside its peers, and the rows without peers."""
+    others = [f"- {r['name']}: {r['summary']}" for r in record["rows"] if "summary" in r]
+    return [*_head("One step", record), *summary_table(record), *(["", *others] if others else [])]
+
+
+def engine_table(record: Record) -> list[str]:
+    """Layouts beside their peers."""
+    lines = ["| row | Trivium | peer | ratio | aim | reached |", "|---|---|---|---:|---:|---|"]
+    for row in record["rows"]:
+        for c in row["comparisons"]:
+            ratio = f"{c['ratio']:.2f}" if c["status"] == "measured" else f"{c['status']}: {c['reason']}"
+            aim = "" if c["target"] is None else f"{c['target']:.2f}"
+            reached = {None: "", True: "yes", False: "no"}[c.get("reached")]
+            lines.append(f"| {row['name']} | {_variant(c)} | {c['peer']} | {ratio} | {aim} | {reached} |")
+    return [*_head("Layouts", record), *lines]
+
+
+def _head(what: str, record: Record) -> list[str]:
+    machine = record["machine"]
+    said = f"{machine['cores']} cores, torch {record['torch']}, commits {commits(record)}, {record['date'][:10]}:"
+    return [f"## {what}: {machine['processor']}", "", said, ""]
+
+
+def _step_figures(record: Record | None) -> Iterator[Figure]:
+    for row in _contests(record):
+        ratios = [c["ratio"] for c in row["comparisons"] if c["status"] == "measured"]
+        if ratios:
+            yield Figure(f"{_without_size(row)}: fastest peer", _size(row), min(ratios), STEP_AIM)
+
+
+def _engine_figures(record: Record | None) -> Iterator[Figure]:
+    for row in _contests(record):
+        for c in row["comparisons"]:
+            if c["status"] == "measured" and c["target"] is not None and _size(row) in SIZES:
+                layout = f"{_without_size(row)} {_variant(c)}".strip()
+                yield Figure(f"{layout}: {c['peer']}", _size(row), c["ratio"], c["target"])
+
+
+def _cell(name: str, figures: Sequence[Figure]) -> str:
+    """The ratios at both sizes."""
+    found = {f.size: f for f in figures if f.name == name}
+    told = {size: f"{f.ratio:.2f}" if f.ratio >= f.aim else f"*{f.ratio:.2f}*" for size, f in found.items()}
+    return " / ".join(told.get(size, "–") for size in SIZES) if told else ""
+
+
+def _memory_cell(record: Record | None) -> str:
+    """The largest share over all rows of what the leanest peer takes."""
+    shares = []
+    for row in _contests(record):
+        peers = [row["memory"][c["peer"]] for c in row["comparisons"] if c["status"] == "measured"]
+        if peers:
+            leanest = min(p["above_imports"] for p in peers)
+            shares.append(row["memory"][OURS]["above_imports"] / leanest)
+    return f"{max(shares):.2f}" if shares else ""
+
+
+def _contests(record: Record | None) -> list[Mapping[str, Any]]:
+    return [] if record is None else [r for r in record["rows"] if "comparisons" in r]
+
+
+def _size(row: Mapping[str, Any]) -> str:
+    found = re.search(r"hidden \d+|tiny", row["name"])
+    return found[0] if found else ""
+
+
+def _without_size(row: Mapping[str, Any]) -> str:
+    """The row's name without its size and what both sides say anyway."""
+    name = re.sub(r"\s*(hidden \d+|tiny)", "", row["name"])
+    return re.sub(r".*\(external\) ", "", name)
+
+
+def _variant(comparison: Mapping[str, Any]) -> str:
+    """Which of Trivium's ways, where a row has several."""
+    return comparison["trivium"].removeprefix("trivium").strip()
+
+
+def _write_between_marks(page: Path, lines: Sequence[str]) -> bool:
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        return False
+    text = "\n".join(lines)
+    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    return True
+
+
+def _newest_of_each(folder: Path, name: str) -> dict[str, Record]:
+    """A report per processor."""
+    found: dict[str, Record] = {}
+    for path in sorted(folder.glob(f"{name}-[0-9]*.json")):
+        record = json.loads(path.read_text())
+        found[processor_slug(record["machine"]["processor"])] = record
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,80 @@
+"""The simplest plan that still fails: everything is taken away without which it fails too."""
+
+from collections.abc import Callable
+from typing import Any
+
+from trivium.certify.reduce import reduced
+from trivium.config import merge
+from trivium.plan.layout import AXES
+from trivium.plan.plan import Plan
+
+Tree = dict[str, Any]
+
+# Sizes that two ranks, and two times two, can share where three did.
+FOR_TWO: Tree = {"heads": 4, "kv_heads": None, "hidden": 16, "ffn": 28, "sequence": 8, "init_std": None}
+# Every choice as it is where nobody chose; those that take most away first.
+SIMPLER: tuple[Tree, ...] = (
+    *({"layout": {axis: degree}} for degree in (1, 2) for axis in AXES),
+    *({"layout": {axis: 2}, "model": FOR_TWO} for axis in ("context", "tensor")),
+    {"schedule": "1f1b", "rows": None, "layout": {"chunks": 1}},
+    *({"schedule": "1f1b", "rows": None, "layout": {"chunks": 1, "pipeline": degree}} for degree in (1, 2)),
+    {"layout": {"order": AXES}},
+    {"batch": {"ramp": None}},
+    {"zero": 0},
+    {"sequence_parallel": False},
+    {"row_chunks": 1},
+    {"recompute": {"mode": "none", "every": 1, "activation_function": False}},
+    {"recompute": {"mode": "none", "every": 1}},
+    {"recompute": {"activation_function": False}},
+    {"recompute": {"every": 1}},
+    {"context_attention": "ring"},
+    {"model": {"dropout": 0.0}},
+    {"model": {"documents": "joined"}},
+    {"model": {"kv_heads": None}},
+    {"model": {"family": "gpt", "kv_heads": None, "ffn": None}},
+    {"model": {"head": "untied"}},
+    {"model": {"vocabulary_multiple": 1}},
+    {"partition": {"layers": None}},
+    {"batch": {"micro": 1}},
+)
+MICRO_BATCHES = (1, 2)  # of a step, fewest first
+
+
+def simplest(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
+    """A plan that fails and of which no simplification does, from one that fails. Each plan is tried once."""
+    tried: set[Plan] = {plan}
+
+    def try_one(candidate: Plan | None) -> Plan:
+        if candidate is None or candidate in tried:
+            return plan
+        tried.add(candidate)
+        return candidate if fails(candidate) else plan
+
+    while True:
+        before = plan
+        for change in SIMPLER:
+            plan = try_one(_changed(plan, change))
+        for number in MICRO_BATCHES:
+            plan = try_one(_with_micro_batches(plan, number))
+        if plan == before:
+            return plan
+
+
+def _changed(plan: Plan, change: Tree) -> Plan | None:
+    """The plan with a change, reduced; None where that is not legal, or has no fewer ranks where it should."""
+    degrees = {axis: n for axis, n in change.get("layout", {}).items() if axis in AXES}
+    if any(n >= plan.layout.degree(axis) for axis, n in degrees.items()):
+        return None
+    tree = merge(plan.model_dump(), change)
+    if tree["layout"]["pipeline"] * tree["layout"]["chunks"] != plan.layout.stages:
+        tree["partition"] = {"layers": None}
+    candidate = Plan.model_validate(tree)
+    return None if candidate.check() else reduced(candidate)
+
+
+def _with_micro_batches(plan: Plan, number: int) -> Plan | None:
+    """The plan with fewer micro-batches in a step; None where a ramp or a given table says how many."""
+    sequences = number * plan.batch.micro * plan.layout.data
+    if plan.batch.ramp is not None or sequences >= plan.batch.sequences:
+        return None
+    return _changed(plan, {"batch": {"sequences": sequences}})

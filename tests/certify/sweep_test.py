@@ -1,0 +1,32 @@
+"""A plan whose ranks fail costs its own certificate and nobody else's."""
+
+from trivium.certify.certificate import Certificate
+from trivium.certify.random_plans import random_plans
+from trivium.certify.sweep import certify
+from trivium.plan.plan import Plan
+from trivium.training.trainer import Trainer
+
+PLANS = [p for p in random_plans(200, 2, seed=0) if p.layout.world_size == 2][:4]
+
+
+def _certified(plans: list[Plan]) -> list[Certificate]:
+    return certify(plans, timeout_seconds=60)
+
+
+def test_ranks_that_break_fail_one_certificate_and_the_others_are_still_made(monkeypatch) -> None:
+    bad = PLANS[1]
+    right = Trainer.train_step
+
+    def train_step(self, *given):
+        if self.plan.model == bad.model:
+            raise ZeroDivisionError("this plan breaks")
+        return right(self, *given)
+
+    monkeypatch.setattr(Trainer, "train_step", train_step)
+    found = _certified(PLANS)
+    assert [c.passed for c in found] == [p.model != bad.model for p in PLANS]
+    failed = found[1]
+    assert failed.error is not None and " of 2: " in failed.error and "this plan breaks" in failed.error
+    assert failed.as_tree()["worst"] == "inf" and failed.by_quantity == {}
+    assert Plan.model_validate(failed.plan) == bad
+    assert [c.error for c in found if c.passed] == [None] * 3
