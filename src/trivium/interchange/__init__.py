@@ -1,4 +1,4 @@
-"""Reads checkpoints of ours, and folders of Hugging Face models.
+"""Reads checkpoints of ours, folders of Hugging Face models, and a training's metrics.
 
-Writes the one as the other: GPT as GPT2LMHeadModel, Llama as LlamaForCausalLM.
+Writes either as the other (GPT2LMHeadModel, LlamaForCausalLM), and metrics as TensorBoard and wandb keep them.
 """

@@ -251,7 +251,12 @@ class _Loop:
         if self._speaks:
             append(
                 self.job.out / METRICS,
-                {"step": step + 1, "tokens": self._tokens(step), "validation_loss": loss},
+                {
+                    "step": step + 1,
+                    "time": time.time(),
+                    "tokens": self._tokens(step),
+                    "validation_loss": loss,
+                },
             )
 
     def _examines(self, step: int) -> bool:
@@ -267,7 +272,8 @@ class _Loop:
         with self.trainer.weights_held() as stages:
             found = self.job.examiner(stages, self.plan, self.mesh, beat)
         if self._speaks:
-            append(self.job.out / TASKS, {"step": step + 1, "tokens": self._tokens(step), "tasks": found})
+            record = {"step": step + 1, "time": time.time(), "tokens": self._tokens(step), "tasks": found}
+            append(self.job.out / TASKS, record)
 
     def _save(self, step: int) -> None:
         self.saves.begin(step, fragments(self.trainer), self._about(step))
@@ -328,6 +334,7 @@ class _Loop:
         tokens = self.plan.tokens(batch.sequences)
         record = {
             "step": step + 1,
+            "time": time.time(),
             "tokens": self._tokens(step),
             "samples": batch.first_sample + batch.sequences,
             "sequences": batch.sequences,

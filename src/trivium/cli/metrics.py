@@ -1,0 +1,113 @@
+"""`trivium metrics`: what a training wrote of its steps, for people, TensorBoard or Weights & Biases."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trivium.cli.show import say
+from trivium.cli.workspace import Workspace, read_result
+from trivium.errors import DataError
+from trivium.provenance import STAMP
+from trivium.units import format_count, format_flops
+
+POLL_SECONDS = 1.0
+WIDTH = 11
+COLUMNS = ("step", "tokens", "loss", "validation", "lr", "norm", "tokens/s", "FLOP/s")
+# Of a record, in the order of the columns after the step.
+FORMS: Mapping[str, Callable[[float], str]] = {
+    "tokens": format_count,
+    "loss": "{:.4f}".format,
+    "validation_loss": "{:.4f}".format,
+    "lr": "{:.3g}".format,
+    "gradient_norm": "{:.4g}".format,
+    "tokens_per_second": format_count,
+    "model_flops_per_second": format_flops,
+}
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def metrics(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="tensorboard[=FOLDER]|wandb[=PROJECT]",
+            help="Write them for this tool. wandb keeps them on disk unless WANDB_MODE=online.",
+        ),
+    ] = None,
+    last: Annotated[
+        int, typer.Option("--last", metavar="N", min=1, help="Print so many steps, without --to.")
+    ] = 10,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with the training, until it has ended.")
+    ] = False,
+) -> None:
+    """Print the newest steps of a training, or hand all of them to another tool."""
+    from trivium.interchange.tracking import NewLines
+    from trivium.training.metrics import METRICS, TASKS
+
+    folder = Workspace(run).folder("training")
+    if not (folder / METRICS).is_file() and not follow:
+        raise DataError(f"{folder / METRICS} is missing; `trivium train --out {run}` writes it")
+    paths = [folder / METRICS] if to is None else [folder / METRICS, folder / TASKS]
+    batches = _batches(NewLines(paths), folder, follow=follow)
+    if to is None:
+        _print(batches, last)
+    else:
+        _hand_over(batches, to, run)
+
+
+def _hand_over(batches: Iterator[Sequence[Mapping[str, Any]]], to: str, run: Path) -> None:
+    from trivium.interchange.tracking import point_of, tracker
+
+    stored = Workspace(run).config
+    config = read_result(stored) if stored.is_file() else {}
+    online = os.environ.get("WANDB_MODE") == "online"
+    if not online:  # wandb would send its own crashes home
+        os.environ["WANDB_ERROR_REPORTING"] = "false"
+    keeper = tracker(to, run, config, online=online)
+    steps = 0
+    try:
+        for records in batches:
+            for record in records:
+                keeper.add(point_of(record))
+            steps += len(records)
+    finally:
+        after = keeper.close()
+        say(f"{steps} records written; next: {after}")
+
+
+def _print(batches: Iterator[Sequence[Mapping[str, Any]]], last: int) -> None:
+    """The newest steps, then a line for each that comes."""
+    say(_line(COLUMNS))
+    for number, records in enumerate(batches):
+        for record in records[-last:] if number == 0 else records:
+            say(_line(_cells(record)))
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "".join(cell.rjust(WIDTH) for cell in cells)
+
+
+def _cells(record: Mapping[str, Any]) -> Iterator[str]:
+    """Of COLUMNS; empty where the record has no such number."""
+    yield str(record["step"])
+    for name, form in FORMS.items():
+        yield form(record[name]) if name in record else ""
+
+
+def _batches(lines: Any, folder: Path, *, follow: bool) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Records as they come: all there are, and then those of every second until the training has ended."""
+    while True:
+        ended = (folder / STAMP).is_file()  # looked at first: what was written before it is then read
+        yield list(lines)
+        if not follow or ended:
+            return
+        time.sleep(POLL_SECONDS)

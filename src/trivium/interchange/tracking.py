@@ -1,0 +1,162 @@
+"""A run's metrics for those who read TensorBoard or Weights & Biases (extra `track`).
+
+Beside the training, not in it: it reads what was written, so it can begin at any time, and nothing of it hurts a run.
+"""
+
+import importlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from trivium.errors import ConfigError, MachineError
+
+KINDS = ("tensorboard", "wandb")
+STEP, TIME = "step", "time"
+NEVER = -1  # before the first step
+
+
+class Point(NamedTuple):
+    """Numbers of a step by name, and the second at which they were written, where that is known."""
+
+    step: int
+    time: float | None
+    values: dict[str, float]
+
+
+class Tracker(Protocol):
+    """Something that keeps points. close: what a person does next."""
+
+    def add(self, point: Point) -> None: ...
+
+    def close(self) -> str: ...
+
+
+def point_of(record: Mapping[str, Any]) -> Point:
+    """The numbers of a record of metrics or of tasks; of nested ones the path: `tasks/hans/0/accuracy`."""
+    time = record.get(TIME)
+    rest = {k: v for k, v in record.items() if k not in (STEP, TIME)}
+    return Point(int(record[STEP]), time, dict(_numbers(rest, "")))
+
+
+def tracker(kind: str, run: Path, config: Mapping[str, Any], *, online: bool = False) -> Tracker:
+    """`tensorboard[=FOLDER]`, by default RUN/tensorboard, or `wandb[=PROJECT]`. config: kept beside the run. online:
+    wandb may send what it keeps.
+
+    Raises ConfigError for another kind, MachineError where its library is missing.
+    """
+    name, _, where = kind.partition("=")
+    if name not in KINDS:
+        raise ConfigError(f"--to {kind}: '{name}' is not known; write {' or '.join(KINDS)}")
+    if name == "tensorboard":
+        return TensorBoard(Path(where) if where else run / "tensorboard")
+    return WeightsAndBiases(where or "trivium", run, config, online=online)
+
+
+class NewLines:
+    """The whole lines of files that grow. A resumed run drops the lines of steps that it does again, by writing the
+    file anew: lines that were given before are not given again."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self.paths = tuple(paths)
+        self._given: set[int] = set()
+        self._sizes: dict[Path, tuple[int, int]] = {}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Records that came since the last time."""
+        for path in self.paths:
+            if not self._has_changed(path):
+                continue
+            for line in path.read_bytes().split(b"\n")[:-1]:
+                record = None if hash(line) in self._given else _record(line)
+                if record is not None:
+                    self._given.add(hash(line))
+                    yield record
+
+    def _has_changed(self, path: Path) -> bool:
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return False
+        before, self._sizes[path] = self._sizes.get(path), (found.st_ino, found.st_size)
+        return self._sizes[path] != before
+
+
+class TensorBoard:
+    """Event files in a folder; points of a step that is done again hide those of before."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._write = _library("torch.utils.tensorboard", "tensorboard").SummaryWriter
+        self._writer: Any = None
+        self._last = NEVER
+
+    def add(self, point: Point) -> None:
+        """Keep the numbers of a step."""
+        if self._writer is None or point.step < self._last:
+            if self._writer is not None:
+                self._writer.close()
+            # From this step on whatever is in the folder, of this time or an earlier one, is shown no more.
+            self._writer = self._write(str(self.folder), purge_step=point.step)
+        self._last = point.step
+        for name, value in point.values.items():
+            self._writer.add_scalar(name, value, global_step=point.step, walltime=point.time)
+        self._writer.flush()
+
+    def close(self) -> str:
+        """Finish the file."""
+        if self._writer is not None:
+            self._writer.close()
+        return f"tensorboard --logdir {self.folder}"
+
+
+class WeightsAndBiases:
+    """A run of wandb, written to RUN/wandb and sent only where it is `online`."""
+
+    def __init__(self, project: str, run: Path, config: Mapping[str, Any], *, online: bool) -> None:
+        self._online = online
+        self._run = _library("wandb", "wandb").init(
+            project=project,
+            name=run.resolve().name,
+            dir=str(run),
+            config=dict(config),
+            mode="online" if online else "offline",
+        )
+        # wandb's own count only rises; steps that a resumed run does again come back to where they were.
+        self._run.define_metric("*", step_metric=STEP)
+
+    def add(self, point: Point) -> None:
+        """Keep the numbers of a step."""
+        self._run.log({**point.values, STEP: point.step})
+
+    def close(self) -> str:
+        """Finish the run."""
+        where, url = Path(self._run.dir).parent, self._run.url
+        self._run.finish()
+        return f"open {url}" if self._online else f"wandb sync {where}"
+
+
+def _library(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MachineError(
+            f"--to {package} needs {package} ({error}); install it with `pip install 'trivium[track]'`"
+        ) from None
+
+
+def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _numbers(inner, f"{path}/{key}" if path else str(key))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield path, float(value)
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """None for what a process that died left unfinished."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and STEP in found else None

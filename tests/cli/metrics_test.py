@@ -1,0 +1,85 @@
+"""`trivium metrics`: what it prints, what it writes, and when it ends."""
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trivium.cli import main as entry
+from trivium.cli import metrics as verb
+from trivium.provenance import STAMP
+from trivium.training.metrics import METRICS, append
+
+
+def record(step: int) -> dict[str, float]:
+    return {
+        "step": step,
+        "time": 1e9,
+        "tokens": 1000 * step,
+        "loss": 5 / step,
+        "lr": 1e-3,
+        "gradient_norm": 0.5,
+        "tokens_per_second": 12_000.0,
+        "model_flops_per_second": 3e9,
+    }
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Path:
+    folder = tmp_path / "run" / "training"
+    folder.mkdir(parents=True)
+    for n in range(1, 5):
+        append(folder / METRICS, record(n))
+    append(folder / METRICS, {"step": 4, "time": 1e9, "tokens": 4000, "validation_loss": 1.5})
+    return folder
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    monkeypatch.setattr(verb, "POLL_SECONDS", 0.05)
+
+    def run(*words: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["trivium", "metrics", *words])
+        with pytest.raises(SystemExit) as stopped:
+            entry.main()
+        return int(stopped.value.code or 0)
+
+    return run
+
+
+def test_the_newest_steps_are_a_table(call, training: Path, capsys) -> None:
+    assert call(str(training.parent), "--last", "3") == 0
+    head, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert head == ["step", "tokens", "loss", "validation", "lr", "norm", "tokens/s", "FLOP/s"]
+    assert rows == [
+        ["3", "3K", "1.6667", "0.001", "0.5", "12K", "3", "GFLOP"],
+        ["4", "4K", "1.2500", "0.001", "0.5", "12K", "3", "GFLOP"],
+        ["4", "4K", "1.5000"],
+    ]
+
+
+def test_following_prints_what_comes_and_ends_with_the_training(call, training: Path, capsys) -> None:
+    def go_on() -> None:
+        append(training / METRICS, record(5))
+        (training / STAMP).write_text("{}")
+
+    later = threading.Timer(0.3, go_on)
+    later.start()
+    assert call(str(training.parent), "--last", "1", "--follow") == 0
+    later.join()
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["step", "4", "5"]
+
+
+def test_all_steps_are_handed_over(call, training: Path, capsys) -> None:
+    assert call(str(training.parent), "--to", "tensorboard") == 0
+    told = capsys.readouterr().out
+    assert f"5 records written; next: tensorboard --logdir {training.parent / 'tensorboard'}" in told
+    assert list((training.parent / "tensorboard").iterdir())
+
+
+def test_a_run_without_metrics_and_a_tool_that_is_not_known_are_refused(call, training: Path, capsys) -> None:
+    assert call(str(training)) == 4
+    assert "metrics.jsonl is missing" in capsys.readouterr().err
+    assert call(str(training.parent), "--to", "mlflow") == 2

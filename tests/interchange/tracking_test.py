@@ -1,0 +1,101 @@
+"""Metrics reach TensorBoard and wandb whole and once, also when a resumed run does steps again."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from trivium.errors import ConfigError, MachineError
+from trivium.interchange import tracking
+from trivium.interchange.tracking import NewLines, point_of, tracker
+from trivium.training.metrics import append, forget_after
+
+
+def record(step: int, loss: float) -> dict[str, object]:
+    return {"step": step, "time": 1e9 + step, "loss": loss, "batch_hash": "ab", "tokens": 64 * step}
+
+
+def steps(lines: NewLines) -> list[int]:
+    return [r["step"] for r in lines]
+
+
+def shown(folder: Path, name: str) -> dict[int, float]:
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {e.step: e.value for e in events.Scalars(name)}
+
+
+def test_numbers_are_named_by_their_path_and_texts_left_out() -> None:
+    point = point_of({"step": 7, "time": 2.0, "ok": True, "name": "x", "tasks": {"hans": {"0": {"n": 3}}}})
+    assert point == (7, 2.0, {"tasks/hans/0/n": 3.0})
+    assert point_of({"step": 1, "loss": 2}).time is None
+
+
+def test_every_line_is_given_once_when_it_is_whole(tmp_path: Path) -> None:
+    path, other = tmp_path / "metrics.jsonl", tmp_path / "tasks.jsonl"
+    lines = NewLines([path, other])
+    assert steps(lines) == []
+    append(path, record(1, 3.0))
+    with path.open("a") as file:
+        file.write(json.dumps(record(2, 2.5))[:-1])
+        file.flush()
+        assert steps(lines) == [1] and steps(lines) == []
+        file.write("}\n")
+    append(other, {"step": 2, "tasks": {}})
+    assert steps(lines) == [2, 2] and steps(lines) == []
+
+
+def test_after_a_resume_only_steps_that_are_done_again_are_given_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = NewLines([path])
+    for n in range(1, 6):
+        append(path, record(n, 1 / n))
+    assert steps(lines) == [1, 2, 3, 4, 5]
+    forget_after(path, 3)
+    append(path, record(4, 0.9))
+    assert steps(lines) == [4]
+
+
+def test_a_damaged_line_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\nnot json\n[1]\n{"loss": 1}\n{"step": 2}\n')
+    assert steps(NewLines([path])) == [1, 2]
+
+
+def test_tensorboard_shows_each_number_at_its_step_and_what_was_done_again_once(tmp_path: Path) -> None:
+    for _ in range(2):  # handing over twice changes nothing
+        keeper = tracker("tensorboard", tmp_path, {})
+        for n, loss in ((1, 4.0), (2, 3.0), (3, 9.0), (2, 2.5), (3, 2.25)):
+            keeper.add(point_of(record(n, loss)))
+        assert keeper.close() == f"tensorboard --logdir {tmp_path / 'tensorboard'}"
+    assert shown(tmp_path / "tensorboard", "loss") == {1: 4.0, 2: 2.5, 3: 2.25}
+    assert shown(tmp_path / "tensorboard", "tokens") == {1: 64, 2: 128, 3: 192}
+    tracker(f"tensorboard={tmp_path / 'b'}", tmp_path, {}).add(point_of(record(1, 4.0)))
+    assert shown(tmp_path / "b", "loss") == {1: 4.0}
+
+
+def test_wandb_keeps_a_run_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    keeper = tracker("wandb=mine", tmp_path, {"seed": 1234})
+    for n in (1, 2):
+        keeper.add(point_of(record(n, 1 / n)))
+    after = keeper.close()
+    (kept,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    assert after == f"wandb sync {kept.parent}"
+    content = kept.read_bytes()
+    assert all(word in content for word in (b"mine", b"loss", b"tokens", b"seed", b"1234"))
+
+
+def test_what_is_not_known_or_not_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="--to tensorbord: 'tensorbord'.*tensorboard or wandb"):
+        tracker("tensorbord", tmp_path, {})
+
+    def missing(name: str) -> None:
+        raise ImportError(f"No module named '{name}'")
+
+    monkeypatch.setattr(tracking.importlib, "import_module", missing)
+    for kind in ("tensorboard", "wandb"):
+        with pytest.raises(MachineError, match=rf"{kind}.*pip install 'trivium\[track\]'"):
+            tracker(kind, tmp_path, {})
