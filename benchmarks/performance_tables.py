@@ -126,8 +126,15 @@ def _engine_figures(record: Record | None) -> Iterator[Figure]:
 def _cell(name: str, figures: Sequence[Figure]) -> str:
     """The ratios at both sizes."""
     found = {f.size: f for f in figures if f.name == name}
-    told = {size: f"{f.ratio:.2f}" if f.ratio >= f.aim else f"*{f.ratio:.2f}*" for size, f in found.items()}
+    told = {size: _ratio(f) for size, f in found.items()}
     return " / ".join(told.get(size, "–") for size in SIZES) if told else ""
+
+
+def _ratio(figure: Figure) -> str:
+    """Italic below the aim, with a digit more where two would hide it."""
+    if figure.ratio >= figure.aim:
+        return f"{figure.ratio:.2f}"
+    return f"*{figure.ratio:.{2 if round(figure.ratio, 2) < figure.aim else 3}f}*"
 
 
 def _memory_cell(record: Record | None) -> str:

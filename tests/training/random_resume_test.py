@@ -1,0 +1,132 @@
+"""A training that goes on under one random layout after another computes what one process computes without a break."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokens.curated import curated, documents
+from trivium.certify.layouts import CHOICES, Base, bases
+from trivium.certify.random_plans import random_table
+from trivium.config import merge
+from trivium.plan.layout import AXES
+from trivium.plan.plan import Plan
+from trivium.plan.schedule import render
+from trivium.seeds import generator_for
+from trivium.tokens.config import TokensConfig
+from trivium.tokens.encode import tokenize
+from trivium.training.config import TrainingConfig
+from trivium.training.job import start
+from trivium.training.metrics import METRICS, read
+from trivium.training.run import TrainingJob
+
+# Sizes that many degrees divide.
+MODEL = {"vocabulary": 300, "layers": 6, "hidden": 48, "heads": 12, "ffn": 48, "sequence": 24}
+SEQUENCES = 12
+HOW = ("zero", "sequence", "recompute", "attention", "rows")  # choices that leave the training what it is
+MOST_RANKS = 6
+STEPS = (2, 4, 6)  # each under another layout
+IN_BUDGET, MORE = 1, 30  # trainings
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("random-resume")
+    source = curated(root / "curated", documents({"prose": 120}, words=60), {"prose": 1.0})
+    (root / "tokens").mkdir()
+    tokenize(TokensConfig(vocabulary=300, validation_fraction=0.3), source, root / "tokens", seed=3)
+    return root / "tokens"
+
+
+def model(generator: np.random.Generator) -> dict[str, Any]:
+    """What one training is."""
+    family = generator.choice(["gpt", "llama"])
+    head, dropout = generator.choice(["tied", "untied"]), float(generator.choice([0.0, 0.1]))
+    return {**MODEL, "family": str(family), "head": str(head), "dropout": dropout}
+
+
+def plan(shape: dict[str, Any], **given: Any) -> Plan:
+    tree = {"batch": {"sequences": SEQUENCES}, "precision": {"weights": "fp64"}, "model": shape}
+    return Plan.model_validate(merge(tree, given))
+
+
+def random_layout(shape: dict[str, Any], generator: np.random.Generator) -> Plan:
+    """A legal way to run it on several ranks."""
+    every = [b for b in bases(MOST_RANKS) if b.ranks > 1 and not SEQUENCES % b.degrees["data"]]
+    while True:
+        base = every[int(generator.integers(len(every)))]
+        found = drawn(shape, base, generator)
+        if not found.check():
+            return found
+
+
+def drawn(shape: dict[str, Any], base: Base, generator: np.random.Generator) -> Plan:
+    choices: dict[str, Any] = {}
+    for key in HOW:
+        choices = merge(choices, CHOICES[key][int(generator.integers(len(CHOICES[key])))])
+    share = SEQUENCES // base.degrees["data"]
+    micro = int(generator.choice([n for n in range(1, share + 1) if share % n == 0]))
+    order = tuple(AXES[n] for n in generator.permutation(len(AXES)))
+    pipeline, stages = base.degrees["pipeline"], base.degrees["pipeline"] * base.chunks
+    found = plan(
+        shape,
+        **choices,
+        layout={**base.degrees, "chunks": base.chunks, "order": order},
+        schedule=base.schedule,
+        batch={"micro": micro},
+    )
+    if pipeline == 1 or generator.integers(2):
+        return found
+    table = random_table(
+        generator,
+        pipeline=pipeline,
+        stages=stages,
+        micro_batches=share // micro,
+        split=bool(generator.integers(2)),
+    )
+    return found.model_copy(update={"schedule": "given", "rows": tuple(render(table).splitlines())})
+
+
+def losses(out: Path) -> dict[int, float]:
+    return {m["step"]: m["loss"] for m in read(out / METRICS) if "loss" in m}
+
+
+def check(seed: int, tokens: Path, folder: Path) -> None:
+    generator = generator_for(seed, "tests", "random resume")
+    shape = model(generator)
+
+    def train(name: str, steps: int, under: Plan) -> None:
+        recipe = TrainingConfig(
+            steps=steps,
+            checkpoint_every=2,
+            validate_every=6,
+            validation_samples=under.validation_unit,
+            restarts=0,
+            decay_tokens=4000,
+        )
+        start(TrainingJob(under, recipe, 5, tokens, folder / name))
+
+    layouts = [random_layout(shape, generator) for _ in STEPS]
+    train("alone", STEPS[-1], plan(shape))
+    for steps, layout in zip(STEPS, layouts, strict=True):
+        train("moved", steps, layout)
+    one, two = losses(folder / "alone"), losses(folder / "moved")
+    assert sorted(one) == sorted(two) == list(range(1, STEPS[-1] + 1)), layouts
+    assert max(abs(one[s] - two[s]) / one[s] for s in one) <= 1e-11, layouts
+    batches = [
+        {m["step"]: m["batch_hash"] for m in read(folder / x / METRICS) if "loss" in m}
+        for x in ("alone", "moved")
+    ]
+    assert batches[0] == batches[1]
+
+
+@pytest.mark.parametrize("seed", range(IN_BUDGET))
+def test_a_training_goes_on_under_random_layouts(seed: int, tokens: Path, tmp_path: Path) -> None:
+    check(seed, tokens, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(IN_BUDGET, IN_BUDGET + MORE))
+def test_more_trainings_go_on_under_random_layouts(seed: int, tokens: Path, tmp_path: Path) -> None:
+    check(seed, tokens, tmp_path)
