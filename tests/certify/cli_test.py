@@ -57,12 +57,21 @@ def test_a_plan_to_be_compiled_where_there_is_no_compiler_says_what_to_install(
     assert "plan.compiled=false" in capsys.readouterr().err
 
 
-def test_a_plan_that_deviates_exits_with_1_and_says_what(call, monkeypatch, capsys) -> None:
+def test_a_plan_that_deviates_exits_with_1_and_the_simplest_that_does_too_is_printed_as_a_command(
+    call, monkeypatch, capsys, tmp_path: Path
+) -> None:
     right = Norm.forward
     monkeypatch.setattr(Norm, "forward", lambda self, x: right(self, x) * (1 + 1e-6))
     layout = [f"--set=plan.layout.{a}=1" for a in ("tensor", "pipeline", "data", "chunks")]
-    assert call(*SMALL, *layout, "--set=plan.schedule=1f1b") == 1
+    out = tmp_path / "one.json"
+    words = ["--set=plan.schedule=1f1b", "--set=plan.zero=1", "--set=plan.model.dropout=0.1"]
+    assert call(*SMALL, *layout, *words, "--json", str(out)) == 1
     assert "FAILED" in (told := capsys.readouterr().out) and "first wrong in step 1" in told
+    command = next(line for line in told.splitlines() if line.startswith("trivium certify "))
+    sets = [w for w in shlex.split(command)[2:] if w != "--set"]
+    plan = Plan.model_validate(json.loads(out.read_text())["simplest"])
+    assert reduced(resolve(Given("demo", tuple(sets))).plan) == plan
+    assert plan.zero == 0 and plan.model.dropout == 0
 
 
 def test_a_sweep_counts_and_lists_its_results(call, monkeypatch, tmp_path: Path) -> None:
@@ -80,21 +89,6 @@ def test_random_plans_are_counted_and_listed(call, tmp_path: Path) -> None:
     found = json.loads(out.read_text())
     assert (found["passed"], found["failed"], found["seed"], found["max_ranks"]) == (3, 0, 4, 2)
     assert [r["passed"] for r in found["results"]] == [True] * 3 and "simplest" not in found
-
-
-def test_the_simplest_plan_that_fails_is_printed_as_a_command_that_certifies_it(
-    call, monkeypatch, capsys, tmp_path: Path
-) -> None:
-    right = Norm.forward
-    monkeypatch.setattr(Norm, "forward", lambda self, x: right(self, x) * (1 + 1e-6))
-    out = tmp_path / "r.json"
-    assert call("--random", "2", "--max-ranks", "1", "--json", str(out)) == 1
-    told = capsys.readouterr().out.splitlines()
-    command = next(line for line in told if line.startswith("trivium certify "))
-    sets = [w for w in shlex.split(command)[2:] if w != "--set"]
-    plan = Plan.model_validate(json.loads(out.read_text())["simplest"])
-    assert reduced(resolve(Given("demo", tuple(sets))).plan) == plan
-    assert plan.model.family == "gpt" and plan.batch.ramp is None and plan.zero == 0
 
 
 @pytest.mark.parametrize("plan", random_plans(30, 8, seed=2))
