@@ -128,6 +128,8 @@ def test_the_pages_show_the_newest_report_of_each_processor(scripts, tmp_path):
         assert text.startswith("before ") and text.endswith(" after") and "old" not in text
         assert "1.25" not in text and "AMD EPYC" in text and xeon in text
     assert "| replicas ZeRO-1: DDP | 1.00 | 1.50 / 3.00 | *0.75* / – |" in readme.read_text()
+    just_below = performance_tables.Figure("x", "hidden 256", 0.998, 1.0)
+    assert performance_tables._ratio(just_below) == "*0.998*"
     text = whole.read_text()
     assert text.count("| ZeRO-1 | DDP |") == 3
     assert "| 1.50 | 1.00 | yes |" in text and "| 0.75 | 1.00 | no |" in text

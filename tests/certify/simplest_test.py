@@ -58,5 +58,14 @@ def test_what_is_left_is_what_the_fault_needs(name: str) -> None:
         assert [p for p in tried if p.check() or reduced(p) != p] == []
 
 
+def test_what_can_go_only_after_something_else_went_goes_too() -> None:
+    def fails(p: Plan) -> bool:
+        return p.zero > 0 or p.recompute.mode == "none"
+
+    for plan in [p for p in PLANS if p.zero > 0 and p.recompute.mode != "none"][:3]:
+        found = simplest(plan, fails)
+        assert (found.zero, found.recompute.mode) == (0, "none")
+
+
 def test_a_plan_that_has_nothing_to_take_away_is_left_as_it_is() -> None:
     assert simplest(PLANS[0], lambda p: False) == PLANS[0]

@@ -7,6 +7,7 @@ import pytest
 
 from trivium.cli import train
 from trivium.cli.options import given_for, open_run
+from trivium.errors import MachineError
 
 
 @pytest.fixture
@@ -39,3 +40,13 @@ def test_how_the_work_is_divided_may_change(division: tuple[str, ...], digest) -
 )
 def test_what_is_computed_may_not(what: str, digest) -> None:
     assert digest(what) != digest()
+
+
+def test_a_training_to_be_compiled_asks_for_a_compiler_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    run = open_run(tmp_path / "run", given_for(tmp_path / "run", "demo", ["plan.compiled=true"]))
+    with pytest.raises(MachineError, match="plan.compiled"):
+        train.job_for(run, tmp_path)
