@@ -58,6 +58,24 @@ def test_after_a_resume_only_steps_that_are_done_again_are_given_again(tmp_path:
     forget_after(path, 3)
     append(path, record(4, 0.9))
     assert steps(lines) == [4]
+    for n in range(5, 12):
+        append(path, record(n, 1 / n + 0.1))
+    assert steps(lines) == list(range(5, 12)) and steps(lines) == []
+    forget_after(path, 9)
+    for n in range(10, 15):  # the new file is longer than the old one was
+        append(path, record(n, 1 / n + 0.2))
+    assert steps(lines) == list(range(10, 15))
+
+
+def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = NewLines([path])
+    append(path, record(1, 3.0))
+    assert steps(lines) == [1]
+    with path.open("r+b") as file:  # changed where it lies, as nobody does
+        file.write(b'{"step": 9')
+    append(path, record(2, 2.0))
+    assert steps(lines) == [2]
 
 
 def test_a_damaged_line_is_passed_over(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Beside the training, not in it: it reads what was written, so it can begin at an
 
 import importlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -60,26 +61,33 @@ class NewLines:
     def __init__(self, paths: Iterable[Path]) -> None:
         self.paths = tuple(paths)
         self._given: set[int] = set()
-        self._sizes: dict[Path, tuple[int, int]] = {}
+        self._read: dict[Path, tuple[int, int]] = {}  # which file, and how far
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Records that came since the last time."""
         for path in self.paths:
-            if not self._has_changed(path):
-                continue
-            for line in path.read_bytes().split(b"\n")[:-1]:
+            for line in self._lines(path):
                 record = None if hash(line) in self._given else _record(line)
                 if record is not None:
                     self._given.add(hash(line))
                     yield record
 
-    def _has_changed(self, path: Path) -> bool:
+    def _lines(self, path: Path) -> list[bytes]:
+        """The whole lines from where reading ended; from the start of a file that was written anew."""
         try:
-            found = path.stat()
+            file = path.open("rb")
         except FileNotFoundError:
-            return False
-        before, self._sizes[path] = self._sizes.get(path), (found.st_ino, found.st_size)
-        return self._sizes[path] != before
+            return []
+        with file:
+            found = os.fstat(file.fileno())
+            number, offset = self._read.get(path, (found.st_ino, 0))
+            if number != found.st_ino or found.st_size < offset:
+                offset = 0
+            file.seek(offset)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        self._read[path] = found.st_ino, offset + len(whole)
+        return whole.splitlines()
 
 
 class TensorBoard:
