@@ -8,15 +8,13 @@ import pytest
 
 from evaluation.benchmark_test import HANS
 from plans import small
-from tokens.curated import curated, documents
+from tokens.curated import tokenized
 from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.benchmark import evaluate_benchmarks, prepare
 from trivium.evaluation.config import BenchmarkConfig
 from trivium.evaluation.examine import examiner_of
 from trivium.evaluation.tasks.definition import definition
 from trivium.evaluation.tasks.rows import Rows
-from trivium.tokens.config import TokensConfig
-from trivium.tokens.encode import tokenize
 from trivium.tokens.tokenizer import load_tokenizer
 from trivium.training.config import TrainingConfig
 from trivium.training.job import start
@@ -48,10 +46,7 @@ LAYOUTS = {
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("examined")
-    source = curated(root / "curated", documents({"prose": 40}, words=60), {"prose": 1.0})
-    (root / "tokens").mkdir()
-    tokenize(TokensConfig(vocabulary=300, validation_fraction=0.2), source, root / "tokens", seed=3)
-    return root / "tokens"
+    return tokenized(root, {"prose": 40}, words=60, validation_fraction=0.2)
 
 
 def job(tokens: Path, out: Path, every: int, **degrees) -> TrainingJob:

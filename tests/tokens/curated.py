@@ -6,6 +6,8 @@ from pathlib import Path
 from trivium.corpus.document import Document
 from trivium.corpus.store import write_documents
 from trivium.seeds import generator_for
+from trivium.tokens.config import TokensConfig
+from trivium.tokens.encode import tokenize
 
 SENTENCE = (
     "the a parser reads each token from its stream and returns one value or raises an error when none is"
@@ -34,3 +36,13 @@ def curated(directory: Path, docs: list[Document], weights: dict[str, float]) ->
     write_documents(directory / "documents", docs)
     (directory / "blend.json").write_text(json.dumps({s: {"weight": w} for s, w in weights.items()}))
     return directory
+
+
+def tokenized(root: Path, count: dict[str, int], *, words: int, validation_fraction: float) -> Path:
+    """Shards of such documents, each source as often as it has documents, in root/tokens."""
+    shares = {source: n / sum(count.values()) for source, n in count.items()}
+    source = curated(root / "curated", documents(count, words=words), shares)
+    (root / "tokens").mkdir()
+    config = TokensConfig(vocabulary=300, validation_fraction=validation_fraction)
+    tokenize(config, source, root / "tokens", seed=3)
+    return root / "tokens"

@@ -11,15 +11,13 @@ import pytest
 import torch
 
 from plans import small
-from tokens.curated import curated, documents
+from tokens.curated import tokenized
 from trivium.chaos.poison import Poison, poisoned
 from trivium.cli import main as entry
 from trivium.errors import DataError
 from trivium.model.inputs import Inputs
 from trivium.model.mlp import Mlp
 from trivium.model.whole import WholeModel
-from trivium.tokens.config import TokensConfig
-from trivium.tokens.encode import tokenize
 from trivium.tokens.lineage import Span
 from trivium.training.config import SpikesConfig, TrainingConfig
 from trivium.training.culprit import find_culprit
@@ -34,9 +32,7 @@ STEP = 6
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("culprit")
-    source = curated(root / "curated", documents({"short": 400}, words=6), {"short": 1.0})
-    (root / "tokens").mkdir()
-    tokenize(TokensConfig(vocabulary=300, validation_fraction=0.3), source, root / "tokens", seed=3)
+    tokenized(root, {"short": 400}, words=6, validation_fraction=0.3)
     return root
 
 

@@ -6,16 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokens.curated import curated, documents
+from tokens.curated import tokenized
 from trivium.certify.layouts import CHOICES, Base, bases
-from trivium.certify.random_plans import random_table
+from trivium.certify.random_plans import random_order, with_random_table
 from trivium.config import merge
-from trivium.plan.layout import AXES
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import render
 from trivium.seeds import generator_for
-from trivium.tokens.config import TokensConfig
-from trivium.tokens.encode import tokenize
 from trivium.training.config import TrainingConfig
 from trivium.training.job import start
 from trivium.training.metrics import METRICS, read
@@ -33,10 +29,7 @@ IN_BUDGET, MORE = 1, 30  # trainings
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("random-resume")
-    source = curated(root / "curated", documents({"prose": 120}, words=60), {"prose": 1.0})
-    (root / "tokens").mkdir()
-    tokenize(TokensConfig(vocabulary=300, validation_fraction=0.3), source, root / "tokens", seed=3)
-    return root / "tokens"
+    return tokenized(root, {"prose": 120}, words=60, validation_fraction=0.3)
 
 
 def model(generator: np.random.Generator) -> dict[str, Any]:
@@ -67,25 +60,16 @@ def drawn(shape: dict[str, Any], base: Base, generator: np.random.Generator) -> 
         choices = merge(choices, CHOICES[key][int(generator.integers(len(CHOICES[key])))])
     share = SEQUENCES // base.degrees["data"]
     micro = int(generator.choice([n for n in range(1, share + 1) if share % n == 0]))
-    order = tuple(AXES[n] for n in generator.permutation(len(AXES)))
-    pipeline, stages = base.degrees["pipeline"], base.degrees["pipeline"] * base.chunks
     found = plan(
         shape,
         **choices,
-        layout={**base.degrees, "chunks": base.chunks, "order": order},
+        layout={**base.degrees, "chunks": base.chunks, "order": random_order(generator)},
         schedule=base.schedule,
         batch={"micro": micro},
     )
-    if pipeline == 1 or generator.integers(2):
+    if base.degrees["pipeline"] == 1 or generator.integers(2):
         return found
-    table = random_table(
-        generator,
-        pipeline=pipeline,
-        stages=stages,
-        micro_batches=share // micro,
-        split=bool(generator.integers(2)),
-    )
-    return found.model_copy(update={"schedule": "given", "rows": tuple(render(table).splitlines())})
+    return with_random_table(found, generator)
 
 
 def losses(out: Path) -> dict[int, float]:

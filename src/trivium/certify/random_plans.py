@@ -12,16 +12,15 @@ import numpy as np
 from trivium.certify.layouts import CHOICES, Base, Tree, bases, plan_of
 from trivium.certify.reduce import reduced
 from trivium.config import merge
-from trivium.plan.layout import AXES
+from trivium.plan.layout import AXES, Axis
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import Action, Op, Schedule, inputs, render
+from trivium.plan.schedule import Action, Schedule, inputs, ops, render
 from trivium.seeds import generator_for
 
 DRAWN_AGAIN = ("order",)  # choices of the sweep that are drawn here from all there are
 GIVEN_SHARE = 0.5  # of the pipelines without a ramp, that get a random table
 MOST_MICRO = 3  # sequences
 MOST_MICRO_BATCHES_OF_A_RANK = 3  # pipeline x this + 1 in a step
-PARTS = {False: (Op.FORWARD, Op.BACKWARD), True: (Op.FORWARD, Op.INPUT_GRADIENT, Op.WEIGHT_GRADIENT)}
 
 
 def random_plans(count: int, max_ranks: int, seed: int) -> list[Plan]:
@@ -36,13 +35,30 @@ def random_plans(count: int, max_ranks: int, seed: int) -> list[Plan]:
     return list(found.values())
 
 
+def random_order(generator: np.random.Generator) -> tuple[Axis, ...]:
+    """The axes, slowest first, in any order."""
+    return tuple(AXES[n] for n in generator.permutation(len(AXES)))
+
+
+def with_random_table(plan: Plan, generator: np.random.Generator) -> Plan:
+    """The plan with a table that nobody named in place of its schedule."""
+    table = random_table(
+        generator,
+        pipeline=plan.layout.pipeline,
+        stages=plan.layout.stages,
+        micro_batches=plan.batch.micro_batches(plan.layout),
+        split=bool(generator.integers(2)),
+    )
+    return plan.model_copy(update={"schedule": "given", "rows": tuple(render(table).splitlines())})
+
+
 def random_table(
     generator: np.random.Generator, *, pipeline: int, stages: int, micro_batches: int, split: bool
 ) -> Schedule:
     """A table that can be run: stages anywhere, at least one on each rank, actions in a random order in which each
     comes after its inputs. split: backwards in two parts."""
     rank_of = generator.permutation([*range(pipeline), *generator.integers(pipeline, size=stages - pipeline)])
-    every = itertools.product(PARTS[split], range(micro_batches), range(stages))
+    every = itertools.product(ops(split=split), range(micro_batches), range(stages))
     waiting = [Action(*parts) for parts in every]
     done: set[Action] = set()
     rows: list[list[Action]] = [[] for _ in range(pipeline)]
@@ -64,7 +80,7 @@ def _drawn(max_ranks: int, seed: int) -> Iterator[Plan]:
 
 
 def _draw(base: Base, generator: np.random.Generator) -> Plan:
-    tree: Tree = {"layout": {"order": tuple(AXES[n] for n in generator.permutation(len(AXES)))}}
+    tree: Tree = {"layout": {"order": random_order(generator)}}
     for key, choices in CHOICES.items():
         if key not in DRAWN_AGAIN:
             tree = merge(tree, choices[int(generator.integers(len(choices)))])
@@ -72,20 +88,12 @@ def _draw(base: Base, generator: np.random.Generator) -> Plan:
     if plan.batch.ramp is not None:
         return plan
     micro = int(generator.integers(1, MOST_MICRO + 1))
-    micro_batches = int(
-        generator.integers(1, MOST_MICRO_BATCHES_OF_A_RANK * plan.layout.pipeline + 2)
-    )  # fewer than there are ranks, and more
+    # Fewer than there are ranks, and more.
+    micro_batches = int(generator.integers(1, MOST_MICRO_BATCHES_OF_A_RANK * plan.layout.pipeline + 2))
     batch = plan.batch.model_copy(
         update={"micro": micro, "sequences": micro * micro_batches * plan.layout.data}
     )
     plan = plan.model_copy(update={"batch": batch})
     if plan.layout.pipeline == 1 or generator.random() >= GIVEN_SHARE:
         return plan
-    table = random_table(
-        generator,
-        pipeline=plan.layout.pipeline,
-        stages=plan.layout.stages,
-        micro_batches=micro_batches,
-        split=bool(generator.integers(2)),
-    )
-    return plan.model_copy(update={"schedule": "given", "rows": tuple(render(table).splitlines())})
+    return with_random_table(plan, generator)

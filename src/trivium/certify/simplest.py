@@ -1,14 +1,11 @@
 """The simplest plan that still fails: everything is taken away without which it fails too."""
 
 from collections.abc import Callable
-from typing import Any
 
 from trivium.certify.reduce import reduced
-from trivium.config import merge
+from trivium.config import Tree, merge
 from trivium.plan.layout import AXES
 from trivium.plan.plan import Plan
-
-Tree = dict[str, Any]
 
 # Sizes that two ranks, and two times two, can share where three did.
 FOR_TWO: Tree = {"heads": 4, "kv_heads": None, "hidden": 16, "ffn": 28, "sequence": 8, "init_std": None}

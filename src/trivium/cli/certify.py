@@ -125,13 +125,15 @@ def _many(plans: Sequence[Plan], what: str) -> Verdict:
         say(f"FAILED {describe(plan)}: {c.error or f'{c.worst:.2g} ({c.worst_parameter})'}")
     say(f"{len(plans) - len(failed)} of {len(plans)} {what} passed")
     say(f"tolerance {found[0].tolerance:g}, worst {max(c.worst for c in found):.2g}")
+    # Numbers tell more than ranks that failed, and few ranks are looked at sooner.
+    first = min(failed, key=lambda f: (f[1].error is not None, f[0].layout.world_size), default=None)
     return {
         "passed": len(plans) - len(failed),
         "failed": len(failed),
         "tolerance": found[0].tolerance,
         "versions": versions(),
         "results": [{**c.as_tree(), "name": describe(p)} for p, c in both],
-        **(_simplest(*min(failed, key=lambda both: both[0].layout.world_size)) if failed else {}),
+        **(_simplest(*first) if first else {}),
     }, not failed
 
 
@@ -143,6 +145,7 @@ def _simplest(plan: Plan, verdict: Any) -> Mapping[str, Any]:
     from trivium.certify.sweep import describe
 
     if verdict.error is not None:
+        say("this plan again:")
         say(_command(plan))
         return {}
     tried = 0

@@ -110,6 +110,11 @@ def inputs(action: Action, last: int, *, split: bool = False) -> tuple[Action, .
     return (forward(m, s), Action(Op.INPUT_GRADIENT if split else Op.BACKWARD, m, s + 1))
 
 
+def ops(*, split: bool) -> tuple[Op, ...]:
+    """What each stage does with each micro-batch; `split` when the backward comes in two parts."""
+    return (Op.FORWARD, Op.INPUT_GRADIENT, Op.WEIGHT_GRADIENT) if split else (Op.FORWARD, Op.BACKWARD)
+
+
 def is_split(schedule: Schedule) -> bool:
     """Whether the backward comes in two parts."""
     return any(a.op is Op.INPUT_GRADIENT for row in schedule for a in row)
@@ -219,12 +224,8 @@ def table_problems(schedule: Schedule, *, pipeline: int, stages: int, micro_batc
         ]
     actions = Counter(a for row in schedule for a in row)
     rank_of_stage = {(r, a.stage) for r, row in enumerate(schedule) for a in row}
-    whole = (
-        [Op.FORWARD, Op.INPUT_GRADIENT, Op.WEIGHT_GRADIENT]
-        if is_split(schedule)
-        else [Op.FORWARD, Op.BACKWARD]
-    )
-    wanted = {Action(op, m, s) for op in whole for m in range(micro_batches) for s in range(stages)}
+    every = ops(split=is_split(schedule))
+    wanted = {Action(op, m, s) for op in every for m in range(micro_batches) for s in range(stages)}
     found = []
     for told, wrong in (
         ("lacks", sorted(wanted - actions.keys())),
