@@ -107,6 +107,14 @@ def test_every_layout_computes_what_one_process_computes(ranks: int) -> None:
     assert all(set(c.by_quantity) == quantities for c in certificates)
 
 
+def test_it_holds_by_the_network_as_it_does_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of one host read each other's memory, unless they are told not to: as ranks of several hosts do."""
+    monkeypatch.setenv("TRIVIUM_MESSAGES", "network")
+    plans = PLANS[2][1::3] + PLANS[4][::3]
+    told = [(describe(p), c.error or c.worst) for p, c in zip(plans, certify(plans)) if not c.passed]
+    assert told == []
+
+
 def test_random_plans_compute_what_one_process_computes() -> None:
     """More of them, and larger ones: `trivium certify --random N`."""
     plans = random_plans(12, 4, seed=1)

@@ -18,9 +18,11 @@ def value(rank: int, number: int) -> torch.Tensor:
     return torch.randn(SLICE, generator=generator, dtype=torch.float64)
 
 
-def slices_reach_their_owners(place: Place, direct_from: int) -> None:
-    collectives.DIRECT_BYTES = direct_from
-    group = Mesh.connect(Layout(data=place.world_size), place.rank, place.world_size).replicas
+def slices_reach_their_owners(place: Place, direct_from: int | None) -> None:
+    layout, by_memory = Layout(data=place.world_size), direct_from is None
+    collectives.DIRECT_BYTES = direct_from or 0
+    group = Mesh.connect(layout, place.rank, place.world_size, by_memory=by_memory).replicas
+    assert group.by_memory == by_memory
     ranks = range(group.size)
     whole = torch.cat([value(group.index, n) for n in ranks])
     # Several under way at once, ended in another order than begun.
@@ -40,6 +42,8 @@ def slices_reach_their_owners(place: Place, direct_from: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("direct_from", [0, 1 << 40])
-def test_slices_are_gathered_and_summed_directly_or_by_gloo(ranks: int, direct_from: int) -> None:
+@pytest.mark.parametrize("direct_from", [None, 0, 1 << 40])
+def test_slices_are_gathered_and_summed_by_memory_directly_or_by_gloo(
+    ranks: int, direct_from: int | None
+) -> None:
     on_ranks(ranks, slices_reach_their_owners, direct_from)

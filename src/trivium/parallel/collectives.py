@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from trivium.parallel.exchange import Exchange
+from trivium.parallel.exchange import Combination, Exchange, begin_receive, begin_send
+from trivium.parallel.loans import INLINE_BYTES
 from trivium.parallel.mesh import Group, Mesh
 
 Tensor = torch.Tensor
@@ -39,8 +40,23 @@ def all_reduce_begin(x: Tensor, group: Group, *, largest: bool = False) -> "Pend
     if group.handle is None:
         return PendingResult(None, x)
     group.count("all_reduce", x)
+    if group.by_memory:
+        return _all_reduce_by_memory(x, group, largest=largest)
     operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
     return PendingResult(dist.all_reduce(x, operation, group=group.handle, async_op=True), x, group=group)
+
+
+def _all_reduce_by_memory(x: Tensor, group: Group, *, largest: bool) -> "PendingResult":
+    """Each rank combines a slice, which the others then read from it; of what is small, everything."""
+    if x.nbytes <= INLINE_BYTES:
+        return PendingResult(Combination(group, [x] * group.size, x, largest=largest), x, group=group)
+    slices = list(x.view(-1).tensor_split(group.size))
+    own = slices[group.index]
+
+    def gather() -> None:
+        Exchange(group, send=[own] * group.size, receive=slices).wait()
+
+    return PendingResult(Combination(group, slices, own, largest=largest), x, gather, group)
 
 
 def sum_over_ranks_(x: Tensor, mesh: Mesh) -> Tensor:
@@ -132,6 +148,9 @@ def reduce_scatter_begin(x: Tensor, group: Group) -> PendingResult:
     x = x.contiguous()
     shape = (x.shape[0] // group.size, *x.shape[1:])
     out = x.new_empty(shape)
+    if group.by_memory:
+        slices = list(x.view(group.size, *shape))
+        return PendingResult(Combination(group, slices, out), out, group=group)
     if group.is_gloo:
         # gloo's own reduce_scatter is slower than all_reduce; exchanging slices and adding them here is faster.
         parts = x.new_empty((group.size, *shape))
@@ -147,7 +166,7 @@ def reduce_scatter_begin(x: Tensor, group: Group) -> PendingResult:
 
 
 def _directly(whole: Tensor, group: Group) -> bool:
-    return group.is_gloo and whole.numel() * whole.element_size() >= DIRECT_BYTES
+    return group.by_memory or (group.is_gloo and whole.numel() * whole.element_size() >= DIRECT_BYTES)
 
 
 def _add_up(out: Tensor, own: Tensor, parts: Tensor, index: int) -> None:
@@ -165,6 +184,10 @@ def all_to_all(parts: Tensor, group: Group) -> Tensor:
         return parts
     group.count("all_to_all", parts)
     out, parts = torch.empty_like(parts, memory_format=torch.contiguous_format), parts.contiguous()
+    if group.by_memory:
+        out[group.index].copy_(parts[group.index])
+        Exchange(group, send=list(parts), receive=list(out)).wait()
+        return out
     dist.all_to_all_single(out, parts, group=group.handle)
     return out
 
@@ -173,14 +196,20 @@ def rotate(tensors: tuple[Tensor, ...], group: Group) -> tuple[Tensor, ...]:
     """Every rank's tensors to the next rank of the group; returns the previous one's."""
     if group.handle is None:
         return tensors
-    following, previous = (group.ranks[(group.index + step) % group.size] for step in (1, -1))
+    following, previous = ((group.index + step) % group.size for step in (1, -1))
     sent = [t.contiguous() for t in tensors]
     received = [torch.empty_like(t) for t in sent]
+    for out in sent:
+        group.count("send", out)
+    if group.by_memory:
+        loans = [begin_send(out, following, group) for out in sent]
+        for work in (*(begin_receive(back, previous, group) for back in received), *loans):
+            work.wait()
+        return tuple(received)
     operations = []
     for tag, (out, back) in enumerate(zip(sent, received, strict=True)):
-        group.count("send", out)
-        operations.append(dist.P2POp(dist.isend, out, following, group.handle, tag))
-        operations.append(dist.P2POp(dist.irecv, back, previous, group.handle, tag))
+        operations.append(dist.P2POp(dist.isend, out, group.ranks[following], group.handle, tag))
+        operations.append(dist.P2POp(dist.irecv, back, group.ranks[previous], group.handle, tag))
     for work in dist.batch_isend_irecv(operations):
         work.wait()
     return tuple(received)

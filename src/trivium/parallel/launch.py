@@ -119,6 +119,15 @@ def _keep_freed_memory() -> None:
                 library.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the limit of older ones
 
 
+def lends_memory() -> bool:
+    """Whether processors of one host may read each other's memory instead of sending: unless TRIVIUM_MESSAGES is
+    "network"."""
+    chosen = os.environ.get("TRIVIUM_MESSAGES", "memory")
+    if chosen not in ("memory", "network"):
+        raise ConfigError(f"TRIVIUM_MESSAGES={chosen}: must be memory (the default) or network")
+    return chosen == "memory"
+
+
 def _talk_where_the_first_rank_is_reached() -> None:
     """Let gloo listen on the interface that leads to the first rank's host, unless the user chose one.
 

@@ -2,8 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Protocol
@@ -12,9 +12,12 @@ import torch
 import torch.distributed as dist
 
 from trivium.errors import ConfigError
-from trivium.parallel.launch import COLLECTIVE_TIMEOUT_SECONDS
+from trivium.parallel.launch import COLLECTIVE_TIMEOUT_SECONDS, lends_memory
+from trivium.parallel.loans import HostPeer
+from trivium.parallel.same_host import meet
 from trivium.plan.layout import AXES, Axis, Coordinate, Layout
 
+ROLES = (*AXES, "replicas", "ends")
 TAGS = range(1 << 30, (1 << 31) - 1)  # below are the numbers of pipeline transfers
 
 
@@ -37,15 +40,17 @@ class Group:
     traffic: bytes this rank handed to each collective, for comparison with the cost model.
     tags: numbers for direct messages, drawn alike on every rank of the group.
     waited: seconds this process stood still for collectives, its own part of their work included.
+    peers: where all the ranks are processes of one host that may read each other's memory, the others by their index.
     """
 
-    role: str  # the axis, or "ends"
+    role: str  # of ROLES
     ranks: tuple[int, ...]
     index: int
     handle: dist.ProcessGroup | None  # None when alone: collectives become no-ops
     traffic: Counter[str] = field(default_factory=Counter)
     tags: Iterator[int] = field(default_factory=_tags)
     waited: list[float] = field(default_factory=lambda: [0.0])
+    peers: Mapping[int, HostPeer] = field(default_factory=dict)
 
     def count(self, collective: str, tensor: torch.Tensor) -> None:
         """Add a tensor's bytes to the traffic of a collective."""
@@ -60,6 +65,16 @@ class Group:
     @property
     def size(self) -> int:
         return len(self.ranks)
+
+    @property
+    def number(self) -> int:
+        """Of its role."""
+        return ROLES.index(self.role)
+
+    @property
+    def by_memory(self) -> bool:
+        """Whether tensors go from memory to memory instead of over gloo."""
+        return bool(self.peers)
 
     @property
     def is_gloo(self) -> bool:
@@ -114,32 +129,28 @@ class Mesh:
         device: torch.device | None = None,
         timeout_seconds: float = COLLECTIVE_TIMEOUT_SECONDS,
         ends: tuple[int, int] | None = None,
+        by_memory: bool = True,
     ) -> "Mesh":
         """Create the groups of a layout; every rank of the process group must call this alike.
 
         timeout_seconds: of each collective; torch's groups do not inherit it from the process group. ends: pipeline
-        ranks as Plan.ends has them, by default the first and the last.
+        ranks as Plan.ends has them, by default the first and the last. by_memory: whether processors that share a
+        host read each other's memory instead of sending, where they can.
         """
         problems = layout.problems(world_size)
         if problems:
             raise ConfigError("\n".join(problems))
-        join = partial(_join, rank, timedelta(seconds=timeout_seconds))
-        groups = {axis: join(axis, _all_peers(layout, axis)) for axis in AXES}
+        device = device or torch.device("cpu")
+        sets = _sets_of_ranks(layout, ends or (0, layout.pipeline - 1))
+        near: dict[int, HostPeer] = {}
+        if world_size > 1 and device.type == "cpu" and dist.get_backend() == "gloo":
+            wanted = {r for each in sets.values() for ranks in each if rank in ranks for r in ranks}
+            near = meet(rank, wanted, timeout_seconds, lends=by_memory and lends_memory())
+        join = partial(_join, rank, timedelta(seconds=timeout_seconds), near)
+        groups = {role: join(role, each) for role, each in sets.items()}
         # Where there is one context rank the replicas are the data ranks: one communicator serves both.
-        alike = layout.context == 1
-        held = ends or (0, layout.pipeline - 1)
-        both: list[Axis] = [axis for axis in layout.order if axis in ("data", "context")]
-        replicas = groups["data"] if alike else join("replicas", _all_peers(layout, *both))
-        return cls(
-            layout=layout,
-            rank=rank,
-            device=device or torch.device("cpu"),
-            replicas=replicas,
-            ends=join(
-                "ends", [(peers[min(held)], peers[max(held)]) for peers in _all_peers(layout, "pipeline")]
-            ),
-            **groups,
-        )
+        groups.setdefault("replicas", groups["data"])
+        return cls(layout=layout, rank=rank, device=device, **groups)
 
     @classmethod
     def single(cls, device: torch.device | None = None) -> "Mesh":
@@ -153,18 +164,40 @@ def barrier(mesh: Mesh) -> None:
         dist.barrier()
 
 
+def _sets_of_ranks(layout: Layout, held: tuple[int, int]) -> dict[str, list[tuple[int, ...]]]:
+    """By role, the groups that all ranks form together; held: the pipeline ranks of the first and the last stage."""
+    sets = {axis: _all_peers(layout, axis) for axis in AXES}
+    found: dict[str, list[tuple[int, ...]]] = {**sets}
+    if layout.context > 1:
+        found["replicas"] = _all_peers(
+            layout, *(axis for axis in layout.order if axis in ("data", "context"))
+        )
+    found["ends"] = [(peers[min(held)], peers[max(held)]) for peers in sets["pipeline"]]
+    return found
+
+
 def _all_peers(layout: Layout, *axes: Axis) -> list[tuple[int, ...]]:
     return sorted({layout.peers(r, *axes) for r in range(layout.world_size)})
 
 
-def _join(rank: int, timeout: timedelta, role: str, groups: list[tuple[int, ...]]) -> Group:
+def _join(
+    rank: int, timeout: timedelta, near: Mapping[int, HostPeer], role: str, groups: list[tuple[int, ...]]
+) -> Group:
     """Every process creates every group, in the same order, as torch requires; it belongs to at most one."""
     mine = Group(role, (rank,), 0, None)
-    for peers in groups:
-        distinct = tuple(dict.fromkeys(peers))
+    for members in groups:
+        distinct = tuple(dict.fromkeys(members))
         # torch numbers a group's members by their ranks, whatever their order here: ours must be the same.
         assert list(distinct) == sorted(distinct), f"group {role} lists its ranks {distinct} out of order"
         handle = dist.new_group(list(distinct), timeout=timeout) if len(distinct) > 1 else None
         if rank in distinct:
-            mine = Group(role, distinct, distinct.index(rank), handle)
-    return mine
+            peers = {i: near[r] for i, r in enumerate(distinct) if r in near}
+            mine = Group(role, distinct, distinct.index(rank), handle, peers=peers)
+    return mine if not mine.is_gloo or _all_agree(mine) else replace(mine, peers={})
+
+
+def _all_agree(group: Group) -> bool:
+    """Whether each rank of the group has met all the others."""
+    has_met = torch.tensor(float(len(group.peers) == group.size - 1))
+    dist.all_reduce(has_met, dist.ReduceOp.MIN, group=group.handle)
+    return bool(has_met)

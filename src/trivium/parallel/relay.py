@@ -1,8 +1,8 @@
 """Hidden states from stage to stage, forward only: for answering, where no schedule is needed."""
 
 import torch
-import torch.distributed as dist
 
+from trivium.parallel.exchange import Work, begin_receive, begin_send
 from trivium.parallel.mesh import Group
 
 Tensor = torch.Tensor
@@ -14,20 +14,18 @@ class Relay:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._sent: list[tuple[dist.Work, Tensor]] = []
+        self._sent: list[tuple[Work, Tensor]] = []
 
     def receive(self, out: Tensor, index: int) -> Tensor:
         """What the rank of this index passed on, written into `out`."""
-        dist.recv(out, self._group.ranks[index], group=self._group.handle)
+        begin_receive(out, index, self._group).wait()
         return out
 
     def pass_on(self, x: Tensor, index: int) -> None:
         """Hand a tensor to the rank of this index; returns before it has arrived."""
         x = x.contiguous()
         self._group.count("send", x)
-        work = dist.isend(x, self._group.ranks[index], group=self._group.handle)
-        assert work is not None, "this rank is in the group of its own pipeline"
-        self._sent.append((work, x))
+        self._sent.append((begin_send(x, index, self._group), x))
         while len(self._sent) > MOST_UNDER_WAY:
             self._sent.pop(0)[0].wait()
 

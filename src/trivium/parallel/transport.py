@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from trivium.parallel.collectives import Pending
+from trivium.parallel.exchange import Waitable, Work, begin_receive, begin_send
 from trivium.parallel.mesh import Mesh
 from trivium.plan.schedule import Action, Op
 from trivium.plan.transfers import Event, Transfer
@@ -59,14 +60,14 @@ class Transport(Protocol):
 
 
 class PostedAhead:
-    """For gloo, which matches messages by tag: receives are posted before their turn, sends not waited for."""
+    """For processors, which match messages by tag: receives are posted before their turn, sends not waited for."""
 
     def __init__(self, program: Sequence[Event], mesh: Mesh, activation: Callable[[], Tensor]) -> None:
         self._mesh, self._activation = mesh, activation
         here = mesh.at.pipeline
         self._ahead: Iterator[Transfer] = (e for e in program if isinstance(e, Transfer) and e.target == here)
-        self._posted: dict[Transfer, tuple[dist.Work, Tensor]] = {}
-        self._sends: list[tuple[dist.Work, Tensor]] = []
+        self._posted: dict[Transfer, tuple[Waitable, Tensor]] = {}
+        self._sends: list[tuple[Work, Tensor]] = []
 
     def before(self, event: Event) -> None:
         """Keep receives under way."""
@@ -84,8 +85,7 @@ class PostedAhead:
             return
         group, tensor = self._mesh.pipeline, results.pop(transfer.produced_by).contiguous()
         group.count("send", tensor)
-        begun = dist.isend(tensor, group.ranks[transfer.target], group=group.handle, tag=_tag(transfer))
-        assert begun is not None, f"this rank is not in the pipeline group of {transfer}"
+        begun = begin_send(tensor, transfer.target, group, _tag(transfer))
         self._sends = [(w, t) for w, t in self._sends if not w.is_completed()] + [(begun, tensor)]
 
     def finish(self) -> None:
@@ -93,11 +93,9 @@ class PostedAhead:
         for work, _ in self._sends:
             work.wait()
 
-    def _receive(self, transfer: Transfer) -> tuple[dist.Work, Tensor]:
-        group, tensor = self._mesh.pipeline, self._activation()
-        work = dist.irecv(tensor, group.ranks[transfer.source], group=group.handle, tag=_tag(transfer))
-        assert work is not None, f"this rank is not in the pipeline group of {transfer}"
-        return work, tensor
+    def _receive(self, transfer: Transfer) -> tuple[Waitable, Tensor]:
+        tensor = self._activation()
+        return begin_receive(tensor, transfer.source, self._mesh.pipeline, _tag(transfer)), tensor
 
 
 class _Exchange:

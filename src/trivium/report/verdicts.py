@@ -38,7 +38,7 @@ def limits(report: dict[str, Any]) -> list[str]:
     return [
         f"Quality: the model is tiny ({size}{seen}). The path works; what it reaches at scale is not shown.",
         "Speed: ranks were processes on the cores of one CPU; seconds here say nothing about a cluster.",
-        "Scale: collectives ran over gloo on one machine; no NCCL, no GPU, no second node, no 16-bit training.",
+        "Scale: every rank ran on this one machine; no NCCL, no GPU, no second node, no 16-bit training.",
     ]
 
 

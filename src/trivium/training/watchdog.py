@@ -21,6 +21,7 @@ WAITING_IN = (
     "torch/distributed/",
     "parallel/collectives.py",
     "parallel/exchange.py",
+    "parallel/loans.py",
     "parallel/transport.py",
 )
 FRAMES_SHOWN = 6

@@ -1,0 +1,254 @@
+"""Ranks of one host read each other's memory: whole, in order, only while it is lent, and never waiting for ever."""
+
+import ctypes
+import gc
+import os
+import socket
+import threading
+import time
+
+import pytest
+import torch
+
+from ranks import on_ranks, ranks
+from trivium.parallel import same_host
+from trivium.parallel.collectives import all_gather, all_reduce_, all_to_all, reduce_scatter, rotate
+from trivium.parallel.exchange import Exchange, begin_receive, begin_send
+from trivium.parallel.launch import Place
+from trivium.parallel.loans import INLINE_BYTES, Key, read_memory
+from trivium.parallel.mesh import Group, Mesh
+from trivium.plan.layout import Layout
+
+Tensor = torch.Tensor
+
+SIZES = (0, 1, INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1, (3 << 20) + 5)  # bytes
+TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
+
+
+def connected_pair(place: Place, seconds: float = 20) -> Group:
+    group = Mesh.connect(
+        Layout(data=place.world_size), place.rank, place.world_size, timeout_seconds=seconds
+    ).data
+    assert group.by_memory, "processes of one test share their host"
+    return group
+
+
+def content(size: int, rank: int, number: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * rank + number)
+    return torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8)
+
+
+@ranks(2, 3)
+def test_tensors_of_any_size_arrive_whole(place: Place) -> None:
+    group = connected_pair(place)
+    for size in SIZES:
+        found = [torch.zeros(size, dtype=torch.uint8) for _ in range(group.size)]
+        Exchange(
+            group, send=[content(size, group.index, to) for to in range(group.size)], receive=found
+        ).wait()
+        for of, tensor in enumerate(found):
+            if of != group.index:
+                assert torch.equal(tensor, content(size, of, group.index)), (size, of)
+
+
+@ranks(2)
+def test_messages_of_a_key_keep_their_order_and_keys_do_not_mix(place: Place) -> None:
+    group, other = connected_pair(place), 1 - place.rank
+    tensors = [content(size, place.rank, n) for n, size in enumerate(SIZES)]
+    sends = [begin_send(tensor, other, group, tag) for tensor in tensors for tag in (7, 8)]
+    for tag in (8, 7):  # the later key first
+        for n, size in enumerate(SIZES):
+            out = torch.zeros(size, dtype=torch.uint8)
+            begin_receive(out, other, group, tag).wait()
+            assert torch.equal(out, content(size, other, n)), (tag, n)
+    for work in sends:
+        work.wait()
+
+
+@ranks(2)
+def test_what_was_lent_stays_alive_and_unread_until_it_is_given_back(place: Place) -> None:
+    group = connected_pair(place)
+    ready = Key(group.number, 1)
+    if place.rank == 0:
+        loan = group.peers[1].lend(Key(group.number, 0), content(1 << 20, 0))  # nobody here keeps the tensor
+        gc.collect()
+        torch.zeros(1 << 20, dtype=torch.uint8)  # what would take its memory
+        assert not loan.is_completed(), "nobody has read it"
+        group.peers[1].lend(ready, torch.ones(1))
+        loan.wait()
+        assert loan.is_completed()
+    else:
+        group.peers[0].borrow(ready, 4)
+        borrowed = group.peers[0].borrow(Key(group.number, 0), 1 << 20)
+        out = torch.zeros(1 << 10, dtype=torch.uint8)
+        for start in (0, 5000):  # in pieces, from anywhere
+            borrowed.read(out, start)
+            assert torch.equal(out, content(1 << 20, 0)[start : start + len(out)])
+        borrowed.give_back()
+
+
+@ranks(2)
+def test_ranks_that_lend_much_before_they_read_do_not_wait_for_each_other(place: Place) -> None:
+    group, other = connected_pair(place), 1 - place.rank
+    number = 3000  # far more than a socket holds
+    for _ in range(number):
+        begin_send(torch.full((INLINE_BYTES,), place.rank, dtype=torch.uint8), other, group)
+    out = torch.zeros(INLINE_BYTES, dtype=torch.uint8)
+    for _ in range(number):
+        begin_receive(out.fill_(9), other, group).wait()
+        assert bool((out == other).all())
+
+
+@ranks(2)
+def test_nothing_is_kept_of_messages_that_were_read(place: Place) -> None:
+    group = connected_pair(place)
+    for size in (8, 1 << 12):
+        for _ in range(50):
+            all_reduce_(torch.ones(size), group)
+    peer = group.peers[1 - place.rank]
+    assert not peer._offers, "each exchange has a key of its own"
+    assert not peer._lent
+
+
+@ranks(2)
+def test_a_message_of_another_size_is_refused(place: Place) -> None:
+    group = connected_pair(place)
+    if place.rank == 0:
+        begin_send(torch.zeros(3), 1, group, 5)
+    else:
+        with pytest.raises(RuntimeError, match="rank 0 sent 12 bytes .*tag=5.* where 16 are due"):
+            begin_receive(torch.zeros(4), 0, group, 5).wait()
+
+
+@ranks(2)
+def test_a_rank_that_ends_is_noticed_at_once_and_after_what_it_said(place: Place) -> None:
+    group = connected_pair(place)
+    if place.rank == 0:
+        begin_send(torch.ones(3), 1, group)
+        time.sleep(0.4)
+        return
+    begin = time.monotonic()
+    begin_send(torch.ones(3), 0, group)  # which it never reads
+    time.sleep(0.8)
+    out = torch.zeros(3)
+    begin_receive(out, 0, group).wait()
+    assert bool((out == 1).all()), "what was sent before the end arrives"
+    with pytest.raises(RuntimeError, match="rank 0 has closed its connection"):
+        begin_receive(out, 0, group).wait()
+    with pytest.raises(RuntimeError, match="rank 0 has closed its connection"):
+        begin_send(out, 0, group)
+    assert time.monotonic() - begin < 5
+
+
+@ranks(2)
+def test_a_rank_that_does_not_answer_is_named_when_the_time_is_up(place: Place) -> None:
+    group = connected_pair(place, seconds=0.5)
+    if place.rank == 0:
+        time.sleep(1.5)
+        return
+    loan = begin_send(torch.zeros(1 << 20), 0, group)
+    for wait in (begin_receive(torch.zeros(3), 0, group).wait, loan.wait):
+        with pytest.raises(RuntimeError, match=r"rank 0 did not answer within 0\.5 s"):
+            wait()
+
+
+def values(rows: int, rank: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(rows + rank)
+    return (100 * torch.randn(rows, 2, generator=generator, dtype=torch.float64)).to(dtype)
+
+
+def both_roads(place: Place) -> None:
+    layout, size = Layout(tensor=place.world_size), place.world_size
+    memory, network = (
+        Mesh.connect(layout, place.rank, size, by_memory=choice).tensor for choice in (True, False)
+    )
+    assert memory.by_memory
+    assert not network.by_memory
+    for dtype in TYPES:
+        for each in (1, 7, 400, 70_000):  # the last in several pieces, and by slices that are not equal
+            of_rank = [values(size * each, rank, dtype) for rank in range(size)]
+            x, total = of_rank[place.rank], torch.stack(of_rank).to(torch.float64).sum(0)
+            odd = x.flatten()[:-1]
+            for work in (
+                lambda g, odd=odd: all_reduce_(odd.clone(), g, largest=True),
+                lambda g, x=x: all_gather(x, g),
+                lambda g, x=x, n=each: all_to_all(x.view(g.size, n, 2), g),
+                lambda g, x=x, odd=odd: torch.cat([t.flatten() for t in rotate((x, odd), g)]),
+            ):
+                assert torch.equal(work(memory), work(network)), (each, dtype)
+            sums = {"all": all_reduce_(odd.clone(), memory), "slice": reduce_scatter(x, memory)}
+            due = {"all": total.flatten()[:-1], "slice": total.view(size, each, 2)[memory.index]}
+            for name, found in sums.items():
+                close = (
+                    torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+                )  # a single rounding, of the sum
+                torch.testing.assert_close(
+                    found.double(), due[name], rtol=close, atol=600 * close * (dtype != torch.bfloat16)
+                )
+            torch.testing.assert_close(
+                sums["slice"],
+                reduce_scatter(x, network),
+                rtol=0,
+                atol=0 if size == 2 else 1e-3 * total.abs().max(),
+            )
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_collectives_by_memory_are_those_by_the_network(size: int) -> None:
+    on_ranks(size, both_roads)
+
+
+def one_cannot(place: Place, how: str) -> None:
+    """Rank 3 of 2 x 2 can lend nothing, or read nothing: its groups use the network, the others memory."""
+    if place.rank == 3 and how == "lends not":
+        os.environ["TRIVIUM_MESSAGES"] = "network"
+    if place.rank == 3 and how == "reads not":
+        same_host.read_memory = refuse
+    mesh = Mesh.connect(Layout(tensor=2, data=2), place.rank, 4)
+    for group in (mesh.tensor, mesh.data):
+        assert group.by_memory == (3 not in group.ranks), (group.role, group.ranks)
+        assert float(all_reduce_(torch.tensor(float(place.rank)), group)) == sum(group.ranks)
+
+
+def refuse(pid: int, source: int, target: int, size: int) -> None:
+    raise PermissionError(1, "Operation not permitted")
+
+
+@pytest.mark.parametrize("how", ["lends not", "reads not"])
+def test_a_group_uses_memory_only_if_all_its_ranks_can(how: str) -> None:
+    on_ranks(4, one_cannot, how)
+
+
+def test_a_stranger_is_not_answered() -> None:
+    listener = same_host._listener()
+    assert listener is not None
+    meeting = same_host._Meeting(0, {1: same_host._Card(b"", os.getpid() + 1, b"")})  # another process is due
+
+    def knock() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            stranger.connect(listener.getsockname())
+            stranger.send(same_host._HELLO.pack(1, 0, b"", True))
+            stranger.recv(100)
+
+    threading.Thread(target=knock, daemon=True).start()
+    same_host._MEETING_SECONDS, before = 0.5, same_host._MEETING_SECONDS
+    try:
+        meeting.answer(listener, 1)
+    finally:
+        same_host._MEETING_SECONDS = before
+    assert not meeting.agreed()
+
+
+def test_memory_that_is_not_there_is_an_error() -> None:
+    here = ctypes.create_string_buffer(8)
+    with pytest.raises(OSError, match="process_vm_readv"):
+        read_memory(os.getpid(), 8, ctypes.addressof(here), 8)
+
+
+def test_a_wrong_choice_of_messages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trivium.errors import ConfigError
+    from trivium.parallel.launch import lends_memory
+
+    monkeypatch.setenv("TRIVIUM_MESSAGES", "pigeon")
+    with pytest.raises(ConfigError, match="TRIVIUM_MESSAGES=pigeon"):
+        lends_memory()
