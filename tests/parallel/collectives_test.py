@@ -1,11 +1,22 @@
 """Gathering and reducing slices is the same however the ranks exchange them."""
 
+import time
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from ranks import on_ranks
 from trivium.parallel import collectives
-from trivium.parallel.collectives import all_gather_into, reduce_scatter_begin
+from trivium.parallel.collectives import (
+    all_gather,
+    all_gather_into,
+    all_reduce_,
+    all_to_all,
+    reduce_scatter,
+    reduce_scatter_begin,
+    rotate,
+)
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import Layout
@@ -47,3 +58,30 @@ def test_slices_are_gathered_and_summed_by_memory_directly_or_by_gloo(
     ranks: int, direct_from: int | None
 ) -> None:
     on_ranks(ranks, slices_reach_their_owners, direct_from)
+
+
+def waiting_is_counted(place: Place, by_memory: bool) -> None:
+    group = Mesh.connect(Layout(context=2), place.rank, 2, by_memory=by_memory).context
+    for size in (2, 4096):
+        x = torch.ones(size)
+        for name, work in {
+            "all_reduce": lambda x=x: all_reduce_(x, group),
+            "all_gather": lambda x=x: all_gather(x, group),
+            "reduce_scatter": lambda x=x: reduce_scatter(x, group),
+            "all_to_all": lambda x=x: all_to_all(x.view(2, -1), group),
+            "rotate": lambda x=x: rotate((x,), group),
+        }.items():
+            dist.barrier()
+            before = group.waited[0]
+            time.sleep(0.1 * place.rank)
+            work()
+            waited = group.waited[0] - before
+            assert waited > 0.05 or place.rank == 1, (
+                f"{name} of {size}: the other came 0.1 s late, not {waited}"
+            )
+
+
+@pytest.mark.parametrize("by_memory", [True, False])
+def test_the_time_a_rank_waits_for_another_is_counted(by_memory: bool) -> None:
+    """Slow ranks are found by it: without it, those that wait seem to work."""
+    on_ranks(2, waiting_is_counted, by_memory)

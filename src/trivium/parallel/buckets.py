@@ -12,7 +12,6 @@ from typing import Literal
 import torch
 
 from trivium.parallel.collectives import (
-    Pending,
     PendingResult,
     all_gather_into,
     all_reduce_,
@@ -20,7 +19,7 @@ from trivium.parallel.collectives import (
     reduce_scatter_begin,
 )
 from trivium.parallel.gradient_sum import GradientSum
-from trivium.parallel.mesh import Group, Mesh
+from trivium.parallel.mesh import Group, Mesh, Waitable
 from trivium.plan.buckets import BucketRow, Item
 from trivium.plan.parameters import Parameter
 
@@ -75,8 +74,8 @@ class Bucket:
         self.adds_itself = zero < 2 and dtypes.gradients == dtypes.weights
         self._unready = 0
         self._held = 0
-        self._gathering: Pending | None = None  # before use, at stage 3
-        self._publishing: Pending | None = None  # after an update, below
+        self._gathering: Waitable | None = None  # before use, at stage 3
+        self._publishing: Waitable | None = None  # after an update, below
         if zero >= 3:
             self.shard = self.shard.clone()
             self._free_weights()

@@ -6,27 +6,20 @@ every message is contiguous.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from trivium.parallel.exchange import Combination, Exchange, begin_receive, begin_send
 from trivium.parallel.loans import INLINE_BYTES
-from trivium.parallel.mesh import Group, Mesh
+from trivium.parallel.mesh import Group, Mesh, Waitable
 
 Tensor = torch.Tensor
 
 # From this size on, ranks of a gloo group exchange their slices directly: gloo's own collectives copy what is sent
 # and what arrives, which then costs more than their worker threads save.
 DIRECT_BYTES = 8 << 20
-
-
-class Pending(Protocol):
-    """Communication under way."""
-
-    def wait(self) -> object:
-        """Return when it is done."""
 
 
 def all_reduce_(x: Tensor, group: Group, *, largest: bool = False) -> Tensor:
@@ -54,7 +47,7 @@ def _all_reduce_by_memory(x: Tensor, group: Group, *, largest: bool) -> "Pending
     own = slices[group.index]
 
     def gather() -> None:
-        Exchange(group, send=[own] * group.size, receive=slices).wait()
+        group.wait_for(Exchange(group, send=[own] * group.size, receive=slices))
 
     return PendingResult(Combination(group, slices, own, largest=largest), x, gather, group)
 
@@ -83,7 +76,7 @@ def all_gather(x: Tensor, group: Group) -> Tensor:
     return out
 
 
-def all_gather_into(out: Tensor, x: Tensor, group: Group, *, wait: bool = True) -> Pending | None:
+def all_gather_into(out: Tensor, x: Tensor, group: Group, *, wait: bool = True) -> Waitable | None:
     """Like `all_gather`, into a given contiguous tensor; without `wait` returns the work to wait for.
 
     x may be this rank's own slice of `out`.
@@ -93,17 +86,17 @@ def all_gather_into(out: Tensor, x: Tensor, group: Group, *, wait: bool = True) 
             out.copy_(x)
         return None
     group.count("all_gather", x)
-    work: Pending
+    work: Waitable
     if _directly(out, group):
         own = out.view(group.size, *x.shape)[group.index]
         if own.data_ptr() != x.data_ptr():
             own.copy_(x)
         work = Exchange(group, send=[own] * group.size, receive=list(out.view(group.size, *x.shape)))
-        return work.wait() if wait else work
-    if x.data_ptr() == out.data_ptr() + group.index * x.numel() * x.element_size():
-        x = x.clone()
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    work = gather(out, x.contiguous(), group=group.handle, async_op=True)
+    else:
+        if x.data_ptr() == out.data_ptr() + group.index * x.numel() * x.element_size():
+            x = x.clone()
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        work = gather(out, x.contiguous(), group=group.handle, async_op=True)
     if wait:
         group.wait_for(work)
         return None
@@ -120,7 +113,7 @@ class PendingResult:
 
     def __init__(
         self,
-        work: Pending | None,
+        work: Waitable | None,
         result: Tensor,
         complete: Callable[[], object] | None = None,
         group: Group | None = None,
@@ -186,9 +179,9 @@ def all_to_all(parts: Tensor, group: Group) -> Tensor:
     out, parts = torch.empty_like(parts, memory_format=torch.contiguous_format), parts.contiguous()
     if group.by_memory:
         out[group.index].copy_(parts[group.index])
-        Exchange(group, send=list(parts), receive=list(out)).wait()
-        return out
-    dist.all_to_all_single(out, parts, group=group.handle)
+        group.wait_for(Exchange(group, send=list(parts), receive=list(out)))
+    else:
+        group.wait_for(dist.all_to_all_single(out, parts, group=group.handle, async_op=True))
     return out
 
 
@@ -204,14 +197,14 @@ def rotate(tensors: tuple[Tensor, ...], group: Group) -> tuple[Tensor, ...]:
     if group.by_memory:
         loans = [begin_send(out, following, group) for out in sent]
         for work in (*(begin_receive(back, previous, group) for back in received), *loans):
-            work.wait()
+            group.wait_for(work)
         return tuple(received)
     operations = []
     for tag, (out, back) in enumerate(zip(sent, received, strict=True)):
         operations.append(dist.P2POp(dist.isend, out, group.ranks[following], group.handle, tag))
         operations.append(dist.P2POp(dist.irecv, back, group.ranks[previous], group.handle, tag))
     for work in dist.batch_isend_irecv(operations):
-        work.wait()
+        group.wait_for(work)
     return tuple(received)
 
 

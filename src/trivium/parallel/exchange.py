@@ -7,28 +7,18 @@ import torch
 import torch.distributed as dist
 
 from trivium.parallel.loans import Key, Receipt
-from trivium.parallel.mesh import Group
+from trivium.parallel.mesh import Group, Waitable
 
 Tensor = torch.Tensor
 
 PIECE_BYTES = 256 << 10  # of what is added up at once, so that it stays in a core's cache
 
 
-class Work(Protocol):
-    """A tensor on its way."""
-
-    def wait(self) -> object:
-        """Return when it is there."""
+class Work(Waitable, Protocol):
+    """A tensor on its way, of which one may ask whether it is there."""
 
     def is_completed(self) -> bool:
         """Whether `wait` would return at once, as far as is known."""
-
-
-class Waitable(Protocol):
-    """A tensor on its way here."""
-
-    def wait(self) -> object:
-        """Return when it is there."""
 
 
 def begin_send(tensor: Tensor, to: int, group: Group, tag: int = 0) -> Work:

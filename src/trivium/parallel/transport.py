@@ -8,9 +8,8 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from trivium.parallel.collectives import Pending
-from trivium.parallel.exchange import Waitable, Work, begin_receive, begin_send
-from trivium.parallel.mesh import Mesh
+from trivium.parallel.exchange import Work, begin_receive, begin_send
+from trivium.parallel.mesh import Mesh, Waitable
 from trivium.plan.schedule import Action, Op
 from trivium.plan.transfers import Event, Transfer
 
@@ -26,9 +25,9 @@ class Results:
 
     def __init__(self) -> None:
         self._tensors: dict[Action, Tensor] = {}
-        self._under_way: dict[Action, Pending] = {}
+        self._under_way: dict[Action, Waitable] = {}
 
-    def put(self, action: Action, tensor: Tensor, under_way: Pending | None = None) -> None:
+    def put(self, action: Action, tensor: Tensor, under_way: Waitable | None = None) -> None:
         """Keep a result; if it is `under_way`, it is complete when that was waited for."""
         self._tensors[action] = tensor
         if under_way is not None:
