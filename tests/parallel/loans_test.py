@@ -12,7 +12,16 @@ import torch
 
 from ranks import on_ranks, ranks
 from trivium.parallel import same_host
-from trivium.parallel.collectives import all_gather, all_reduce_, all_to_all, reduce_scatter, rotate
+from trivium.parallel.collectives import (
+    all_gather,
+    all_gather_into,
+    all_reduce_,
+    all_reduce_begin,
+    all_to_all,
+    reduce_scatter,
+    reduce_scatter_begin,
+    rotate,
+)
 from trivium.parallel.exchange import Exchange, begin_receive, begin_send
 from trivium.parallel.launch import Place
 from trivium.parallel.loans import INLINE_BYTES, Key, read_memory
@@ -108,6 +117,34 @@ def test_nothing_is_kept_of_messages_that_were_read(place: Place) -> None:
     peer = group.peers[1 - place.rank]
     assert not peer._offers, "each exchange has a key of its own"
     assert not peer._lent
+
+
+@ranks(2, 3)
+def test_what_was_waited_for_may_be_overwritten_while_others_have_yet_to_wait(place: Place) -> None:
+    group, size = connected_pair(place), 60_000
+    late = 0.3 * (place.rank == place.world_size - 1)
+    of_rank = [rank + 1.0 for rank in range(group.size)]
+    mine = torch.full((group.size, size), of_rank[group.index])
+
+    pending = reduce_scatter_begin(mine, group)
+    time.sleep(late)
+    total = pending.wait()
+    mine.fill_(of_rank[group.index] * 2)
+    assert bool((total == sum(of_rank)).all())
+
+    gathered = torch.zeros(group.size, size)
+    gathering = all_gather_into(gathered, mine[:1], group, wait=False)
+    time.sleep(late)
+    assert gathering is not None
+    gathering.wait()
+    found = gathered.clone()
+    gathered.fill_(-1.0)
+    assert found.amin(1).tolist() == found.amax(1).tolist() == [2 * x for x in of_rank]
+
+    for turn in range(3):  # in place, again and again
+        adding = all_reduce_begin(mine, group)
+        time.sleep(late)
+        assert bool((adding.wait() == 2 * sum(of_rank) * group.size**turn).all()), turn
 
 
 @ranks(2)
