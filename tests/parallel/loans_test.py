@@ -83,11 +83,13 @@ def test_what_was_lent_stays_alive_and_unread_until_it_is_given_back(place: Plac
         gc.collect()
         torch.zeros(1 << 20, dtype=torch.uint8)  # what would take its memory
         assert not loan.is_completed(), "nobody has read it"
-        group.peers[1].lend(ready, torch.ones(1))
+        group.peers[1].lend(ready, torch.tensor([6, 7, 8, 9], dtype=torch.uint8))
         loan.wait()
         assert loan.is_completed()
     else:
-        group.peers[0].borrow(ready, 4)
+        two = torch.zeros(2, dtype=torch.uint8)
+        group.peers[0].borrow(ready, 4).read(two, 1)
+        assert two.tolist() == [7, 8]
         borrowed = group.peers[0].borrow(Key(group.number, 0), 1 << 20)
         out = torch.zeros(1 << 10, dtype=torch.uint8)
         for start in (0, 5000):  # in pieces, from anywhere
@@ -235,15 +237,18 @@ def test_collectives_by_memory_are_those_by_the_network(size: int) -> None:
     on_ranks(size, both_roads)
 
 
-def one_cannot(place: Place, how: str) -> None:
-    """Rank 3 of 2 x 2 can lend nothing, or read nothing: its groups use the network, the others memory."""
-    if place.rank == 3 and how == "lends not":
+def the_last_cannot(place: Place, layout: Layout, how: str) -> None:
+    """The last rank can lend nothing, or read nothing: its groups use the network, the others memory."""
+    last = layout.world_size - 1
+    if place.rank == last and how == "lends not":
         os.environ["TRIVIUM_MESSAGES"] = "network"
-    if place.rank == 3 and how == "reads not":
+    if place.rank == last and how == "reads not":
         same_host.read_memory = refuse
-    mesh = Mesh.connect(Layout(tensor=2, data=2), place.rank, 4)
+    if place.rank == last and how == "is elsewhere":
+        same_host._this_host = lambda: b"another host"
+    mesh = Mesh.connect(layout, place.rank, layout.world_size)
     for group in (mesh.tensor, mesh.data):
-        assert group.by_memory == (3 not in group.ranks), (group.role, group.ranks)
+        assert group.by_memory == (last not in group.ranks and group.size > 1), (group.role, group.ranks)
         assert float(all_reduce_(torch.tensor(float(place.rank)), group)) == sum(group.ranks)
 
 
@@ -251,9 +256,37 @@ def refuse(pid: int, source: int, target: int, size: int) -> None:
     raise PermissionError(1, "Operation not permitted")
 
 
-@pytest.mark.parametrize("how", ["lends not", "reads not"])
-def test_a_group_uses_memory_only_if_all_its_ranks_can(how: str) -> None:
-    on_ranks(4, one_cannot, how)
+@pytest.mark.parametrize("how", ["lends not", "reads not", "is elsewhere"])
+@pytest.mark.parametrize("layout", [Layout(tensor=2, data=2), Layout(data=3)], ids=["2 x 2", "3"])
+def test_a_group_uses_memory_only_if_all_its_ranks_can(layout: Layout, how: str) -> None:
+    on_ranks(layout.world_size, the_last_cannot, layout, how)
+
+
+def one_pair_cannot(place: Place) -> None:
+    reads = same_host._Meeting._reads
+    if place.rank == 1:
+        same_host._Meeting._reads = lambda self, peer, hello: peer != 2 and reads(self, peer, hello)
+    group = Mesh.connect(Layout(data=3), place.rank, 3).data
+    assert not group.by_memory, "rank 0 can read both others, but they not each other"
+    assert float(all_reduce_(torch.tensor(1.0), group)) == 3
+
+
+def test_a_group_of_which_two_cannot_read_each_other_uses_the_network() -> None:
+    on_ranks(3, one_pair_cannot)
+
+
+def test_only_memory_that_holds_what_its_owner_says_is_trusted() -> None:
+    meeting = same_host._Meeting(0, {1: same_host._Card(b"", os.getpid(), b"")})
+    there = ctypes.create_string_buffer(b"sixteen letters.", 16)
+    for said, holds in ((there.raw, True), (b"other letters...", False)):
+        assert meeting._reads(1, same_host._HELLO.pack(1, ctypes.addressof(there), said, False)) == holds
+
+
+def test_the_kernel_says_who_is_at_the_other_end() -> None:
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with here, there:
+        assert same_host._is_process(here, os.getpid())
+        assert not same_host._is_process(here, os.getpid() + 1)
 
 
 def test_a_stranger_is_not_answered() -> None:
