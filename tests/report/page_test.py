@@ -150,7 +150,7 @@ def test_the_page_suits_a_phone_and_the_dark(report):
 def test_closing_lines_say_what_was_proven_what_was_not_and_what_to_do_next(report):
     lines = closing_lines(report, COMMAND)
     assert any("✓" in line and "resumed in another layout" in line for line in lines)
-    assert any("tiny" in line for line in lines) and any("gloo" in line for line in lines)
+    assert any("tiny" in line for line in lines) and any("one machine" in line for line in lines)
     assert lines[-1] == f"Next: {COMMAND}"
     shown, open_ = lines.index("What this run has shown"), lines.index("What it has not")
     assert all("✓" in line for line in lines[shown + 1 : open_])
