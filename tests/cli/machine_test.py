@@ -19,6 +19,7 @@ FIT = Facts(
     files=1024,
     out=Path("runs/demo"),
     writable="",
+    messages="",
 )
 
 
@@ -41,6 +42,7 @@ def test_a_fit_machine_passes_every_check():
         ({"shm_bytes": 1 << 20}, "/dev/shm", "WARN", "1 MiB"),
         ({"ports": 3}, "ports", "WARN", "3 of 8"),
         ({"ports": 0}, "ports", "FAIL", "0 of 8"),
+        ({"messages": "not permitted"}, "messages", "WARN", "over loopback: not permitted"),
         ({"files": 256}, "files", "WARN", "256"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ranks import on_ranks, ranks
-from trivium.parallel import same_host
+from trivium.parallel import process_memory, same_host
 from trivium.parallel.collectives import (
     all_gather,
     all_gather_into,
@@ -24,8 +24,9 @@ from trivium.parallel.collectives import (
 )
 from trivium.parallel.exchange import Exchange, begin_receive, begin_send
 from trivium.parallel.launch import Place
-from trivium.parallel.loans import INLINE_BYTES, Key, read_memory
+from trivium.parallel.loans import INLINE_BYTES, Key
 from trivium.parallel.mesh import Group, Mesh
+from trivium.parallel.process_memory import read_memory, why_siblings_cannot_read
 from trivium.plan.layout import Layout
 
 Tensor = torch.Tensor
@@ -313,6 +314,16 @@ def test_memory_that_is_not_there_is_an_error() -> None:
     here = ctypes.create_string_buffer(8)
     with pytest.raises(OSError, match="process_vm_readv"):
         read_memory(os.getpid(), 8, ctypes.addressof(here), 8)
+
+
+def test_it_is_known_beforehand_whether_ranks_may_read_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_siblings_cannot_read() == ""
+    monkeypatch.setattr(process_memory, "read_memory", refuse)
+    assert why_siblings_cannot_read() == "[Errno 1] Operation not permitted"
+    monkeypatch.setattr(process_memory, "read_memory", lambda *_: None)
+    assert "instead of what was lent" in why_siblings_cannot_read()
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert "no process_vm_readv" in why_siblings_cannot_read()
 
 
 def test_a_wrong_choice_of_messages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

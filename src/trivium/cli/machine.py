@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from trivium.errors import MachineError
+from trivium.parallel.process_memory import why_siblings_cannot_read
 from trivium.units import format_bytes
 
 PYTHON = (3, 11)
@@ -47,6 +48,7 @@ class Facts(NamedTuple):
     files: int | None  # a process may open so many; None when there is no limit
     out: Path
     writable: str  # empty, or why not
+    messages: str  # empty, or why ranks cannot read each other's memory
 
 
 def gather(out: Path) -> Facts:
@@ -65,6 +67,7 @@ def gather(out: Path) -> Facts:
         files=_file_limit(),
         out=out,
         writable=_why_not_writable(at),
+        messages=why_siblings_cannot_read(),
     )
 
 
@@ -115,6 +118,13 @@ def judge(facts: Facts) -> Iterator[Check]:
         f"{facts.ports} of {PORTS} loopback ports could be opened",
         "FAIL" if facts.ports == 0 else "WARN",
         "gloo connects the ranks over 127.0.0.1; allow it, or use --ranks 1",
+    )
+    yield _at_least(
+        "messages",
+        not facts.messages,
+        f"over loopback: {facts.messages}" if facts.messages else "ranks read each other's memory",
+        "WARN",
+        "it works, and is slower; in a container, allow it with --cap-add=SYS_PTRACE",
     )
     yield _at_least(
         "files",

@@ -7,7 +7,6 @@ travel with the words. A lent tensor must not change until it was given back.
 
 import contextlib
 import ctypes
-import os
 import select
 import socket
 import struct
@@ -17,10 +16,11 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from trivium.parallel.process_memory import read_memory
+
 Tensor = torch.Tensor
 
 INLINE_BYTES = 1024  # up to this size a tensor travels with the words
-_LARGEST_READ = 1 << 30  # bytes of one call; the kernel stops at two to the 31st
 _WORDS = struct.Struct("=BBQQQQ")  # kind, group, tag, number of the loan, address, bytes
 _CONTENT, _PLACE, _GIVEN_BACK = range(3)  # kinds
 
@@ -30,24 +30,6 @@ class Key(NamedTuple):
 
     group: int
     tag: int
-
-
-class _Vector(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
-_C_LIBRARY = ctypes.CDLL(None, use_errno=True)
-
-
-def read_memory(pid: int, source: int, target: int, size: int) -> None:
-    """Copy bytes from an address of another process to one of this; OSError says why it cannot be."""
-    while size:
-        part = min(size, _LARGEST_READ)
-        here, there = _Vector(target, part), _Vector(source, part)
-        done = _C_LIBRARY.process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
-        if done <= 0:
-            raise OSError(ctypes.get_errno(), f"process_vm_readv: {os.strerror(ctypes.get_errno())}")
-        target, source, size = target + done, source + done, size - done
 
 
 class HostPeer:

@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from trivium.parallel.loans import HostPeer, read_memory
+from trivium.parallel.loans import HostPeer
+from trivium.parallel.process_memory import let_siblings_read, read_memory
 
 _CARD = struct.Struct("=32sQ32s")  # host, process, name of its socket
 _HELLO = struct.Struct("=QQ16s?")  # rank, where a nonce lies, the nonce, whether the other's was read
 _CREDENTIALS = struct.Struct("=iII")  # process, user, group: unix(7)
-_PR_SET_PTRACER = 0x59616D61  # prctl(2)
 _MEETING_SECONDS = 10.0
 
 
@@ -53,7 +53,7 @@ def meet(rank: int, wanted: Collection[int], seconds: float, *, lends: bool = Tr
         }
         if not near:
             return {}
-        _let_the_job_read()
+        let_siblings_read()
         meeting = _Meeting(rank, near)
         meeting.call([r for r in near if r < rank])
         meeting.answer(listener, sum(r > rank for r in near))
@@ -166,8 +166,3 @@ def _all_cards(mine: _Card) -> list[_Card]:
     cards = (_Card(*_CARD.unpack(bytes(row.tolist()))) for row in every)
     # The name begins with a zero; those that fill the field up are not part of it.
     return [_Card(c.host, c.pid, c.name.rstrip(b"\0")) for c in cards]
-
-
-def _let_the_job_read() -> None:
-    """Where the kernel lets only ancestors read a process (Yama), let the launcher's other descendants, too."""
-    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, os.getppid(), 0, 0, 0)

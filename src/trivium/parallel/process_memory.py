@@ -1,0 +1,72 @@
+"""One process reads another's memory (Linux): the call, the leave to make it, and whether this machine allows it."""
+
+import ctypes
+import os
+import sys
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+
+_LARGEST_READ = 1 << 30  # bytes of one call; the kernel stops at two to the 31st
+_PR_SET_PTRACER = 0x59616D61  # prctl(2)
+_ATTEMPT_SECONDS = 10.0
+_C_LIBRARY = ctypes.CDLL(None, use_errno=True)
+
+
+class _Vector(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def read_memory(pid: int, source: int, target: int, size: int) -> None:
+    """Copy bytes from an address of another process to one of this; OSError says why it cannot be."""
+    while size:
+        part = min(size, _LARGEST_READ)
+        here, there = _Vector(target, part), _Vector(source, part)
+        done = _C_LIBRARY.process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+        if done <= 0:
+            raise OSError(ctypes.get_errno(), f"process_vm_readv: {os.strerror(ctypes.get_errno())}")
+        target, source, size = target + done, source + done, size - done
+
+
+def let_siblings_read() -> None:
+    """Where the kernel lets only ancestors read a process (Yama), let the other descendants of its parent, too."""
+    _C_LIBRARY.prctl(_PR_SET_PTRACER, os.getppid(), 0, 0, 0)
+
+
+def why_siblings_cannot_read() -> str:
+    """Empty, or what keeps a child of this process from reading another's memory: found with two of them."""
+    if not sys.platform.startswith("linux"):
+        return f"{sys.platform} has no process_vm_readv"
+    context, here = get_context("fork"), ctypes.create_string_buffer(b"mine", 5)
+    (ours, lenders), (mine, readers) = context.Pipe(), context.Pipe()
+    lender = context.Process(target=_lend, args=(here, lenders), daemon=True)
+    lender.start()
+    try:
+        if not ours.poll(_ATTEMPT_SECONDS) or not (pid := ours.recv()):
+            return "a process that was to lend memory did not start"
+        reader = context.Process(target=_read, args=(pid, here, readers), daemon=True)
+        reader.start()
+        said = (
+            mine.recv() if mine.poll(_ATTEMPT_SECONDS) else "a process that was to read memory did not answer"
+        )
+        reader.join()
+        return str(said)
+    finally:
+        lender.kill()
+        lender.join()
+
+
+def _lend(here: "ctypes.Array[ctypes.c_char]", pipe: Connection) -> None:
+    here.value = b"lent"
+    let_siblings_read()
+    pipe.send(os.getpid())
+    pipe.poll(None)  # until it is killed
+
+
+def _read(pid: int, here: "ctypes.Array[ctypes.c_char]", pipe: Connection) -> None:
+    """After a fork the lender's copy lies at the same address as this one's."""
+    try:
+        read_memory(pid, ctypes.addressof(here), ctypes.addressof(here), len(here))
+    except OSError as error:
+        pipe.send(str(error))
+        return
+    pipe.send("" if here.value == b"lent" else f"it read {here.value!r} instead of what was lent")
