@@ -119,13 +119,7 @@ def judge(facts: Facts) -> Iterator[Check]:
         "FAIL" if facts.ports == 0 else "WARN",
         "gloo connects the ranks over 127.0.0.1; allow it, or use --ranks 1",
     )
-    yield _at_least(
-        "messages",
-        not facts.messages,
-        f"over loopback: {facts.messages}" if facts.messages else "ranks read each other's memory",
-        "WARN",
-        "it works, and is slower; in a container, allow it with --cap-add=SYS_PTRACE",
-    )
+    yield _messages(facts.messages)
     yield _at_least(
         "files",
         facts.files is None or facts.files >= FILES,
@@ -163,6 +157,12 @@ def _torch(version: str) -> Check:
         return Check("torch", "FAIL", "not installed", remedy)
     numbers = tuple(int(n) for n in version.split("+")[0].split(".")[:2] if n.isdigit())
     return _at_least("torch", numbers >= TORCH, version, "FAIL", remedy)
+
+
+def _messages(why_not: str) -> Check:
+    remedy = "it works, and is slower; in a container, allow it with --cap-add=SYS_PTRACE"
+    found = f"over loopback: {why_not}" if why_not else "ranks read each other's memory"
+    return _at_least("messages", not why_not, found, "WARN", remedy)
 
 
 def _at_least(name: str, good: bool, found: str, otherwise: Verdict, remedy: str) -> Check:

@@ -41,15 +41,15 @@ def why_siblings_cannot_read() -> str:
     lender = context.Process(target=_lend, args=(here, lenders), daemon=True)
     lender.start()
     try:
-        if not ours.poll(_ATTEMPT_SECONDS) or not (pid := ours.recv()):
+        if not ours.poll(_ATTEMPT_SECONDS):
             return "a process that was to lend memory did not start"
-        reader = context.Process(target=_read, args=(pid, here, readers), daemon=True)
+        reader = context.Process(target=_read, args=(lender.pid, here, readers), daemon=True)
         reader.start()
-        said = (
-            mine.recv() if mine.poll(_ATTEMPT_SECONDS) else "a process that was to read memory did not answer"
-        )
+        if not mine.poll(_ATTEMPT_SECONDS):
+            return "a process that was to read memory did not answer"
+        said = mine.recv_bytes().decode()
         reader.join()
-        return str(said)
+        return said
     finally:
         lender.kill()
         lender.join()
@@ -58,7 +58,7 @@ def why_siblings_cannot_read() -> str:
 def _lend(here: "ctypes.Array[ctypes.c_char]", pipe: Connection) -> None:
     here.value = b"lent"
     let_siblings_read()
-    pipe.send(os.getpid())
+    pipe.send_bytes(b"ready")
     pipe.poll(None)  # until it is killed
 
 
@@ -67,6 +67,7 @@ def _read(pid: int, here: "ctypes.Array[ctypes.c_char]", pipe: Connection) -> No
     try:
         read_memory(pid, ctypes.addressof(here), ctypes.addressof(here), len(here))
     except OSError as error:
-        pipe.send(str(error))
+        pipe.send_bytes(str(error).encode())
         return
-    pipe.send("" if here.value == b"lent" else f"it read {here.value!r} instead of what was lent")
+    why = "" if here.value == b"lent" else f"it read {here.value!r} instead of what was lent"
+    pipe.send_bytes(why.encode())
