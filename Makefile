@@ -18,7 +18,7 @@ PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 STRICT := src/trivium/plan src/trivium/cost src/trivium/planner $(patsubst %,src/trivium/%.py,config errors units seeds provenance progress)
 PYTHON_FOLDERS := src tests $(wildcard benchmarks)
 FAST := $(wildcard tests/*_test.py) $(wildcard tests/plan tests/cost tests/planner tests/report tests/cli)
-# Nearly half of their time, in models that are built or trained, and in whole searches: `make test` has them.
+# Models that are built or trained, and whole searches: `make test` has them.
 NOT_FAST := $(wildcard tests/cost/activations_test.py tests/cli/asking_test.py tests/cli/evaluate_test.py \
             $(patsubst %,tests/planner/%_test.py,probed explain near_misses))
 GPU_TESTS = $(shell grep -rl 'mark\.gpu' tests --include=*_test.py)

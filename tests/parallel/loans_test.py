@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ranks import on_ranks, ranks
+from trivium.errors import ConfigError
 from trivium.parallel import process_memory, same_host
 from trivium.parallel.collectives import (
     all_gather,
@@ -23,7 +24,7 @@ from trivium.parallel.collectives import (
     rotate,
 )
 from trivium.parallel.exchange import Exchange, begin_receive, begin_send
-from trivium.parallel.launch import Place
+from trivium.parallel.launch import Place, lends_memory
 from trivium.parallel.loans import INLINE_BYTES, Key
 from trivium.parallel.mesh import Group, Mesh
 from trivium.parallel.process_memory import read_memory, why_siblings_cannot_read
@@ -290,7 +291,7 @@ def test_the_kernel_says_who_is_at_the_other_end() -> None:
         assert not same_host._is_process(here, os.getpid() + 1)
 
 
-def test_a_stranger_is_not_answered() -> None:
+def test_a_stranger_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     listener = same_host._listener()
     assert listener is not None
     meeting = same_host._Meeting(0, {1: same_host._Card(b"", os.getpid() + 1, b"")})  # another process is due
@@ -302,11 +303,8 @@ def test_a_stranger_is_not_answered() -> None:
             stranger.recv(100)
 
     threading.Thread(target=knock, daemon=True).start()
-    same_host._MEETING_SECONDS, before = 0.5, same_host._MEETING_SECONDS
-    try:
-        meeting.answer(listener, 1)
-    finally:
-        same_host._MEETING_SECONDS = before
+    monkeypatch.setattr(same_host, "_MEETING_SECONDS", 0.5)
+    meeting.answer(listener, 1)
     assert not meeting.agreed()
 
 
@@ -327,9 +325,6 @@ def test_it_is_known_beforehand_whether_ranks_may_read_each_other(monkeypatch: p
 
 
 def test_a_wrong_choice_of_messages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trivium.errors import ConfigError
-    from trivium.parallel.launch import lends_memory
-
     monkeypatch.setenv("TRIVIUM_MESSAGES", "pigeon")
     with pytest.raises(ConfigError, match="TRIVIUM_MESSAGES=pigeon"):
         lends_memory()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trivium.parallel.exchange import Combination, Exchange, begin_receive, begin_send
+from trivium.parallel.exchange import Combination, Exchange, begin_receive, begin_send, combine
 from trivium.parallel.loans import INLINE_BYTES
 from trivium.parallel.mesh import Group, Mesh, Waitable
 
@@ -150,7 +150,7 @@ def reduce_scatter_begin(x: Tensor, group: Group) -> PendingResult:
         if _directly(x, group):
             slices = x.view(group.size, *shape)
             exchange = Exchange(group, send=list(slices), receive=list(parts))
-            add_up = partial(_add_up, out, slices[group.index], parts, group.index)
+            add_up = partial(combine, parts, slices[group.index], group.index, out)
             return PendingResult(exchange, out, add_up, group)
         work = dist.all_to_all_single(parts.view(x.shape), x, group=group.handle, async_op=True)
         return PendingResult(work, out, lambda: torch.sum(parts, 0, out=out), group)
@@ -160,15 +160,6 @@ def reduce_scatter_begin(x: Tensor, group: Group) -> PendingResult:
 
 def _directly(whole: Tensor, group: Group) -> bool:
     return group.by_memory or (group.is_gloo and whole.numel() * whole.element_size() >= DIRECT_BYTES)
-
-
-def _add_up(out: Tensor, own: Tensor, parts: Tensor, index: int) -> None:
-    """The sum of this rank's slice and what the others sent, in the order of the ranks."""
-    if len(parts) == 2:
-        torch.add(own, parts[1 - index], out=out)  # the slot of this rank's own slice stays empty
-        return
-    parts[index].copy_(own)
-    torch.sum(parts, 0, out=out)
 
 
 def all_to_all(parts: Tensor, group: Group) -> Tensor:

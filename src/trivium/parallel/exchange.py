@@ -81,22 +81,25 @@ class Combination:
             parts = rows[:, : here.stop - here.start]
             for i, borrowed in lent.items():
                 borrowed.read(parts[i], start * width)
-            self._combine(parts, own[here], out[here])
+            combine(parts, own[here], group.index, out[here], largest=self._largest)
         for borrowed in lent.values():
             borrowed.give_back()
         for loan in self._loans:
             loan.wait()
 
-    def _combine(self, parts: Tensor, own: Tensor, out: Tensor) -> None:
-        if len(parts) == 2:
-            two: Callable[..., Tensor] = torch.maximum if self._largest else torch.add
-            two(own, parts[1 - self._group.index], out=out)
-            return
-        parts[self._group.index].copy_(own)
-        if self._largest:
-            torch.amax(parts, 0, out=out)
-        else:
-            torch.sum(parts, 0, dtype=out.dtype, out=out)
+
+def combine(parts: Tensor, own: Tensor, index: int, out: Tensor, *, largest: bool = False) -> None:
+    """The sum (or the largest) of `parts`, one of each rank, in the order of the ranks. The place of this rank's
+    `index` is empty: its own part is `own`, which may be `out`."""
+    if len(parts) == 2:
+        two: Callable[..., Tensor] = torch.maximum if largest else torch.add
+        two(own, parts[1 - index], out=out)
+        return
+    parts[index].copy_(own)
+    if largest:
+        torch.amax(parts, 0, out=out)
+    else:
+        torch.sum(parts, 0, dtype=out.dtype, out=out)
 
 
 def _others(group: Group) -> Iterator[int]:

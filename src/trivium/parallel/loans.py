@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 
 INLINE_BYTES = 1024  # up to this size a tensor travels with the words
 _WORDS = struct.Struct("=BBQQQQ")  # kind, group, tag, number of the loan, address, bytes
-_CONTENT, _PLACE, _GIVEN_BACK = range(3)  # kinds
+_IN_MESSAGE, _IN_MEMORY, _GIVEN_BACK = range(3)  # kinds
 
 
 class Key(NamedTuple):
@@ -52,11 +52,11 @@ class HostPeer:
         assert tensor.is_contiguous() and tensor.device.type == "cpu", f"{key}: only plain memory can be lent"
         if tensor.nbytes <= INLINE_BYTES:
             content = ctypes.string_at(tensor.data_ptr(), tensor.nbytes)
-            self._say(_WORDS.pack(_CONTENT, *key, 0, 0, 0) + content)
+            self._say(_WORDS.pack(_IN_MESSAGE, *key, 0, 0, 0) + content)
             return Loan(self, 0)
         self._number += 1
         self._lent[self._number] = tensor
-        self._say(_WORDS.pack(_PLACE, *key, self._number, tensor.data_ptr(), tensor.nbytes))
+        self._say(_WORDS.pack(_IN_MEMORY, *key, self._number, tensor.data_ptr(), tensor.nbytes))
         return Loan(self, self._number)
 
     def borrow(self, key: Key, size: int) -> "Borrowed":
@@ -92,10 +92,6 @@ class HostPeer:
         """Tell the other rank that this one has read."""
         with contextlib.suppress(RuntimeError):  # one that has ended has no use for it
             self._say(_WORDS.pack(_GIVEN_BACK, 0, 0, number, 0, 0))
-
-    def close(self) -> None:
-        """End the connection."""
-        self._socket.close()
 
     def _say(self, words: bytes) -> None:
         deadline = time.monotonic() + self._seconds
@@ -134,10 +130,10 @@ class HostPeer:
         kind, group, tag, number, address, size = _WORDS.unpack_from(words)
         if kind == _GIVEN_BACK:
             del self._lent[number]
-        elif kind == _CONTENT:
-            self._offers[Key(group, tag)].append(Content(words[_WORDS.size :]))
+        elif kind == _IN_MESSAGE:
+            self._offers[Key(group, tag)].append(InMessage(words[_WORDS.size :]))
         else:
-            self._offers[Key(group, tag)].append(Place(self, number, address, size))
+            self._offers[Key(group, tag)].append(InMemory(self, number, address, size))
         return True
 
     def _ended(self) -> str:
@@ -171,7 +167,7 @@ class Borrowed(Protocol):
         """After the last read."""
 
 
-class Content:
+class InMessage:
     """What came with the words."""
 
     def __init__(self, content: bytes) -> None:
@@ -186,7 +182,7 @@ class Content:
         """Nobody waits for it."""
 
 
-class Place:
+class InMemory:
     """What lies in the other rank's memory."""
 
     def __init__(self, peer: HostPeer, number: int, address: int, size: int) -> None:
