@@ -39,12 +39,11 @@ class Stage(nn.Module):
         }
         borrowed = TOKENS in self.table and not self.is_first
         self.embedding = Embedding(model, region, borrowed=borrowed) if TOKENS in self.table else None
-        self.layers = nn.ModuleDict(
-            {str(n): Block(model, n, region, context, plan.recompute) for n in layers}
-        )
+        blocks = {str(n): Block(model, n, region, context, plan.recompute) for n in layers}
+        self.layers = nn.ModuleDict(blocks)
         self.head = Head(model, region) if self.is_last else None
         if plan.compiled:
-            for block in self.layers.values():
+            for block in blocks.values():
                 block.compile_training()
 
     def forward(self, x: torch.Tensor | None, inputs: Inputs) -> torch.Tensor:

@@ -57,7 +57,8 @@ class Context:
                 if ours.suits(qkv):
                     return ours.attend(qkv)
         # Taken apart at once, not sliced: the backward joins the gradients in one copy.
-        return self.attend(*qkv.unbind(0), sight)
+        q, k, v = qkv.unbind(0)
+        return self.attend(q, k, v, sight)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
         """q [B, N, S, D], k and v [B, G, S, D] of this rank's positions -> [B, N, S, D]."""

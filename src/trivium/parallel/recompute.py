@@ -11,4 +11,4 @@ def recomputed(function: Callable[..., torch.Tensor], *arguments: object) -> tor
 
     Randomness is keyed by names, never drawn from a state, so the second run repeats it by itself.
     """
-    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)

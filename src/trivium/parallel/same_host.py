@@ -125,7 +125,7 @@ class _Meeting:
             read_memory(self._near[peer].pid, address, ctypes.addressof(here), 16)
         except OSError:
             return False
-        return here.raw == nonce
+        return bool(here.raw == nonce)
 
 
 def _is_process(connection: socket.socket, pid: int) -> bool:

@@ -94,7 +94,7 @@ class _InBlocks(torch.autograd.Function):
         B, N, S, D = q.shape
         # In memory as the product made queries, keys and values, so that its gradient needs no copy.
         d_qkv = qkv.new_empty(S, B, N, 3, D).permute(3, 1, 2, 0, 4)
-        d_k = d_v = None
+        d_kv: list[Tensor] = []
         for a, b in reversed(list(_blocks(S))):
             d_qkv[0, :, :, a:b], of_k, of_v = (
                 torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -105,12 +105,12 @@ class _InBlocks(torch.autograd.Function):
                     attn_mask=later[a - b :, -b:],
                 )
             )
-            if d_k is None:  # of the last block, which sees every key
-                d_k, d_v = of_k, of_v
+            if not d_kv:  # of the last block, which sees every key
+                d_kv = [of_k, of_v]
             else:
-                d_k[:, :, :b] += of_k
-                d_v[:, :, :b] += of_v
-        d_qkv[1], d_qkv[2] = d_k, d_v
+                for total, of_block in zip(d_kv, (of_k, of_v), strict=True):
+                    total[:, :, :b] += of_block
+        d_qkv[1], d_qkv[2] = d_kv
         return d_qkv
 
 

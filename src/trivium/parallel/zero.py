@@ -139,9 +139,12 @@ class ShardedAdamW:
             shard.bucket.published()
 
     def _adamw(self, shard: Shard, grad: Tensor, part: Part, lr: float) -> None:
-        of_part = (t[part.where] for t in (shard.master, grad, shard.moment1, shard.moment2))
+        where = part.where
         adamw(
-            *([t] for t in of_part),
+            [shard.master[where]],
+            [grad[where]],
+            [shard.moment1[where]],
+            [shard.moment2[where]],
             [],
             [torch.full((), float(self.steps_done), device=grad.device)],  # which it counts up
             fused=True,

@@ -119,7 +119,7 @@ def _counted(memory: list[dict[str, Any]] | None) -> Verdict:
 
 def _activations_off(rows: list[dict[str, Any]]) -> float:
     """The largest relative error of the predicted activations."""
-    pairs = [
+    pairs: list[tuple[int, int]] = [
         (row["predicted"].get("activations", 0), row["categories"].get("activations", 0)) for row in rows
     ]
     return max(abs(predicted - counted) / max(counted, 1) for predicted, counted in pairs)
