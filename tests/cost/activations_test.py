@@ -96,3 +96,17 @@ def test_in_the_papers_counting_tensor_ranks_split_24_of_the_34_and_sequence_par
     assert layer_bytes(case_of(small(**over)), NONE, counting="paper") == whole + split // t
     spread = case_of(small(**over, sequence_parallel=True))
     assert layer_bytes(spread, NONE, counting="paper") == (whole + split) // t
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+@pytest.mark.parametrize("mode", [NONE, ATTENTION, LAYER])
+def test_sequence_parallelism_divides_all_that_a_layer_keeps(family: str, mode: int) -> None:
+    head = "untied" if family == "llama" else "tied"
+    model = {"family": family, "hidden": 512, "heads": 16, "head": head, "dropout": 0.1}
+    kept = [
+        layer_bytes(case_of(small(model=model, layout={"tensor": t}, sequence_parallel=t > 1)), mode)
+        for t in (1, 8)
+    ]
+    # Angles of the rotary embedding are of all positions that a rank attends from.
+    angles = 2 * 32 * 32 * 4 if family == "llama" and mode == NONE else 0
+    assert kept[1] - angles == (kept[0] - angles) / 8

@@ -72,7 +72,14 @@ def test_layers_that_are_not_recomputed_save_time_each_as_much():
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_an_activation_function_computed_again_takes_time_and_its_value_no_memory(family):
     plans = [
-        mt_nlg(model={"family": family, "head": "untied"}, recompute={"activation_function": again})
+        mt_nlg(
+            model={"family": family, "head": "untied"},
+            recompute={"activation_function": again},
+            layout={
+                "tensor": 2,
+                "data": 32,
+            },  # of more, inputs and their gradient are wider than what is inside
+        )
         for again in (False, True)
     ]
     kept, repeated = (estimate(plan, SELENE) for plan in plans)
@@ -86,6 +93,15 @@ def test_an_activation_function_computed_again_takes_time_and_its_value_no_memor
     first, then = (worst_rank(plan)[1].workspace for plan in plans)
     assert then - first == 2 * rows  # the value, while the backward has it again
     assert whole - less == 2 * width * rows
+
+
+def test_inputs_that_are_gathered_again_stand_beside_their_gradient():
+    """MT-NLG, tensor 8: of what is inside half a width; the inputs' gradient; where the sequence is split, they too."""
+    whole, split = (worst_rank(mt_nlg(sequence_parallel=split))[1].workspace for split in (False, True))
+    positions, hidden = 2048, 20480
+    largest = 4 * hidden * hidden // 8
+    assert whole == 2 * (positions * (hidden // 2 + hidden) + largest)
+    assert split - whole == 2 * positions * hidden
 
 
 def test_a_shared_machine_is_never_faster_than_all_its_cores_together():

@@ -9,7 +9,7 @@ from cost.plans import mt_nlg
 from trivium.cost.case import case_of
 from trivium.cost.constants import shipped_constants
 from trivium.cost.estimate import estimate
-from trivium.cost.hardware import machine_named
+from trivium.cost.hardware import machine_named, this_machine
 from trivium.cost.overlap import (
     moved_by_kernels,
     moved_when_triggered,
@@ -90,6 +90,27 @@ def test_a_triggered_step_is_faster_by_no_more_than_its_tensor_collectives():
     )
     assert plain.parts.tensor_collectives / 2 <= triggered.parts.tensor_collectives
     assert triggered.seconds < plain.seconds
+
+
+@pytest.mark.parametrize(
+    ("over", "shown"),
+    [
+        ({}, lambda h: 1 - h),
+        ({"schedule": "zb-h1"}, lambda h: 1),
+        ({"sequence_parallel": True}, lambda h: 0.5 + 0.5 * (1 - h) + 0.5 * (1 - h)),
+        ({"sequence_parallel": True, "schedule": "zb-h1"}, lambda h: 0.5 + 0.5 + 0.5 * (1 - h)),
+    ],
+)
+def test_the_backward_sums_beside_the_weights_product_and_gathers_again_beside_another(over, shown):
+    """In units of the forward's messages: a gradient that is gathered, a sum, and inputs that are gathered again."""
+    plan = mt_nlg(recompute={"mode": "none"}, **over)
+    pieces = prices(at(plan))
+    hidden = shipped_constants().tensor_overlap
+    assert 0 < hidden < 1
+    assert pieces.layer_backward.tensor == pytest.approx(shown(hidden) * pieces.layer_forward.tensor)
+    cores = this_machine(8, 8 << 30)  # which move the bytes themselves
+    pieces = prices(setting(case_of(plan), cores, stack_named(OURS), shipped_constants()))
+    assert pieces.layer_backward.tensor == pytest.approx(shown(0) * pieces.layer_forward.tensor)
 
 
 def test_cutting_a_product_in_one_chunk_changes_no_price():

@@ -37,7 +37,8 @@ PLANS = {
 def predicted(plan: Plan, pipeline: int) -> int:
     """The most that waits at once on a rank, walking its row."""
     case = case_of(plan)
-    head = case.positions * (case.vocabulary / case.tensor + case.hidden) * case.weight_bytes
+    along = case.tensor if plan.sequence_parallel else 1
+    head = case.positions * (case.vocabulary / case.tensor + case.hidden / along) * case.weight_bytes
     waiting = most = 0.0
     for action in plan.schedule_table()[pipeline]:
         layers, last = len(plan.layers_of(action.stage)), action.stage == plan.layout.stages - 1

@@ -33,10 +33,11 @@ def input_bytes(case: Case) -> Number:
 
 def put_off_bytes(case: Case) -> Number:
     """What a layer's weight gradients keep of a micro-batch from the gradient of its input until they are computed:
-    both factors of the four products. The inputs of those that enter a tensor region, and the gradients of those that
-    leave it, are whole on every tensor rank."""
+    both factors of the four products. The gradients of those that leave a tensor region are whole on every tensor
+    rank, and without sequence parallelism the inputs of those that enter it."""
+    along = np.where(np.asarray(case.sequence_parallel) > 0, case.tensor, 1)
     queries, keys = case.heads * case.head_width, case.kv_heads * case.head_width
-    inputs = 2 * case.hidden + (queries + case.ffn) / case.tensor
+    inputs = 2 * case.hidden / along + (queries + case.ffn) / case.tensor
     gradients = 2 * case.hidden + (queries + 2 * keys + (1 + case.gated) * case.ffn) / case.tensor
     return case.positions * case.weight_bytes * (inputs + gradients)
 

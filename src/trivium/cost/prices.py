@@ -150,22 +150,21 @@ def prices(at: Setting) -> Prices:
         embedding_forward=Piece(ends.embedding, tensor, 0.0, gathered).times(slowness),
         embedding_backward=Piece(ends.embedding / 2, tensor / 2).times(slowness),
         head_forward=Piece(ends.head_forward, small, 0.0, gathered).times(slowness),
-        head_backward=Piece(ends.head_backward, tensor, 0.0, gathered).times(slowness),
+        head_backward=Piece(ends.head_backward, _backward_messages(at, tensor).sent, 0.0, gathered).times(
+            slowness
+        ),
         transfer=_transfer_seconds(at) * slowness,
     )
 
 
 def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
-    case, stack, constants = at.case, at.stack, at.constants
+    case, stack = at.case, at.stack
     work, floor = layer_work(case, device, stack), launch_work(case, device)
-    hidden = constants.tensor_overlap if stack.overlaps_tensor else 0.0
     again = stack.recomputed * recomputed_share(case) * (np.asarray(case.recompute) == LAYER)
     shorter_forward, shorter_backward = hidden_seconds(at)
-    tensor_forward, tensor_backward = 2 * tensor - shorter_forward, 2 * (1 - hidden) * tensor
-    tensor_again, tensor_backward = (
-        again * tensor_forward,
-        np.maximum(0.0, tensor_backward - shorter_backward),
-    )
+    tensor_forward, sent, shown = 2 * tensor - shorter_forward, *_backward_messages(at, tensor)
+    tensor_backward = np.minimum(2 * shown, np.maximum(0.0, 2 * sent - shorter_backward))
+    tensor_again = again * tensor_forward
     context_forward, context_backward = _context_seconds(at)
     forward = np.maximum(work.forward, floor.forward - tensor_forward)
     repeated = np.maximum(work.again, floor.again - tensor_again)
@@ -180,6 +179,29 @@ def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
             gather_backward,
         ),
     )
+
+
+class Messages(NamedTuple):
+    """Seconds of them, and of those that products beside them do not hide."""
+
+    sent: Number
+    shown: Number
+
+
+def _backward_messages(at: Setting, tensor: Number) -> Messages:
+    """Around one region in the backward; tensor: seconds of an all-reduce, or of the two halves that replace it.
+
+    Nothing is hidden where the ranks' own cores move the bytes. Ours sums beside the weight's product, where that is
+    no action of its own, and gathers inputs again beside another; the gradient that it gathers, products wait for.
+    """
+    case, stack = at.case, at.stack
+    hides = stack.overlaps_tensor and at.machine.sharing != "shared"
+    shown = 1 - (at.constants.tensor_overlap if hides else 0.0)
+    if not stack.gathers_again:
+        return Messages(tensor, shown * tensor)
+    half = 0.5 * tensor * np.asarray(case.sequence_parallel)
+    summed = np.where(np.asarray(case.deferred) > 0, 1.0, shown) * (tensor - half)
+    return Messages(tensor + half, half + summed + shown * half)
 
 
 def hidden_seconds(at: Setting) -> tuple[Number, Number]:

@@ -22,6 +22,9 @@ class Stack(Config):
         False  # the product of a weight gradient adds to the gradient: no extra traffic
     )
     overlaps_tensor: bool = False  # tensor collectives of the backward run beside weight-gradient products
+    gathers_again: bool = (
+        False  # under sequence parallelism the backward gathers kept positions of inputs again
+    )
     blocking_transfers: bool = True  # a rank waits while what it sends to the next stage is under way
     overlaps_data: bool = False  # gradients are reduced while the last micro-batch's backward runs
     fused_loss: bool = False  # softmax and its gradient are one pass over the scores

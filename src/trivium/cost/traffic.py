@@ -72,7 +72,8 @@ def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
         )  # largest score; sum of exponentials and the target's score
     embeds = int(stage == 0)
     if plan.sequence_parallel:
-        total["all_gather"] += (enters + again_enters + leaves + embeds) * sizes.outside
+        # What enters is gathered forward, and again for the gradients of the weights.
+        total["all_gather"] += (2 * enters + again_enters + leaves + embeds) * sizes.outside
         total["reduce_scatter"] += (leaves + again_leaves + embeds + enters) * sizes.whole
     else:
         total["all_reduce"] += (leaves + again_leaves + embeds + enters) * sizes.whole

@@ -36,7 +36,7 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, H] -> [S here, B, H], to be added to x."""
         S, B = inputs.shape
-        qkv = self.qkv(self.region.enter(self.norm(x)))
+        qkv = self.qkv(self.norm(x))
         again = self.recompute_core and self.training
         core = recomputed(self._core, qkv, inputs) if again else self._core(qkv, inputs)
         y = self.out(core.reshape(S, B, -1))

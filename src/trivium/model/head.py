@@ -32,7 +32,7 @@ class Head(nn.Module):
 
     def local_logits(self, x: torch.Tensor, table: nn.Parameter) -> torch.Tensor:
         """[S here, B, H] -> [S, B, V]."""
-        return self.region.linear(self.region.enter(self.norm(x)), table)
+        return self.region.column_product(self.norm(x), table)
 
     def loss(self, x: torch.Tensor, table: nn.Parameter, inputs: Inputs) -> torch.Tensor:
         """Cross-entropy in nats, summed over the tokens that count; the same on every tensor rank.

@@ -17,8 +17,8 @@ class ColumnLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., inputs] -> [..., outputs here]."""
-        return self.region.linear(x, self.weight, self.bias)
+        """[S here, B, inputs] -> [S, B, outputs here]."""
+        return self.region.column_product(x, self.weight, self.bias)
 
 
 class RowLinear(nn.Module):

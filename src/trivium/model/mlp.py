@@ -24,8 +24,8 @@ class GateUp(nn.Module):
         self.weight = nn.Parameter(torch.empty(2, columns, hidden))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., H] -> [..., 2 E], the gate first."""
-        return self.region.linear(x, self.weight)
+        """[S here, B, H] -> [S, B, 2 E], the gate first."""
+        return self.region.column_product(x, self.weight)
 
 
 class Mlp(nn.Module):
@@ -52,7 +52,7 @@ class Mlp(nn.Module):
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, H] -> [S here, B, H], to be added to x."""
-        x = self.up(self.region.enter(self.norm(x)))
+        x = self.up(self.norm(x))
         gpt = self.model.family == "gpt"
         if self.function_again:
             y = self.down.of_activated(x, Gelu() if gpt else SwiGlu())

@@ -76,6 +76,14 @@ def all_gather(x: Tensor, group: Group) -> Tensor:
     return out
 
 
+def all_gather_begin(x: Tensor, group: Group) -> "PendingResult":
+    """Start the same; `x` must not change until it was waited for."""
+    if group.handle is None:
+        return PendingResult(None, x)
+    out = x.new_empty((x.shape[0] * group.size, *x.shape[1:]))
+    return PendingResult(all_gather_into(out, x, group, wait=False), out, group=group)
+
+
 def all_gather_into(out: Tensor, x: Tensor, group: Group, *, wait: bool = True) -> Waitable | None:
     """Like `all_gather`, into a given contiguous tensor; without `wait` returns the work to wait for.
 
@@ -140,16 +148,14 @@ def reduce_scatter_begin(x: Tensor, group: Group) -> PendingResult:
     group.count("reduce_scatter", x)
     x = x.contiguous()
     shape = (x.shape[0] // group.size, *x.shape[1:])
-    out = x.new_empty(shape)
+    out, slices = x.new_empty(shape), list(x.view(group.size, *shape))
     if group.by_memory:
-        slices = list(x.view(group.size, *shape))
         return PendingResult(Combination(group, slices, out), out, group=group)
     if group.is_gloo:
         # gloo's own reduce_scatter is slower than all_reduce; exchanging slices and adding them here is faster.
         parts = x.new_empty((group.size, *shape))
         if _directly(x, group):
-            slices = x.view(group.size, *shape)
-            exchange = Exchange(group, send=list(slices), receive=list(parts))
+            exchange = Exchange(group, send=slices, receive=list(parts))
             add_up = partial(combine, parts, slices[group.index], group.index, out)
             return PendingResult(exchange, out, add_up, group)
         work = dist.all_to_all_single(parts.view(x.shape), x, group=group.handle, async_op=True)
@@ -199,18 +205,6 @@ def rotate(tensors: tuple[Tensor, ...], group: Group) -> tuple[Tensor, ...]:
     return tuple(received)
 
 
-class _CopyTo(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        # Not in place: autograd may hand the same gradient tensor to other branches.
-        return all_reduce_(grads[0].clone(memory_format=torch.contiguous_format), ctx.group), None
-
-
 class _SumOver(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
@@ -219,17 +213,6 @@ class _SumOver(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return grads[0], None
-
-
-class _GatherSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return all_gather(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return reduce_scatter(grads[0], ctx.group), None
 
 
 class _ScatterSequence(torch.autograd.Function):
@@ -243,19 +226,9 @@ class _ScatterSequence(torch.autograd.Function):
         return all_gather(grads[0].contiguous(), ctx.group), None
 
 
-def copy_to(x: Tensor, group: Group) -> Tensor:
-    """Forward: identity. Backward: all-reduce. Enters a column-split region."""
-    return x if group.handle is None else _CopyTo.apply(x, group)
-
-
 def sum_over(x: Tensor, group: Group) -> Tensor:
     """Forward: all-reduce. Backward: identity. Leaves a row-split region."""
     return x if group.handle is None else _SumOver.apply(x, group)
-
-
-def gather_sequence(x: Tensor, group: Group) -> Tensor:
-    """Forward: all-gather of positions. Backward: reduce-scatter. Enters a region under sequence parallelism."""
-    return x if group.handle is None else _GatherSequence.apply(x, group)
 
 
 def scatter_sequence(x: Tensor, group: Group) -> Tensor:

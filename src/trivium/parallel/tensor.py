@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from trivium.parallel.activated import ActivationFunction, activated_product
-from trivium.parallel.collectives import all_reduce_, copy_to, gather_sequence, scatter_sequence, sum_over
+from trivium.parallel.collectives import all_reduce_, scatter_sequence, sum_over
+from trivium.parallel.column_product import Entry, column_product
 from trivium.parallel.mesh import Group
 from trivium.parallel.row_chunks import Cut, cut_product
 from trivium.parallel.weight_gradients import WeightGradients, linear
@@ -34,9 +35,12 @@ class Region:
         """x W^T (+ bias) with this rank's shard; the weight's gradient may be put off to an action of its own."""
         return linear(x, weight, bias, self.weight_gradients)
 
-    def enter(self, x: Tensor) -> Tensor:
-        """[S here, B, H] -> [S, B, H], whole on every rank."""
-        return gather_sequence(x, self.group) if self.split_sequence else copy_to(x, self.group)
+    def column_product(self, x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None = None) -> Tensor:
+        """Enters the region: [S here, B, inputs] -> [S, B, outputs here], outputs split over the ranks."""
+        if self.group.size == 1:
+            return self.linear(x, weight, bias)
+        entry = Entry(self.group, self.split_sequence)
+        return column_product(x, weight, bias, self.weight_gradients, entry)
 
     def leave(self, x: Tensor) -> Tensor:
         """Partial sums [S, B, H] -> their sum, [S here, B, H]."""

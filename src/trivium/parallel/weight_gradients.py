@@ -3,23 +3,30 @@
 Zero-bubble schedules (arXiv 2401.10241) put weight gradients, for which nobody waits, where a rank would idle.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
+from trivium.parallel.collectives import PendingResult, all_gather_begin
+from trivium.parallel.mesh import Group
 from trivium.parallel.product import add_gradient_of_weight, gradient_of_inputs, gradient_of_weight, product
 
 Tensor = torch.Tensor
 
 
 class _Product(NamedTuple):
-    """grad^T x is the gradient of `weight`; both have one row per token."""
+    """grad^T x is the gradient of `weight`. group: of whose ranks each has its positions of x, or None: x is whole."""
 
     weight: torch.nn.Parameter
     grad: Tensor
     x: Tensor
+    group: Group | None
+
+    def begin_gather(self) -> PendingResult:
+        """Of all positions of x."""
+        return PendingResult(None, self.x) if self.group is None else all_gather_begin(self.x, self.group)
 
 
 class WeightGradients:
@@ -46,7 +53,7 @@ class WeightGradients:
 
     def finish(self, key: Hashable, accumulated: Callable[[torch.nn.Parameter], None]) -> None:
         """Compute what was put off under `key`, adding to each parameter's gradient."""
-        for weight, grad, x in self._waiting.pop(key):
+        for weight, grad, x in _whole(self._waiting.pop(key)):
             with torch.no_grad():
                 if weight.grad is None:
                     weight.grad = gradient_of_weight(grad, x).view_as(weight)
@@ -60,10 +67,18 @@ class WeightGradients:
         kept = [t for products in self._waiting.values() for p in products for t in (p.grad, p.x)]
         return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in kept}.values())
 
-    def take(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor) -> None:
-        """Keep a product for later: grad [T, outputs], x [T, inputs]."""
+    def take(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor, group: Group | None = None) -> None:
+        """Keep a product for later: grad [T, outputs], x [..., inputs] of T tokens, over all ranks of a given group."""
         assert self._key is not None, "separate weight gradients are put off inside `put_off`"
-        self._waiting[self._key].append(_Product(weight, grad, x))
+        self._waiting[self._key].append(_Product(weight, grad, x, group))
+
+
+def _whole(products: Sequence[_Product]) -> Iterator[tuple[torch.nn.Parameter, Tensor, Tensor]]:
+    """Weight, grad [T, outputs] and x [T, inputs] of each; what the next one gathers is under way meanwhile."""
+    begun = [p.begin_gather() for p in products[:1]]
+    for number, product_ in enumerate(products):
+        begun += [p.begin_gather() for p in products[number + 1 : number + 2]]
+        yield product_.weight, product_.grad, begun.pop(0).wait().flatten(0, -2)
 
 
 class _Target(NamedTuple):
@@ -87,7 +102,7 @@ class _Linear(torch.autograd.Function):
         d_x = gradient_of_inputs(grad, weight) if ctx.needs_input_grad[0] else None
         rows = grad.flatten(0, -2)
         d_bias = rows.sum(0) if ctx.has_bias else None
-        ctx.target.later.take(ctx.target.weight, rows, x.flatten(0, -2))
+        ctx.target.later.take(ctx.target.weight, rows, x)
         return d_x, None, d_bias, None
 
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from trivium.certify.faults.mutant import Function, fault, plan
 from trivium.model import embedding, head, inputs, stage
 from trivium.model.linear import RowLinear
-from trivium.parallel import collectives, tensor, zero
+from trivium.parallel import collectives, column_product, tensor, weight_gradients, zero
+from trivium.parallel.collectives import PendingResult
 from trivium.parallel.context import Context, Sight
 from trivium.parallel.mesh import Group, Mesh
 from trivium.parallel.tensor import Region
@@ -23,21 +24,32 @@ SEQUENCE = plan(tensor=2, sequence_parallel=True)
 LLAMA = {"family": "llama", "kv_heads": 2, "head": "untied", "ffn": 24}
 
 
-@fault(collectives._CopyTo, "backward", SPLIT)
+@fault(column_product, "all_reduce_begin", SPLIT)
 def column_entry_not_reduced(original: Function, mesh: Mesh) -> Function:
     """The gradient all-reduce at the entry of a column-split region is dropped, so each tensor rank goes on with
     its own part of the gradient."""
-    return lambda ctx, *grads: (grads[0], None)
+    return lambda x, group: PendingResult(None, x)
 
 
-@fault(collectives._GatherSequence, "backward", SEQUENCE)
+@fault(column_product, "reduce_scatter_begin", SEQUENCE)
 def sequence_entry_not_reduced(original: Function, mesh: Mesh) -> Function:
     """Under sequence parallelism the backward of the entry takes its own positions and forgets the sum."""
+    return lambda x, group: PendingResult(None, x.chunk(group.size)[group.index].contiguous())
 
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0].chunk(ctx.group.size)[ctx.group.index].contiguous(), None
 
-    return backward
+@fault(column_product, "all_gather_begin", SEQUENCE)
+def own_positions_instead_of_all(original: Function, mesh: Mesh) -> Function:
+    """Under sequence parallelism the backward does not gather the inputs again: the weight's gradient takes this
+    rank's positions for everybody's."""
+    return lambda x, group: PendingResult(None, torch.cat([x] * group.size))
+
+
+@fault(
+    weight_gradients, "all_gather_begin", plan(tensor=2, pipeline=2, sequence_parallel=True, schedule="zb-h1")
+)
+def own_positions_put_off(original: Function, mesh: Mesh) -> Function:
+    """The same where weight gradients are actions of their own."""
+    return lambda x, group: PendingResult(None, torch.cat([x] * group.size))
 
 
 @fault(collectives._SumOver, "forward", SPLIT)
@@ -154,6 +166,8 @@ def queries_of_other_groups(original: Function, mesh: Mesh) -> Function:
 FAULTS = (
     column_entry_not_reduced,
     sequence_entry_not_reduced,
+    own_positions_instead_of_all,
+    own_positions_put_off,
     row_exit_not_summed,
     row_bias_once_per_rank,
     final_norm_not_reduced,
