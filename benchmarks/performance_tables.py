@@ -60,11 +60,12 @@ def main(arguments: list[str]) -> int:
 
 
 def overview(steps: Mapping[str, Record], engines: Mapping[str, Record]) -> list[str]:
-    """What has an aim, a column for each processor, the ratios at both sizes; italic where below the aim."""
-    processors = list(dict.fromkeys([*steps, *engines]))
+    """What has an aim, a column for each processor (the most complete first), the ratios at both sizes; italic where
+    below the aim."""
     both = {**engines, **steps}
+    figures = {p: [*_step_figures(steps.get(p)), *_engine_figures(engines.get(p))] for p in both}
+    processors = sorted(figures, key=lambda p: -len(figures[p]))
     heads = [both[p]["machine"]["processor"] for p in processors]
-    figures = {p: [*_step_figures(steps.get(p)), *_engine_figures(engines.get(p))] for p in processors}
     aims = {f.name: f.aim for p in processors for f in figures[p]}
     return [
         f"| | aim | {' | '.join(heads)} |",
