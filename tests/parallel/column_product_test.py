@@ -89,6 +89,7 @@ def test_only_the_ranks_own_positions_are_kept(place: Place) -> None:
             with region.weight_gradients.put_off("key"):
                 y.backward(torch.ones_like(y))
             assert region.weight_gradients.bytes == 8 * (y.numel() + x.numel())
+            assert not any(p.x.requires_grad for p in region.weight_gradients._waiting["key"])
             region.weight_gradients.finish("key", lambda parameter: None)
 
 

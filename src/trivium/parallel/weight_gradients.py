@@ -70,15 +70,16 @@ class WeightGradients:
     def take(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor, group: Group | None = None) -> None:
         """Keep a product for later: grad [T, outputs], x [..., inputs] of T tokens, over all ranks of a given group."""
         assert self._key is not None, "separate weight gradients are put off inside `put_off`"
-        self._waiting[self._key].append(_Product(weight, grad, x, group))
+        # Without the graph that made it, whose nodes would live as long.
+        self._waiting[self._key].append(_Product(weight, grad, x.detach(), group))
 
 
 def _whole(products: Sequence[_Product]) -> Iterator[tuple[torch.nn.Parameter, Tensor, Tensor]]:
     """Weight, grad [T, outputs] and x [T, inputs] of each; what the next one gathers is under way meanwhile."""
     begun = [p.begin_gather() for p in products[:1]]
-    for number, product_ in enumerate(products):
+    for number, this in enumerate(products):
         begun += [p.begin_gather() for p in products[number + 1 : number + 2]]
-        yield product_.weight, product_.grad, begun.pop(0).wait().flatten(0, -2)
+        yield this.weight, this.grad, begun.pop(0).wait().flatten(0, -2)
 
 
 class _Target(NamedTuple):
