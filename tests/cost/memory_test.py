@@ -105,10 +105,9 @@ def test_activations_equal_korthikantis_figure_one(layers, hidden, heads, pipeli
 def test_only_the_last_stage_holds_logits():
     plan = small(schedule="1f1b")
     assert memory_of_rank(plan, Coordinate(0, 0, 0)).logits == 0
-    rows = plan.model.padded_vocabulary(2) // 2
-    assert (
-        memory_of_rank(plan, Coordinate(1, 0, 0)).logits == logits_bytes(case_of(plan)) == 2 * 32 * rows * 4
-    )
+    rows, sums = plan.model.padded_vocabulary(2) // 2, 2
+    expected = 2 * 32 * (rows + sums) * 4
+    assert memory_of_rank(plan, Coordinate(1, 0, 0)).logits == logits_bytes(case_of(plan)) == expected
 
 
 def test_recomputing_less_holds_more():

@@ -2,8 +2,10 @@
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.graph import saved_tensors_hooks
 
 from ranks import ranks
+from trivium.parallel import tensor
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.tensor import embed, split_cross_entropy
@@ -14,6 +16,7 @@ from trivium.plan.layout import Layout
 def test_split_cross_entropy_equals_that_of_the_unpadded_whole(place: Place) -> None:
     group = Mesh.connect(Layout(tensor=place.world_size), place.rank, place.world_size).tensor
     vocabulary, rows = 13, 4 * 4 // place.world_size
+    tensor.ROWS = 4  # of six, in a process of its own
     generator = torch.Generator().manual_seed(0)
     whole = (
         torch.randn(3, 2, 16, generator=generator, dtype=torch.float64) * 30
@@ -34,13 +37,26 @@ def test_split_cross_entropy_equals_that_of_the_unpadded_whole(place: Place) -> 
     )
 
 
-def test_half_precision_logits_are_reduced_in_fp32() -> None:
-    group = Mesh.single().tensor
-    logits = torch.randn(2, 1, 8, dtype=torch.bfloat16, requires_grad=True)
-    losses = split_cross_entropy(logits, torch.tensor([[1], [2]]), group, 8)
+def test_half_precision_logits_are_reduced_in_fp32_some_rows_at_a_time(monkeypatch) -> None:
+    """The last row's target is nearly certain: p - 1 is as exact as bf16 holds it, and nothing wide is kept."""
+    monkeypatch.setattr(tensor, "ROWS", 2)
+    group, targets = Mesh.single().tensor, torch.tensor([[1], [2], [3], [0], [5]])
+    logits = torch.randn(5, 1, 8, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    logits[4, 0, 5] += 9
+    logits.requires_grad_()
+    kept: list[torch.Tensor] = []
+    with saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        losses = split_cross_entropy(logits, targets, group, 8)
     assert losses.dtype == torch.float32
-    expected = F.cross_entropy(logits.float().flatten(0, 1), torch.tensor([1, 2]), reduction="none")
+    assert max(t.numel() for t in kept if t.dtype == torch.float32) == 5
+    wide = logits.detach().float().flatten(0, 1).requires_grad_()
+    expected = F.cross_entropy(wide, targets.flatten(), reduction="none")
     torch.testing.assert_close(losses.flatten(), expected)
+    factor = torch.arange(1.0, 6.0)
+    (losses.flatten() * factor).sum().backward()
+    (expected * factor).sum().backward()
+    assert logits.grad is not None and wide.grad is not None and logits.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(logits.grad.flatten(0, 1).float(), wide.grad, rtol=2**-7, atol=0)
 
 
 def test_the_gradient_of_a_table_is_the_rows_that_were_looked_up_and_joins_that_of_a_tied_head() -> None:

@@ -53,8 +53,8 @@ def head_bytes(case: Case) -> Number:
 
 
 def logits_bytes(case: Case, *, counting: Counting = "runtime") -> Number:
-    """What our cross-entropy keeps: its gradient in the weights' dtype where a rank holds the whole vocabulary, else
-    the softmax in fp32. The paper's kind keeps the softmax and what it came from."""
+    """What our cross-entropy keeps, in the weights' dtype: its gradient where a rank holds the whole vocabulary, else
+    the exponentials, with two sums per position. The paper's kind keeps the softmax and what it came from."""
     if counting == "runtime":
         return saved_bytes("logits", case)
     own = case.positions * case.vocabulary / case.tensor * case.master_bytes

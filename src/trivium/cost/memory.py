@@ -253,16 +253,18 @@ def _bucket(case: Case, at: Moment) -> Number:
 
 
 def _workspace(case: Case, at: Moment) -> Number:
-    """The logits in the weights' dtype and in fp32 before their softmax (of some rows, and with it, where a rank has
-    the whole vocabulary); or, of the feed-forward half, the gradient of a weight before it is added, with the more of:
+    """Some rows of the logits in the weights' dtype and in fp32 with their softmax, and where the vocabulary is split
+    all of them; or, of the feed-forward half, the gradient of a weight before it is added, with the more of:
     the gradients of what its activation function reads and writes, the latter itself where it is computed again; the
     first of these and the gradient of the half's inputs, those themselves where they are gathered again."""
     c = case
     narrow = np.asarray(c.weight_bytes) < np.asarray(c.master_bytes)
     scores = c.weight_bytes + np.where(narrow, c.master_bytes, 0)
-    alone = np.minimum(c.positions, LOSS_ROWS) * (scores + c.master_bytes)  # with their softmax
-    rows = np.where(np.asarray(c.tensor) == 1, alone, c.positions * scores)
-    logits = rows * c.vocabulary / c.tensor
+    some = np.minimum(c.positions, LOSS_ROWS) * (scores + c.master_bytes)  # with their softmax
+    whole = np.where(
+        np.asarray(c.tensor) > 1, c.positions * c.weight_bytes, 0
+    )  # until their exponentials are kept
+    logits = (whole + some) * c.vocabulary / c.tensor
     inside, inputs = c.ffn / c.tensor, (1 + np.asarray(c.sequence_parallel)) * c.hidden
     widths = np.maximum((2 + c.gated + c.function_again) * inside, (1 + c.gated) * inside + inputs)
     gradients = widths * c.positions + largest_parameter(c, 0, 0)

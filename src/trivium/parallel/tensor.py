@@ -3,6 +3,7 @@
 Legend: S positions, B sequences, H hidden, V vocabulary rows on this rank, T = S x B tokens.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from trivium.parallel.collectives import all_reduce_, scatter_sequence, sum_over
 from trivium.parallel.column_product import Entry, column_product
 from trivium.parallel.mesh import Group
 from trivium.parallel.row_chunks import Cut, cut_product
+from trivium.parallel.vocabulary import NARROW, ROWS, ROWS_ON_ACCELERATOR
 from trivium.parallel.weight_gradients import WeightGradients, linear
 
 Tensor = torch.Tensor
@@ -86,30 +88,54 @@ def embed(tokens: Tensor, weight: Tensor, group: Group) -> Tensor:
 
 
 class _SplitCrossEntropy(torch.autograd.Function):
+    """Kept are the exponentials in the dtype of the logits; fp32 is there for some rows at a time."""
+
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Group, vocabulary: int) -> Tensor:
-        first = group.index * logits.shape[-1]
-        scores = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-        real = min(max(0, vocabulary - first), logits.shape[-1])  # padding is never predicted
-        largest = scores[..., :real].amax(-1) if real else scores.new_full(targets.shape, float("-inf"))
+        first, V = group.index * logits.shape[-1], logits.shape[-1]
+        scores, ids = logits.flatten(0, -2), targets.flatten() - first
+        wide = torch.float32 if logits.dtype in NARROW else logits.dtype
+        real = min(max(0, vocabulary - first), V)  # padding is never predicted
+        largest = ids.new_full(ids.shape, -torch.inf, dtype=wide)
+        for given, top in _some_rows(scores[:, :real], largest):
+            if real:
+                torch.amax(given.to(wide), -1, out=top)
         all_reduce_(largest, group, largest=True)
-        exponentials = (scores - largest.unsqueeze(-1)).exp_()
-        exponentials[..., real:] = 0
-        here = (targets >= first) & (targets < first + logits.shape[-1])
-        index = (targets - first).masked_fill(~here, 0).unsqueeze(-1)
+        here = (ids >= 0) & (ids < V)
+        index = ids.masked_fill(~here, 0).unsqueeze(-1)
         # log of the target's exponential, from the rank that holds it; exp() may underflow, so keep the score.
-        target = logits.gather(-1, index).squeeze(-1).to(largest.dtype).sub(largest).masked_fill(~here, 0)
-        total, target = all_reduce_(torch.stack([exponentials.sum(-1), target]), group)
-        exponentials /= total.unsqueeze(-1)
-        ctx.save_for_backward(exponentials, index, here)
-        ctx.dtype = logits.dtype
-        return total.log() - target
+        target = scores.gather(-1, index).squeeze(-1).to(wide).sub_(largest).masked_fill_(~here, 0)
+        kept, own = torch.empty_like(scores), torch.empty_like(largest)
+        for part, given, top, total in _some_rows(kept, scores, largest.unsqueeze(-1), own):
+            found = torch.sub(given, top, out=part) if part.dtype == wide else given.to(wide).sub_(top)
+            found.exp_()[:, real:] = 0
+            torch.sum(found, -1, out=total)
+            if found is not part:
+                part.copy_(found)
+        total, target = all_reduce_(torch.stack([own, target]), group)
+        ctx.save_for_backward(kept, index, here, total, target)
+        ctx.shape = logits.shape
+        return (total.log() - target).view(targets.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        grad, index, here = ctx.saved_tensors  # changed in place: a step runs its backward once
-        grad.scatter_add_(-1, index, -here.unsqueeze(-1).to(grad.dtype))
-        return grad.mul_(grads[0].unsqueeze(-1)).to(ctx.dtype), None, None, None
+        kept, index, here, total, target = (
+            ctx.saved_tensors
+        )  # changed in place: a step runs its backward once
+        factor = grads[0].flatten() / total
+        # The target's own, p - 1, from numbers that were never rounded to the dtype of the logits.
+        of_target = ((target.exp() - total) * factor).to(kept.dtype).unsqueeze(-1)
+        of_target = torch.where(here.unsqueeze(-1), of_target, kept.gather(-1, index) * factor.unsqueeze(-1))
+        for part, scale in _some_rows(kept, factor.unsqueeze(-1)):
+            part.mul_(scale) if part.dtype == scale.dtype else part.copy_(part.to(scale.dtype).mul_(scale))
+        kept.scatter_(-1, index, of_target.to(kept.dtype))
+        return kept.view(ctx.shape), None, None, None
+
+
+def _some_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same rows of each at a time."""
+    step = ROWS if tensors[0].device.type == "cpu" else ROWS_ON_ACCELERATOR
+    return zip(*(t.split(step) for t in tensors), strict=True)
 
 
 def split_cross_entropy(logits: Tensor, targets: Tensor, group: Group, vocabulary: int) -> Tensor:
