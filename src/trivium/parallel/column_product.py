@@ -63,9 +63,8 @@ class _ColumnProduct(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
         (x, weight), (grad,) = ctx.saved_tensors, grads
         (group, split_sequence), parameter, later = ctx.how
-        again = (
-            split_sequence and later is None
-        )  # weight gradients that are put off gather when they are computed
+        # Weight gradients that are put off gather when they are computed.
+        again = split_sequence and later is None
         whole = all_gather_begin(x, group) if again else PendingResult(None, x)
         d_x = gradient_of_inputs(grad, weight)
         summed = reduce_scatter_begin(d_x, group) if split_sequence else all_reduce_begin(d_x, group)

@@ -113,20 +113,18 @@ class _SplitCrossEntropy(torch.autograd.Function):
             if found is not part:
                 part.copy_(found)
         total, target = all_reduce_(torch.stack([own, target]), group)
-        ctx.save_for_backward(kept, index, here, total, target)
+        ctx.save_for_backward(kept, index, here, total)
         ctx.shape = logits.shape
         return (total.log() - target).view(targets.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        kept, index, here, total, target = (
-            ctx.saved_tensors
-        )  # changed in place: a step runs its backward once
-        factor = grads[0].flatten() / total
-        # The target's own, p - 1, from numbers that were never rounded to the dtype of the logits.
-        of_target = ((target.exp() - total) * factor).to(kept.dtype).unsqueeze(-1)
-        of_target = torch.where(here.unsqueeze(-1), of_target, kept.gather(-1, index) * factor.unsqueeze(-1))
-        for part, scale in _some_rows(kept, factor.unsqueeze(-1)):
+        kept, index, here, total = ctx.saved_tensors  # changed in place: a step runs its backward once
+        grad = grads[0].flatten()
+        factor = (grad / total).unsqueeze(-1)
+        # The target's own, p - 1, before rounding. Where that is small the target is the largest, whose 1 is exact.
+        of_target = kept.gather(-1, index) * factor - (grad * here).unsqueeze(-1)
+        for part, scale in _some_rows(kept, factor):
             part.mul_(scale) if part.dtype == scale.dtype else part.copy_(part.to(scale.dtype).mul_(scale))
         kept.scatter_(-1, index, of_target.to(kept.dtype))
         return kept.view(ctx.shape), None, None, None
