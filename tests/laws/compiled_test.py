@@ -82,6 +82,13 @@ def test_what_communicates_or_waits_is_opaque(plan: Plan, region: type, context:
     assert type(attention.region) is region and type(attention.context) is context
 
 
+def test_a_region_that_communicates_is_opaque_in_all_that_a_block_calls() -> None:
+    called = {name for name, value in vars(Region).items() if callable(value) and not name.startswith("_")}
+    between_blocks = {"leave", "positions"}
+    assert between_blocks < called
+    assert called - between_blocks <= vars(opaque_region()).keys()
+
+
 def test_what_is_opaque_is_not_traced() -> None:
     class Asks:
         def asked(self) -> bool:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from put_off import backward
 from ranks import ranks
 from trivium.parallel import column_product, weight_gradients
 from trivium.parallel.collectives import PendingResult
@@ -33,16 +34,6 @@ def region_of(place: Place, *, split: bool, separate: bool = False) -> Region:
     )
 
 
-def backward(region: Region, y: torch.Tensor, grad: torch.Tensor) -> None:
-    """Weight gradients that are put off are computed, too."""
-    if region.weight_gradients.separate:
-        with region.weight_gradients.put_off("key"):
-            y.backward(grad)
-        region.weight_gradients.finish("key", lambda parameter: None)
-    else:
-        y.backward(grad)
-
-
 @ranks(2, 3)
 def test_results_and_gradients_are_those_of_the_whole_product(place: Place) -> None:
     size, rank = place.world_size, place.rank
@@ -61,7 +52,7 @@ def test_results_and_gradients_are_those_of_the_whole_product(place: Place) -> N
         added = None if stacked else torch.nn.Parameter(bias.clone())
         y = region.column_product(mine, weight, added)
         assert torch.equal(y, x @ every[rank].T + (0 if added is None else bias))
-        backward(region, y, grads[rank])
+        backward(y, grads[rank], region.weight_gradients)
 
         told = f"split {split}, apart {separate}, stacked {stacked}"
         assert torch.equal(mine.grad, expected.chunk(size)[rank] if split else expected), told
@@ -86,6 +77,8 @@ def test_only_the_ranks_own_positions_are_kept(place: Place) -> None:
             y = region.column_product(x, weight)
         assert sorted(kept) == sorted([x.numel(), weight.numel()])
         if separate:
+            inputs = [getattr(node, "variable", None) for node, _ in y.grad_fn.next_functions]
+            assert not any(t is weight for t in inputs)  # else every backward would report its gradient
             with region.weight_gradients.put_off("key"):
                 y.backward(torch.ones_like(y))
             assert region.weight_gradients.bytes == 8 * (y.numel() + x.numel())

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from put_off import backward
 from ranks import ranks
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
@@ -38,12 +39,7 @@ def outcome(
     """The product of squares, and the gradients of what is squared and of the weight, which may be put off."""
     x, weight = x.clone().requires_grad_(), torch.nn.Parameter(values.clone())
     y = region.activated_row_product(x, Square(), weight) if again else region.row_product(x * x, weight)
-    if region.weight_gradients.separate:
-        with region.weight_gradients.put_off("key"):
-            y.backward(grad)
-        region.weight_gradients.finish("key", lambda parameter: None)
-    else:
-        y.backward(grad)
+    backward(y, grad, region.weight_gradients)
     assert x.grad is not None and weight.grad is not None
     return [y.detach(), x.grad, weight.grad]
 

@@ -35,9 +35,8 @@ def put_off_bytes(case: Case) -> Number:
     """What a layer's weight gradients keep of a micro-batch from the gradient of its input until they are computed:
     both factors of the four products. The gradients of those that leave a tensor region are whole on every tensor
     rank, and without sequence parallelism the inputs of those that enter it."""
-    along = np.where(np.asarray(case.sequence_parallel) > 0, case.tensor, 1)
     queries, keys = case.heads * case.head_width, case.kv_heads * case.head_width
-    inputs = 2 * case.hidden / along + (queries + case.ffn) / case.tensor
+    inputs = 2 * case.hidden / case.along + (queries + case.ffn) / case.tensor
     gradients = 2 * case.hidden + (queries + 2 * keys + (1 + case.gated) * case.ffn) / case.tensor
     return case.positions * case.weight_bytes * (inputs + gradients)
 
@@ -68,10 +67,9 @@ def _paper_layer_bytes(case: Case, mode: Number) -> Number:
     masks. Split: queries, keys, values, the inputs of the output product, of the activation function and of the
     second product; by heads: softmax, and with dropout its mask and output (computed again in mode "attention")."""
     width, positions = case.weight_bytes, case.positions
-    along = np.where(np.asarray(case.sequence_parallel) == 1, case.tensor, 1)
     whole = positions * case.hidden * (4 * width + 2 * case.dropout)
     attention = 2 * case.heads * case.head_width + 2 * case.kv_heads * case.head_width
     feed_forward = case.ffn * (2 + case.gated - case.function_again)
     split = positions * (attention + feed_forward) * width
     scores = case.heads * case.local_sequence * positions * (width + case.dropout * (width + 1))
-    return whole / along + (split + np.where(np.asarray(mode) == NONE, scores, 0)) / case.tensor
+    return whole / case.along + (split + np.where(np.asarray(mode) == NONE, scores, 0)) / case.tensor

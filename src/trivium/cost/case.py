@@ -28,7 +28,7 @@ class Case:
     gated: SwiGLU and RMSNorm (Llama) instead of GELU and LayerNorm. vocabulary: rows with padding.
     micro: sequences of a micro-batch. micro_batches: of one replica in a step.
     scores_kept: attention keeps its scores (unfused), instead of computing them again in the backward (flash).
-    ring: how context ranks attend (else Ulysses). apart: packed documents do not see each other. deferred: weight
+    ring: how context ranks attend (else Ulysses). apart: packed documents do not see each other. puts_off: weight
     gradients are actions of their own. row_chunks: of a row-split product, each reduced beside the next.
     function_again: the backward computes again what the activation function of the feed-forward half gives.
     *_bytes: of one element.
@@ -64,7 +64,7 @@ class Case:
     ends_lighter: Number = 0
     ring: Number = 1  # 0 or 1
     apart: Number = 0  # 0 or 1
-    deferred: Number = 0  # 0 or 1
+    puts_off: Number = 0  # 0 or 1
     row_chunks: Number = 1
     function_again: Number = 0  # 0 or 1
 
@@ -87,6 +87,11 @@ class Case:
     def positions(self) -> Number:
         """Positions of a micro-batch on one context rank."""
         return self.micro * self.local_sequence
+
+    @property
+    def along(self) -> Number:
+        """Tensor ranks that share the positions between regions."""
+        return np.where(np.asarray(self.sequence_parallel) > 0, self.tensor, 1)
 
     @property
     def head_width(self) -> Number:
@@ -118,7 +123,7 @@ def case_of(plan: Plan) -> Case:
         ring=int(plan.context_attention == "ring"),
         row_chunks=plan.row_chunks,
         function_again=int(plan.recompute.activation_function),
-        deferred=int(
+        puts_off=int(
             is_split(plan.schedule_table()) if plan.schedule == "given" else plan.schedule in SPLIT_SCHEDULES
         ),
     )

@@ -140,8 +140,7 @@ def _attention(case: Case, device: Device) -> tuple[Number, Number]:
 
 def _elementwise(case: Case, device: Device, stack: Stack) -> tuple[Number, Number]:
     c, traffic = case, _traffic(case, device, stack)
-    along = np.where(np.asarray(c.sequence_parallel) > 0, c.tensor, 1)
-    rows, split = c.positions * c.hidden / along, c.positions * c.hidden / c.tensor
+    rows, split = c.positions * c.hidden / c.along, c.positions * c.hidden / c.tensor
     inner = c.positions * c.ffn / c.tensor
     forward = 22.0 * rows + (4.0 + 2.0 * c.gated) * inner + 6.0 * split
     backward = 28.0 * rows + (6.0 + 4.0 * c.gated) * inner + 6.0 * split

@@ -200,7 +200,7 @@ def _backward_messages(at: Setting, tensor: Number) -> Messages:
     if not stack.gathers_again:
         return Messages(tensor, shown * tensor)
     half = 0.5 * tensor * np.asarray(case.sequence_parallel)
-    summed = np.where(np.asarray(case.deferred) > 0, 1.0, shown) * (tensor - half)
+    summed = np.where(np.asarray(case.puts_off) > 0, 1.0, shown) * (tensor - half)
     return Messages(tensor + half, half + summed + shown * half)
 
 

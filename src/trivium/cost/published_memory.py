@@ -76,7 +76,7 @@ def _activations(case: Case, at: Moment) -> Number:
     c = case
     whole, kept = _layer(c, NONE), _layer(c, c.recompute)
     again = np.where(np.asarray(c.recompute) == LAYER, whole - kept, 0)
-    mask = at.embedded * c.dropout * c.positions * c.hidden / _along(c)
+    mask = at.embedded * c.dropout * c.positions * c.hidden / c.along
     return at.kept * whole + at.recomputed * kept + (np.asarray(at.layers) > 0) * again + mask
 
 
@@ -84,20 +84,20 @@ def _layer(case: Case, mode: Number) -> Number:
     """Korthikanti et al.'s count for GPT. Llama's blocks (RMSNorm, SwiGLU, fused attention): the inputs and outputs
     of two norms; split, queries, keys, values and what attention returns, and three feed-forward widths."""
     c = case
-    norms = 4 * c.hidden / _along(c)
+    norms = 4 * c.hidden / c.along
     attention = 2 * c.hidden * (1 + c.kv_heads / c.heads)
     llama = c.positions * c.weight_bytes * (norms + (attention + 3 * c.ffn) / c.tensor)
     fused = np.asarray(c.scores_kept) == 0
     gpt_mode = np.where(fused & (np.asarray(mode) == NONE), 1, mode)  # as if the scores were computed again
     gpt = layer_bytes(c, gpt_mode, counting="paper")
-    recomputed = c.positions * c.hidden * c.weight_bytes / _along(c)
+    recomputed = c.positions * c.hidden * c.weight_bytes / c.along
     return np.where(np.asarray(mode) == LAYER, recomputed, np.where(np.asarray(c.gated) == 1, llama, gpt))
 
 
 def _head(case: Case, rules: Rules) -> Number:
     """The last norm's input and output, the logits, and the buffer into which their input is gathered."""
     c = case
-    norm = 2 * c.positions * c.hidden * c.weight_bytes / _along(c)
+    norm = 2 * c.positions * c.hidden * c.weight_bytes / c.along
     split = np.asarray(c.sequence_parallel) * (np.asarray(c.tensor) > 1)
     gathered = rules.gather_buffer * split * c.positions * c.hidden * c.weight_bytes
     return norm + rules.logit * c.positions * c.vocabulary / c.tensor + gathered
@@ -107,8 +107,3 @@ def _placeholders(case: Case, at: Moment) -> Number:
     """One gradient of each shape of a layer's matrices, and of the output's."""
     matrices = layer_parameters(case) - 2 * case.hidden
     return case.weight_bytes * ((np.asarray(at.layers) > 0) * matrices + at.last * table_parameters(case))
-
-
-def _along(case: Case) -> Number:
-    """Tensor ranks that share the positions between regions."""
-    return np.where(np.asarray(case.sequence_parallel) == 1, case.tensor, 1)

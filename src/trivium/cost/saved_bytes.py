@@ -58,7 +58,7 @@ def sizes(case: Case) -> dict[str, Number]:
     ulysses, apart = ~here & ~ring, np.asarray(case.apart) == 1
     # A rank with one head: what attention returns is, transposed, already what the next product reads, if that is one
     # of ours (torch's own copies it where sequences are several).
-    ours = (np.asarray(case.deferred) == 1) | (np.asarray(case.row_chunks) > 1)
+    ours = (np.asarray(case.puts_off) == 1) | (np.asarray(case.row_chunks) > 1)
     lone = (heads == 1) & ((np.asarray(case.micro) == 1) | ours)
     choices = {
         "gpt": gpt,
@@ -90,7 +90,7 @@ def sizes(case: Case) -> dict[str, Number]:
         "head_width": case.head_width,
         "ffn": case.ffn / case.tensor,
         "rows": case.vocabulary / case.tensor,
-        "along": np.where(np.asarray(case.sequence_parallel) == 1, case.tensor, 1),
+        "along": case.along,
         **{name: np.asarray(choice, float) for name, choice in choices.items()},
     }
 

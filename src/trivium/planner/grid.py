@@ -161,7 +161,7 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
         **{name: grid[name] for name in same},
         vocabulary=-(-model.vocabulary // multiple) * multiple,
         micro_batches=micro_batches_of(grid),
-        deferred=np.isin(grid["schedule"], [SCHEDULE_NAMES.index(name) for name in SPLIT_SCHEDULES]).astype(
+        puts_off=np.isin(grid["schedule"], [SCHEDULE_NAMES.index(name) for name in SPLIT_SCHEDULES]).astype(
             np.int64
         ),
         weight_bytes=BYTES[precision.weights],
