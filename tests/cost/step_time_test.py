@@ -109,6 +109,17 @@ def test_more_nodes_of_one_plan_are_never_faster():
     assert (seconds(many()) <= seconds(many(), scattered)).all()
 
 
+def test_rings_contend_only_where_several_of_them_have_several_ranks_in_each_of_many_nodes():
+    kaist = machine_named("kaist")
+    alone = kaist.model_copy(update={"ring_contention": False})
+    tensor, data = np.array([(1, 64), (8, 8), (2, 8), (2, 16), (4, 8), (4, 64)]).T
+    case = replace(case_of(mt_nlg()), tensor=tensor, data=data, pipeline=2, sequence_parallel=0, zero=0)
+    parts = [step_seconds(case, machine, MEGATRON, PRIOR) for machine in (kaist, alone)]
+    slower = parts[0].compute / parts[1].compute - 1
+    assert slower / PRIOR.ring_contention == pytest.approx([0, 0, 0, 3 / 2, 3 / 4, 3 / 4])
+    assert (parts[0].data_collectives == parts[1].data_collectives).all()
+
+
 @pytest.mark.parametrize("chunks", [2, 3])
 def test_chunks_divide_the_time_that_fills_the_pipeline(chunks):
     case = replace(case_of(mt_nlg()), micro_batches=70)

@@ -65,11 +65,16 @@ def default_strides(case: Case) -> Strides:
     return Strides(1, case.tensor, case.tensor, near * case.data)
 
 
+def ranks_in_node(machine: Machine, degree: Number, stride: Number) -> Number:
+    """Of a group of `degree` ranks, `stride` apart, how many share a node."""
+    node = np.inf if machine.sharing == "shared" else machine.devices_per_node
+    return np.clip(np.floor(node / np.asarray(stride)), 1, degree)
+
+
 def road_between(machine: Machine, degree: Number, stride: Number, fabric: float) -> Road:
     """What a group of `degree` ranks, `stride` apart, talks over. fabric: the share of its bandwidth it reaches."""
     inside, outside = machine.node_link, machine.fabric_link
-    node = np.inf if machine.sharing == "shared" else machine.devices_per_node
-    near = np.clip(np.floor(node / np.asarray(stride)), 1, degree)  # ranks of the group in a node
+    near = ranks_in_node(machine, degree, stride)
     crosses = near < degree
     cards = np.minimum(inside.effective_bandwidth, outside.bandwidth * fabric * near)
     return Road(

@@ -36,6 +36,7 @@ class Constants:
     tensor_overlap: float
     fabric: float
     straggler: float
+    ring_contention: float
     data_overlap: float
     deepspeed_tensor: float
     deepspeed_gradient_bytes: float

@@ -12,6 +12,7 @@ from trivium.cost.collectives import (
     all_gather_seconds,
     all_reduce_seconds,
     default_strides,
+    ranks_in_node,
     road_between,
     road_to_neighbour,
     send_seconds,
@@ -117,13 +118,24 @@ class Setting:
 
     @property
     def slowness(self) -> Number:
-        """Of the pipeline: the slowest of many nodes, and what is known of the stack."""
+        """Of the pipeline: the slowest of many nodes, and what is known of the stack and of the machine's rings."""
         shared = self.machine.sharing == "shared"
         nodes = (
             1.0 if shared else np.maximum(1.0, np.asarray(self.case.ranks) / self.machine.devices_per_node)
         )
         known = self.constants.remote_memory if self.stack.remote_memory else 1.0
-        return known * (1 + self.constants.straggler * np.log2(nodes))
+        return known * self._contention * (1 + self.constants.straggler * np.log2(nodes))
+
+    @property
+    def _contention(self) -> Number:
+        """Of gradient rings that share nodes: a ring alone in its nodes, one rank of it in each, or two nodes slow
+        nothing."""
+        if not self.machine.ring_contention:
+            return 1.0
+        replicas, stride = np.asarray(self.case.replicas), self.strides.replicas
+        near = ranks_in_node(self.machine, replicas, stride)
+        crowded = (near - 1) * (1 - 1 / stride) * (replicas > 2 * near)
+        return 1 + self.constants.ring_contention * crowded
 
 
 def setting(
