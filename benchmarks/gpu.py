@@ -51,6 +51,7 @@ from trivium.probe.probe import probe
 
 MINUTES = 9.0
 WARM_UP, ROUNDS = 3, 8
+STEPS_AT_ONCE = 3  # one after the other, as in a training
 TARGETS = {"stage": 0.60, "1.3B": 0.50, "ratio": 1.1, "seconds": 0.06, "memory": 0.02}
 SHAPES = (
     Shape("1.3B", layers=24, hidden=2048, heads=16, vocabulary=50304, sequence=2048, sequences=4),
@@ -105,13 +106,20 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def seconds(self, act: Step) -> float:
-        """Of one call."""
+    def seconds(self, act: Step, times: int = 1) -> float:
+        """Of one of so many calls, one after the other."""
         self.wait()
         begin = time.perf_counter()
-        act()
+        for _ in range(times):
+            act()
         self.wait()
-        return time.perf_counter() - begin
+        return (time.perf_counter() - begin) / times
+
+    def held_bytes(self) -> int:
+        """Bytes of tensors; 0 on a processor."""
+        gc.collect()
+        self.wait()
+        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
 
     def peak_bytes(self, act: Step) -> int:
         """Most bytes of tensors during a call; 0 on a processor, which does not count them."""
@@ -145,34 +153,42 @@ def ceilings(bench: Bench) -> dict[str, Any]:
 
 
 def by_turns(bench: Bench, builders: Mapping[str, Callable[[], Step]]) -> dict[str, dict[str, Any]]:
-    """Each step's median seconds and peak bytes; steps that fail are named with their reason."""
+    """Each step's median seconds and peak bytes; steps that fail are named with their reason.
+
+    All stay in memory, so that each is measured in turn with all others. A peak is of the step that has it: what the
+    others hold is taken off.
+    """
     result: dict[str, dict[str, Any]] = {}
     steps: dict[str, Step] = {}
+    own: dict[str, int] = {}
     for name, build in builders.items():
+        before = bench.held_bytes()
         try:
             step = build()
             for _ in range(WARM_UP):
                 step()
-            steps[name] = step
+            steps[name], own[name] = step, bench.held_bytes() - before
         except (RuntimeError, ImportError, TriviumError, AssertionError) as error:
             result[name] = failure(error)
-            bench.clear()
+        step = None
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(ROUNDS):
         for name in steps if number % 2 == 0 else reversed(steps):
-            times[name].append(bench.seconds(steps[name]))
+            times[name].append(bench.seconds(steps[name], STEPS_AT_ONCE))
     for name, seconds in times.items():
+        others = bench.held_bytes() - own[name]
         result[name] = {
             "status": "measured",
             "seconds": statistics.median(seconds),
             "fastest": min(seconds),
+            "peak_bytes": max(0, bench.peak_bytes(steps[name]) - others),
         }
     steps.clear()
     return result
 
 
 def training(bench: Bench, shape: Shape) -> dict[str, Any]:
-    """One size against its peers, two at a time, so that both fit."""
+    """One size against its peers."""
     d = bench.device
     ours = {
         "trivium": lambda: trivium_step(shape, d),
@@ -183,31 +199,21 @@ def training(bench: Bench, shape: Shape) -> dict[str, Any]:
         "transformers": lambda: transformers_step(shape, d, compiled=False),
         "transformers, compiled": lambda: transformers_step(shape, d, compiled=True),
     }
-    sides: dict[str, dict[str, Any]] = {}
-    for group in (ours, peers):
-        sides |= by_turns(bench, group)
-        bench.clear()
+    sides = by_turns(bench, {**ours, **peers})
     tokens = shape.sequences * shape.sequence
     flops = tokens * flops_per_token(shape.plan().model)
-    alone = {**ours, **peers}
-    for name, side in sides.items():
+    for side in sides.values():
         if side["status"] == "measured":
-            bench.clear()
-            side["peak_bytes"] = _alone(bench, lambda name=name: alone[name](), rounds=0)[1]
             side |= _rates(bench, side["seconds"], tokens, flops)
     return {"sides": sides, **_against_peers(sides, peers)}
 
 
 def _alone(bench: Bench, build: Callable[[], Step], *, rounds: int) -> tuple[float, int]:
-    """Median seconds (without rounds: 0) and peak bytes of a step that has the device to itself."""
+    """Median seconds and peak bytes of a step that has the device to itself."""
     step = build()
-
-    def twice() -> None:
-        step()
-        step()
-
-    peak = bench.peak_bytes(twice)
-    return statistics.median([bench.seconds(step) for _ in range(rounds)] or [0.0]), peak
+    step()
+    peak = bench.peak_bytes(step)
+    return statistics.median(bench.seconds(step, STEPS_AT_ONCE) for _ in range(rounds)), peak
 
 
 def stage(bench: Bench) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from trivium.cost.memory import LOSS_ROWS
-from trivium.parallel.vocabulary import ROWS, vocabulary_loss
+from trivium.parallel.vocabulary import ROWS, Loss, loss_and_gradient, vocabulary_loss
 from trivium.parallel.weight_gradients import WeightGradients
 
 VOCABULARY, PADDED, HIDDEN = 45, 50, 8
@@ -23,14 +23,20 @@ def plain(x: torch.Tensor, table: torch.Tensor, targets: torch.Tensor) -> torch.
     return F.cross_entropy(scores, targets.flatten(), reduction="none").view(targets.shape)
 
 
+BOTH = pytest.mark.parametrize("compiled", (None, loss_and_gradient))  # and what torch.compile is given
+
+
 @pytest.mark.parametrize("tokens", (1, ROWS // 2, ROWS // 2 + 1, ROWS + 17))
 @pytest.mark.parametrize("separate", (False, True))
-def test_losses_and_gradients_are_those_of_the_whole(tokens: int, separate: bool) -> None:
+@BOTH
+def test_losses_and_gradients_are_those_of_the_whole(
+    tokens: int, separate: bool, compiled: Loss | None
+) -> None:
     x, values, targets, weights = made(tokens)
     x.requires_grad_()
     table, later = torch.nn.Parameter(values), WeightGradients()
     later.separate = separate
-    losses = vocabulary_loss(x, table, targets, VOCABULARY, later)
+    losses = vocabulary_loss(x, table, targets, VOCABULARY, later, compiled)
     with later.put_off("key"):
         (losses * weights).sum().backward()
     if separate:
@@ -44,10 +50,11 @@ def test_losses_and_gradients_are_those_of_the_whole(tokens: int, separate: bool
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
 
 
-def test_a_target_whose_probability_underflows_has_a_finite_loss() -> None:
+@BOTH
+def test_a_target_whose_probability_underflows_has_a_finite_loss(compiled: Loss | None) -> None:
     table = torch.nn.Parameter(torch.eye(4))
     x = torch.tensor([[[200.0, 0.0, 0.0, 0.0]]], requires_grad=True)
-    losses = vocabulary_loss(x, table, torch.tensor([[1]]), 4, WeightGradients())
+    losses = vocabulary_loss(x, table, torch.tensor([[1]]), 4, WeightGradients(), compiled)
     assert losses.item() == pytest.approx(200.0)
     losses.sum().backward()
     assert torch.isfinite(x.grad).all()
@@ -63,17 +70,21 @@ def test_without_gradients_nothing_is_kept_and_the_loss_is_the_same() -> None:
     torch.testing.assert_close(alone, kept.detach(), rtol=1e-13, atol=0)
 
 
-def test_padding_never_changes_a_loss_and_gets_no_gradient() -> None:
+@BOTH
+def test_padding_never_changes_a_loss_and_gets_no_gradient(compiled: Loss | None) -> None:
     x, values, targets, _ = made(30)
     table = torch.nn.Parameter(values)
-    vocabulary_loss(x.requires_grad_(), table, targets, VOCABULARY, WeightGradients()).sum().backward()
+    vocabulary_loss(
+        x.requires_grad_(), table, targets, VOCABULARY, WeightGradients(), compiled
+    ).sum().backward()
     assert (table.grad[VOCABULARY:] == 0).all() and (table.grad[:VOCABULARY] != 0).any()
 
 
-def test_narrow_scores_are_widened_before_the_softmax() -> None:
+@BOTH
+def test_narrow_scores_are_widened_before_the_softmax(compiled: Loss | None) -> None:
     x, values, targets, weights = made(300, torch.bfloat16)
     table = torch.nn.Parameter(values)
-    losses = vocabulary_loss(x.requires_grad_(), table, targets, VOCABULARY, WeightGradients())
+    losses = vocabulary_loss(x.requires_grad_(), table, targets, VOCABULARY, WeightGradients(), compiled)
     assert losses.dtype is torch.float32
     (losses * weights).sum().backward()
     exact_x, exact_table = (t.detach().double().requires_grad_() for t in (x, table))

@@ -11,7 +11,7 @@ from trivium.model.inputs import Inputs
 from trivium.model.norm import Norm
 from trivium.parallel.collectives import all_gather
 from trivium.parallel.tensor import Region, split_cross_entropy
-from trivium.parallel.vocabulary import vocabulary_loss
+from trivium.parallel.vocabulary import Loss, loss_and_gradient, vocabulary_loss
 from trivium.plan.model_shape import ModelShape
 
 
@@ -22,9 +22,14 @@ class Head(nn.Module):
         super().__init__()
         self.model, self.region = model, region
         self.norm = Norm(model)
+        self._compiled: Loss | None = None
         if model.head == "untied":
             rows = model.padded_vocabulary(region.group.size) // region.group.size
             self.weight = Table(rows, model.hidden).weight
+
+    def compile_training(self) -> None:
+        """Let torch.compile fuse the loss and its gradient, where the vocabulary is whole."""
+        self._compiled = torch.compile(loss_and_gradient, dynamic=False)
 
     def forward(self, x: torch.Tensor, table: nn.Parameter, inputs: Inputs) -> torch.Tensor:
         """[S here, B, H] -> the summed loss, or without targets logits [S, B, vocabulary]."""
@@ -47,7 +52,10 @@ class Head(nn.Module):
         """Per token, [S, B]."""
         region, vocabulary = self.region, self.model.vocabulary
         if region.group.size == 1:
-            return vocabulary_loss(self.norm(x), table, targets, vocabulary, region.weight_gradients)
+            compiled = self._compiled if self.training else None
+            return vocabulary_loss(
+                self.norm(x), table, targets, vocabulary, region.weight_gradients, compiled
+            )
         return split_cross_entropy(self.local_logits(x, table), targets, region.group, vocabulary)
 
     @torch.no_grad()

@@ -45,6 +45,8 @@ class Stage(nn.Module):
         if plan.compiled:
             for block in blocks.values():
                 block.compile_training()
+            if self.head is not None:
+                self.head.compile_training()
 
     def forward(self, x: torch.Tensor | None, inputs: Inputs) -> torch.Tensor:
         """Hidden states [S here, B, H]; from the last stage the loss, or logits when there are no targets.

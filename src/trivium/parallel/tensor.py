@@ -15,7 +15,7 @@ from trivium.parallel.collectives import all_reduce_, scatter_sequence, sum_over
 from trivium.parallel.column_product import Entry, column_product
 from trivium.parallel.mesh import Group
 from trivium.parallel.row_chunks import Cut, cut_product
-from trivium.parallel.vocabulary import NARROW, ROWS, ROWS_ON_ACCELERATOR
+from trivium.parallel.vocabulary import NARROW, ROWS
 from trivium.parallel.weight_gradients import WeightGradients, linear
 
 Tensor = torch.Tensor
@@ -132,8 +132,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
 
 def _some_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The same rows of each at a time."""
-    step = ROWS if tensors[0].device.type == "cpu" else ROWS_ON_ACCELERATOR
-    return zip(*(t.split(step) for t in tensors), strict=True)
+    return zip(*(t.split(ROWS) for t in tensors), strict=True)
 
 
 def split_cross_entropy(logits: Tensor, targets: Tensor, group: Group, vocabulary: int) -> Tensor:

@@ -3,6 +3,7 @@
 Legend: T tokens, H hidden, V vocabulary rows, padding included.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,44 +13,69 @@ from trivium.parallel.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
 
-# Rows whose softmax is taken at once, in fp32: few enough to stay in a cache.
-ROWS, ROWS_ON_ACCELERATOR = 256, 4096
+ROWS = 256  # whose softmax is taken at once, in fp32: few enough to stay in a cache
 NARROW = (torch.bfloat16, torch.float16)
 
 
+# Takes scores [rows, V], targets [rows] and the vocabulary, gives losses [rows], and leaves in place of the scores the
+# gradient of each row's loss.
+Loss = Callable[[Tensor, Tensor, int], Tensor]
+
+
 def vocabulary_loss(
-    x: Tensor, table: torch.nn.Parameter, targets: Tensor, vocabulary: int, later: WeightGradients
+    x: Tensor,
+    table: torch.nn.Parameter,
+    targets: Tensor,
+    vocabulary: int,
+    later: WeightGradients,
+    compiled: Loss | None = None,
 ) -> Tensor:
     """Cross-entropy per token, in nats, of softmax(x table^T) against the targets.
 
     x [S, B, H], table [V, H], targets [S, B]; returns [S, B]. Rows of the table from `vocabulary` on are padding:
     they enter neither the softmax nor the gradient. What is kept for the backward is the gradient of the scores in
     the dtype of `x`, each row in place of its scores.
+
+    compiled: loss_and_gradient as torch.compile made it, of all rows at once: it writes nothing down in fp32.
     """
     weight = table.detach() if later.separate else table
     rows = x.flatten(0, -2)
-    whose = (table, later if later.separate else None)
-    losses = _Loss.apply(rows, weight, targets.flatten(), vocabulary, (*whose, torch.is_grad_enabled()))
+    about = (table, later if later.separate else None, torch.is_grad_enabled(), compiled)
+    losses = _Loss.apply(rows, weight, targets.flatten(), vocabulary, about)
     return losses.view(targets.shape)
 
 
+def loss_and_gradient(scores: Tensor, targets: Tensor, vocabulary: int) -> Tensor:
+    """A `Loss` to be compiled: two kernels, each of which reads the scores once."""
+    columns = torch.arange(scores.shape[-1], device=scores.device)
+    wide = scores.float() if scores.dtype in NARROW else scores
+    wide = torch.where(columns < vocabulary, wide, -torch.inf)
+    targets = targets.unsqueeze(-1)
+    total = torch.logsumexp(wide, -1, keepdim=True)
+    losses = total - wide.gather(-1, targets)
+    probabilities = (wide - total).exp()
+    scores.copy_(torch.where(columns == targets, probabilities - 1, probabilities))
+    return losses.squeeze(-1)
+
+
 class _Loss(torch.autograd.Function):
-    """about: the parameter, who puts its gradient off (or None), and whether a gradient is wanted."""
+    """about: the parameter, who puts its gradient off (or None), whether a gradient is wanted, and what is compiled."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocabulary: int, about: Any) -> Tensor:
-        table, later, wanted = about
-        step = ROWS if x.device.type == "cpu" else ROWS_ON_ACCELERATOR
-        # Scores that stay are one product, and so is the weight's gradient: exact enough in bf16 too.
-        at_once = len(x) if wanted else step
+        table, later, wanted, compiled = about
         losses = []
-        for rows, ids in zip(x.split(at_once), targets.split(at_once), strict=True):
-            scores = product(rows, weight)
-            for part, wanted_ids in zip(scores.split(step), ids.split(step), strict=True):
-                losses.append(_loss_of(part, wanted_ids, vocabulary, wanted))
-        if wanted:
-            ctx.save_for_backward(x, weight, scores)
-            ctx.put_off = None if later is None else (table, later)
+        if not wanted:
+            for rows, ids in zip(x.split(ROWS), targets.split(ROWS), strict=True):
+                losses.append(_loss_of(product(rows, weight), ids, vocabulary, wanted=False))
+            return torch.cat(losses)
+        scores = product(x, weight)  # one product, and so is the weight's gradient: exact enough in bf16 too
+        ctx.save_for_backward(x, weight, scores)
+        ctx.put_off = None if later is None else (table, later)
+        if compiled is not None:
+            return compiled(scores, targets, vocabulary)
+        for part, ids in zip(scores.split(ROWS), targets.split(ROWS), strict=True):
+            losses.append(_loss_of(part, ids, vocabulary, wanted=True))
         return losses[0] if len(losses) == 1 else torch.cat(losses)
 
     @staticmethod
@@ -66,7 +92,7 @@ class _Loss(torch.autograd.Function):
         return d_x, None, None, None, None
 
 
-def _loss_of(given: Tensor, targets: Tensor, vocabulary: int, wanted: bool) -> Tensor:
+def _loss_of(given: Tensor, targets: Tensor, vocabulary: int, *, wanted: bool) -> Tensor:
     """The loss of each row of scores [rows, V]; where its gradient is wanted, it takes the place of the scores."""
     scores = given.float() if given.dtype in NARROW else given
     if vocabulary < scores.shape[-1]:

@@ -13,10 +13,13 @@ import torch
 from torch.optim.adamw import adamw
 
 from trivium.parallel.buckets import Bucket
-from trivium.parallel.collectives import PendingResult, sum_over_ranks_begin
+from trivium.parallel.collectives import sum_over_ranks_begin
 from trivium.parallel.mesh import Mesh
 
 Tensor = torch.Tensor
+
+# Elements that an accelerator updates with one launch: enough that it takes longer than launching the next.
+AT_ONCE = 1 << 25
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,10 @@ class ShardedAdamW:
     def __init__(self, buckets: Sequence[Bucket], mesh: Mesh, rule: AdamRule, masters: torch.dtype) -> None:
         self.buckets, self.mesh, self.rule = list(buckets), mesh, rule
         self.shards = [_shard(b, masters) for b in buckets]
+        copied = any(
+            b.dtypes.gradients != masters for b in buckets
+        )  # to the masters' dtype: one bucket at a time
+        self._together = together(self.shards, 0 if copied or mesh.device.type == "cpu" else AT_ONCE)
         self.steps_done = 0  # a checkpoint sets it, as it fills the states
         self.on_reduced: Callable[[int, Tensor], None] | None = (
             None  # sees each shard's gradient before clipping
@@ -108,51 +115,71 @@ class ShardedAdamW:
                 self.on_reduced(number, shard.gradient() / loss_scale)
         sums = sum_over_ranks_begin(self._shares(loss, loss_scale, (asks, *digest)), self.mesh)
         if self.rule.clip == 0 and loss_scale == 1.0 and accepts is None:
-            self._update(lr)  # without waiting: where the pipeline drains early, others are still at work
-            return _totals(sums)
-        totals = _totals(sums)
-        refused = accepts is not None and not accepts(totals)
-        if refused or (loss_scale != 1.0 and not math.isfinite(totals.gradient_norm)):
-            self._clear()
-            return totals
-        clipped = 0 < self.rule.clip < totals.gradient_norm
-        factor = self.rule.clip / (totals.gradient_norm + 1e-6) if clipped else 1.0
-        self._update(lr, factor / loss_scale)
-        return totals
+            self._update(
+                lr, 1.0
+            )  # without waiting: where the pipeline drains early, others are still at work
+            return _totals(sums.wait().tolist())
+        found = sums.wait()
+        told = read_later(found)
+        if accepts is not None or loss_scale != 1.0:
+            totals = _totals(told())
+            refused = accepts is not None and not accepts(totals)
+            if refused or (loss_scale != 1.0 and not math.isfinite(totals.gradient_norm)):
+                self._clear()
+                return totals
+        self._update(lr, self._factor(found[0], loss_scale))
+        return _totals(told())
 
-    def _update(self, lr: float, factor: float = 1.0) -> None:
-        """AdamW with `factor` times the gradients, one bucket after the other: what is computed on the way is then
-        still in a cache when it is used, and weights travel while the next are updated."""
-        for shard in self.shards:
-            grad = shard.gradient()
-            if factor != 1.0:
-                grad.mul_(factor)
-            for part in shard.parts:
-                self._adamw(shard, grad, part, lr)
-            weights = shard.bucket.shard
-            if weights.data_ptr() != shard.master.data_ptr():
-                weights.copy_(shard.master)
-            shard.bucket.publish()
+    def _factor(self, square: Tensor, loss_scale: float) -> Tensor | float:
+        """What gradients are multiplied by. On an accelerator it stays there, so that nobody waits for it."""
+        norm, clip = square.sqrt(), self.rule.clip
+        factor = torch.where(norm > clip, clip / (norm + 1e-6), 1.0) if clip > 0 else torch.ones_like(norm)
+        factor = factor / loss_scale
+        return float(factor) if factor.device.type == "cpu" else factor
+
+    def _update(self, lr: float, factor: Tensor | float) -> None:
+        """AdamW with `factor` times the gradients. On a processor one bucket after the other: what is computed on the
+        way is then still in a cache when it is used. On an accelerator many at once, in a few launches. Weights travel
+        while the next are updated."""
+        for shards in self._together:
+            grads = [shard.gradient() for shard in shards]
+            if isinstance(factor, Tensor):
+                torch._foreach_mul_(grads, factor.to(grads[0].dtype))
+            elif factor != 1.0:
+                torch._foreach_mul_(grads, factor)
+            for decays in (True, False):
+                self._adamw(shards, grads, lr, decays=decays)
+            own = [s for s in shards if s.bucket.shard.data_ptr() != s.master.data_ptr()]
+            if own:
+                torch._foreach_copy_([s.bucket.shard for s in own], [s.master for s in own])
+            for shard in shards:
+                shard.bucket.publish()
         self.steps_done += 1
         self._clear()
         for shard in self.shards:
             shard.bucket.published()
 
-    def _adamw(self, shard: Shard, grad: Tensor, part: Part, lr: float) -> None:
-        where = part.where
+    def _adamw(self, shards: Sequence[Shard], grads: Sequence[Tensor], lr: float, *, decays: bool) -> None:
+        """Of the parts with weight decay, or of those without."""
+        parts = [
+            (s, g, p.where) for s, g in zip(shards, grads, strict=True) for p in s.parts if p.decays is decays
+        ]
+        if not parts:
+            return
+        counts = torch.full((len(parts),), float(self.steps_done), device=self.mesh.device)
         adamw(
-            [shard.master[where]],
-            [grad[where]],
-            [shard.moment1[where]],
-            [shard.moment2[where]],
+            [shard.master[where] for shard, _, where in parts],
+            [grad[where] for _, grad, where in parts],
+            [shard.moment1[where] for shard, _, where in parts],
+            [shard.moment2[where] for shard, _, where in parts],
             [],
-            [torch.full((), float(self.steps_done), device=grad.device)],  # which it counts up
+            list(counts.unbind()),  # which it counts up
             fused=True,
             amsgrad=False,
             beta1=self.rule.beta1,
             beta2=self.rule.beta2,
             lr=lr,
-            weight_decay=self.rule.weight_decay if part.decays else 0.0,
+            weight_decay=self.rule.weight_decay if decays else 0.0,
             eps=self.rule.epsilon,
             maximize=False,
         )
@@ -166,11 +193,11 @@ class ShardedAdamW:
         """What this rank adds to the squared norm of the model's gradient, each parameter counted once, to the loss,
         and to the numbers that go along; [5]. scale: of the loss and the gradients."""
         square = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
-        for shard in self.shards:
-            if shard.bucket.sharded or self.mesh.replicas.index == 0:  # replicas of the whole count once
-                grad = shard.gradient()
-                weighted = grad if shard.norm_weight is None else grad * shard.norm_weight
-                square += torch.dot(weighted, grad).to(torch.float64)
+        for shards in self._together:
+            counted = [
+                s for s in shards if s.bucket.sharded or self.mesh.replicas.index == 0
+            ]  # replicas count once
+            square += squares([s.gradient() for s in counted], [s.norm_weight for s in counted])
         along = torch.tensor(beside, dtype=torch.float64, device=self.mesh.device)
         both = torch.stack([square / scale**2, loss_share(loss, self.mesh) / scale])
         return torch.cat([both, along])
@@ -186,13 +213,50 @@ class ShardedAdamW:
             shard.master.copy_(shard.bucket.shard)
 
 
+def together(shards: Sequence[Shard], at_once: int) -> list[list[Shard]]:
+    """Shards that are updated at once, in order: until they have `at_once` elements."""
+    groups: list[list[Shard]] = []
+    room = 0
+    for shard in shards:
+        if room <= 0:
+            groups.append([])
+            room = at_once
+        groups[-1].append(shard)
+        room -= len(shard.master)
+    return groups
+
+
+def squares(gradients: Sequence[Tensor], weights: Sequence[Tensor | None]) -> Tensor | float:
+    """Sum of the squares of all elements, each times its weight; None: all weigh 1."""
+    if len(gradients) > 1:  # on an accelerator, in a few launches
+        weighted = [g if w is None else g * w for g, w in zip(gradients, weights, strict=True)]
+        return torch.stack(torch._foreach_norm(weighted)).double().square().sum()
+    products = (torch.dot(g if w is None else g * w, g) for g, w in zip(gradients, weights, strict=True))
+    return sum(p.to(torch.float64) for p in products)
+
+
 def loss_share(loss: Tensor, mesh: Mesh) -> Tensor:
     """A rank's loss as it enters the sum over all ranks: tensor ranks all know it, and count once."""
     return loss if mesh.tensor.index == 0 else torch.zeros_like(loss)
 
 
-def _totals(sums: PendingResult) -> Totals:
-    square, loss, *along = sums.wait().tolist()
+def read_later(x: Tensor) -> Callable[[], list[float]]:
+    """The numbers of a tensor when they are asked for: an accelerator goes on meanwhile."""
+    if x.device.type != "cuda":
+        return x.tolist
+    here = torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def told() -> list[float]:
+        copied.synchronize()
+        return here.tolist()
+
+    return told
+
+
+def _totals(sums: Sequence[float]) -> Totals:
+    square, loss, *along = sums
     asked, *digest = (round(n) for n in along)
     return Totals(math.sqrt(square), loss, asked, tuple(digest))
 

@@ -45,7 +45,7 @@ class Plan(Config):
     sequence_parallel: bool = False  # activations between tensor regions split along the sequence
     context_attention: Literal["ring", "ulysses"] = "ring"  # how ranks that share a sequence attend
     row_chunks: int = Field(default=1, ge=1)  # of row-split products, each reduced beside the next one's work
-    compiled: bool = False  # the blocks of a training step, by torch.compile
+    compiled: bool = False  # the blocks and the loss of a training step, by torch.compile
 
     def check(self, world_size: int | None = None) -> list[str]:
         """Every problem of the plan, each with path, value, law and remedy; empty when it is legal."""

@@ -50,14 +50,14 @@ def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None)
     here = order[mesh.context.index]
 
     def taken(x: np.ndarray, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        whole = torch.from_numpy(np.ascontiguousarray(x.T)).to(device, dtype)
+        whole = sent(x.T, device, dtype)
         return whole if plan.layout.context == 1 else whole[here]
 
     tokens, targets = taken(rows.tokens), taken(rows.targets)
     if plan.model.documents == "joined":
         return Inputs(tokens, targets, sight=Sight(order, None), here=here, dropout=dropout)
     packed = packing(rows.tokens, plan.model.end_of_text)
-    documents = torch.from_numpy(np.ascontiguousarray(packed.documents.T)).to(device)
+    documents = sent(packed.documents.T, device, torch.int64)
     return Inputs(
         tokens,
         targets,
@@ -73,4 +73,11 @@ def _orders(plan: Plan, device: torch.device) -> tuple[torch.Tensor, ...]:
     """The positions that each context rank holds."""
     if plan.layout.context == 1:
         return (torch.arange(plan.model.sequence, device=device),)  # without a loop over positions
-    return tuple(torch.tensor(plan.positions_of(c), device=device) for c in range(plan.layout.context))
+    positions = (np.array(plan.positions_of(c)) for c in range(plan.layout.context))
+    return tuple(sent(x, device, torch.int64) for x in positions)
+
+
+def sent(x: np.ndarray, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """On its way to a device, which goes on with what it was given before: from memory that is not paged out."""
+    here = torch.from_numpy(np.ascontiguousarray(x)).to(dtype)
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)

@@ -1,0 +1,62 @@
+"""An accelerator's update of many buckets at once is a processor's of one after the other."""
+
+import pytest
+import torch
+
+from plans import small
+from trivium.certify.reference import random_rows
+from trivium.parallel import zero
+from trivium.parallel.mesh import Mesh
+from trivium.parallel.zero import AdamRule, read_later, squares, together
+from trivium.training.trainer import Samples, Trainer
+
+
+@pytest.mark.parametrize("at_once", [0, 5000, 1 << 25])
+def test_each_shard_is_in_one_group_in_order(at_once: int) -> None:
+    shards = Trainer(small(), Mesh.single(), seed=1, rule=AdamRule()).optimizer.shards
+    groups = together(shards, at_once)
+    assert [shard for group in groups for shard in group] == shards
+    sizes = [[len(shard.master) for shard in group] for group in groups]
+    assert all(sum(group) >= at_once for group in sizes[:-1])
+    assert all(sum(group[:-1]) < max(1, at_once) for group in sizes)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.01, 1e9])
+@pytest.mark.parametrize("weights", ["fp64", "bf16"])
+def test_the_update_is_the_same_however_many_buckets_at_once(
+    weights: str, clip: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = small(precision={"weights": weights})
+    found = []
+    for at_once in (0, 5000, 1 << 25):
+        with monkeypatch.context() as patch:
+            patch.setattr(zero, "together", lambda shards, _, n=at_once: together(shards, n))
+            trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule(clip=clip))
+        samples = Samples(0, plan.batch.sequences, random_rows(plan))
+        steps = [trainer.train_step(n, samples, 1e-2) for n in range(3)]
+        masters = torch.cat([shard.master for shard in trainer.optimizer.shards])
+        found.append((masters, torch.tensor([(s.loss, s.gradient_norm) for s in steps])))
+    one, *others = found
+    assert (one[1][:, 1] > 0.01).all()  # so that the second clip clips
+    for other in others:
+        exact = {"rtol": 1e-12, "atol": 1e-14} if weights == "fp64" else {"rtol": 1e-5, "atol": 1e-6}
+        for ours, theirs in zip(one, other, strict=True):
+            torch.testing.assert_close(ours, theirs, **exact)
+
+
+def test_squares_of_many_are_those_of_each_and_only_what_counts() -> None:
+    torch.manual_seed(0)
+    gradients = [torch.randn(n, dtype=torch.float64) for n in (3, 7, 1)]
+    weights = [None, torch.tensor([0.0, 1, 1, 0, 1, 1, 1], dtype=torch.float64), None]
+    expected = sum(
+        float((g * g * (1 if w is None else w)).sum()) for g, w in zip(gradients, weights, strict=True)
+    )
+    assert float(squares(gradients, weights)) == pytest.approx(expected, rel=1e-14)
+    apart = sum(float(squares([g], [w])) for g, w in zip(gradients, weights, strict=True))
+    assert apart == pytest.approx(expected, rel=1e-14)
+    assert squares([], []) == 0
+
+
+def test_numbers_are_read_when_they_are_asked_for() -> None:
+    x = torch.tensor([1.5, 2.5], dtype=torch.float64)
+    assert read_later(x)() == [1.5, 2.5]
