@@ -2,13 +2,15 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from ranks import on_ranks
-from trivium.parallel.context import Context, Sight
+from trivium.parallel.context import Context
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
+from trivium.parallel.sight import Seen, Sight
 from trivium.plan.layout import Layout
 
 B, N, G, S, D = 2, 4, 2, 16, 6
@@ -27,6 +29,8 @@ def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Te
 def order_of(mode: str, ranks: int) -> tuple[torch.Tensor, ...]:
     if mode == "ulysses":
         return tuple(torch.arange(S).chunk(ranks))
+    if mode == "scattered":  # no block is whole or a triangle
+        return tuple(torch.randperm(S, generator=torch.Generator().manual_seed(5)).chunk(ranks))
     pieces = torch.arange(S).chunk(2 * ranks)
     return tuple(torch.cat([pieces[r], pieces[2 * ranks - 1 - r]]) for r in range(ranks))
 
@@ -43,7 +47,8 @@ def compare(place: Place, mode: str, packed: bool) -> None:
     order = order_of(mode, place.world_size)
     mine = order[group.index]
     here = [x.detach()[:, :, mine].clone().requires_grad_() for x in whole]
-    got = Context(group, mode).attend(*here, Sight(order, documents))  # type: ignore[arg-type]
+    seen = Sight(tuple(x.numpy() for x in order), documents)
+    got = Context(group, "ulysses" if mode == "ulysses" else "ring").attend(*here, seen)
     (got * weight[:, :, mine]).sum().backward()
     torch.testing.assert_close(got, expected[:, :, mine], rtol=1e-12, atol=1e-12)
     for part, full in zip(here, whole, strict=True):
@@ -52,6 +57,27 @@ def compare(place: Place, mode: str, packed: bool) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(("mode", "ranks"), [("ring", 1), ("ring", 2), ("ring", 4), ("ulysses", 2)])
+@pytest.mark.parametrize(
+    ("mode", "ranks"),
+    [("ring", 1), ("ring", 2), ("ring", 4), ("scattered", 2), ("scattered", 4), ("ulysses", 2)],
+)
 def test_a_split_sequence_attends_as_the_whole_one(mode: str, ranks: int, packed: bool) -> None:
     on_ranks(ranks, compare, mode, packed)
+
+
+def test_what_blocks_say_is_what_the_mask_shows() -> None:
+    generator = np.random.default_rng(1)
+    orders = [np.arange(8), np.arange(8, 16), np.array([3]), np.arange(15, -1, -1)[:8]]
+    orders += [generator.permutation(24)[: 2 * n] for n in range(1, 9)]
+    found = set()
+    for sight in (Sight((a, b), None) for a in orders for b in orders):
+        whole = sight.mask(*(torch.from_numpy(x) for x in sight.order))[0, 0]
+        covered = torch.zeros_like(whole)
+        for block in sight.blocks(0, 1):
+            part = whole[block.here, block.there]
+            covered[block.here, block.there] = True
+            assert part.any() and part.all() == (block.seen is Seen.ALL)
+            assert block.seen is not Seen.TRIANGLE or torch.equal(part, torch.ones_like(part).tril())
+            found.add(block.seen)
+        assert not whole[~covered].any()  # nothing that is seen is left out
+    assert found == set(Seen)

@@ -5,9 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from trivium.parallel import narrow_attention
-from trivium.parallel.context import Context, Sight
+from trivium.parallel.context import Context
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.narrow_attention import LEAST_SCORES, QUERIES, SHORT, attend, suits
+from trivium.parallel.sight import Sight
 
 SHAPES = (
     (2, 4, QUERIES, 32),  # one block

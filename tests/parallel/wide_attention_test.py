@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from trivium.parallel import wide_attention
-from trivium.parallel.context import Context, Sight
+from trivium.parallel.context import Context
 from trivium.parallel.mesh import Mesh
+from trivium.parallel.sight import Sight
 from trivium.parallel.wide_attention import FAR_APART, LEAST_POSITIONS, MOST_POSITIONS, QUERIES, attend, suits
 
 SHAPES = (

@@ -7,7 +7,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trivium.model.inputs import Inputs
 from trivium.model.stage import DTYPES, Stage
-from trivium.parallel.context import Sight
 from trivium.parallel.measure import Counted, SavedBytes
 from trivium.parallel.pretend import pretended
 from trivium.parallel.randomness import DropoutKey
+from trivium.parallel.sight import Sight
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import is_split
 
@@ -41,14 +40,6 @@ def counted(plan: Plan, stage: int) -> Counted:
     return found
 
 
-@dataclass(frozen=True)
-class _NumberedSight(Sight):
-    """A sight whose positions are numbers, so that a ring can tell which pieces see each other without memory."""
-
-    def mask(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor | None:
-        return torch.ones((1, 1, len(queries), len(keys)), dtype=torch.bool)
-
-
 def _inputs(plan: Plan) -> Inputs:
     """A micro-batch of zeros, in the shapes of training.batches."""
     micro, here = plan.batch.micro, plan.local_sequence
@@ -68,12 +59,10 @@ def _inputs(plan: Plan) -> Inputs:
 def _sight(plan: Plan) -> Sight:
     ranks = range(plan.layout.context)
     if plan.layout.context > 1 and plan.context_attention == "ring":
-        numbers = [np.array(plan.positions_of(c)) for c in ranks]
-        return _NumberedSight(tuple(numbers), None)  # type: ignore[arg-type]
-    order = tuple(torch.zeros(plan.local_sequence, dtype=torch.int64) for _ in ranks)
+        return Sight(tuple(np.array(plan.positions_of(c)) for c in ranks), None)
     apart = plan.model.documents == "apart"
     documents = torch.zeros((plan.model.sequence, plan.batch.micro), dtype=torch.int64) if apart else None
-    return Sight(order, documents)
+    return Sight((), documents)
 
 
 def _border(plan: Plan) -> tuple[int, int, int]:

@@ -314,7 +314,7 @@ def _context_seconds(at: Setting) -> tuple[Number, Number]:
     wide = 2 * case.kv_heads * one_head * np.maximum(4, case.weight_bytes)
     heads = (2 * case.heads + 2 * case.kv_heads) * one_head * case.weight_bytes
     ring_forward = (ranks - 1) * send_seconds(keys, road)
-    ring_backward = ranks * send_seconds(keys + wide, road)
+    ring_backward = ring_forward + ranks * send_seconds(wide, road)
     exchange = 2 * all_gather_seconds(heads / 2, case.context, road)
     ring, again = np.asarray(case.ring) > 0, recomputed_share(case) * (np.asarray(case.recompute) != NONE)
     forward = np.where(ring, ring_forward, exchange) * (ranks > 1)

@@ -91,7 +91,7 @@ def _context(plan: Plan, layer: int) -> Counter[str]:
         keys_and_values = 2 * kv * one_head
         forwards = 1 + (mode != "none")
         return Counter(
-            send=forwards * (ranks - 1) * keys_and_values * narrow + ranks * keys_and_values * (narrow + wide)
+            send=(forwards + 1) * (ranks - 1) * keys_and_values * narrow + ranks * keys_and_values * wide
         )
     into, out = (heads + 2 * kv) * one_head * narrow, heads * one_head * narrow
     # Recomputing the core alone stops at its last kept tensor, before the exchange of its result.

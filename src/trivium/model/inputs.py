@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import torch
 
 from trivium.model.memory import Memory
-from trivium.parallel.context import Sight
 from trivium.parallel.randomness import DropoutKey, keyed_dropout
+from trivium.parallel.sight import Sight
 from trivium.parallel.tensor import Region
 
 
@@ -36,7 +36,7 @@ class Inputs:
     def __post_init__(self) -> None:
         order = self._numbers()
         object.__setattr__(self, "order", order)
-        object.__setattr__(self, "seen", Sight((order,), None) if self.sight is None else self.sight)
+        object.__setattr__(self, "seen", Sight((), None) if self.sight is None else self.sight)
 
     def _numbers(self) -> torch.Tensor:
         return torch.arange(self.shape[0], device=self.tokens.device) if self.here is None else self.here

@@ -4,7 +4,7 @@ Activations are [positions, sequences, hidden], so a split along the sequence is
 every message is contiguous.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -184,25 +184,39 @@ def all_to_all(parts: Tensor, group: Group) -> Tensor:
 
 def rotate(tensors: tuple[Tensor, ...], group: Group) -> tuple[Tensor, ...]:
     """Every rank's tensors to the next rank of the group; returns the previous one's."""
+    return rotate_begin(tensors, group)()
+
+
+def rotate_begin(tensors: tuple[Tensor, ...], group: Group) -> Callable[[], tuple[Tensor, ...]]:
+    """Start the same; what is returned waits, and gives the result. The tensors must not change until then."""
     if group.handle is None:
-        return tensors
+        return lambda: tensors
     following, previous = ((group.index + step) % group.size for step in (1, -1))
     sent = [t.contiguous() for t in tensors]
     received = [torch.empty_like(t) for t in sent]
     for out in sent:
         group.count("send", out)
     if group.by_memory:
-        loans = [begin_send(out, following, group) for out in sent]
-        for work in (*(begin_receive(back, previous, group) for back in received), *loans):
-            group.wait_for(work)
-        return tuple(received)
+        loans: list[Waitable] = [begin_send(out, following, group) for out in sent]
+        return _when_done(
+            [*(begin_receive(back, previous, group) for back in received), *loans], received, group
+        )
     operations = []
     for tag, (out, back) in enumerate(zip(sent, received, strict=True)):
         operations.append(dist.P2POp(dist.isend, out, group.ranks[following], group.handle, tag))
         operations.append(dist.P2POp(dist.irecv, back, group.ranks[previous], group.handle, tag))
-    for work in dist.batch_isend_irecv(operations):
-        group.wait_for(work)
-    return tuple(received)
+    return _when_done(dist.batch_isend_irecv(operations), received, group)
+
+
+def _when_done(
+    works: Sequence[Waitable], received: Sequence[Tensor], group: Group
+) -> Callable[[], tuple[Tensor, ...]]:
+    def wait() -> tuple[Tensor, ...]:
+        for work in works:
+            group.wait_for(work)
+        return tuple(received)
+
+    return wait
 
 
 class _SumOver(torch.autograd.Function):

@@ -4,9 +4,10 @@ import math
 
 import torch
 
-from trivium.parallel.context import Context, Sight
+from trivium.parallel.context import Context
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.product import gradient_of_inputs, gradient_of_weight, product
+from trivium.parallel.sight import Sight
 from trivium.planner.measured import Attention, Product, Stream, Update
 from trivium.probe.timing import median_seconds
 
@@ -76,7 +77,7 @@ def _product(device: torch.device, name: str, m: int, n: int, k: int, budget: fl
 def _attention(device: torch.device, shape: tuple[int, int, int, int], budget: float) -> Attention:
     sequences, sequence, heads, width = shape
     context = Context(Mesh.single(device).context, "ring")
-    seen = Sight((torch.arange(sequence, device=device),), documents=None)
+    seen = Sight((), documents=None)
     made = torch.randn(sequence, sequences, heads, 3, width, device=device).requires_grad_()
 
     def forward() -> torch.Tensor:

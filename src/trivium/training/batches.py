@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from trivium.model.inputs import Inputs
-from trivium.parallel.context import Sight
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.randomness import DropoutKey
+from trivium.parallel.sight import Sight
 from trivium.plan.plan import Plan
 
 
@@ -45,13 +45,13 @@ def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None)
     """The inputs of one micro-batch on one context rank."""
     if plan.compiled:
         dropout = None  # a compiled block is one for what it is given, and this changes at every step
-    device = mesh.device
-    order = _orders(plan, device)
-    here = order[mesh.context.index]
+    device, ranks = mesh.device, plan.layout.context
+    order = tuple(np.array(plan.positions_of(c)) for c in range(ranks)) if ranks > 1 else ()
+    mine = order[mesh.context.index] if order else slice(None)
+    here = sent(np.arange(plan.model.sequence)[mine], device, torch.int64)
 
     def taken(x: np.ndarray, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-        whole = sent(x.T, device, dtype)
-        return whole if plan.layout.context == 1 else whole[here]
+        return sent(x.T[mine], device, dtype)
 
     tokens, targets = taken(rows.tokens), taken(rows.targets)
     if plan.model.documents == "joined":
@@ -67,14 +67,6 @@ def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None)
         here=here,
         dropout=dropout,
     )
-
-
-def _orders(plan: Plan, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """The positions that each context rank holds."""
-    if plan.layout.context == 1:
-        return (torch.arange(plan.model.sequence, device=device),)  # without a loop over positions
-    positions = (np.array(plan.positions_of(c)) for c in range(plan.layout.context))
-    return tuple(sent(x, device, torch.int64) for x in positions)
 
 
 def sent(x: np.ndarray, device: torch.device, dtype: torch.dtype) -> torch.Tensor:

@@ -13,8 +13,8 @@ import torch
 
 from trivium.model.inputs import Inputs
 from trivium.model.stage import Stage
-from trivium.parallel.context import Sight
 from trivium.parallel.randomness import DropoutKey
+from trivium.parallel.sight import Sight
 from trivium.progress import Progress, silent
 from trivium.tokens.lineage import Span
 from trivium.training.batches import Rows, inputs_of
@@ -186,7 +186,7 @@ def _part(whole: Inputs, start: int, stop: int) -> Inputs:
         targets=None if whole.targets is None else whole.targets[start:stop],
         weights=None if whole.weights is None else whole.weights[start:stop],
         positions=None if whole.positions is None else whole.positions[start:stop],
-        sight=Sight((here,), None if documents is None else documents[start:stop]),
+        sight=Sight((), None if documents is None else documents[start:stop]),
         here=here,
     )
 

@@ -8,11 +8,11 @@ import torch
 
 from trivium.certify.faults.mutant import Function, fault, plan
 from trivium.model.inputs import Inputs
-from trivium.parallel import buckets
+from trivium.parallel import buckets, ring_attention, sight
 from trivium.parallel import context as attention
 from trivium.parallel.buckets import Bucket
-from trivium.parallel.context import Sight
 from trivium.parallel.mesh import Mesh
+from trivium.parallel.sight import Seen, Sight
 from trivium.training import batches, trainer
 from trivium.training.batches import Packing
 from trivium.training.trainer import Samples, Trainer
@@ -46,25 +46,26 @@ def slices_counted_by_axis(original: Function, mesh: Mesh) -> Function:
     return owned
 
 
-@fault(attention, "_go_round", RING, PACKED_RING)
+@fault(ring_attention, "home", RING, PACKED_RING)
 def key_gradients_not_home(original: Function, mesh: Mesh) -> Function:
     """Ring attention: the gradients of keys and values stop one rank before home."""
 
-    def go_round(*arguments: Any, home: bool = False) -> tuple[Tensor, ...]:
-        return original(*arguments)  # type: ignore[no-any-return]
+    def home(arriving: Any, last: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        original(arriving, last)
+        return last
 
-    return go_round
+    return home
 
 
-@fault(Sight, "mask", RING)
+@fault(sight, "seen_of", RING)
 def causal_by_local_numbers(original: Function, mesh: Mesh) -> Function:
     """The causal mask compares positions within a rank's part instead of within the sequence."""
 
-    def mask(self: Sight, queries: Tensor, keys: Tensor) -> Tensor | None:
-        found: Tensor | None = original(self, queries - queries.min(), keys - keys.min())
+    def seen_of(queries: np.ndarray, keys: np.ndarray) -> Seen | None:
+        found: Seen | None = original(queries - queries.min(), keys - keys.min())
         return found
 
-    return mask
+    return seen_of
 
 
 @fault(attention._Exchange, "backward", ULYSSES)

@@ -11,8 +11,9 @@ from trivium.model import embedding, head, inputs, stage
 from trivium.model.linear import RowLinear
 from trivium.parallel import collectives, column_product, tensor, weight_gradients, zero
 from trivium.parallel.collectives import PendingResult
-from trivium.parallel.context import Context, Sight
+from trivium.parallel.context import Context
 from trivium.parallel.mesh import Group, Mesh
+from trivium.parallel.sight import Sight
 from trivium.parallel.tensor import Region
 from trivium.plan import buckets
 from trivium.plan.parameters import Box

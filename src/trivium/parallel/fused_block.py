@@ -1,0 +1,58 @@
+"""One block of attention by PyTorch's fused kernels, with what is needed to join it to others of the same queries.
+
+Legend: B sequences, N heads, S queries, K keys, D head width.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+Tensor = torch.Tensor
+
+WIDTHS, WIDEST = 8, 256  # head widths of the kernels of accelerators: multiples of, and at most
+
+# What an accelerator's kernel wants back in the backward.
+About = tuple[Any, ...]
+
+
+class Known(NamedTuple):
+    """Of queries, over all their keys: the result [B, N, S, D], the logarithm of the sum [B, N, S]; and `about`."""
+
+    out: Tensor
+    sums: Tensor
+    about: About
+
+
+def suits(q: Tensor) -> bool:
+    """Whether there is a kernel for such queries [B, N, S, D]."""
+    if q.device.type == "cpu":
+        return True
+    narrow, width = q.dtype in (torch.bfloat16, torch.float16), q.shape[-1]
+    return q.device.type == "cuda" and narrow and width % WIDTHS == 0 and width <= WIDEST
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, *, triangle: bool) -> tuple[Tensor, Tensor, About]:
+    """q [B, N, S, D], k and v [B, N, K, D] -> the result over these keys [B, N, S, D], and the logarithm of each
+    query's sum of exponentials [B, N, S]. triangle: a query sees the keys of its own number and before."""
+    if q.device.type == "cpu":
+        out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, triangle)
+        return out, sums, ()
+    out, sums, *about = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, triangle)
+    return out, sums, tuple(about[:6])
+
+
+def gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, known: Known, *, triangle: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of q, k and v of a block. What is known is over all keys, not those of the block alone: what the kernel takes for
+    a key's share of the block is then its share of all."""
+    grad, out, sums = grad.contiguous(), known.out, known.sums.contiguous()
+    if q.device.type == "cpu":
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        d_q, d_k, d_v = kernel(grad, q, k, v, out, sums, 0.0, triangle)
+        return d_q, d_k, d_v
+    starts_q, starts_k, most_q, most_k, seed, offset = known.about
+    d_q, d_k, d_v = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+        grad, q, k, v, out, sums, starts_q, starts_k, most_q, most_k, 0.0, triangle, seed, offset
+    )
+    return d_q, d_k, d_v

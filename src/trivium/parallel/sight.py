@@ -1,0 +1,71 @@
+"""Which positions see which, and in what blocks a ring of ranks attends to them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+Tensor = torch.Tensor
+
+
+class Seen(Enum):
+    """What of a block of queries by keys is seen: all, a triangle (the same positions, in order), or some of it."""
+
+    ALL = auto()
+    TRIANGLE = auto()
+    SOME = auto()
+
+
+class Block(NamedTuple):
+    """Queries `here` and keys `there`, places within what each of two ranks holds, of which some pair is seen."""
+
+    here: slice
+    there: slice
+    seen: Seen
+
+
+@dataclass(frozen=True)
+class Sight:
+    """order: the positions [S] that each context rank holds; empty where one holds all, in order. They are numbers of
+    the processor, so that an accelerator need not be asked what there is to do.
+
+    documents: [whole sequence, B], the number of the document of every position, or None when packed documents see
+    each other.
+    """
+
+    order: tuple[np.ndarray, ...]
+    documents: Tensor | None
+
+    def mask(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """[B or 1, 1, queries, keys], true where a query sees a key; both are positions."""
+        seen = (queries[:, None] >= keys[None, :])[None, None]
+        if self.documents is not None:
+            of_query, of_key = self.documents[queries].T, self.documents[keys].T  # B S, B K
+            seen = seen & (of_query[:, None, :, None] == of_key[:, None, None, :])
+        return seen
+
+    def blocks(self, here: int, there: int) -> Iterator[Block]:
+        """Of one rank's queries and another's keys, by halves; by position alone."""
+        for queries in _halves(self.order[here]):
+            for keys in _halves(self.order[there]):
+                seen = seen_of(self.order[here][queries], self.order[there][keys])
+                if seen is not None:
+                    yield Block(queries, keys, seen)
+
+
+def seen_of(queries: np.ndarray, keys: np.ndarray) -> Seen | None:
+    """What positions of queries see of keys' by order alone; None: nothing."""
+    if queries.max() < keys.min():
+        return None
+    if queries.min() >= keys.max():
+        return Seen.ALL
+    same = len(queries) == len(keys) and (queries == keys).all() and (np.diff(queries) > 0).all()
+    return Seen.TRIANGLE if same else Seen.SOME
+
+
+def _halves(order: np.ndarray) -> tuple[slice, ...]:
+    middle = len(order) // 2
+    return (slice(0, middle), slice(middle, len(order))) if middle else (slice(0, len(order)),)
