@@ -7,7 +7,7 @@ from plans import small
 from trivium.certify.certificate import certificate, examine
 from trivium.certify.reference import compute_reference, random_rows
 from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
+from trivium.parallel.zero import AdamRule, read_later
 from trivium.plan.plan import Plan
 from trivium.training.trainer import Samples, Trainer
 
@@ -41,3 +41,32 @@ def test_half_precision_follows_fp32_on_the_accelerator(weights: str, device: to
         samples = Samples(0, plan.batch.sequences, random_rows(plan))
         losses.append([trainer.train_step(s, samples, 1e-3).loss for s in range(3)])
     assert losses[0] == pytest.approx(losses[1], rel=3e-2)
+
+
+@pytest.mark.parametrize("clip", [0.05, 1e9])
+def test_updates_follow_the_processors(clip: float, device: torch.device) -> None:
+    """There many buckets at once, and clipped by a norm that nobody reads before."""
+    plan, found = small(precision={"weights": "fp64"}), []
+    for where in (device, torch.device("cpu")):
+        trainer = Trainer(plan, Mesh.single(where), seed=1, rule=AdamRule(clip=clip))
+        samples = Samples(0, plan.batch.sequences, random_rows(plan))
+        steps = [trainer.train_step(s, samples, 1e-2) for s in range(3)]
+        found.append([(s.loss, s.gradient_norm) for s in steps])
+    torch.testing.assert_close(*map(torch.tensor, found), rtol=1e-9, atol=0)
+
+
+def test_compiled_blocks_and_loss_follow_the_processors(device: torch.device) -> None:
+    losses = []
+    for where, compiled in ((device, True), (torch.device("cpu"), False)):
+        plan = small(compiled=compiled, precision={"weights": "fp32"})
+        trainer = Trainer(plan, Mesh.single(where), seed=1, rule=AdamRule())
+        samples = Samples(0, plan.batch.sequences, random_rows(plan))
+        losses.append([trainer.train_step(s, samples, 1e-3).loss for s in range(3)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_numbers_are_read_while_the_accelerator_goes_on(device: torch.device) -> None:
+    x = torch.arange(5, device=device, dtype=torch.float64)
+    told = read_later(x)
+    x.mul_(2)
+    assert told() == [0.0, 1.0, 2.0, 3.0, 4.0]
