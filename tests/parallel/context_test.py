@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ranks import on_ranks
+from trivium.parallel import ring_attention
 from trivium.parallel.context import Context
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
@@ -63,6 +64,14 @@ def compare(place: Place, mode: str, packed: bool) -> None:
 )
 def test_a_split_sequence_attends_as_the_whole_one(mode: str, ranks: int, packed: bool) -> None:
     on_ranks(ranks, compare, mode, packed)
+
+
+@pytest.mark.parametrize(("mode", "packed"), [("ring", True), ("scattered", False)])
+def test_scores_are_written_down_for_some_queries_at_a_time(
+    mode: str, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring_attention, "QUERIES", 3)
+    on_ranks(2, compare, mode, packed)
 
 
 def test_what_blocks_say_is_what_the_mask_shows() -> None:

@@ -19,6 +19,7 @@ from trivium.parallel.mesh import Group
 from trivium.parallel.sight import Block, Seen, Sight
 
 Tensor = torch.Tensor
+QUERIES = 512  # whose scores are written down at once
 Arriving = Callable[[], tuple[Tensor, ...]]  # waits for what neighbours send
 
 
@@ -36,10 +37,10 @@ class _Ring(torch.autograd.Function):
         log_sum = torch.full(q.shape[:-1], -math.inf, dtype=wide, device=q.device)
         about: fused_block.About = ()
         for owner, keys, values in _passing(k, v, group):
-            for block in sight.blocks(group.index, owner):
+            for block in _blocks(sight, group.index, owner, q):
                 here, mine = block.here, q[:, :, block.here]
                 k_there, v_there = (_per_head(x[:, :, block.there], q) for x in (keys, values))
-                if _is_fused(block, sight, q):
+                if block.seen is not Seen.SOME:
                     triangle = block.seen is Seen.TRIANGLE
                     part, sums, about = fused_block.attend(mine, k_there, v_there, triangle=triangle)
                 else:
@@ -63,11 +64,11 @@ class _Ring(torch.autograd.Function):
         arriving: Arriving | None = None
         for owner, keys, values in _passing(k, v, group):
             d_k, d_v = (torch.zeros(k.shape, dtype=wide, device=k.device) for _ in range(2))
-            for block in sight.blocks(group.index, owner):
+            for block in _blocks(sight, group.index, owner, q):
                 here, there = block.here, block.there
                 k_there, v_there = (_per_head(x[:, :, there], q) for x in (keys, values))
                 given = grad[:, :, here], q[:, :, here], k_there, v_there
-                if _is_fused(block, sight, q):
+                if block.seen is not Seen.SOME:
                     triangle = block.seen is Seen.TRIANGLE
                     known = fused_block.Known(narrow[:, :, here], log_sum[:, :, here], ctx.about)
                     found = fused_block.gradients(*given, known, triangle=triangle)
@@ -100,18 +101,22 @@ def _passing(k: Tensor, v: Tensor, group: Group) -> Iterator[tuple[int, Tensor, 
             k, v = coming()
 
 
-def _is_fused(block: Block, sight: Sight, q: Tensor) -> bool:
-    return sight.documents is None and block.seen is not Seen.SOME and fused_block.suits(q)
+def _blocks(sight: Sight, here: int, there: int, q: Tensor) -> Iterator[Block]:
+    """Those for fused kernels; others some queries at a time, to be attended to with a mask."""
+    for block in sight.blocks(here, there):
+        if block.seen is not Seen.SOME and sight.documents is None and fused_block.suits(q):
+            yield block
+            continue
+        for start in range(block.here.start, block.here.stop, QUERIES):
+            yield Block(slice(start, min(start + QUERIES, block.here.stop)), block.there, Seen.SOME)
 
 
-def _mask(block: Block, sight: Sight, here: int, there: int, q: Tensor) -> Tensor | None:
-    if sight.documents is None and block.seen is Seen.ALL:
-        return None
+def _mask(block: Block, sight: Sight, here: int, there: int, q: Tensor) -> Tensor:
     queries, keys = sight.order[here][block.here], sight.order[there][block.there]
     return sight.mask(*(torch.from_numpy(x).to(q.device) for x in (queries, keys)))
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """[B, N, S, D] and the logarithm of each query's sum [B, N, S]; q in the dtype of both."""
     scores = _scores(q, k.to(q.dtype), mask)
     sums = scores.logsumexp(-1)
@@ -120,7 +125,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tenso
 
 
 def _gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor, mask: Tensor | None
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of q, k and v, given the result over all blocks and its sums."""
     grad, q, k, v = (x.to(out.dtype) for x in (grad, q, k, v))
@@ -130,9 +135,8 @@ def _gradients(
     return d_scores @ k, d_scores.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ grad
 
 
-def _scores(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-    return scores if mask is None else scores.masked_fill(~mask, -math.inf)
+def _scores(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+    return (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill_(~mask, -math.inf)
 
 
 def _per_head(x: Tensor, q: Tensor) -> Tensor:
