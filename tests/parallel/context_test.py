@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ranks import on_ranks
-from trivium.parallel import ring_attention
+from trivium.parallel import fused_block, ring_attention
 from trivium.parallel.context import Context
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
@@ -66,11 +66,14 @@ def test_a_split_sequence_attends_as_the_whole_one(mode: str, ranks: int, packed
     on_ranks(ranks, compare, mode, packed)
 
 
+@pytest.mark.parametrize("masks", [False, True])
 @pytest.mark.parametrize(("mode", "packed"), [("ring", True), ("scattered", False)])
-def test_scores_are_written_down_for_some_queries_at_a_time(
-    mode: str, packed: bool, monkeypatch: pytest.MonkeyPatch
+def test_what_is_seen_in_part_is_attended_some_queries_at_a_time(
+    mode: str, packed: bool, masks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By a kernel that takes masks, or by the formula."""
     monkeypatch.setattr(ring_attention, "QUERIES", 3)
+    monkeypatch.setattr(fused_block, "takes_masks", lambda q: masks)
     on_ranks(2, compare, mode, packed)
 
 

@@ -3,6 +3,7 @@
 Legend: B sequences, N heads, S queries, K keys, D head width.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -31,28 +32,52 @@ def suits(q: Tensor) -> bool:
     return q.device.type == "cuda" and narrow and width % WIDTHS == 0 and width <= WIDEST
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, triangle: bool) -> tuple[Tensor, Tensor, About]:
+def takes_masks(q: Tensor) -> bool:
+    """Whether that kernel takes a mask."""
+    return q.device.type == "cpu"
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, triangle: bool = False, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor, About]:
     """q [B, N, S, D], k and v [B, N, K, D] -> the result over these keys [B, N, S, D], and the logarithm of each
-    query's sum of exponentials [B, N, S]. triangle: a query sees the keys of its own number and before."""
+    query's sum of exponentials [B, N, S].
+
+    triangle: a query sees the keys of its own number and before. mask [B or 1, 1, S, K]: true where it sees a key.
+    """
     if q.device.type == "cpu":
-        out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, triangle)
-        return out, sums, ()
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, sums = kernel(q, k, v, 0.0, triangle, attn_mask=_hiding(mask, q))
+        # Of a query that sees no key the kernel says 0, as if it saw one.
+        return out, sums if mask is None else sums.masked_fill(~mask.any(-1), -math.inf), ()
     out, sums, *about = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, triangle)
     return out, sums, tuple(about[:6])
 
 
 def gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, known: Known, *, triangle: bool
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    known: Known,
+    *,
+    triangle: bool = False,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of q, k and v of a block. What is known is over all keys, not those of the block alone: what the kernel takes for
     a key's share of the block is then its share of all."""
     grad, out, sums = grad.contiguous(), known.out, known.sums.contiguous()
     if q.device.type == "cpu":
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        d_q, d_k, d_v = kernel(grad, q, k, v, out, sums, 0.0, triangle)
+        d_q, d_k, d_v = kernel(grad, q, k, v, out, sums, 0.0, triangle, attn_mask=_hiding(mask, q))
         return d_q, d_k, d_v
     starts_q, starts_k, most_q, most_k, seed, offset = known.about
     d_q, d_k, d_v = torch.ops.aten._scaled_dot_product_flash_attention_backward(
         grad, q, k, v, out, sums, starts_q, starts_k, most_q, most_k, 0.0, triangle, seed, offset
     )
     return d_q, d_k, d_v
+
+
+def _hiding(mask: Tensor | None, q: Tensor) -> Tensor | None:
+    """What is added to scores."""
+    return None if mask is None else q.new_zeros(mask.shape).masked_fill_(~mask, -math.inf)

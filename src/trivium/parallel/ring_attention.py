@@ -1,8 +1,8 @@
 """Ring attention (arXiv 2310.01889): keys and values travel round the ranks while each attends from its own positions.
 
-The next ones are under way while these are attended to, and their gradients follow one turn behind. Blocks that are
-seen whole, or as a triangle, are PyTorch's fused kernels', whose sums over keys are joined here; others' scores are
-written down.
+The next ones are under way while these are attended to, and their gradients follow one turn behind. Blocks are
+PyTorch's fused kernels', whose sums over keys are joined here. Where a kernel takes no mask, and only some of a block
+is seen, scores are written down.
 
 Legend: B sequences, N heads, G key-value heads, S positions here, K positions of the keys at hand, D head width.
 """
@@ -19,7 +19,7 @@ from trivium.parallel.mesh import Group
 from trivium.parallel.sight import Block, Seen, Sight
 
 Tensor = torch.Tensor
-QUERIES = 512  # whose scores are written down at once
+QUERIES = 512  # whose scores, or mask, are written down at once
 Arriving = Callable[[], tuple[Tensor, ...]]  # waits for what neighbours send
 
 
@@ -40,11 +40,12 @@ class _Ring(torch.autograd.Function):
             for block in _blocks(sight, group.index, owner, q):
                 here, mine = block.here, q[:, :, block.here]
                 k_there, v_there = (_per_head(x[:, :, block.there], q) for x in (keys, values))
-                if block.seen is not Seen.SOME:
+                mask = _mask(block, sight, group.index, owner, q)
+                if mask is None or fused_block.takes_masks(q):
                     triangle = block.seen is Seen.TRIANGLE
-                    part, sums, about = fused_block.attend(mine, k_there, v_there, triangle=triangle)
+                    found = fused_block.attend(mine, k_there, v_there, triangle=triangle, mask=mask)
+                    part, sums, about = found
                 else:
-                    mask = _mask(block, sight, group.index, owner, q)
                     part, sums = _attend(mine.to(wide), k_there, v_there, mask)
                 before = log_sum[:, :, here].clone()
                 log_sum[:, :, here] = now = torch.logaddexp(before, sums)
@@ -68,12 +69,12 @@ class _Ring(torch.autograd.Function):
                 here, there = block.here, block.there
                 k_there, v_there = (_per_head(x[:, :, there], q) for x in (keys, values))
                 given = grad[:, :, here], q[:, :, here], k_there, v_there
-                if block.seen is not Seen.SOME:
+                mask = _mask(block, sight, group.index, owner, q)
+                if mask is None or fused_block.takes_masks(q):
                     triangle = block.seen is Seen.TRIANGLE
                     known = fused_block.Known(narrow[:, :, here], log_sum[:, :, here], ctx.about)
-                    found = fused_block.gradients(*given, known, triangle=triangle)
+                    found = fused_block.gradients(*given, known, triangle=triangle, mask=mask)
                 else:
-                    mask = _mask(block, sight, group.index, owner, q)
                     found = _gradients(*given, out[:, :, here], log_sum[:, :, here], mask)
                 for whole, where, part in zip((d_q, d_k, d_v), (here, there, there), found, strict=True):
                     whole[:, :, where] += _per_group(part.to(wide), whole.shape[1])
@@ -102,7 +103,7 @@ def _passing(k: Tensor, v: Tensor, group: Group) -> Iterator[tuple[int, Tensor, 
 
 
 def _blocks(sight: Sight, here: int, there: int, q: Tensor) -> Iterator[Block]:
-    """Those for fused kernels; others some queries at a time, to be attended to with a mask."""
+    """Those that are seen whole or as a triangle; others some queries at a time, to be attended to with a mask."""
     for block in sight.blocks(here, there):
         if block.seen is not Seen.SOME and sight.documents is None and fused_block.suits(q):
             yield block
@@ -111,7 +112,9 @@ def _blocks(sight: Sight, here: int, there: int, q: Tensor) -> Iterator[Block]:
             yield Block(slice(start, min(start + QUERIES, block.here.stop)), block.there, Seen.SOME)
 
 
-def _mask(block: Block, sight: Sight, here: int, there: int, q: Tensor) -> Tensor:
+def _mask(block: Block, sight: Sight, here: int, there: int, q: Tensor) -> Tensor | None:
+    if block.seen is not Seen.SOME:
+        return None
     queries, keys = sight.order[here][block.here], sight.order[there][block.there]
     return sight.mask(*(torch.from_numpy(x).to(q.device) for x in (queries, keys)))
 
