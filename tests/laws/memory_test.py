@@ -1,6 +1,7 @@
 """Predicted bytes are those that a rank counts: state and peak of saved activations, on every rank, to the byte."""
 
 import dataclasses
+from functools import cache
 
 import pytest
 
@@ -32,6 +33,7 @@ MORE = [
 ]
 
 
+@cache
 def covering_sample() -> dict[int, list[Plan]]:
     """The generated layouts and random ones by world size, their dtypes in turn, and what neither chooses."""
     found: dict[int, list[Plan]] = {}
