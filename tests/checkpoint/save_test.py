@@ -9,6 +9,7 @@ import threading
 import time
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -176,12 +177,22 @@ def test_a_copy_is_saved_while_the_values_change(tmp_path: Path, monkeypatch) ->
     assert whole(tmp_path, 1).eq(1.0).all()
 
 
-def one_rank_fails(place: Place, root: Path) -> None:
+def one_rank_fails(place: Place, root: Path, slow: int | None) -> None:
     mesh = Mesh.connect(Layout(data=3), place.rank, place.world_size)
     part = [Fragment("weights/a", (SIZE * 3,), Box((place.rank * SIZE,), (SIZE,)), torch.ones(SIZE))]
     save(root, 1, part, mesh, {})
     if place.rank == 1:
         limit_files(50_000)
+    right, late = pieces.write_blocks, place.rank == slow
+    if late:  # it still writes when it hears of the failure, and is not the cause
+
+        def until_cancelled(path: Path, blocks: Any, cancelled: Any) -> Any:
+            deadline = time.monotonic() + 30
+            while not cancelled() and time.monotonic() < deadline:
+                time.sleep(0.001)
+            return right(path, blocks, cancelled)
+
+        pieces.write_blocks = until_cancelled
     begun = Saving(root, 2, part, mesh, {})
     looked = 0
     try:
@@ -193,13 +204,17 @@ def one_rank_fails(place: Place, root: Path) -> None:
         assert not list(root.glob(".*"))
     else:
         raise AssertionError("a save without one rank's part was published")
+    pieces.write_blocks = right
     if place.rank == 1:
         limit_files(resource.RLIM_INFINITY)
     save(root, 2, part, mesh, {})
 
 
-def test_a_save_is_published_only_when_every_rank_is_durable_and_all_hear_why_not(tmp_path: Path) -> None:
-    on_ranks(3, one_rank_fails, tmp_path)
+@pytest.mark.parametrize("slow", [None, 0, 2])
+def test_a_save_is_published_only_when_every_rank_is_durable_and_all_hear_why_not(
+    tmp_path: Path, slow: int | None
+) -> None:
+    on_ranks(3, one_rank_fails, tmp_path, slow)
     assert [step_of(p.name) for p in published(tmp_path)] == [1, 2]
     for path in published(tmp_path):
         Checkpoint.open(path).verify()

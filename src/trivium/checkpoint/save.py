@@ -103,17 +103,17 @@ class Saving:
         if wait:
             self._thread.join()
         finished = not self._thread.is_alive()
-        progress = _Progress(*sums([finished, finished and bool(self._problem)], self._mesh))
+        problem = self._problem if finished else ""
+        progress = _Progress(*sums([finished, bool(problem)], self._mesh))
         if progress.failed:
-            self._give_up()
+            self._give_up(problem)
         return progress
 
-    def _give_up(self) -> None:
+    def _give_up(self, problem: str) -> None:
+        """problem: of this rank, or "" where it only hears of others', and gives up because of them."""
         self._cancelled.set()
         self._thread.join()
-        told = told_by_first(
-            self._problem, self._mesh
-        )  # all ranks are through with the files when this returns
+        told = told_by_first(problem, self._mesh)  # all ranks are through with the files when this returns
         if self._mesh.rank == 0:
             shutil.rmtree(self._partial, ignore_errors=True)
         barrier(self._mesh)  # nothing is left when any rank goes on
