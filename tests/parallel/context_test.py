@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ranks import on_ranks
-from trivium.parallel import fused_block, ring_attention
+from trivium.parallel import fused_tile, ring_attention
 from trivium.parallel.context import Context
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
@@ -30,7 +30,7 @@ def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Te
 def order_of(mode: str, ranks: int) -> tuple[torch.Tensor, ...]:
     if mode == "ulysses":
         return tuple(torch.arange(S).chunk(ranks))
-    if mode == "scattered":  # no block is whole or a triangle
+    if mode == "scattered":  # no tile is whole or a triangle
         return tuple(torch.randperm(S, generator=torch.Generator().manual_seed(5)).chunk(ranks))
     pieces = torch.arange(S).chunk(2 * ranks)
     return tuple(torch.cat([pieces[r], pieces[2 * ranks - 1 - r]]) for r in range(ranks))
@@ -73,11 +73,11 @@ def test_what_is_seen_in_part_is_attended_some_queries_at_a_time(
 ) -> None:
     """By a kernel that takes masks, or by the formula."""
     monkeypatch.setattr(ring_attention, "QUERIES", 3)
-    monkeypatch.setattr(fused_block, "takes_masks", lambda q: masks)
+    monkeypatch.setattr(fused_tile, "takes_masks", lambda q: masks)
     on_ranks(2, compare, mode, packed)
 
 
-def test_what_blocks_say_is_what_the_mask_shows() -> None:
+def test_what_tiles_say_is_what_the_mask_shows() -> None:
     generator = np.random.default_rng(1)
     orders = [np.arange(8), np.arange(8, 16), np.array([3]), np.arange(15, -1, -1)[:8]]
     orders += [generator.permutation(24)[: 2 * n] for n in range(1, 9)]
@@ -85,11 +85,11 @@ def test_what_blocks_say_is_what_the_mask_shows() -> None:
     for sight in (Sight((a, b), None) for a in orders for b in orders):
         whole = sight.mask(*(torch.from_numpy(x) for x in sight.order))[0, 0]
         covered = torch.zeros_like(whole)
-        for block in sight.blocks(0, 1):
-            part = whole[block.here, block.there]
-            covered[block.here, block.there] = True
-            assert part.any() and part.all() == (block.seen is Seen.ALL)
-            assert block.seen is not Seen.TRIANGLE or torch.equal(part, torch.ones_like(part).tril())
-            found.add(block.seen)
+        for tile in sight.tiles(0, 1):
+            part = whole[tile.here, tile.there]
+            covered[tile.here, tile.there] = True
+            assert part.any() and part.all() == (tile.seen is Seen.ALL)
+            assert tile.seen is not Seen.TRIANGLE or torch.equal(part, torch.ones_like(part).tril())
+            found.add(tile.seen)
         assert not whole[~covered].any()  # nothing that is seen is left out
     assert found == set(Seen)

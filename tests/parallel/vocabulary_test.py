@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from trivium.cost.memory import LOSS_ROWS
-from trivium.parallel.vocabulary import ROWS, Loss, loss_and_gradient, vocabulary_loss
+from trivium.parallel.vocabulary import ROWS, LossInPlace, loss_and_gradient, vocabulary_loss
 from trivium.parallel.weight_gradients import WeightGradients
 
 VOCABULARY, PADDED, HIDDEN = 45, 50, 8
@@ -30,7 +30,7 @@ BOTH = pytest.mark.parametrize("compiled", (None, loss_and_gradient))  # and wha
 @pytest.mark.parametrize("separate", (False, True))
 @BOTH
 def test_losses_and_gradients_are_those_of_the_whole(
-    tokens: int, separate: bool, compiled: Loss | None
+    tokens: int, separate: bool, compiled: LossInPlace | None
 ) -> None:
     x, values, targets, weights = made(tokens)
     x.requires_grad_()
@@ -51,7 +51,7 @@ def test_losses_and_gradients_are_those_of_the_whole(
 
 
 @BOTH
-def test_a_target_whose_probability_underflows_has_a_finite_loss(compiled: Loss | None) -> None:
+def test_a_target_whose_probability_underflows_has_a_finite_loss(compiled: LossInPlace | None) -> None:
     table = torch.nn.Parameter(torch.eye(4))
     x = torch.tensor([[[200.0, 0.0, 0.0, 0.0]]], requires_grad=True)
     losses = vocabulary_loss(x, table, torch.tensor([[1]]), 4, WeightGradients(), compiled)
@@ -71,7 +71,7 @@ def test_without_gradients_nothing_is_kept_and_the_loss_is_the_same() -> None:
 
 
 @BOTH
-def test_padding_never_changes_a_loss_and_gets_no_gradient(compiled: Loss | None) -> None:
+def test_padding_never_changes_a_loss_and_gets_no_gradient(compiled: LossInPlace | None) -> None:
     x, values, targets, _ = made(30)
     table = torch.nn.Parameter(values)
     vocabulary_loss(
@@ -81,7 +81,7 @@ def test_padding_never_changes_a_loss_and_gets_no_gradient(compiled: Loss | None
 
 
 @BOTH
-def test_narrow_scores_are_widened_before_the_softmax(compiled: Loss | None) -> None:
+def test_narrow_scores_are_widened_before_the_softmax(compiled: LossInPlace | None) -> None:
     x, values, targets, weights = made(300, torch.bfloat16)
     table = torch.nn.Parameter(values)
     losses = vocabulary_loss(x.requires_grad_(), table, targets, VOCABULARY, WeightGradients(), compiled)

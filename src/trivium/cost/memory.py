@@ -261,9 +261,8 @@ def _workspace(case: Case, at: Moment) -> Number:
     narrow = np.asarray(c.weight_bytes) < np.asarray(c.master_bytes)
     scores = c.weight_bytes + np.where(narrow, c.master_bytes, 0)
     some = np.minimum(c.positions, LOSS_ROWS) * (scores + c.master_bytes)  # with their softmax
-    whole = np.where(
-        np.asarray(c.tensor) > 1, c.positions * c.weight_bytes, 0
-    )  # until their exponentials are kept
+    # Whole until their exponentials are kept.
+    whole = np.where(np.asarray(c.tensor) > 1, c.positions * c.weight_bytes, 0)
     logits = (whole + some) * c.vocabulary / c.tensor
     inside, inputs = c.ffn / c.tensor, (1 + np.asarray(c.sequence_parallel)) * c.hidden
     widths = np.maximum((2 + c.gated + c.function_again) * inside, (1 + c.gated) * inside + inputs)

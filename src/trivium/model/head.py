@@ -11,7 +11,7 @@ from trivium.model.inputs import Inputs
 from trivium.model.norm import Norm
 from trivium.parallel.collectives import all_gather
 from trivium.parallel.tensor import Region, split_cross_entropy
-from trivium.parallel.vocabulary import Loss, loss_and_gradient, vocabulary_loss
+from trivium.parallel.vocabulary import LossInPlace, loss_and_gradient, vocabulary_loss
 from trivium.plan.model_shape import ModelShape
 
 
@@ -22,7 +22,7 @@ class Head(nn.Module):
         super().__init__()
         self.model, self.region = model, region
         self.norm = Norm(model)
-        self._compiled: Loss | None = None
+        self._compiled: LossInPlace | None = None
         if model.head == "untied":
             rows = model.padded_vocabulary(region.group.size) // region.group.size
             self.weight = Table(rows, model.hidden).weight

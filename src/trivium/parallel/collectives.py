@@ -187,8 +187,11 @@ def rotate(tensors: tuple[Tensor, ...], group: Group) -> tuple[Tensor, ...]:
     return rotate_begin(tensors, group)()
 
 
-def rotate_begin(tensors: tuple[Tensor, ...], group: Group) -> Callable[[], tuple[Tensor, ...]]:
-    """Start the same; what is returned waits, and gives the result. The tensors must not change until then."""
+def rotate_begin(tensors: tuple[Tensor, ...], group: Group, tag: int = 0) -> Callable[[], tuple[Tensor, ...]]:
+    """Start the same; what is returned waits, and gives the result. The tensors must not change until then.
+
+    tag: of the first tensor, the others' follow; tags of their own keep apart what is under way together.
+    """
     if group.handle is None:
         return lambda: tensors
     following, previous = ((group.index + step) % group.size for step in (1, -1))
@@ -197,14 +200,13 @@ def rotate_begin(tensors: tuple[Tensor, ...], group: Group) -> Callable[[], tupl
     for out in sent:
         group.count("send", out)
     if group.by_memory:
-        loans: list[Waitable] = [begin_send(out, following, group) for out in sent]
-        return _when_done(
-            [*(begin_receive(back, previous, group) for back in received), *loans], received, group
-        )
+        loans: list[Waitable] = [begin_send(x, following, group, n) for n, x in enumerate(sent, tag)]
+        receipts = [begin_receive(x, previous, group, n) for n, x in enumerate(received, tag)]
+        return _when_done([*receipts, *loans], received, group)
     operations = []
-    for tag, (out, back) in enumerate(zip(sent, received, strict=True)):
-        operations.append(dist.P2POp(dist.isend, out, group.ranks[following], group.handle, tag))
-        operations.append(dist.P2POp(dist.irecv, back, group.ranks[previous], group.handle, tag))
+    for n, (out, back) in enumerate(zip(sent, received, strict=True), tag):
+        operations.append(dist.P2POp(dist.isend, out, group.ranks[following], group.handle, n))
+        operations.append(dist.P2POp(dist.irecv, back, group.ranks[previous], group.handle, n))
     return _when_done(dist.batch_isend_irecv(operations), received, group)
 
 

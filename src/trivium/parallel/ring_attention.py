@@ -1,7 +1,7 @@
 """Ring attention (arXiv 2310.01889): keys and values travel round the ranks while each attends from its own positions.
 
-The next ones are under way while these are attended to, and their gradients follow one turn behind. Blocks are
-PyTorch's fused kernels', whose sums over keys are joined here. Where a kernel takes no mask, and only some of a block
+The next ones are under way while these are attended to, and their gradients follow one turn behind. Tiles are
+PyTorch's fused kernels', whose sums over keys are joined here. Where a kernel takes no mask, and only some of a tile
 is seen, scores are written down.
 
 Legend: B sequences, N heads, G key-value heads, S positions here, K positions of the keys at hand, D head width.
@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
-from trivium.parallel import fused_block
+from trivium.parallel import fused_tile
 from trivium.parallel.collectives import rotate_begin
 from trivium.parallel.mesh import Group
-from trivium.parallel.sight import Block, Seen, Sight
+from trivium.parallel.sight import Seen, Sight, Tile
 
 Tensor = torch.Tensor
 QUERIES = 512  # whose scores, or mask, are written down at once
+GRADIENTS = 2  # tag of their messages; keys and values have the two before
 Arriving = Callable[[], tuple[Tensor, ...]]  # waits for what neighbours send
 
 
@@ -35,15 +36,15 @@ class _Ring(torch.autograd.Function):
         wide = torch.promote_types(q.dtype, torch.float32)
         out = torch.zeros(q.shape, dtype=wide, device=q.device)
         log_sum = torch.full(q.shape[:-1], -math.inf, dtype=wide, device=q.device)
-        about: fused_block.About = ()
+        about: fused_tile.About = ()
         for owner, keys, values in _passing(k, v, group):
-            for block in _blocks(sight, group.index, owner, q):
-                here, mine = block.here, q[:, :, block.here]
-                k_there, v_there = (_per_head(x[:, :, block.there], q) for x in (keys, values))
-                mask = _mask(block, sight, group.index, owner, q)
-                if mask is None or fused_block.takes_masks(q):
-                    triangle = block.seen is Seen.TRIANGLE
-                    found = fused_block.attend(mine, k_there, v_there, triangle=triangle, mask=mask)
+            for tile in _tiles(sight, group.index, owner, q):
+                here, mine = tile.here, q[:, :, tile.here]
+                k_there, v_there = (_per_head(x[:, :, tile.there], q) for x in (keys, values))
+                mask = _mask(tile, sight, group.index, owner, q)
+                if mask is None or fused_tile.takes_masks(q):
+                    triangle = tile.seen is Seen.TRIANGLE
+                    found = fused_tile.attend(mine, k_there, v_there, triangle=triangle, mask=mask)
                     part, sums, about = found
                 else:
                     part, sums = _attend(mine.to(wide), k_there, v_there, mask)
@@ -65,15 +66,15 @@ class _Ring(torch.autograd.Function):
         arriving: Arriving | None = None
         for owner, keys, values in _passing(k, v, group):
             d_k, d_v = (torch.zeros(k.shape, dtype=wide, device=k.device) for _ in range(2))
-            for block in _blocks(sight, group.index, owner, q):
-                here, there = block.here, block.there
+            for tile in _tiles(sight, group.index, owner, q):
+                here, there = tile.here, tile.there
                 k_there, v_there = (_per_head(x[:, :, there], q) for x in (keys, values))
                 given = grad[:, :, here], q[:, :, here], k_there, v_there
-                mask = _mask(block, sight, group.index, owner, q)
-                if mask is None or fused_block.takes_masks(q):
-                    triangle = block.seen is Seen.TRIANGLE
-                    known = fused_block.Known(narrow[:, :, here], log_sum[:, :, here], ctx.about)
-                    found = fused_block.gradients(*given, known, triangle=triangle, mask=mask)
+                mask = _mask(tile, sight, group.index, owner, q)
+                if mask is None or fused_tile.takes_masks(q):
+                    triangle = tile.seen is Seen.TRIANGLE
+                    known = fused_tile.Known(narrow[:, :, here], log_sum[:, :, here], ctx.about)
+                    found = fused_tile.gradients(*given, known, triangle=triangle, mask=mask)
                 else:
                     found = _gradients(*given, out[:, :, here], log_sum[:, :, here], mask)
                 for whole, where, part in zip((d_q, d_k, d_v), (here, there, there), found, strict=True):
@@ -81,16 +82,10 @@ class _Ring(torch.autograd.Function):
             if arriving is not None:
                 for own, so_far in zip((d_k, d_v), arriving(), strict=True):
                     own += so_far
-            arriving = rotate_begin((d_k, d_v), group)
+            arriving = rotate_begin((d_k, d_v), group, GRADIENTS)
         assert arriving is not None, "a ring has a rank"
-        d_k, d_v = home(arriving, (d_k, d_v))
+        d_k, d_v = arriving()  # home, after the whole round
         return d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), None, None
-
-
-def home(arriving: Arriving, last: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The gradients of this rank's keys and values, after the whole round. last: those it has just sent home."""
-    d_k, d_v = arriving()
-    return d_k, d_v
 
 
 def _passing(k: Tensor, v: Tensor, group: Group) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -102,20 +97,20 @@ def _passing(k: Tensor, v: Tensor, group: Group) -> Iterator[tuple[int, Tensor, 
             k, v = coming()
 
 
-def _blocks(sight: Sight, here: int, there: int, q: Tensor) -> Iterator[Block]:
+def _tiles(sight: Sight, here: int, there: int, q: Tensor) -> Iterator[Tile]:
     """Those that are seen whole or as a triangle; others some queries at a time, to be attended to with a mask."""
-    for block in sight.blocks(here, there):
-        if block.seen is not Seen.SOME and sight.documents is None and fused_block.suits(q):
-            yield block
+    for tile in sight.tiles(here, there):
+        if tile.seen is not Seen.SOME and sight.documents is None and fused_tile.suits(q):
+            yield tile
             continue
-        for start in range(block.here.start, block.here.stop, QUERIES):
-            yield Block(slice(start, min(start + QUERIES, block.here.stop)), block.there, Seen.SOME)
+        for start in range(tile.here.start, tile.here.stop, QUERIES):
+            yield Tile(slice(start, min(start + QUERIES, tile.here.stop)), tile.there, Seen.SOME)
 
 
-def _mask(block: Block, sight: Sight, here: int, there: int, q: Tensor) -> Tensor | None:
-    if block.seen is not Seen.SOME:
+def _mask(tile: Tile, sight: Sight, here: int, there: int, q: Tensor) -> Tensor | None:
+    if tile.seen is not Seen.SOME:
         return None
-    queries, keys = sight.order[here][block.here], sight.order[there][block.there]
+    queries, keys = sight.order[here][tile.here], sight.order[there][tile.there]
     return sight.mask(*(torch.from_numpy(x).to(q.device) for x in (queries, keys)))
 
 
@@ -130,7 +125,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tens
 def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of q, k and v, given the result over all blocks and its sums."""
+    """Of q, k and v, given the result over all tiles and its sums."""
     grad, q, k, v = (x.to(out.dtype) for x in (grad, q, k, v))
     weights = (_scores(q, k, mask) - log_sum.unsqueeze(-1)).exp()
     d_weights = grad @ v.transpose(-1, -2)

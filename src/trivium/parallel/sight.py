@@ -1,4 +1,4 @@
-"""Which positions see which, and in what blocks a ring of ranks attends to them."""
+"""Which positions see which, and in what tiles a ring of ranks attends to them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ Tensor = torch.Tensor
 
 
 class Seen(Enum):
-    """What of a block of queries by keys is seen: all, a triangle (the same positions, in order), or some of it."""
+    """What of a tile of queries by keys is seen: all, a triangle (the same positions, in order), or some of it."""
 
     ALL = auto()
     TRIANGLE = auto()
     SOME = auto()
 
 
-class Block(NamedTuple):
+class Tile(NamedTuple):
     """Queries `here` and keys `there`, places within what each of two ranks holds, of which some pair is seen."""
 
     here: slice
@@ -47,13 +47,13 @@ class Sight:
             seen = seen & (of_query[:, None, :, None] == of_key[:, None, None, :])
         return seen
 
-    def blocks(self, here: int, there: int) -> Iterator[Block]:
+    def tiles(self, here: int, there: int) -> Iterator[Tile]:
         """Of one rank's queries and another's keys, by halves; by position alone."""
         for queries in _halves(self.order[here]):
             for keys in _halves(self.order[there]):
                 seen = seen_of(self.order[here][queries], self.order[there][keys])
                 if seen is not None:
-                    yield Block(queries, keys, seen)
+                    yield Tile(queries, keys, seen)
 
 
 def seen_of(queries: np.ndarray, keys: np.ndarray) -> Seen | None:

@@ -19,7 +19,7 @@ NARROW = (torch.bfloat16, torch.float16)
 
 # Takes scores [rows, V], targets [rows] and the vocabulary, gives losses [rows], and leaves in place of the scores the
 # gradient of each row's loss.
-Loss = Callable[[Tensor, Tensor, int], Tensor]
+LossInPlace = Callable[[Tensor, Tensor, int], Tensor]
 
 
 def vocabulary_loss(
@@ -28,7 +28,7 @@ def vocabulary_loss(
     targets: Tensor,
     vocabulary: int,
     later: WeightGradients,
-    compiled: Loss | None = None,
+    compiled: LossInPlace | None = None,
 ) -> Tensor:
     """Cross-entropy per token, in nats, of softmax(x table^T) against the targets.
 
@@ -46,7 +46,7 @@ def vocabulary_loss(
 
 
 def loss_and_gradient(scores: Tensor, targets: Tensor, vocabulary: int) -> Tensor:
-    """A `Loss` to be compiled: two kernels, each of which reads the scores once."""
+    """A `LossInPlace` to be compiled: two kernels, each of which reads the scores once."""
     columns = torch.arange(scores.shape[-1], device=scores.device)
     wide = scores.float() if scores.dtype in NARROW else scores
     wide = torch.where(columns < vocabulary, wide, -torch.inf)

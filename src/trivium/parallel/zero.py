@@ -80,9 +80,8 @@ class ShardedAdamW:
     def __init__(self, buckets: Sequence[Bucket], mesh: Mesh, rule: AdamRule, masters: torch.dtype) -> None:
         self.buckets, self.mesh, self.rule = list(buckets), mesh, rule
         self.shards = [_shard(b, masters) for b in buckets]
-        copied = any(
-            b.dtypes.gradients != masters for b in buckets
-        )  # to the masters' dtype: one bucket at a time
+        copied = any(b.dtypes.gradients != masters for b in buckets)
+        # Gradients that are copied to the masters' dtype are so one bucket at a time.
         self._together = together(self.shards, 0 if copied or mesh.device.type == "cpu" else AT_ONCE)
         self.steps_done = 0  # a checkpoint sets it, as it fills the states
         self.on_reduced: Callable[[int, Tensor], None] | None = (
@@ -115,9 +114,8 @@ class ShardedAdamW:
                 self.on_reduced(number, shard.gradient() / loss_scale)
         sums = sum_over_ranks_begin(self._shares(loss, loss_scale, (asks, *digest)), self.mesh)
         if self.rule.clip == 0 and loss_scale == 1.0 and accepts is None:
-            self._update(
-                lr, 1.0
-            )  # without waiting: where the pipeline drains early, others are still at work
+            # without waiting: where the pipeline drains early, others are still at work
+            self._update(lr, 1.0)
             return _totals(sums.wait().tolist())
         found = sums.wait()
         told = read_later(found)
@@ -194,9 +192,8 @@ class ShardedAdamW:
         and to the numbers that go along; [5]. scale: of the loss and the gradients."""
         square = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         for shards in self._together:
-            counted = [
-                s for s in shards if s.bucket.sharded or self.mesh.replicas.index == 0
-            ]  # replicas count once
+            # Replicas of the whole count once.
+            counted = [s for s in shards if s.bucket.sharded or self.mesh.replicas.index == 0]
             square += squares([s.gradient() for s in counted], [s.norm_weight for s in counted])
         along = torch.tensor(beside, dtype=torch.float64, device=self.mesh.device)
         both = torch.stack([square / scale**2, loss_share(loss, self.mesh) / scale])

@@ -1,6 +1,7 @@
 """Faults of split sequences and of packed documents."""
 
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from trivium.model.inputs import Inputs
 from trivium.parallel import buckets, ring_attention, sight
 from trivium.parallel import context as attention
 from trivium.parallel.buckets import Bucket
-from trivium.parallel.mesh import Mesh
+from trivium.parallel.mesh import Group, Mesh
 from trivium.parallel.sight import Seen, Sight
 from trivium.training import batches, trainer
 from trivium.training.batches import Packing
@@ -46,15 +47,19 @@ def slices_counted_by_axis(original: Function, mesh: Mesh) -> Function:
     return owned
 
 
-@fault(ring_attention, "home", RING, PACKED_RING)
+@fault(ring_attention, "rotate_begin", RING, PACKED_RING)
 def key_gradients_not_home(original: Function, mesh: Mesh) -> Function:
     """Ring attention: the gradients of keys and values stop one rank before home."""
 
-    def home(arriving: Any, last: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        original(arriving, last)
-        return last
+    turns = count(1)
 
-    return home
+    def rotate_begin(tensors: tuple[Tensor, ...], group: Group, tag: int = 0) -> ring_attention.Arriving:
+        arriving: ring_attention.Arriving = original(tensors, group, tag)
+        if tag != ring_attention.GRADIENTS or next(turns) % group.size:
+            return arriving
+        return lambda: (arriving(), tensors)[1]
+
+    return rotate_begin
 
 
 @fault(sight, "seen_of", RING)

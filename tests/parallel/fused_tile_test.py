@@ -1,32 +1,30 @@
-"""Blocks of attention, joined, are attention to all keys at once; on accelerators too, where there is one."""
+"""Tiles of attention, joined, are attention to all keys at once; on accelerators too, where there is one."""
 
 import pytest
 import torch
 
-from trivium.parallel import fused_block
+from trivium.parallel import fused_tile
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("triangle", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_two_fused_blocks_are_joined_as_one_attention(
-    dtype: torch.dtype, triangle: bool, device: str
-) -> None:
-    """The second block's keys come after the first's, seen whole; gradients are given what both found."""
+def test_two_fused_tiles_are_joined_as_one_attention(dtype: torch.dtype, triangle: bool, device: str) -> None:
+    """The second tile's keys come after the first's, seen whole; gradients are given what both found."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device on this machine")
     torch.manual_seed(0)
     q, k, v, other_k, other_v, grad = torch.randn(6, 2, 4, 32, 16, device=device, dtype=dtype).unbind(0)
-    assert fused_block.suits(q)
+    assert fused_tile.suits(q)
     parts = [
-        fused_block.attend(q, k, v, triangle=triangle),
-        fused_block.attend(q, other_k, other_v, triangle=False),
+        fused_tile.attend(q, k, v, triangle=triangle),
+        fused_tile.attend(q, other_k, other_v, triangle=False),
     ]
     sums = torch.logaddexp(parts[0][1], parts[1][1])
     out = sum(p[0].float() * (p[1] - sums).exp().unsqueeze(-1) for p in parts)
-    known = fused_block.Known(out.to(dtype), sums, parts[0][2])
-    first = fused_block.gradients(grad, q, k, v, known, triangle=triangle)
-    second = fused_block.gradients(grad, q, other_k, other_v, known, triangle=False)
+    known = fused_tile.Known(out.to(dtype), sums, parts[0][2])
+    first = fused_tile.gradients(grad, q, k, v, known, triangle=triangle)
+    second = fused_tile.gradients(grad, q, other_k, other_v, known, triangle=False)
     ours = [out, first[0] + second[0], first[1], first[2], second[1], second[2]]
     exact = [x.double().requires_grad_() for x in (q, k, v, other_k, other_v)]
     seen = torch.ones(32, 32, device=device, dtype=torch.bool)

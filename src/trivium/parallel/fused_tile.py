@@ -1,4 +1,4 @@
-"""One block of attention by PyTorch's fused kernels, with what is needed to join it to others of the same queries.
+"""One tile of attention by PyTorch's fused kernels, with what is needed to join it to others of the same queries.
 
 Legend: B sequences, N heads, S queries, K keys, D head width.
 """
@@ -64,8 +64,8 @@ def gradients(
     triangle: bool = False,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of q, k and v of a block. What is known is over all keys, not those of the block alone: what the kernel takes for
-    a key's share of the block is then its share of all."""
+    """Of q, k and v of a tile. What is known is over all keys, not those of the tile alone: what the kernel takes for
+    a key's share of the tile is then its share of all."""
     grad, out, sums = grad.contiguous(), known.out, known.sums.contiguous()
     if q.device.type == "cpu":
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
