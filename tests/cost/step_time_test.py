@@ -145,3 +145,68 @@ def test_constants_measured_on_a_machine_hold_there():
     assert seconds(many(), slow) == pytest.approx(
         seconds(many(), constants=PRIOR.with_values({"gemm_ampere": PRIOR.gemm_ampere / 2}))
     )
+
+
+OURS = stack_named("trivium")
+TOGETHER = {"context": 4, "tensor": 1, "pipeline": 1, "sequence_parallel": 0, "zero": 0, "recompute": 0}
+
+
+def slow_fabric(factor: float):
+    """Selene with a fabric so many times slower."""
+    link = SELENE.fabric_link
+    return SELENE.model_copy(
+        update={"fabric_link": link.model_copy(update={"bandwidth": link.bandwidth / factor})}
+    )
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_traffic_of_replicas_hides_behind_work_never_more_than_either(zero):
+    case = replace(many(), zero=zero, data=8)
+    bare = OURS.model_copy(update={"overlaps_data": False})
+    shown = [
+        np.asarray(
+            step_seconds(case, SELENE, stack, PRIOR.with_values({"data_overlap": overlap})).data_collectives
+        )
+        for stack, overlap in ((bare, 0.5), (OURS, 0.0), (OURS, 0.5), (OURS, 1.0))
+    ]
+    assert shown[1] == pytest.approx(shown[0])
+    assert (shown[3] < shown[2]).all() and (shown[2] < shown[1]).all() and (shown[3] >= 0).all()
+
+
+def test_a_reduction_that_takes_much_longer_than_the_work_beside_it_is_shown_but_for_that_work():
+    """Twice as slow a fabric then adds all of the longer traffic."""
+    case = replace(case_of(mt_nlg()), zero=1, micro_batches=4)
+    parts = [step_seconds(case, slow_fabric(f), OURS, PRIOR).data_collectives for f in (1e4, 2e4, 3e4)]
+    assert parts[2] - parts[1] == pytest.approx(parts[1] - parts[0])
+
+
+def test_stage_2_reduces_after_every_micro_batch_unless_the_stack_sums_them_first():
+    case, slow = replace(case_of(mt_nlg()), zero=2, micro_batches=8), slow_fabric(1e6)
+    once = OURS.model_copy(update={"reduces_often": False})
+    often, one_sum, stage_1 = (
+        step_seconds(c, slow, stack, PRIOR).data_collectives
+        for c, stack in ((case, OURS), (case, once), (replace(case, zero=1), OURS))
+    )
+    assert one_sum == pytest.approx(stage_1)
+    assert 4 < often / one_sum < 8  # 8 reductions and a gather, over one and a gather
+
+
+def test_nothing_hides_where_the_ranks_own_cores_move_the_bytes():
+    case = replace(case_of(mt_nlg()), **TOGETHER, micro_batches=4)
+    shared = this_machine(8, 8 << 40)
+    for flag in ("overlaps_data", "overlaps_context"):
+        without = OURS.model_copy(update={flag: False})
+        assert seconds(case, shared, OURS) == seconds(case, shared, without)
+        assert seconds(case, SELENE, OURS) < seconds(case, SELENE, without)
+
+
+def test_where_attention_takes_longer_than_messages_only_the_last_gradients_of_a_ring_are_shown():
+    """Perfect overlap; four ranks: three turns forward hide all, and backward the last message has nothing beside."""
+    case = replace(case_of(mt_nlg()), **TOGETHER, sequence=1 << 20, micro=1, micro_batches=1)
+    perfect = PRIOR.with_values({"data_overlap": 1.0})
+    hidden, bare = (
+        step_seconds(case, SELENE, stack, perfect).context_collectives
+        for stack in (OURS, OURS.model_copy(update={"overlaps_context": False}))
+    )
+    # Messages: forward 3 of keys; backward 3 of keys and 4 of gradients, twice as wide.
+    assert hidden / bare == pytest.approx(2 / (3 + 3 + 4 * 2), rel=1e-3)

@@ -15,10 +15,11 @@ from trivium.cost.constants import shipped_constants
 from trivium.cost.hardware import Machine
 from trivium.cost.memory import MemoryEstimate, worst_rank
 from trivium.cost.prices import Piece, Prices, Setting, prices, setting
+from trivium.cost.replicas import data_seconds, optimizer_seconds
 from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import OURS, Stack, stack_named
 from trivium.cost.stages import layers_by_stage
-from trivium.cost.step_time import SCHEDULES, StepSeconds, data_seconds, optimizer_seconds, step_seconds
+from trivium.cost.step_time import SCHEDULES, StepSeconds, step_seconds
 from trivium.cost.timeline import Timeline, simulate
 from trivium.errors import ConfigError
 from trivium.plan.layout import Axis, Coordinate, Layout
@@ -217,6 +218,7 @@ def _closed(plan: Plan, machine: Machine, stack: Stack) -> StepSeconds:
 
 def _simulated(plan: Plan, machine: Machine, stack: Stack) -> StepSeconds:
     durations = Durations(plan, machine, stack)
+    at = durations.at
     crowd = machine.crowding(plan.layout.world_size)
     micro_batches, schedule = plan.batch.micro_batches(plan.layout), plan.schedule_table()
     trips = [durations.round_trip(p) for p in range(plan.layout.pipeline)]
@@ -229,7 +231,6 @@ def _simulated(plan: Plan, machine: Machine, stack: Stack) -> StepSeconds:
         mean = Piece()
         for trip in trips:
             mean = mean.plus(trip.times(micro_batches / len(trips)))
-        at = durations.at
         shared = on_shared_cores(machine, at.case, mean, whole, transfers, at.constants.core_share)
         work, bubble, transfers = shared.work, float(shared.bubble), float(shared.transfers)
     factor = stack.factor
@@ -239,6 +240,6 @@ def _simulated(plan: Plan, machine: Machine, stack: Stack) -> StepSeconds:
         context_collectives=factor * float(work.context),
         bubble=factor * bubble,
         pipeline_transfers=factor * transfers,
-        data_collectives=factor * float(work.gathers + crowd * data_seconds(durations.at, durations.again)),
-        optimizer=factor * float(crowd * optimizer_seconds(durations.at)),
+        data_collectives=factor * float(work.gathers + crowd * data_seconds(at, prices(at))),
+        optimizer=factor * float(crowd * optimizer_seconds(at)),
     )

@@ -44,7 +44,7 @@ def layer_elements(case: Case) -> Number:
 def layer_work(case: Case, device: Device, stack: Stack) -> Work:
     """What the device computes for a layer."""
     forwards, backward_products = _products(case, device)
-    core_forward, core_backward = _attention(case, device)
+    core_forward, core_backward = attention_seconds(case, device)
     other_forward, other_backward = _elementwise(case, device, stack)
     forward = sum(forwards) + core_forward + other_forward
     whole = stack.recomputed * (forward - (forwards[-1] if stack.stops_early else 0.0))
@@ -82,6 +82,27 @@ def ends_work(case: Case, device: Device, stack: Stack) -> Ends:
     )
 
 
+def attention_seconds(case: Case, device: Device) -> tuple[Number, Number]:
+    """Of its core, forward and backward. Fused: the arithmetic under the mask. Unfused: batched products, softmax and
+    dropout over whole squares."""
+    c = case
+    batch, rows, columns = np.maximum(1, c.micro * c.heads / c.tensor), c.local_sequence, c.sequence
+    flops = 4.0 * batch * rows * columns * c.head_width * MASKED
+    fused = device.attention(flops, batch, rows)
+    kept = np.asarray(c.scores_kept) > 0
+    if not kept.any():
+        return fused, device.attention(2.5 / 0.9 * flops, batch, rows)
+    products = device.product(rows, columns, c.head_width, batch) + device.product(
+        rows, c.head_width, columns, batch
+    )
+    squares = batch * rows * columns
+    forward = np.where(kept, products + device.moved(9.0 * squares, 3), fused)
+    backward = np.where(
+        kept, 2 * products + device.moved(11.0 * squares, 3), device.attention(2.5 / 0.9 * flops, batch, rows)
+    )
+    return forward, backward
+
+
 def recomputed_share(case: Case) -> Number:
     """Share of the layers in the recompute mode of the case; the others keep everything."""
     return np.where(np.asarray(case.recompute) == NONE, 0.0, 1.0 / np.asarray(case.recompute_every))
@@ -114,26 +135,6 @@ def _products(case: Case, device: Device) -> tuple[list[Number], Number]:
     forward = [device.product(positions, n, k) for n, k in shapes]
     backward = sum(
         device.product(positions, k, n) + device.weight_gradient(positions, n, k) for n, k in shapes
-    )
-    return forward, backward
-
-
-def _attention(case: Case, device: Device) -> tuple[Number, Number]:
-    """Fused: the arithmetic under the mask. Unfused: batched products, softmax and dropout over whole squares."""
-    c = case
-    batch, rows, columns = np.maximum(1, c.micro * c.heads / c.tensor), c.local_sequence, c.sequence
-    flops = 4.0 * batch * rows * columns * c.head_width * MASKED
-    fused = device.attention(flops, batch, rows)
-    kept = np.asarray(c.scores_kept) > 0
-    if not kept.any():
-        return fused, device.attention(2.5 / 0.9 * flops, batch, rows)
-    products = device.product(rows, columns, c.head_width, batch) + device.product(
-        rows, c.head_width, columns, batch
-    )
-    squares = batch * rows * columns
-    forward = np.where(kept, products + device.moved(9.0 * squares, 3), fused)
-    backward = np.where(
-        kept, 2 * products + device.moved(11.0 * squares, 3), device.attention(2.5 / 0.9 * flops, batch, rows)
     )
     return forward, backward
 

@@ -20,7 +20,14 @@ from trivium.cost.collectives import (
 from trivium.cost.constants import Constants
 from trivium.cost.hardware import Machine
 from trivium.cost.kernels import Device
-from trivium.cost.layer import ends_work, launch_work, layer_elements, layer_work, recomputed_share
+from trivium.cost.layer import (
+    attention_seconds,
+    ends_work,
+    launch_work,
+    layer_elements,
+    layer_work,
+    recomputed_share,
+)
 from trivium.cost.overlap import moved_when_triggered, pipelined_seconds, tiled_seconds, tiles_of
 from trivium.cost.stack import Stack
 
@@ -304,22 +311,37 @@ def _tensor_seconds(at: Setting) -> Number:
 
 
 def _context_seconds(at: Setting) -> tuple[Number, Number]:
-    """Keys and values around a ring, or heads for positions and back (Ulysses); recomputing repeats the forward."""
+    """What context ranks add to a layer: keys and values around a ring, beside attention where the stack overlaps
+    them; or heads for positions and back (Ulysses). Recomputing repeats the forward."""
     case, ranks = at.case, np.asarray(at.case.context)
     if (ranks == 1).all():
         return 0.0, 0.0
     road = at.road(case.context, at.strides.context)
     one_head = case.positions * case.head_width / case.tensor
-    keys = 2 * case.kv_heads * one_head * case.weight_bytes
-    wide = 2 * case.kv_heads * one_head * np.maximum(4, case.weight_bytes)
     heads = (2 * case.heads + 2 * case.kv_heads) * one_head * case.weight_bytes
-    ring_forward = (ranks - 1) * send_seconds(keys, road)
-    ring_backward = ring_forward + ranks * send_seconds(wide, road)
     exchange = 2 * all_gather_seconds(heads / 2, case.context, road)
+    ring_forward, ring_backward = _ring_seconds(at, 2 * case.kv_heads * one_head, road)
     ring, again = np.asarray(case.ring) > 0, recomputed_share(case) * (np.asarray(case.recompute) != NONE)
     forward = np.where(ring, ring_forward, exchange) * (ranks > 1)
     backward = np.where(ring, ring_backward, exchange) * (ranks > 1)
     return forward, backward + again * forward
+
+
+def _ring_seconds(at: Setting, elements: Number, road: Road) -> tuple[Number, Number]:
+    """elements: of a rank's keys and values. The next ones are under way while these are attended to; their gradients,
+    at least 4 bytes wide, follow one turn behind, and nothing is left to do while the last go home."""
+    case, ranks = at.case, np.asarray(at.case.context)
+    hides = at.stack.overlaps_context and at.machine.sharing != "shared"
+    overlap = at.constants.data_overlap if hides else 0.0
+    keys = send_seconds(elements * case.weight_bytes, road)
+    wide = send_seconds(elements * np.maximum(4, case.weight_bytes), road)
+    forward, backward = (core / ranks for core in attention_seconds(case, at.device))  # of one turn
+
+    def added(work: Number, moving: Number) -> Number:
+        return beside(work, moving, overlap) - work
+
+    inner = (ranks - 2) * added(backward, keys + wide)
+    return (ranks - 1) * added(forward, keys), added(backward, keys) + inner + added(backward, wide) + wide
 
 
 def _transfer_seconds(at: Setting) -> Number:

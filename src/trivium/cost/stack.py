@@ -27,6 +27,11 @@ class Stack(Config):
     )
     blocking_transfers: bool = True  # a rank waits while what it sends to the next stage is under way
     overlaps_data: bool = False  # gradients are reduced while the last micro-batch's backward runs
+    reduces_often: bool = (
+        True  # at ZeRO stage 2 after every micro-batch, as it keeps no whole sum of gradients
+    )
+    gathers_with_update: bool = False  # weights, while the next are updated; else beside the next forward
+    overlaps_context: bool = False  # keys and values of a ring are under way while others are attended to
     fused_loss: bool = False  # softmax and its gradient are one pass over the scores
     buckets: bool = False  # gradients are summed over replicas part by part (plan/buckets.py)
     split_transfers: bool = (

@@ -10,20 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trivium.cost.case import Case, Number
-from trivium.cost.collectives import Strides, all_gather_seconds, all_reduce_seconds, send_seconds
+from trivium.cost.collectives import Strides
 from trivium.cost.constants import Constants, shipped_constants
 from trivium.cost.hardware import Machine
-from trivium.cost.layer import layer_elements
-from trivium.cost.prices import Piece, Prices, Setting, beside, prices, setting
+from trivium.cost.prices import Piece, Prices, prices, setting
+from trivium.cost.replicas import data_seconds, optimizer_seconds
 from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import OURS, Stack, stack_named
-from trivium.plan.buckets import BUCKET_ELEMENTS
+from trivium.cost.stages import layers_of_ranks
 
 # Schedules as numbers, for arrays of plans.
 SCHEDULES = {"gpipe": 0, "1f1b": 1, "interleaved": 2, "zb-h1": 3, "zb-v": 4, "1f1b-split": 5, "given": 1}
-SHARDED_BYTES, WHOLE_BYTES = 38.0, 10.0  # an optimizer moves per element it owns, and per element it holds
-AGREED_BYTES = 40  # loss, norm, and what is carried along
-STEP_OPERATIONS = 100  # launched once a step, beside the layers'
 
 
 @dataclass(frozen=True)
@@ -108,15 +105,6 @@ def _choose(which: Any, parts: tuple[Number, ...]) -> Number:
     return np.select([which == 0, which == 1], [parts[0], parts[1]], parts[2])
 
 
-def layers_of_ranks(case: Case) -> tuple[Number, Number, Number]:
-    """Layers of the first rank, of a middle one, and of the last, balanced but for the ends' allowance."""
-    p = np.asarray(case.pipeline)
-    lighter = np.where(p > 1, case.ends_lighter, 0)
-    most = np.ceil((np.asarray(case.layers) + 2 * lighter) / p)
-    fewest = np.floor((np.asarray(case.layers) + 2 * lighter) / p)
-    return most - lighter, most, fewest - lighter
-
-
 def _rank_work(case: Case, pieces: Prices) -> RankWork:
     first, middle, last = layers_of_ranks(case)
     alone, inner = np.asarray(case.pipeline) == 1, np.asarray(case.pipeline) > 2
@@ -152,75 +140,6 @@ def _pipeline(case: Case, ranks: RankWork, transfer: Number, schedule: Number, *
     first = period if blocking else busiest
     seconds: Number = first + (m - 1) * period + np.where(p > 1, filling + 2 * (p - 1) * transfer, 0.0)
     return seconds
-
-
-def rank_elements(case: Case) -> Number:
-    """Parameters of the fullest rank: its layers and the table of tokens."""
-    first, middle, _ = layers_of_ranks(case)
-    table = case.vocabulary * case.hidden / case.tensor
-    alone = np.asarray(case.pipeline) == 1
-    tables = np.where(alone & (np.asarray(case.tied) == 0), 2, 1) * table
-    return np.maximum(first * layer_elements(case) + tables, middle * layer_elements(case))
-
-
-def data_seconds(at: Setting, pieces: Prices) -> Number:
-    """Gradients summed over replicas, weights gathered (ZeRO), the sum of the two uses of a tied table, and what all
-    ranks agree on."""
-    case, zero = at.case, np.asarray(at.case.zero)
-    elements = rank_elements(case)
-    road = at.road(case.replicas, at.strides.replicas)
-    starts = (_buckets(at, elements) - 1) * all_gather_seconds(0.0, case.replicas, road)
-    reduce = all_gather_seconds(elements * case.reduction_bytes, case.replicas, road) + starts
-    gather = all_gather_seconds(elements * case.weight_bytes, case.replicas, road) + starts
-    gather = np.where(zero >= 1, gather, reduce)  # an all-reduce is a reduce-scatter and an all-gather
-    reduce = reduce * np.where(zero == 2, case.micro_batches, 1)
-    if at.stack.overlaps_data:
-        first, _, _ = layers_of_ranks(case)
-        backward, forward = (
-            first * p.total / case.chunks for p in (pieces.layer_backward, pieces.layer_forward)
-        )
-        overlap = at.constants.data_overlap
-        apart = beside(forward, gather, overlap) - forward + beside(backward, reduce, overlap) - backward
-        # Without ZeRO, one all-reduce ends before the update.
-        together = beside(backward, reduce + gather, overlap) - backward
-        reduce, gather = np.where(zero >= 1, apart, together), 0.0
-    shared = (np.asarray(case.tied) > 0) & (np.asarray(case.pipeline) > 1)
-    table = case.vocabulary * case.hidden / case.tensor * case.gradient_bytes
-    ends = np.where(shared, send_seconds(table, at.road_to(case.pipeline, at.strides.pipeline)), 0.0)
-    return np.where(zero >= 3, 0.0, reduce + gather) + ends + _agreement_seconds(at)
-
-
-def _buckets(at: Setting, elements: Number) -> Number:
-    """In how many parts a rank's gradients are summed, each with a start of its own; a tied table is one."""
-    if not at.stack.buckets:
-        return 1
-    tied = np.asarray(at.case.tied)
-    others = elements - tied * at.case.vocabulary * at.case.hidden / at.case.tensor
-    return tied + np.ceil(others / BUCKET_ELEMENTS)
-
-
-def _agreement_seconds(at: Setting) -> Number:
-    """What all ranks agree on before the update, loss and norm of the gradient: a few numbers along each axis."""
-    case, strides = at.case, at.strides
-    axes = (
-        (case.replicas, strides.replicas),
-        (case.tensor, strides.tensor),
-        (case.pipeline, strides.pipeline),
-    )
-    seconds: Number = sum(all_reduce_seconds(AGREED_BYTES, n, at.road(n, stride)) for n, stride in axes)
-    return seconds
-
-
-def optimizer_seconds(at: Setting) -> Number:
-    """State read and written, weights and gradients of the whole rank, and the operations of a step."""
-    case, device = at.case, at.device
-    elements = rank_elements(case)
-    owned = elements / np.where(np.asarray(case.zero) >= 1, case.replicas, 1)
-    held = elements / np.where(np.asarray(case.zero) >= 3, case.replicas, 1)
-    seconds = device.moved(SHARDED_BYTES * owned + WHOLE_BYTES * held, 0.0)
-    if at.stack.deepspeed:
-        seconds = seconds + at.constants.deepspeed_step_seconds * elements
-    return seconds + STEP_OPERATIONS * at.constants.launch_seconds
 
 
 def _crowding(machine: Machine, case: Case) -> Number:
