@@ -4,6 +4,7 @@ import pytest
 from trivium.cost.collectives import (
     all_gather_seconds,
     all_reduce_seconds,
+    exchange_seconds,
     road_between,
     road_to_neighbour,
     send_seconds,
@@ -33,15 +34,28 @@ def test_the_latencies_of_small_all_reduces_are_those_measured_on_eight_a100():
 def test_a_group_inside_a_node_has_the_nodes_links_and_one_across_nodes_the_cards_of_all_its_ranks_there():
     degree, stride = np.array([8, 16, 16, 16, 16]), np.array([1, 8, 4, 2, 1])
     found = road_between(SELENE, degree, stride, fabric=0.8).bandwidth
-    card = 0.8 * SELENE.fabric_link.bandwidth
+    card = 0.8 * SELENE.fabric_link.effective_bandwidth
     assert found == pytest.approx([SELENE.node_link.effective_bandwidth, card, 2 * card, 4 * card, 8 * card])
 
 
 def test_neighbours_send_over_the_fabric_once_any_hop_leaves_the_node():
     found = road_to_neighbour(SELENE, np.array([2, 4]), np.array([4, 4]), fabric=0.8).bandwidth
-    assert found == pytest.approx([SELENE.node_link.effective_bandwidth, 0.8 * SELENE.fabric_link.bandwidth])
+    assert found == pytest.approx(
+        [SELENE.node_link.effective_bandwidth, 0.8 * SELENE.fabric_link.effective_bandwidth]
+    )
 
 
 def test_ranks_that_share_a_machine_never_leave_it():
     found = road_between(this_machine(2, 1 << 30), np.array([64]), np.array([4]), fabric=0.1).bandwidth
     assert found == pytest.approx([this_machine(2, 1 << 30).node_link.effective_bandwidth])
+
+
+def test_in_an_exchange_each_rank_sends_what_leaves_the_node_over_its_own_card():
+    """Of 16 ranks 8 share a node: half of what each sends leaves it."""
+    free = {"latency_seconds": 0.0, "start_seconds": 0.0}
+    machine = SELENE.model_copy(
+        update={name: getattr(SELENE, name).model_copy(update=free) for name in ("node_link", "fabric_link")}
+    )
+    card, inside = 0.8 * SELENE.fabric_link.effective_bandwidth, SELENE.node_link.effective_bandwidth
+    sent = [float(exchange_seconds(machine, 16e9, n, 1, 0.8)) for n in (1, 8, 16)]
+    assert sent == pytest.approx([0, 16e9 * 7 / 8 / inside, 16e9 / 2 / card])

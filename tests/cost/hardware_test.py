@@ -1,7 +1,12 @@
 import pytest
 
-from trivium.cost.hardware import machine_from_file, machine_named, machine_names, this_machine
+from cost.plans import MT_NLG
+from trivium.config import build
+from trivium.cost.collectives import all_gather_seconds, road_between
+from trivium.cost.estimate import estimate
+from trivium.cost.hardware import USABLE, machine_from_file, machine_named, machine_names, this_machine
 from trivium.errors import ConfigError
+from trivium.plan.plan import Plan
 
 
 def test_selene_has_the_figures_of_the_paper():
@@ -83,3 +88,40 @@ def test_the_number_of_nodes_is_settable_and_positive():
     assert machine_named("selene").with_nodes(280).devices == 2240
     with pytest.raises(ConfigError, match="nodes is 0"):
         machine_named("selene").with_nodes(0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("constants", "{memory: 0}", "memory must be between 0.025 and 2"),
+        ("constants", "{gemm_ramp: .nan}", "gemm_ramp"),
+        ("constants", "{gemm_ramq: 300}", "there is no constant 'gemm_ramq'; did you mean 'gemm_ramp'"),
+        ("memory_bandwidth", ".inf", "memory_bandwidth"),
+        ("peak", "{bf16: .inf}", "peak.bf16"),
+    ],
+)
+def test_figures_of_a_machine_that_no_machine_has_are_refused(tmp_path, field, value, said):
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"base: dgx-h100\n{field}: {value}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as refused:
+        machine_from_file(file)
+    assert said in str(refused.value)
+
+
+def test_a_fabric_that_reaches_less_of_its_bandwidth_takes_longer(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("base: selene\nfabric_link: {efficiency: 0.3}\n", encoding="utf-8")
+    poor, selene = machine_from_file(file), machine_named("selene")
+    seconds = [float(all_gather_seconds(1e9, 64, road_between(m, 64, 8, 1.0))) for m in (poor, selene)]
+    assert seconds[0] > 2 * seconds[1]
+
+
+def test_what_an_estimate_counts_may_take_what_allocator_and_libraries_leave():
+    selene, cpu = machine_named("selene"), this_machine(2, 8 << 30)
+    assert selene.usable_memory(8) == USABLE * selene.memory_bytes
+    assert cpu.usable_memory(8) == USABLE * (1 << 30)
+    plan = build(Plan, MT_NLG)
+    held = estimate(plan, selene).memory.total
+    selene = selene.model_copy(update={"memory_bytes": int(held / 0.95)})
+    priced = estimate(plan, selene)
+    assert selene.usable_memory(8) < priced.memory.total < selene.memory_bytes and not priced.fits

@@ -54,3 +54,10 @@ def test_wide_operands_run_at_their_own_peak():
     cpu = Device(this_machine(1, 1 << 30), prior_constants(), width=np.array([4, 8]))
     narrow, wide = cpu.peak
     assert narrow == 2 * wide
+
+
+def test_fp16_has_a_peak_of_its_own():
+    selene = machine_named("selene")
+    slow = selene.model_copy(update={"peak": selene.peak.model_copy(update={"fp16": selene.peak.bf16 / 100})})
+    bf16, fp16 = (Device(slow, prior_constants(), 2, half) for half in (0, 1))
+    assert fp16.product(4096, 4096, 4096) > 50 * bf16.product(4096, 4096, 4096)

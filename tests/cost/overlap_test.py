@@ -16,7 +16,8 @@ from trivium.cost.overlap import (
     pipelined_seconds,
     tiled_seconds,
 )
-from trivium.cost.prices import prices, setting, sublayers, triggered_seconds
+from trivium.cost.prices import prices, sublayers, triggered_seconds
+from trivium.cost.setting import setting
 from trivium.cost.stack import OURS, stack_named
 
 SELENE = machine_named("selene")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from cost.plans import mt_nlg, small
 from trivium.cost.case import Case, case_of, take
 from trivium.cost.constants import prior_constants
+from trivium.cost.estimate import estimate
 from trivium.cost.hardware import Link, machine_named, this_machine
 from trivium.cost.stack import stack_named, stacks
 from trivium.cost.step_time import SCHEDULES, step_seconds
@@ -210,3 +211,30 @@ def test_where_attention_takes_longer_than_messages_only_the_last_gradients_of_a
     )
     # Messages: forward 3 of keys; backward 3 of keys and 4 of gradients, twice as wide.
     assert hidden / bare == pytest.approx(2 / (3 + 3 + 4 * 2), rel=1e-3)
+
+
+def test_a_ring_over_nodes_sends_from_neighbour_to_neighbour_over_one_card():
+    """Whatever other ranks are in the node; a gradient ring has the cards of all its ranks there."""
+    still = OURS.model_copy(update={"overlaps_context": False})
+    case = replace(case_of(mt_nlg()), **TOGETHER, sequence=1 << 16, micro_batches=1)
+    free = SELENE.fabric_link.model_copy(update={"latency_seconds": 0.0, "start_seconds": 0.0})
+    inside = SELENE.node_link.model_copy(update={"latency_seconds": 0.0, "start_seconds": 0.0})
+    machine = SELENE.model_copy(update={"fabric_link": free, "node_link": inside})
+    ring = step_seconds(replace(case, context=16), machine, still, PRIOR).context_collectives
+    keys = 2 * case.hidden * case.sequence / 16 * 2  # bytes of a rank's keys and values, in bf16
+    sent = case.layers * keys * (15 + 15 + 2 * 16)  # forward, backward, and gradients of 4 bytes
+    assert ring == pytest.approx(sent / (free.effective_bandwidth * PRIOR.fabric), rel=0.05)
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-v"])
+@pytest.mark.parametrize("micro_batches", [1, 2, 5])
+def test_few_micro_batches_are_priced_near_what_the_simulation_says(schedule, micro_batches):
+    chunks = 2 if schedule == "zb-v" else 1
+    plan = mt_nlg(
+        model={"layers": 32, "hidden": 4096, "heads": 32},
+        layout={"tensor": 1, "pipeline": 16, "chunks": chunks, "data": 1},
+        schedule=schedule,
+        batch={"sequences": micro_batches},
+    )
+    closed, simulated = (estimate(plan, SELENE, method=m).seconds for m in ("closed form", "simulated"))
+    assert closed == pytest.approx(simulated, rel=0.12)

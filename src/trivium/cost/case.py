@@ -30,6 +30,7 @@ class Case:
     scores_kept: attention keeps its scores (unfused), instead of computing them again in the backward (flash).
     ring: how context ranks attend (else Ulysses). apart: packed documents do not see each other. puts_off: weight
     gradients are actions of their own. row_chunks: of a row-split product, each reduced beside the next.
+    ends_together: the first and the last stage are on one rank of the pipeline. fp16: weights are, not bf16.
     function_again: the backward computes again what the activation function of the feed-forward half gives.
     *_bytes: of one element.
     ends_lighter: layers fewer on the first and the last stage, where embedding and logits count as layers.
@@ -67,6 +68,8 @@ class Case:
     puts_off: Number = 0  # 0 or 1
     row_chunks: Number = 1
     function_again: Number = 0  # 0 or 1
+    ends_together: Number = 0  # 0 or 1
+    fp16: Number = 0  # 0 or 1
 
     @property
     def replicas(self) -> Number:
@@ -123,6 +126,8 @@ def case_of(plan: Plan) -> Case:
         ring=int(plan.context_attention == "ring"),
         row_chunks=plan.row_chunks,
         function_again=int(plan.recompute.activation_function),
+        ends_together=int(not plan.ends_apart),
+        fp16=int(plan.precision.weights == "fp16"),
         puts_off=int(
             is_split(plan.schedule_table()) if plan.schedule == "given" else plan.schedule in SPLIT_SCHEDULES
         ),

@@ -12,6 +12,8 @@ import numpy as np
 from trivium.cost.case import Case, Number
 from trivium.cost.hardware import Link, Machine
 
+WHOLE = 1e-9  # what rounding may take from a whole number of ranks
+
 
 class Road(NamedTuple):
     """What a group of ranks talks over: seconds to start and of a hop, and bytes per second of a whole group."""
@@ -52,6 +54,24 @@ def send_seconds(tensor_bytes: Number, road: Link | Road) -> Number:
     return tensor_bytes / road.bandwidth + road.start / 2 + road.hop
 
 
+def exchange_seconds(
+    machine: Machine, tensor_bytes: Number, degree: Number, stride: Number, fabric: float
+) -> Number:
+    """Each rank's tensor of so many bytes in equal parts to all ranks of its group: those for its own node over the
+    node's links, the others over its own card."""
+    degree = np.asarray(degree)
+    near = ranks_in_node(machine, degree, stride)
+    inside, outside = machine.node_link, machine.fabric_link
+    crosses, part = near < degree, tensor_bytes / degree
+    moving = np.maximum(
+        part * (near - 1) / inside.effective_bandwidth,
+        part * (degree - near) / (outside.effective_bandwidth * fabric),
+    )
+    start = np.where(crosses, outside.start_seconds, inside.start_seconds) / 2
+    hop = np.where(crosses, outside.latency_seconds * _tree(degree), inside.latency_seconds)
+    return np.where(degree > 1, moving + start + (degree - 1) * hop, 0.0)
+
+
 def road_of(road: Link | Road) -> Road:
     """A link as one device sees it."""
     if isinstance(road, Road):
@@ -68,7 +88,7 @@ def default_strides(case: Case) -> Strides:
 def ranks_in_node(machine: Machine, degree: Number, stride: Number) -> Number:
     """Of a group of `degree` ranks, `stride` apart, how many share a node."""
     node = np.inf if machine.sharing == "shared" else machine.devices_per_node
-    return np.clip(np.floor(node / np.asarray(stride)), 1, degree)
+    return np.clip(np.floor(node / np.asarray(stride) + WHOLE), 1, degree)
 
 
 def road_between(machine: Machine, degree: Number, stride: Number, fabric: float) -> Road:
@@ -76,7 +96,7 @@ def road_between(machine: Machine, degree: Number, stride: Number, fabric: float
     inside, outside = machine.node_link, machine.fabric_link
     near = ranks_in_node(machine, degree, stride)
     crosses = near < degree
-    cards = np.minimum(inside.effective_bandwidth, outside.bandwidth * fabric * near)
+    cards = np.minimum(inside.effective_bandwidth, outside.effective_bandwidth * fabric * near)
     return Road(
         np.where(crosses, outside.start_seconds, inside.start_seconds),
         np.where(crosses, outside.latency_seconds * _tree(degree), inside.latency_seconds),
@@ -92,7 +112,7 @@ def road_to_neighbour(machine: Machine, degree: Number, stride: Number, fabric: 
     return Road(
         np.where(crosses, outside.start_seconds, inside.start_seconds),
         np.where(crosses, outside.latency_seconds, inside.latency_seconds),
-        np.where(crosses, outside.bandwidth * fabric, inside.effective_bandwidth),
+        np.where(crosses, outside.effective_bandwidth * fabric, inside.effective_bandwidth),
     )
 
 

@@ -8,23 +8,27 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
+
 from trivium.cost.case import NONE, Case, case_of
 from trivium.cost.collectives import Strides
 from trivium.cost.compute import hardware_flops, model_flops
 from trivium.cost.constants import shipped_constants
 from trivium.cost.hardware import Machine
 from trivium.cost.memory import MemoryEstimate, worst_rank
-from trivium.cost.prices import Piece, Prices, Setting, prices, setting
-from trivium.cost.replicas import data_seconds, optimizer_seconds
+from trivium.cost.prices import Piece, Prices, prices
+from trivium.cost.replicas import data_seconds, fullest_of_plan, optimizer_seconds
+from trivium.cost.setting import Setting, setting
 from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import OURS, Stack, stack_named
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.step_time import SCHEDULES, StepSeconds, step_seconds
 from trivium.cost.timeline import Timeline, simulate
+from trivium.cost.wavefront import Run, finish_seconds
 from trivium.errors import ConfigError
 from trivium.plan.layout import Axis, Coordinate, Layout
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import Action, Op
+from trivium.plan.schedule import SPLIT_SCHEDULES, Action, Op
 
 Method = Literal["simulated", "closed form"]
 
@@ -104,7 +108,7 @@ class Durations:
     @cached_property
     def at(self) -> Setting:
         """The plan as numbers, where it runs and with what."""
-        strides = strides_of(self.plan.layout)
+        strides = strides_of(self.plan.layout, self.machine)
         return setting(case_of(self.plan), self.machine, self.stack, shipped_constants(), strides)
 
     @cached_property
@@ -184,7 +188,7 @@ def estimate(
         peak_flops_per_second=float(getattr(machine.peak, plan.precision.weights)) * devices,
         worst=worst,
         memory=memory,
-        memory_limit=machine.memory_per_rank(ranks),
+        memory_limit=machine.usable_memory(ranks),
     )
 
 
@@ -196,22 +200,52 @@ def planned_timeline(
     return simulate(plan.schedule_table(sequences), durations.action, durations.transfer)
 
 
-def strides_of(layout: Layout) -> Strides:
-    """How far apart neighbours along each axis are, in the layout's order."""
+def strides_of(layout: Layout, machine: Machine) -> Strides:
+    """How far apart neighbours along each axis are, in the layout's order; of replicas, such that as many of a group
+    are in a node as where data and context are not next to each other."""
     stride: dict[Axis, int] = {}
     distance = 1
     for axis in reversed(layout.order):
         stride[axis] = distance
         distance *= layout.degree(axis)
-    near = [stride[axis] for axis in ("data", "context") if axis in stride and layout.degree(axis) > 1]
+    node, near = machine.devices_per_node, 1
+    for axis in ("data", "context"):
+        near *= min(layout.degree(axis), max(1, node // stride.get(axis, 1)))
+    apart = [stride[axis] for axis in ("data", "context") if axis in stride and layout.degree(axis) > 1]
+    crosses = near < layout.replicas
     return Strides(
-        stride.get("tensor", 1), stride.get("context", 1), min(near, default=1), stride.get("pipeline", 1)
+        stride.get("tensor", 1),
+        stride.get("context", 1),
+        node / near if crosses else min(apart, default=1),
+        stride.get("pipeline", 1),
     )
+
+
+def _pipeline_seconds(durations: Durations, transfers: tuple[float, ...]) -> list[float]:
+    """Of the whole schedule, once for each time of a transfer."""
+    plan = durations.plan
+    if plan.schedule == "given":
+        table = plan.schedule_table()
+        return [simulate(table, durations.action, seconds).duration for seconds in transfers]
+    forward, backward = np.array([[p.total for p in stage] for stage in durations.stages], float).T
+    split = plan.schedule in SPLIT_SCHEDULES
+    seconds = np.stack([forward, backward / 2, backward / 2] if split else [forward, backward])
+    micro_batches, layout = plan.batch.micro_batches(plan.layout), plan.layout
+    runs = [
+        Run(plan.schedule, layout.pipeline, micro_batches, layout.chunks, seconds, transfer)
+        for transfer in transfers
+    ]
+    return [float(end) for end in finish_seconds(runs)]
 
 
 def _closed(plan: Plan, machine: Machine, stack: Stack) -> StepSeconds:
     parts = step_seconds(
-        case_of(plan), machine, stack, schedule=SCHEDULES[plan.schedule], strides=strides_of(plan.layout)
+        case_of(plan),
+        machine,
+        stack,
+        schedule=SCHEDULES[plan.schedule],
+        strides=strides_of(plan.layout, machine),
+        fullest=fullest_of_plan(plan),
     )
     return StepSeconds(**{name: float(value) for name, value in vars(parts).items()})
 
@@ -220,12 +254,10 @@ def _simulated(plan: Plan, machine: Machine, stack: Stack) -> StepSeconds:
     durations = Durations(plan, machine, stack)
     at = durations.at
     crowd = machine.crowding(plan.layout.world_size)
-    micro_batches, schedule = plan.batch.micro_batches(plan.layout), plan.schedule_table()
+    micro_batches = plan.batch.micro_batches(plan.layout)
     trips = [durations.round_trip(p) for p in range(plan.layout.pipeline)]
     work = max(trips, key=lambda trip: float(trip.total)).times(micro_batches)
-    without = simulate(schedule, durations.action).duration
-    moving = durations.transfer > 0
-    whole = simulate(schedule, durations.action, durations.transfer).duration if moving else without
+    without, whole = _pipeline_seconds(durations, (0.0, durations.transfer))
     bubble, transfers = max(0.0, without - float(work.total)), whole - without
     if machine.sharing == "shared":
         mean = Piece()
@@ -233,13 +265,13 @@ def _simulated(plan: Plan, machine: Machine, stack: Stack) -> StepSeconds:
             mean = mean.plus(trip.times(micro_batches / len(trips)))
         shared = on_shared_cores(machine, at.case, mean, whole, transfers, at.constants.core_share)
         work, bubble, transfers = shared.work, float(shared.bubble), float(shared.transfers)
-    factor = stack.factor
+    factor, fullest = stack.factor, fullest_of_plan(plan)
     return StepSeconds(
         compute=factor * float(work.compute),
         tensor_collectives=factor * float(work.tensor),
         context_collectives=factor * float(work.context),
         bubble=factor * bubble,
         pipeline_transfers=factor * transfers,
-        data_collectives=factor * float(work.gathers + crowd * data_seconds(at, prices(at))),
-        optimizer=factor * float(crowd * optimizer_seconds(at)),
+        data_collectives=factor * float(work.gathers + crowd * data_seconds(at, prices(at), fullest)),
+        optimizer=factor * float(crowd * optimizer_seconds(at, fullest)),
     )

@@ -5,19 +5,22 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from trivium.config import Config, Tree, build, mapping_of_yaml, merge
+from trivium.cost.constants import priors
 from trivium.errors import ConfigError, nearest
 
-Rate = Annotated[float, Field(gt=0)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Generation = Literal["ampere", "hopper", "blackwell", "cpu"]
 
 HERE = "this-machine"  # machines/this-machine.yaml, with the cores and memory that were found
 FOLDER = "machines"
+MEASURED = 2.0  # how far what is measured on a machine may be outside of what is believed possible of all
+USABLE = 0.92  # of a device's memory; allocator and libraries, which no estimate counts, have the rest
 
 
 class Peak(Config):
@@ -33,11 +36,13 @@ class Link(Config):
     """A connection, as one device sees it.
 
     A ring collective over n ranks waits start_seconds + (n - 1) latency_seconds, and moves its bytes at
-    bandwidth x efficiency.
+    bandwidth x efficiency; between nodes that times the constant `fabric`, learned from runs.
     """
 
     bandwidth: Rate  # bytes per second in each direction, from the data sheet
-    efficiency: Share  # fraction of it that large collectives reach
+    efficiency: (
+        Share  # fraction of it that large collectives reach; between nodes, times the constant `fabric`
+    )
     latency_seconds: Seconds  # of one hop of a collective
     start_seconds: Seconds = 0.0  # of any collective
 
@@ -76,6 +81,18 @@ class Machine(Config):
     constants: dict[str, float] = Field(default_factory=dict)
     sources: dict[str, str] = Field(default_factory=dict)
 
+    @field_validator("constants")
+    @classmethod
+    def _known(cls, constants: dict[str, float]) -> dict[str, float]:
+        for name, value in constants.items():
+            prior = priors().get(name)
+            if prior is None:
+                raise ValueError(f"there is no constant '{name}'; {nearest(name, priors())}")
+            low, high = prior.low / MEASURED, prior.high * MEASURED
+            if not low <= value <= high:
+                raise ValueError(f"{name} must be between {low:g} and {high:g}: {prior.meaning}")
+        return constants
+
     @property
     def devices(self) -> int:
         return self.devices_per_node * self.nodes
@@ -91,10 +108,14 @@ class Machine(Config):
         return max(1.0, ranks / self.devices) if self.sharing == "shared" else 1.0
 
     def memory_per_rank(self, ranks: int) -> float:
-        """Bytes one of `ranks` ranks may use."""
+        """Bytes there are for one of `ranks` ranks."""
         if self.sharing == "shared":
             return self.memory_bytes * self.devices / ranks
         return float(self.memory_bytes)
+
+    def usable_memory(self, ranks: int, share: float = USABLE) -> float:
+        """Bytes that what an estimate counts may take of one of `ranks` ranks."""
+        return share * self.memory_per_rank(ranks)
 
     def link_between(self, ranks: tuple[int, ...]) -> Link:
         """The slowest link a ring over `ranks` crosses."""

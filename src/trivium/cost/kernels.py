@@ -21,17 +21,22 @@ ALIGNED = 8  # elements that tensor cores want side by side
 
 @dataclass(frozen=True)
 class Device:
-    """The rates of one device for operands of `width` bytes. A rank computes on one: of a CPU, one core."""
+    """The rates of one device for operands of `width` bytes; fp16: 1 where those of two bytes are that, not bf16.
+
+    A rank computes on one: of a CPU, one core.
+    """
 
     machine: Machine
     constants: Constants
     width: Number
+    fp16: Number = 0
 
     @cached_property
     def peak(self) -> Number:
         """FLOP/s."""
         peak, width = self.machine.peak, np.asarray(self.width)
-        return np.where(width <= 2, peak.bf16, np.where(width <= 4, peak.fp32, peak.fp64))
+        narrow = np.where(np.asarray(self.fp16) > 0, peak.fp16, peak.bf16)
+        return np.where(width <= 2, narrow, np.where(width <= 4, peak.fp32, peak.fp64))
 
     @cached_property
     def gemm(self) -> float:

@@ -1,5 +1,5 @@
-"""A product whose result is reduced part by part while the rest is computed: in chunks by our runtime, or tile by
-tile by hardware that does not exist.
+"""Work and traffic side by side; and a product whose result is reduced part by part while the rest is computed: in
+chunks by our runtime, or tile by tile by hardware that does not exist.
 
 T3 (Pati et al., ASPLOS 2024, arXiv 2401.16677) triggers the reduce-scatter of each tile of a product when the tile is
 stored, and adds what arrives in the memory itself. Its authors simulate a speed-up of communication-heavy sublayers of
@@ -24,6 +24,12 @@ def pipelined_seconds(work: Number, moving: Number, parts: Number) -> Number:
     parts = np.asarray(parts, dtype=float)
     seconds: Number = work + moving + (parts - 1) * np.maximum(work, moving)
     return seconds
+
+
+def added_seconds(work: Number, moving: Number, overlap: float) -> Number:
+    """What traffic adds to the work beside it: the longer of the two counts, and 1 - overlap of the shorter."""
+    together: Number = np.maximum(work, moving) + (1 - overlap) * np.minimum(work, moving)
+    return together - work
 
 
 def tiled_seconds(product: Number, reduction: Number, start: Number, tiles: Number) -> Number:

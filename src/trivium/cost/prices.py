@@ -5,31 +5,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trivium.cost.case import LAYER, NONE, Case, Number
-from trivium.cost.collectives import (
-    Road,
-    Strides,
-    all_gather_seconds,
-    all_reduce_seconds,
-    default_strides,
-    ranks_in_node,
-    road_between,
-    road_to_neighbour,
-    send_seconds,
-)
-from trivium.cost.constants import Constants
-from trivium.cost.hardware import Machine
+from trivium.cost.case import LAYER, Number
+from trivium.cost.collectives import Road, all_gather_seconds, all_reduce_seconds, send_seconds
+from trivium.cost.context import context_seconds
 from trivium.cost.kernels import Device
-from trivium.cost.layer import (
-    attention_seconds,
-    ends_work,
-    launch_work,
-    layer_elements,
-    layer_work,
-    recomputed_share,
+from trivium.cost.layer import ends_work, launch_work, layer_elements, layer_work, recomputed_share
+from trivium.cost.overlap import (
+    added_seconds,
+    moved_when_triggered,
+    pipelined_seconds,
+    tiled_seconds,
+    tiles_of,
 )
-from trivium.cost.overlap import moved_when_triggered, pipelined_seconds, tiled_seconds, tiles_of
-from trivium.cost.stack import Stack
+from trivium.cost.setting import Setting
 
 LOSS_BYTES, LOSS_REDUCTIONS = 8, 3  # per position: largest score, sum of exponentials, the target's score
 
@@ -101,77 +89,25 @@ class Prices:
         return self.head_forward.plus(self.head_backward)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A case, where it runs and with what: all that prices depend on."""
-
-    case: Case
-    machine: Machine
-    stack: Stack
-    constants: Constants
-    strides: Strides
-
-    @property
-    def device(self) -> Device:
-        return Device(self.machine, self.constants, self.case.weight_bytes)
-
-    def road(self, degree: Number, stride: Number) -> Road:
-        """What a group talks over."""
-        return road_between(self.machine, degree, stride, self.constants.fabric)
-
-    def road_to(self, degree: Number, stride: Number) -> Road:
-        """What neighbours send over."""
-        return road_to_neighbour(self.machine, degree, stride, self.constants.fabric)
-
-    @property
-    def slowness(self) -> Number:
-        """Of the pipeline: the slowest of many nodes, and what is known of the stack and of the machine's rings."""
-        shared = self.machine.sharing == "shared"
-        nodes = (
-            1.0 if shared else np.maximum(1.0, np.asarray(self.case.ranks) / self.machine.devices_per_node)
-        )
-        known = self.constants.remote_memory if self.stack.remote_memory else 1.0
-        return known * self._contention * (1 + self.constants.straggler * np.log2(nodes))
-
-    @property
-    def _contention(self) -> Number:
-        """Of gradient rings that share nodes: a ring alone in its nodes, one rank of it in each, or two nodes slow
-        nothing."""
-        if not self.machine.ring_contention:
-            return 1.0
-        replicas, stride = np.asarray(self.case.replicas), self.strides.replicas
-        near = ranks_in_node(self.machine, replicas, stride)
-        crowded = (near - 1) * (1 - 1 / stride) * (replicas > 2 * near)
-        return 1 + self.constants.ring_contention * crowded
-
-
-def setting(
-    case: Case, machine: Machine, stack: Stack, constants: Constants, strides: Strides | None = None
-) -> Setting:
-    """Constants that were measured on the machine hold instead of the given ones."""
-    if not stack.fused_elementwise:
-        gemm = f"gemm_{machine.generation}"
-        constants = constants.with_values({gemm: getattr(constants, gemm) * constants.eager_products})
-    constants = constants.with_values(machine.constants) if machine.constants else constants
-    return Setting(case, machine, stack, constants, strides or default_strides(case))
-
-
 def prices(at: Setting) -> Prices:
     """The pieces of a step, slowed down as `Setting.slowness` says."""
     case, device, slowness = at.case, at.device, at.slowness
     tensor, ends = _tensor_seconds(at), ends_work(case, device, at.stack)
     forward, backward = _layer(at, device, tensor)
-    gathered = _table_gathers(at)
+    gathered, scattered = _table_gathers(at, backward.compute)
+    # Both uses of a tied table in one backward are one gradient.
+    once = np.asarray(case.tied) * np.asarray(case.ends_together) * (np.asarray(case.pipeline) == 1)
+    twice = 1 - once * (1 - np.asarray(case.puts_off))
     small = LOSS_REDUCTIONS * all_reduce_seconds(LOSS_BYTES * case.positions, case.tensor, _tensor_road(at))
     return Prices(
         layer_forward=forward.times(slowness),
         layer_backward=backward.times(slowness),
         embedding_forward=Piece(ends.embedding, tensor, 0.0, gathered).times(slowness),
-        embedding_backward=Piece(ends.embedding / 2, tensor / 2).times(slowness),
+        embedding_backward=Piece(ends.embedding / 2, tensor / 2, 0.0, twice * scattered).times(slowness),
         head_forward=Piece(ends.head_forward, small, 0.0, gathered).times(slowness),
-        head_backward=Piece(ends.head_backward, _backward_messages(at, tensor).sent, 0.0, gathered).times(
-            slowness
-        ),
+        head_backward=Piece(
+            ends.head_backward, _backward_messages(at, tensor).sent, 0.0, gathered + scattered
+        ).times(slowness),
         transfer=_transfer_seconds(at) * slowness,
     )
 
@@ -184,7 +120,7 @@ def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
     tensor_forward, sent, shown = 2 * tensor - shorter_forward, *_backward_messages(at, tensor)
     tensor_backward = np.minimum(2 * shown, np.maximum(0.0, 2 * sent - shorter_backward))
     tensor_again = again * tensor_forward
-    context_forward, context_backward = _context_seconds(at)
+    context_forward, context_backward = context_seconds(at)
     forward = np.maximum(work.forward, floor.forward - tensor_forward)
     repeated = np.maximum(work.again, floor.again - tensor_again)
     backward = np.maximum(work.backward, floor.backward - tensor_backward)
@@ -310,40 +246,6 @@ def _tensor_seconds(at: Setting) -> Number:
     return slower * all_reduce_seconds(whole, case.tensor, _tensor_road(at))
 
 
-def _context_seconds(at: Setting) -> tuple[Number, Number]:
-    """What context ranks add to a layer: keys and values around a ring, beside attention where the stack overlaps
-    them; or heads for positions and back (Ulysses). Recomputing repeats the forward."""
-    case, ranks = at.case, np.asarray(at.case.context)
-    if (ranks == 1).all():
-        return 0.0, 0.0
-    road = at.road(case.context, at.strides.context)
-    one_head = case.positions * case.head_width / case.tensor
-    heads = (2 * case.heads + 2 * case.kv_heads) * one_head * case.weight_bytes
-    exchange = 2 * all_gather_seconds(heads / 2, case.context, road)
-    ring_forward, ring_backward = _ring_seconds(at, 2 * case.kv_heads * one_head, road)
-    ring, again = np.asarray(case.ring) > 0, recomputed_share(case) * (np.asarray(case.recompute) != NONE)
-    forward = np.where(ring, ring_forward, exchange) * (ranks > 1)
-    backward = np.where(ring, ring_backward, exchange) * (ranks > 1)
-    return forward, backward + again * forward
-
-
-def _ring_seconds(at: Setting, elements: Number, road: Road) -> tuple[Number, Number]:
-    """elements: of a rank's keys and values. The next ones are under way while these are attended to; their gradients,
-    at least 4 bytes wide, follow one turn behind, and nothing is left to do while the last go home."""
-    case, ranks = at.case, np.asarray(at.case.context)
-    hides = at.stack.overlaps_context and at.machine.sharing != "shared"
-    overlap = at.constants.data_overlap if hides else 0.0
-    keys = send_seconds(elements * case.weight_bytes, road)
-    wide = send_seconds(elements * np.maximum(4, case.weight_bytes), road)
-    forward, backward = (core / ranks for core in attention_seconds(case, at.device))  # of one turn
-
-    def added(work: Number, moving: Number) -> Number:
-        return beside(work, moving, overlap) - work
-
-    inner = (ranks - 2) * added(backward, keys + wide)
-    return (ranks - 1) * added(forward, keys), added(backward, keys) + inner + added(backward, wide) + wide
-
-
 def _transfer_seconds(at: Setting) -> Number:
     """The activations of one micro-batch between stages; over the fabric in slices, which are gathered inside."""
     case, stack = at.case, at.stack
@@ -369,20 +271,18 @@ def _layer_gathers(at: Setting, forward: Number, backward: Number) -> tuple[Numb
     scatter = all_gather_seconds(elements * case.reduction_bytes, case.replicas, road)
 
     def added(work: Number, moving: Number) -> Number:
-        return np.where(asked, beside(work, moving, at.constants.data_overlap) - work, 0.0)
+        return np.where(asked, added_seconds(work, moving, at.constants.data_overlap), 0.0)
 
     return added(forward, gather), added(backward, gather + scatter)
 
 
-def beside(work: Number, moving: Number, overlap: float) -> Number:
-    """Seconds of work and traffic side by side."""
-    together: Number = np.maximum(work, moving) + (1 - overlap) * np.minimum(work, moving)
-    return together
-
-
-def _table_gathers(at: Setting) -> Number:
-    """One gather of the table of tokens under ZeRO stage 3, beside nothing."""
+def _table_gathers(at: Setting, next_to_it: Number) -> tuple[Number, Number]:
+    """What ZeRO stage 3 adds for the table of tokens: one gather, beside nothing, and one reduction of its gradient,
+    beside the work that follows."""
     case = at.case
-    whole = case.vocabulary * case.hidden / case.tensor * case.weight_bytes
-    road = at.road(case.replicas, at.strides.replicas)
-    return np.where(np.asarray(case.zero) >= 3, all_gather_seconds(whole, case.replicas, road), 0.0)
+    elements, road = case.vocabulary * case.hidden / case.tensor, at.road(case.replicas, at.strides.replicas)
+    gather = all_gather_seconds(elements * case.weight_bytes, case.replicas, road)
+    scatter = all_gather_seconds(elements * case.reduction_bytes, case.replicas, road)
+    asked = np.asarray(case.zero) >= 3
+    added = added_seconds(next_to_it, scatter, at.constants.data_overlap)
+    return np.where(asked, gather, 0.0), np.where(asked, added, 0.0)

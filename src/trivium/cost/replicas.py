@@ -5,16 +5,27 @@ from typing import NamedTuple
 
 import numpy as np
 
+from trivium.cost.buffers import buffer_elements
 from trivium.cost.case import Case, Number
 from trivium.cost.collectives import all_gather_seconds, all_reduce_seconds, send_seconds
-from trivium.cost.layer import layer_elements
-from trivium.cost.prices import Prices, Setting, beside
-from trivium.cost.stages import layers_of_ranks
+from trivium.cost.overlap import added_seconds
+from trivium.cost.prices import Prices
+from trivium.cost.rank_parameters import rank_parameters, table_parameters
+from trivium.cost.setting import Setting
+from trivium.cost.stages import layers_by_stage, layers_of_ranks
 from trivium.plan.buckets import BUCKET_ELEMENTS
+from trivium.plan.plan import Plan
 
 SHARDED_BYTES, WHOLE_BYTES = 38.0, 10.0  # an optimizer moves per element it owns, and per element it holds
 AGREED_BYTES = 40  # loss, norm, and what is carried along
 STEP_OPERATIONS = 100  # launched once a step, beside the layers'
+
+
+class Fullest(NamedTuple):
+    """elements: parameters of the rank of a pipeline that has most. layers: of the first, whose backward is last."""
+
+    elements: Number
+    layers: Number
 
 
 class Traffic(NamedTuple):
@@ -24,20 +35,35 @@ class Traffic(NamedTuple):
     gather: Number
 
 
-def data_seconds(at: Setting, pieces: Prices) -> Number:
+def fullest_of(case: Case) -> Fullest:
+    """Of balanced plans; padding is left out."""
+    first, middle, last = layers_of_ranks(case)
+    alone, folded = np.asarray(case.pipeline) == 1, np.asarray(case.ends_together) > 0
+    ranks = (
+        rank_parameters(case, first, 1, alone | folded),
+        rank_parameters(case, middle, 0, 0),
+        np.where(alone | folded, 0, rank_parameters(case, last, 0, 1)),
+    )
+    return Fullest(np.maximum(np.maximum(ranks[0], np.where(alone, 0, ranks[1])), ranks[2]), first)
+
+
+def fullest_of_plan(plan: Plan) -> Fullest:
+    """Of any plan, as its buffers are."""
+    elements = max(sum(buffer_elements(plan, rank)) for rank in range(plan.layout.pipeline))
+    layers = layers_by_stage(plan)
+    return Fullest(elements, sum(len(layers[stage]) for stage in plan.stages_of(0)))
+
+
+def data_seconds(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
     """Gradients summed over replicas, weights gathered (ZeRO), the sum of the two uses of a tied table, and what all
     ranks agree on."""
-    case = at.case
-    shared = (np.asarray(case.tied) > 0) & (np.asarray(case.pipeline) > 1)
-    table = _table_elements(case) * case.gradient_bytes
-    ends = np.where(shared, send_seconds(table, at.road_to(case.pipeline, at.strides.pipeline)), 0.0)
-    return np.where(np.asarray(case.zero) >= 3, 0.0, _shown(at, pieces)) + ends + _agreement_seconds(at)
+    shown = np.where(np.asarray(at.case.zero) >= 3, 0.0, _shown(at, pieces, fullest))
+    return shown + _ends_seconds(at) + _agreement_seconds(at)
 
 
-def optimizer_seconds(at: Setting) -> Number:
+def optimizer_seconds(at: Setting, fullest: Fullest) -> Number:
     """State read and written, weights and gradients of the whole rank, and the operations of a step."""
-    case, device = at.case, at.device
-    elements = rank_elements(case)
+    case, device, elements = at.case, at.device, fullest.elements
     owned = elements / np.where(np.asarray(case.zero) >= 1, case.replicas, 1)
     held = elements / np.where(np.asarray(case.zero) >= 3, case.replicas, 1)
     seconds = device.moved(SHARDED_BYTES * owned + WHOLE_BYTES * held, 0.0)
@@ -46,40 +72,30 @@ def optimizer_seconds(at: Setting) -> Number:
     return seconds + STEP_OPERATIONS * at.constants.launch_seconds
 
 
-def rank_elements(case: Case) -> Number:
-    """Parameters of the fullest rank: its layers and the table of tokens."""
-    first, middle, _ = layers_of_ranks(case)
-    table = _table_elements(case)
-    alone = np.asarray(case.pipeline) == 1
-    tables = np.where(alone & (np.asarray(case.tied) == 0), 2, 1) * table
-    return np.maximum(first * layer_elements(case) + tables, middle * layer_elements(case))
-
-
-def _shown(at: Setting, pieces: Prices) -> Number:
+def _shown(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
     """What the traffic of replicas adds to a step, below ZeRO stage 3."""
-    reduce, gather = _traffic(at)
+    reduce, gather = _traffic(at, fullest.elements)
     zero, stack = np.asarray(at.case.zero), at.stack
     often = (zero == 2) & stack.reduces_often
     if not stack.overlaps_data or at.machine.sharing == "shared":  # where the ranks' own cores move the bytes
         return reduce * np.where(often, at.case.micro_batches, 1) + gather
-    first, _, _ = layers_of_ranks(at.case)
-    forward, backward = (first * p.total for p in (pieces.layer_forward, pieces.layer_backward))
+    forward, backward = (fullest.layers * p.total for p in (pieces.layer_forward, pieces.layer_backward))
     whole = zero == 0  # one all-reduce, which ends before the update
     last = np.where(whole, reduce + gather, reduce)
-    late = last * _late_share(at)
+    late = last * _late_share(at, fullest.elements)
     hidden = _beside(at, backward, last - late) + late
     earlier = np.where(often, (at.case.micro_batches - 1) * _beside(at, forward + backward, reduce), 0.0)
-    next_to_it = optimizer_seconds(at) if stack.gathers_with_update else forward
+    next_to_it = optimizer_seconds(at, fullest) if stack.gathers_with_update else forward
     return hidden + earlier + np.where(whole, 0.0, _beside(at, next_to_it, gather))
 
 
 def _beside(at: Setting, work: Number, moving: Number) -> Number:
     """Seconds that traffic adds to work."""
-    return beside(work, moving, at.constants.data_overlap) - work
+    return added_seconds(work, moving, at.constants.data_overlap)
 
 
-def _traffic(at: Setting) -> Traffic:
-    case, elements = at.case, rank_elements(at.case)
+def _traffic(at: Setting, elements: Number) -> Traffic:
+    case = at.case
     road = at.road(case.replicas, at.strides.replicas)
     starts = (_buckets(at, elements) - 1) * all_gather_seconds(0.0, case.replicas, road)
     reduce = all_gather_seconds(elements * case.reduction_bytes, case.replicas, road) + starts
@@ -87,14 +103,22 @@ def _traffic(at: Setting) -> Traffic:
     return Traffic(reduce, np.where(np.asarray(case.zero) >= 1, gather, reduce))
 
 
-def _late_share(at: Setting) -> Number:
+def _late_share(at: Setting, elements: Number) -> Number:
     """Of a rank's gradients, those of the table of tokens, which the last of all backwards completes. Of published
     stacks the learned overlap says it."""
-    return _table_elements(at.case) / rank_elements(at.case) if at.stack.buckets else 0.0
+    return np.minimum(1.0, table_parameters(at.case) / elements) if at.stack.buckets else 0.0
 
 
-def _table_elements(case: Case) -> Number:
-    return case.vocabulary * case.hidden / case.tensor
+def _ends_seconds(at: Setting) -> Number:
+    """Both uses of a tied table, summed over the first and the last rank; of its slice only, where each replica has
+    one."""
+    case = at.case
+    owned = np.where(np.asarray(case.zero) >= 1, case.replicas, 1)
+    table = table_parameters(case) / owned * case.gradient_bytes
+    apart = (
+        (np.asarray(case.tied) > 0) & (np.asarray(case.pipeline) > 1) & (np.asarray(case.ends_together) == 0)
+    )
+    return np.where(apart, send_seconds(table, at.road_to(case.pipeline, at.strides.pipeline)), 0.0)
 
 
 def _buckets(at: Setting, elements: Number) -> Number:
@@ -102,7 +126,7 @@ def _buckets(at: Setting, elements: Number) -> Number:
     if not at.stack.buckets:
         return 1
     tied = np.asarray(at.case.tied)
-    others = elements - tied * _table_elements(at.case)
+    others = elements - tied * table_parameters(at.case)
     return tied + np.ceil(others / BUCKET_ELEMENTS)
 
 

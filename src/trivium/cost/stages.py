@@ -18,12 +18,26 @@ def layers_by_stage(plan: Plan) -> tuple[range, ...]:
 
 
 def layers_of_ranks(case: Case) -> tuple[Number, Number, Number]:
-    """Layers of the first rank, of a middle one, and of the last, balanced but for the ends' allowance."""
-    p = np.asarray(case.pipeline)
+    """Layers of the first rank of a pipeline, the most of one in the middle, and of the last, where stages are as
+    plan.Partition() has them: equal, and what is over goes to the middle; but for the ends' allowance."""
+    p, stages = np.asarray(case.pipeline), np.asarray(case.pipeline) * case.chunks
     lighter = np.where(p > 1, case.ends_lighter, 0)
-    most = np.ceil((np.asarray(case.layers) + 2 * lighter) / p)
-    fewest = np.floor((np.asarray(case.layers) + 2 * lighter) / p)
-    return most - lighter, most, fewest - lighter
+    whole, over = np.divmod(np.asarray(case.layers) + 2 * lighter, stages)
+    start = (stages - over) // 2  # of the stages with a layer more
+    chunks = np.asarray(case.chunks)
+
+    def extra(rank: Number) -> Number:
+        """Of a rank's stages, which are p apart, those with a layer more."""
+        more: Number = -((rank - start - over) // p) + (rank - start) // p
+        return more
+
+    # Stages that go down the ranks and back: the first rank has the two outermost, the last the two innermost.
+    folded = (np.asarray(case.ends_together) > 0) & (p > 1)
+    first = np.where(folded, np.maximum(0, over - stages + 2), extra(0))
+    last = np.where(folded, np.minimum(2, over), extra(p - 1))
+    most = np.where(folded, np.minimum(2, over), -(-over // p))
+    each = chunks * whole
+    return each + first - lighter, each + most, each + last - lighter
 
 
 @lru_cache(maxsize=1024)

@@ -13,8 +13,9 @@ from trivium.cost.case import Case, Number
 from trivium.cost.collectives import Strides
 from trivium.cost.constants import Constants, shipped_constants
 from trivium.cost.hardware import Machine
-from trivium.cost.prices import Piece, Prices, prices, setting
-from trivium.cost.replicas import data_seconds, optimizer_seconds
+from trivium.cost.prices import Piece, Prices, prices
+from trivium.cost.replicas import Fullest, data_seconds, fullest_of, optimizer_seconds
+from trivium.cost.setting import setting
 from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import OURS, Stack, stack_named
 from trivium.cost.stages import layers_of_ranks
@@ -49,14 +50,17 @@ def step_seconds(
     *,
     schedule: Number = 1,
     strides: Strides | None = None,
+    fullest: Fullest | None = None,
 ) -> StepSeconds:
     """Price every plan of a case. stack: by default ours; constants: by default the shipped ones.
 
     schedule: of SCHEDULES, one number or one per plan. strides: by default those of the default order of axes.
+    fullest: by default of balanced plans.
     Where ranks share devices, crowding is part of the result.
     """
     stack = stack or stack_named(OURS)
     at = setting(case, machine, stack, constants or shipped_constants(), strides)
+    fullest = fullest or fullest_of(case)
     pieces = prices(at)
     ranks = _rank_work(case, pieces)
     busiest = ranks.busiest
@@ -78,8 +82,8 @@ def step_seconds(
         context_collectives=factor * work.context,
         bubble=factor * bubble,
         pipeline_transfers=factor * moving,
-        data_collectives=factor * (work.gathers + crowd * data_seconds(at, pieces)),
-        optimizer=factor * crowd * optimizer_seconds(at),
+        data_collectives=factor * (work.gathers + crowd * data_seconds(at, pieces, fullest)),
+        optimizer=factor * crowd * optimizer_seconds(at, fullest),
     )
 
 
@@ -138,8 +142,13 @@ def _pipeline(case: Case, ranks: RankWork, transfer: Number, schedule: Number, *
     filling = np.where(name == SCHEDULES["zb-h1"], filling * forward, filling)
     filling = np.where(name == SCHEDULES["zb-v"], filling * np.maximum(0, forward - inputs), filling)
     first = period if blocking else busiest
-    seconds: Number = first + (m - 1) * period + np.where(p > 1, filling + 2 * (p - 1) * transfer, 0.0)
-    return seconds
+    seconds = first + (m - 1) * period + np.where(p > 1, filling + 2 * (p - 1) * transfer, 0.0)
+    # Where few micro-batches put weight gradients off, the way there and back of one after the other is longer.
+    stage, path = busiest / v, forward + inputs
+    way = path * (whole + (m - 1) * stage) + inputs * stage + 2 * (p * v - 1) * transfer
+    waits = (name == SCHEDULES["zb-h1"]) | (name == SCHEDULES["zb-v"])
+    whole_step: Number = np.where(waits & (p > 1), np.maximum(seconds, way), seconds)
+    return whole_step
 
 
 def _crowding(machine: Machine, case: Case) -> Number:

@@ -1,0 +1,45 @@
+"""Seconds that context ranks' messages add to one layer and micro-batch, where attention does not hide them."""
+
+import numpy as np
+
+from trivium.cost.case import NONE, Number
+from trivium.cost.collectives import exchange_seconds, send_seconds
+from trivium.cost.layer import attention_seconds, recomputed_share
+from trivium.cost.overlap import added_seconds
+from trivium.cost.setting import Setting
+
+
+def context_seconds(at: Setting) -> tuple[Number, Number]:
+    """What context ranks add to a layer: keys and values around a ring, beside attention where the stack overlaps
+    them; or heads for positions and back (Ulysses). Recomputing repeats the forward."""
+    case, ranks = at.case, np.asarray(at.case.context)
+    if (ranks == 1).all():
+        return 0.0, 0.0
+    one_head = case.positions * case.head_width / case.tensor
+    heads = (2 * case.heads + 2 * case.kv_heads) * one_head * case.weight_bytes
+    exchange = 2 * exchange_seconds(
+        at.machine, heads / 2, case.context, at.strides.context, at.constants.fabric
+    )
+    ring_forward, ring_backward = _ring_seconds(at, 2 * case.kv_heads * one_head)
+    ring, again = np.asarray(case.ring) > 0, recomputed_share(case) * (np.asarray(case.recompute) != NONE)
+    forward = np.where(ring, ring_forward, exchange) * (ranks > 1)
+    backward = np.where(ring, ring_backward, exchange) * (ranks > 1)
+    return forward, backward + again * forward
+
+
+def _ring_seconds(at: Setting, elements: Number) -> tuple[Number, Number]:
+    """elements: of a rank's keys and values. The next ones are under way while these are attended to; their gradients,
+    at least 4 bytes wide, follow one turn behind, and nothing is left to do while the last go home."""
+    case, ranks = at.case, np.asarray(at.case.context)
+    road = at.road_to(case.context, at.strides.context)
+    hides = at.stack.overlaps_context and at.machine.sharing != "shared"
+    overlap = at.constants.data_overlap if hides else 0.0
+    keys = send_seconds(elements * case.weight_bytes, road)
+    wide = send_seconds(elements * np.maximum(4, case.weight_bytes), road)
+    forward, backward = (core / ranks for core in attention_seconds(case, at.device))  # of one turn
+
+    def added(work: Number, moving: Number) -> Number:
+        return added_seconds(work, moving, overlap)
+
+    inner = (ranks - 2) * added(backward, keys + wide)
+    return (ranks - 1) * added(forward, keys), added(backward, keys) + inner + added(backward, wide) + wide

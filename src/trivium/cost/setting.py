@@ -1,0 +1,74 @@
+"""All that the seconds of a step depend on, in one place."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trivium.cost.case import Case, Number
+from trivium.cost.collectives import (
+    Road,
+    Strides,
+    default_strides,
+    ranks_in_node,
+    road_between,
+    road_to_neighbour,
+)
+from trivium.cost.constants import Constants
+from trivium.cost.hardware import Machine
+from trivium.cost.kernels import Device
+from trivium.cost.stack import Stack
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A case, where it runs and with what: all that prices depend on."""
+
+    case: Case
+    machine: Machine
+    stack: Stack
+    constants: Constants
+    strides: Strides
+
+    @property
+    def device(self) -> Device:
+        return Device(self.machine, self.constants, self.case.weight_bytes, self.case.fp16)
+
+    def road(self, degree: Number, stride: Number) -> Road:
+        """What a group talks over."""
+        return road_between(self.machine, degree, stride, self.constants.fabric)
+
+    def road_to(self, degree: Number, stride: Number) -> Road:
+        """What neighbours send over."""
+        return road_to_neighbour(self.machine, degree, stride, self.constants.fabric)
+
+    @property
+    def slowness(self) -> Number:
+        """Of the pipeline: the slowest of many nodes, and what is known of the stack and of the machine's rings."""
+        shared = self.machine.sharing == "shared"
+        nodes = (
+            1.0 if shared else np.maximum(1.0, np.asarray(self.case.ranks) / self.machine.devices_per_node)
+        )
+        known = self.constants.remote_memory if self.stack.remote_memory else 1.0
+        return known * self._contention * (1 + self.constants.straggler * np.log2(nodes))
+
+    @property
+    def _contention(self) -> Number:
+        """Of gradient rings that share nodes: a ring alone in its nodes, one rank of it in each, or two nodes slow
+        nothing."""
+        if not self.machine.ring_contention:
+            return 1.0
+        replicas, stride = np.asarray(self.case.replicas), self.strides.replicas
+        near = ranks_in_node(self.machine, replicas, stride)
+        crowded = (near - 1) * (1 - 1 / stride) * (replicas > 2 * near)
+        return 1 + self.constants.ring_contention * crowded
+
+
+def setting(
+    case: Case, machine: Machine, stack: Stack, constants: Constants, strides: Strides | None = None
+) -> Setting:
+    """Constants that were measured on the machine hold instead of the given ones."""
+    if not stack.fused_elementwise:
+        gemm = f"gemm_{machine.generation}"
+        constants = constants.with_values({gemm: getattr(constants, gemm) * constants.eager_products})
+    constants = constants.with_values(machine.constants) if machine.constants else constants
+    return Setting(case, machine, stack, constants, strides or default_strides(case))
