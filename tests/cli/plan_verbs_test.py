@@ -143,3 +143,8 @@ def test_a_probe_says_how_well_the_model_repeats_what_it_measured():
     found = Probed(machine_of("dgx-h100"), (Compared("product a", 1.0, 1.1), Compared("step b", 2.0, 1.8)))
     text = "\n".join(lines(found))
     assert "products are off by" in text and "10.0%" in text and "exchange" not in text
+
+
+def test_figures_on_standard_output_stand_alone(call):
+    ended = call("plan", "estimate", "--preset", "mt-nlg-530b", "--machine", "selene", "--json", "-")
+    assert ended.returncode == 0 and json.loads(ended.stdout)["format"] == "trivium-estimate-1"

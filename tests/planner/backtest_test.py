@@ -143,3 +143,34 @@ def test_backtest_learns_from_the_other_table_alone(tmp_path):
         assert result.exit_code == 0, result.output
     shipped, learned = (json.loads(path.read_text())["rows"][0]["predicted_seconds"] for path in out)
     assert learned > 1.05 * shipped
+
+
+def test_a_row_of_sizes_that_no_arithmetic_holds_is_skipped_and_the_others_are_graded(tmp_path):
+    found = backtest(read_rows(written(tmp_path, MEGATRON, changed(MEGATRON, L="1e308"))))
+    assert len(found.rows) == 1 and found.errors()["seconds"].n == 1
+    (problem,) = found.problems
+    assert problem.startswith("line 3: no finite time")
+    json.loads(json.dumps(found.tree(), allow_nan=False))
+
+
+def test_a_table_that_begins_with_a_mark_of_its_encoding_is_read(tmp_path):
+    path = written(tmp_path, MEGATRON)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert len(read_rows(path).rows) == 1
+
+
+def test_a_table_without_anything_to_learn_from_is_refused(tmp_path):
+    graded, empty = written(tmp_path, MEGATRON), tmp_path / "empty.csv"
+    empty.write_text(graded.read_text(encoding="utf-8").splitlines()[0] + "\n", encoding="utf-8")
+    ended = CliRunner().invoke(app, ["backtest", str(graded), "--fit", str(empty)])
+    assert isinstance(ended.exception, DataError) and "learned from" in str(ended.exception)
+
+
+def test_what_a_stack_sums_before_it_is_scattered_is_scattered_once(tmp_path):
+    """Llama 3's runs, at ZeRO stage 2: not after every micro-batch, as in our engine."""
+    row = changed(MEGATRON, src="llama3", fw="meta", zero=2, dp=64, n_gpus=512, gbs=2048, dp_overlap=1)
+    (read,) = read_rows(written(tmp_path, row)).rows
+    assert not read.stack.reduces_often
+    (batch,) = batches([read])
+    often = batch._replace(stack=batch.stack.model_copy(update={"reduces_often": True}))
+    assert predicted_seconds(often, None) > 1.05 * predicted_seconds(batch, None)

@@ -128,3 +128,9 @@ def test_degrees_multiply_to_the_ranks():
 
 def test_divisors_of_twelve():
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
+
+
+def test_divisors_are_those_found_one_by_one_and_of_large_numbers_too():
+    for number in (1, 2, 12, 36, 97, 840):
+        assert divisors(number) == [n for n in range(1, number + 1) if number % n == 0]
+    assert divisors(8 * 10**12)[-2:] == [4 * 10**12, 8 * 10**12]

@@ -88,3 +88,8 @@ def test_an_interval_in_steps_is_at_least_one():
 def test_times_that_are_not_positive_are_refused(save, mean, says):
     with pytest.raises(ConfigError, match=says):
         checkpoint_interval(save, mean)
+
+
+def test_a_job_that_fails_faster_than_it_saves_is_refused():
+    with pytest.raises(ConfigError, match="nothing is ever finished"):
+        checkpoint_interval(1e8, 3.6)

@@ -34,7 +34,9 @@ def tight():
 def test_some_plans_fit_as_they_are_and_some_by_each_means(tight):
     grid = tight.ranking.priced.candidates.take(tight.ranking.priced.fitting).grid
     assert set(grid["function_again"].tolist()) == {0, 1}
-    assert len(set(grid["recompute_every"][grid["recompute"] == LAYER].tolist())) > 2
+    layers = grid.take(grid["recompute"] == LAYER)
+    assert len(set(layers["recompute_every"].tolist())) > 2
+    assert set(layers["function_again"].tolist()) == {0, 1}
     assert (grid["recompute"] == NONE).any() and (
         grid["recompute_every"][grid["recompute"] != LAYER] == 1
     ).all()
@@ -46,7 +48,11 @@ def test_what_a_plan_computes_again_is_the_least_with_which_it_fits(tight):
     limit, found = priced.memory_limit, priced.candidates.grid
     plain, function = memory_bytes(legal), memory_bytes(legal.changed(function_again=1))
     whole = memory_bytes(legal.changed(recompute=NONE))
-    every = {k: memory_bytes(legal.changed(recompute_every=k)) for k in SPACE.recompute_every}
+    every = {
+        (k, again): memory_bytes(legal.changed(recompute_every=k, function_again=again))
+        for k in SPACE.recompute_every
+        for again in ((0, 1) if k > 1 else (0,))
+    }
     for row in range(len(legal)):
         choice = (int(found["recompute_every"][row]), bool(found["function_again"][row]))
         held = priced.memory_bytes[row]
@@ -54,8 +60,12 @@ def test_what_a_plan_computes_again_is_the_least_with_which_it_fits(tight):
             again = plain[row] > limit and function[row] < plain[row]
             assert choice == (1, again) and held == (function if again else plain)[row]
             continue
-        fewest = max((k for k in every if every[k][row] <= limit), default=1)
-        assert choice == (1 if whole[row] <= limit else fewest, False) and held == every[choice[0]][row]
+        # The fewest layers; of two ways to so many, the one that leaves the function be.
+        fewest = max(
+            (c for c in every if every[c][row] <= limit), key=lambda c: (c[0], -c[1]), default=(1, 0)
+        )
+        wanted = (1, 0) if whole[row] <= limit else fewest
+        assert choice == wanted and held == every[wanted][row]
 
 
 def test_only_what_is_computed_again_changes(tight):

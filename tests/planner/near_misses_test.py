@@ -2,6 +2,9 @@ import pytest
 
 from planner.searches import MEGATRON, MT_NLG_PLAN, SELENE, mt_nlg_search, small_search, subject_of
 from trivium.cost.estimate import estimate
+from trivium.cost.hardware import machine_named
+from trivium.cost.memory import worst_rank
+from trivium.planner.grid import Subject
 from trivium.planner.near_misses import WORTH, interleaving_misses, near_misses
 from trivium.planner.pricing import utilisation
 from trivium.planner.search import search
@@ -17,11 +20,9 @@ def mt_nlg():
 def test_the_near_miss_of_mt_nlg_is_its_batch(mt_nlg):
     """240 micro-batches are no multiple of 35 stages, so Megatron's interleaving could not be used."""
     _, misses = mt_nlg
-    (miss,) = [each for each in misses if each.change.startswith("batch")][:1]
+    obstacle = "micro-batches 240 is not a multiple of pipeline 35, so interleaving is impossible"
+    miss = next(each for each in misses if each.obstacle == obstacle)
     assert miss.change == "batch 1,960 instead of 1,920"
-    assert (
-        miss.obstacle == "micro-batches 240 is not a multiple of pipeline 35, so interleaving is impossible"
-    )
     assert miss.plan.schedule == "interleaved" and miss.plan.layout.chunks == 3
     assert 0.03 < miss.saves < 0.12
 
@@ -81,3 +82,26 @@ def test_a_plan_without_a_pipeline_has_no_interleaving_to_miss():
 def test_a_search_without_winners_misses_nothing_nearly():
     found = small_search(ranks=1, space=MEGATRON.model_copy(update={"memory_fraction": 1e-6}))
     assert len(found.ranking.order) == 0 and near_misses(found) == []
+
+
+def test_a_plan_whose_ranks_have_an_order_of_their_own_is_told_no_batch():
+    """A plan of another order would be credited with leaving it."""
+    layout = MT_NLG_PLAN.layout.model_copy(update={"order": ("data", "pipeline", "context", "tensor")})
+    ordered = MT_NLG_PLAN.model_copy(update={"layout": layout})
+    assert interleaving_misses(ordered, SELENE, estimate(ordered, SELENE).seconds) == []
+
+
+def test_where_memory_is_what_another_number_of_layers_mends_memory_is_named():
+    model = MT_NLG_PLAN.model.model_copy(
+        update={"layers": 80, "hidden": 5120, "heads": 40, "sequence": 4096, "vocabulary": 50257}
+    )
+    subject = Subject(model, 1000, MT_NLG_PLAN.precision)
+    machine = machine_named("dgx-h100").with_nodes(8)
+    found = search(subject, machine, 64)
+    limit = found.ranking.priced.memory_limit
+    layers = [miss for miss in near_misses(found) if miss.change.startswith("layers")]
+    assert layers
+    for miss in layers:
+        unchanged = miss.plan.model_copy(update={"model": model})
+        over = not unchanged.check() and worst_rank(unchanged)[1].total > limit
+        assert miss.obstacle.startswith("unchanged, the plan holds") == over

@@ -35,7 +35,7 @@ def test_the_plans_own_size_costs_what_estimate_says(found):
     plain = mt_nlg().model_copy(update={"batch": with_replicas(mt_nlg(), own, "strong").batch})
     for kind in KINDS:
         (point,) = [p for p in found.curves[kind] if p.data == own]
-        assert point.price.seconds == estimate(plain, SELENE, method="closed form").seconds
+        assert point.price.seconds == estimate(plain, SELENE).seconds
 
 
 def test_strong_scaling_keeps_the_batch_and_weak_scaling_that_of_a_replica(found):
@@ -75,3 +75,16 @@ def test_the_verb_prints_the_curves_and_writes_them(monkeypatch, capsys, tmp_pat
     assert set(tree["curves"]) == {"strong", "weak"} and "simulated" in tree["t3"]["label"]
     text = page.read_text()
     assert "predicted" in text and "<script src" not in text  # it needs no network
+
+
+def test_endless_curves_have_as_few_points(found):
+    few = scaling(mt_nlg(), SELENE.with_nodes(10**9), largest=10**10)
+    assert all(len(points) <= 17 for points in few.curves.values())
+    assert few.curves["weak"][-1].devices > 9 * 10**9
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_the_end_of_a_strong_curve_is_what_estimate_says_of_few_micro_batches(micro_batches):
+    plan = mt_nlg(layout={"pipeline": 7, "data": 8}, schedule="zb-h1", batch={"sequences": 8 * micro_batches})
+    (point,) = [p for p in scaling(plan, SELENE).curves["strong"] if p.data == 8]
+    assert point.price.seconds == estimate(plan, SELENE).seconds

@@ -13,6 +13,7 @@ from trivium.provenance import read_stamp
 
 DEFAULT_PRESET = "demo"
 DEFAULT_OUT = Path("runs/demo")
+STANDARD_OUTPUT = Path("-")
 
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="The run directory.")]
 Preset = Annotated[

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from trivium.cli.options import STANDARD_OUTPUT
 from trivium.cli.show import say
 from trivium.errors import DataError
 from trivium.planner.backtest import Backtest, Errors
@@ -15,7 +16,6 @@ from trivium.planner.published_rows import read_rows
 from trivium.provenance import write_json
 from trivium.units import counted
 
-STANDARD_OUTPUT = Path("-")
 COLUMNS = ("rows", "bias", "mape", "median", "p95", "max")
 
 
@@ -38,12 +38,16 @@ def backtest(
         _say_skipped(fit_on, learned_from.problems, aside=aside)
         learned = fit(learned_from.rows)
         constants = learned.constants
+        if not learned.rows:
+            raise DataError(
+                f"{fit_on}: none of its rows can be learned from; leave --fit out, or name another table"
+            )
         if not aside:
             say(f"constants learned from {learned.rows} of {len(learned_from.rows)} rows of {fit_on}")
-    _say_skipped(file, table.problems, aside=aside)
-    if not table.rows:
-        raise DataError(f"{file}: none of its rows can be graded; it needs at least one run")
     found = backtested(table, constants)
+    _say_skipped(file, found.problems, aside=aside)
+    if not found.rows:
+        raise DataError(f"{file}: none of its rows can be graded; it needs at least one run")
     if aside:
         say(dumps(found.tree()))
         return

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from trivium.cli.options import DEFAULT_PRESET, Sets
+from trivium.cli.options import DEFAULT_PRESET, STANDARD_OUTPUT, Sets
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import say, table
@@ -93,7 +94,8 @@ def estimate_plan(
         typer.Option("--html", metavar="FILE", help="Write a page with the schedule drawn over time."),
     ] = None,
     json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as data.")
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the figures as data; -: to standard output."),
     ] = None,
 ) -> None:
     """Take one plan apart: seconds, memory and traffic of every pipeline rank, time and cost of a training."""
@@ -102,10 +104,14 @@ def estimate_plan(
     told = tell(
         config.plan, machine_of(machine or config.machine), asked, read_stack(stack) if stack else None
     )
+    if html is not None:
+        _write_page(html, told)
+    if json == STANDARD_OUTPUT:  # for a program, which reads nothing else there
+        say(dumps(tree(told)))
+        return
     for line in lines(told):
         say(line)
     if html is not None:
-        _write_page(html, told)
         say(f"page written to {html}")
     if json is not None:
         write_json(json, tree(told))

@@ -28,12 +28,17 @@ MachineName = Annotated[
     str | None,
     typer.Option("--machine", metavar="NAME", help="A machine or machine file. Default: the config's."),
 ]
-Nodes = Annotated[int | None, typer.Option("--nodes", metavar="N", min=1, help="How many of its nodes.")]
+MOST = 10**9  # of anything that is counted: arithmetic over thousands of plans is of 64 bits
+Nodes = Annotated[
+    int | None, typer.Option("--nodes", metavar="N", min=1, max=MOST, help="How many of its nodes.")
+]
 RankCount = Annotated[
-    int | None, typer.Option("--ranks", metavar="N", min=1, help="How many ranks. Default: one per device.")
+    int | None,
+    typer.Option("--ranks", metavar="N", min=1, max=MOST, help="How many ranks. Default: one per device."),
 ]
 BatchSize = Annotated[
-    int | None, typer.Option("--batch", metavar="N", min=1, help="Sequences per step. Default: the config's.")
+    int | None,
+    typer.Option("--batch", metavar="N", min=1, max=MOST, help="Sequences per step. Default: the config's."),
 ]
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many plans to print.")]
 Schedules = Annotated[

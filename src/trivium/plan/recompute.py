@@ -9,7 +9,7 @@ from trivium.config import Config
 
 class Recompute(Config):
     """mode "layer": only the input of a block is kept (MT-NLG section 2); "attention": all but the attention
-    core; "none": everything is kept. `every`: only every k-th block of a stage is recomputed.
+    core; "none": everything is kept. `every`: only every k-th block of the model is recomputed, counted from its first.
     activation_function: what GELU or SwiGLU gives is not kept in any block, only what it read."""
 
     mode: Literal["none", "attention", "layer"] = "none"

@@ -76,10 +76,19 @@ class Backtest:
 
 
 def backtest(table: Table, constants: Constants | None = None) -> Backtest:
-    """Price every row of a table. constants: by default the shipped ones."""
-    seconds = over_batches(table.rows, lambda batch: predicted_seconds(batch, constants))
-    memory = over_batches(table.rows, predicted_memory)
-    return Backtest(table.rows, seconds, memory, table.problems)
+    """Price every row of a table. constants: by default the shipped ones. Rows of sizes that no arithmetic holds are
+    skipped like those that could not be read."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        seconds = over_batches(table.rows, lambda batch: predicted_seconds(batch, constants))
+        memory = over_batches(table.rows, predicted_memory)
+    priced = np.isfinite(seconds) & np.isfinite(memory)
+    endless = [
+        f"line {row.line}: no finite time or memory follows from its numbers; make them smaller"
+        for row, fine in zip(table.rows, priced, strict=True)
+        if not fine
+    ]
+    rows = tuple(row for row, fine in zip(table.rows, priced, strict=True) if fine)
+    return Backtest(rows, seconds[priced], memory[priced], (*table.problems, *endless))
 
 
 def predicted_seconds(batch: Batch, constants: Constants | None) -> Array:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from math import prod
+from math import isqrt, prod
 
 import numpy as np
 
@@ -83,7 +83,8 @@ def degrees(ranks: int, contexts: tuple[int, ...]) -> dict[str, Column]:
 
 def divisors(number: int) -> list[int]:
     """Ascending."""
-    return [n for n in range(1, number + 1) if number % n == 0]
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]
 
 
 def _steps(subject: Subject, space: SearchSpace) -> list[dict[str, list[int]]]:

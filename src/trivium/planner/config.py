@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trivium.config import Config
+from trivium.cost.hardware import USABLE
 from trivium.plan.schedule import ScheduleName
 
 Positive = Annotated[int, Field(ge=1)]
@@ -27,8 +28,7 @@ class SearchSpace(Config):
     zero: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
     sequence_parallel: tuple[bool, ...] = (False, True)
     finalists: Positive = 50  # how many of the fastest are simulated action by action
-    # Of a device's memory; allocator and libraries, which no estimate counts, have the rest.
-    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.92
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = USABLE  # of a device's memory
 
     def chunks_for(self, name: ScheduleName, layers: int) -> tuple[int, ...]:
         """Stages per rank that a schedule may have with a model of so many layers."""

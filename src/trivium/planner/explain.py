@@ -211,7 +211,7 @@ def _memory_lines(price: Estimate) -> list[str]:
     verdict = "fits" if price.fits else "DOES NOT FIT"
     return [
         f"memory        worst rank, pipeline {price.worst.pipeline}: {format_bytes(held.total)} of "
-        f"{format_bytes(price.memory_limit)}, {verdict}",
+        f"{format_bytes(price.memory_limit)} that it may hold, {verdict}",
         f"              {', '.join(parts)}",
     ]
 

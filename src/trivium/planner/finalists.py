@@ -9,8 +9,9 @@ from trivium.cost.case import NONE
 from trivium.cost.constants import shipped_constants
 from trivium.cost.hardware import Machine
 from trivium.cost.moments import balanced, every_nth
-from trivium.cost.prices import Piece, Prices, Setting, prices, setting
-from trivium.cost.replicas import data_seconds, optimizer_seconds
+from trivium.cost.prices import Piece, Prices, prices
+from trivium.cost.replicas import data_seconds, fullest_of, optimizer_seconds
+from trivium.cost.setting import Setting, setting
 from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import OURS, stack_named
 from trivium.cost.wavefront import Run, finish_seconds
@@ -32,7 +33,8 @@ def simulated_seconds(candidates: Candidates, machine: Machine) -> Figures:
     if machine.sharing == "shared":
         mean, share = _mean_work(at, again, kept), at.constants.core_share
         pipeline = np.asarray(on_shared_cores(machine, at.case, mean, pipeline, 0.0, share).seconds, float)
-    after = crowd * (data_seconds(at, prices(at)) + optimizer_seconds(at))
+    fullest = fullest_of(at.case)
+    after = crowd * (data_seconds(at, prices(at), fullest) + optimizer_seconds(at, fullest))
     return np.asarray(at.stack.factor * (pipeline + after), float)
 
 

@@ -164,6 +164,10 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
         puts_off=np.isin(grid["schedule"], [SCHEDULE_NAMES.index(name) for name in SPLIT_SCHEDULES]).astype(
             np.int64
         ),
+        ends_together=((grid["pipeline"] == 1) | (grid["schedule"] == SCHEDULE_NAMES.index("zb-v"))).astype(
+            np.int64
+        ),
+        fp16=int(precision.weights == "fp16"),
         weight_bytes=BYTES[precision.weights],
         gradient_bytes=bytes_of(precision.gradients_of),
         reduction_bytes=bytes_of(precision.reduction_of),

@@ -31,13 +31,18 @@ class Interval:
 def checkpoint_interval(save: float, mean: float, restart: float | None = None) -> Interval:
     """Both optima, in seconds. restart: by default as long as a save, since as much is read back.
 
-    Raises ConfigError unless both times are positive and finite.
+    Raises ConfigError unless both times are positive and finite, and some work is ever done.
     """
     for name, value in (("the time of a save", save), ("the mean time between failures", mean)):
         if not (value > 0 and math.isfinite(value)):
             raise ConfigError(f"{name} is {value} s; it must be positive and finite: give what was measured")
     daly = daly_seconds(save, mean)
     wasted = expected_waste(daly, save, mean, save if restart is None else restart)
+    if not math.isfinite(wasted):
+        raise ConfigError(
+            f"a save takes {save:g} s and a failure comes every {mean:g} s: nothing is ever finished; make saves "
+            "shorter or failures rarer"
+        )
     return Interval(young_seconds(save, mean), daly, wasted)
 
 

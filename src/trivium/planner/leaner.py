@@ -1,10 +1,9 @@
 """What plans hold, and how much of it they compute again: as little as the memory allows.
 
 Three choices of recompute are rows of a search. What follows from the memory is not searched but found: plans over the
-limit compute their activation function again, and plans that recompute layers only every k-th, the fewest that fit.
+limit compute their activation function again, and plans that recompute layers only every k-th, the fewest that fit;
+the function of the others again where fewer layers fit so, since a layer takes many times as long as its function.
 """
-
-from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +31,7 @@ def as_lean_as_needed(
     held = memory_bytes(candidates)
     if space.activation_function:
         candidates, held = _with_function_again(candidates, held, memory_limit)
-    return _with_fewer_layers(candidates, held, memory_limit, space.recompute_every)
+    return _with_fewer_layers(candidates, held, memory_limit, space)
 
 
 def _with_function_again(
@@ -47,7 +46,7 @@ def _with_function_again(
 
 
 def _with_fewer_layers(
-    candidates: Candidates, held: Figures, memory_limit: float, choices: Collection[int]
+    candidates: Candidates, held: Figures, memory_limit: float, space: SearchSpace
 ) -> tuple[Candidates, Figures]:
     """Plans that fit with all layers recomputed do so with every k-th, for the largest k of the choices that fits.
 
@@ -55,12 +54,14 @@ def _with_fewer_layers(
     """
     rows = np.flatnonzero((held <= memory_limit) & (candidates.grid["recompute"] == LAYER))
     rows = rows[memory_bytes(candidates.take(rows).changed(recompute=NONE)) > memory_limit]
-    for every in sorted(set(choices) - {1}, reverse=True):
-        fewer = memory_bytes(candidates.take(rows).changed(recompute_every=every))
-        fits = fewer <= memory_limit
-        candidates = candidates.changed(rows[fits], recompute_every=every)
-        held = _put(held, rows[fits], fewer[fits])
-        rows = rows[~fits]
+    for every in sorted(set(space.recompute_every) - {1}, reverse=True):
+        for function_again in (0, 1) if space.activation_function else (0,):
+            choice = candidates.changed(rows, recompute_every=every, function_again=function_again)
+            fewer = memory_bytes(choice.take(rows))
+            fits = fewer <= memory_limit
+            candidates = candidates.changed(rows[fits], recompute_every=every, function_again=function_again)
+            held = _put(held, rows[fits], fewer[fits])
+            rows = rows[~fits]
     return candidates, held
 
 

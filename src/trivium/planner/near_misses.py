@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trivium.cost.hardware import Machine
+from trivium.cost.memory import worst_rank
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.planner.config import SearchSpace
@@ -18,6 +19,7 @@ from trivium.planner.grid import MODE_NAMES, SCHEDULE_NAMES, Candidates, Grid, S
 from trivium.planner.laws import INTERLEAVED, LAWS, told
 from trivium.planner.pricing import Ranking, Winner, price, rank, utilisation
 from trivium.planner.search import Found, legal_plans, memory_limit
+from trivium.units import format_bytes
 
 WORTH = 0.01  # of the devices' time: what saves less is not told
 NEAR = 1 / 16  # of the batch: how far another one may be
@@ -44,22 +46,29 @@ def near_misses(found: Found) -> list[NearMiss]:
         return []
     best, space = winners[0], _narrow(found)
     seen = [*_batches(found, space, best), *_models(found, space, best), *_nodes(found, space, best)]
+    if "interleaved" in found.space.schedules:  # with the winner's own layout, where others save more
+        plans = [miss.plan for miss in seen]
+        own = interleaving_misses(best.plan, found.machine, best.seconds)
+        seen += [miss for miss in own if miss.plan not in plans]
     return sorted((miss for miss in seen if miss.saves > WORTH), key=lambda miss: -miss.saves)
 
 
 def interleaving_misses(plan: Plan, machine: Machine, seconds: float) -> list[NearMiss]:
-    """Of one plan that takes `seconds` a step: batches that would allow its stages to be interleaved."""
+    """Of one plan that takes `seconds` a step: batches that would allow its stages to be interleaved. Nothing of a plan
+    with choices that rows do not have, such as its own order of ranks: others would be credited with leaving them."""
     subject = Subject(plan.model, plan.batch.sequences, plan.precision)
-    layout = plan.layout
+    layout, columns = plan.layout, columns_of(plan)
+    row = Candidates(subject, Grid({name: np.array([value]) for name, value in columns.items()}))
     if (
         layout.pipeline == 1
         or plan.schedule not in ("gpipe", "1f1b", "1f1b-split")
         or plan.model.layers < 2 * layout.pipeline
+        or row.plan_at(0) != plan.model_copy(update={"compiled": False})
     ):
         return []
     # What the plan computes again stays its own choice.
     space = SearchSpace(schedules=("interleaved",), recompute_every=(1,), activation_function=False)
-    columns = {**columns_of(plan), "schedule": INTERLEAVED}
+    columns |= {"schedule": INTERLEAVED}
     one = Grid({name: np.array([value]) for name, value in columns.items() if name != "chunks"})
     chunks = [
         n
@@ -141,7 +150,21 @@ def _models(found: Found, space: SearchSpace, best: Winner) -> Iterator[NearMiss
         if model.problems():
             continue
         subject = replace(found.subject, model=model)
-        yield from _best_of(change, obstacle, replace(found, subject=subject), space, best)
+        for miss in _best_of(change, obstacle, replace(found, subject=subject), space, best):
+            yield replace(miss, obstacle=_memory_obstacle(found, miss.plan) or obstacle)
+
+
+def _memory_obstacle(found: Found, plan: Plan) -> str | None:
+    """Where the plan is legal for the model asked for, but holds too much."""
+    same = plan.model_copy(update={"model": found.subject.model})
+    if same.check():
+        return None
+    held, limit = worst_rank(same)[1].total, found.ranking.priced.memory_limit
+    return (
+        f"unchanged, the plan holds {format_bytes(held)} of {format_bytes(limit)} that a rank may hold"
+        if held > limit
+        else None
+    )
 
 
 def _other_models(model: ModelShape, machine: Machine, plan: Plan) -> Iterator[tuple[str, str, ModelShape]]:
@@ -184,8 +207,7 @@ def _nodes(found: Found, space: SearchSpace, best: Winner) -> Iterator[NearMiss]
         other = machine.with_nodes(max(nodes, machine.nodes))
         asked = replace(found, machine=other, ranks=nodes * per_node)
         change = f"{nodes:,} nodes instead of {now:,}"
-        legal = len(found.enumerated.candidates)
-        yield from _best_of(change, f"{found.ranks:,} ranks allow {legal:,} legal plans", asked, space, best)
+        yield from _best_of(change, f"its layout is one of {nodes * per_node:,} ranks", asked, space, best)
 
 
 def _best_of(

@@ -108,7 +108,7 @@ class Batch(NamedTuple):
 def read_rows(path: Path) -> Table:
     """A CSV of published runs. Raises DataError when the file or a column is missing."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
             if missing:

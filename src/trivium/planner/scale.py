@@ -16,7 +16,8 @@ from trivium.cost.constants import shipped_constants
 from trivium.cost.estimate import Estimate, estimate, strides_of
 from trivium.cost.hardware import Machine
 from trivium.cost.overlap import moved_by_kernels, moved_when_triggered
-from trivium.cost.prices import setting, sublayers, triggered_seconds
+from trivium.cost.prices import sublayers, triggered_seconds
+from trivium.cost.setting import setting
 from trivium.cost.stack import OURS, Stack, stack_named
 from trivium.errors import ConfigError
 from trivium.plan.batch import Batch
@@ -25,6 +26,7 @@ from trivium.plan.plan import Plan
 Kind = Literal["strong", "weak"]
 KINDS: tuple[Kind, ...] = ("strong", "weak")
 LARGEST = 16384
+MANY = 1 << 16  # degrees, of which the points are chosen one by one
 MOST_POINTS = 16  # of a curve
 FORMAT = "trivium-scale-1"
 # Of its communication-heavy sublayers, as T3's authors simulate them (arXiv 2401.16677, abstract).
@@ -134,7 +136,9 @@ def triggered_sublayers(plan: Plan, machine: Machine) -> list[Triggered]:
     """What T3 would do to the products of a layer whose results tensor ranks sum; none without tensor ranks."""
     if plan.layout.tensor == 1:
         return []
-    here = setting(case_of(plan), machine, stack_named(OURS), shipped_constants(), strides_of(plan.layout))
+    here = setting(
+        case_of(plan), machine, stack_named(OURS), shipped_constants(), strides_of(plan.layout, machine)
+    )
     degree = plan.layout.tensor
     road = here.road(degree, here.strides.tensor)
     found = []
@@ -189,16 +193,19 @@ def _curve(plan: Plan, machine: Machine, kind: Kind, largest: int) -> list[Point
 
 
 def _price(plan: Plan, machine: Machine, stack: Stack) -> Estimate:
-    return estimate(plan, machine, method="closed form", stack=stack)
+    return estimate(plan, machine, stack=stack)
 
 
 def degrees(plan: Plan, kind: Kind, most: int) -> list[int]:
     """Data degrees of a curve: for the same batch those that divide it; otherwise any. The plan's own is among them."""
     own = plan.layout.data
     if kind == "strong":
-        legal = [d for d in range(1, most + 1) if not with_replicas(plan, d, kind).check()]
-    else:
+        few = range(1, min(most, plan.batch.sequences) + 1)
+        legal = [d for d in few if plan.batch.sequences % d == 0 and not with_replicas(plan, d, kind).check()]
+    elif most <= MANY:
         legal = list(range(1, most + 1))
+    else:
+        legal = sorted({*np.geomspace(1, most, MOST_POINTS).astype(int).tolist(), own})
     if len(legal) > MOST_POINTS:  # even on a logarithmic axis
         wanted = np.geomspace(legal[0], legal[-1], MOST_POINTS)
         nearest = {min(legal, key=lambda d: abs(d - w)) for w in wanted}

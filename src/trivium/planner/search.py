@@ -53,7 +53,7 @@ def legal_plans(
 
 def memory_limit(machine: Machine, ranks: int, space: SearchSpace) -> float:
     """Bytes a rank may hold."""
-    return machine.memory_per_rank(ranks) * space.memory_fraction
+    return machine.usable_memory(ranks, space.memory_fraction)
 
 
 def _no_legal_plan(
