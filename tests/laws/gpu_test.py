@@ -6,8 +6,9 @@ import torch
 from plans import small
 from trivium.certify.certificate import certificate, examine
 from trivium.certify.reference import compute_reference, random_rows
+from trivium.parallel.crossing import read_later
 from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule, read_later
+from trivium.parallel.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.training.trainer import Samples, Trainer
 
