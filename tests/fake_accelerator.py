@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Crossings(TorchDispatchMode):
-    """copies: from the processor to the accelerator or back; waits: those that hold the processor up."""
+    """copies: from the processor to the accelerator or back. waits: those that hold the processor up: they do not let
+    it go on, or are of memory that is not pinned."""
 
     device = torch.device("cuda", 0)
 
@@ -29,11 +30,22 @@ class Crossings(TorchDispatchMode):
             found.is_said_pinned = True
             return found
         found = function(*args, **kwargs)
-        if name == "aten._to_copy.default" and found.device != args[0].device:
-            self.copies.append(name)
-            if not (kwargs.get("non_blocking") and hasattr(args[0], "is_said_pinned")):
-                self.waits.append(f"{name} from {args[0].device} to {found.device}")
+        if name == "aten.empty_like.default" and kwargs.get("pin_memory"):
+            found.is_said_pinned = True
+        if name == "aten._to_copy.default":
+            self._judge(args[0], found, goes_on=kwargs.get("non_blocking", False))
+        if name == "aten.copy_.default":
+            self._judge(args[1], args[0], goes_on=len(args) > 2 and args[2])
         return found
+
+    def _judge(self, source: torch.Tensor, target: torch.Tensor, *, goes_on: bool) -> None:
+        if source.device == target.device:
+            return
+        way = f"from {source.device} to {target.device}"
+        self.copies.append(way)
+        here = source if source.device.type == "cpu" else target
+        if not (goes_on and hasattr(here, "is_said_pinned")):
+            self.waits.append(way)
 
 
 @contextmanager

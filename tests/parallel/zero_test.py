@@ -7,7 +7,6 @@ from fake_accelerator import accelerator
 from plans import small
 from trivium.certify.reference import random_rows
 from trivium.parallel import zero
-from trivium.parallel.crossing import read_later
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import AdamRule, ShardedAdamW, squares, together
 from trivium.training.trainer import Samples, Trainer
@@ -92,15 +91,3 @@ def test_what_goes_along_with_the_norm_is_not_waited_for() -> None:
         optimizer = ShardedAdamW([], mesh, AdamRule(), torch.float32)
         shares = optimizer._shares(torch.zeros((), device=seen.device), 1.0, (1, 2, 3))
     assert shares.device == seen.device and seen.copies and not seen.waits
-
-
-def test_what_may_be_paged_out_would_be_waited_for() -> None:
-    """So that the test above can fail."""
-    with accelerator() as seen:
-        torch.tensor((1, 2), device=seen.device)
-    assert seen.waits
-
-
-def test_numbers_are_read_when_they_are_asked_for() -> None:
-    x = torch.tensor([1.5, 2.5], dtype=torch.float64)
-    assert read_later(x)() == [1.5, 2.5]

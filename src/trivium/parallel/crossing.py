@@ -3,7 +3,7 @@
 From or to memory that may be paged out, a copy would wait until the accelerator is through with all it was given.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ def read_later(x: Tensor) -> Callable[[], list[float]]:
     """The numbers of a tensor when they are asked for: an accelerator goes on meanwhile."""
     if x.device.type != "cuda":
         return x.tolist
-    here = torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
+    here = _coming(x)
     copied = torch.cuda.Event()
     copied.record()
 
@@ -30,3 +30,17 @@ def read_later(x: Tensor) -> Callable[[], list[float]]:
         return here.tolist()
 
     return told
+
+
+def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies in the processor's memory. An accelerator's are all on their way before they are waited for, together, to
+    pinned memory, which torch keeps when they are gone and gives to the next ones."""
+    here = [_coming(x) for x in tensors]
+    if any(x.device.type == "cuda" for x in tensors):
+        torch.cuda.synchronize()
+    return here
+
+
+def _coming(x: Tensor) -> Tensor:
+    here = torch.empty_like(x, device="cpu", pin_memory=x.device.type == "cuda")
+    return here.copy_(x, non_blocking=True)
