@@ -18,7 +18,7 @@ from ranks import on_ranks
 from trivium.checkpoint import durable, pieces
 from trivium.checkpoint.format import step_name, step_of
 from trivium.checkpoint.load import Checkpoint, newest_good, published
-from trivium.checkpoint.save import Fragment, Saving, prune, recover, save
+from trivium.checkpoint.save import Fragment, Saving, copies, prune, recover, save
 from trivium.errors import CheckpointError
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
@@ -168,7 +168,7 @@ def test_a_copy_is_saved_while_the_values_change(tmp_path: Path, monkeypatch) ->
 
     monkeypatch.setattr(pieces, "write_blocks", slowly)
     values = fragment()
-    saving = Saving(tmp_path, 1, [f.copied() for f in values], MESH, {})
+    saving = Saving(tmp_path, 1, copies(values), MESH, {})
     assert not saving.advance() and published(tmp_path) == []
     values[0].values.fill_(9.0)
     go_on.set()

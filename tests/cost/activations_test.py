@@ -107,6 +107,6 @@ def test_sequence_parallelism_divides_all_that_a_layer_keeps(family: str, mode: 
         layer_bytes(case_of(small(model=model, layout={"tensor": t}, sequence_parallel=t > 1)), mode)
         for t in (1, 8)
     ]
-    # Angles of the rotary embedding are of all positions that a rank attends from.
-    angles = 2 * 32 * 32 * 4 if family == "llama" and mode == NONE else 0
+    # Angles of the rotary embedding, queries' and keys', are of all positions that a rank attends from.
+    angles = 32 * 32 * 4 if family == "llama" and mode == NONE else 0
     assert kept[1] - angles == (kept[0] - angles) / 8

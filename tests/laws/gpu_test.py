@@ -1,13 +1,16 @@
 """The same laws on an accelerator, where there is one."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from plans import small
 from trivium.certify.certificate import certificate, examine
 from trivium.certify.reference import compute_reference, random_rows
+from trivium.parallel.crossing import read_later
 from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule, read_later
+from trivium.parallel.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.training.trainer import Samples, Trainer
 
@@ -70,3 +73,17 @@ def test_numbers_are_read_while_the_accelerator_goes_on(device: torch.device) ->
     told = read_later(x)
     x.mul_(2)
     assert told() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("over", [{}, {"model": {"documents": "apart"}}, {"precision": {"weights": "bf16"}}])
+def test_nothing_in_a_step_waits_but_for_its_totals(over: dict[str, Any], device: torch.device) -> None:
+    """Which an event tells: torch reports every other wait."""
+    plan = small(**over)
+    trainer = Trainer(plan, Mesh.single(device), seed=1, rule=AdamRule())
+    samples = Samples(0, plan.batch.sequences, random_rows(plan))
+    trainer.train_step(0, samples, 1e-3)  # libraries are loaded
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trainer.train_step(1, samples, 1e-3)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

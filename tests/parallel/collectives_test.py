@@ -19,6 +19,7 @@ from trivium.parallel.collectives import (
 )
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
+from trivium.parallel.pretend import pretended
 from trivium.plan.layout import Layout
 
 SLICE = 1000
@@ -85,3 +86,18 @@ def waiting_is_counted(place: Place, by_memory: bool) -> None:
 def test_the_time_a_rank_waits_for_another_is_counted(by_memory: bool) -> None:
     """Slow ranks are found by it: without it, those that wait seem to work."""
     on_ranks(2, waiting_is_counted, by_memory)
+
+
+def test_a_slice_that_is_gathered_in_place_is_not_copied_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for gloo."""
+    given: list[int] = []
+
+    def gather(out: torch.Tensor, x: torch.Tensor, **how: object) -> None:
+        given.append(x.data_ptr())
+
+    monkeypatch.setattr(dist, "all_gather_single", gather, raising=False)
+    with pretended(Layout(data=2), 1) as mesh:
+        whole = torch.zeros(6)
+        own = whole.view(2, 3)[1]
+        all_gather_into(whole, own, mesh.data, wait=False)
+    assert given == [own.data_ptr()]

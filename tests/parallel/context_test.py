@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ranks import on_ranks
-from trivium.parallel import fused_tile, ring_attention
+from trivium.parallel import crossing, fused_tile, ring_attention
 from trivium.parallel.context import Context
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
@@ -93,3 +93,16 @@ def test_what_tiles_say_is_what_the_mask_shows() -> None:
             found.add(tile.seen)
         assert not whole[~covered].any()  # nothing that is seen is left out
     assert found == set(Seen)
+
+
+def test_the_positions_of_a_rank_are_sent_once_for_all_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    where = "trivium.parallel.sight.sent"
+    monkeypatch.setattr(where, lambda x, *to: sent.append(len(x)) or crossing.sent(x, *to))
+    monkeypatch.setattr(ring_attention, "QUERIES", 3)
+    order = tuple(x.numpy() for x in order_of("scattered", 1))
+    seen, group = Sight(order, None), Mesh.single().context
+    q = torch.randn(B, N, S, D, dtype=torch.float64, requires_grad=True)
+    for _ in range(2):  # layers
+        ring_attention.ring_attention(q, q, q, seen, group).sum().backward()
+    assert sent == [S]

@@ -1,15 +1,19 @@
 """A rank's place in its groups is the one its layout gives it and torch has for it, whatever the order of the axes."""
 
 from contextlib import nullcontext
+from datetime import timedelta
 from itertools import permutations
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from plans import small
 from ranks import ranks
 from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh
+from trivium.parallel.mesh import Mesh, _join
 from trivium.parallel.zero import AdamRule
 from trivium.plan.layout import AXES, Layout
 from trivium.training.trainer import Trainer
@@ -56,3 +60,26 @@ def test_a_trainer_refuses_a_mesh_of_other_ends(place: Place) -> None:
         Trainer(given, usual, seed=1, rule=AdamRule())
     right = Mesh.connect(given.layout, place.rank, place.world_size, ends=given.ends)
     assert Trainer(given, right, seed=1, rule=AdamRule()).buckets
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize(("role", "urgent"), [("pipeline", True), ("tensor", True), ("replicas", False)])
+def test_accelerators_connect_at_once_and_what_is_urgent_goes_first(
+    role: str, urgent: bool, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each group is asked for once; torch connects those whose device it knows, and puts off the others."""
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(dist, "get_backend", lambda group=None: backend)
+    monkeypatch.setattr(dist, "new_group", lambda ranks, **how: asked.append({"ranks": ranks, **how}))
+    nccl = SimpleNamespace(Options=lambda **given: SimpleNamespace(**given))
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", nccl, raising=False)
+    device, timeout = torch.device("cuda", 1), timedelta(seconds=7)
+    mine = _join(1, device, timeout, {}, role, [(0, 1), (2, 3), (4,)])
+    assert mine.ranks == (0, 1) and [each["ranks"] for each in asked] == [[0, 1], [2, 3]]
+    for each in asked:
+        assert each["timeout"] == timeout
+        if backend == "gloo":
+            assert each.keys() == {"ranks", "timeout"}
+            continue
+        assert each["device_id"] == device and each["pg_options"]._timeout == timeout
+        assert each["pg_options"].is_high_priority_stream is urgent

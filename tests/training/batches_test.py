@@ -1,15 +1,18 @@
 """Packed documents do not see each other: their loss is that of the documents apart."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+from fake_accelerator import accelerator
 from plans import small
 from trivium.model.inputs import Inputs
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import AdamRule
 from trivium.training.batches import Rows, inputs_of, packing
-from trivium.training.trainer import Trainer
+from trivium.training.trainer import Samples, Trainer
 
 END = 0
 
@@ -37,3 +40,13 @@ def test_the_loss_of_packed_documents_is_the_loss_of_the_documents_apart(family:
     joined = plan.model_copy(update={"model": plan.model.model_copy(update={"documents": "joined"})})
     seen = stage(None, inputs_of(joined, Rows(row[:, :-1], row[:, 1:]), Mesh.single(), dropout=None))
     assert seen.item() != pytest.approx(apart.item(), rel=1e-3)
+
+
+def test_an_accelerator_is_not_asked_how_many_tokens_count() -> None:
+    """It would have to be through with the update before the next step begins."""
+    with accelerator() as seen:
+        here = SimpleNamespace(mesh=Mesh.single(seen.device))
+        inputs = [SimpleNamespace(weights=torch.ones(3, 2, device=seen.device)) for _ in range(2)]
+        samples = Samples(0, 4, lambda first, count: pytest.fail("nothing is read"))
+        found = Trainer._tokens_that_count(here, samples, inputs)  # type: ignore[arg-type]
+    assert isinstance(found, torch.Tensor) and found.device == seen.device and not seen.waits

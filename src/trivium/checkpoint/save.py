@@ -20,6 +20,7 @@ from trivium.checkpoint.durable import check_room, explained, remove, sync_direc
 from trivium.checkpoint.format import FORMAT, MANIFEST, manifest_hash, manifest_text, step_name, step_of
 from trivium.checkpoint.pieces import DTYPES, Entry, write_pieces
 from trivium.errors import CheckpointError
+from trivium.parallel.crossing import fetched
 from trivium.parallel.mesh import Mesh, barrier
 from trivium.plan.parameters import Box
 
@@ -37,9 +38,11 @@ class Fragment:
     def bytes(self) -> int:
         return self.values.numel() * self.values.element_size()
 
-    def copied(self) -> "Fragment":
-        """The same with values of its own, which later training does not change."""
-        return replace(self, values=self.values.detach().to("cpu", copy=True))
+
+def copies(fragments: Sequence[Fragment]) -> list[Fragment]:
+    """The same with values of their own, which later training does not change."""
+    values = fetched([f.values.detach() for f in fragments])
+    return [replace(f, values=v) for f, v in zip(fragments, values, strict=True)]
 
 
 class _Progress(NamedTuple):

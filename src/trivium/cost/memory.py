@@ -33,7 +33,7 @@ from trivium.cost.rank_parameters import (
     table_parameters,
 )
 from trivium.cost.saved_bytes import as_bytes
-from trivium.plan.buckets import BUCKET_ELEMENTS, ELEMENTS_ALONE
+from trivium.plan.buckets import BUCKET_ELEMENTS, ELEMENTS_ALONE, UPDATED_AT_ONCE
 from trivium.plan.layout import Coordinate
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import ScheduleName
@@ -273,13 +273,14 @@ def _workspace(case: Case, at: Moment) -> Number:
 
 def _reduction(case: Case, at: Moment, elements: Number, owned: Number) -> Number:
     """After the last backward: the gradients on the wire where their dtype is another, each replica's sum and its copy
-    as gradients are kept, and where masters are wider a bucket of them in that dtype."""
+    as gradients are kept, and where masters are wider those in that dtype that an accelerator updates at once (a
+    processor: a bucket)."""
     c, zero = case, np.asarray(case.zero)
     together = np.asarray(c.replicas) > 1
     recast = np.where(
         (zero <= 1) & (np.asarray(c.reduction_bytes) != np.asarray(c.gradient_bytes)), elements, 0
     )
     summed = np.where((zero == 1) & together, owned, 0)
-    one = np.minimum(owned, _bucket(c, at) / np.where(zero >= 1, c.replicas, 1))
-    widened = np.where(np.asarray(c.gradient_bytes) != np.asarray(c.master_bytes), one, 0)
+    at_once = np.minimum(owned, UPDATED_AT_ONCE + _bucket(c, at) / np.where(zero >= 1, c.replicas, 1))
+    widened = np.where(np.asarray(c.gradient_bytes) != np.asarray(c.master_bytes), at_once, 0)
     return c.reduction_bytes * (recast + summed) + c.gradient_bytes * summed + c.master_bytes * widened

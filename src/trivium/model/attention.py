@@ -60,7 +60,7 @@ class Attention(nn.Module):
             k, v = k.squeeze(0), v.squeeze(0)
         if self.model.family == "llama":
             positions = inputs.order.unsqueeze(1) if inputs.positions is None else inputs.positions
-            q, k = (rotate(x, positions.T, self.model.rope_base) for x in (q, k))
+            q, k = rotate(q, k, positions.T, self.model.rope_base)
         memory = inputs.memory
         y = (
             self.context.attend(q, k, v, inputs.seen)

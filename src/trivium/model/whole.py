@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trivium.model.inputs import Inputs
 from trivium.model.likelihood import Likelihoods
@@ -19,6 +20,9 @@ from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Dtype, Precision
 from trivium.plan.recompute import Recompute
+
+# Not cuDNN's, which plans anew for every number of keys: one more with each token that is written.
+KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def answering_plan(model: ModelShape, layout: Layout, precision: Dtype) -> Plan:
@@ -123,7 +127,8 @@ class WholeModel:
             if not stage.is_first and number - 1 not in self.stages:
                 room = torch.empty(*tokens.shape, self.model.hidden, dtype=self.dtype, device=self.device)
                 x = self._relay.receive(room, self._holders[number - 1])
-            x = stage.hidden(x, inputs)
+            with sdpa_kernel(KERNELS):
+                x = stage.hidden(x, inputs)
             if stage.is_last:
                 return x
             if number + 1 not in self.stages:

@@ -101,8 +101,8 @@ def all_gather_into(out: Tensor, x: Tensor, group: Group, *, wait: bool = True) 
             own.copy_(x)
         work = Exchange(group, send=[own] * group.size, receive=list(out.view(group.size, *x.shape)))
     else:
-        if x.data_ptr() == out.data_ptr() + group.index * x.numel() * x.element_size():
-            x = x.clone()
+        if group.is_gloo and x.data_ptr() == out.data_ptr() + group.index * x.numel() * x.element_size():
+            x = x.clone()  # NCCL gathers in place
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         work = gather(out, x.contiguous(), group=group.handle, async_op=True)
     if wait:

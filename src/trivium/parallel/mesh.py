@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from trivium.parallel.same_host import meet
 from trivium.plan.layout import AXES, Axis, Coordinate, Layout
 
 ROLES = (*AXES, "replicas", "ends")
+URGENT = ("tensor", "context", "pipeline")  # whose messages the next computation waits for
 TAGS = range(1 << 30, (1 << 31) - 1)  # below are the numbers of pipeline transfers
 
 
@@ -146,7 +147,7 @@ class Mesh:
         if world_size > 1 and device.type == "cpu" and dist.get_backend() == "gloo":
             wanted = {r for each in sets.values() for ranks in each if rank in ranks for r in ranks}
             near = meet(rank, wanted, timeout_seconds, lends=by_memory and lends_memory())
-        join = partial(_join, rank, timedelta(seconds=timeout_seconds), near)
+        join = partial(_join, rank, device, timedelta(seconds=timeout_seconds), near)
         groups = {role: join(role, each) for role, each in sets.items()}
         # Where there is one context rank the replicas are the data ranks: one communicator serves both.
         groups.setdefault("replicas", groups["data"])
@@ -180,7 +181,12 @@ def _all_peers(layout: Layout, *axes: Axis) -> list[tuple[int, ...]]:
 
 
 def _join(
-    rank: int, timeout: timedelta, near: Mapping[int, HostPeer], role: str, groups: list[tuple[int, ...]]
+    rank: int,
+    device: torch.device,
+    timeout: timedelta,
+    near: Mapping[int, HostPeer],
+    role: str,
+    groups: list[tuple[int, ...]],
 ) -> Group:
     """Every process creates every group, in the same order, as torch requires; it belongs to at most one."""
     mine = Group(role, (rank,), 0, None)
@@ -188,11 +194,23 @@ def _join(
         distinct = tuple(dict.fromkeys(members))
         # torch numbers a group's members by their ranks, whatever their order here: ours must be the same.
         assert list(distinct) == sorted(distinct), f"group {role} lists its ranks {distinct} out of order"
-        handle = dist.new_group(list(distinct), timeout=timeout) if len(distinct) > 1 else None
+        handle = None
+        if len(distinct) > 1:
+            asked = _asked_of_nccl(role, timeout, device) if dist.get_backend() == "nccl" else {}
+            handle = dist.new_group(list(distinct), timeout=timeout, **asked)
         if rank in distinct:
             peers = {i: near[r] for i, r in enumerate(distinct) if r in near}
             mine = Group(role, distinct, distinct.index(rank), handle, peers=peers)
     return mine if not mine.is_gloo or _all_agree(mine) else replace(mine, peers={})
+
+
+def _asked_of_nccl(role: str, timeout: timedelta, device: torch.device) -> dict[str, Any]:
+    """That the ranks connect now, by naming their device: at the first message they would have to do so together, and
+    a pipeline's later ranks would run out of time while the first compiles. And that urgent messages get a share of an
+    accelerator that is busy with a product."""
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=role in URGENT)
+    options._timeout = timeout  # else torch warns that it is not the group's
+    return {"device_id": device, "pg_options": options}
 
 
 def _all_agree(group: Group) -> bool:

@@ -60,7 +60,7 @@ class Executor:
     stages: Mapping[int, StageFunctions]
     last_stage: int
     activation: Callable[[], Tensor]
-    loss_scale: float = 1.0
+    loss_scale: float | Tensor = 1.0
     watch: GradientWatch | None = None
     saved_bytes: SavedBytes | None = None  # measures what is kept for backward
     transport: Literal["posted", "batched"] | None = None  # None: posted on gloo, batched elsewhere

@@ -110,8 +110,8 @@ def _tiles(sight: Sight, here: int, there: int, q: Tensor) -> Iterator[Tile]:
 def _mask(tile: Tile, sight: Sight, here: int, there: int, q: Tensor) -> Tensor | None:
     if tile.seen is not Seen.SOME:
         return None
-    queries, keys = sight.order[here][tile.here], sight.order[there][tile.there]
-    return sight.mask(*(torch.from_numpy(x).to(q.device) for x in (queries, keys)))
+    queries, keys = (sight.placed(rank, q.device) for rank in (here, there))
+    return sight.mask(queries[tile.here], keys[tile.there])
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,12 +1,14 @@
 """Which positions see which, and in what tiles a ring of ranks attends to them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
 import numpy as np
 import torch
+
+from trivium.parallel.crossing import sent
 
 Tensor = torch.Tensor
 
@@ -38,6 +40,13 @@ class Sight:
 
     order: tuple[np.ndarray, ...]
     documents: Tensor | None
+    _placed: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def placed(self, rank: int, device: torch.device) -> Tensor:
+        """The positions that a rank holds, on a device: sent there once, for all tiles and layers."""
+        if rank not in self._placed:
+            self._placed[rank] = sent(self.order[rank], device, torch.int64)
+        return self._placed[rank]
 
     def mask(self, queries: Tensor, keys: Tensor) -> Tensor:
         """[B or 1, 1, queries, keys], true where a query sees a key; both are positions."""

@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch.optim.adamw import adamw
 
 from trivium.parallel.buckets import Bucket
 from trivium.parallel.collectives import sum_over_ranks_begin
+from trivium.parallel.crossing import read_later, sent
 from trivium.parallel.mesh import Mesh
+from trivium.plan.buckets import UPDATED_AT_ONCE
 
 Tensor = torch.Tensor
-
-# Elements that an accelerator updates with one launch: enough that it takes longer than launching the next.
-AT_ONCE = 1 << 25
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,14 @@ class Shard:
     norm_weight: Tensor | None  # 1 where an element counts in the norm, else 0; None: all count
     grad: Tensor | None = None
 
+    def summed(self) -> Tensor:
+        """The gradient as it was summed."""
+        assert self.grad is not None, "gradients are reduced first"
+        return self.grad
+
     def gradient(self) -> Tensor:
         """In the dtype of the masters: a copy where that is another."""
-        assert self.grad is not None, "gradients are reduced first"
-        return self.grad.to(self.master.dtype)
+        return self.summed().to(self.master.dtype)
 
 
 class Totals(NamedTuple):
@@ -79,10 +83,8 @@ class ShardedAdamW:
 
     def __init__(self, buckets: Sequence[Bucket], mesh: Mesh, rule: AdamRule, masters: torch.dtype) -> None:
         self.buckets, self.mesh, self.rule = list(buckets), mesh, rule
-        self.shards = [_shard(b, masters) for b in buckets]
-        copied = any(b.dtypes.gradients != masters for b in buckets)
-        # Gradients that are copied to the masters' dtype are so one bucket at a time.
-        self._together = together(self.shards, 0 if copied or mesh.device.type == "cpu" else AT_ONCE)
+        self.shards, self._masters = [_shard(b, masters) for b in buckets], masters
+        self._together = together(self.shards, 0 if mesh.device.type == "cpu" else UPDATED_AT_ONCE)
         self.steps_done = 0  # a checkpoint sets it, as it fills the states
         self.on_reduced: Callable[[int, Tensor], None] | None = (
             None  # sees each shard's gradient before clipping
@@ -140,22 +142,22 @@ class ShardedAdamW:
         way is then still in a cache when it is used. On an accelerator many at once, in a few launches. Weights travel
         while the next are updated."""
         for shards in self._together:
-            grads = [shard.gradient() for shard in shards]
-            if isinstance(factor, Tensor):
-                torch._foreach_mul_(grads, factor.to(grads[0].dtype))
-            elif factor != 1.0:
-                torch._foreach_mul_(grads, factor)
-            for decays in (True, False):
-                self._adamw(shards, grads, lr, decays=decays)
-            own = [s for s in shards if s.bucket.shard.data_ptr() != s.master.data_ptr()]
-            if own:
-                torch._foreach_copy_([s.bucket.shard for s in own], [s.master for s in own])
-            for shard in shards:
-                shard.bucket.publish()
+            self._update_together(shards, lr, factor)
         self.steps_done += 1
         self._clear()
         for shard in self.shards:
             shard.bucket.published()
+
+    def _update_together(self, shards: Sequence[Shard], lr: float, factor: Tensor | float) -> None:
+        """Of one group; what it took is free when this returns."""
+        grads = scaled(shards, factor)
+        for decays in (True, False):
+            self._adamw(shards, grads, lr, decays=decays)
+        own = [s for s in shards if s.bucket.shard.data_ptr() != s.master.data_ptr()]
+        if own:
+            torch._foreach_copy_([s.bucket.shard for s in own], [s.master for s in own])
+        for shard in shards:
+            shard.bucket.publish()
 
     def _adamw(self, shards: Sequence[Shard], grads: Sequence[Tensor], lr: float, *, decays: bool) -> None:
         """Of the parts with weight decay, or of those without."""
@@ -194,8 +196,8 @@ class ShardedAdamW:
         for shards in self._together:
             # Replicas of the whole count once.
             counted = [s for s in shards if s.bucket.sharded or self.mesh.replicas.index == 0]
-            square += squares([s.gradient() for s in counted], [s.norm_weight for s in counted])
-        along = torch.tensor(beside, dtype=torch.float64, device=self.mesh.device)
+            square += squares([s.summed() for s in counted], [s.norm_weight for s in counted], self._masters)
+        along = sent(np.array(beside), self.mesh.device, torch.float64)
         both = torch.stack([square / scale**2, loss_share(loss, self.mesh) / scale])
         return torch.cat([both, along])
 
@@ -223,33 +225,37 @@ def together(shards: Sequence[Shard], at_once: int) -> list[list[Shard]]:
     return groups
 
 
-def squares(gradients: Sequence[Tensor], weights: Sequence[Tensor | None]) -> Tensor | float:
-    """Sum of the squares of all elements, each times its weight; None: all weigh 1."""
-    if len(gradients) > 1:  # on an accelerator, in a few launches
+def scaled(shards: Sequence[Shard], factor: Tensor | float) -> list[Tensor]:
+    """Their gradients times `factor`, in the dtype of the masters; those that have it already are changed in place."""
+    if not isinstance(factor, Tensor):
+        grads = [shard.gradient() for shard in shards]
+        if factor != 1.0:
+            torch._foreach_mul_(grads, factor)
+        return grads
+    given, factor = [shard.summed() for shard in shards], factor.to(shards[0].master.dtype)
+    if given[0].dtype != factor.dtype:
+        # A factor with a dimension of its own widens what it multiplies: one pass over memory instead of two.
+        return [grad * factor.view(1) for grad in given]
+    torch._foreach_mul_(given, factor)
+    return given
+
+
+def squares(
+    gradients: Sequence[Tensor], weights: Sequence[Tensor | None], dtype: torch.dtype
+) -> Tensor | float:
+    """Sum of the squares of all elements, each times its weight of 0 or 1, added up in `dtype`; None: all weigh 1."""
+    if len(gradients) > 1 or any(g.device.type != "cpu" for g in gradients):
+        # On an accelerator, in a few launches that read narrow gradients as they are.
         weighted = [g if w is None else g * w for g, w in zip(gradients, weights, strict=True)]
-        return torch.stack(torch._foreach_norm(weighted)).double().square().sum()
-    products = (torch.dot(g if w is None else g * w, g) for g, w in zip(gradients, weights, strict=True))
+        return torch.stack(torch._foreach_norm(weighted, 2, dtype=dtype)).double().square().sum()
+    wide = (g.to(dtype) for g in gradients)
+    products = (torch.dot(g if w is None else g * w, g) for g, w in zip(wide, weights, strict=True))
     return sum(p.to(torch.float64) for p in products)
 
 
 def loss_share(loss: Tensor, mesh: Mesh) -> Tensor:
     """A rank's loss as it enters the sum over all ranks: tensor ranks all know it, and count once."""
     return loss if mesh.tensor.index == 0 else torch.zeros_like(loss)
-
-
-def read_later(x: Tensor) -> Callable[[], list[float]]:
-    """The numbers of a tensor when they are asked for: an accelerator goes on meanwhile."""
-    if x.device.type != "cuda":
-        return x.tolist
-    here = torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
-
-    def told() -> list[float]:
-        copied.synchronize()
-        return here.tolist()
-
-    return told
 
 
 def _totals(sums: Sequence[float]) -> Totals:
@@ -265,13 +271,13 @@ def _shard(bucket: Bucket, masters: torch.dtype) -> Shard:
     halves = (Part(slice(0, border), decays=True), Part(slice(border, len(master)), decays=False))
     parts = tuple(part for part in halves if part.where.stop > part.where.start)
     moments = torch.zeros_like(master), torch.zeros_like(master)
-    return Shard(bucket, master, *moments, parts, _norm_weight(bucket, masters))
+    return Shard(bucket, master, *moments, parts, _norm_weight(bucket, bucket.dtypes.gradients))
 
 
-def _norm_weight(bucket: Bucket, masters: torch.dtype) -> Tensor | None:
+def _norm_weight(bucket: Bucket, dtype: torch.dtype) -> Tensor | None:
     if all(s.counts for s in bucket.slots):
         return None  # padding has no gradient
-    weight = torch.zeros(bucket.padded, dtype=masters, device=bucket.weights.device)
+    weight = torch.zeros(bucket.padded, dtype=dtype, device=bucket.weights.device)
     for slot in bucket.slots:
         weight[slot.start : slot.stop] = float(slot.counts)
     return weight[bucket.owned].clone()

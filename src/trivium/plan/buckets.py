@@ -15,6 +15,9 @@ from trivium.plan.plan import Plan
 # replicas sends none of it. There, the smaller, the sooner its gradients find room among freed activations, and a
 # parameter with a bucket of its own has the backward's gradient for it without a copy.
 BUCKET_ELEMENTS, ELEMENTS_ALONE = 4 << 20, 1 << 18
+# An accelerator updates buckets together until they have so many elements: enough that it takes longer than launching
+# the next. Of narrow gradients as many are copied to the masters' dtype meanwhile.
+UPDATED_AT_ONCE = 1 << 25
 
 Entry = TypeVar("Entry")
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from trivium.model.inputs import Inputs
+from trivium.parallel.crossing import sent
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.randomness import DropoutKey
 from trivium.parallel.sight import Sight
@@ -67,9 +68,3 @@ def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None)
         here=here,
         dropout=dropout,
     )
-
-
-def sent(x: np.ndarray, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """On its way to a device, which goes on with what it was given before: from memory that is not paged out."""
-    here = torch.from_numpy(np.ascontiguousarray(x)).to(dtype)
-    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)

@@ -10,7 +10,7 @@ from trivium.checkpoint.durable import explained
 from trivium.checkpoint.format import step_name, step_of
 from trivium.checkpoint.keep import expired, is_due
 from trivium.checkpoint.load import published
-from trivium.checkpoint.save import Fragment, Saving, prune
+from trivium.checkpoint.save import Fragment, Saving, copies, prune
 from trivium.errors import CheckpointError, MachineError
 from trivium.parallel.mesh import Mesh
 from trivium.training.config import TrainingConfig
@@ -38,7 +38,7 @@ class Saves:
         """Save the state as it is now. In the background: returns when it is copied and an earlier save is done."""
         self.settle()
         background = self.config.save == "background"
-        held = [f.copied() for f in fragments] if background else fragments
+        held = copies(fragments) if background else fragments
         try:
             self._saving = Saving(self.root, step, held, self.mesh, about)
         except CheckpointError as error:

@@ -190,12 +190,14 @@ class Trainer:
             found.append(inputs_of(plan, part, self.mesh, dropout=key))
         return found
 
-    def _tokens_that_count(self, samples: Samples, inputs: list[Inputs]) -> float:
-        """Tokens of the whole batch whose loss counts; a sum over replicas where only the data tells."""
+    def _tokens_that_count(self, samples: Samples, inputs: list[Inputs]) -> float | torch.Tensor:
+        """Tokens of the whole batch whose loss counts; a sum over replicas where only the data tells. On an accelerator
+        that stays there, so that nobody waits for it."""
         if all(i.weights is None for i in inputs):
             return float(self.plan.tokens(samples.sequences))
         here = torch.stack([i.weights.sum() for i in inputs if i.weights is not None]).sum()
-        return float(all_reduce_(here.to(torch.float64), self.mesh.replicas))
+        found = all_reduce_(here.to(torch.float64), self.mesh.replicas)
+        return float(found) if found.device.type == "cpu" else found
 
     def _set_mode(self, *, training: bool) -> None:
         for stage in self.stages.values():
