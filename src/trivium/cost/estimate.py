@@ -168,7 +168,7 @@ class Durations:
 def estimate(
     plan: Plan, machine: Machine, *, method: Method = "simulated", stack: Stack | None = None
 ) -> Estimate:
-    """Price a legal plan. "closed form" replaces the simulation: exact for equal stages, and faster. stack: the
+    """Price a legal plan. "closed form" replaces the simulation: faster, and near it (docs/planner.md). stack: the
     software that runs it, by default ours.
 
     Raises ConfigError if the machine has too few devices.
