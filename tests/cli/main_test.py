@@ -1,6 +1,8 @@
 """Laws of the command line: it starts at once, without torch, and ends every error in one line and its code."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from trivium.checkpoint.durable import REMEDY
 from trivium.cli import main as entry
 from trivium.cli.main import VERBS
 from trivium.cli.train import joins_torchrun
@@ -162,6 +165,20 @@ def test_an_unexpected_error_is_one_line_and_how_to_see_more(monkeypatch, capsys
     text = capsys.readouterr().err
     assert stopped.value.code == 1
     assert "error: RuntimeError: it broke" in text and "--debug" in text and "Traceback" not in text
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT])
+def test_what_the_system_refuses_to_write_is_the_machines_error_with_a_remedy(monkeypatch, capsys, number):
+    def refused():
+        raise OSError(number, os.strerror(number), "/there/config.json")
+
+    monkeypatch.setattr(entry, "command_line", refused)
+    monkeypatch.setattr(sys, "argv", ["trivium", "train"])
+    with pytest.raises(SystemExit) as stopped:
+        entry.main()
+    text = capsys.readouterr().err
+    assert stopped.value.code == 3 and "--debug" not in text
+    assert f"/there/config.json: {os.strerror(number)}; {REMEDY[number]}" in text
 
 
 def test_an_interrupt_ends_with_130(monkeypatch, capsys):

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from trivium import __version__
-from trivium.errors import TriviumError
+from trivium.cli.failure import told
 
 INTERRUPTED = 130
 
@@ -84,16 +84,13 @@ def main() -> None:
     debug = len(words) < len(sys.argv) - 1
     try:
         command_line()(words, prog_name="trivium")
-    except TriviumError as error:
-        _print_error(str(error), debug=debug)
-        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except Exception as error:
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        _print_error(f"{text}\nrun again with --debug for the traceback", debug=debug)
-        sys.exit(1)
+        failure = told(error)
+        _print_error(str(failure), debug=debug)
+        sys.exit(failure.exit_code)
 
 
 def _options(
