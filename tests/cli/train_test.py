@@ -71,6 +71,25 @@ def tokens(tmp_path_factory) -> Path:
     return folder
 
 
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [(TORCHRUN, "lacks MASTER_PORT"), (TORCHRUN | {"MASTER_PORT": "1"}, "ranks")],
+)
+def test_ranks_that_do_not_fit_the_layout_are_refused_before_a_training_begins(
+    environment: dict[str, str], says: str, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    out = tmp_path / "run"
+    sets = [f"{field}={value}" for field, value in SMALL.items()]
+    with pytest.raises(ConfigError, match=says):
+        perform(train.TRAIN, open_run(out, given_for(out, "demo", sets), tokens=tokens))
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     ("wrong", "error", "says"),
     [
@@ -87,7 +106,12 @@ def tokens(tmp_path_factory) -> Path:
     ],
 )
 def test_a_mistyped_command_leaves_a_finished_training_where_it_is(
-    wrong: dict, error: type, says: str, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wrong: dict[str, object],
+    error: type,
+    says: str,
+    tokens: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     out = Path("run")

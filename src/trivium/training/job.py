@@ -51,7 +51,6 @@ def start(
     check(job)
     place = torchrun_place()
     if place is not None:
-        job.plan.checked(place.world_size)
         if place.rank != 0:
             _train_among_others(place, job, _nothing)
             return {}
@@ -112,8 +111,9 @@ def _alone(job: TrainingJob, lease: Lease | None) -> Iterator[Lease]:
 
 
 def check(job: TrainingJob) -> None:
-    """Refuse what can be refused before any process exists."""
-    problems = job.plan.check()
+    """Refuse what can be refused before any rank trains, and before anything is written."""
+    place = torchrun_place()
+    problems = job.plan.check(place.world_size if place is not None else None)
     unit = job.plan.validation_unit
     if job.training.validation_samples % unit:
         above = -(-job.training.validation_samples // unit) * unit
