@@ -3,8 +3,11 @@
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +18,8 @@ from trivium.checkpoint.durable import REMEDY
 from trivium.cli import main as entry
 from trivium.cli.main import VERBS
 from trivium.cli.train import joins_torchrun
+from trivium.errors import Preempted
+from trivium.training.preemption import listening
 
 # Runs the command line, then says on the last line of standard error what it had imported.
 PROBE = """
@@ -234,6 +239,31 @@ def test_the_schema_describes_the_paths_users_type(call):
 )
 def test_only_the_first_rank_of_torchrun_writes(environment: dict[str, str], joins: bool):
     assert joins_torchrun(environment) is joins
+
+
+def test_a_training_that_is_asked_to_end_before_it_listens_hears_it_when_it_does(monkeypatch, capsys):
+    def asked_at_once():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+        def work(words, prog_name):
+            with listening(lambda _: None) as requests:
+                deadline = time.monotonic() + 5
+                while not requests.asked and time.monotonic() < deadline:
+                    time.sleep(0.001)
+                raise Preempted(f"asked by {requests.asked}")
+
+        return work
+
+    killed = signal.signal(signal.SIGUSR1, lambda *_: pytest.fail("it was killed"))
+    monkeypatch.setattr(entry, "command_line", asked_at_once)
+    monkeypatch.setattr(sys, "argv", ["trivium", "--debug", "train"])
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            entry.main()
+    finally:
+        signal.signal(signal.SIGUSR1, killed)
+    assert stopped.value.code == 75 and "asked by SIGUSR1" in capsys.readouterr().err
+    assert signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def _broken():

@@ -3,6 +3,7 @@
 import importlib
 import sys
 import traceback
+from contextlib import nullcontext
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -10,6 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from trivium import __version__
 from trivium.cli.failure import told
+from trivium.training.preemption import held_back
 
 INTERRUPTED = 130
 
@@ -82,8 +84,11 @@ def main() -> None:
     """Run the command line; every error a user can act on is printed without a traceback."""
     words = [word for word in sys.argv[1:] if word != "--debug"]
     debug = len(words) < len(sys.argv) - 1
+    # A training that is asked to end before it listens would be killed; importing alone takes it a second or two.
+    waiting = held_back() if words[:1] == ["train"] else nullcontext()
     try:
-        command_line()(words, prog_name="trivium")
+        with waiting:
+            command_line()(words, prog_name="trivium")
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on", file=sys.stderr)
         sys.exit(INTERRUPTED)
