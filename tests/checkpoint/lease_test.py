@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from trivium.checkpoint import lease
 from trivium.checkpoint.lease import LEASE, RENEW_SECONDS, STALE_SECONDS, holder_of, holding
 from trivium.errors import MachineError
 
@@ -59,6 +60,22 @@ def test_the_lease_of_a_killed_job_is_recognised_as_stale_at_once_and_told(held)
     assert holder_of(directory) is None
     with holding(directory, said.append):
         assert len(said) == 1, "a job that ended leaves no lease behind"
+
+
+def test_a_folder_that_was_set_aside_while_its_lease_was_awaited_is_not_held_by_its_old_name(
+    tmp_path: Path, monkeypatch
+) -> None:
+    begin = lease._refuse_if_held
+
+    def set_aside_meanwhile(descriptor, path, before):
+        (tmp_path / "run").rename(tmp_path / "run.previous")
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / LEASE).touch()
+        begin(descriptor, path, before)
+
+    monkeypatch.setattr(lease, "_refuse_if_held", set_aside_meanwhile)
+    with pytest.raises(MachineError, match="set aside"), holding(tmp_path / "run", print):
+        pass
 
 
 def lease_of_another_host(directory: Path, renewed: float) -> None:

@@ -1,7 +1,9 @@
 """Job files for Slurm, Kubernetes and torchrun: ranks fill nodes, signals save, what may go on is started again."""
 
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -60,6 +62,37 @@ def test_kubernetes_gives_pods_the_time_to_save_and_ignores_preemption(capsys, m
     assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
     is_shell(container["args"][0])
     assert "--nnodes 2 --nproc-per-node 8" in container["args"][0] and "{{" not in text
+
+
+AWKWARD = ["/runs/x 'y'", "/runs/a: b, c}", '/runs/"q" #1', "/runs/{x}/\\n", "/runs/$(date)", "/run ü: [/☃"]
+
+
+@pytest.mark.parametrize("out", AWKWARD)
+def test_any_run_directory_stands_in_every_job_file_as_it_is(capsys, monkeypatch, out: str) -> None:
+    text = printed(capsys, monkeypatch, "kubernetes", *two_nodes(), out=out)
+    _, job = yaml.safe_load_all(text)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["env"] == [{"name": "OUT", "value": out}]
+    assert container["volumeMounts"][0]["mountPath"] == str(Path(out).parent)
+    (argument,) = [w for w in container["args"][0].splitlines() if "--out" in w]
+    assert shlex.split(argument)[3:5] == ["--out", out]
+    for target in ("slurm", "torchrun"):
+        text = printed(capsys, monkeypatch, target, *two_nodes(), out=out)
+        is_shell(text)
+        assignment = next(line for line in text.splitlines() if line.startswith("OUT="))
+        said = subprocess.run(
+            ["bash", "-c", f'{assignment}; printf %s "$OUT"'], capture_output=True, text=True
+        )
+        assert said.stdout == out
+        assert shlex.quote(out) in text
+
+
+def test_a_line_break_in_what_a_job_file_passes_on_is_refused(capsys, monkeypatch) -> None:
+    words = ["trivium", "launch", "--print", "torchrun", "--preset", "demo", "--out", "a\nb"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 2 and "line break" in capsys.readouterr().err
 
 
 def test_torchrun_on_one_host_needs_no_address_and_on_two_finds_them(capsys, monkeypatch) -> None:

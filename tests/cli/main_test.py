@@ -1,17 +1,25 @@
 """Laws of the command line: it starts at once, without torch, and ends every error in one line and its code."""
 
+import errno
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from trivium.checkpoint.durable import REMEDY
 from trivium.cli import main as entry
 from trivium.cli.main import VERBS
 from trivium.cli.train import joins_torchrun
+from trivium.errors import Preempted
+from trivium.training.preemption import listening
 
 # Runs the command line, then says on the last line of standard error what it had imported.
 PROBE = """
@@ -164,6 +172,20 @@ def test_an_unexpected_error_is_one_line_and_how_to_see_more(monkeypatch, capsys
     assert "error: RuntimeError: it broke" in text and "--debug" in text and "Traceback" not in text
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT])
+def test_what_the_system_refuses_to_write_is_the_machines_error_with_a_remedy(monkeypatch, capsys, number):
+    def refused():
+        raise OSError(number, os.strerror(number), "/there/config.json")
+
+    monkeypatch.setattr(entry, "command_line", refused)
+    monkeypatch.setattr(sys, "argv", ["trivium", "train"])
+    with pytest.raises(SystemExit) as stopped:
+        entry.main()
+    text = capsys.readouterr().err
+    assert stopped.value.code == 3 and "--debug" not in text
+    assert f"/there/config.json: {os.strerror(number)}; {REMEDY[number]}" in text
+
+
 def test_an_interrupt_ends_with_130(monkeypatch, capsys):
     monkeypatch.setattr(entry, "command_line", _interrupted)
     monkeypatch.setattr(sys, "argv", ["trivium", "demo"])
@@ -217,6 +239,31 @@ def test_the_schema_describes_the_paths_users_type(call):
 )
 def test_only_the_first_rank_of_torchrun_writes(environment: dict[str, str], joins: bool):
     assert joins_torchrun(environment) is joins
+
+
+def test_a_training_that_is_asked_to_end_before_it_listens_hears_it_when_it_does(monkeypatch, capsys):
+    def asked_at_once():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+        def work(words, prog_name):
+            with listening(lambda _: None) as requests:
+                deadline = time.monotonic() + 5
+                while not requests.asked and time.monotonic() < deadline:
+                    time.sleep(0.001)
+                raise Preempted(f"asked by {requests.asked}")
+
+        return work
+
+    killed = signal.signal(signal.SIGUSR1, lambda *_: pytest.fail("it was killed"))
+    monkeypatch.setattr(entry, "command_line", asked_at_once)
+    monkeypatch.setattr(sys, "argv", ["trivium", "--debug", "train"])
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            entry.main()
+    finally:
+        signal.signal(signal.SIGUSR1, killed)
+    assert stopped.value.code == 75 and "asked by SIGUSR1" in capsys.readouterr().err
+    assert signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def _broken():

@@ -1,15 +1,18 @@
 """Laws of stages: done once, done again when anything they depend on changes, never half done."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from trivium.checkpoint.lease import holder_of, holding
+from trivium.cli import stage as stages
 from trivium.cli.options import given_for, open_run
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.stage import STARTED, Run, Stage, perform
 from trivium.cli.workspace import Workspace, read_result
 from trivium.config import read_preset
-from trivium.errors import DataError
+from trivium.errors import ConfigError, DataError, MachineError
 from trivium.provenance import STAMP, read_stamp, stamp_hash
 
 
@@ -118,12 +121,13 @@ def test_the_resolved_config_and_the_stamp_stand_beside_the_output(bench: Bench)
     assert stamp["config"]["seed"] == 5 and stamp["inputs"] == {"harvest": stamp_hash(bench.root / "harvest")}
 
 
-def training(bench: Bench, work=None) -> Stage:
+def training(bench: Bench, work=None, writes="in place", **more) -> Stage:
     return bench.stage(
         "training",
         work=work,
+        writes=writes,
+        **more,
         sections=("training",),
-        writes="in place",
         lasting=lambda run: str(run.config.training.lr),
         extent=lambda run: run.config.training.steps,
     )
@@ -158,6 +162,96 @@ def test_finished_work_in_place_goes_on_only_to_more_steps(bench: Bench, steps: 
     perform(training(bench), bench.run(f"training.steps={steps}"))
     assert (bench.root / "training" / "checkpoint").exists() is goes_on
     assert read_result(bench.root / "training" / STARTED)["extent"] == steps
+
+
+def files(root: Path) -> dict[str, str]:
+    return {str(p.relative_to(root)): p.read_text() for p in root.rglob("*") if p.is_file()}
+
+
+def refuse(run, state):
+    raise ConfigError("it cannot be")
+
+
+@pytest.mark.parametrize("assignment", ["training.lr=0.5", "training.steps=300", "training.keep_last=5"])
+@pytest.mark.parametrize("redo", [False, True])
+def test_what_cannot_begin_is_refused_before_anything_is_written_or_moved(bench: Bench, assignment, redo):
+    perform(training(bench), bench.run("training.steps=200"))
+    before = files(bench.root)
+    with pytest.raises(ConfigError):
+        perform(training(bench, check=refuse), bench.run("training.steps=200", assignment), redo=redo)
+    assert files(bench.root) == before
+
+
+def test_a_check_is_told_what_there_is_to_do(bench: Bench):
+    told: list[str] = []
+    stage = training(bench, check=lambda run, state: told.append(state))
+    for assignments in ([], ["training.keep_last=5"], ["training.steps=300"], ["training.lr=0.5"]):
+        perform(stage, bench.run(*assignments))
+    assert told == ["anew", "current", "goes on", "anew"]
+
+
+def test_what_was_set_aside_before_is_kept_when_more_is_set_aside(bench: Bench):
+    for lr in ("0.1", "0.2", "0.3", "0.4"):
+        perform(training(bench), bench.run(f"training.lr={lr}"))
+        (bench.root / "training" / "checkpoint").write_text(lr)
+    kept = {p.parent.name: p.read_text() for p in bench.root.glob("*/checkpoint")}
+    assert kept == {
+        "training.previous": "0.1",
+        "training.previous-2": "0.2",
+        "training.previous-3": "0.3",
+        "training": "0.4",
+    }
+
+
+def test_finished_work_in_place_is_current_under_what_may_change(bench: Bench, capsys):
+    perform(training(bench), bench.run())
+    before = files(bench.root)
+    perform(training(bench), bench.run("training.keep_last=5"))
+    assert files(bench.root) == before and bench.calls == ["training"]
+    assert "--redo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("assignment", ["training.lr=0.5", "training.lr=0.1"])
+@pytest.mark.parametrize("writes", ["in place", "afresh"])
+def test_who_is_refused_by_the_lease_changes_nothing_of_the_job_that_holds_it(
+    bench: Bench, assignment, writes
+):
+    def meddle(run, out, progress):
+        before = files(bench.root)
+        with pytest.raises(MachineError, match="is being written by"):
+            perform(training(bench, writes=writes), bench.run(assignment), redo=True)
+        assert files(bench.root) == before
+        return {}
+
+    if writes == "in place":
+        perform(training(bench, meddle), bench.run("training.lr=0.1"))
+    else:
+        with holding(bench.root / "training", print):
+            meddle(None, None, None)
+
+
+def test_work_in_place_is_handed_the_lease_of_the_folder_that_it_writes(bench: Bench):
+    def held(run, out, progress):
+        assert run.lease is not None
+        assert holder_of(bench.root / "training").pid == os.getpid()
+        return {}
+
+    for lr in ("0.1", "0.2"):
+        perform(training(bench, held), bench.run(f"training.lr={lr}"))
+        assert holder_of(bench.root / "training") is None
+
+
+def test_a_training_that_goes_on_is_at_no_moment_a_finished_one(bench: Bench, monkeypatch):
+    perform(training(bench), bench.run("training.steps=200"))
+    write, seen = stages.write_json, []
+
+    def watched(path, value):
+        write(path, value)
+        seen.append(stages.state_of(training(bench), bench.run("training.steps=300")))
+
+    monkeypatch.setattr(stages, "write_json", watched)
+    perform(training(bench), bench.run("training.steps=300"))
+    assert seen == ["goes on", "goes on", "current"]
 
 
 def test_redone_work_in_place_starts_from_nothing(bench: Bench):

@@ -5,9 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from trivium.chaos.scene import VOCABULARY, write_tokens
 from trivium.cli import train
 from trivium.cli.options import given_for, open_run
-from trivium.errors import MachineError
+from trivium.cli.stage import STARTED, perform
+from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
+from trivium.provenance import STAMP, write_json
 
 
 @pytest.fixture
@@ -50,3 +53,75 @@ def test_a_training_to_be_compiled_asks_for_a_compiler_before_it_starts(
     run = open_run(tmp_path / "run", given_for(tmp_path / "run", "demo", ["plan.compiled=true"]))
     with pytest.raises(MachineError, match="plan.compiled"):
         train.job_for(run, tmp_path)
+
+
+NEWEST = "training/checkpoints/step-00000200"
+SMALL = {
+    "plan.model.vocabulary": VOCABULARY,
+    "tokens.vocabulary": VOCABULARY,
+    "plan.model.sequence": 8,
+    "plan.batch.ramp": "null",
+}
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory) -> Path:
+    folder = write_tokens(tmp_path_factory.mktemp("train"))
+    write_json(folder / STAMP, {"key": "tokens"})
+    return folder
+
+
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [(TORCHRUN, "lacks MASTER_PORT"), (TORCHRUN | {"MASTER_PORT": "1"}, "ranks")],
+)
+def test_ranks_that_do_not_fit_the_layout_are_refused_before_a_training_begins(
+    environment: dict[str, str], says: str, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    out = tmp_path / "run"
+    sets = [f"{field}={value}" for field, value in SMALL.items()]
+    with pytest.raises(ConfigError, match=says):
+        perform(train.TRAIN, open_run(out, given_for(out, "demo", sets), tokens=tokens))
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "says"),
+    [
+        ({"training.start_from": "/nowhere"}, CheckpointError, "/nowhere is not a checkpoint"),
+        ({"training.start_from": f"run/{NEWEST}"}, ConfigError, "another --out"),
+        ({"training.validation_samples": 7}, ConfigError, "training.validation_samples"),
+        (
+            {"training.evaluation.every": 5, "training.evaluation.data": "/nowhere"},
+            DataError,
+            "training.evaluation",
+        ),
+        ({"plan.model.vocabulary": 4096, "tokens.vocabulary": 4096}, ConfigError, "plan.model.vocabulary"),
+        ({"plan.model.sequence": 8192}, DataError, "validation"),
+    ],
+)
+def test_a_mistyped_command_leaves_a_finished_training_where_it_is(
+    wrong: dict[str, object],
+    error: type,
+    says: str,
+    tokens: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = Path("run")
+    (out / NEWEST).mkdir(parents=True)
+    write_json(out / "config.json", {})
+    write_json(out / "training" / STARTED, {"lasting": "of another learning rate", "extent": 200})
+    write_json(out / "training" / STAMP, {"key": "of another learning rate"})
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    sets = [f"{field}={value}" for field, value in (SMALL | wrong).items()]
+    run = open_run(out, given_for(out, "demo", sets), tokens=tokens)
+    with pytest.raises(error, match=says):
+        perform(train.TRAIN, run)
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before

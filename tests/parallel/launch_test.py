@@ -6,8 +6,10 @@ import time
 
 import pytest
 
-from trivium.errors import DataError, TriviumError
-from trivium.parallel.launch import Place, RankFailed, connected, run_ranks, start_ranks
+from trivium.errors import ConfigError, DataError, TriviumError
+from trivium.parallel.launch import Place, RankFailed, connected, run_ranks, start_ranks, torchrun_place
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29400"}
 
 
 def fail_on_one(place: Place) -> None:
@@ -41,3 +43,32 @@ def test_a_killed_rank_is_named_with_its_signal() -> None:
 def test_a_hang_ends_with_the_ranks_that_hang_named() -> None:
     with pytest.raises(TriviumError, match=r"ranks \[0, 1\] did not finish"):
         run_ranks(sleep_forever, 2, timeout_seconds=0.5)
+
+
+def test_torchrun_gives_a_place_and_without_it_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert torchrun_place() is None
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    assert torchrun_place() == Place(1, 2, 1, "env://")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert torchrun_place() == Place(1, 2, 0, "env://")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"MASTER_PORT": ""}, "lacks MASTER_PORT"),
+        ({"RANK": "5"}, "RANK=5, WORLD_SIZE=2"),
+        ({"RANK": "-1"}, "RANK=-1"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT=http"),
+        ({"MASTER_ADDR": "", "TORCHELASTIC_RUN_ID": "x"}, "lacks MASTER_ADDR"),
+    ],
+)
+def test_a_place_among_ranks_that_cannot_meet_is_refused_at_once(
+    wrong: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (TORCHRUN | wrong).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=told):
+        torchrun_place()

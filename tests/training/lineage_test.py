@@ -216,6 +216,8 @@ def test_what_is_not_there_is_refused_by_name(run: Path, record: Record, monkeyp
         lineage.where(record, "nobody")
     for words, said in (
         (("batch", str(run), "--step", "13"), "steps 1 to 12"),
+        (("batch", str(run), "--step", "1", "--row", "77"), "--row 77 must be 0 to 3"),
+        (("batch", str(run), "--step", "1", "--row", "-1"), "--row -1 must be 0 to 3"),
         (("trace", str(run), "--step", "1", "--row", "4", "--position", "0"), "--row 4 must be 0 to 3"),
         (("batch", str(run / "tokens"), "--step", "1"), "no training began there"),
     ):

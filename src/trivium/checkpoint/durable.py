@@ -14,12 +14,14 @@ from trivium.provenance import file_sha256
 
 MARGIN_BYTES = 1 << 20  # beyond the tensors: headers and the manifest
 _BLOCK_BYTES = 16 << 20  # between two looks at whether the work was cancelled
-_REMEDY = {
+_DENIED = "this user may not read or write there: change its owner or mode, or move --out"
+REMEDY = {
     errno.ENOSPC: "make room there, keep fewer checkpoints (training.keep_last), or move --out",
     errno.EDQUOT: "the quota is used up: delete something, have it raised, or move --out",
     errno.EFBIG: "this process may not write files so large (ulimit -f): raise the limit",
     errno.EROFS: "the file system is read-only: mount it for writing, or move --out",
-    errno.EACCES: "this user may not write there: change its owner, or move --out",
+    errno.EACCES: _DENIED,
+    errno.EPERM: _DENIED,
 }
 
 
@@ -91,7 +93,7 @@ def check_room(directory: Path, needed: int) -> None:
     free = shutil.disk_usage(directory).free
     if free < needed + MARGIN_BYTES:
         raise CheckpointError(
-            f"{directory}: {needed + MARGIN_BYTES} bytes are needed and {free} are free; {_REMEDY[errno.ENOSPC]}"
+            f"{directory}: {needed + MARGIN_BYTES} bytes are needed and {free} are free; {REMEDY[errno.ENOSPC]}"
         )
 
 
@@ -99,7 +101,7 @@ def explained(error: Exception, directory: Path, needed: int) -> str:
     """An error of writing below `directory`, with path, needed and free bytes, and the remedy."""
     if not isinstance(error, OSError):
         return str(error) or type(error).__name__
-    remedy = _REMEDY.get(error.errno or 0, "see that the directory can be written, or move --out")
+    remedy = REMEDY.get(error.errno or 0, "see that the directory can be written, or move --out")
     return (
         f"{error.filename or directory}: {error.strerror}; {needed} bytes are needed and {_free(directory)} are "
         f"free; {remedy}"

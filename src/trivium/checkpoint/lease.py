@@ -57,6 +57,10 @@ def holding(directory: Path, warn: Callable[[str], None]) -> Iterator[Lease]:
     try:
         before = _read(descriptor)
         _refuse_if_held(descriptor, path, before)
+        if not (path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())):
+            raise MachineError(
+                f"{directory} was set aside by another job at this moment; run the same command again"
+            )
         if before is not None:
             warn(f"{path} was left by {_told(before)}, which is gone; taken over")
         now = time.time()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
+from trivium.cli.failure import told
 from trivium.errors import TriviumError, error_of
 
 
@@ -38,15 +39,13 @@ def _run(work: Callable[[], None], pipe: Connection) -> None:
     said: dict[str, object] = {"code": None, "text": ""}
     try:
         work()
-    except TriviumError as error:
-        said = {"code": error.exit_code, "text": str(error)}
     except KeyboardInterrupt:
         os._exit(1)  # the process that waits here was interrupted too, and says so
     except Exception as error:
-        if "--debug" in sys.argv:
+        if "--debug" in sys.argv and not isinstance(error, TriviumError):
             traceback.print_exc()
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        said = {"code": 1, "text": f"{text}\nrun again with --debug for the traceback"}
+        failure = told(error)
+        said = {"code": failure.exit_code, "text": str(failure)}
     pipe.send_bytes(json.dumps(said).encode())
     sys.stdout.flush()
     sys.stderr.flush()

@@ -37,9 +37,7 @@ def batch(
     as_json: AsJson = False,
 ) -> None:
     """Print exactly what a step consumed; exit code 4 when its hash is not the one the trainer logged."""
-    found = lineage.batch(_record(run, tokens), step)
-    if row is not None:
-        found["rows"] = [one for one in found["rows"] if one["row"] == row]
+    found = lineage.batch(_record(run, tokens), step, row)
     if as_json:
         say(json.dumps(found))
     else:

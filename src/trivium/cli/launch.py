@@ -1,5 +1,6 @@
 """`trivium launch --print`: job files that place ranks on nodes, pass on signals, and start again what may go on."""
 
+import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -88,6 +89,11 @@ def launch(
     words += ["--preset", preset] if preset else []
     words += [word for each in sets or () for word in ("--set", each)]
     words += ["--ranks", str(ranks)] if ranks else []
+    for word in words:
+        if not word.isprintable():
+            raise ConfigError(
+                f"{word!r} holds a line break or the like, which a job file cannot; write it otherwise"
+            )
     more = {"image": image, "claim": claim, "arguments": shlex.join(words)}
     say(job_file(target, config, machine, out, more))
 
@@ -145,7 +151,8 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
         "restarts": training.restarts,
         "backoff": training.restarts * where.nodes,
         "out": shlex.quote(str(out)),
-        "mount": str(out.parent if out.is_absolute() else Path("/runs")),
+        "out_value": _yaml(out),
+        "mount": _yaml(out.parent if out.is_absolute() else Path("/runs")),
         "python": "python",
         "torchrun": "torchrun",
         "how": "#   bash this-file" if alone else "#   FIRST_HOST=address-of-one-of-them bash this-file",
@@ -153,9 +160,14 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
         "rendezvous": "--standalone" if alone else f"--rdzv-id {name} {RENDEZVOUS}",
         "train": f"python -m {MODULE} {more['arguments']}",
         "module": f"{MODULE} {more['arguments']}",
-        "image": more["image"],
-        "claim": more["claim"],
+        "image": _yaml(more["image"]),
+        "claim": _yaml(more["claim"]),
     }
+
+
+def _yaml(value: object) -> str:
+    """A value as YAML reads it wherever it stands: JSON is YAML."""
+    return json.dumps(str(value), ensure_ascii=False)
 
 
 def _name(out: Path) -> str:

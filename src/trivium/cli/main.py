@@ -3,13 +3,15 @@
 import importlib
 import sys
 import traceback
+from contextlib import nullcontext
 from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from trivium import __version__
-from trivium.errors import TriviumError
+from trivium.cli.failure import told
+from trivium.training.preemption import held_back
 
 INTERRUPTED = 130
 
@@ -82,18 +84,18 @@ def main() -> None:
     """Run the command line; every error a user can act on is printed without a traceback."""
     words = [word for word in sys.argv[1:] if word != "--debug"]
     debug = len(words) < len(sys.argv) - 1
+    # A training that is asked to end before it listens would be killed; importing alone takes it a second or two.
+    waiting = held_back() if words[:1] == ["train"] else nullcontext()
     try:
-        command_line()(words, prog_name="trivium")
-    except TriviumError as error:
-        _print_error(str(error), debug=debug)
-        sys.exit(error.exit_code)
+        with waiting:
+            command_line()(words, prog_name="trivium")
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except Exception as error:
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        _print_error(f"{text}\nrun again with --debug for the traceback", debug=debug)
-        sys.exit(1)
+        failure = told(error)
+        _print_error(str(failure), debug=debug)
+        sys.exit(failure.exit_code)
 
 
 def _options(

@@ -1,13 +1,14 @@
 """A stage: one station's work as the command line runs it. Finished stages are recognised and skipped."""
 
-import shutil
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-from trivium.checkpoint.lease import refuse_if_held
+from trivium.checkpoint.lease import LEASE, Lease, holding, refuse_if_held
 from trivium.cli.run_config import RunConfig
 from trivium.cli.show import progress_of, say, seconds_line
 from trivium.cli.workspace import Workspace, read_result
@@ -15,8 +16,10 @@ from trivium.config import to_tree
 from trivium.errors import DataError
 from trivium.progress import Progress
 from trivium.provenance import STAMP, describe, publishing, stage_key, stamp_hash, write_json
+from trivium.training.metrics import warn
 
 Result = Mapping[str, Any]
+State = Literal["current", "goes on", "anew"]  # of an output, and so what there is to do
 CORPUS_PATH = "corpus_path"  # in harvest's stamp: where the user's own text lies
 STARTED = "started.json"  # in a folder that is written directly: what the work in it was begun with
 
@@ -29,6 +32,7 @@ class Run:
     at: Workspace
     corpus: Path | None = None  # the user's own text, for harvest
     tokens: Path | None = None  # token shards made elsewhere, for training
+    lease: Lease | None = None  # of the folder that this invocation writes in place
 
     def folder(self, name: str) -> Path:
         """Where a station's output lies in this invocation."""
@@ -52,14 +56,19 @@ def _no_extent(run: Run) -> int:
     return 0
 
 
+def _nothing_to_refuse(run: Run, state: State) -> None:
+    """What most stages refuse, they find while they work: their output takes its place only when it is whole."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """What a station reads, does and reports.
 
     writes "whole": its folder appears when it is complete. "in place": it is written directly and goes on where
     it was interrupted, as long as `lasting` (a digest of what must not change underneath it) is the same; once
-    finished, it goes on only to a larger `extent` (steps). "afresh": it is written directly, and the work empties
-    it first.
+    finished, it goes on only to a larger `extent` (steps), and one of the same extent is current. "afresh": it is
+    written directly, and the work empties it first. check: raises what would make the work fail, before anything is
+    written or moved.
     """
 
     name: str
@@ -73,6 +82,7 @@ class Stage:
     writes: Literal["whole", "in place", "afresh"] = "whole"
     lasting: Callable[[Run], str] = _nothing_lasts
     extent: Callable[[Run], int] = _no_extent
+    check: Callable[[Run, State], None] = _nothing_to_refuse
 
     def config(self, run: Run) -> dict[str, Any]:
         """The part of the config that the output depends on."""
@@ -109,31 +119,48 @@ VERB_OF: Mapping[str, str] = {
 
 
 def is_current(stage: Stage, run: Run) -> bool:
-    """Whether the stage's output is finished and is that of this config and these inputs."""
+    """Whether the stage's output is finished and is that of this very config and these inputs."""
     return stamp_hash(run.at.folder(stage.folder)) == stage_key(**stage.what(run))
 
 
+def state_of(stage: Stage, run: Run) -> State:
+    """Whether the stage's output is finished and is that of this run; goes on; or begins anew."""
+    directory = run.at.folder(stage.folder)
+    # Read before the stamp, which is removed before this is written: a rank that looks while the first one prepares
+    # the folder never takes a training that goes on for a finished one.
+    before = read_result(directory / STARTED) if (directory / STARTED).is_file() else {}
+    if is_current(stage, run):
+        return "current"
+    if stage.writes != "in place" or before.get("lasting") != stage.lasting(run):
+        return "anew"
+    if not (directory / STAMP).is_file():
+        return "goes on"
+    longer = stage.extent(run) - int(before.get("extent", 0))
+    return "current" if longer == 0 else "goes on" if longer > 0 else "anew"
+
+
 def perform(stage: Stage, run: Run, *, redo: bool = False) -> None:
-    """Do a stage's work unless its output is current; print what came out and remember the time it took."""
-    what, directory = stage.what(run), run.at.folder(stage.folder)
+    """Do a stage's work unless its output is current; print what came out and remember the time it took.
+
+    Nothing is written or moved before `stage.check` passed, nor while a job holds the folder (MachineError).
+    """
+    directory = run.at.folder(stage.folder)
     if not redo and is_current(stage, run):
         say(f"{stage.name}: up to date in {directory}, skipped")
         return
-    run.at.root.mkdir(parents=True, exist_ok=True)
-    write_json(run.at.config, to_tree(run.config))
+    state = "anew" if redo else state_of(stage, run)
+    stage.check(run, state)
+    if state == "current":
+        say(
+            f"{stage.name}: up to date in {directory}, skipped: what is set otherwise now changes nothing that was "
+            f"computed; --redo does it again"
+        )
+        return
     say(f"{stage.name}: …")
     began = time.monotonic()
-    with progress_of(stage.name) as progress:
-        if stage.writes == "whole":
-            with publishing(directory, **what) as partial:
-                result = stage.work(run, partial, progress)
-        else:
-            if stage.writes == "in place":
-                _set_aside_unless_it_goes_on(stage, run, directory, redo=redo)
-            directory.mkdir(parents=True, exist_ok=True)
-            (directory / STAMP).unlink(missing_ok=True)
-            result = stage.work(run, directory, progress)
-            write_json(directory / STAMP, describe(**what))
+    with progress_of(stage.name) as progress, _output(stage, run, redo=redo) as (holder, out):
+        write_json(run.at.config, to_tree(run.config))
+        result = stage.work(holder, out, progress)
     seconds = time.monotonic() - began
     run.at.record_seconds(stage.name, seconds)
     for line in stage.summary(result):
@@ -141,21 +168,46 @@ def perform(stage: Stage, run: Run, *, redo: bool = False) -> None:
     say(seconds_line(stage.name, seconds))
 
 
-def _set_aside_unless_it_goes_on(stage: Stage, run: Run, directory: Path, *, redo: bool) -> None:
-    """Leave in place what can be gone on with; set aside what was made with something else."""
-    now = {"lasting": stage.lasting(run), "extent": stage.extent(run)}
-    started = directory / STARTED
-    before = read_result(started) if started.is_file() else {}
-    finished = (directory / STAMP).is_file()
-    goes_on = before.get("lasting") == now["lasting"] and (
-        not finished or before.get("extent", 0) < now["extent"]
-    )
-    if directory.exists() and any(directory.iterdir()) and (redo or not goes_on):
+@contextmanager
+def _output(stage: Stage, run: Run, *, redo: bool) -> Iterator[tuple[Run, Path]]:
+    """Inside, the run that works and the folder it writes; that is stamped when the work succeeded."""
+    what, directory = stage.what(run), run.at.folder(stage.folder)
+    if stage.writes == "whole":
+        with publishing(directory, **what) as partial:
+            yield run, partial
+        return
+    if stage.writes == "afresh":
         refuse_if_held(directory)
-        aside = directory.with_name(f"{directory.name}.previous")
-        if aside.exists():
-            shutil.rmtree(aside)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / STAMP).unlink(missing_ok=True)
+        yield run, directory
+        write_json(directory / STAMP, describe(**what))
+        return
+    with _held(stage, run, redo=redo) as lease:
+        (directory / STAMP).unlink(missing_ok=True)
+        write_json(directory / STARTED, {"lasting": stage.lasting(run), "extent": stage.extent(run)})
+        yield replace(run, lease=lease), directory
+        write_json(directory / STAMP, describe(**what))
+
+
+@contextmanager
+def _held(stage: Stage, run: Run, *, redo: bool) -> Iterator[Lease]:
+    """Inside, this process alone writes the folder, and what is in it is gone on with; anything else is set aside."""
+    directory = run.at.folder(stage.folder)
+    with holding(directory, warn) as lease:
+        filled = any(path.name != LEASE for path in directory.iterdir())
+        if not filled or not (redo or state_of(stage, run) == "anew"):
+            yield lease
+            return
+        aside = _aside(directory)
         directory.rename(aside)
         say(f"  what was in {directory} is now in {aside}")
-    directory.mkdir(parents=True, exist_ok=True)
-    write_json(started, now)
+    # The lease went with the folder. Whoever takes the new one first has it, so look again.
+    with _held(stage, run, redo=False) as lease:
+        yield lease
+
+
+def _aside(directory: Path) -> Path:
+    """The first free name of training.previous, training.previous-2, …: what was set aside is never deleted."""
+    names = (f"{directory.name}.previous{f'-{number}' if number > 1 else ''}" for number in count(1))
+    return next(path for path in map(directory.with_name, names) if not path.exists())

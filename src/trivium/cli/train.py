@@ -23,7 +23,7 @@ from trivium.cli.options import (
 )
 from trivium.cli.price import dry_run_lines
 from trivium.cli.show import layout_text, say
-from trivium.cli.stage import Result, Run, Stage, is_current, perform
+from trivium.cli.stage import Result, Run, Stage, State, perform, state_of
 from trivium.cli.tokenize import check_vocabulary
 from trivium.config import to_tree
 from trivium.errors import ConfigError, DataError
@@ -102,7 +102,7 @@ def joins_torchrun(environment: Mapping[str, str]) -> bool:
 
 def join(run: Run, *, redo: bool) -> None:
     """Take a place among the ranks, on the same decision as the first rank: whether there is anything to do."""
-    if redo or not is_current(TRAIN, run):
+    if redo or state_of(TRAIN, run) != "current":
         from trivium.training.job import start
 
         job, _ = examined(job_for(run, run.at.folder(TRAIN.folder)), run)
@@ -155,10 +155,19 @@ def lasting(run: Run) -> str:
     return fingerprint({"seed": tree["seed"], "plan": plan, "training": training, "tokens": tokens})
 
 
-def _train(run: Run, out: Path, progress: Progress) -> Result:
+def check(run: Run, state: State) -> None:
+    """Refuse a training that could not begin, while what is in its folder is still as it was."""
     from trivium.tokens.manifest import read_tokens_manifest
+    from trivium.training import job
 
     check_vocabulary(run, int(read_tokens_manifest(run.folder("tokens"))["vocabulary"]))
+    wanted, _ = examined(job_for(run, run.at.folder(TRAIN.folder)), run)
+    job.check(wanted)
+    if state == "anew":
+        job.check_start(wanted)
+
+
+def _train(run: Run, out: Path, progress: Progress) -> Result:
     say(f"  {layout_text(run.config.plan.layout.model_dump())}, schedule {run.config.plan.schedule}")
 
     from trivium.training.job import start
@@ -170,6 +179,7 @@ def _train(run: Run, out: Path, progress: Progress) -> Result:
         job,
         progress=_with_loss(progress, out),
         predicted=predicted_bytes(run.config.plan),
+        lease=run.lease,
     )
     return found
 
@@ -237,4 +247,5 @@ TRAIN = Stage(
     writes="in place",
     lasting=lasting,
     extent=lambda run: run.config.training.steps,
+    check=check,
 )

@@ -64,21 +64,33 @@ class RankFailed(TriviumError):
 
 
 def torchrun_place() -> Place | None:
-    """The place torchrun gave this process, or None when it was not started by torchrun."""
+    """The place torchrun gave this process, or None when it was not started by torchrun.
+
+    ConfigError when it does not say where the ranks meet, or gives a rank that is none of them.
+    """
     environment = os.environ
     if (
         "TORCHELASTIC_RUN_ID" not in environment
         and not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys()
     ):
         return None
-    try:
-        numbers = {k: int(environment[k]) for k in ("RANK", "WORLD_SIZE")}
-        local = int(environment.get("LOCAL_RANK", numbers["RANK"]))
-    except (KeyError, ValueError) as error:
+    missing = [k for k in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not environment.get(k)]
+    if missing:
         raise ConfigError(
-            f"torchrun's environment is incomplete: {error}; start with torchrun or without"
-        ) from None
-    return Place(numbers["RANK"], numbers["WORLD_SIZE"], local, "env://")
+            f"torchrun's environment lacks {' and '.join(missing)}; set it as torchrun does, or unset RANK and "
+            f"WORLD_SIZE to start without"
+        )
+    numbers = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+    given = {k: environment.get(k, environment["RANK"]) for k in numbers}
+    wrong = [f"{k}={value}" for k, value in given.items() if not value.isdecimal()]
+    if wrong:
+        raise ConfigError(f"torchrun's environment has {' and '.join(wrong)}: must be whole numbers from 0")
+    rank, world_size = int(given["RANK"]), int(given["WORLD_SIZE"])
+    if rank >= world_size:
+        raise ConfigError(
+            f"RANK={rank}, WORLD_SIZE={world_size}: ranks are 0 to {world_size - 1}; set RANK to one of them"
+        )
+    return Place(rank, world_size, int(given["LOCAL_RANK"]), "env://")
 
 
 @contextlib.contextmanager

@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from trivium.checkpoint.format import read_manifest
 from trivium.checkpoint.lease import Lease, holding
 from trivium.checkpoint.save import recover
-from trivium.errors import ConfigError, DataError, Preempted, TriviumError, error_of
+from trivium.errors import ConfigError, Preempted, TriviumError, error_of
 from trivium.parallel.launch import Place, RankFailed, Ranks, end_with_launcher, torchrun_place
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
@@ -17,7 +19,15 @@ from trivium.training.metrics import warn
 from trivium.training.neighbours import keeping_watch
 from trivium.training.preemption import ignore_signals, listening
 from trivium.training.pulse import Beat, Post
-from trivium.training.run import CHECKPOINTS, TrainingJob, train_rank
+from trivium.training.run import (
+    CHECKPOINTS,
+    TrainingJob,
+    dataset_of,
+    identity_of,
+    train_rank,
+    validation_samples,
+)
+from trivium.training.same_work import refuse_other_weights
 from trivium.training.supervise import Supervisor, Watch, located, note_failure
 
 
@@ -28,27 +38,27 @@ def start(
     after_failure: Sequence[Plan] = (),
     watch: Watch | None = None,
     predicted: Mapping[int, Mapping[str, int]] | None = None,
+    lease: Lease | None = None,
 ) -> dict[str, Any]:
     """Train to the end and return the summary.
 
     Under torchrun this process takes its place among the ranks. Otherwise the ranks are forked here, and a job
     that loses one is restarted from its last checkpoint, up to `training.restarts` times; the n-th restart
     takes the n-th plan of `after_failure` if there is one. predicted: bytes by rank and category, kept in the
-    summary beside the counted ones. Raises Preempted when SIGTERM or SIGUSR1, to this process or to a rank, ended
-    the job before that; all ranks have then saved.
+    summary beside the counted ones. lease: of the run directory, where the caller holds it. Raises Preempted when
+    SIGTERM or SIGUSR1, to this process or to a rank, ended the job before that; all ranks have then saved.
     """
     check(job)
     place = torchrun_place()
     if place is not None:
-        job.plan.checked(place.world_size)
         if place.rank != 0:
             _train_among_others(place, job, _nothing)
             return {}
-        with _alone(job) as lease:
-            _train_among_others(place, job, lease.renew)
+        with _alone(job, lease) as held:
+            _train_among_others(place, job, held.renew)
             return summarise(job, predicted or {})
-    with _alone(job) as lease, listening(_polls) as requests:
-        supervisor = Supervisor(job, requests, lease.renew, progress, watch or _nobody_watches)
+    with _alone(job, lease) as held, listening(_polls) as requests:
+        supervisor = Supervisor(job, requests, held.renew, progress, watch or _nobody_watches)
         plan = supervisor.see_through(after_failure)
         return summarise(replace(job, plan=plan), predicted or {})
 
@@ -93,16 +103,17 @@ def _nobody_watches(ranks: Ranks, step: int) -> None:
 
 
 @contextmanager
-def _alone(job: TrainingJob) -> Iterator[Lease]:
+def _alone(job: TrainingJob, lease: Lease | None) -> Iterator[Lease]:
     """Inside, this job alone writes in its run directory; what a crash left there is cleared away."""
-    with holding(job.out, warn) as lease:
+    with nullcontext(lease) if lease is not None else holding(job.out, warn) as held:
         recover(job.out / CHECKPOINTS)
-        yield lease
+        yield held
 
 
 def check(job: TrainingJob) -> None:
-    """Refuse what can be refused before any process exists."""
-    problems = job.plan.check()
+    """Refuse what can be refused before any rank trains, and before anything is written."""
+    place = torchrun_place()
+    problems = job.plan.check(place.world_size if place is not None else None)
     unit = job.plan.validation_unit
     if job.training.validation_samples % unit:
         above = -(-job.training.validation_samples // unit) * unit
@@ -112,10 +123,20 @@ def check(job: TrainingJob) -> None:
         )
     if problems:
         raise ConfigError("\n".join(problems))
-    if not (job.tokens / "manifest.json").is_file():
-        raise DataError(
-            f"{job.tokens} holds no token shards (manifest.json is missing); run `trivium tokenize`"
+    validation_samples(job, dataset_of(job, "validation"))
+
+
+def check_start(job: TrainingJob) -> None:
+    """Refuse a `training.start_from` whose weights a training that begins anew in `job.out` could not take."""
+    if job.training.start_from is None:
+        return
+    given = Path(job.training.start_from)
+    if given.resolve().is_relative_to(job.out.resolve()):
+        raise ConfigError(
+            f"training.start_from ({given}) lies in {job.out}, which is set aside when another training begins "
+            f"there; give another --out"
         )
+    refuse_other_weights(given, read_manifest(given), identity_of(job))
 
 
 def summarise(job: TrainingJob, predicted: Mapping[int, Mapping[str, int]]) -> dict[str, Any]:

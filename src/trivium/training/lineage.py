@@ -23,13 +23,16 @@ class Saw(NamedTuple):
     epoch: int
 
 
-def batch(record: Record, step: int) -> dict[str, Any]:
+def batch(record: Record, step: int, row: int | None = None) -> dict[str, Any]:
     """What a step consumed: every row with its ids and documents, its hash, and the hash that was logged.
 
-    counts: samples of each source up to and with this step.
+    row: only this one; DataError when the batch has none of that number. counts: samples of each source up to and
+    with this step.
     """
     wanted, data = record.plan.batch.at(_known(record, step) - 1), record.data
     first, count = wanted.first_sample, wanted.sequences
+    if row is not None:
+        _within("--row", row, count)
     logged = record.steps.get(step, {}).get("batch_hash")
     found = str(data.digest(first, count))
     return {
@@ -40,7 +43,7 @@ def batch(record: Record, step: int) -> dict[str, Any]:
         "logged_hash": logged,
         "agrees": None if logged is None else logged == found,
         "counts": data.counts_after(first + count),
-        "rows": [_row(record, step, row) for row in range(count)],
+        "rows": [_row(record, step, number) for number in (range(count) if row is None else [row])],
     }
 
 

@@ -33,7 +33,7 @@ from trivium.training.rates import lr_of_step
 from trivium.training.record import Record, entries_of, left_out_of, write_entries, write_record
 from trivium.training.replicas import compare_replicas
 from trivium.training.rewind import drop_abandoned, entries_in, leave_out
-from trivium.training.same_work import refuse_other_work, weights_of
+from trivium.training.same_work import refuse_other_weights, refuse_other_work
 from trivium.training.saves import Saves
 from trivium.training.slow_ranks import Worked, is_nth
 from trivium.training.spikes import SpikeWatch, finite_or_text
@@ -82,10 +82,13 @@ class _Loop:
     def __init__(self, job: TrainingJob, mesh: Mesh, duty: Duty) -> None:
         self.job, self.mesh, self.plan, self.config = job, mesh, job.plan, job.training
         self.duty, self.worked = duty, Worked(mesh)
-        self.manifest = read_tokens_manifest(job.tokens)
-        self.train = self._dataset("train")
-        self.validation = self._dataset("validation")
-        self.validation_samples = self._validation_samples()
+        self.manifest, self.identity = read_tokens_manifest(job.tokens), identity_of(job)
+        self.train = dataset_of(job, "train")
+        self.validation = dataset_of(job, "validation")
+        self.validation_samples = validation_samples(job, self.validation)
+        if self.validation_samples < self.config.validation_samples and self._speaks:
+            asked = self.config.validation_samples
+            warn(f"validation uses the {self.validation_samples} samples there are, not {asked}")
         self.saves = Saves(job.out / CHECKPOINTS, self.config, mesh, self._note)
         self._begin()
         if self._speaks:
@@ -116,7 +119,7 @@ class _Loop:
                 write_entries(self.job.out, self.entries)
         given = self._weights_given() if checkpoint is None else None
         if checkpoint is not None:
-            refuse_other_work(checkpoint.directory, checkpoint.manifest, self._identity())
+            refuse_other_work(checkpoint.directory, checkpoint.manifest, self.identity)
         initial = checkpoint is None and given is None
         rule = _adam_rule(self.config)
         trainer = Trainer(self.plan, self.mesh, seed=self.job.seed, rule=rule, initial=initial)
@@ -134,14 +137,7 @@ class _Loop:
         if self.config.start_from is None:
             return None
         checkpoint = Checkpoint.open_together(Path(self.config.start_from), self.mesh)
-        there, here = checkpoint.manifest, self._identity()
-        about, now = ({"plan": {"model": weights_of(x["plan"]["model"])}, "data": {}} for x in (there, here))
-        tokenizer = there.get("data", {}).get("tokenizer_sha256")
-        if tokenizer:
-            about["data"], now["data"] = (
-                {"tokenizer_sha256": t} for t in (tokenizer, here["data"].get("tokenizer_sha256"))
-            )
-        refuse_other_work(checkpoint.directory, about, now)
+        refuse_other_weights(checkpoint.directory, checkpoint.manifest, self.identity)
         return checkpoint
 
     @property
@@ -284,42 +280,11 @@ class _Loop:
             "samples": samples,
             "tokens_seen": self.plan.tokens(samples),
             "training": to_tree(self.config),
-            **self._identity(),
+            **self.identity,
             **progress_of(self.trainer),
             "spikes": self.spikes.state,
             "left_out": self.entries,
         }
-
-    def _identity(self) -> dict[str, Any]:
-        """What makes this work this work: a checkpoint of anything else is refused."""
-        data = {k: self.manifest[k] for k in ("tokenizer_sha256", "files") if k in self.manifest}
-        return {"seed": self.job.seed, "plan": to_tree(self.plan), "data": data}
-
-    def _dataset(self, split: str) -> TokenDataset:
-        data = TokenDataset.open(
-            self.job.tokens, split, sequence=self.plan.model.sequence, seed=self.job.seed
-        )
-        vocabulary = int(self.manifest["vocabulary"])
-        if vocabulary > self.plan.model.vocabulary:
-            raise DataError(
-                f"{self.job.tokens} has token ids up to {vocabulary - 1}, but plan.model.vocabulary is "
-                f"{self.plan.model.vocabulary}; set it to {vocabulary}"
-            )
-        return data
-
-    def _validation_samples(self) -> int:
-        """As many as were asked for and are there, in whole micro-batches for every stage."""
-        asked, there = self.config.validation_samples, self.validation.num_samples
-        unit = self.plan.validation_unit
-        if there < unit:
-            raise DataError(
-                f"{self.job.tokens}: the validation split has {there} samples of {self.plan.model.sequence} tokens, "
-                f"fewer than micro x data x pipeline ({unit}); give more text, raise tokens.validation_fraction, or "
-                f"lower plan.batch.micro"
-            )
-        if there < asked and self._speaks:
-            warn(f"validation uses the {there // unit * unit} samples there are, not {asked}")
-        return min(asked, there // unit * unit)
 
     def _reader(self, data: TokenDataset) -> Any:
         return lambda first, count: Rows(*batch_arrays(data, first, count))
@@ -380,6 +345,36 @@ class _Loop:
     def _note(self, event: dict[str, Any]) -> None:
         if self._speaks:
             append(self.job.out / EVENTS, event)
+
+
+def identity_of(job: TrainingJob) -> dict[str, Any]:
+    """What makes this work this work, as a checkpoint's manifest holds it: one of anything else is refused."""
+    manifest = read_tokens_manifest(job.tokens)
+    data = {k: manifest[k] for k in ("tokenizer_sha256", "files") if k in manifest}
+    return {"seed": job.seed, "plan": to_tree(job.plan), "data": data}
+
+
+def dataset_of(job: TrainingJob, split: str) -> TokenDataset:
+    """The samples of a split; DataError when there are none, or the model has no room for their ids."""
+    data = TokenDataset.open(job.tokens, split, sequence=job.plan.model.sequence, seed=job.seed)
+    if data.vocabulary > job.plan.model.vocabulary:
+        raise DataError(
+            f"{job.tokens} has token ids up to {data.vocabulary - 1}, but plan.model.vocabulary is "
+            f"{job.plan.model.vocabulary}; set it to {data.vocabulary}"
+        )
+    return data
+
+
+def validation_samples(job: TrainingJob, validation: TokenDataset) -> int:
+    """As many as were asked for and are there, in whole micro-batches for every stage; DataError for too few."""
+    there, unit = validation.num_samples, job.plan.validation_unit
+    if there < unit:
+        raise DataError(
+            f"{job.tokens}: the validation split has {there} samples of {job.plan.model.sequence} tokens, "
+            f"fewer than micro x data x pipeline ({unit}); give more text, raise tokens.validation_fraction, or "
+            f"lower plan.batch.micro"
+        )
+    return min(job.training.validation_samples, there // unit * unit)
 
 
 def _adam_rule(config: TrainingConfig) -> AdamRule:

@@ -33,7 +33,20 @@ def refuse_other_work(directory: Path, about: Mapping[str, Any], now: Mapping[st
         )
 
 
-def weights_of(model: Mapping[str, Any]) -> dict[str, Any]:
+def refuse_other_weights(directory: Path, about: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """CheckpointError when a new run cannot begin with a checkpoint's weights: another model, or another tokenizer
+    where the checkpoint names one. about, now: as in `refuse_other_work`.
+    """
+    there, here = ({"plan": {"model": _weights_of(x["plan"]["model"])}, "data": {}} for x in (about, now))
+    tokenizer = about.get("data", {}).get("tokenizer_sha256")
+    if tokenizer:
+        there["data"], here["data"] = (
+            {"tokenizer_sha256": t} for t in (tokenizer, now["data"].get("tokenizer_sha256"))
+        )
+    refuse_other_work(directory, there, here)
+
+
+def _weights_of(model: Mapping[str, Any]) -> dict[str, Any]:
     """Of a model shape as plain data, what its weights depend on, defaults spelt out."""
     shape = build(ModelShape, model)
     return {**shape.model_dump(exclude=_FREE), "kv_heads": shape.kv, "ffn": shape.ffn_width}

@@ -1,0 +1,15 @@
+"""Any error as the command line tells it: cause, remedy and exit code."""
+
+from trivium.checkpoint.durable import REMEDY
+from trivium.errors import MachineError, TriviumError
+
+
+def told(error: Exception) -> TriviumError:
+    """The error itself when it was raised on purpose; MachineError, with what to do, when the system refused to read
+    or write; otherwise what it was, and how to see where it came from."""
+    if isinstance(error, TriviumError):
+        return error
+    if isinstance(error, OSError) and error.errno in REMEDY:
+        return MachineError(f"{error.filename or 'a file'}: {error.strerror}; {REMEDY[error.errno]}")
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return TriviumError(f"{text}\nrun again with --debug for the traceback")
