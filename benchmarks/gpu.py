@@ -47,7 +47,7 @@ from trivium.cost.estimate import estimate
 from trivium.cost.memory import worst_rank
 from trivium.errors import MachineError, TriviumError
 from trivium.planner.probed import probed
-from trivium.probe.probe import probe
+from trivium.probe.probe import Devices, probe
 
 MINUTES = 9.0
 WARM_UP, ROUNDS = 3, 8
@@ -266,8 +266,7 @@ def planner(bench: Bench) -> dict[str, Any]:
     """The machine probed; one calibration step of the first shape; then time and memory of the others and of both
     recompute modes, predicted and measured."""
     d = bench.device
-    held = torch.cuda.get_device_properties(d).total_memory if d.type == "cuda" else 1 << 33
-    machine = probed(probe(1, 1, int(held)), "here").machine
+    machine = probed(probe(1, _devices(d)), "here").machine
     cases = {s.name: (s, {}) for s in bench.shapes[1:]}
     last = bench.shapes[-1]
     cases |= {
@@ -292,6 +291,13 @@ def planner(bench: Bench) -> dict[str, Any]:
             "bytes_error": memory / peak - 1 if peak else None,
         }
     return {"status": "measured", "factor": factor, "calibrated_on": next(iter(cases)), "rows": rows}
+
+
+def _devices(device: torch.device) -> Devices:
+    if device.type == "cpu":
+        return Devices("CPU core", 1, 1 << 33, is_cpu=True)
+    found = torch.cuda.get_device_properties(device)
+    return Devices(found.name, 1, int(found.total_memory), is_cpu=False)
 
 
 def main(arguments: list[str]) -> int:
