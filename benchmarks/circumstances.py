@@ -16,7 +16,7 @@ def circumstances(script: str, arguments: Sequence[str]) -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": " ".join([f"python {script}", *(_plain(a) for a in arguments)]),
-        "commit": _git("rev-parse", "--short", "HEAD"),
+        "commit": _git("rev-parse", "--short", "HEAD") or "unknown",
         "changed": bool(_git("status", "--porcelain", "--", "src", "benchmarks")),
         "machine": {"processor": _processor(), "cores": os.cpu_count(), "system": platform.platform()},
         "torch": torch.__version__,
@@ -32,15 +32,24 @@ def _plain(argument: str) -> str:
 
 def _processor() -> str:
     """Its name, and what tells generations of one name apart: hypervisors shorten names."""
-    with open("/proc/cpuinfo") as file:
-        said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in file)}
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    said = {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())
+    }
     if not {"model name", "cpu family", "model"} <= said.keys():
         return said.get("model name", platform.processor())
     return "{model name}, family {cpu family} model {model}".format(**said)
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent.parent
-    )
+    """What git says, or nothing where it is not installed or this is no repository."""
+    try:
+        done = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent.parent
+        )
+    except OSError:
+        return ""
     return done.stdout.strip()

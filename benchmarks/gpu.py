@@ -1,15 +1,15 @@
 """What one accelerator reaches: training steps beside their ceilings and beside peers, and the planner checked there.
 
-    python benchmarks/gpu.py --json out.json [--report folder] [--minutes 9]
+    python benchmarks/gpu.py --json out.json [--report folder] [--minutes 9] [--only PART[,PART]]
     python benchmarks/gpu.py --json out.json --cpu        every path with tiny shapes on a processor; no figures
 
-Rows are measured in turn, round by round; a row that fails is reported with its reason, and what the time does not
-suffice for is reported as left out. Where there is no network nothing need be installed: torch, numpy, pydantic,
-PyYAML, safetensors and tokenizers suffice, and transformers for its rows.
+Sides are measured in turn, round by round; one that fails is reported with its reason, and a part that the time does
+not suffice for is skipped. What was found is written after every part, the most important first. Where there is no
+network nothing need be installed: torch, numpy, pydantic, PyYAML, safetensors and tokenizers suffice, and transformers
+for its rows.
 """
 
 import argparse
-import gc
 import importlib.util
 import json
 import os
@@ -17,9 +17,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,11 +28,14 @@ if importlib.util.find_spec("trivium") is None:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from circumstances import circumstances
+from gpu_bench import ROUNDS, WARM_UP, Bench, alone, by_turns
 from gpu_page import gpu_page
 from gpu_sides import (
+    SHAPES,
+    STAGE,
+    TINY_SHAPES,
+    TINY_STAGE,
     Shape,
-    StageShape,
-    Step,
     one_of_tensor_ranks,
     plain_stage_step,
     plain_step,
@@ -40,101 +43,17 @@ from gpu_sides import (
     transformers_step,
     trivium_step,
 )
-from gpu_texts import text_rows
+from gpu_texts import Kind, text_row
 
 from trivium.cost.compute import flops_per_token
 from trivium.cost.estimate import estimate
 from trivium.cost.memory import worst_rank
-from trivium.errors import MachineError, TriviumError
+from trivium.errors import MachineError
 from trivium.planner.probed import probed
-from trivium.probe.probe import probe
+from trivium.probe.probe import Devices, probe
 
 MINUTES = 9.0
-WARM_UP, ROUNDS = 3, 8
-STEPS_AT_ONCE = 3  # one after the other, as in a training
 TARGETS = {"stage": 0.60, "1.3B": 0.50, "ratio": 1.1, "seconds": 0.06, "memory": 0.02}
-SHAPES = (
-    Shape("1.3B", layers=24, hidden=2048, heads=16, vocabulary=50304, sequence=2048, sequences=4),
-    Shape("125M", layers=12, hidden=768, heads=12, vocabulary=50304, sequence=1024, sequences=16),
-    Shape("350M", layers=24, hidden=1024, heads=16, vocabulary=50304, sequence=1024, sequences=8),
-)
-STAGE = StageShape(layers=3, hidden=20480, heads=128, sequence=2048, tensor=8)
-TINY_SHAPES = tuple(
-    Shape(s.name, layers=2, hidden=32, heads=2, vocabulary=64, sequence=16, sequences=2) for s in SHAPES
-)
-TINY_STAGE = StageShape(layers=1, hidden=32, heads=4, sequence=16, tensor=2)
-
-
-@dataclass
-class Bench:
-    """One run: where, how large, until when, and what was found."""
-
-    device: torch.device
-    smoke: bool
-    deadline: float
-    found: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def shapes(self) -> tuple[Shape, ...]:
-        return TINY_SHAPES if self.smoke else SHAPES
-
-    def part(self, name: str, needs_seconds: float, measure: Callable[[], Any]) -> None:
-        """Measure, unless the time does not suffice; a failure is its result."""
-        left = self.deadline - time.monotonic()
-        if left < needs_seconds and not self.smoke:
-            self.found[name] = {
-                "status": "left out",
-                "reason": f"{left:.0f} s were left of {MINUTES:.0f} min",
-            }
-            return
-        try:
-            self.found[name] = measure()
-        except (RuntimeError, ImportError, TriviumError, AssertionError) as error:
-            self.found[name] = failure(error)
-        self.clear()
-        print(f"{name}: {json.dumps(self.found[name])[:300]}", flush=True)
-
-    def clear(self) -> None:
-        """Give memory back."""
-        gc.collect()
-        torch.compiler.reset()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def wait(self) -> None:
-        """Until the device is done."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def seconds(self, act: Step, times: int = 1) -> float:
-        """Of one of so many calls, one after the other."""
-        self.wait()
-        begin = time.perf_counter()
-        for _ in range(times):
-            act()
-        self.wait()
-        return (time.perf_counter() - begin) / times
-
-    def held_bytes(self) -> int:
-        """Bytes of tensors; 0 on a processor."""
-        gc.collect()
-        self.wait()
-        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
-
-    def peak_bytes(self, act: Step) -> int:
-        """Most bytes of tensors during a call; 0 on a processor, which does not count them."""
-        if self.device.type != "cuda":
-            act()
-            return 0
-        torch.cuda.reset_peak_memory_stats(self.device)
-        act()
-        self.wait()
-        return int(torch.cuda.max_memory_allocated(self.device))
-
-
-def failure(error: BaseException) -> dict[str, Any]:
-    """What a row says that could not be measured."""
-    return {"status": "failed", "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
 
 
 def ceilings(bench: Bench) -> dict[str, Any]:
@@ -152,53 +71,27 @@ def ceilings(bench: Bench) -> dict[str, Any]:
     return {"products": products, "flops_per_second": max(products.values()), "copy_bytes_per_second": copied}
 
 
-def by_turns(bench: Bench, builders: Mapping[str, Callable[[], Step]]) -> dict[str, dict[str, Any]]:
-    """Each step's median seconds and peak bytes; steps that fail are named with their reason.
-
-    All stay in memory, so that each is measured in turn with all others. A peak is of the step that has it: what the
-    others hold is taken off.
-    """
-    result: dict[str, dict[str, Any]] = {}
-    steps: dict[str, Step] = {}
-    own: dict[str, int] = {}
-    for name, build in builders.items():
-        before = bench.held_bytes()
-        try:
-            step = build()
-            for _ in range(WARM_UP):
-                step()
-            steps[name], own[name] = step, bench.held_bytes() - before
-        except (RuntimeError, ImportError, TriviumError, AssertionError) as error:
-            result[name] = failure(error)
-        step = None
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(ROUNDS):
-        for name in steps if number % 2 == 0 else reversed(steps):
-            times[name].append(bench.seconds(steps[name], STEPS_AT_ONCE))
-    for name, seconds in times.items():
-        others = bench.held_bytes() - own[name]
-        result[name] = {
-            "status": "measured",
-            "seconds": statistics.median(seconds),
-            "fastest": min(seconds),
-            "peak_bytes": max(0, bench.peak_bytes(steps[name]) - others),
-        }
-    steps.clear()
-    return result
-
-
-def training(bench: Bench, shape: Shape) -> dict[str, Any]:
-    """One size against its peers."""
-    d = bench.device
-    ours = {
-        "trivium": lambda: trivium_step(shape, d),
-        "trivium, blocks compiled": lambda: trivium_step(shape, d, compiled=True),
-    }
-    peers = {
-        "plain loop, compiled": lambda: plain_step(shape, d, compiled=True),
-        "transformers": lambda: transformers_step(shape, d, compiled=False),
-        "transformers, compiled": lambda: transformers_step(shape, d, compiled=True),
-    }
+def training(bench: Bench, number: int, *, whole: bool = False) -> dict[str, Any]:
+    """One size against its peers. whole: those that compile a whole model, which takes the compiler long."""
+    d, shape = bench.device, _shapes(bench)[number]
+    compiled = {"trivium, blocks compiled": lambda: trivium_step(shape, d, compiled=True)}
+    if whole:
+        ours, peers = (
+            compiled,
+            {
+                "plain loop, compiled whole": lambda: plain_step(shape, d, compiled="whole"),
+                "transformers, compiled whole": lambda: transformers_step(shape, d, compiled="whole"),
+            },
+        )
+    else:
+        ours, peers = (
+            {"trivium": lambda: trivium_step(shape, d), **compiled},
+            {
+                "plain loop, blocks compiled": lambda: plain_step(shape, d, compiled="blocks"),
+                "transformers": lambda: transformers_step(shape, d, compiled="no"),
+                "transformers, blocks compiled": lambda: transformers_step(shape, d, compiled="blocks"),
+            },
+        )
     sides = by_turns(bench, {**ours, **peers})
     tokens = shape.sequences * shape.sequence
     flops = tokens * flops_per_token(shape.plan().model)
@@ -208,14 +101,6 @@ def training(bench: Bench, shape: Shape) -> dict[str, Any]:
     return {"sides": sides, **_against_peers(sides, peers)}
 
 
-def _alone(bench: Bench, build: Callable[[], Step], *, rounds: int) -> tuple[float, int]:
-    """Median seconds and peak bytes of a step that has the device to itself."""
-    step = build()
-    step()
-    peak = bench.peak_bytes(step)
-    return statistics.median(bench.seconds(step, STEPS_AT_ONCE) for _ in range(rounds)), peak
-
-
 def stage(bench: Bench) -> dict[str, Any]:
     """A pipeline stage of MT-NLG as one of its tensor ranks computes it, without optimizer."""
     shape, d = TINY_STAGE if bench.smoke else STAGE, bench.device
@@ -223,10 +108,11 @@ def stage(bench: Bench) -> dict[str, Any]:
         "plain blocks": lambda: plain_stage_step(shape, d, compiled=False),
         "plain blocks, compiled": lambda: plain_stage_step(shape, d, compiled=True),
     }
+    copied = []
     with one_of_tensor_ranks(shape, d) as mesh:
         ours = {
-            "trivium": lambda: stage_step(shape, mesh),
-            "trivium, blocks compiled": lambda: stage_step(shape, mesh, compiled=True),
+            "trivium": lambda: stage_step(shape, mesh, copied),
+            "trivium, blocks compiled": lambda: stage_step(shape, mesh, copied, compiled=True),
         }
         sides = by_turns(bench, {**ours, **peers})
     for side in sides.values():
@@ -234,7 +120,8 @@ def stage(bench: Bench) -> dict[str, Any]:
             side |= _rates(bench, side["seconds"], shape.sequence, shape.flops)
     return {
         "sides": sides,
-        "says": "collectives of the tensor axis are replaced by copies of as many bytes on the device",
+        "says": "collectives of the tensor axis are replaced by copies of as many bytes on the device: "
+        f"{copied[-1] if copied else 0:,} a step",
         **_against_peers(sides, peers),
     }
 
@@ -264,12 +151,12 @@ def _against_peers(sides: Mapping[str, Mapping[str, Any]], peers: Mapping[str, A
 
 def planner(bench: Bench) -> dict[str, Any]:
     """The machine probed; one calibration step of the first shape; then time and memory of the others and of both
-    recompute modes, predicted and measured."""
+    recompute modes, predicted and measured: memory of the step's own tensors, as the planner means it."""
     d = bench.device
-    held = torch.cuda.get_device_properties(d).total_memory if d.type == "cuda" else 1 << 33
-    machine = probed(probe(1, 1, int(held)), "here").machine
-    cases = {s.name: (s, {}) for s in bench.shapes[1:]}
-    last = bench.shapes[-1]
+    machine = probed(probe(1, _devices(d)), "here").machine
+    shapes = _shapes(bench)
+    last = shapes[-1]
+    cases = {s.name: (s, {}) for s in shapes[1:]}
     cases |= {
         f"{last.name}, recompute {mode}": (last, {"recompute": {"mode": mode}})
         for mode in ("attention", "layer")
@@ -277,7 +164,7 @@ def planner(bench: Bench) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     factor = None
     for name, (shape, more) in cases.items():
-        seconds, peak = _alone(bench, lambda s=shape, m=more: trivium_step(s, d, **m), rounds=ROUNDS)
+        seconds, peak = alone(bench, lambda s=shape, m=more: trivium_step(s, d, **m), rounds=ROUNDS)
         bench.clear()
         plan = shape.plan(**more)
         predicted = estimate(plan, machine).seconds
@@ -294,8 +181,47 @@ def planner(bench: Bench) -> dict[str, Any]:
     return {"status": "measured", "factor": factor, "calibrated_on": next(iter(cases)), "rows": rows}
 
 
+def _devices(device: torch.device) -> Devices:
+    if device.type == "cpu":
+        return Devices("CPU core", 1, 1 << 33, is_cpu=True)
+    found = torch.cuda.get_device_properties(device)
+    return Devices(found.name, 1, int(found.total_memory), is_cpu=False)
+
+
+def _shapes(bench: Bench) -> tuple[Shape, ...]:
+    return TINY_SHAPES if bench.smoke else SHAPES
+
+
+def texts(bench: Bench, kind: Kind) -> dict[str, Any]:
+    """Evaluation or generation with the second shape."""
+    return text_row(bench, _shapes(bench)[1], kind)
+
+
+class Part(NamedTuple):
+    """A part of the report. needs_seconds: estimated, with half a minute for each graph that is compiled; with fewer
+    left it is not begun."""
+
+    name: str
+    needs_seconds: float
+    measure: Callable[[Bench], dict[str, Any]]
+
+
+# The most important first: the last are skipped where the time is short.
+PARTS = (
+    Part("ceilings", 20, ceilings),
+    Part("stage", 90, stage),
+    Part("training 1.3B", 150, partial(training, number=0)),
+    Part("planner", 90, planner),
+    Part("training 125M", 90, partial(training, number=1)),
+    Part("training 350M", 110, partial(training, number=2)),
+    Part("evaluation", 30, partial(texts, kind="scored")),
+    Part("generation", 40, partial(texts, kind="generated")),
+    Part("whole models compiled", 130, partial(training, number=1, whole=True)),
+)
+
+
 def main(arguments: list[str]) -> int:
-    """Measure and write; exit code 3 without an accelerator, 1 when a part of ours failed."""
+    """Measure, and write after every part; exit code 3 without an accelerator, 1 when a part failed."""
     options = _options(arguments)
     if not options.cpu and not torch.cuda.is_available():
         error = MachineError(
@@ -306,12 +232,6 @@ def main(arguments: list[str]) -> int:
         return error.exit_code
     device = torch.device("cpu") if options.cpu else torch.device("cuda", 0)
     bench = Bench(device, options.cpu, time.monotonic() + 60 * options.minutes - 20)
-    bench.part("ceilings", 20, lambda: ceilings(bench))
-    bench.part("stage", 60, lambda: stage(bench))
-    for shape in bench.shapes:
-        bench.part(f"training {shape.name}", 90, lambda s=shape: training(bench, s))
-    bench.part("planner", 60, lambda: planner(bench))
-    bench.part("texts", 45, lambda: text_rows(bench))
     record = {
         **circumstances("benchmarks/gpu.py", arguments),
         "device": "processor, tiny shapes: a smoke run"
@@ -320,15 +240,24 @@ def main(arguments: list[str]) -> int:
         "cuda": torch.version.cuda,
         "smoke": options.cpu,
         "targets": TARGETS,
+        "workspace_bytes": bench.workspace_bytes(),
         "parts": bench.found,
     }
+    _write(record, options)
+    for part in PARTS:
+        if part.name in (options.only or part.name):
+            bench.part(part.name, part.needs_seconds, partial(part.measure, bench))
+            _write(record, options)
+    return int(any(part.get("status") == "failed" for part in bench.found.values()))
+
+
+def _write(record: Mapping[str, Any], options: argparse.Namespace) -> None:
     Path(options.json).write_text(json.dumps(record, indent=1))
     if options.report:
         folder = Path(options.report)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"gpu-{record['date'][:10]}.json").write_text(json.dumps(record, indent=1))
         (folder / f"gpu-{record['date'][:10]}.md").write_text(gpu_page(record))
-    return int(any(part.get("status") == "failed" for part in bench.found.values()))
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
@@ -340,8 +269,20 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=float, default=MINUTES, help=f"most minutes (default {MINUTES:.0f})"
     )
+    parser.add_argument("--only", type=_named, metavar="PART[,PART]", help=f"of: {', '.join(_parted())}")
     parser.add_argument("--cpu", action="store_true", help="tiny shapes on a processor: does every path run?")
     return parser.parse_args(arguments)
+
+
+def _parted() -> list[str]:
+    return [part.name for part in PARTS]
+
+
+def _named(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := set(names) - set(_parted()):
+        raise argparse.ArgumentTypeError(f"there is no part {', '.join(sorted(unknown))}")
+    return names
 
 
 if __name__ == "__main__":

@@ -30,18 +30,20 @@ def gpu_page(record: Mapping[str, Any]) -> str:
         *(
             f"- {name}: {part['status']}: {part['reason']}"
             for name, part in parts.items()
-            if part.get("status") in ("failed", "left out")
+            if part.get("status") in ("failed", "skipped")
         ),
+        *(f"- {name}: {part['says']}" for name, part in parts.items() if "says" in part),
         "",
         "| planner | seconds | predicted | error | peak bytes | predicted | error |",
         "|---|---:|---:|---:|---:|---:|---:|",
         *(_planner_line(name, row) for name, row in parts.get("planner", {}).get("rows", {}).items()),
         "",
+        f"Peak bytes are without cuBLAS's workspaces, which are {record['workspace_bytes']:,.0f} bytes here.",
+        "",
         *(
-            f"- {side}: scores {s['scored_tokens_per_second']:,.0f} tokens/s, generates "
-            f"{s['generated_tokens_per_second']:,.0f} tokens/s"
-            for side, s in parts.get("texts", {}).items()
-            if isinstance(s, Mapping) and s.get("status") == "measured"
+            f"- {name}: {side}: {_text_line(part['kind'], s)}"
+            for name, part in parts.items()
+            for side, s in part.get("texts", {}).items()
         ),
         "",
     ]
@@ -57,6 +59,12 @@ def _side_line(part: str, name: str, side: Mapping[str, Any]) -> str:
         f"{side['flops_per_second'] / 1e12:.1f} | {'' if share is None else f'{share:.1%}'} | "
         f"{side.get('peak_bytes', 0) / 2**30:.2f} |"
     )
+
+
+def _text_line(kind: str, side: Mapping[str, Any]) -> str:
+    if side["status"] != "measured":
+        return f"{side['status']}: {side['reason']}"
+    return f"{side['tokens_per_second']:,.0f} tokens/s {kind}"
 
 
 def _planner_line(name: str, row: Mapping[str, Any]) -> str:

@@ -4,13 +4,15 @@ Legend: B sequences, S positions, H hidden, N heads here, D head width, E feed-f
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_model import Block, Gpt
@@ -25,6 +27,9 @@ from trivium.training.batches import Rows
 from trivium.training.trainer import Samples, Trainer
 
 Step = Callable[[], None]
+# By torch.compile: each block, one graph for all, and the loss, as torchtitan does and we do; or all in one graph, as
+# nanoGPT does, which takes the compiler a time that grows with the layers.
+Compiled = Literal["no", "blocks", "whole"]
 LR = 1e-4
 
 
@@ -58,6 +63,16 @@ class Shape:
         return Rows(ids[:, :-1], ids[:, 1:])
 
 
+SHAPES = (
+    Shape("1.3B", layers=24, hidden=2048, heads=16, vocabulary=50304, sequence=2048, sequences=4),
+    Shape("125M", layers=12, hidden=768, heads=12, vocabulary=50304, sequence=1024, sequences=16),
+    Shape("350M", layers=24, hidden=1024, heads=16, vocabulary=50304, sequence=1024, sequences=8),
+)
+TINY_SHAPES = tuple(
+    Shape(s.name, layers=2, hidden=32, heads=2, vocabulary=64, sequence=16, sequences=2) for s in SHAPES
+)
+
+
 def our_trainer(plan: Plan, device: torch.device) -> Trainer:
     """With weights drawn on the device: what they are changes no time."""
     trainer = Trainer(plan, Mesh.single(device), seed=0, rule=AdamRule(), initial=False)
@@ -78,36 +93,59 @@ def trivium_step(shape: Shape, device: torch.device, **more: Any) -> Step:
     return step
 
 
-def plain_step(shape: Shape, device: torch.device, *, compiled: bool) -> Step:
+def plain_step(shape: Shape, device: torch.device, *, compiled: Compiled) -> Step:
     """nanoGPT's loop: fp32 weights, autocast to bf16, fused AdamW."""
     with device:
-        model = Gpt(_as_setting(shape))
-    called = torch.compile(model) if compiled else model
-    return _autocast_step(model, lambda x: called(x), shape, device)
+        body = Gpt(_as_setting(shape), last=False)
+        end = Gpt(_as_setting(shape), (), first=False)
+    return _autocast_step(
+        Parts(body, end, body.layers.values(), nn.ModuleList([body, end])), shape, device, compiled
+    )
 
 
-def transformers_step(shape: Shape, device: torch.device, *, compiled: bool) -> Step:
+def transformers_step(shape: Shape, device: torch.device, *, compiled: Compiled) -> Step:
     """GPT-2 of transformers with scaled_dot_product_attention."""
     from gpt2 import gpt2_config  # here, so that all else can be measured without transformers
     from transformers import GPT2LMHeadModel
 
     with device:
         model = GPT2LMHeadModel(gpt2_config(shape)).train()
-    called = torch.compile(model) if compiled else model
-    return _autocast_step(model, lambda x: called(x, use_cache=False).logits, shape, device)
+
+    def body(x: Tensor) -> Tensor:
+        return model.transformer(x, use_cache=False).last_hidden_state
+
+    return _autocast_step(Parts(body, model.lm_head, model.transformer.h, model), shape, device, compiled)
 
 
-def _autocast_step(
-    model: nn.Module, logits: Callable[[Tensor], Tensor], shape: Shape, device: torch.device
-) -> Step:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
+class Parts(NamedTuple):
+    """A peer's model: tokens to hidden states, hidden states to logits, and the blocks within."""
+
+    body: Callable[[Tensor], Tensor]
+    end: nn.Module
+    blocks: Iterable[nn.Module]
+    whole: nn.Module
+
+
+def _autocast_step(parts: Parts, shape: Shape, device: torch.device, compiled: Compiled) -> Step:
+    def end_loss(hidden: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(parts.end(hidden).flatten(0, 1), y.flatten())
+
+    end = torch.compile(end_loss) if compiled == "blocks" else end_loss
+
+    def loss_of(x: Tensor, y: Tensor) -> Tensor:
+        return end(parts.body(x), y)
+
+    for block in parts.blocks if compiled == "blocks" else ():
+        block.compile()
+    called = torch.compile(loss_of) if compiled == "whole" else loss_of
+    optimizer = torch.optim.AdamW(parts.whole.parameters(), lr=LR, fused=True)
     x, y = (torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in shape.rows())
 
     def step() -> None:
         with torch.autocast(device.type, dtype=torch.bfloat16):
-            loss = F.cross_entropy(logits(x).flatten(0, 1), y.flatten())
+            loss = called(x, y)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(parts.whole.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         float(loss.detach())
@@ -160,16 +198,40 @@ class StageShape:
         return 3 * self.layers * (24.0 * S * H * H + 4.0 * S * S * H) / self.tensor
 
 
+STAGE = StageShape(layers=3, hidden=20480, heads=128, sequence=2048, tensor=8)
+TINY_STAGE = StageShape(layers=1, hidden=32, heads=4, sequence=16, tensor=2)
+
+
 @contextmanager
 def one_of_tensor_ranks(shape: StageShape, device: torch.device) -> Iterator[Mesh]:
-    """A rank of the middle stage whose collectives return at once."""
+    """A rank of the middle stage whose collectives are copies: an all-gather of its slice to every slice, a
+    reduce-scatter of its own slice."""
     layout = shape.plan().layout
-    with pretended(layout, rank=layout.tensor) as mesh:
+    name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+    with pretended(layout, rank=layout.tensor) as mesh, patch.object(dist, name, _own_slice):
         yield replace(mesh, device=device)
 
 
-def stage_step(shape: StageShape, mesh: Mesh, **more: Any) -> Step:
-    """Forward and backward of our stage; copies of as many bytes stand for its collectives. `more` as in Plan."""
+class _Done:
+    """Of work that is over."""
+
+    def wait(self) -> None:
+        """At once."""
+
+
+def _own_slice(out: Tensor, x: Tensor, group: Any, async_op: bool) -> _Done:
+    """In place of a reduce-scatter, of which torch 2.11's pretended groups write nothing: what follows would compute
+    with what lay in memory, which takes another power than numbers do."""
+    out.copy_(x.view(-1, *out.shape)[dist.get_rank(group)])
+    return _Done()
+
+
+def stage_step(shape: StageShape, mesh: Mesh, copied: list[int], **more: Any) -> Step:
+    """Forward and backward of our stage; copies of as many bytes stand for its collectives. `more` as in Plan.
+
+    Those of all-gathers are made in their place; of a reduce-scatter, whose own slice is, the rest follows the step.
+    copied: the bytes of each step's collectives are added.
+    """
     with torch.device("meta"):
         stage = Stage(shape.plan(**more), 1, mesh)
     stage = stage.to_empty(device=mesh.device).to(torch.bfloat16)
@@ -178,7 +240,7 @@ def stage_step(shape: StageShape, mesh: Mesh, **more: Any) -> Step:
     here = {"device": mesh.device, "dtype": torch.bfloat16}
     x = torch.randn(S // shape.tensor, 1, H, requires_grad=True, **here)
     inputs = Inputs(torch.zeros(S, 1, dtype=torch.int64, device=mesh.device))
-    largest = torch.empty(S * H, **here)
+    largest = torch.randn(S * H, **here)
     spare = torch.empty_like(largest)
 
     def step() -> None:
@@ -186,7 +248,10 @@ def stage_step(shape: StageShape, mesh: Mesh, **more: Any) -> Step:
         y = stage(x, inputs)
         y.backward(y.detach())
         handed = mesh.tensor.traffic - before
-        _copy(handed["reduce_scatter"] + shape.tensor * handed["all_gather"], largest, spare)
+        assert handed.keys() <= {"reduce_scatter", "all_gather"}, f"{dict(handed)}: no copies stand for these"
+        scattered, gathered = handed["reduce_scatter"], shape.tensor * handed["all_gather"]
+        _copy(scattered - scattered // shape.tensor, largest, spare)
+        copied.append(scattered + gathered)
 
     return step
 
@@ -195,11 +260,13 @@ def plain_stage_step(shape: StageShape, device: torch.device, *, compiled: bool)
     """The same products in plain PyTorch blocks, without collectives or copies."""
     with device:
         blocks = nn.Sequential(*(_narrow_block(shape) for _ in range(shape.layers))).to(torch.bfloat16)
-    called = torch.compile(blocks) if compiled else blocks
+    if compiled:
+        for block in blocks:
+            block.compile()
     x = torch.randn(1, shape.sequence, shape.hidden, device=device, dtype=torch.bfloat16, requires_grad=True)
 
     def step() -> None:
-        y = called(x)
+        y = blocks(x)
         y.backward(y.detach())
 
     return step

@@ -1,10 +1,12 @@
 """Evaluation and generation on an accelerator beside transformers, on a model of the same shape."""
 
 import statistics
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from gpu_bench import Bench, failure
 from gpu_sides import Shape
 
 from trivium.model.generate import Choice, Draft, continue_drafts
@@ -13,32 +15,29 @@ from trivium.model.whole import WholeModel
 PROMPTS, NEW_TOKENS, ROWS, ROUNDS = 16, 64, 32, 3
 
 
-def text_rows(bench: Any) -> dict[str, Any]:
-    """Tokens per second of scoring rows of text and of greedy generation, ours and theirs.
+Kind = Literal["scored", "generated"]
+
+
+def text_row(bench: Bench, shape: Shape, kind: Kind) -> dict[str, Any]:
+    """Tokens per second of scoring rows of text or of greedy generation, ours and theirs.
 
     Their scoring is what HFLM does with a batch: a forward, log-softmax, and the targets' share.
     """
-    shape: Shape = bench.shapes[1]
     prompts, new, rows = (2, 4, 2) if bench.smoke else (PROMPTS, NEW_TOKENS, ROWS)
     ids = np.random.default_rng(1).integers(0, shape.vocabulary, (rows, shape.sequence)).tolist()
     starts = [row[: shape.sequence // 4] for row in ids[:prompts]]
-    found: dict[str, Any] = {"status": "measured"}
+    tokens = rows * shape.sequence if kind == "scored" else prompts * new
+    found: dict[str, Any] = {}
     for name, make in (("trivium", _ours), ("transformers", _theirs)):
         try:
             score, generate = make(shape, bench.device, new)
-        except ImportError as error:
-            found[name] = {"status": "failed", "reason": str(error)}
+            act = partial(score, ids) if kind == "scored" else partial(generate, starts)
+            seconds = [bench.seconds(act) for _ in range(ROUNDS + 1)][1:]
+        except Exception as error:
+            found[name] = failure(error)
             continue
-        scoring, writing = [], []
-        for _ in range(ROUNDS + 1):
-            scoring.append(bench.seconds(lambda: score(ids)))  # noqa: B023
-            writing.append(bench.seconds(lambda: generate(starts)))  # noqa: B023
-        found[name] = {
-            "status": "measured",
-            "scored_tokens_per_second": rows * shape.sequence / statistics.median(scoring[1:]),
-            "generated_tokens_per_second": prompts * new / statistics.median(writing[1:]),
-        }
-    return found
+        found[name] = {"status": "measured", "tokens_per_second": tokens / statistics.median(seconds)}
+    return {"kind": kind, "texts": found}
 
 
 def _ours(shape: Shape, device: torch.device, new: int) -> Any:

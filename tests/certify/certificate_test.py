@@ -2,9 +2,13 @@
 
 import json
 
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
 from plans import small
-from trivium.certify.certificate import TOLERANCE, Deviation, certificate, coverage
-from trivium.plan.parameters import parameters
+from trivium.certify.certificate import TOLERANCE, Deviation, _tensor, certificate, coverage
+from trivium.plan.parameters import Box, parameters
 
 PLAN = small()
 
@@ -39,3 +43,11 @@ def test_a_parameter_that_nobody_or_everybody_updates_is_a_deviation() -> None:
     missing = {k: n for k, n in once.items() if k != "head.norm.weight"}
     assert [d.parameter for d in coverage(PLAN, [missing]) if d.value] == ["head.norm.weight"]
     assert min(d.value for d in coverage(PLAN, [once, once])) == 1
+
+
+def test_a_tensor_of_an_accelerator_is_compared_where_the_reference_lies() -> None:
+    """Without an accelerator its numbers cannot be read, which is as far as this comes."""
+    whole = {"w": torch.ones(2, 3, dtype=torch.float64)}
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(DataDependentOutputException):
+        here = torch.ones(6, dtype=torch.float64, device="cuda")
+        _tensor("weights", "w", here, whole, Box((0, 0), (2, 3)))

@@ -1,9 +1,12 @@
 """A plan whose ranks fail costs its own certificate and nobody else's."""
 
+import torch
+
 from trivium.certify import sweep
 from trivium.certify.certificate import Certificate
 from trivium.certify.random_plans import random_plans
 from trivium.certify.sweep import certify
+from trivium.parallel.launch import ALONE
 from trivium.plan.plan import Plan
 from trivium.training.trainer import Trainer
 
@@ -32,3 +35,12 @@ def test_ranks_that_break_fail_one_certificate_and_the_others_are_still_made(mon
     assert failed.as_tree()["worst"] == "inf" and failed.by_quantity == {}
     assert Plan.model_validate(failed.plan) == bad
     assert [c.error for c in found if c.passed] == [None] * 3
+
+
+def test_ranks_certify_on_processors_also_where_there_are_accelerators(monkeypatch, tmp_path) -> None:
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    sweep._certify_rank(ALONE, {}, tmp_path)
+    sweep.certify_with_faults(ALONE, [], tmp_path)
+    assert not chosen

@@ -1,6 +1,7 @@
 """A quick share of `trivium chaos`; and that each count can be other than zero."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -68,11 +69,13 @@ def test_a_full_disk_stops_no_training(tmp_path: Path) -> None:
 
 def test_the_verb_writes_its_counts_and_fails_when_something_was_lost(tmp_path: Path, monkeypatch) -> None:
     out = tmp_path / "out.json"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(sys, "argv", ["trivium", "chaos", "--corrupt", "5", "--json", str(out)])
     with pytest.raises(SystemExit) as stopped:
         entry.main()
     found = json.loads(out.read_text())
     assert (stopped.value.code or 0, found["corruptions"], found["undetected"]) == (0, 5, 0)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""  # it forks, and computes in between
     monkeypatch.setattr(load.Checkpoint, "verify", lambda self, share=0, shares=1: None)
     monkeypatch.setattr(sys, "argv", ["trivium", "chaos", "--corrupt", "40", "--json", str(out)])
     with pytest.raises(SystemExit) as stopped:

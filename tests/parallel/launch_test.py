@@ -5,9 +5,19 @@ import signal
 import time
 
 import pytest
+import torch
 
 from trivium.errors import ConfigError, DataError, TriviumError
-from trivium.parallel.launch import Place, RankFailed, connected, run_ranks, start_ranks, torchrun_place
+from trivium.parallel import launch
+from trivium.parallel.launch import (
+    ALONE,
+    Place,
+    RankFailed,
+    connected,
+    run_ranks,
+    start_ranks,
+    torchrun_place,
+)
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29400"}
 
@@ -72,3 +82,71 @@ def test_a_place_among_ranks_that_cannot_meet_is_refused_at_once(
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=told):
         torchrun_place()
+
+
+def with_accelerators(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
+    """This machine seems to have so many; the words over which groups are made are kept in what is returned."""
+    talked: list[str] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: number)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(launch.dist, "init_process_group", lambda backend, **_: talked.append(backend))
+    monkeypatch.setattr(launch.dist, "destroy_process_group", lambda: None)
+    return talked
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "ranks", "kind", "backend"),
+    [(0, 2, "cpu", "gloo"), (1, 2, "cpu", "gloo"), (2, 2, "cuda", "nccl")],
+)
+def test_ranks_use_accelerators_where_each_has_its_own_and_otherwise_none_does(
+    accelerators: int, ranks: int, kind: str, backend: str, monkeypatch, capsys
+) -> None:
+    talked = with_accelerators(monkeypatch, accelerators)
+    places = [Place(r, ranks, r, "file:///nowhere", ranks) for r in range(ranks)]
+    assert {p.device.type for p in places} == {kind}
+    assert len({p.device for p in places}) == (ranks if kind == "cuda" else 1)
+    for place in places:
+        with connected(place):
+            pass
+    assert talked == [backend] * ranks
+    said = capsys.readouterr().err.splitlines()
+    assert said == (
+        ["warning: 2 ranks, and 1 GPU: all compute on the processor, over gloo"] if accelerators == 1 else []
+    )
+
+
+def test_a_process_alone_uses_the_first_accelerator(monkeypatch) -> None:
+    assert ALONE.device.type == "cpu"
+    with_accelerators(monkeypatch, 3)
+    assert ALONE.device == torch.device("cuda", 0)
+
+
+def test_ranks_on_processors_talk_over_gloo_where_accelerators_lie_idle(monkeypatch, capsys) -> None:
+    talked = with_accelerators(monkeypatch, 8)
+    with connected(Place(0, 2, 0, "file:///nowhere", 2), device=torch.device("cpu")):
+        pass
+    assert talked == ["gloo"] and not capsys.readouterr().err
+
+
+def test_torchrun_is_refused_more_ranks_than_accelerators(monkeypatch) -> None:
+    for name, value in {"RANK": 1, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29400")
+    place = torchrun_place()
+    assert place is not None and place.device.type == "cpu"
+    with_accelerators(monkeypatch, 2)
+    with pytest.raises(ConfigError, match="4 ranks on a host with 2 GPUs.*--nproc-per-node 2"):
+        assert place.device
+    with_accelerators(monkeypatch, 4)
+    assert place.device == torch.device("cuda", 1)
+
+
+def say_place(place: Place, folder: str) -> None:
+    with open(f"{folder}/{place.rank}", "w") as file:
+        file.write(f"{place.local_rank} of {place.local_ranks}")
+
+
+def test_forked_ranks_know_how_many_share_their_host(tmp_path) -> None:
+    run_ranks(say_place, 2, str(tmp_path))
+    assert [(tmp_path / str(r)).read_text() for r in range(2)] == ["0 of 2", "1 of 2"]

@@ -1,15 +1,20 @@
 """A probe measures what it says, and leaves nothing behind. Times themselves are not judged here."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
 from ranks import ranks
 from trivium.errors import ConfigError
+from trivium.parallel.launch import ALONE, Place
 from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import Layout
 from trivium.probe import exchanges as links
+from trivium.probe import probe as probing
 from trivium.probe.operations import SHAPES, attentions, products, streams, updates
-from trivium.probe.probe import probe
+from trivium.probe.probe import Devices, accelerators, probe
 from trivium.probe.steps import split_plan, split_step
 from trivium.probe.timing import FEWEST, median_seconds
 
@@ -51,4 +56,34 @@ def test_a_step_over_ranks_is_of_the_plan_it_names(place):
 
 def test_no_ranks_are_refused():
     with pytest.raises(ConfigError, match="--ranks is 0"):
-        probe(0, 1, 1 << 30)
+        probe(0, Devices("CPU core", 1, 1 << 30, is_cpu=True))
+
+
+def counted(folder: Path) -> int:
+    """Accelerators, noting by which process they were counted."""
+    (folder / str(os.getpid())).touch()
+    return 0
+
+
+def test_accelerators_are_counted_by_processes_that_no_rank_is_forked_from(tmp_path, monkeypatch):
+    """Counting may start CUDA, which a child of that process then cannot."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: counted(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: counted(tmp_path) > 0)
+    monkeypatch.setattr(probing, "KINDS", {})
+    for name in ("products", "streams", "attentions", "updates", "steps"):
+        monkeypatch.setattr(probing, name, lambda device, budget: ())
+    monkeypatch.setattr(probing, "Measured", lambda **_: None)
+    assert accelerators() is None
+    probe(1, Devices("CPU core", 1, 1 << 30, is_cpu=True))
+    seen = {int(path.name) for path in tmp_path.iterdir()}
+    assert len(seen) == 2 and os.getpid() not in seen
+
+
+def test_a_lone_accelerator_is_measured_in_this_process(monkeypatch):
+    """Which may have used it before, and then can fork no rank."""
+    monkeypatch.setattr(probing, "run_ranks", lambda *_, **__: pytest.fail("a rank was forked"))
+    monkeypatch.setattr(probing, "_on_devices", lambda place, folder: measured.append(place))
+    monkeypatch.setattr(probing, "_middle", lambda told: dict.fromkeys(probing.KINDS, ()))
+    measured: list[Place] = []
+    found = probe(8, Devices("NVIDIA H200", 1, 1 << 37, is_cpu=False))
+    assert measured == [ALONE] and not found.is_cpu and found.device == "NVIDIA H200"

@@ -206,8 +206,8 @@ def _scalar(quantity: str, here: float, expected: float) -> Deviation:
 def _tensor(quantity: str, name: str, here: torch.Tensor, whole: Tensors, box: Box) -> Deviation:
     everything = whole[name]
     expected = everything[tuple(slice(a, a + n) for a, n in zip(box.start, box.shape, strict=True))]
-    scale = max(float(everything.abs().max()), 1e-300)
-    return Deviation(quantity, name, float((here.view(box.shape) - expected).abs().max()) / scale)
+    away = (here.view(box.shape).cpu() - expected).abs().max()
+    return Deviation(quantity, name, float(away) / max(float(everything.abs().max()), 1e-300))
 
 
 def _size(deviation: Deviation) -> float:

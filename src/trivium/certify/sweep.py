@@ -10,6 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from trivium import __version__
 from trivium.certify.certificate import (
     Certificate,
@@ -37,6 +39,7 @@ from trivium.provenance import code_commit
 
 REFERENCE_PROCESSES = 2
 TOGETHER = 24  # plans that ranks run one after the other: groups of ranks, each with its threads, are never given back
+CPU = torch.device("cpu")  # the reference's, and with its random numbers for dropout
 Fault = Callable[[Mesh], AbstractContextManager[None]]
 Meshes = dict[tuple[Layout, tuple[int, int]], Mesh]  # by degrees and order, and who holds the model's ends
 
@@ -83,7 +86,7 @@ class Trial(NamedTuple):
 
 def certify_with_faults(place: Place, trials: Sequence[Trial], folder: Path) -> None:
     """Plans of one world size on this rank, each with its fault; the findings go to `folder`."""
-    with connected(place, timeout_seconds=30):
+    with connected(place, timeout_seconds=30, device=CPU):
         meshes: Meshes = {}
         for trial in trials:
             mesh = _mesh(trial.plan, place, meshes)
@@ -162,7 +165,7 @@ def _certify_together(
 
 
 def _certify_rank(place: Place, plans: dict[int, Plan], folder: Path) -> None:
-    with connected(place):
+    with connected(place, device=CPU):
         meshes: Meshes = {}
         references: dict[str, Reference] = {}
         for number, plan in plans.items():
@@ -178,7 +181,7 @@ def _mesh(plan: Plan, place: Place, meshes: Meshes) -> Mesh:
     degrees = plan.layout.model_copy(update={"chunks": 1})
     key = degrees, plan.ends
     if key not in meshes:
-        meshes[key] = Mesh.connect(degrees, place.rank, place.world_size, ends=plan.ends)
+        meshes[key] = Mesh.connect(degrees, place.rank, place.world_size, CPU, ends=plan.ends)
     return dataclasses.replace(meshes[key], layout=plan.layout)
 
 

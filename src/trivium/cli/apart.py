@@ -15,7 +15,8 @@ from trivium.errors import TriviumError, error_of
 def apart(work: Callable[[], None]) -> None:
     """Run `work` in a forked process; an error in it is raised here, of the same kind and with the same text.
 
-    Ranks are forked from the process that trains. What earlier stages left in its memory would be in every rank.
+    Ranks are forked from the process that trains. What earlier stages left in its memory would be in every rank, and
+    an accelerator that one of them used would be lost to all.
     """
     ours, theirs = get_context("fork").Pipe(duplex=False)
     sys.stdout.flush()

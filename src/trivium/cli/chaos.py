@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,9 +94,11 @@ app.command()(chaos)
 
 def _done(harm: Harm, number: int, layouts: int, seed: int) -> dict[str, Any]:
     """Do a harm so often; what came of it."""
+    # The trainings are forked from here, where what they left is computed again: no fork survives an accelerator's use.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import torch
 
-    torch.set_num_threads(1)  # the trainings are forked from here
+    torch.set_num_threads(1)
     work = getattr(importlib.import_module(f"trivium.chaos.{harm.module}"), harm.function)
     more = {"layouts": layouts} if harm.option == "kills" else {}
     with (

@@ -74,10 +74,10 @@ def walk(run: Run, *, redo_from: str | None = None) -> None:
     examine(run.at)
     for stage in STAGES:
         redo = NAMES.index(stage.name) >= first_redone
-        if stage in (HARVEST, CURATE, TOKENIZE):
-            apart(partial(perform, stage, run, redo=redo))
-        else:
+        if stage in (TRAIN, PROVE):
             perform(stage, run, redo=redo)
+        else:
+            apart(partial(perform, stage, run, redo=redo))
     say("report: …")
     lines = make_report(run.at)
     say(seconds_line("all stages", sum(run.at.seconds().values())))

@@ -32,16 +32,12 @@ def probe_machine(
     """Measure products, memory, attention, optimizer, small models and collectives, in under a minute."""
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {out}: a machine file is YAML and known by its name; end it in .yaml")
-    import torch
-
     from trivium.planner.probed import probed, write_machine
-    from trivium.probe.probe import probe
+    from trivium.probe.probe import Devices, accelerators, probe
 
-    on_gpu = torch.cuda.is_available()
-    devices = torch.cuda.device_count() if on_gpu else cores()
-    held = int(torch.cuda.get_device_properties(0).total_memory) if on_gpu else memory_bytes() // devices
+    processors = Devices("CPU core", cores(), memory_bytes() // cores(), is_cpu=True)
     with progress_of("probe") as progress:
-        measured = probe(ranks, devices, held, progress=progress)
+        measured = probe(ranks, accelerators() or processors, progress=progress)
     if raw is not None:
         write_json(raw, measured.tree())
     found = probed(measured, out.stem)

@@ -16,6 +16,7 @@ from trivium.model.generate import Choice, Draft, continue_drafts
 from trivium.model.stage import DTYPES
 from trivium.model.whole import WholeModel
 from trivium.parallel.collectives import sum_over_ranks_
+from trivium.parallel.launch import ALONE
 from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import shard_box
 from trivium.plan.plan import Plan
@@ -44,7 +45,7 @@ class NativeScorer:
         this process alone. Raises CheckpointError when the checkpoint is missing or damaged, or its vocabulary is
         not the tokenizer's, ConfigError when the model does not fit the layout.
         """
-        mesh = mesh or Mesh.single(_own_device())
+        mesh = mesh or Mesh.single(ALONE.device)
         opened = Checkpoint.open_together(checkpoint_in(checkpoint), mesh)
         plan = build(Plan, opened.manifest["plan"])
         words = tokenizer_of_model(tokenizer)
@@ -169,10 +170,6 @@ def checkpoint_in(place: Path) -> Path:
     if not found:
         raise CheckpointError(f"{place} holds no checkpoint; train first, or name a step's directory")
     return found[-1]
-
-
-def _own_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _load(checkpoint: Checkpoint, plan: Plan, mesh: Mesh) -> WholeModel:

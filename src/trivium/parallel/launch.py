@@ -29,23 +29,42 @@ COLLECTIVE_TIMEOUT_SECONDS = 120.0
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _LARGEST_INT = (1 << 31) - 1
+_BY_TORCHRUN = "env://"
 
 
 @dataclass(frozen=True)
 class Place:
-    """This process among the ranks. `rendezvous` is a torch init method: file://… or env://."""
+    """This process among the ranks. `rendezvous` is a torch init method: file://… or env://.
+
+    local_ranks: how many ranks this host has.
+    """
 
     rank: int
     world_size: int
     local_rank: int
     rendezvous: str
+    local_ranks: int = 1
 
     @property
     def device(self) -> torch.device:
-        """One accelerator per local rank where there are any, otherwise the processor."""
-        if torch.cuda.is_available():
-            return torch.device("cuda", self.local_rank % torch.cuda.device_count())
+        """An accelerator for each rank of this host where it has as many, otherwise the processor for all of them.
+
+        Not to be asked by a process that ranks are forked from: without NVML, counting accelerators starts CUDA,
+        which then fails in each of them. Raises ConfigError where torchrun started more ranks than there are
+        accelerators: every host decides for itself, and ranks of both kinds cannot talk.
+        """
+        found = torch.cuda.device_count()
+        if self.local_ranks <= found:
+            return torch.device("cuda", self.local_rank % found)
+        if found and self.rendezvous == _BY_TORCHRUN:
+            raise ConfigError(
+                f"torchrun started {self.local_ranks} ranks on a host with {_counted(found)}; start at most one rank "
+                f"for each (--nproc-per-node {found}), or set CUDA_VISIBLE_DEVICES= to compute on processors"
+            )
         return torch.device("cpu")
+
+
+ALONE = Place(0, 1, 0, "")  # a process that is no rank among others
 
 
 class RankFailed(TriviumError):
@@ -82,6 +101,7 @@ def torchrun_place() -> Place | None:
         )
     numbers = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
     given = {k: environment.get(k, environment["RANK"]) for k in numbers}
+    given["LOCAL_WORLD_SIZE"] = environment.get("LOCAL_WORLD_SIZE", "1")
     wrong = [f"{k}={value}" for k, value in given.items() if not value.isdecimal()]
     if wrong:
         raise ConfigError(f"torchrun's environment has {' and '.join(wrong)}: must be whole numbers from 0")
@@ -90,24 +110,33 @@ def torchrun_place() -> Place | None:
         raise ConfigError(
             f"RANK={rank}, WORLD_SIZE={world_size}: ranks are 0 to {world_size - 1}; set RANK to one of them"
         )
-    return Place(rank, world_size, int(given["LOCAL_RANK"]), "env://")
+    return Place(rank, world_size, int(given["LOCAL_RANK"]), _BY_TORCHRUN, int(given["LOCAL_WORLD_SIZE"]))
 
 
 @contextlib.contextmanager
-def connected(place: Place, *, timeout_seconds: float = COLLECTIVE_TIMEOUT_SECONDS) -> Iterator[None]:
-    """Inside, the process group of all ranks exists; a lone process needs none."""
+def connected(
+    place: Place,
+    *,
+    timeout_seconds: float = COLLECTIVE_TIMEOUT_SECONDS,
+    device: torch.device | None = None,
+) -> Iterator[None]:
+    """Inside, the process group of all ranks exists; a lone process needs none. device: of this rank's tensors, by
+    default its place's; the ranks talk over what suits it."""
     _keep_freed_memory()
-    if place.device.type == "cuda":
-        torch.cuda.set_device(place.device)
+    if device is None:
+        device = place.device
+        _say_if_there_are_too_few(place, device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if place.world_size == 1:
         yield
         return
-    if place.rendezvous == "env://":
+    if place.rendezvous == _BY_TORCHRUN:
         _talk_where_the_first_rank_is_reached()
     # One thread per rank: ranks on one machine share its cores, and their order of summation stays fixed.
     torch.set_num_threads(1)
     dist.init_process_group(
-        "nccl" if place.device.type == "cuda" else "gloo",
+        "nccl" if device.type == "cuda" else "gloo",
         init_method=place.rendezvous,
         rank=place.rank,
         world_size=place.world_size,
@@ -115,6 +144,18 @@ def connected(place: Place, *, timeout_seconds: float = COLLECTIVE_TIMEOUT_SECON
     )
     yield
     dist.destroy_process_group()
+
+
+def _say_if_there_are_too_few(place: Place, chosen: torch.device) -> None:
+    """The first rank tells the user why accelerators lie idle."""
+    found = torch.cuda.device_count() if place.rank == 0 and chosen.type == "cpu" else 0
+    if found:
+        idle = f"{place.local_ranks} ranks, and {_counted(found)}: all compute on the processor, over gloo"
+        print(f"warning: {idle}", file=sys.stderr, flush=True)
+
+
+def _counted(accelerators: int) -> str:
+    return f"{accelerators} GPU{'' if accelerators == 1 else 's'}"
 
 
 def _keep_freed_memory() -> None:
@@ -241,7 +282,7 @@ def start_ranks(function: Callable[..., None], world_size: int, *arguments: Any)
     rendezvous = f"file://{directory.name}/rendezvous"
     processes = []
     for rank in range(world_size):
-        place = Place(rank, world_size, rank, rendezvous)
+        place = Place(rank, world_size, rank, rendezvous, world_size)
         process = context.Process(
             target=_enter, args=(function, place, arguments, directory.name, os.getpid()), name=f"rank-{rank}"
         )

@@ -40,7 +40,8 @@ class Group:
 
     traffic: bytes this rank handed to each collective, for comparison with the cost model.
     tags: numbers for direct messages, drawn alike on every rank of the group.
-    waited: seconds this process stood still for collectives, its own part of their work included.
+    waited: seconds this process stood still for collectives, its own part of their work included; what an accelerator
+    waits for is not in it.
     peers: where all the ranks are processes of one host that may read each other's memory, the others by their index.
     """
 

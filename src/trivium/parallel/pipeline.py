@@ -1,6 +1,5 @@
 """Execute a program on this pipeline rank. No schedule is known here by name."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,6 +11,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from trivium.errors import TriviumError
 from trivium.parallel.buckets import GradientWatch
+from trivium.parallel.clock import Clock
 from trivium.parallel.measure import Counted, SavedBytes
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.transport import Batched, PostedAhead, Results, Transport
@@ -63,6 +63,7 @@ class Executor:
     loss_scale: float | Tensor = 1.0
     watch: GradientWatch | None = None
     saved_bytes: SavedBytes | None = None  # measures what is kept for backward
+    clock: Clock = field(default_factory=Clock)  # of the spans
     transport: Literal["posted", "batched"] | None = None  # None: posted on gloo, batched elsewhere
 
     def run(self, program: Sequence[Event]) -> Run:
@@ -77,20 +78,22 @@ class Executor:
             stage.weight_gradients.separate = (Op.WEIGHT_GRADIENT, number) in self._remaining
         posts = self.mesh.pipeline.is_gloo if self.transport is None else self.transport == "posted"
         transport = (PostedAhead if posts else Batched)(program, self.mesh, self.activation)
-        begin = time.perf_counter()
+        self.clock.mark()
         for event in program:
             transport.before(event)
             try:
                 self._wait_for_inputs(event)
-                start = time.perf_counter()  # a span is work: waiting for a neighbour is the gap before it
+                self.clock.mark()  # a span is work: waiting for a neighbour is the gap before it
                 self._perform(event, transport)
             except TriviumError:
                 raise
             except Exception as error:
                 where = f"rank {self.mesh.rank} {self.mesh.at._asdict()}"
                 raise TriviumError(f"{where} failed at {event}: {type(error).__name__}: {error}") from error
-            self._run.spans.append(Span(event, start - begin, time.perf_counter() - begin))
+            self.clock.mark()
         transport.finish()
+        _, *marks = self.clock.seconds()
+        self._run.spans = [Span(*each) for each in zip(program, marks[::2], marks[1::2], strict=True)]
         return self._run
 
     def _wait_for_inputs(self, event: Event) -> None:

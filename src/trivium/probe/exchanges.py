@@ -11,10 +11,10 @@ from typing import NamedTuple, get_args
 
 import torch
 
+from trivium.parallel.clock import finished
 from trivium.parallel.collectives import all_gather, all_reduce_, reduce_scatter, rotate
 from trivium.parallel.mesh import Group
 from trivium.planner.measured import Collective, Exchange
-from trivium.probe.timing import finished
 
 SIZES = (1 << 10, 1 << 16, 1 << 19, 1 << 22)  # bytes of the whole tensor
 TURNS, REPEATS = 3, 6  # the median of means: one call alone may be a time slice too lucky or too late

@@ -5,13 +5,13 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from trivium.errors import ConfigError
 from trivium.parallel.collectives import all_reduce_
-from trivium.parallel.launch import Place, connected, run_ranks
+from trivium.parallel.launch import ALONE, Place, connected, run_ranks
 from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import Layout
 from trivium.planner.measured import Attention, Exchange, Measured, Product, SmallStep, Stream, Update
@@ -33,18 +33,44 @@ KINDS = {
 }
 
 
-def probe(ranks: int, devices: int, memory_bytes: int, *, progress: Progress = silent) -> Measured:
-    """Measure on `devices` devices, and between 2, 4, … up to `ranks` ranks.
+class Devices(NamedTuple):
+    """What is measured: so many of one kind, each with so much memory."""
 
-    devices: cores, or GPUs where there are any. memory_bytes: of one device. Takes well under a minute.
+    name: str
+    number: int
+    memory_bytes: int
+    is_cpu: bool
+
+
+def accelerators() -> Devices | None:
+    """Those of this machine, None where it has none. A process of its own looks: ranks cannot be forked from one that
+    has started CUDA."""
+    with tempfile.TemporaryDirectory(prefix="trivium-probe-") as folder:
+        run_ranks(_look, 1, folder, timeout_seconds=TIMEOUT_SECONDS)
+        seen = json.loads((Path(folder) / "seen.json").read_text(encoding="utf-8"))
+    return Devices(**seen) if seen else None
+
+
+def _look(place: Place, folder: str) -> None:
+    number, seen = torch.cuda.device_count(), {}
+    if number:
+        first = torch.cuda.get_device_properties(0)
+        seen = Devices(first.name, number, int(first.total_memory), is_cpu=False)._asdict()
+    (Path(folder) / "seen.json").write_text(json.dumps(seen), encoding="utf-8")
+
+
+def probe(ranks: int, devices: Devices, *, progress: Progress = silent) -> Measured:
+    """Measure on the devices, and between 2, 4, … up to `ranks` ranks; a lone accelerator in this process.
+
+    Takes well under a minute.
     """
     if ranks < 1:
         raise ConfigError(f"--ranks is {ranks}; a machine has at least one rank")
-    on_gpu = torch.cuda.is_available()
-    sizes = [n for n in (1 << p for p in range(1, 16)) if n <= ranks and not (on_gpu and n > devices)]
+    most = ranks if devices.is_cpu else min(ranks, devices.number)
+    sizes = [n for n in (1 << p for p in range(1, 16)) if n <= most]
     rounds = len(sizes) + 1
     progress(0, rounds, "products, memory, attention, optimizer, small models")
-    alone = _gathered(_on_devices, devices)
+    alone = _gathered(_on_devices, devices.number, here=not devices.is_cpu and devices.number == 1)
     found: list[Exchange] = []
     split: list[SmallStep] = []
     for done, size in enumerate(sizes, start=1):
@@ -54,10 +80,10 @@ def probe(ranks: int, devices: int, memory_bytes: int, *, progress: Progress = s
         split += [SmallStep(**each) for each in of_rank["split_steps"]]
     progress(rounds, rounds, "")
     return Measured(
-        device=torch.cuda.get_device_name(0) if on_gpu else "CPU core",
-        is_cpu=not on_gpu,
-        devices=devices,
-        memory_bytes=memory_bytes,
+        device=devices.name,
+        is_cpu=devices.is_cpu,
+        devices=devices.number,
+        memory_bytes=devices.memory_bytes,
         exchanges=tuple(found),
         split_steps=tuple(split),
         **_middle(alone),
@@ -104,10 +130,13 @@ def _write(folder: str, name: str, found: dict[str, tuple[Any, ...]]) -> None:
     (Path(folder) / f"{name}.json").write_text(json.dumps(plain), encoding="utf-8")
 
 
-def _gathered(function: Any, ranks: int) -> list[dict[str, Any]]:
-    """Run ranks, and read what they wrote, each once or in every turn."""
+def _gathered(function: Any, ranks: int, *, here: bool = False) -> list[dict[str, Any]]:
+    """Run ranks, or `here` the only one in this process, and read what they wrote, each once or in every turn."""
     with tempfile.TemporaryDirectory(prefix="trivium-probe-") as folder:
-        run_ranks(function, ranks, folder, timeout_seconds=TIMEOUT_SECONDS)
+        if here:
+            function(ALONE, folder)
+        else:
+            run_ranks(function, ranks, folder, timeout_seconds=TIMEOUT_SECONDS)
         return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(folder).glob("*.json"))]
 
 

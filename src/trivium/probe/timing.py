@@ -6,6 +6,8 @@ from statistics import median
 
 import torch
 
+from trivium.parallel.clock import finished
+
 FEWEST, MOST = 3, 200  # repetitions, in each of several turns
 WARM = 1
 
@@ -23,9 +25,3 @@ def median_seconds(work: Callable[[], object], device: torch.device, *, budget: 
         finished(device)
         seconds.append(time.perf_counter() - begin)
     return median(seconds)
-
-
-def finished(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -8,7 +8,7 @@ from typing import Any
 from trivium.checkpoint.format import read_manifest
 from trivium.checkpoint.load import Checkpoint, published
 from trivium.errors import CheckpointError, DataError
-from trivium.parallel.launch import Place
+from trivium.parallel.launch import ALONE
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import AdamRule, Totals
 from trivium.plan.plan import Plan
@@ -87,7 +87,7 @@ def _begun(record: Record, step: int, entries: tuple[dict[str, Any], ...], event
     given = record.training.start_from if checkpoint is None else None
     names = ("beta1", "beta2", "epsilon", "weight_decay", "clip")
     rule = AdamRule(**{n: getattr(record.training, n) for n in names})
-    mesh = Mesh.single(Place(0, 1, 0, "").device)
+    mesh = Mesh.single(ALONE.device)
     trainer = Trainer(
         alone(record.plan), mesh, seed=record.seed, rule=rule, initial=checkpoint is None and given is None
     )

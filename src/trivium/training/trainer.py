@@ -13,6 +13,7 @@ import torch
 from trivium.model.inputs import Inputs
 from trivium.model.stage import DTYPES, Stage, build_stages
 from trivium.parallel.buckets import Bucket, Dtypes, GradientWatch, make_buckets
+from trivium.parallel.clock import Clock, finished
 from trivium.parallel.collectives import all_reduce_, sum_over_ranks_
 from trivium.parallel.gathered import User, gather_around
 from trivium.parallel.measure import SavedBytes
@@ -32,7 +33,8 @@ from trivium.training.loss_scale import LossScale
 class StepResult(NamedTuple):
     """loss: mean over the batch's tokens, nats. gradient_norm: before clipping.
 
-    update_seconds: of the optimizer's step, with the wait for reduced gradients and the publishing of weights.
+    update_seconds: of the optimizer's step, with the wait for reduced gradients and the publishing of weights; on an
+    accelerator only where the step was measured, otherwise of asking for it.
     """
 
     loss: float
@@ -106,6 +108,8 @@ class Trainer:
             digest=self._digest,
             accepts=accepts and (lambda totals: _overflows(totals, scale) or accepts(totals)),
         )
+        if measure:
+            finished(self.mesh.device)
         update_seconds = time.perf_counter() - begin
         if self.loss_scale:
             self.loss_scale.update(finite=math.isfinite(totals.gradient_norm))
@@ -117,7 +121,8 @@ class Trainer:
     def accumulate(self, step: int, samples: Samples, *, measure: bool = False) -> Run:
         """Forward and backward of the batch; gradients are left in the buckets, their reduction begun.
 
-        measure: also count the bytes that autograd keeps, and the peak over the step.
+        measure: also count the bytes that autograd keeps, and the peak over the step, and take the spans' times by the
+        clock of the device, which is waited for.
         """
         self._watch.start_step()
         self._set_mode(training=True)
@@ -127,6 +132,7 @@ class Trainer:
             executor.loss_scale *= self.loss_scale.value
         if measure:
             executor.saved_bytes = SavedBytes(b.weights for b in self.buckets)
+            executor.clock = Clock(self.mesh.device)
         return executor.run(program)
 
     @torch.no_grad()

@@ -1,0 +1,157 @@
+"""How parts of a run are measured on an accelerator: until when, in turns, and what failed or was skipped."""
+
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from gpu_sides import Step
+
+WARM_UP, ROUNDS = 3, 8
+STEPS_AT_ONCE = 3  # one after the other, as in a training
+
+
+@dataclass
+class Bench:
+    """One run: where, how large, until when, and what was found."""
+
+    device: torch.device
+    smoke: bool
+    deadline: float
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def part(self, name: str, needs_seconds: float, measure: Callable[[], Any]) -> None:
+        """Measure, unless the time does not suffice; a failure is its result."""
+        self.found[name] = self.skipped(needs_seconds)
+        if self.found[name] is None:
+            try:
+                self.found[name] = measure()
+            except Exception as error:  # whatever it is, the other parts are measured
+                self.found[name] = failure(error)
+        self.clear()
+        print(f"{name}: {json.dumps(self.found[name])[:300]}", flush=True)
+
+    def skipped(self, needs_seconds: float = 0.0) -> dict[str, Any] | None:
+        """What is said of something that needs more time than is left; None where there is enough."""
+        left = self.deadline - time.monotonic()
+        if left >= needs_seconds or self.smoke:
+            return None
+        return {"status": "skipped", "reason": f"{max(0, left):.0f} s left, {needs_seconds:.0f} s needed"}
+
+    def clear(self) -> None:
+        """Give memory back, and forget graphs: of a second shape the compiler would make one for any shape."""
+        gc.collect()
+        torch.compiler.reset()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def wait(self) -> None:
+        """Until the device is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, act: Step, times: int = 1) -> float:
+        """Of one of so many calls, one after the other."""
+        self.wait()
+        begin = time.perf_counter()
+        for _ in range(times):
+            act()
+        self.wait()
+        return (time.perf_counter() - begin) / times
+
+    def held_bytes(self) -> int:
+        """Bytes of tensors; 0 on a processor."""
+        gc.collect()
+        self.wait()
+        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
+
+    def peak_bytes(self, act: Step) -> int:
+        """Most bytes of tensors during a call; 0 on a processor, which does not count them."""
+        if self.device.type != "cuda":
+            act()
+            return 0
+        torch.cuda.reset_peak_memory_stats(self.device)
+        act()
+        self.wait()
+        return int(torch.cuda.max_memory_allocated(self.device))
+
+    def workspace_bytes(self) -> int:
+        """What cuBLAS keeps for as long as the process lives, once for each thread that multiplies; 0 on a processor.
+
+        A forward and a backward make this thread and autograd's ask for it, so that nothing measured later does.
+        """
+        before = self.held_bytes()
+        x, w = (torch.ones(64, 64, device=self.device, dtype=torch.bfloat16) for _ in range(2))
+        F.linear(x, w.requires_grad_(), x[0]).sum().backward()
+        del x, w
+        return self.held_bytes() - before
+
+
+def failure(error: BaseException) -> dict[str, Any]:
+    """What a row says that could not be measured."""
+    return {"status": "failed", "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+
+
+def by_turns(bench: Bench, builders: Mapping[str, Callable[[], Step]]) -> dict[str, dict[str, Any]]:
+    """Each step's median seconds and peak bytes; steps that fail, or that no time is left for, with their reason.
+
+    All stay in memory, so that each is measured in turn with all others; one that fails leaves. A peak is of the step
+    that has it: what the others hold is taken off.
+    """
+    result: dict[str, dict[str, Any]] = {}
+    steps: dict[str, Step] = {}
+    own: dict[str, int] = {}
+    for name, build in builders.items():
+        if (skipped := bench.skipped()) is not None:
+            result[name] = skipped
+            continue
+        before = bench.held_bytes()
+        try:
+            steps[name] = _warm(build())
+        except Exception as error:
+            result[name] = failure(error)
+        own[name] = bench.held_bytes() - before
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(ROUNDS):
+        if number and bench.skipped():
+            break
+        for name in list(steps) if number % 2 == 0 else list(reversed(steps)):
+            try:
+                times[name].append(bench.seconds(steps[name], STEPS_AT_ONCE))
+            except Exception as error:
+                result[name] = failure(error)
+                del steps[name]
+    for name, step in steps.items():
+        try:
+            peak = bench.peak_bytes(step)
+        except Exception as error:
+            result[name] = failure(error)
+            continue
+        result[name] = {
+            "status": "measured",
+            "seconds": statistics.median(times[name]),
+            "fastest": min(times[name]),
+            "peak_bytes": max(0, peak - (bench.held_bytes() - own[name])),
+        }
+    return result
+
+
+def _warm(step: Step) -> Step:
+    for _ in range(WARM_UP):
+        step()
+    return step
+
+
+def alone(bench: Bench, build: Callable[[], Step], *, rounds: int) -> tuple[float, int]:
+    """Median seconds and own peak bytes of a step that has the device to itself: what was held before it was built is
+    taken off, which is cuBLAS's workspaces."""
+    before = bench.held_bytes()
+    step = build()
+    step()
+    peak = max(0, bench.peak_bytes(step) - before)
+    return statistics.median(bench.seconds(step, STEPS_AT_ONCE) for _ in range(rounds)), peak

@@ -1,0 +1,126 @@
+"""The accelerator's benchmark keeps what it measured, whatever fails, and measures what it says."""
+
+import json
+import math
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture()
+def gpu(monkeypatch) -> ModuleType:
+    """The script, as a module beside its own."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent / "benchmarks"))
+    import gpu
+
+    return gpu
+
+
+def bench_of(gpu: ModuleType, seconds: float = 3600.0, *, smoke: bool = False):
+    return gpu.Bench(CPU, smoke, time.monotonic() + seconds)
+
+
+def test_the_report_is_written_after_every_part_whatever_the_next_does(gpu, monkeypatch, tmp_path):
+    def fail(bench) -> dict:
+        raise KeyError("of a kind that nobody expected")
+
+    def interrupt(bench) -> dict:
+        raise KeyboardInterrupt
+
+    parts = [("first", lambda bench: {"found": 1}), ("second", fail), ("third", interrupt)]
+    monkeypatch.setattr(gpu, "PARTS", [gpu.Part(name, 1, act) for name, act in parts])
+    monkeypatch.setenv("PATH", str(tmp_path))  # nor is git there
+    out = tmp_path / "out.json"
+    with pytest.raises(KeyboardInterrupt):
+        gpu.main(["--cpu", "--json", str(out), "--report", str(tmp_path / "report")])
+    record = json.loads(out.read_text())
+    assert record["commit"] == "unknown" and record["parts"]["first"] == {"found": 1}
+    assert (
+        record["parts"]["second"]["status"] == "failed" and "KeyError" in record["parts"]["second"]["reason"]
+    )
+    (page,) = (tmp_path / "report").glob("*.md")
+    assert "- second: failed: KeyError" in page.read_text()
+    assert gpu.main(["--cpu", "--json", str(out), "--only", "first"]) == 0
+    assert list(json.loads(out.read_text())["parts"]) == ["first"]
+    with pytest.raises(SystemExit):
+        gpu.main(["--cpu", "--json", str(out), "--only", "fourth"])
+
+
+def test_a_part_that_the_time_does_not_suffice_for_is_skipped_and_said_so(gpu):
+    bench = bench_of(gpu, seconds=50)
+    bench.part("long", 60, lambda: pytest.fail("it was begun"))
+    bench.part("short", 10, dict)
+    assert bench.found["long"]["status"] == "skipped" and "60 s needed" in bench.found["long"]["reason"]
+    assert bench.found["short"] == {}
+    late = gpu.by_turns(bench_of(gpu, seconds=-1), {"a": lambda: pytest.fail("it was built")})
+    assert late["a"]["status"] == "skipped"
+
+
+def test_a_side_that_fails_leaves_the_others_measured(gpu):
+    calls = []
+
+    def failing_later() -> None:
+        calls.append(1)
+        if len(calls) > 5:
+            raise torch.OutOfMemoryError("no room")
+
+    def never() -> None:
+        raise TypeError("not this one")
+
+    sides = gpu.by_turns(
+        bench_of(gpu), {"good": lambda: lambda: None, "late": lambda: failing_later, "bad": lambda: never}
+    )
+    assert {name: side["status"] for name, side in sides.items()} == {
+        "good": "measured",
+        "late": "failed",
+        "bad": "failed",
+    }
+
+
+def test_a_peak_is_of_the_step_itself_without_what_was_held_before(gpu, monkeypatch):
+    """Such as the workspaces of libraries, which no planner knows."""
+    bench = bench_of(gpu)
+    monkeypatch.setattr(bench, "held_bytes", lambda: 64 << 20)
+    monkeypatch.setattr(bench, "peak_bytes", lambda act: (64 << 20) + 1000)
+    assert gpu.alone(bench, lambda: lambda: None, rounds=1)[1] == 1000
+
+
+def test_a_stage_computes_with_numbers_and_copies_as_many_bytes_as_its_collectives_move(gpu, monkeypatch):
+    import gpu_sides
+
+    shape, stages, copies = gpu_sides.TINY_STAGE, [], []
+    made, copy = gpu_sides.Stage, gpu_sides._copy
+
+    def keep(*given):
+        stages.append(made(*given))
+        return stages[-1]
+
+    def counted(handed, source, target) -> None:
+        copies.append(handed)
+        copy(handed, source, target)
+
+    monkeypatch.setattr(gpu_sides, "Stage", keep)
+    monkeypatch.setattr(gpu_sides, "_copy", counted)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True)  # what nobody wrote is not a number
+    try:
+        told: list[int] = []
+        with gpu_sides.one_of_tensor_ranks(shape, CPU) as mesh:
+            gpu_sides.stage_step(shape, mesh, told)()
+            moved = dict(mesh.tensor.traffic)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for parameter in stages[0].parameters():
+        assert parameter.grad is not None and math.isfinite(parameter.grad.float().abs().sum())
+    whole = 2 * shape.sequence * shape.hidden  # bytes of a tensor of all positions
+    # Attention and MLP of each layer, forward and backward: their inputs gathered, and again in the backward, and the
+    # gradients of their outputs; their outputs and the gradients of their inputs scattered.
+    scattered, gathered = 4 * shape.layers * whole, 6 * shape.layers * whole
+    assert moved == {"reduce_scatter": scattered, "all_gather": gathered // shape.tensor}
+    assert told == [scattered + gathered]
+    assert copies == [scattered - scattered // shape.tensor]  # the rest was copied where it happened
