@@ -71,6 +71,16 @@ def test_pages_keep_their_address_and_are_marked_as_html(tmp_path):
     assert page.source == "a"
 
 
+def test_every_fetch_of_an_address_is_a_document_of_its_own(tmp_path):
+    fetched = [("2021-01-15T00:00:00Z", b"<p>a</p>"), ("2021-01-15T00:00:00Z", b"<p>b</p>"),
+               ("2022-01-15T00:00:00Z", b"<p>a</p>")]  # fmt: skip
+    pages = [Page("https://b.org/", "text/html", "utf-8", body, date) for date, body in fetched]
+    for name in ("a.warc", "b.warc.gz"):
+        write_warc(tmp_path / name, pages)
+    first, second = ([d.id for d in read_any(tmp_path / n, source="s")] for n in ("a.warc", "b.warc.gz"))
+    assert first == second and len(set(first)) == 3
+
+
 def test_files_are_found_at_any_depth_in_a_fixed_order(tmp_path):
     for name in ("b.txt", "a/c.md", "a/b/d.JSONL.GZ", "a/e.pdf", "a/.hidden.txt"):
         path = tmp_path / name

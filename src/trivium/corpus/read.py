@@ -117,7 +117,9 @@ def page_document(page: Page, *, source: str) -> Document:
     metadata = {"url": page.url, "date": page.date}
     if page.content_type != "text/plain":
         metadata[RAW] = "html"
-    identity = page.document or _digest(page.url or page.body.hex())
+    # an address is fetched more than once, and each time gives a document
+    body = blake2b(page.body, digest_size=8).hexdigest()
+    identity = page.document or _digest(page.url, page.date, body)
     return Document(identity, decode(page.body, page.charset), page.source or source, metadata)
 
 
