@@ -141,6 +141,36 @@ def test_a_text_file_larger_than_a_block_reads_as_one_that_is_not(tmp_path, enco
     assert [d.text for d in documents] == list(paragraphs_of(text, longest=8000))
 
 
+ASCII = "Plain words of plain English. " * 30 + "\n\n"
+
+
+@pytest.mark.parametrize("shift", range(3))
+def test_no_end_of_a_block_within_a_character_changes_what_a_file_is_read_as(tmp_path, monkeypatch, shift):
+    monkeypatch.setattr("trivium.corpus.read._BLOCK", 1 << 18)
+    text = "x" * shift + ASCII * 160 + "日本語の文章がここにあります。\n\n" * 9000
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    assert "\n\n".join(d.text for d in read_any(tmp_path / "a.txt", source="s", longest=8000)) == text
+
+
+@pytest.mark.parametrize(
+    ("encoding", "words"),
+    [
+        ("utf-8", "Café naïve, garçon, déjà là, Noël.\n\n"),
+        ("cp1252", "Café naïve, garçon, déjà là, Noël.\n\n"),
+        ("cp1251", "Это русский текст для проверки.\n\n"),
+    ],
+    ids=["utf-8", "cp1252", "cp1251"],
+)
+@pytest.mark.parametrize("first", [300, 900])  # blocks, or not a whole one, of ASCII before anything else
+def test_a_file_that_begins_in_ascii_is_read_as_what_its_other_characters_say(
+    tmp_path, monkeypatch, encoding, words, first
+):
+    monkeypatch.setattr("trivium.corpus.read._BLOCK", 1 << 19)
+    text = ASCII * first + words * 900
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    assert "\n\n".join(d.text for d in read_any(tmp_path / "a.txt", source="s", longest=8000)) == text
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -1,6 +1,5 @@
 """Raw input of any kind → documents, with everything unreadable set aside, never passed over in silence."""
 
-import codecs
 import json
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
@@ -13,7 +12,7 @@ import pyarrow.parquet as pq
 
 from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import Document
-from trivium.corpus.encoding import decode, encoding_of, without_surrogates
+from trivium.corpus.encoding import Decoder, decode
 from trivium.corpus.extract import RAW
 from trivium.corpus.lines import TEXT_FIELDS, lines, row_of, text_of
 from trivium.corpus.quarantine import Damage, Intake, Trouble
@@ -217,15 +216,12 @@ def _parquet_document(scalars: dict[str, Any], path: Path | str, source: str, ro
 def _read_text(
     file: BinaryIO, path: Path | str, source: str, longest: int | None, limits: ReadConfig
 ) -> Iterator[Document | Damage]:
-    decoder: codecs.IncrementalDecoder | None = None
-    pending, number = "", 0
+    decoder, pending, number = Decoder(), "", 0
     for block, last in _blocks(file, limits, str(path)):
         if isinstance(block, Lost):
             yield Damage(path, block.trouble, block.detail, block.offset)
             continue
-        if decoder is None:
-            decoder = codecs.getincrementaldecoder(encoding_of(block, None))("replace")
-        text = without_surrogates(decoder.decode(block, final=last))
+        text = decoder.decode(block, last=last)
         if text.count("\x00") + text.count("\ufffd") > len(text) // 100:
             yield Damage(path, Trouble.NOT_TEXT, "more than 1 % of its characters cannot be decoded")
             return
