@@ -16,6 +16,7 @@ from trivium.corpus.extract import extract_step
 from trivium.corpus.harvest import OwnIds, harvest
 from trivium.corpus.harvest_python import licence_of, package_folder
 from trivium.corpus.html_page import html_page
+from trivium.corpus.job import evaluation_items
 from trivium.corpus.read import input_files, read_any
 from trivium.corpus.store import read_documents
 from trivium.corpus.warc import Page, write_warc
@@ -179,6 +180,16 @@ def test_files_that_number_their_rows_alike_lose_no_document(tmp_path):
     assert len({*heldout, *kept}) == len(heldout) + len(kept) == 124
     assert (summary["heldout"], summary["documents"]) == (len(heldout), len(kept))
     assert {"0", "0~2", "59", "59~2"} <= {*heldout, *kept}
+
+
+def test_an_id_may_hold_whatever_ends_a_line_elsewhere(tmp_path):
+    texts = [document.text for document in compose_documents(SMALL, seed=1)[0]][:60]
+    rows = [{"id": f"a\u2028b\u2029c\x85d{n}", "text": text} for n, text in enumerate(texts)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (tmp_path / "raw").mkdir()
+    summary = harvest(HarvestConfig(), tmp_path / "raw", seed=1, corpus=tmp_path / "x.jsonl")
+    assert len(evaluation_items(tmp_path / "raw")) == summary["evaluation_items"] > 0
+    assert all("\u2028" in identity for identity in evaluation_items(tmp_path / "raw"))
 
 
 @given(st.lists(st.sampled_from(["a", "a~2", "a~3", "a~2~2", "b"]), max_size=12))
