@@ -8,7 +8,7 @@ SAME_ADDRESS = "same address as an earlier document"
 
 
 def text_key(text: str) -> bytes:
-    """16 bytes that are equal for texts with the same words in the same order."""
+    """16 bytes that are equal for texts with the same words in the same order, or without words and equal."""
     return text_keys(texts_of([text])).tobytes()
 
 
