@@ -1,7 +1,8 @@
 """Columns of text as the kernels see them: UTF-8 bytes and where each text begins, and what a word is.
 
-A word is a run of `\\w` characters and combining marks (Hindi's vowels are marks), each folded to lower case by itself, so that a word has as many characters
-folded as written and case never tells two words apart (the Greek final sigma is a sigma, the dotted İ an i).
+A word is a run of `\\w` characters and combining marks (Hindi's vowels are marks), each folded to lower case by
+itself, so that a word has as many characters folded as written and case never tells two words apart (the Greek final
+sigma is a sigma, the dotted İ an i).
 """
 
 import re
