@@ -17,13 +17,20 @@ class Unfolding:
         self._tokenizer, self._stops = tokenizer, tuple(stops)
         self._before, self._waiting = list(before[-NEAR:]), list[int]()
         self._held, self._over = "", False
+        # characters so far, those held back and those behind a stop too, and where the last token begins in them
+        self.length = self.begins = 0
 
     def push(self, token: int) -> str:
         """The text that is certain with this token."""
         self._waiting.append(token)
+        self.begins = self.length
         text = self._text
         if text.endswith(BROKEN) and len(self._waiting) < LONGEST:
             return ""
+        # bytes before it that made no character stand there as such now
+        self.begins += max(
+            0, len(text) - len(self._tokenizer.decode_after([self._tokenizer.before_text], [token]))
+        )
         return self._take(text, final=False)
 
     def close(self) -> str:
@@ -31,11 +38,17 @@ class Unfolding:
         return self._take(self._text, final=True)
 
     @property
+    def over(self) -> bool:
+        """Whether a stop was met."""
+        return self._over
+
+    @property
     def _text(self) -> str:
         return self._tokenizer.decode_after(self._before, self._waiting)
 
     def _take(self, text: str, *, final: bool) -> str:
         self._before, self._waiting = [*self._before, *self._waiting][-NEAR:], []
+        self.length += len(text)
         if self._over:
             return ""
         self._held += text
