@@ -8,11 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from trivium.corpus.config import CurateConfig
 from trivium.corpus.document import Document
 from trivium.corpus.extract import RAW
 from trivium.corpus.lines import Line, row_of
-from trivium.corpus.quarantine import Damage
+from trivium.corpus.quarantine import Damage, Trouble
 from trivium.corpus.read import input_files, paragraphs_of, read_any, relative_name
+from trivium.corpus.station import run_steps
 from trivium.corpus.warc import Page, write_warc
 from trivium.errors import DataError
 
@@ -87,6 +89,20 @@ def test_files_are_found_at_any_depth_in_a_fixed_order(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     assert [p.name for p in input_files(tmp_path)] == ["d.JSONL.GZ", "c.md", "b.txt"]
+
+
+def test_a_link_that_leads_nowhere_is_reported_as_what_it_is(tmp_path):
+    (tmp_path / "gone.txt").symlink_to("nothing")
+    (tmp_path / "self.jsonl").symlink_to("self.jsonl")
+    (tmp_path / "there.md").symlink_to("a.txt")
+    (tmp_path / "a.txt").write_text("Some words.")
+    found = {path.name: list(read_any(path, source="s")) for path in input_files(tmp_path)}
+    assert [*found] == ["a.txt", "gone.txt", "self.jsonl", "there.md"]
+    assert all(one.trouble is Trouble.UNREADABLE for n in ("gone.txt", "self.jsonl") for one in found[n])
+    assert found["a.txt"][0].text == found["there.md"][0].text == "Some words."
+    (tmp_path / "out").mkdir()
+    steps = run_steps(CurateConfig(), tmp_path, tmp_path / "out", seed=1, work=tmp_path / "work")
+    assert steps["funnel"][0]["quarantined"] == 2
 
 
 def test_nothing_to_read_is_an_error_that_names_the_path(tmp_path):

@@ -140,7 +140,7 @@ def _other_inputs(source: Path) -> list[Path]:
 
 def state_of(path: Path) -> tuple[str, int, int]:
     """What a file is told by without reading it: name, size, time of change."""
-    state = path.stat()
+    state = path.stat() if path.exists() else path.lstat()  # a link that leads nowhere
     return path.name, state.st_size, state.st_mtime_ns
 
 

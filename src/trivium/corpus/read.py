@@ -45,9 +45,9 @@ def input_files(path: Path | str) -> list[Path | str]: ...
 
 
 def input_files(path: Path | str) -> list[Path] | list[Path | str]:
-    """The readable files at or under `path`, sorted: paths of a path, URLs of a URL that fsspec knows.
+    """The files at or under `path` that are named as readable, sorted: paths of a path, URLs of a URL for fsspec.
 
-    DataError when there are none.
+    Links that lead nowhere are among them, so that reading reports them. DataError when there are none.
     """
     found: Sequence[Path | str]
     if isinstance(path, str):
@@ -55,7 +55,7 @@ def input_files(path: Path | str) -> list[Path] | list[Path | str]:
     elif not path.exists():
         raise DataError(f"{path} does not exist; give a file or folder with {', '.join(SUFFIXES)} files")
     else:
-        found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+        found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if _is_file_or_broken_link(p))
     files = [p for p in found if _name(p).lower().endswith(SUFFIXES) and not _name(p).startswith(".")]
     if not files:
         what = "is not one of" if found == [path] else "holds no file ending in one of"
@@ -277,6 +277,10 @@ def _remote_files(url: str) -> list[str]:
             f"{url} cannot be listed: {error}; check the address and its fsspec package"
         ) from None
     return [url.rstrip("/") + name.removeprefix(path.rstrip("/")) for name in names]
+
+
+def _is_file_or_broken_link(path: Path) -> bool:
+    return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def _is_empty(path: Path | str) -> bool:
