@@ -16,7 +16,7 @@ class Unfolding:
         """before: what the tokens follow, as some tokenizers spell the first token of a text otherwise."""
         self._tokenizer, self._stops = tokenizer, tuple(stops)
         self._before, self._waiting = list(before[-NEAR:]), list[int]()
-        self._held, self._over = "", False
+        self._held, self.over = "", False  # over: a stop was met
         # characters so far, those held back and those behind a stop too, and where the last token begins in them
         self.length = self.begins = 0
 
@@ -38,23 +38,18 @@ class Unfolding:
         return self._take(self._text, final=True)
 
     @property
-    def over(self) -> bool:
-        """Whether a stop was met."""
-        return self._over
-
-    @property
     def _text(self) -> str:
         return self._tokenizer.decode_after(self._before, self._waiting)
 
     def _take(self, text: str, *, final: bool) -> str:
         self._before, self._waiting = [*self._before, *self._waiting][-NEAR:], []
         self.length += len(text)
-        if self._over:
+        if self.over:
             return ""
         self._held += text
         cuts = [self._held.index(s) for s in self._stops if s in self._held]
         if cuts:
-            self._over = True
+            self.over = True
             return self._held[: min(cuts)]
         keep = 0 if final else _begun(self._held, self._stops)
         ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

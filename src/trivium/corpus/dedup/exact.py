@@ -13,7 +13,10 @@ def text_key(text: str) -> bytes:
 
 
 class FirstOnly:
-    """Asked about documents in order, keeps the first of equal texts, of one id, and of one address."""
+    """Asked about documents in order, keeps the first of equal texts, of one id, and of one address.
+
+    The ids of a harvest differ; those of files that somebody else put together may not, and a store needs that.
+    """
 
     def __init__(self) -> None:
         self._texts: set[bytes] = set()
