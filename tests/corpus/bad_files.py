@@ -154,6 +154,8 @@ def _records():
             Trouble.ENCODING, 1),
         Bad("cut-gzip.warc", good + record(gzip.compress(b"hello")[:-9], http="Content-Encoding: gzip\r\n"),
             Trouble.ENCODING, 1),
+        Bad("after-gzip.warc", good + record(gzip.compress(b"hello") + b"rubbish", http="Content-Encoding: gzip\r\n"),
+            Trouble.ENCODING, 1),
         Bad("brotli.warc", good + record(b"\xffnot brotli", http="Content-Encoding: br\r\n"), Trouble.ENCODING, 1),
         Bad("bomb-inside.warc", good + record(bomb(300 << 20)[: LIMIT // 2], http="Content-Encoding: gzip\r\n"),
             Trouble.BOMB, 1),

@@ -5,15 +5,18 @@ import hashlib
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trivium.corpus.compose import compose_documents
 from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.corpus.curate import curate
 from trivium.corpus.dedup.minhash import jaccard, shingles
 from trivium.corpus.extract import extract_step
-from trivium.corpus.harvest import harvest
+from trivium.corpus.harvest import OwnIds, harvest
 from trivium.corpus.harvest_python import licence_of, package_folder
 from trivium.corpus.html_page import html_page
+from trivium.corpus.job import evaluation_items
 from trivium.corpus.read import input_files, read_any
 from trivium.corpus.store import read_documents
 from trivium.corpus.warc import Page, write_warc
@@ -161,6 +164,41 @@ def test_a_users_files_of_every_kind_are_taken_and_curated(tmp_path):
     result = curate(CurateConfig(), tmp_path / "raw", tmp_path / "curated", seed=1)
     assert "planted" not in result
     assert result["funnel"][0]["documents"] == summary["documents"]
+
+
+def test_files_that_number_their_rows_alike_lose_no_document(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / "mine" / folder).mkdir(parents=True)
+        rows = [{"id": n, "text": f"Text {n} of {folder}. {'More of it. ' * n}"} for n in range(60)]
+        # and one row twice, with a name that a repeated id might be given
+        rows += [{"id": "0~2", "text": "A text."}] * 2
+        (tmp_path / "mine" / folder / "x.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (tmp_path / "raw").mkdir()
+    summary = harvest(HarvestConfig(), tmp_path / "raw", seed=1, corpus=tmp_path / "mine")
+    heldout = [d.id for d in read_documents(tmp_path / "raw" / "heldout")]
+    kept = [d.id for path in input_files(tmp_path / "raw" / "jsonl") for d in read_any(path, source="?")]
+    assert len({*heldout, *kept}) == len(heldout) + len(kept) == 124
+    assert (summary["heldout"], summary["documents"]) == (len(heldout), len(kept))
+    assert {"0", "0~2", "59", "59~2"} <= {*heldout, *kept}
+
+
+def test_an_id_may_hold_whatever_ends_a_line_elsewhere(tmp_path):
+    texts = [document.text for document in compose_documents(SMALL, seed=1)[0]][:60]
+    rows = [{"id": f"a\u2028b\u2029c\x85d{n}", "text": text} for n, text in enumerate(texts)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (tmp_path / "raw").mkdir()
+    summary = harvest(HarvestConfig(), tmp_path / "raw", seed=1, corpus=tmp_path / "x.jsonl")
+    assert len(evaluation_items(tmp_path / "raw")) == summary["evaluation_items"] > 0
+    assert all("\u2028" in identity for identity in evaluation_items(tmp_path / "raw"))
+
+
+@given(st.lists(st.sampled_from(["a", "a~2", "a~3", "a~2~2", "b"]), max_size=12))
+def test_ids_of_a_corpus_are_different_and_the_same_whenever_it_is_read(names):
+    ids, again = OwnIds(), OwnIds()
+    own = [ids.of(name) for name in names]
+    assert own == [again.of(name) for name in names]
+    assert len(set(own)) == len(names)
+    assert all(one.startswith(name) for one, name in zip(own, names, strict=True))
 
 
 def test_one_bad_file_among_many_is_quarantined_with_its_reason(tmp_path):

@@ -1,5 +1,7 @@
 """Laws of privacy: what is personal is masked or dropped and counted, what only looks like it stays."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,6 +93,33 @@ def test_no_pattern_matches_where_the_kernel_says_that_none_can(texts):
 @given(st.from_regex(privacy._KEY))
 def test_every_key_has_a_sign_that_is_looked_for_first(text):
     assert any(sign in text for sign in privacy._KEY_SIGNS)
+
+
+# what the pattern of telephone numbers says, with every way of trying it
+_PLAINLY = re.compile(
+    r"(?<![\w.+-])(?:\+\d{1,3}(?:[ .-]?(?:\(\d{1,4}\)|\d{1,4})){2,5}"
+    r"|(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4})(?![\w-]|\.\d)"
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.text("0123+(). -", max_size=30) | st.from_regex(_PLAINLY), max_size=4).map(" ".join))
+def test_numbers_are_found_without_second_tries_as_with_all_of_them(text):
+    plainly, found = (
+        [m.span() for m in pattern.finditer(text) if privacy._is_number(m[0])]
+        for pattern in (_PLAINLY, privacy._PHONE)
+    )
+    assert found == plainly
+
+
+def test_no_key_but_a_whole_one_is_masked():
+    pem = "-----BEGIN PRIVATE KEY-----\nMIIabc-def\n-----END PRIVATE KEY-----"
+    token = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9P"
+    for key in (pem, token):
+        assert masked(f"a {key} b", PrivacyConfig())[0] == "a [KEY] b"
+        assert masked(f"a {key[:-30]} b", PrivacyConfig())[0] != "a [KEY] b"
+    opening = pem[:40]
+    assert masked(opening + pem, PrivacyConfig())[0] == opening + "[KEY]"
 
 
 def test_most_prose_is_shown_to_no_pattern():

@@ -8,11 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from trivium.corpus.config import CurateConfig
 from trivium.corpus.document import Document
 from trivium.corpus.extract import RAW
 from trivium.corpus.lines import Line, row_of
-from trivium.corpus.quarantine import Damage
+from trivium.corpus.quarantine import Damage, Trouble
 from trivium.corpus.read import input_files, paragraphs_of, read_any, relative_name
+from trivium.corpus.station import run_steps
 from trivium.corpus.warc import Page, write_warc
 from trivium.errors import DataError
 
@@ -71,12 +73,36 @@ def test_pages_keep_their_address_and_are_marked_as_html(tmp_path):
     assert page.source == "a"
 
 
+def test_every_fetch_of_an_address_is_a_document_of_its_own(tmp_path):
+    fetched = [("2021-01-15T00:00:00Z", b"<p>a</p>"), ("2021-01-15T00:00:00Z", b"<p>b</p>"),
+               ("2022-01-15T00:00:00Z", b"<p>a</p>")]  # fmt: skip
+    pages = [Page("https://b.org/", "text/html", "utf-8", body, date) for date, body in fetched]
+    for name in ("a.warc", "b.warc.gz"):
+        write_warc(tmp_path / name, pages)
+    first, second = ([d.id for d in read_any(tmp_path / n, source="s")] for n in ("a.warc", "b.warc.gz"))
+    assert first == second and len(set(first)) == 3
+
+
 def test_files_are_found_at_any_depth_in_a_fixed_order(tmp_path):
     for name in ("b.txt", "a/c.md", "a/b/d.JSONL.GZ", "a/e.pdf", "a/.hidden.txt"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     assert [p.name for p in input_files(tmp_path)] == ["d.JSONL.GZ", "c.md", "b.txt"]
+
+
+def test_a_link_that_leads_nowhere_is_reported_as_what_it_is(tmp_path):
+    (tmp_path / "gone.txt").symlink_to("nothing")
+    (tmp_path / "self.jsonl").symlink_to("self.jsonl")
+    (tmp_path / "there.md").symlink_to("a.txt")
+    (tmp_path / "a.txt").write_text("Some words.")
+    found = {path.name: list(read_any(path, source="s")) for path in input_files(tmp_path)}
+    assert [*found] == ["a.txt", "gone.txt", "self.jsonl", "there.md"]
+    assert all(one.trouble is Trouble.UNREADABLE for n in ("gone.txt", "self.jsonl") for one in found[n])
+    assert found["a.txt"][0].text == found["there.md"][0].text == "Some words."
+    (tmp_path / "out").mkdir()
+    steps = run_steps(CurateConfig(), tmp_path, tmp_path / "out", seed=1, work=tmp_path / "work")
+    assert steps["funnel"][0]["quarantined"] == 2
 
 
 def test_nothing_to_read_is_an_error_that_names_the_path(tmp_path):
@@ -129,6 +155,36 @@ def test_a_text_file_larger_than_a_block_reads_as_one_that_is_not(tmp_path, enco
     documents = list(read_any(tmp_path / "a.txt", source="s", longest=8000))
     assert "\n\n".join(d.text for d in documents) == text.replace("\r\n", "\n")
     assert [d.text for d in documents] == list(paragraphs_of(text, longest=8000))
+
+
+ASCII = "Plain words of plain English. " * 30 + "\n\n"
+
+
+@pytest.mark.parametrize("shift", range(3))
+def test_no_end_of_a_block_within_a_character_changes_what_a_file_is_read_as(tmp_path, monkeypatch, shift):
+    monkeypatch.setattr("trivium.corpus.read._BLOCK", 1 << 18)
+    text = "x" * shift + ASCII * 160 + "日本語の文章がここにあります。\n\n" * 9000
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    assert "\n\n".join(d.text for d in read_any(tmp_path / "a.txt", source="s", longest=8000)) == text
+
+
+@pytest.mark.parametrize(
+    ("encoding", "words"),
+    [
+        ("utf-8", "Café naïve, garçon, déjà là, Noël.\n\n"),
+        ("cp1252", "Café naïve, garçon, déjà là, Noël.\n\n"),
+        ("cp1251", "Это русский текст для проверки.\n\n"),
+    ],
+    ids=["utf-8", "cp1252", "cp1251"],
+)
+@pytest.mark.parametrize("first", [300, 900])  # blocks, or not a whole one, of ASCII before anything else
+def test_a_file_that_begins_in_ascii_is_read_as_what_its_other_characters_say(
+    tmp_path, monkeypatch, encoding, words, first
+):
+    monkeypatch.setattr("trivium.corpus.read._BLOCK", 1 << 19)
+    text = ASCII * first + words * 900
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    assert "\n\n".join(d.text for d in read_any(tmp_path / "a.txt", source="s", longest=8000)) == text
 
 
 @pytest.mark.parametrize(

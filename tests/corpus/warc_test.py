@@ -10,6 +10,7 @@ import pytest
 from trivium.corpus.extract import html_text
 from trivium.corpus.quarantine import Damage, Intake
 from trivium.corpus.read import read_any
+from trivium.corpus.streams import unpacked
 from trivium.corpus.warc import Page, read_warc, write_warc
 
 PAGES = [
@@ -28,6 +29,17 @@ PAGES = [
 def test_pages_come_back_as_they_were_written(tmp_path):
     assert write_warc(tmp_path / "a.warc.gz", PAGES) == 6
     assert list(read_warc(tmp_path / "a.warc.gz")) == PAGES
+
+
+def test_a_body_of_several_gzip_members_is_unpacked_whole_and_within_the_limit(tmp_path):
+    members = b"".join(gzip.compress(part) for part in (b"one ", b"", b"two ", b"three")) + bytes(9)
+    assert unpacked(members, "gzip", longest=13) == b"one two three"
+    assert unpacked(members, "gzip", longest=12) is None
+    assert unpacked(gzip.compress(b"x" * 9) * 1000, "gzip", longest=100) is None
+    with pytest.raises(EOFError):
+        unpacked(members[:-12], "gzip", longest=99)
+    with pytest.raises(OSError, match="gzip"):
+        unpacked(members + b"rubbish", "gzip", longest=99)
 
 
 def test_the_same_pages_give_the_same_bytes(tmp_path):

@@ -20,6 +20,13 @@ def test_without_limits_tokens_are_drawn_as_often_as_they_are_likely():
         assert drawn(Choice(temperature, 0, 1.0, 0)) == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-9])
+def test_hardly_any_temperature_takes_one_of_the_likeliest(temperature):
+    for uniform in (0, 0.5, 0.99):
+        for choice in (Choice(temperature, 0, 1.0, 0), Choice(temperature, 2, 0.9, 0)):
+            assert LOGITS[pick(LOGITS, choice, uniform=uniform)] == LOGITS.max()
+
+
 def test_temperature_zero_takes_the_likeliest_and_the_first_of_equals():
     assert pick(LOGITS, Choice(0, 0, 1.0, 0), uniform=0.99) == 1
 

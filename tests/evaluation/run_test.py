@@ -1,13 +1,18 @@
 import json
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from evaluation.scorers import Ignorant, Knowing, passages, scored
 from trivium.errors import DataError
 from trivium.evaluation.config import EvaluationConfig
 from trivium.evaluation.run import ask, build_task, evaluate, prompt_hash, requests_of, right
 from trivium.evaluation.tasks.items import Item
+from trivium.evaluation.tasks.task import Example, Task, Template
 
 CONFIG = EvaluationConfig(shots=(0, 2), last_word_examples=150, continuation_examples=150, resamples=100)
 PASSAGES = passages(160)
@@ -78,24 +83,53 @@ def test_the_baseline_stands_beside_the_model_and_a_clear_difference_is_signific
 def test_choices_are_compared_per_token_per_byte_and_in_total():
     config = EvaluationConfig(tasks=("continuation",), continuation_examples=1)
     task = build_task("continuation", ITEMS, config, seed=1)
-    example = task.examples[0]
-    sizes = [len(c.encode()) for c in example.choices]
-    wrong = [k for k in range(4) if k != example.answer]
+    question = task.examples[0]
+    sizes = [len(c.strip().encode()) for c in question.choices]
+    wrong = [k for k in range(4) if k != question.answer]
 
     def answers(total, tokens):
-        return [scored(total[k], example.choices[k], tokens=tokens[k]) for k in range(4)]
+        return [scored(total[k], question.choices[k], tokens=tokens[k]) for k in range(4)]
 
     # Right in total but long in tokens; the others lose in total and win per token.
-    total = [-9.0 if k == example.answer else -10.0 for k in range(4)]
-    tokens = [1 if k == example.answer else 100 for k in range(4)]
+    total = [-9.0 if k == question.answer else -10.0 for k in range(4)]
+    tokens = [1 if k == question.answer else 100 for k in range(4)]
     found = right(task, answers(total, tokens))
     assert found["token"] == [False] and found["none"] == [True]
     # Per byte: every choice costs 1 nat a byte except the right one, half a nat.
-    total = [-sizes[k] * (0.5 if k == example.answer else 1.0) for k in range(4)]
+    total = [-sizes[k] * (0.5 if k == question.answer else 1.0) for k in range(4)]
     assert right(task, answers(total, [1] * 4))["byte"] == [True]
     total[wrong[0]] = -sizes[wrong[0]] * 0.4
     assert right(task, answers(total, [1] * 4))["byte"] == [False]
     assert next(iter(found)) == "token"
+
+
+def harness_says(nats, choices):
+    """The choices of acc, acc_norm and acc_bytes of lm-evaluation-harness 0.4.13 (api/task.py, process_results):
+    `choices` are without the delimiter, a space, that each is asked with."""
+    characters, sizes = [len(c) for c in choices], [len(c.encode("utf-8")) for c in choices]
+    per = {"none": 1.0, "character": np.array(characters), "byte": np.array(sizes)}
+    return {name: int(np.argmax(np.array(nats) / size)) for name, size in per.items()}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(-60, -0.5),
+            st.sampled_from(["a", "it", " so", "naïve", "a long ending", "文字", "Über"]),
+        ),
+        min_size=2,
+        max_size=4,
+        unique=True,
+    )
+)
+@example([(-6.0, "a"), (-15.0, "ab, c"), (-30.0, "ab, cd, ef")])
+def test_of_unequal_choices_the_harness_takes_the_same(scores):
+    nats, choices = zip(*scores, strict=True)
+    asked = tuple(f" {c}" for c in choices)
+    task = Task("t", 1, "likelihood", Template("{context}", "{context}"), (), (), 0.5)
+    for name, answer in harness_says(nats, choices).items():
+        only = replace(task, examples=(Example("e", "d", "c", asked, answer),))
+        assert right(only, [scored(n, c) for n, c in zip(nats, asked, strict=True)])[name] == [True]
 
 
 def test_surprise_per_byte_is_that_of_the_right_answer(items):

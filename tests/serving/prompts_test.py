@@ -22,6 +22,11 @@ def test_a_file_of_ones_own_may_be_text_json_lines_or_yaml(tmp_path):
     assert read_prompts(str(tmp_path / "a.yaml")).sampling.temperature == 0
 
 
+def test_a_prompt_may_hold_whatever_ends_a_line_elsewhere(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "one\u2028two\x85"}\n', encoding="utf-8")
+    assert read_prompts(str(tmp_path / "a.jsonl")).prompts == ("one\u2028two\x85",)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [

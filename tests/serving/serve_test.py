@@ -103,6 +103,60 @@ def test_what_is_streamed_is_what_is_answered_at_once(client, more):
             assert streamed == choice["logprobs"]["tokens"]
 
 
+@pytest.mark.parametrize("more", [{}, {"echo": True}, {"stop": ["e"]}, {"echo": True, "stop": [" t"]}, {"n": 2},
+                                  {"prompt": "", "echo": True}, {"prompt": ["", "é文"], "echo": True},
+                                  {"prompt": [0, 5, 7], "echo": True}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("streamed", [False, True])
+def test_log_probabilities_are_those_of_the_tokens_of_the_text(client, more, streamed):
+    more = {**more, "logprobs": 1, "max_tokens": 24}
+    for whole in ask(client, **more).json()["choices"]:
+        text, told = whole["text"], [whole["logprobs"]]
+        if streamed:
+            told = [
+                p["logprobs"] for p in parts(client, **more) if p["index"] == whole["index"] and p["logprobs"]
+            ]
+        tokens, offsets = ([x for one in told for x in one[name]] for name in ("tokens", "text_offset"))
+        assert len(tokens) == sum(len(one["token_logprobs"]) for one in told) > 0
+        assert offsets == sorted(offsets) and offsets[0] == 0
+        # the text is told from each token to the next: all of it, and nothing behind a stop
+        spelt = [text[a:b] for a, b in zip(offsets, [*offsets[1:], len(text)], strict=True)]
+        assert "".join(spelt) == text
+        for token, found in zip(tokens, spelt, strict=True):
+            cut = token.startswith(found) and found == spelt[-1]
+            nothing = token == "<|endoftext|>" and not found
+            assert token == found or token.startswith("<token") or nothing or cut, (tokens, spelt)
+
+
+def test_a_stop_ends_the_tokens_where_it_ends_the_text(client):
+    free = ask(client, logprobs=0, max_tokens=24).json()["choices"][0]
+    stop = free["logprobs"]["tokens"][5][-2:]
+    found = ask(client, logprobs=0, max_tokens=24, stop=stop).json()["choices"][0]
+    assert found["finish_reason"] == "stop" and stop not in found["text"]
+    assert all(offset < len(found["text"]) for offset in found["logprobs"]["text_offset"])
+
+
+def test_what_clients_of_openai_send_is_understood(client):
+    optional = ("model", "max_tokens", "temperature", "top_p", "n", "stop", "logprobs", "echo", "stream", "user",
+                "stream_options", "frequency_penalty", "presence_penalty", "best_of", "top_k")  # fmt: skip
+    bare = {"prompt": "Item 7 opens", "seed": 1}
+    neutral = {"user": "me", "frequency_penalty": 0, "presence_penalty": 0.0, "best_of": 1}
+    answers = [
+        client.post("/v1/completions", json={**bare, **more}).json()["choices"]
+        for more in ({}, dict.fromkeys(optional), neutral)
+    ]
+    assert answers[0] == answers[1] == answers[2]
+    for wrong in ({"prompt": None}, {"unknown": None}, {"presence_penalty": 0.5}, {"best_of": 2}):
+        assert client.post("/v1/completions", json={**bare, **wrong}).status_code == 400
+
+
+def test_a_stream_ends_with_its_usage_where_that_is_asked_for(client):
+    text = ask(client, stream=True, stream_options={"include_usage": True}).text
+    trees = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n")[:-2]]
+    assert trees[-1]["choices"] == [] and trees[-1]["usage"] == ask(client).json()["usage"]
+    assert all(tree["usage"] is None for tree in trees[:-1])
+    assert "usage" not in ask(client, stream=True).text
+
+
 def test_models_health_and_the_page_are_served(client):
     assert client.get("/health").json() == {"status": "ok"}
     assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
@@ -133,6 +187,7 @@ REFUSED = [
     (b'{"prompt": "x", "logprobs": 21}', 400), (b'{"prompt": "x", "logprobs": -1}', 400),
     (b'{"prompt": "x", "stop": ""}', 200), (b'{"prompt": "x", "stop": [""]}', 400),
     (b'{"prompt": "x", "stop": ["a", 1]}', 400), (b'{"prompt": "x", "stop": ["\\ud800"]}', 400),
+    (b'{"prompt": "x", "stop": "\\ud800"}', 400), (b'{"prompt": "x", "stop": "a\\udfff"}', 400),
     (b'{"prompt": "x", "seed": -1}', 400), (b'{"prompt": "x", "seed": 9223372036854775808}', 400),
     (b'{"prompt": "x", "repetition_penalty": 0}', 400), (b'{"prompt": "x", "top_k": 99999999999999999999}', 400),
     (b'{"prompt": "x", "model": "gpt-4"}', 404), (b'{"prompt": "x", "model": "<script>"}', 404),
@@ -375,3 +430,21 @@ def test_lm_evals_client_gets_the_log_likelihoods_of_the_scorer(tmp_path):
         found = model.loglikelihood(asked, disable_tqdm=True)
     assert [x for x, _ in found] == pytest.approx([e.loglikelihood for e in expected], abs=1e-4)
     assert [g for _, g in found] == [e.greedy for e in expected]
+
+
+def test_names_of_the_server_are_compared_without_case():
+    with client_of(LIMITS.model_copy(update={"hosts": ("Model.Example",)})) as client:
+        named = lambda host: client.get("/health", headers={"host": host}).status_code  # noqa: E731
+        assert named("model.example") == named("MODEL.example:8000") == named("LocalHost") == 200
+        assert named("testserver") == named("example") == 400
+
+
+def test_a_body_that_does_not_come_is_waited_for_until_the_deadline():
+    with listening(LIMITS.model_copy(update={"deadline_seconds": 0.2})) as (url, _):
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=30) as line:
+            line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n"
+                         b"Content-Type: application/json\r\n\r\n{")  # fmt: skip
+            answer = b""
+            while data := line.recv(4096):  # until the server hangs up
+                answer += data
+        assert answer.startswith(b"HTTP/1.1 408 ")

@@ -32,6 +32,26 @@ from trivium.seeds import generator_for
 SOURCES, ITEMS, HELDOUT, PLANTED = "sources.json", "evaluation_items.jsonl", "heldout", "planted.json"
 
 
+class OwnIds:
+    """Gives every document of a corpus an id of its own, as files number their rows each from 0.
+
+    Asked in the same order it gives the same ids; memory holds every id.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is taken."""
+        self._times: dict[str, int] = {}
+
+    def of(self, identity: str) -> str:
+        """The id itself where it is new, else with the first number behind it that makes it new: `7~2`."""
+        own = identity
+        while own in self._times:
+            self._times[identity] += 1
+            own = f"{identity}~{self._times[identity]}"
+        self._times[own] = 1
+        return own
+
+
 def harvest(
     config: HarvestConfig,
     out: Path,
@@ -110,8 +130,8 @@ def _harvest_files(
     config: HarvestConfig, out: Path, corpus: Path | str, *, seed: int, progress: Progress
 ) -> dict[str, Any]:
     paths = input_files(corpus)
-    line = HeldOut(config, seed=seed)
-    entries = [_survey(path, corpus, config, line) for path in paths]
+    line, ids = HeldOut(config, seed=seed), OwnIds()
+    entries = [_survey(path, corpus, config, line, ids) for path in paths]
     if not any(entry["documents"] for entry in entries):
         first = entries[0]
         raise DataError(
@@ -119,10 +139,10 @@ def _harvest_files(
         )
     heldout, items = line.choose()
     kept_away = {document.id for document in heldout}
-    files = RawFiles(out, shard_bytes=config.shard_bytes)
+    files, ids = RawFiles(out, shard_bytes=config.shard_bytes), OwnIds()
     for number, path in enumerate(paths):
         progress(number, len(paths), relative_name(path, corpus))
-        for document in _documents(path, corpus, config):
+        for document in _documents(path, corpus, config, ids):
             if not isinstance(document, Damage) and document.id not in kept_away:
                 files.add(document)
     files.close()
@@ -130,7 +150,9 @@ def _harvest_files(
     return _summary(entries, files, heldout, items)
 
 
-def _survey(path: Path | str, corpus: Path | str, config: HarvestConfig, line: HeldOut) -> dict[str, Any]:
+def _survey(
+    path: Path | str, corpus: Path | str, config: HarvestConfig, line: HeldOut, ids: OwnIds
+) -> dict[str, Any]:
     """One file's entry in sources.json; its documents are offered for holding out."""
     extract = extract_step()
     entry: dict[str, Any] = {
@@ -142,7 +164,7 @@ def _survey(path: Path | str, corpus: Path | str, config: HarvestConfig, line: H
         "text_bytes": 0,
         "quarantined": 0,
     }
-    for document in _documents(path, corpus, config):
+    for document in _documents(path, corpus, config, ids):
         if isinstance(document, Damage):
             entry["quarantined"] += document.records
             entry.setdefault("reason", document.reason)
@@ -160,8 +182,12 @@ def _survey(path: Path | str, corpus: Path | str, config: HarvestConfig, line: H
     return entry
 
 
-def _documents(path: Path | str, corpus: Path | str, config: HarvestConfig) -> Iterator[Document | Damage]:
-    return read_any(path, source=source_of(path, corpus), longest=config.longest, limits=config.read)
+def _documents(
+    path: Path | str, corpus: Path | str, config: HarvestConfig, ids: OwnIds
+) -> Iterator[Document | Damage]:
+    source = source_of(path, corpus)
+    for item in read_any(path, source=source, longest=config.longest, limits=config.read):
+        yield item if isinstance(item, Damage) else replace(item, id=ids.of(item.id))
 
 
 def _write_aside(

@@ -88,7 +88,7 @@ def evaluation_items(source: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
         return {str(row["id"]): str(row["text"]) for row in rows}
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged ({type(error).__name__}: {error}); harvest again") from None
@@ -140,7 +140,7 @@ def _other_inputs(source: Path) -> list[Path]:
 
 def state_of(path: Path) -> tuple[str, int, int]:
     """What a file is told by without reading it: name, size, time of change."""
-    state = path.stat()
+    state = path.stat() if path.exists() else path.lstat()  # a link that leads nowhere
     return path.name, state.st_size, state.st_mtime_ns
 
 

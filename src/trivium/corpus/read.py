@@ -1,6 +1,5 @@
 """Raw input of any kind → documents, with everything unreadable set aside, never passed over in silence."""
 
-import codecs
 import json
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
@@ -13,7 +12,7 @@ import pyarrow.parquet as pq
 
 from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import Document
-from trivium.corpus.encoding import decode, encoding_of, without_surrogates
+from trivium.corpus.encoding import Decoder, decode
 from trivium.corpus.extract import RAW
 from trivium.corpus.lines import TEXT_FIELDS, lines, row_of, text_of
 from trivium.corpus.quarantine import Damage, Intake, Trouble
@@ -46,9 +45,9 @@ def input_files(path: Path | str) -> list[Path | str]: ...
 
 
 def input_files(path: Path | str) -> list[Path] | list[Path | str]:
-    """The readable files at or under `path`, sorted: paths of a path, URLs of a URL that fsspec knows.
+    """The files at or under `path` that are named as readable, sorted: paths of a path, URLs of a URL for fsspec.
 
-    DataError when there are none.
+    Links that lead nowhere are among them, so that reading reports them. DataError when there are none.
     """
     found: Sequence[Path | str]
     if isinstance(path, str):
@@ -56,7 +55,7 @@ def input_files(path: Path | str) -> list[Path] | list[Path | str]:
     elif not path.exists():
         raise DataError(f"{path} does not exist; give a file or folder with {', '.join(SUFFIXES)} files")
     else:
-        found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+        found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if _is_file_or_broken_link(p))
     files = [p for p in found if _name(p).lower().endswith(SUFFIXES) and not _name(p).startswith(".")]
     if not files:
         what = "is not one of" if found == [path] else "holds no file ending in one of"
@@ -117,7 +116,9 @@ def page_document(page: Page, *, source: str) -> Document:
     metadata = {"url": page.url, "date": page.date}
     if page.content_type != "text/plain":
         metadata[RAW] = "html"
-    identity = page.document or _digest(page.url or page.body.hex())
+    # an address is fetched more than once, and each time gives a document
+    body = blake2b(page.body, digest_size=8).hexdigest()
+    identity = page.document or _digest(page.url, page.date, body)
     return Document(identity, decode(page.body, page.charset), page.source or source, metadata)
 
 
@@ -215,15 +216,12 @@ def _parquet_document(scalars: dict[str, Any], path: Path | str, source: str, ro
 def _read_text(
     file: BinaryIO, path: Path | str, source: str, longest: int | None, limits: ReadConfig
 ) -> Iterator[Document | Damage]:
-    decoder: codecs.IncrementalDecoder | None = None
-    pending, number = "", 0
+    decoder, pending, number = Decoder(), "", 0
     for block, last in _blocks(file, limits, str(path)):
         if isinstance(block, Lost):
             yield Damage(path, block.trouble, block.detail, block.offset)
             continue
-        if decoder is None:
-            decoder = codecs.getincrementaldecoder(encoding_of(block, None))("replace")
-        text = without_surrogates(decoder.decode(block, final=last))
+        text = decoder.decode(block, last=last)
         if text.count("\x00") + text.count("\ufffd") > len(text) // 100:
             yield Damage(path, Trouble.NOT_TEXT, "more than 1 % of its characters cannot be decoded")
             return
@@ -279,6 +277,10 @@ def _remote_files(url: str) -> list[str]:
             f"{url} cannot be listed: {error}; check the address and its fsspec package"
         ) from None
     return [url.rstrip("/") + name.removeprefix(path.rstrip("/")) for name in names]
+
+
+def _is_file_or_broken_link(path: Path) -> bool:
+    return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def _is_empty(path: Path | str) -> bool:

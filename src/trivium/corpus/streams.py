@@ -5,6 +5,7 @@ so that only the damaged member is lost.
 """
 
 import codecs
+import gzip
 import io
 import zlib
 from collections.abc import Iterator
@@ -79,9 +80,13 @@ def unpacked(body: bytes, codec: str, *, longest: int) -> bytes | None:
         with pa.CompressedInputStream(pa.BufferReader(body), name) as stream:
             data = bytes(stream.read(longest + 1))
         return data if len(data) <= longest else None
+    if codec == "gzip":  # a row of members, and nothing but zeros after the last
+        with gzip.GzipFile(fileobj=io.BytesIO(body)) as members:
+            data = members.read(longest + 1)
+        return data if len(data) <= longest else None
     # deflate is zlib by the standard and bare by habit; zlib's first byte says which
-    bare = codec == "deflate" and body[:1] and body[0] & 0x0F != 8
-    inflate = zlib.decompressobj(wbits=-15 if bare else 47)
+    bare = body[:1] and body[0] & 0x0F != 8
+    inflate = zlib.decompressobj(wbits=-15 if bare else 15)
     data = inflate.decompress(body, longest + 1)
     if len(data) > longest:
         return None

@@ -186,9 +186,8 @@ def _by_example(task: Task, answers: Sequence[Scored]) -> list[Sequence[Scored]]
 
 
 def _size(answer: Scored, choice: str, normalisation: str) -> int:
-    return {"token": answer.tokens, "byte": _bytes(choice), "character": len(choice), "none": 1}[
-        normalisation
-    ]
+    bare = choice.removeprefix(" ")  # the harness's choices are without what delimits them from the prompt
+    return {"token": answer.tokens, "byte": _bytes(bare), "character": len(bare), "none": 1}[normalisation]
 
 
 def _bytes(text: str) -> int:

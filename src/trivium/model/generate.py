@@ -110,8 +110,11 @@ def pick(logits: torch.Tensor, choice: Choice, *, uniform: float) -> int:
     """The token at `uniform` in [0, 1) of the cumulative distribution over the allowed tokens, by id; logits [V]."""
     if choice.temperature == 0:
         return int(logits.argmax())
-    scores = logits.double().cpu().numpy() / choice.temperature
-    weights = np.exp(scores - scores.max())
+    scores = logits.double().cpu().numpy()
+    with np.errstate(
+        over="ignore"
+    ):  # at a temperature that is hardly any, all but the likeliest weigh nothing
+        weights = np.exp((scores - scores.max()) / choice.temperature)
     cumulative = np.where(weights >= _least(weights, choice), weights, 0.0).cumsum()
     found = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     return min(found, int(np.flatnonzero(weights)[-1]))

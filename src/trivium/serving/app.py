@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -13,17 +13,16 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from trivium.seeds import seed_for
-from trivium.serving.answer import choice, envelope, logprobs_of
+from trivium.serving.answer import Placed, Telling, choice, envelope, logprobs_of, placed_in
 from trivium.serving.ask import Completion, Refused, parse, prompts_of
 from trivium.serving.config import ServeConfig
 from trivium.serving.guard import Guard, TooLarge
 from trivium.serving.page import page_policy
-from trivium.serving.unfold import Unfolding
 from trivium.serving.worker import Event, Job, Worker
 from trivium.serving.write import Draft, Token
 from trivium.serving.writer import Writer
 
-OWN_NAMES = ("localhost", "127.0.0.1", "[::1]", "testserver")
+OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
 LEFT_SECONDS = 0.1  # between two looks whether the client is still there
 
 
@@ -91,9 +90,11 @@ def create_app(
 
 async def _complete(server: Server, request: Request) -> Response:
     try:
-        body = await request.body()
+        body = await asyncio.wait_for(request.body(), server.limits.deadline_seconds)
     except TooLarge as error:
         raise Refused(413, str(error)) from None
+    except TimeoutError:
+        raise Refused(408, "the deadline passed before the whole body came; send it at once") from None
     asked = parse(body)
     if asked.model not in (None, server.name):
         raise Refused(404, f"model: {str(asked.model)[:60]!r} is not served; {server.name!r} is", "model")
@@ -168,24 +169,19 @@ def _raise_unless_done(event: Event) -> None:
 
 
 def _choices(server: Server, answering: _Answering) -> list[dict[str, Any]]:
-    asked, tokenizer = answering.asked, server.writer.tokenizer
+    asked = answering.asked
     found = []
     for index in range(len(answering.prompts) * asked.n):
         draft = answering.job.drafts[index] if asked.max_tokens else None
         written = server.writer.written(draft) if draft else None
-        head = _head(server, answering, index)
-        logprobs = None
-        if asked.logprobs is not None:
-            read = answering.job.echoed[index // asked.n] if asked.echo else []
-            logprobs = logprobs_of([*read, *(draft.tokens if draft else [])], tokenizer)
-        found.append(
-            choice(
-                index,
-                head + (written.text if written else ""),
-                logprobs,
-                written.finish if written else "length",
-            )
-        )
+        text = _head(server, answering, index) + (written.text if written else "")
+        placed = _echoed(server, answering, index)
+        if draft and asked.logprobs is not None:
+            telling = _telling(server, answering, index)
+            for _, ready in [*map(telling.push, draft.tokens), telling.close()]:
+                placed += ready
+        finish = written.finish if written else "length"
+        found.append(choice(index, text, _logprobs(server, answering, placed), finish))
     return found
 
 
@@ -193,46 +189,67 @@ def _head(server: Server, answering: _Answering, index: int) -> str:
     """The prompt, where it is to be repeated."""
     if not answering.asked.echo:
         return ""
-    prompt = answering.asked.prompt
-    ids = answering.prompts[index // answering.asked.n]
-    return prompt if isinstance(prompt, str) else server.writer.tokenizer.decode(ids)
+    number = index // answering.asked.n
+    text = answering.asked.text_of(number)
+    return server.writer.tokenizer.decode(answering.prompts[number]) if text is None else text
+
+
+def _echoed(server: Server, answering: _Answering, index: int) -> list[Placed]:
+    """The tokens of a prompt that is repeated, where their log-probabilities are wanted."""
+    if not answering.job.echoed:
+        return []
+    number, tokenizer = index // answering.asked.n, server.writer.tokenizer
+    # what a tokenizer puts before a text is not in it; ids are repeated as they were given
+    silent = () if answering.asked.text_of(number) is None else (tokenizer.before_text,)
+    return placed_in(answering.job.echoed[number], tokenizer, silent=silent)
+
+
+def _telling(server: Server, answering: _Answering, index: int) -> Telling:
+    prompt = answering.prompts[index // answering.asked.n]
+    offset = len(_head(server, answering, index))
+    return Telling(server.writer.tokenizer, answering.asked.stops, prompt, offset)
+
+
+def _logprobs(server: Server, answering: _Answering, placed: Sequence[Placed]) -> dict[str, Any] | None:
+    return None if answering.asked.logprobs is None else logprobs_of(placed, server.writer.tokenizer)
 
 
 async def _stream(server: Server, answering: _Answering) -> AsyncIterator[bytes]:
     """Parts as server-sent events; leaving the loop, for whatever reason, gives the job up."""
-    asked, tokenizer = answering.asked, server.writer.tokenizer
+    asked = answering.asked
     number = len(answering.prompts) * asked.n
-    before = [answering.prompts[index // asked.n] for index in range(number)]
-    unfolding = [Unfolding(tokenizer, asked.stops, ids) for ids in before]
+    telling = [_telling(server, answering, index) for index in range(number)]
 
-    def part(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None = None) -> bytes:
-        made = choice(index, text, logprobs, finish)
-        return _event(envelope(answering.number, server.name, answering.created, [made]))
+    def part(index: int, text: str, placed: Sequence[Placed], finish: str | None = None) -> bytes:
+        made = choice(index, text, _logprobs(server, answering, placed) if placed else None, finish)
+        return event([made], None)
+
+    def event(choices: list[dict[str, Any]], usage: dict[str, int] | None) -> bytes:
+        tree = envelope(answering.number, server.name, answering.created, choices)
+        return _event(tree | ({"usage": usage} if asked.tells_usage else {}))
 
     try:
         told = not asked.echo
         while True:
-            event = await answering.events.get()
+            heard = await answering.events.get()
             if not told:  # prompts are read before the first token is written
                 told = True
                 for index in range(number):
-                    read = answering.job.echoed
-                    logprobs = logprobs_of(read[index // asked.n], tokenizer) if read else None
-                    yield part(index, _head(server, answering, index), logprobs)
-            if event.kind != "token" or event.token is None:
+                    yield part(index, _head(server, answering, index), _echoed(server, answering, index))
+            if heard.kind != "token" or heard.token is None:
                 break
-            is_end = event.token.id == tokenizer.end_of_text
-            text = "" if is_end else unfolding[event.number].push(event.token.id)
-            logprobs = None if asked.logprobs is None else logprobs_of([event.token], tokenizer)
-            if text or logprobs:
-                yield part(event.number, text, logprobs)
-        if event.kind == "done":
+            text, placed = telling[heard.number].push(heard.token)
+            if text or (placed and asked.logprobs is not None):
+                yield part(heard.number, text, placed)
+        if heard.kind == "done":
             drafts: list[Draft | None] = [*answering.job.drafts] if asked.max_tokens else [None] * number
             for index, draft in enumerate(drafts):
-                yield part(index, unfolding[index].close(), None, draft.finish if draft else "length")
+                yield part(index, *telling[index].close(), draft.finish if draft else "length")
+            if asked.tells_usage:
+                yield event([], _usage(answering))
         else:
             yield _event(
-                {"error": {"message": f"the text is not complete: {event.kind}", "type": "server_error"}}
+                {"error": {"message": f"the text is not complete: {heard.kind}", "type": "server_error"}}
             )
         yield b"data: [DONE]\n\n"
     finally:

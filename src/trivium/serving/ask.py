@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from trivium.errors import DataError
 from trivium.serving.config import Drawing, ServeConfig
@@ -20,6 +20,14 @@ class Refused(Exception):
     def __init__(self, status: int, message: str, field: str | None = None) -> None:
         self.status, self.message, self.field = status, message, field
         super().__init__(message)
+
+
+class StreamOptions(BaseModel):
+    """What is streamed besides texts."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    include_usage: bool = False
 
 
 class Completion(BaseModel):
@@ -40,6 +48,18 @@ class Completion(BaseModel):
     logprobs: Annotated[int, Field(ge=0)] | None = None
     echo: bool = False
     stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None  # for the client's own books
+    # clients send these with the values that change nothing, and no other is known here
+    frequency_penalty: Annotated[float, Field(ge=0, le=0)] = 0.0
+    presence_penalty: Annotated[float, Field(ge=0, le=0)] = 0.0
+    best_of: Annotated[int, Field(ge=1, le=1)] = 1
+
+    @field_validator("stop")
+    @classmethod
+    def _in_whole_characters(cls, stop: str | list[str] | None) -> str | list[str] | None:
+        "".join(stop or ()).encode()  # a UnicodeEncodeError, which is a ValueError, names the half
+        return stop
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -47,6 +67,16 @@ class Completion(BaseModel):
         if self.stop is None or self.stop == "":
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def text_of(self, number: int) -> str | None:
+        """The prompt of this number where it is given as a text, not as ids."""
+        prompt = self.prompt if isinstance(self.prompt, str) else self.prompt[number]
+        return prompt if isinstance(prompt, str) else None
+
+    @property
+    def tells_usage(self) -> bool:
+        """Whether the stream ends with the number of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
 
     def drawing(self) -> Drawing:
         """How its texts are drawn; the seed is the caller's to set."""
@@ -61,15 +91,16 @@ class Completion(BaseModel):
 
 
 def parse(body: bytes) -> Completion:
-    """A request's body; Refused, with 400, names the first field that is wrong."""
+    """A request's body, null being a field's default; Refused, with 400, names the first field that is wrong."""
     try:
         tree = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise Refused(400, f"the body is not JSON: {str(error)[:200]}") from None
     if not isinstance(tree, dict):
         raise Refused(400, f"the body is a JSON {type(tree).__name__}, not an object")
+    given = {k: v for k, v in tree.items() if v is not None or k not in Completion.model_fields}
     try:
-        return Completion.model_validate(tree)
+        return Completion.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         field = str(first["loc"][0])[:60] if first["loc"] else None

@@ -30,7 +30,7 @@ class Guard:
     """Refuses with 400, 401, 413 or 415 what must not reach the application; adds headers to every answer."""
 
     def __init__(self, app: App, *, body_bytes: int, hosts: Sequence[str], keys: Sequence[str]) -> None:
-        self.app, self.body_bytes, self.hosts = app, body_bytes, frozenset(hosts)
+        self.app, self.body_bytes, self.hosts = app, body_bytes, frozenset(name.lower() for name in hosts)
         self.keys = tuple(k.encode() for k in keys)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:

@@ -44,7 +44,7 @@ def read_prompts(name_or_path: str) -> PromptFile:
         raise DataError(f"--file {path} is not UTF-8 text; give .txt, .jsonl or .yaml") from None
     if path.suffix in (".yaml", ".yml"):
         return _of_yaml(text, str(path))
-    lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     if path.suffix == ".jsonl":
         return build(PromptFile, {"prompts": [_of_json(path, n, line) for n, line in lines]})
     return build(PromptFile, {"prompts": [line for _, line in lines]})

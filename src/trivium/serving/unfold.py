@@ -16,14 +16,21 @@ class Unfolding:
         """before: what the tokens follow, as some tokenizers spell the first token of a text otherwise."""
         self._tokenizer, self._stops = tokenizer, tuple(stops)
         self._before, self._waiting = list(before[-NEAR:]), list[int]()
-        self._held, self._over = "", False
+        self._held, self.over = "", False  # over: a stop was met
+        # characters so far, those held back and those behind a stop too, and where the last token begins in them
+        self.length = self.begins = 0
 
     def push(self, token: int) -> str:
         """The text that is certain with this token."""
         self._waiting.append(token)
+        self.begins = self.length
         text = self._text
         if text.endswith(BROKEN) and len(self._waiting) < LONGEST:
             return ""
+        # bytes before it that made no character stand there as such now
+        self.begins += max(
+            0, len(text) - len(self._tokenizer.decode_after([self._tokenizer.before_text], [token]))
+        )
         return self._take(text, final=False)
 
     def close(self) -> str:
@@ -36,12 +43,13 @@ class Unfolding:
 
     def _take(self, text: str, *, final: bool) -> str:
         self._before, self._waiting = [*self._before, *self._waiting][-NEAR:], []
-        if self._over:
+        self.length += len(text)
+        if self.over:
             return ""
         self._held += text
         cuts = [self._held.index(s) for s in self._stops if s in self._held]
         if cuts:
-            self._over = True
+            self.over = True
             return self._held[: min(cuts)]
         keep = 0 if final else _begun(self._held, self._stops)
         ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

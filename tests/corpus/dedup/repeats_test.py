@@ -23,6 +23,11 @@ def test_of_equal_texts_the_first_stays_whatever_case_and_punctuation():
     assert (tally.documents, sum(tally.dropped.values())) == (2, 2)
 
 
+def test_different_texts_of_one_id_stay():
+    numbered = [Document("0", "A text of one file.", "a"), Document("0", "A text of another.", "b")]
+    assert list(without_equal_texts(numbered, Tally("by text"))) == numbered
+
+
 @given(st.lists(LINES, max_size=8))
 def test_no_long_line_stands_twice_and_none_is_lost(texts):
     whole = documents(["\n".join(lines) for lines in texts])

@@ -20,6 +20,11 @@ def test_items_come_back_as_written(tmp_path):
     assert read_items(write(tmp_path / "i.jsonl", passages(5))) == ITEMS
 
 
+def test_a_passage_may_hold_whatever_ends_a_line_elsewhere(tmp_path):
+    odd = {"id": "a\u2028", "document": "d\x85", "text": "one\u2029two"}
+    assert read_items(write(tmp_path / "i.jsonl", [json.dumps(odd, ensure_ascii=False)])) == [Item(**odd)]
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -8,12 +8,15 @@ SAME_ADDRESS = "same address as an earlier document"
 
 
 def text_key(text: str) -> bytes:
-    """16 bytes that are equal for texts with the same words in the same order."""
+    """16 bytes that are equal for texts with the same words in the same order, or without words and equal."""
     return text_keys(texts_of([text])).tobytes()
 
 
 class FirstOnly:
-    """Asked about documents in order, keeps the first of equal texts, of one id, and of one address."""
+    """Asked about documents in order, keeps the first of equal texts, of one id, and of one address.
+
+    The ids of a harvest differ; those of files that somebody else put together may not, and a store needs that.
+    """
 
     def __init__(self) -> None:
         self._texts: set[bytes] = set()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Literal
 
-from trivium.corpus.dedup.exact import FirstOnly, text_key
+from trivium.corpus.dedup.exact import SAME_TEXT, text_key
 from trivium.corpus.document import Document
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.kernels.words import text_keys
@@ -20,11 +20,12 @@ NOTHING_NEW = "nothing in it that did not stand in an earlier document"
 
 
 def without_equal_texts(documents: Iterable[Document], tally: Tally) -> Iterator[Document | Reject]:
-    """The first document of each text and of each id."""
-    first = FirstOnly()
+    """The first document of each text."""
+    seen: set[bytes] = set()
     for document in documents:
-        reason = first.reason(text_key(document.text), document.id)
-        yield _counted(Reject(document, tally.step, reason) if reason else document, tally)
+        key = text_key(document.text)
+        yield _counted(Reject(document, tally.step, SAME_TEXT) if key in seen else document, tally)
+        seen.add(key)
 
 
 def without_repeated(

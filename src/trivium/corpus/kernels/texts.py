@@ -1,10 +1,12 @@
 """Columns of text as the kernels see them: UTF-8 bytes and where each text begins, and what a word is.
 
-A word is a run of `\\w` characters, each folded to lower case by itself, so that a word has as many characters
-folded as written and case never tells two words apart (the Greek final sigma is a sigma, the dotted İ an i).
+A word is a run of `\\w` characters and combining marks (Hindi's vowels are marks), each folded to lower case by
+itself, so that a word has as many characters folded as written and case never tells two words apart (the Greek final
+sigma is a sigma, the dotted İ an i).
 """
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -17,8 +19,15 @@ Bytes = NDArray[np.uint8]
 Offsets = NDArray[np.int64]
 FoldTable = NDArray[np.uint32]
 
-WORD = re.compile(r"\w+")
 _CODE_POINTS = 0x110000
+_WITH_MARKS = 0x20000  # beyond it Unicode has no combining marks but variation selectors
+_LOOKS = range(0xFE00, 0xFE10)  # variation selectors: marks too, but emoji have them and no word needs them
+_MARKS = "".join(
+    chr(point)
+    for point in range(_WITH_MARKS)
+    if unicodedata.category(chr(point)) in ("Mn", "Mc") and point not in _LOOKS
+)
+WORD = re.compile(rf"(?:\w+|[{_MARKS}]+)+")
 
 
 class Texts(NamedTuple):
@@ -72,7 +81,9 @@ def fold_table() -> FoldTable:
     every = "".join(map(chr, range(_CODE_POINTS)))
     folded = np.frombuffer(fold(every).encode("utf-32-le", "surrogatepass"), np.uint32)
     table = np.zeros(_CODE_POINTS, np.uint32)
-    for run in WORD.finditer(every):
+    for run in re.finditer(r"\w+", every):  # WORD finds the same, a second later
         table[run.start() : run.end()] = folded[run.start() : run.end()]
+    marks = list(map(ord, _MARKS))
+    table[marks] = folded[marks]
     table.flags.writeable = False
     return table

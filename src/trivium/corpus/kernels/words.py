@@ -97,7 +97,10 @@ def longest_words(offsets: Offsets) -> int:
 
 
 def text_keys(texts: Texts) -> Hashes:
-    """128 bits a text, shape [texts, 2], equal for texts with the same words in the same order."""
+    """128 bits a text, shape [texts, 2], equal for texts with the same words in the same order.
+
+    Texts without words have equal keys if they are equal.
+    """
     keys = np.empty((texts.num_texts, 2), np.uint64)
     _text_keys(texts.data, texts.offsets, fold_table(), keys)
     return keys
@@ -108,8 +111,12 @@ def _text_keys(data: Bytes, offsets: Offsets, fold: FoldTable, keys: Hashes) -> 
     prefixes = np.empty(longest_words(offsets) + 1, np.uint64)
     for text in range(len(offsets) - 1):
         words = prefixes_of(data, offsets[text], offsets[text + 1], fold, prefixes)
-        second = uint64(words)
+        first, second = prefixes[words], uint64(words)
         for word in range(words):
             second = second * _SECOND_BASE + mix(prefixes[word + 1])
-        keys[text, 0] = mix(prefixes[words])
+        if words == 0:
+            for at in range(offsets[text], offsets[text + 1]):
+                first = first * BASE + mix(uint64(data[at]) + uint64(1))
+                second = second * _SECOND_BASE + mix(first)
+        keys[text, 0] = mix(first)
         keys[text, 1] = mix(second)

@@ -21,7 +21,8 @@ class Item(NamedTuple):
 def read_items(path: Path) -> list[Item]:
     """Every passage of a file of JSON lines {id, document, text}; DataError names the line that is not one."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # a text may hold other ends of lines (U+2028 and the like)
+        lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); run `trivium corpus harvest`") from None
     except UnicodeDecodeError:

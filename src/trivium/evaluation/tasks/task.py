@@ -8,8 +8,9 @@ from trivium.errors import DataError
 from trivium.seeds import generator_for, seed_for
 
 Scoring = Literal["greedy", "likelihood"]
-# What the log-likelihood of a choice is divided by: its tokens (MT-NLG), bytes, characters (acc_norm of the harness),
-# nothing; or what it is compared with: the choice after a text that says nothing (RACE in GPT-3).
+# What the log-likelihood of a choice is divided by: its tokens (MT-NLG); its bytes or characters without the space it
+# begins with (acc_bytes and acc_norm of the harness); nothing; or what it is compared with: the choice after a text
+# that says nothing (RACE in GPT-3).
 Normalisation = Literal["token", "byte", "character", "none", "unconditional"]
 
 
