@@ -8,13 +8,10 @@ import torch
 from trivium.errors import TriviumError
 from trivium.parallel.collectives import sum_over_ranks_
 from trivium.parallel.mesh import Mesh
+from trivium.provenance import unheard
 
 _TOLD_BYTES = 800  # of a problem that one rank tells the others
 _SLICE_SECONDS = 0.5  # longest wait between two meetings; far below any timeout of a collective
-
-
-def nothing() -> None:
-    """No one is told that this rank is alive."""
 
 
 def sums(numbers: Sequence[float], mesh: Mesh) -> list[float]:
@@ -35,7 +32,7 @@ def told_by_first(problem: str, mesh: Mesh) -> str:
     return f"rank {having[0]}: {text}" if mesh.layout.world_size > 1 else text
 
 
-def wait_for_all(thread: threading.Thread | None, mesh: Mesh, alive: Callable[[], None] = nothing) -> None:
+def wait_for_all(thread: threading.Thread | None, mesh: Mesh, alive: Callable[[], None] = unheard) -> None:
     """Wait until this rank's thread and those of all others have ended; every rank must ask.
 
     Ranks meet again and again meanwhile, so that one whose disk is slow makes no collective of another time out.
@@ -51,7 +48,7 @@ def wait_for_all(thread: threading.Thread | None, mesh: Mesh, alive: Callable[[]
             alive()
 
 
-def problem_of_any(work: Callable[[], None], mesh: Mesh, alive: Callable[[], None] = nothing) -> str:
+def problem_of_any(work: Callable[[], None], mesh: Mesh, alive: Callable[[], None] = unheard) -> str:
     """Do this rank's share of a work, however long it takes; what went wrong on the lowest rank where it did, or
     nothing. Every rank must ask. alive: as of `wait_for_all`."""
     problem = ""

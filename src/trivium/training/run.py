@@ -39,6 +39,7 @@ from trivium.training.slow_ranks import Worked, is_nth
 from trivium.training.spikes import SpikeWatch, finite_or_text
 from trivium.training.state import begin_with, fragments, progress_of, restore
 from trivium.training.trainer import Samples, StepResult, Trainer
+from trivium.training.verified_tokens import verify_together
 
 CHECKPOINTS = "checkpoints"
 # Asks the model in these stages, under this plan, and says now and then that it is alive: results as plain data.
@@ -86,6 +87,7 @@ class _Loop:
         self.train = self._dataset("train")
         self.validation = self._dataset("validation")
         self.validation_samples = self._validation_samples()
+        verify_together(job.tokens, job.out, mesh, partial(duty.beat, 0, "starting"))
         self.saves = Saves(job.out / CHECKPOINTS, self.config, mesh, self._note)
         self._begin()
         if self._speaks:
