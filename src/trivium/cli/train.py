@@ -206,6 +206,10 @@ def _lines(result: Result) -> list[str]:
         f"{format_count(result['tokens'])} tokens, {layout_text(result['layout'])}",
         f"  validation loss {loss:.3f} nats per token; unigram entropy of the same text {unigram:.3f}",
     ]
+    if idle := result["steps"] - result.get("updates", result["steps"]):
+        lines.append(
+            f"  {idle} of these steps changed nothing: an overflow of fp16, or a spike that was skipped"
+        )
     return lines + [_memory_line(rank) for rank in result.get("memory", ())]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from trivium.checkpoint.load import Checkpoint, newest_good
 from trivium.config import to_tree
 from trivium.cost.compute import flops_per_token
-from trivium.errors import DataError, Preempted
+from trivium.errors import ConfigError, DataError, Preempted
 from trivium.model.stage import Stage
 from trivium.parallel.launch import Place, connected
 from trivium.parallel.mesh import Mesh, barrier
@@ -26,7 +26,7 @@ from trivium.tokens.samples import TokenDataset
 from trivium.training.batches import Rows
 from trivium.training.config import TrainingConfig
 from trivium.training.describe import describe_rank
-from trivium.training.metrics import EVENTS, METRICS, TASKS, append, forget_after, read, warn
+from trivium.training.metrics import EVENTS, METRICS, TASKS, append, forget_after, warn
 from trivium.training.preemption import exit_at_once, listening
 from trivium.training.pulse import Duty, Post
 from trivium.training.rates import lr_of_step
@@ -39,7 +39,7 @@ from trivium.training.slow_ranks import Worked, is_nth
 from trivium.training.spikes import SpikeWatch, finite_or_text
 from trivium.training.state import begin_with, fragments, progress_of, restore
 from trivium.training.trainer import Samples, StepResult, Trainer
-from trivium.training.verified_tokens import verify_together
+from trivium.training.verified_tokens import refuse_other_ids, verify_together
 
 CHECKPOINTS = "checkpoints"
 # Asks the model in these stages, under this plan, and says now and then that it is alive: results as plain data.
@@ -84,11 +84,13 @@ class _Loop:
         self.job, self.mesh, self.plan, self.config = job, mesh, job.plan, job.training
         self.duty, self.worked = duty, Worked(mesh)
         self.manifest = read_tokens_manifest(job.tokens)
+        refuse_other_ids(self.manifest, job.plan.model, job.tokens)
         self.train = self._dataset("train")
         self.validation = self._dataset("validation")
         self.validation_samples = self._validation_samples()
         verify_together(job.tokens, job.out, mesh, partial(duty.beat, 0, "starting"))
         self.saves = Saves(job.out / CHECKPOINTS, self.config, mesh, self._note)
+        self.final_loss: float | None = None  # of the last step done here, where it was finite
         self._begin()
         if self._speaks:
             record = Record(job.out, job.tokens, job.plan, job.training, job.seed, ())
@@ -119,6 +121,11 @@ class _Loop:
         given = self._weights_given() if checkpoint is None else None
         if checkpoint is not None:
             refuse_other_work(checkpoint.directory, checkpoint.manifest, self._identity())
+            if checkpoint.step > self.config.steps:
+                raise ConfigError(
+                    f"training.steps ({self.config.steps}) is below the {checkpoint.step} steps that "
+                    f"{checkpoint.directory} has done; raise it, or choose another --out"
+                )
         initial = checkpoint is None and given is None
         rule = _adam_rule(self.config)
         trainer = Trainer(self.plan, self.mesh, seed=self.job.seed, rule=rule, initial=initial)
@@ -189,6 +196,8 @@ class _Loop:
             if result.asked and step + 1 < last:
                 self._end_early(step + 1)
             step += 1
+        if self.first_step == last:  # it only has to be told how it ended
+            self._validate(last - 1)
         self.saves.finish()
         if self._speaks:
             self._finish(time.perf_counter() - begin)
@@ -249,17 +258,11 @@ class _Loop:
         return lr_of_step(self.config, self.plan, step)
 
     def _validate(self, step: int) -> None:
-        loss = self.trainer.validate(Samples(0, self.validation_samples, self._reader(self.validation)))
+        samples = Samples(0, self.validation_samples, self._reader(self.validation))
+        self.validation_loss = loss = self.trainer.validate(samples)
         if self._speaks:
-            append(
-                self.job.out / METRICS,
-                {
-                    "step": step + 1,
-                    "time": time.time(),
-                    "tokens": self._tokens(step),
-                    "validation_loss": loss,
-                },
-            )
+            record = {"step": step + 1, "time": time.time(), "tokens": self._tokens(step)}
+            append(self.job.out / METRICS, {**record, "validation_loss": loss})
 
     def _examines(self, step: int) -> bool:
         every = self.config.evaluation.every
@@ -298,16 +301,8 @@ class _Loop:
         return {"seed": self.job.seed, "plan": to_tree(self.plan), "data": data}
 
     def _dataset(self, split: str) -> TokenDataset:
-        data = TokenDataset.open(
-            self.job.tokens, split, sequence=self.plan.model.sequence, seed=self.job.seed
-        )
-        vocabulary = int(self.manifest["vocabulary"])
-        if vocabulary > self.plan.model.vocabulary:
-            raise DataError(
-                f"{self.job.tokens} has token ids up to {vocabulary - 1}, but plan.model.vocabulary is "
-                f"{self.plan.model.vocabulary}; set it to {vocabulary}"
-            )
-        return data
+        sequence = self.plan.model.sequence
+        return TokenDataset.open(self.job.tokens, split, sequence=sequence, seed=self.job.seed)
 
     def _validation_samples(self) -> int:
         """As many as were asked for and are there, in whole micro-batches for every stage."""
@@ -350,8 +345,13 @@ class _Loop:
         }
         if self.spikes.cause:
             record["spike"] = self.spikes.cause
-            record = {k: v for k, v in record.items() if not isinstance(v, float) or math.isfinite(v)}
+        if self.trainer.loss_scale:
+            record["loss_scale"] = self.trainer.loss_scale.value
+            record["overflow"] = not (self.spikes.cause or math.isfinite(result.gradient_norm))  # no update
+        record = {k: v for k, v in record.items() if not isinstance(v, float) or math.isfinite(v)}
         append(self.job.out / METRICS, record)
+        if math.isfinite(result.loss):
+            self.final_loss = result.loss
 
     def _try(self, write: Callable[[], None]) -> None:
         """Write something for whoever looks at the run; that it fails is no reason to lose a training."""
@@ -361,17 +361,18 @@ class _Loop:
             warn(f"rank {self.mesh.rank}: {error}; training goes on without it")
 
     def _finish(self, seconds: float) -> None:
-        layout, metrics = self.plan.layout, read(self.job.out / METRICS)
+        layout = self.plan.layout
         summary = {
-            "validation_loss": [m["validation_loss"] for m in metrics if "validation_loss" in m][-1],
+            "validation_loss": self.validation_loss,
             "unigram_entropy": self.manifest.get("unigram_entropy"),
-            "final_loss": [m["loss"] for m in metrics if "loss" in m][-1],
+            "final_loss": self.final_loss,
             "layout": {k: getattr(layout, k) for k in ("tensor", "pipeline", "data", "chunks")},
             "schedule": self.plan.schedule,
             "zero": self.plan.zero,
             "sequence_parallel": self.plan.sequence_parallel,
             "precision": self.plan.precision.weights,
             "steps": self.config.steps,
+            "updates": self.trainer.optimizer.steps_done,
             "tokens": self._tokens(self.config.steps - 1),
             "parameters": count(self.plan.model),
             "seconds": seconds,

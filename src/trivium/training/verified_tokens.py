@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.agree import problem_of_any
-from trivium.errors import DataError
+from trivium.errors import ConfigError, DataError
 from trivium.parallel.mesh import Mesh
+from trivium.plan.model_shape import ModelShape
 from trivium.provenance import write_json
 from trivium.tokens.manifest import read_tokens_manifest, verify_tokens
 from trivium.training.metrics import warn
@@ -36,6 +37,24 @@ def verify_together(tokens: Path, out: Path, mesh: Mesh, alive: Callable[[], Non
             write_json(out / VERIFIED, now)
         except OSError as error:
             warn(f"{error}; the next start reads all token shards again")
+
+
+def refuse_other_ids(manifest: Mapping[str, Any], model: ModelShape, tokens: Path) -> None:
+    """DataError when the model has no row for some token id, ConfigError when it looks for documents' ends in vain.
+
+    manifest: of the token directory `tokens`.
+    """
+    vocabulary, end = int(manifest["vocabulary"]), int(manifest["end_of_text"])
+    if vocabulary > model.vocabulary:
+        raise DataError(
+            f"{tokens} has token ids up to {vocabulary - 1}, but plan.model.vocabulary is {model.vocabulary}; "
+            f"set it to {vocabulary}"
+        )
+    if model.documents == "apart" and end != model.end_of_text:
+        raise ConfigError(
+            f"plan.model.end_of_text is {model.end_of_text}, but documents in {tokens} end with {end}, so "
+            f"plan.model.documents (apart) would separate none; set plan.model.end_of_text to {end}"
+        )
 
 
 def _states(tokens: Path) -> dict[str, State]:
