@@ -9,7 +9,7 @@ from trivium.model.inputs import Inputs
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import AdamRule
 from trivium.training.batches import Rows, inputs_of, packing
-from trivium.training.trainer import Trainer
+from trivium.training.trainer import Samples, Trainer
 
 END = 0
 
@@ -37,3 +37,12 @@ def test_the_loss_of_packed_documents_is_the_loss_of_the_documents_apart(family:
     joined = plan.model_copy(update={"model": plan.model.model_copy(update={"documents": "joined"})})
     seen = stage(None, inputs_of(joined, Rows(row[:, :-1], row[:, 1:]), Mesh.single(), dropout=None))
     assert seen.item() != pytest.approx(apart.item(), rel=1e-3)
+
+
+def test_a_batch_of_which_no_token_counts_has_loss_0_and_teaches_nothing() -> None:
+    model = {"documents": "apart", "sequence": 1}
+    plan = small(model=model, batch={"sequences": 2, "micro": 2}, precision={"weights": "fp64"})
+    trainer = Trainer(plan, Mesh.single(), seed=2, rule=AdamRule())
+    rows = Rows(np.full((2, 1), END), np.full((2, 1), 5))
+    result = trainer.train_step(0, Samples(0, 2, lambda first, count: rows), 1e-3)
+    assert (result.loss, result.gradient_norm) == (0.0, 0.0)

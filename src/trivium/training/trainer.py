@@ -191,11 +191,12 @@ class Trainer:
         return found
 
     def _tokens_that_count(self, samples: Samples, inputs: list[Inputs]) -> float:
-        """Tokens of the whole batch whose loss counts; a sum over replicas where only the data tells."""
+        """Tokens of the whole batch whose loss counts; a sum over replicas where only the data tells. Where none counts
+        it is 1: their losses are 0, and so is the mean."""
         if all(i.weights is None for i in inputs):
             return float(self.plan.tokens(samples.sequences))
         here = torch.stack([i.weights.sum() for i in inputs if i.weights is not None]).sum()
-        return float(all_reduce_(here.to(torch.float64), self.mesh.replicas))
+        return float(all_reduce_(here.to(torch.float64), self.mesh.replicas)) or 1.0
 
     def _set_mode(self, *, training: bool) -> None:
         for stage in self.stages.values():
