@@ -19,6 +19,7 @@ from trivium.config import (
     to_tree,
 )
 from trivium.errors import ConfigError, DataError
+from trivium.training.config import TrainingConfig
 
 
 class Ramp(Config):
@@ -52,6 +53,19 @@ def test_the_order_of_overrides_never_matters():
 def test_values_are_typed_by_the_field_and_not_by_the_text():
     assert build(Whole, parse_assignments(["name=x7", "batch.ramp=null"])).batch.ramp is None
     assert build(Whole, parse_assignments(["seed=0x10"])).seed == 16
+
+
+@pytest.mark.parametrize("value", [".inf", "-.inf", ".nan"])
+def test_a_number_that_is_not_finite_is_none(value: str):
+    with pytest.raises(ConfigError, match="lr is .*; it must be a finite number"):
+        build(TrainingConfig, parse_assignments([f"lr={value}"]))
+
+
+@pytest.mark.parametrize("name", ["beta1", "beta2"])
+def test_a_running_mean_that_never_learns_is_refused(name: str):
+    with pytest.raises(ConfigError, match=rf"{name} is 1.*; it must be less than 1"):
+        build(TrainingConfig, parse_assignments([f"{name}=1"]))
+    assert build(TrainingConfig, parse_assignments([f"{name}=0"]))
 
 
 def test_merging_lays_every_leaf_of_the_second_tree_on_top():

@@ -16,9 +16,9 @@ ModelT = TypeVar("ModelT", bound="Config")
 
 
 class Config(BaseModel):
-    """Base of every config: immutable, and a key it does not know is an error."""
+    """Base of every config: immutable, and a key it does not know, or a number that is not finite, is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 def preset_names() -> list[str]:

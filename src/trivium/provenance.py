@@ -7,7 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,12 +16,21 @@ from typing import Any
 from trivium import __version__
 
 STAMP = "provenance.json"
+_BLOCK_BYTES = 1 << 20
 
 
-def file_sha256(path: Path) -> str:
-    """Hex sha256 of a file's bytes, read in blocks."""
+def unheard() -> None:
+    """The sign of life that nobody waits for."""
+
+
+def file_sha256(path: Path, alive: Callable[[], None] = unheard) -> str:
+    """Hex sha256 of a file's bytes, read in blocks. alive: called after each."""
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+            alive()
+    return digest.hexdigest()
 
 
 def fingerprint(value: Any) -> str:

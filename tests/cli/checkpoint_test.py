@@ -118,6 +118,20 @@ def test_rm_keeps_the_last_good_one_and_stays_away_from_a_running_job(call, run:
     assert call("rm", "10", "--last")[0] == 0 and not folder(run, 10).exists()
 
 
+@pytest.mark.parametrize("name", ["checkpoints/mynotes", "ranks", "checkpoints"])
+def test_rm_deletes_nothing_but_checkpoints(call, run: Path, name: str) -> None:
+    other = run / "training" / name
+    other.mkdir(exist_ok=True)
+    code, told = call("rm", "10", str(other), "--last")
+    assert code == 5 and "only checkpoints" in told
+    assert other.is_dir() and folder(run, 10).is_dir()
+
+
+def test_rm_deletes_what_is_named_twice_once(call, run: Path) -> None:
+    code, told = call("rm", "10", str(folder(run, 10)))
+    assert code == 0 and told.count("deleted") == 1 and not folder(run, 10).exists()
+
+
 def test_what_is_not_there_is_told_with_what_is(call, run: Path) -> None:
     code, told = call("show", "15")
     assert code == 5 and step_name(10) in told

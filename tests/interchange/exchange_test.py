@@ -194,6 +194,36 @@ def test_what_this_engine_does_not_compute_is_refused(change, said: str) -> None
         shape_of({**config, **change}, "x")
 
 
+@pytest.mark.parametrize("key", ["n_layer", "vocab_size", "n_positions"])
+@pytest.mark.parametrize("value", [None, 0, "two"])
+def test_a_config_without_a_size_is_refused(key: str, value: object) -> None:
+    config = config_of(small().model, dtype="float32")
+    with pytest.raises(DataError, match=rf"x: {key} is {value!r}, and must be a whole number"):
+        shape_of(
+            {k: v for k, v in config.items() if k != key} | ({key: value} if value is not None else {}), "x"
+        )
+
+
+def test_a_config_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(DataError, match=r"config\.json holds a list"):
+        import_hf(tmp_path, tmp_path / "back")
+
+
+@pytest.mark.parametrize("prefix", ["transformer.", ""])
+def test_weights_of_layers_that_no_part_of_the_model_uses_are_refused(tmp_path: Path, prefix: str) -> None:
+    folder = tmp_path / "hf"
+    export_hf(written(tmp_path / "ours", small()), folder, tokenizer=None)
+    path, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    tensors = {f"{prefix}{n.removeprefix('transformer.')}": v for n, v in load_file(path).items()}
+    tensors[f"{prefix}h.0.attn.bias"] = torch.ones(1)  # the mask that old folders keep
+    save_file(tensors, path)
+    import_hf(folder, tmp_path / "back")
+    (folder / "config.json").write_text(json.dumps({**config, "n_layer": 3}))
+    with pytest.raises(DataError, match=rf"12 tensors of layers .* the first '{prefix}h\.3\."):
+        import_hf(folder, tmp_path / "other")
+
+
 def test_a_folder_without_safetensors_or_with_a_tensor_missing_is_refused(tmp_path: Path) -> None:
     export_hf(written(tmp_path / "ours", small()), tmp_path / "hf", tokenizer=None)
     path = tmp_path / "hf" / "model.safetensors"

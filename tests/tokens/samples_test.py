@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -174,3 +175,16 @@ def test_shards_that_are_not_those_of_the_manifest_are_refused(directory, tmp_pa
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(DataError, match="train-prose.*tokenize"):
         TokenDataset.open(tmp_path, "train", sequence=S, seed=5)
+
+
+def test_an_id_outside_the_vocabulary_is_refused_with_its_shard(directory, tmp_path):
+    copied = shutil.copytree(directory, tmp_path / "tokens")
+    path = copied / "train-pages.bin"
+    ids = np.fromfile(path, dtype=np.uint16)
+    ids[100:] = 300
+    ids.tofile(path)
+    train = TokenDataset.open(copied, "train", sequence=S, seed=5)
+    with pytest.raises(
+        DataError, match=r"train-pages\.bin holds id 300 at token \d+, but the vocabulary has 300"
+    ):
+        train.samples(range(50))

@@ -50,3 +50,12 @@ def test_an_accelerator_is_not_asked_how_many_tokens_count() -> None:
         samples = Samples(0, 4, lambda first, count: pytest.fail("nothing is read"))
         found = Trainer._tokens_that_count(here, samples, inputs)  # type: ignore[arg-type]
     assert isinstance(found, torch.Tensor) and found.device == seen.device and not seen.waits
+
+
+def test_a_batch_of_which_no_token_counts_has_loss_0_and_teaches_nothing() -> None:
+    model = {"documents": "apart", "sequence": 1}
+    plan = small(model=model, batch={"sequences": 2, "micro": 2}, precision={"weights": "fp64"})
+    trainer = Trainer(plan, Mesh.single(), seed=2, rule=AdamRule())
+    rows = Rows(np.full((2, 1), END), np.full((2, 1), 5))
+    result = trainer.train_step(0, Samples(0, 2, lambda first, count: rows), 1e-3)
+    assert (result.loss, result.gradient_norm) == (0.0, 0.0)

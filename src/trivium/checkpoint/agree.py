@@ -1,13 +1,17 @@
 """What all ranks must know alike before they go on; numbers and text only, nothing is unpickled."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
 import torch
 
+from trivium.errors import TriviumError
 from trivium.parallel.collectives import sum_over_ranks_
 from trivium.parallel.mesh import Mesh
+from trivium.provenance import unheard
 
 _TOLD_BYTES = 800  # of a problem that one rank tells the others
+_SLICE_SECONDS = 0.5  # longest wait between two meetings; far below any timeout of a collective
 
 
 def sums(numbers: Sequence[float], mesh: Mesh) -> list[float]:
@@ -26,3 +30,37 @@ def told_by_first(problem: str, mesh: Mesh) -> str:
     letters = sums(mine.ljust(_TOLD_BYTES, b"\0"), mesh)
     text = bytes(round(n) for n in letters).rstrip(b"\0").decode(errors="replace")
     return f"rank {having[0]}: {text}" if mesh.layout.world_size > 1 else text
+
+
+def wait_for_all(thread: threading.Thread | None, mesh: Mesh, alive: Callable[[], None] = unheard) -> None:
+    """Wait until this rank's thread and those of all others have ended; every rank must ask.
+
+    Ranks meet again and again meanwhile, so that one whose disk is slow makes no collective of another time out.
+    alive: called while only others are still at work.
+    """
+    while True:
+        if thread is not None:
+            thread.join(_SLICE_SECONDS)
+        at_work = thread is not None and thread.is_alive()
+        if not sums([at_work], mesh)[0]:
+            return
+        if not at_work:
+            alive()
+
+
+def problem_of_any(work: Callable[[], None], mesh: Mesh, alive: Callable[[], None] = unheard) -> str:
+    """Do this rank's share of a work, however long it takes; what went wrong on the lowest rank where it did, or
+    nothing. Every rank must ask. alive: as of `wait_for_all`."""
+    problem = ""
+
+    def attempt() -> None:
+        nonlocal problem
+        try:
+            work()
+        except Exception as error:  # every rank must reach the agreement that follows
+            problem = str(error) if isinstance(error, TriviumError) else f"{type(error).__name__}: {error}"
+
+    thread = threading.Thread(target=attempt, daemon=True, name="share")
+    thread.start()
+    wait_for_all(thread, mesh, alive)
+    return told_by_first(problem, mesh)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from trivium.checkpoint.agree import told_by_first
+from trivium.checkpoint.agree import problem_of_any
 from trivium.checkpoint.format import MANIFEST, read_manifest, step_of
 from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.errors import CheckpointError
@@ -58,28 +58,35 @@ class Checkpoint:
         for number, (name, known) in enumerate(sorted(self.manifest["files"].items())):
             if number % shares != share:
                 continue
-            path = self.directory / name
+            self._verify_file(self.directory / name, known["bytes"], known["sha256"])
+
+    @staticmethod
+    def _verify_file(path: Path, size: int, sha256: str) -> None:
+        try:
             if not path.is_file():
                 raise CheckpointError(f"{path} is missing, but {MANIFEST} lists it; use an older checkpoint")
-            if path.stat().st_size != known["bytes"]:
-                size = path.stat().st_size
-                raise CheckpointError(f"{path} has {size} bytes and should have {known['bytes']}: truncated")
-            if file_sha256(path) != known["sha256"]:
-                raise CheckpointError(f"{path} does not have its sha256 ({known['sha256'][:12]}…): damaged")
+            if (found := path.stat().st_size) != size:
+                raise CheckpointError(f"{path} has {found} bytes and should have {size}: truncated")
+            if file_sha256(path) != sha256:
+                raise CheckpointError(f"{path} does not have its sha256 ({sha256[:12]}…): damaged")
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} cannot be read: {error.strerror}; mend the disk or the rights, or use an older checkpoint"
+            ) from None
 
     @classmethod
     def open_together(cls, directory: Path, mesh: Mesh) -> "Checkpoint":
         """Open and verify, the ranks sharing the work; every rank raises CheckpointError when one finds damage."""
-        checkpoint, problem = None, ""
-        try:
-            checkpoint = cls.open(directory)
-            checkpoint.verify(mesh.rank, mesh.layout.world_size)
-        except CheckpointError as error:
-            problem = str(error)
-        problem = told_by_first(problem, mesh)
-        if problem or checkpoint is None:
+        opened: list[Checkpoint] = []
+
+        def verify() -> None:
+            opened.append(cls.open(directory))
+            opened[0].verify(mesh.rank, mesh.layout.world_size)
+
+        problem = problem_of_any(verify, mesh)
+        if problem:
             raise CheckpointError(problem)
-        return checkpoint
+        return opened[0]
 
     def read(self, name: str, wanted: Box, dtype: torch.dtype) -> torch.Tensor:
         """The values of a box, put together from whatever pieces hold them."""

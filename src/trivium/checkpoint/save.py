@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trivium.checkpoint.agree import sums, told_by_first
+from trivium.checkpoint.agree import sums, told_by_first, wait_for_all
 from trivium.checkpoint.durable import check_room, explained, remove, sync_directory, write_text
 from trivium.checkpoint.format import FORMAT, MANIFEST, manifest_hash, manifest_text, step_name, step_of
 from trivium.checkpoint.pieces import DTYPES, Entry, write_pieces
@@ -104,7 +104,7 @@ class Saving:
 
     def _agree(self, *, wait: bool) -> _Progress:
         if wait:
-            self._thread.join()
+            wait_for_all(self._thread, self._mesh)
         finished = not self._thread.is_alive()
         problem = self._problem if finished else ""
         progress = _Progress(*sums([finished, bool(problem)], self._mesh))
@@ -115,7 +115,7 @@ class Saving:
     def _give_up(self, problem: str) -> None:
         """problem: of this rank, or "" where it only hears of others', and gives up because of them."""
         self._cancelled.set()
-        self._thread.join()
+        wait_for_all(self._thread, self._mesh)
         told = told_by_first(problem, self._mesh)  # all ranks are through with the files when this returns
         if self._mesh.rank == 0:
             shutil.rmtree(self._partial, ignore_errors=True)

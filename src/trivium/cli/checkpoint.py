@@ -218,11 +218,14 @@ def rm(
     """Delete checkpoints; refused while a job trains there, or when no good one would remain."""
     from trivium.checkpoint.compare import summary
     from trivium.checkpoint.durable import remove
+    from trivium.checkpoint.format import step_of
     from trivium.checkpoint.lease import refuse_if_held
     from trivium.checkpoint.load import published
 
-    doomed = [_path(step, out).resolve() for step in steps]
+    doomed = list(dict.fromkeys(_path(step, out).resolve() for step in steps))  # each once
     for path in doomed:
+        if step_of(path.name) is None:
+            raise CheckpointError(f"{path} is not deleted: only checkpoints are, and none has such a name")
         refuse_if_held(path.parent.parent)
         rest = [p for p in reversed(published(path.parent)) if p not in doomed]
         if not last and not any(summary(p, verify=True)["state"] == "verified" for p in rest):

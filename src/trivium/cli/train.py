@@ -1,6 +1,5 @@
 """`trivium train`: the trainer under a layout, going on from the last checkpoint."""
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -204,18 +203,10 @@ def _with_loss(progress: Progress, out: Path) -> Progress:
 
 def newest_loss(metrics: Path) -> str:
     """`loss 4.213` from the last whole line that has one; empty when none has."""
-    try:
-        lines = metrics.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    for line in reversed(lines[-8:]):
-        try:
-            found = json.loads(line)
-        except ValueError:  # being written at this moment
-            continue
-        if "loss" in found:
-            return f"loss {found['loss']:.3f}"
-    return ""
+    from trivium.training.metrics import newest
+
+    found = newest(metrics)
+    return f"loss {found['loss']:.3f}" if found else ""
 
 
 def _lines(result: Result) -> list[str]:
@@ -225,6 +216,10 @@ def _lines(result: Result) -> list[str]:
         f"{format_count(result['tokens'])} tokens, {layout_text(result['layout'])}",
         f"  validation loss {loss:.3f} nats per token; unigram entropy of the same text {unigram:.3f}",
     ]
+    if idle := result["steps"] - result.get("updates", result["steps"]):
+        lines.append(
+            f"  {idle} of these steps changed nothing: an overflow of fp16, or a spike that was skipped"
+        )
     return lines + [_memory_line(rank) for rank in result.get("memory", ())]
 
 

@@ -110,10 +110,11 @@ def _late_share(at: Setting, elements: Number) -> Number:
 
 
 def _ends_seconds(at: Setting) -> Number:
-    """Both uses of a tied table, summed over the first and the last rank; of its slice only, where each replica has
-    one."""
+    """Both uses of a tied table, summed over the first and the last rank. Ours sums them last, so where each replica
+    has a slice, that alone; the published stacks before anything is sharded."""
     case = at.case
-    owned = np.where(np.asarray(case.zero) >= 1, case.replicas, 1)
+    sliced = (np.asarray(case.zero) >= 1) & at.stack.buckets
+    owned = np.where(sliced, case.replicas, 1)
     table = table_parameters(case) / owned * case.gradient_bytes
     apart = (
         (np.asarray(case.tied) > 0) & (np.asarray(case.pipeline) > 1) & (np.asarray(case.ends_together) == 0)

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,12 @@ from trivium.plan.parameters import Box
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Dtype, Precision
 
+_OF_A_LAYER = re.compile(r"\b(?:h|layers)\.\d+\.")
+_CONSTANTS = (
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".rotary_emb.inv_freq",
+)  # masks and angles that old folders keep
 _OURS: dict[str, Dtype] = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
 Get = Callable[[str], torch.Tensor]
 
@@ -35,8 +42,12 @@ def import_hf(folder: Path, root: Path) -> Path:
     if final.exists():
         raise ConfigError(f"{final} exists already; choose another --to")
     model = shape_of(_json(folder / "config.json"), str(folder / "config.json"))
-    where, dtype = _files(folder)
-    parts = [_part(twin, where, folder, TORCH_DTYPES[dtype]) for twin in twins(model)]
+    held, dtype = _files(folder)
+    rows = list(twins(model))
+    _refuse_unused(held, rows, folder)
+    # Some folders leave out the prefix of the inner model.
+    where = {f"{prefix}{n}": p for n, p in held.items() for prefix in ("transformer.", "model.")} | held
+    parts = [_part(twin, where, folder, TORCH_DTYPES[dtype]) for twin in rows]
     plan = Plan(model=model, batch=Batch(sequences=1), precision=Precision(weights=_OURS[dtype]))
     about: dict[str, Any] = {
         "samples": 0,
@@ -93,9 +104,19 @@ def _files(folder: Path) -> tuple[dict[str, Path], str]:
     known = [d for d in ("F64", "F32", "BF16", "F16") if d in dtypes]
     if not known:
         raise DataError(f"{folder}: weights are {', '.join(sorted(dtypes))}; known: {', '.join(_OURS)}")
-    # Some folders leave out the prefix of the inner model.
-    bare = {f"{prefix}{n}": p for n, p in where.items() for prefix in ("transformer.", "model.")}
-    return {**bare, **where}, known[0]
+    return where, known[0]
+
+
+def _refuse_unused(held: Iterable[str], rows: Iterable[Twin], folder: Path) -> None:
+    """DataError when a tensor of a layer would be left behind: the model would compute something else."""
+    used = {name for twin in rows for name in twin.theirs}
+    used |= {name.partition(".")[2] for name in used}
+    unused = sorted(n for n in held if _OF_A_LAYER.search(n) and n not in used and not n.endswith(_CONSTANTS))
+    if unused:
+        raise DataError(
+            f"{folder} has {len(unused)} tensors of layers that no part of the model of its config.json uses, the "
+            f"first '{unused[0]}'; they do not belong together: download the folder again"
+        )
 
 
 def _read(path: Path, name: str) -> torch.Tensor:
@@ -112,7 +133,9 @@ def _tokenizer(folder: Path) -> dict[str, str]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}); name a folder of Hugging Face") from None
+    if not isinstance(found, dict):
+        raise DataError(f"{path} holds a {type(found).__name__}, not settings; name a folder of Hugging Face")
     return found

@@ -75,6 +75,10 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
     name = (config.get("architectures") or [None])[0]
     if name not in families:
         raise DataError(f"{where}: architectures {name!r} is not one of {', '.join(sorted(families))}")
+    sizes = _GPT2_SIZES if families[name] == "gpt" else _LLAMA_SIZES
+    for key in ("vocab_size", *sizes):
+        if not isinstance(config.get(key), int) or config[key] < 1:
+            raise DataError(f"{where}: {key} is {config.get(key)!r}, and must be a whole number above 0")
     wanted = _GPT2_MUST if families[name] == "gpt" else _LLAMA_MUST
     for key, values in wanted.items():
         if config.get(key, values[0]) not in values:
@@ -95,6 +99,14 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
     )
 
 
+_GPT2_SIZES = ("n_layer", "n_embd", "n_head", "n_positions")
+_LLAMA_SIZES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+)
 # What a config may say besides sizes: the first value is also the default of transformers.
 _GPT2_MUST: Mapping[str, tuple[Any, ...]] = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),

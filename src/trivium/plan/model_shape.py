@@ -78,6 +78,11 @@ class ModelShape(Config):
                 f"plan.model.hidden / heads ({self.hidden} / {self.heads} = {self.head_width}) must be even: "
                 f"rotary positions turn pairs of columns"
             )
+        if self.end_of_text >= self.vocabulary:
+            found.append(
+                f"plan.model.end_of_text ({self.end_of_text}) must be one of the ids below plan.model.vocabulary "
+                f"({self.vocabulary})"
+            )
         if self.heads % self.kv:
             found.append(
                 f"plan.model.heads ({self.heads}) must be a multiple of plan.model.kv_heads ({self.kv}): "

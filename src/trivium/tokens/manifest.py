@@ -1,6 +1,7 @@
 """The manifest of a token directory: what it holds, how it was made, and the sha256 of every file."""
 
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trivium.errors import DataError
-from trivium.provenance import file_sha256
+from trivium.provenance import file_sha256, unheard
 from trivium.tokens.shards import TokenShard
 
 FORMAT = "trivium-tokens-1"
@@ -72,11 +73,24 @@ def token_counts(directory: Path, split: str) -> NDArray[np.int64]:
     return total
 
 
-def verify_tokens(directory: Path) -> None:
-    """Compare every file with its sha256 in the manifest; DataError names the first that differs."""
-    for name, sha256 in read_tokens_manifest(directory)["files"].items():
-        path = directory / name
-        if not path.is_file():
-            raise DataError(f"{path} is missing, but {MANIFEST} lists it; run `trivium tokenize` again")
-        if file_sha256(path) != sha256:
-            raise DataError(f"{path} is damaged: it does not have the sha256 {sha256[:12]}… of {MANIFEST}")
+def verify_tokens(
+    directory: Path, names: Iterable[str] | None = None, alive: Callable[[], None] = unheard
+) -> None:
+    """Compare files with their sha256 in the manifest; DataError names the first that differs.
+
+    names: of the files; None: all. alive: called after every block that was read.
+    """
+    files = read_tokens_manifest(directory)["files"]
+    for name in files if names is None else names:
+        path, sha256 = directory / name, files[name]
+        try:
+            if not path.is_file():
+                raise DataError(f"{path} is missing, but {MANIFEST} lists it; run `trivium tokenize` again")
+            found = file_sha256(path, alive)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}; mend the disk or the rights") from None
+        if found != sha256:
+            raise DataError(
+                f"{path} is damaged or was replaced: its sha256 is {found[:12]}…, and {MANIFEST} lists {sha256[:12]}…; "
+                f"restore it, or run `trivium tokenize` again"
+            )

@@ -7,7 +7,7 @@ repeating one batch of a million, needs only the number of the sample.
 from collections.abc import Iterable, Iterator
 from copy import copy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,7 +123,18 @@ class TokenDataset:
             window = text[start : start + self.sequence + 1]
             # Only a source shorter than one window falls short: it begins again.
             tokens[row] = window if len(window) > self.sequence else np.resize(text, self.sequence + 1)
+        if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocabulary:
+            self._refuse(tokens, places)
         return tokens
+
+    def _refuse(self, tokens: NDArray[np.int64], places: _Places) -> NoReturn:
+        """tokens: of the samples at `places`, with an id that is none."""
+        row, column = np.argwhere((tokens < 0) | (tokens >= self.vocabulary))[0]
+        shard = self._shards[places.source[row]]
+        raise DataError(
+            f"{shard.prefix}.bin holds id {tokens[row, column]} at token {places.start[row] + column}, but the "
+            f"vocabulary has {self.vocabulary}: it is damaged; restore it, or run `trivium tokenize` again"
+        )
 
     def where(self, i: int) -> Where:
         """The place of sample i."""

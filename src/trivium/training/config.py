@@ -9,8 +9,7 @@ from trivium.config import Config
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-
-
+Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean; at 1 it would never learn
 Seconds = Annotated[float, Field(ge=0)]
 
 
@@ -64,8 +63,8 @@ class TrainingConfig(Config):
     decay_tokens: NotNegative = 0  # cosine, counted from token 0; 0: until the last step
     weight_decay: Annotated[float, Field(ge=0)] = 0.1  # none on biases and norms
     clip: Annotated[float, Field(ge=0)] = 1.0  # global gradient norm; 0: never clipped
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.95
+    beta1: Decay = 0.9
+    beta2: Decay = 0.95
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
     checkpoint_every: Count = 50  # steps; the last step is always saved
     keep_last: Count = 3  # checkpoints kept besides those that `keep_every` spares

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,39 +39,44 @@ def warn(text: str) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Every whole line."""
+    """Every whole line; what is no record is passed over, as nothing that is trained depends on it."""
+    return list(_records(path.read_bytes())) if path.is_file() else []
+
+
+def newest(path: Path) -> dict[str, Any]:
+    """The record of the last step with a loss, read from the end of the file; empty when there is none."""
     if not path.is_file():
-        return []
-    records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            continue  # a process died while writing it
-    return records
+        return {}
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+        records = list(_records(file.read()))
+    return next((r for r in reversed(records) if isinstance(r.get("loss"), float) and _has_step(r)), {})
 
 
 def last_step(path: Path) -> int:
-    """The last step with a loss, read from the end of the file; 0 when there is none."""
-    if not path.is_file():
-        return 0
-    with open(path, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-        for line in reversed(file.read().decode(errors="replace").splitlines()):
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict) and "loss" in record:
-                return int(record["step"])
-    return 0
+    """The last step with a loss; 0 when there is none."""
+    return int(newest(path).get("step", 0))
 
 
 def forget_after(path: Path, step: int) -> None:
     """Drop the lines of later steps, which a resumed run will write again."""
     if not path.is_file():
         return
-    kept = [r for r in read(path) if r["step"] <= step]
+    kept = [r for r in read(path) if _has_step(r) and r["step"] <= step]
     partial = path.with_suffix(".partial")
     partial.write_text("".join(json.dumps(r) + "\n" for r in kept), encoding="utf-8")
     partial.replace(path)
+
+
+def _records(data: bytes) -> Iterator[dict[str, Any]]:
+    for line in data.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # a process died while writing it, or it was damaged
+        if isinstance(record, dict):
+            yield record
+
+
+def _has_step(record: dict[str, Any]) -> bool:
+    return isinstance(record.get("step"), int)

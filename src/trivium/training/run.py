@@ -12,7 +12,7 @@ from typing import Any
 from trivium.checkpoint.load import Checkpoint, newest_good
 from trivium.config import to_tree
 from trivium.cost.compute import flops_per_token
-from trivium.errors import DataError, Preempted
+from trivium.errors import ConfigError, DataError, Preempted
 from trivium.model.stage import Stage
 from trivium.parallel.launch import Place, connected
 from trivium.parallel.mesh import Mesh, barrier
@@ -26,7 +26,7 @@ from trivium.tokens.samples import TokenDataset
 from trivium.training.batches import Rows
 from trivium.training.config import TrainingConfig
 from trivium.training.describe import describe_rank
-from trivium.training.metrics import EVENTS, METRICS, TASKS, append, forget_after, read, warn
+from trivium.training.metrics import EVENTS, METRICS, TASKS, append, forget_after, warn
 from trivium.training.preemption import exit_at_once, listening
 from trivium.training.pulse import Duty, Post
 from trivium.training.rates import lr_of_step
@@ -39,6 +39,7 @@ from trivium.training.slow_ranks import Worked, is_nth
 from trivium.training.spikes import SpikeWatch, finite_or_text
 from trivium.training.state import begin_with, fragments, progress_of, restore
 from trivium.training.trainer import Samples, StepResult, Trainer
+from trivium.training.verified_tokens import refuse_other_ids, verify_together
 
 CHECKPOINTS = "checkpoints"
 # Asks the model in these stages, under this plan, and says now and then that it is alive: results as plain data.
@@ -89,7 +90,9 @@ class _Loop:
         if self.validation_samples < self.config.validation_samples and self._speaks:
             asked = self.config.validation_samples
             warn(f"validation uses the {self.validation_samples} samples there are, not {asked}")
+        verify_together(job.tokens, job.out, mesh, partial(duty.beat, 0, "starting"))
         self.saves = Saves(job.out / CHECKPOINTS, self.config, mesh, self._note)
+        self.final_loss: float | None = None  # of the last step done here, where it was finite
         self._begin()
         if self._speaks:
             record = Record(job.out, job.tokens, job.plan, job.training, job.seed, ())
@@ -120,6 +123,11 @@ class _Loop:
         given = self._weights_given() if checkpoint is None else None
         if checkpoint is not None:
             refuse_other_work(checkpoint.directory, checkpoint.manifest, self.identity)
+            if checkpoint.step > self.config.steps:
+                raise ConfigError(
+                    f"training.steps ({self.config.steps}) is below the {checkpoint.step} steps that "
+                    f"{checkpoint.directory} has done; raise it, or choose another --out"
+                )
         initial = checkpoint is None and given is None
         rule = _adam_rule(self.config)
         trainer = Trainer(self.plan, self.mesh, seed=self.job.seed, rule=rule, initial=initial)
@@ -183,6 +191,8 @@ class _Loop:
             if result.asked and step + 1 < last:
                 self._end_early(step + 1)
             step += 1
+        if self.first_step == last:  # it only has to be told how it ended
+            self._validate(last - 1)
         self.saves.finish()
         if self._speaks:
             self._finish(time.perf_counter() - begin)
@@ -243,17 +253,11 @@ class _Loop:
         return lr_of_step(self.config, self.plan, step)
 
     def _validate(self, step: int) -> None:
-        loss = self.trainer.validate(Samples(0, self.validation_samples, self._reader(self.validation)))
+        samples = Samples(0, self.validation_samples, self._reader(self.validation))
+        self.validation_loss = loss = self.trainer.validate(samples)
         if self._speaks:
-            append(
-                self.job.out / METRICS,
-                {
-                    "step": step + 1,
-                    "time": time.time(),
-                    "tokens": self._tokens(step),
-                    "validation_loss": loss,
-                },
-            )
+            record = {"step": step + 1, "time": time.time(), "tokens": self._tokens(step)}
+            append(self.job.out / METRICS, {**record, "validation_loss": loss})
 
     def _examines(self, step: int) -> bool:
         every = self.config.evaluation.every
@@ -313,8 +317,13 @@ class _Loop:
         }
         if self.spikes.cause:
             record["spike"] = self.spikes.cause
-            record = {k: v for k, v in record.items() if not isinstance(v, float) or math.isfinite(v)}
+        if self.trainer.loss_scale:
+            record["loss_scale"] = self.trainer.loss_scale.value
+            record["overflow"] = not (self.spikes.cause or math.isfinite(result.gradient_norm))  # no update
+        record = {k: v for k, v in record.items() if not isinstance(v, float) or math.isfinite(v)}
         append(self.job.out / METRICS, record)
+        if math.isfinite(result.loss):
+            self.final_loss = result.loss
 
     def _try(self, write: Callable[[], None]) -> None:
         """Write something for whoever looks at the run; that it fails is no reason to lose a training."""
@@ -324,17 +333,18 @@ class _Loop:
             warn(f"rank {self.mesh.rank}: {error}; training goes on without it")
 
     def _finish(self, seconds: float) -> None:
-        layout, metrics = self.plan.layout, read(self.job.out / METRICS)
+        layout = self.plan.layout
         summary = {
-            "validation_loss": [m["validation_loss"] for m in metrics if "validation_loss" in m][-1],
+            "validation_loss": self.validation_loss,
             "unigram_entropy": self.manifest.get("unigram_entropy"),
-            "final_loss": [m["loss"] for m in metrics if "loss" in m][-1],
+            "final_loss": self.final_loss,
             "layout": {k: getattr(layout, k) for k in ("tensor", "pipeline", "data", "chunks")},
             "schedule": self.plan.schedule,
             "zero": self.plan.zero,
             "sequence_parallel": self.plan.sequence_parallel,
             "precision": self.plan.precision.weights,
             "steps": self.config.steps,
+            "updates": self.trainer.optimizer.steps_done,
             "tokens": self._tokens(self.config.steps - 1),
             "parameters": count(self.plan.model),
             "seconds": seconds,
@@ -355,14 +365,10 @@ def identity_of(job: TrainingJob) -> dict[str, Any]:
 
 
 def dataset_of(job: TrainingJob, split: str) -> TokenDataset:
-    """The samples of a split; DataError when there are none, or the model has no room for their ids."""
-    data = TokenDataset.open(job.tokens, split, sequence=job.plan.model.sequence, seed=job.seed)
-    if data.vocabulary > job.plan.model.vocabulary:
-        raise DataError(
-            f"{job.tokens} has token ids up to {data.vocabulary - 1}, but plan.model.vocabulary is "
-            f"{job.plan.model.vocabulary}; set it to {data.vocabulary}"
-        )
-    return data
+    """The samples of a split; DataError when there are none, or the model has no room for their ids; ConfigError when
+    it looks for other ends of documents."""
+    refuse_other_ids(read_tokens_manifest(job.tokens), job.plan.model, job.tokens)
+    return TokenDataset.open(job.tokens, split, sequence=job.plan.model.sequence, seed=job.seed)
 
 
 def validation_samples(job: TrainingJob, validation: TokenDataset) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from trivium.checkpoint.agree import wait_for_all
 from trivium.checkpoint.durable import explained
 from trivium.checkpoint.format import step_name, step_of
 from trivium.checkpoint.keep import expired, is_due
@@ -64,9 +65,8 @@ class Saves:
     def settle(self) -> None:
         """Wait until nothing is under way."""
         self.look(wait=True)
-        if self._pruning is not None:
-            self._pruning.join()
-            self._pruning = None
+        wait_for_all(self._pruning, self.mesh)  # only the first rank has any
+        self._pruning = None
 
     def finish(self) -> None:
         """At the end of the run: wait for the last save; CheckpointError when it failed."""
@@ -83,8 +83,6 @@ class Saves:
         self._note({"event": "saved", "step": step, "time": time.time()})
         self._pruning = threading.Thread(target=self._prune, args=(step,), daemon=True, name="retention")
         self._pruning.start()
-        if self.config.save == "waiting":
-            self._pruning.join()
 
     def _prune(self, newest: int) -> None:
         """Delete what is no longer kept; a failure costs room, not work, so it is only told."""

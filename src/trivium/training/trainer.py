@@ -197,12 +197,12 @@ class Trainer:
         return found
 
     def _tokens_that_count(self, samples: Samples, inputs: list[Inputs]) -> float | torch.Tensor:
-        """Tokens of the whole batch whose loss counts; a sum over replicas where only the data tells. On an accelerator
-        that stays there, so that nobody waits for it."""
+        """Tokens of the whole batch whose loss counts; a sum over replicas where only the data tells. Where none counts
+        it is 1: their losses are 0, and so is the mean. On an accelerator it stays there, so that nobody waits."""
         if all(i.weights is None for i in inputs):
             return float(self.plan.tokens(samples.sequences))
         here = torch.stack([i.weights.sum() for i in inputs if i.weights is not None]).sum()
-        found = all_reduce_(here.to(torch.float64), self.mesh.replicas)
+        found = all_reduce_(here.to(torch.float64), self.mesh.replicas).clamp(min=1)
         return float(found) if found.device.type == "cpu" else found
 
     def _set_mode(self, *, training: bool) -> None:

@@ -1,0 +1,110 @@
+"""Ranks that wait for a slow disk keep meeting, so that no collective of theirs times out meanwhile."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ranks import on_ranks
+from trivium.checkpoint import agree, load, save
+from trivium.checkpoint.agree import problem_of_any
+from trivium.checkpoint.load import Checkpoint, newest_good
+from trivium.checkpoint.save import Fragment, Saving
+from trivium.errors import CheckpointError, DataError
+from trivium.parallel.launch import Place
+from trivium.parallel.mesh import Mesh
+from trivium.plan.layout import Layout
+from trivium.plan.parameters import Box
+
+MESH = Mesh.single()
+PATIENCE_SECONDS = 5.0
+
+
+def fragments() -> list[Fragment]:
+    return [Fragment("weights/a", (4,), Box((0,), (4,)), torch.ones(4))]
+
+
+@pytest.fixture
+def until_met(monkeypatch) -> Callable[[], None]:
+    """Waits, as a slow disk does, until the ranks have met several times more."""
+    right, meetings = agree.sum_over_ranks_, []
+
+    def counted(tensor, mesh):
+        meetings.append(1)
+        return right(tensor, mesh)
+
+    def wait() -> None:
+        enough, deadline = len(meetings) + 5, time.monotonic() + PATIENCE_SECONDS
+        while len(meetings) < enough:
+            assert time.monotonic() < deadline, "nobody met while this rank worked"
+            time.sleep(0.001)
+
+    monkeypatch.setattr(agree, "sum_over_ranks_", counted)
+    monkeypatch.setattr(agree, "_SLICE_SECONDS", 0.005, raising=False)
+    return wait
+
+
+def test_ranks_meet_while_a_save_takes_long(tmp_path: Path, monkeypatch, until_met) -> None:
+    right = save.write_pieces
+
+    def slow(*given, **named):
+        until_met()
+        return right(*given, **named)
+
+    monkeypatch.setattr(save, "write_pieces", slow)
+    assert Saving(tmp_path, 1, fragments(), MESH, {}).advance(wait=True)
+
+
+def test_ranks_meet_while_verifying_takes_long(tmp_path: Path, monkeypatch, until_met) -> None:
+    path, right = save.save(tmp_path, 1, fragments(), MESH, {}), load.file_sha256
+
+    def slow(file: Path) -> str:
+        until_met()
+        return right(file)
+
+    monkeypatch.setattr(load, "file_sha256", slow)
+    assert Checkpoint.open_together(path, MESH).step == 1
+
+
+def share_a_work(place: Place) -> None:
+    mesh, alive = Mesh.connect(Layout(data=2), place.rank, place.world_size), []
+    agree._SLICE_SECONDS = 0.01
+
+    def fail_on_the_last() -> None:
+        if place.rank == 1:
+            time.sleep(0.1)
+            raise DataError("train-a.bin is damaged")
+
+    assert problem_of_any(lambda: None, mesh) == ""
+    told = problem_of_any(fail_on_the_last, mesh, lambda: alive.append(1))
+    assert told == "rank 1: train-a.bin is damaged"
+    assert bool(alive) == (place.rank == 0), "only who waits for others alone says so here"
+
+
+def test_every_rank_hears_what_went_wrong_on_one() -> None:
+    on_ranks(2, share_a_work)
+
+
+@pytest.mark.parametrize("call", ["stat", "file_sha256"])
+def test_a_newest_checkpoint_that_cannot_be_read_is_passed_over(
+    tmp_path: Path, monkeypatch, call: str
+) -> None:
+    for step in (1, 2):
+        save.save(tmp_path, step, fragments(), MESH, {})
+    right, warnings = (Path.stat if call == "stat" else load.file_sha256), []
+
+    def unreadable(path: Path, *given, **named):
+        if "step-00000002" in str(path) and path.suffix == ".safetensors":
+            raise OSError(5, os.strerror(5), str(path))
+        return right(path, *given, **named)
+
+    monkeypatch.setattr(Path if call == "stat" else load, call, unreadable)
+    found = newest_good(tmp_path, MESH, warnings.append)
+    assert found is not None and found.step == 1
+    (told,) = warnings
+    assert "PASSING OVER" in told and "step-00000002" in told and "cannot be read: Input/output error" in told
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        Checkpoint.open(tmp_path / "step-00000002").verify()

@@ -1,0 +1,81 @@
+"""How a training ends, is told, and is not told of a run that never was."""
+
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from plans import small
+from trivium.chaos.scene import job, plan, write_tokens
+from trivium.cli.train import TRAIN
+from trivium.errors import ConfigError
+from trivium.tokens.manifest import read_tokens_manifest
+from trivium.training import trainer
+from trivium.training.job import start
+from trivium.training.loss_scale import LossScale
+from trivium.training.metrics import METRICS
+from trivium.training.run import CHECKPOINTS
+from trivium.training.verified_tokens import refuse_other_ids
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory) -> Path:
+    return write_tokens(tmp_path_factory.mktemp("ends"))
+
+
+def test_fewer_steps_than_were_done_are_refused(tokens: Path, tmp_path: Path) -> None:
+    start(job(tokens, tmp_path, plan({}), steps=4))
+    before = (tmp_path / "result.json").read_text()
+    with pytest.raises(ConfigError, match=r"training\.steps \(3\) is below the 4 steps that .*step-00000004"):
+        start(job(tokens, tmp_path, plan({}), steps=3))
+    assert (tmp_path / "result.json").read_text() == before
+
+
+def test_a_training_that_lost_its_metrics_still_tells_how_it_ended(tokens: Path, tmp_path: Path) -> None:
+    given = job(tokens, tmp_path, plan({}), steps=4)
+    done = start(given)
+    (tmp_path / METRICS).unlink()
+    again = start(given)
+    assert again["validation_loss"] == done["validation_loss"] and done["final_loss"] > 0
+    assert again["final_loss"] is None, "no step was done"
+
+
+def test_documents_apart_need_the_id_that_ends_them(tokens: Path) -> None:
+    manifest = read_tokens_manifest(tokens)
+    end = manifest["end_of_text"]
+    for documents, there in (("apart", end), ("joined", end + 1)):
+        refuse_other_ids(manifest, shape(documents, there), tokens)
+    with pytest.raises(ConfigError, match=rf"plan\.model\.end_of_text is {end + 1}, but .* end with {end}"):
+        refuse_other_ids(manifest, shape("apart", end + 1), tokens)
+    (problem,) = shape("joined", 300).problems()
+    assert problem.startswith("plan.model.end_of_text (300) must be one of the ids below")
+
+
+def shape(documents: str, end_of_text: int) -> Any:
+    model = small().model
+    return model.model_copy(update={"vocabulary": 300, "documents": documents, "end_of_text": end_of_text})
+
+
+def test_a_training_on_documents_that_end_otherwise_does_not_begin(tokens: Path, tmp_path: Path) -> None:
+    of = plan({})
+    model = of.model.model_copy(update={"documents": "apart", "end_of_text": 7})
+    with pytest.raises(ConfigError, match="would separate none"):
+        start(job(tokens, tmp_path, of.model_copy(update={"model": model}), steps=4))
+    assert not (tmp_path / CHECKPOINTS).exists()
+
+
+def test_steps_that_overflow_are_told_in_plain_json_and_at_the_end(
+    tokens: Path, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(trainer, "LossScale", lambda: LossScale(2.0**60))
+    summary = start(job(tokens, tmp_path, plan({}, weights="fp16"), steps=3))
+
+    def refuse(word: str) -> NoReturn:
+        raise AssertionError(f"{word} is no JSON")
+
+    lines = (tmp_path / METRICS).read_text().splitlines()
+    steps = [r for r in (json.loads(line, parse_constant=refuse) for line in lines) if "loss" in r]
+    assert [(r["overflow"], r["loss_scale"]) for r in steps] == [(True, 2.0 ** (60 - n)) for n in (1, 2, 3)]
+    assert not any("gradient_norm" in r for r in steps)
+    assert any("3 of these steps changed nothing" in line for line in TRAIN.summary(summary))

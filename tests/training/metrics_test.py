@@ -1,0 +1,35 @@
+"""Metrics are for those who look at a run: damage to them costs lines, never a training."""
+
+from pathlib import Path
+
+import pytest
+
+from trivium.cli.train import newest_loss
+from trivium.training.metrics import append, forget_after, last_step, newest, read
+
+DAMAGE = [
+    b"\xff\xff\xfe\n",
+    b"12\n",
+    b"null\n",
+    b'{"loss": 1.0}\n',
+    b'{"step": "x", "loss": 9.0}\n',
+    b'{"step": 3, "lo',
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_line_that_is_no_record_is_passed_over(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for step in (1, 2, 3):
+        append(path, {"step": step, "loss": 4.0 + step})
+    path.write_bytes(path.read_bytes() + damage)
+    assert [r["step"] for r in read(path)[:3]] == [1, 2, 3]
+    assert last_step(path) == 3 and newest(path)["loss"] == 7.0 and newest_loss(path) == "loss 7.000"
+    forget_after(path, 2)
+    assert read(path) == [{"step": 1, "loss": 5.0}, {"step": 2, "loss": 6.0}]
+
+
+def test_without_metrics_nothing_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    forget_after(path, 2)
+    assert (read(path), last_step(path), newest_loss(path)) == ([], 0, "")

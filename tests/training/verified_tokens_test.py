@@ -1,0 +1,92 @@
+"""Training reads the tokens that were written, and reads no shard twice to know it."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ranks import on_ranks
+from trivium.chaos.scene import job, plan, write_tokens
+from trivium.errors import DataError
+from trivium.parallel.launch import Place
+from trivium.parallel.mesh import Mesh
+from trivium.plan.layout import Layout
+from trivium.tokens import manifest
+from trivium.training.job import start
+from trivium.training.metrics import EVENTS, read
+from trivium.training.verified_tokens import verify_together
+
+SHARDS = 2 * 2 * 2  # sources, splits, files of a shard
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    return write_tokens(tmp_path)
+
+
+@pytest.fixture
+def hashed(monkeypatch) -> list[str]:
+    """The names of the files that are read to be hashed."""
+    right, names = manifest.file_sha256, []
+
+    def noted(path: Path, alive: Callable[[], None]) -> str:
+        names.append(path.name)
+        return right(path, alive)
+
+    monkeypatch.setattr(manifest, "file_sha256", noted)
+    return names
+
+
+def verify(tokens: Path) -> list[int]:
+    signs: list[int] = []
+    verify_together(tokens, tokens.parent, Mesh.single(), lambda: signs.append(1))
+    return signs
+
+
+def put_wrong_ids(path: Path) -> None:
+    """Every 7th id becomes one that no vocabulary has; size and time of the file stay."""
+    before, ids = path.stat(), np.fromfile(path, dtype=np.uint16)
+    ids[::7] = 60_000
+    ids.tofile(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_a_shard_is_hashed_once_and_again_only_when_it_was_touched(tokens: Path, hashed: list[str]) -> None:
+    assert verify(tokens), "a rank that reads for long is alive"
+    assert len(hashed) == len(set(hashed)) == SHARDS
+    verify(tokens)
+    assert len(hashed) == SHARDS
+    (tokens / "train-even.bin").touch()
+    verify(tokens)
+    assert hashed[SHARDS:] == ["train-even.bin"]
+
+
+def test_a_shard_that_was_replaced_is_refused_though_its_size_and_time_are_the_same(tokens: Path) -> None:
+    verify(tokens)
+    put_wrong_ids(tokens / "train-odd.bin")
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"train-odd\.bin is damaged or was replaced"):
+            verify(tokens)
+
+
+def share(place: Place, tokens: Path) -> None:
+    mesh = Mesh.connect(Layout(data=2), place.rank, place.world_size)
+    right, names = manifest.file_sha256, []
+    manifest.file_sha256 = lambda path, alive: names.append(path.name) or right(path, alive)
+    with pytest.raises(DataError, match=r"train-even\.bin is damaged or was replaced"):
+        verify_together(tokens, tokens.parent, mesh, lambda: None)
+    assert 0 < sum(name.endswith(".bin") for name in names) <= SHARDS / 4, "each reads half of the ids"
+
+
+def test_ranks_share_the_reading_and_all_hear_of_damage(tokens: Path) -> None:
+    put_wrong_ids(tokens / "train-even.bin")
+    on_ranks(2, share, tokens)
+
+
+def test_a_training_on_damaged_tokens_ends_at_once_and_names_the_shard(tokens: Path, tmp_path: Path) -> None:
+    put_wrong_ids(tokens / "train-odd.bin")
+    with pytest.raises(DataError, match=r"train-odd\.bin is damaged or was replaced"):
+        start(job(tokens, tmp_path / "run", plan({"tensor": 2}), steps=2, restarts=2))
+    assert len(read(tmp_path / "run" / EVENTS)) == 1, "it was not tried again"
