@@ -1,5 +1,6 @@
 """The split vocabulary gives the whole vocabulary's cross-entropy, and padding takes no part."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch.autograd.graph import saved_tensors_hooks
@@ -71,3 +72,16 @@ def test_the_gradient_of_a_table_is_the_rows_that_were_looked_up_and_joins_that_
     tied = table.clone().requires_grad_()
     ((embed(tokens, tied, group) * factor).sum() + 3 * tied.sum()).backward()
     assert tied.grad is not None and torch.allclose(tied.grad, expected + 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_frequent_tokens_narrow_gradient_is_summed_wide_and_rounded_once(dtype: torch.dtype) -> None:
+    """Added one at a time, 4,096 small parts of a bf16 row stop growing at half of their sum."""
+    torch.manual_seed(3)
+    tokens, group = torch.randint(0, 2, (4096, 1)), Mesh.single().tensor
+    parts = (torch.randn(4096, 1, 8) + 0.5).to(dtype) / 64
+    expected = torch.zeros(3, 8).index_add_(0, tokens.flatten(), parts.flatten(0, 1).float())
+    table = torch.zeros(3, 8, dtype=dtype, requires_grad=True)
+    embed(tokens, table, group).backward(parts)
+    assert table.grad is not None
+    assert torch.equal(table.grad.to_dense(), expected.to(dtype))

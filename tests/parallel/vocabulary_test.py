@@ -100,3 +100,19 @@ def test_narrow_scores_are_widened_before_the_softmax(compiled: LossInPlace | No
 
 def test_the_price_of_the_workspace_takes_as_many_rows() -> None:
     assert LOSS_ROWS == ROWS
+
+
+@pytest.mark.parametrize("tokens", [960, 1000])
+def test_a_mean_is_not_rounded_before_it_scales_a_narrow_gradient(tokens):
+    """1 / 960 in bf16 is 0.34 % too much: Adam hides a factor on everything, clipping does not."""
+    torch.manual_seed(1)
+    x, values = torch.randn(tokens, 1, 64), torch.randn(48, 64) / 8
+    targets = torch.randint(0, 48, (tokens, 1))
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        rows, table = x.to(torch.bfloat16).to(dtype).requires_grad_(), torch.nn.Parameter(values.to(dtype))
+        vocabulary_loss(rows, table, targets, 48, WeightGradients()).float().mean().backward()
+        found.append((rows.grad.double(), table.grad.double()))
+    for wide, narrow in zip(*found, strict=True):
+        factor = (wide * narrow).sum() / wide.square().sum()
+        assert float(factor) == pytest.approx(1, abs=1e-3)

@@ -1,5 +1,6 @@
 """fp16 trains with a dynamic loss scale, alike in every layout; overflowing steps change nothing."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -8,6 +9,7 @@ from trivium.certify.reference import random_rows
 from trivium.model.stage import DTYPES
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import AdamRule
+from trivium.training.batches import Rows
 from trivium.training.loss_scale import GROWTH_STEPS, LossScale
 from trivium.training.trainer import Samples, Trainer
 
@@ -114,3 +116,30 @@ def test_gradients_to_which_nothing_is_added_stay_as_they_are_and_lose_nothing(w
     (masters, told), (expected, expected_told) = found
     assert torch.equal(masters, expected) and told == expected_told
     assert all(norm > 0.1 for _, norm in told), "no step was clipped"
+
+
+@pytest.mark.parametrize("head", ("tied", "untied"))
+@pytest.mark.parametrize("micro", (2, 16))
+def test_every_bf16_gradient_is_near_that_of_fp32_also_of_a_token_that_is_half_the_text(
+    head: str, micro: int
+) -> None:
+    """Rounded at each of its occurrences, such a token's would be half of what it should."""
+    found: list[dict[str, torch.Tensor]] = []
+    for weights in ("fp32", "bf16"):
+        model = {"head": head, "sequence": 256, "hidden": 32, "heads": 2}
+        plan = small(model=model, batch={"micro": micro}, precision={"weights": weights})
+        draw = np.random.default_rng(0)
+        ids = draw.integers(0, plan.model.vocabulary, (16, 257))
+        ids = np.where(draw.random(ids.shape) < 0.5, 1, ids)
+        one = Trainer(plan, Mesh.single(), seed=4, rule=AdamRule())
+        one.accumulate(0, Samples(0, 16, lambda n, k, ids=ids: Rows(ids[n : n + k, :-1], ids[n : n + k, 1:])))
+        found.append(
+            {
+                s.row.name: b.reduced()[s.start : s.stop].double()
+                for b in one.buckets
+                for s in b.slots
+                if len(s.row.shape) == 2
+            }
+        )
+    for name, wide in found[0].items():
+        assert float((found[1][name] - wide).norm() / wide.norm()) < 0.02, name

@@ -4,11 +4,10 @@ Legend: S positions, B sequences, H hidden, V vocabulary rows here.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from trivium.model.inputs import Inputs
-from trivium.parallel.tensor import Region, embed
+from trivium.parallel.tensor import Region, embed, look_up
 from trivium.plan.model_shape import ModelShape
 
 
@@ -39,5 +38,5 @@ class Embedding(nn.Module):
         x = self.region.leave(x)
         if self.positions is not None:
             numbers = inputs.order.unsqueeze(1) if inputs.positions is None else inputs.positions
-            x = x + F.embedding(numbers[here], self.positions.weight)
+            x = x + look_up(numbers[here], self.positions.weight, sparse=False)
         return inputs.drop(x, self.model.dropout, "embedding", self.region)

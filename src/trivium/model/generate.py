@@ -121,14 +121,14 @@ def pick(logits: torch.Tensor, choice: Choice, *, uniform: float) -> int:
 
 
 def _least(weights: NDArray[np.float64], choice: Choice) -> float:
-    """The weight of the last token that may be drawn, the likeliest first: top_k of them, and no more than together
-    reach top_p of what these weigh in the whole (nucleus, arXiv 1904.09751)."""
+    """The weight of the last token that may be drawn, the likeliest first: top_k of them, and of these no more than
+    together reach top_p of what they weigh (nucleus, arXiv 1904.09751); in this order, as elsewhere."""
     if not choice.top_k and choice.top_p == 1:
         return 0.0
     falling = np.sort(weights)[::-1]
     reached = falling.cumsum()
-    last = int(np.searchsorted(reached, choice.top_p * reached[-1]))
-    return float(falling[min(last, (choice.top_k or len(falling)) - 1, len(falling) - 1)])
+    most = min(choice.top_k or len(falling), len(falling)) - 1
+    return float(falling[min(int(np.searchsorted(reached, choice.top_p * reached[most])), most)])
 
 
 def _write_remembering(model: WholeModel, drafts: list[AnyWriting], choose: Chooser[AnyWriting]) -> None:

@@ -80,11 +80,42 @@ def embed(tokens: Tensor, weight: Tensor, group: Group) -> Tensor:
     """
     sparse = weight.device.type == "cpu"
     if group.size == 1:
-        return F.embedding(tokens, weight, sparse=sparse)
+        return look_up(tokens, weight, sparse=sparse)
     first = group.index * weight.shape[0]
     elsewhere = (tokens < first) | (tokens >= first + weight.shape[0])
-    rows = F.embedding((tokens - first).masked_fill(elsewhere, 0), weight, sparse=sparse)
+    rows = look_up((tokens - first).masked_fill(elsewhere, 0), weight, sparse=sparse)
     return rows.masked_fill(elsewhere.unsqueeze(-1), 0)
+
+
+def look_up(ids: Tensor, table: Tensor, *, sparse: bool) -> Tensor:
+    """Rows of a table [rows, H], for ids of any shape. sparse: what the gradient is; a narrow one always, on a
+    processor."""
+    if table.device.type == "cpu" and table.dtype in NARROW:
+        rows: Tensor = _NarrowLookUp.apply(ids, table)
+        return rows
+    return F.embedding(ids, table, sparse=sparse)
+
+
+class _NarrowLookUp(torch.autograd.Function):
+    """A processor adds a narrow gradient to its row once for each time that the row was looked up, rounding each time:
+    a frequent token's row soon stops growing. Here they are added up in fp32, and rounded once."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.shape = table.shape
+        return F.embedding(ids, table)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        (ids,), H = ctx.saved_tensors, ctx.shape[1]
+        rows, where = ids.flatten().unique(return_inverse=True)
+        given = grads[0].reshape(-1, H)
+        sums = torch.zeros(len(rows), H).index_add_(0, where, given.float()).to(given.dtype)
+        gradient = torch.sparse_coo_tensor(
+            rows.unsqueeze(0), sums, ctx.shape, is_coalesced=True, check_invariants=False
+        )
+        return None, gradient
 
 
 class _SplitCrossEntropy(torch.autograd.Function):

@@ -81,10 +81,11 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         x, weight, d_scores = ctx.saved_tensors
-        scale = grads[0].unsqueeze(-1).to(x.dtype)
+        # A row's factor is never rounded to a narrow dtype, which would change every gradient alike.
+        scale = grads[0].unsqueeze(-1)
         d_x = gradient_of_inputs(d_scores, weight).mul_(scale)
-        # A row's factor may stand on either side of the product: H numbers are fewer than V.
-        scaled = x * scale
+        # It may stand on either side of the product: H numbers are fewer than V.
+        scaled = torch.mul(x, scale, out=torch.empty_like(x))
         if ctx.put_off is None:
             return d_x, gradient_of_weight(d_scores, scaled), None, None, None
         table, later = ctx.put_off
