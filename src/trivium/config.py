@@ -157,7 +157,10 @@ def _explain(model: type[BaseModel], error: Any) -> str:
         hint = nearest(str(error["loc"][-1]), owner.model_fields) if owner else "remove it"
         return f"{path}: there is no such key; {hint}"
     if error["type"] == "missing":
-        return f"{path}: a value is required here and none was given; give it in the file, or with --set {path}=VALUE"
+        remedy = f"give it in the file, or with --set {path}=VALUE"
+        if len(error["loc"]) == 1:
+            remedy += '; or begin the file with "base: demo" and name only what differs'
+        return f"{path}: a value is required here and none was given; {remedy}"
     law = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return (
         f"{path} is {shown}: {law}"

@@ -137,3 +137,9 @@ def test_what_is_not_there_is_told_with_what_is(call, run: Path) -> None:
     assert code == 5 and step_name(10) in told
     shutil.rmtree(run / "training")
     assert call("show")[0] == 5
+
+
+def test_a_run_that_is_not_there_is_refused_rather_than_listed_as_empty(call, run: Path) -> None:
+    shutil.rmtree(run)
+    code, told = call("ls")
+    assert code == 4 and "does not exist" in told

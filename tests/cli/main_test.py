@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
+from trivium import __version__
 from trivium.checkpoint.durable import REMEDY
 from trivium.cli import main as entry
 from trivium.cli.main import VERBS
@@ -297,3 +298,8 @@ def test_a_schedule_can_be_read_from_a_file(tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     rows.write_text("F0.0 F1.0\n")
     assert trivium("train", "--preset", "demo", "--dry-run", *words).returncode == 2
+
+
+def test_the_version_is_printed(call):
+    ended = call("--version")
+    assert (ended.returncode, ended.stdout.strip()) == (0, __version__)

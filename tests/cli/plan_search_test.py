@@ -86,3 +86,8 @@ def test_a_search_for_this_machine_takes_the_ranks_of_the_config(call):
 def test_bad_input_is_refused_with_the_remedy(call, words, expected):
     code, _, err = call("search", *words)
     assert code == 2 and expected in err
+
+
+def test_a_model_too_small_for_a_whole_machine_is_told_to_take_less_of_it(call):
+    code, _, told = call("search", "--model", "gpt-125m")
+    assert code == 2 and "give --nodes or --ranks for fewer" in told

@@ -148,3 +148,29 @@ def test_a_probe_says_how_well_the_model_repeats_what_it_measured():
 def test_figures_on_standard_output_stand_alone(call):
     ended = call("plan", "estimate", "--preset", "mt-nlg-530b", "--machine", "selene", "--json", "-")
     assert ended.returncode == 0 and json.loads(ended.stdout)["format"] == "trivium-estimate-1"
+
+
+@pytest.mark.parametrize(
+    "given", [("--preset", "gpt-125m"), ("--set", "plan.zero=0"), ("--ranks", "4")], ids="".join
+)
+def test_an_option_that_stands_before_a_verb_of_plan_is_refused(call, given):
+    ended = call("plan", *given, "show")
+    assert ended.returncode == 2 and f"trivium plan show {given[0]}" in ended.stderr
+    assert call("plan", "show", "--preset", "gpt-125m").returncode == 0
+
+
+def test_a_file_that_is_no_whole_config_says_how_to_build_on_one(call, tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("training: {lr: 0.001}\n", encoding="utf-8")
+    told = call("plan", "show", "--preset", str(mine))
+    assert told.returncode == 2 and "base: demo" in told.stderr
+    mine.write_text("base: demo\ntraining: {lr: 0.001}\n", encoding="utf-8")
+    assert call("plan", "show", "--preset", str(mine)).returncode == 0
+
+
+def test_a_size_of_the_ramp_that_forbids_interleaving_is_mended_at_the_ramp(call):
+    layout = ("--set", "plan.layout.data=4")
+    told = call("train", "--preset", "demo", *layout, "--dry-run")
+    assert told.returncode == 2 and "plan.batch.ramp.start" in told.stderr
+    mended = ("--set", "plan.batch.ramp.start=64", "--set", "plan.batch.ramp.increment=64")
+    assert call("train", "--preset", "demo", *layout, *mended, "--dry-run").returncode == 0

@@ -44,6 +44,17 @@ def test_the_nucleus_is_the_fewest_tokens_that_reach_top_p():
         )
 
 
+def test_of_the_k_likeliest_the_fewest_that_reach_top_p_of_their_own_weight_are_drawn():
+    """In this order and renormalised between, as transformers and others do it."""
+    ordered = torch.softmax(LOGITS, -1).sort(descending=True, stable=True)
+    for k in (2, 3, 4):
+        for top_p in (0.6, 0.8, 0.97):
+            shares = ordered.values[:k].cumsum(0) / ordered.values[:k].sum()
+            fewest = int((shares < top_p).sum()) + 1
+            expected = set(ordered.indices[:fewest].tolist())
+            assert set(np.flatnonzero(drawn(Choice(1.0, k, top_p, 0), 20000))) == expected
+
+
 @pytest.mark.parametrize("uniform", [0.0, 1 - 1e-16])
 def test_the_ends_of_the_range_draw_a_token_that_may_be_drawn(uniform):
     assert pick(LOGITS, Choice(1.0, 0, 0.5, 0), uniform=uniform) in (1, 3)

@@ -147,16 +147,23 @@ def begin(place: Place, plan: Plan, path: Path, expected: torch.Tensor) -> None:
             assert found.shape == f.box.shape
             right = Checkpoint.open(path).read(f.name, f.box, f.values.dtype)
             assert torch.equal(f.values.view(f.box.shape), right), f.name
+        elif kind == "master":
+            given = Checkpoint.open(path).read(f"weights/{name}", f.box, f.values.dtype)
+            assert torch.equal(f.values.view(f.box.shape), given), f"{f.name} is what is updated"
         else:
-            assert kind == "master" or not f.values.any(), "moments begin at zero"
+            assert not f.values.any(), "moments begin at zero"
     assert trainer.optimizer.steps_done == 0
 
 
+@pytest.mark.parametrize("precision", ["fp64", "bf16"])
 @pytest.mark.parametrize("degrees", [{"tensor": 2, "pipeline": 2}, {"data": 2, "zero": 3}])
-def test_an_imported_model_begins_in_any_layout(tmp_path: Path, degrees: dict[str, int]) -> None:
-    export_hf(written(tmp_path / "ours", small()), tmp_path / "hf", tokenizer=None)
+def test_an_imported_model_begins_in_any_layout(
+    tmp_path: Path, degrees: dict[str, int], precision: str
+) -> None:
+    given = written(tmp_path / "ours", small(precision={"weights": precision}))
+    export_hf(given, tmp_path / "hf", tokenizer=None)
     path = import_hf(tmp_path / "hf", tmp_path / "back")
-    plan = small(**degrees)
+    plan = small(**degrees, precision={"weights": precision})
     on_ranks(plan.layout.world_size, begin, plan, path, torch.zeros(1))
 
 
@@ -250,3 +257,15 @@ def test_transformers_loads_the_folder_and_says_the_same(checkpoint: Checkpoint,
     with torch.no_grad():
         difference = (theirs(rows).logits - ours.logits(rows.tolist())).abs().max()
     assert difference <= TOLERANCE
+
+
+def test_an_import_whose_end_of_text_is_no_token_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    """transformers' default is 50256, whatever the vocabulary."""
+    export_hf(written(tmp_path / "ours", small()), tmp_path / "hf", tokenizer=None)
+    config = tmp_path / "hf" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token_id": 50256}))
+    with pytest.raises(ConfigError, match="end_of_text"):
+        import_hf(tmp_path / "hf", tmp_path / "back")
+    assert not (tmp_path / "back").exists()

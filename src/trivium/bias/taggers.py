@@ -14,7 +14,7 @@ ADJECTIVES, ADVERBS = ("JJ", "JJR", "JJS"), ("RB", "RBR", "RBS")  # Penn Treeban
 
 
 def textblob_tagger(*, adverbs: bool = False) -> Tagger:
-    """The rules and lexicon of `textblob.en`, which need no download; MachineError without the extra `bias`."""
+    """The rules and lexicon of `textblob.en`, which need no download; MachineError where textblob is not installed."""
     tag = textblob_module("textblob.en").tag
     wanted = {*ADJECTIVES, *(ADVERBS if adverbs else ())}
 

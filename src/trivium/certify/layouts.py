@@ -22,14 +22,16 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
     "recompute": (
         {"recompute": {"mode": "none"}},
         {"recompute": {"mode": "attention"}},
+        {"recompute": {"mode": "attention", "every": 2}},
         {"recompute": {"mode": "layer"}},
         {"recompute": {"mode": "layer", "every": 2}},
         {"recompute": {"activation_function": True}},
     ),
     "family": (
         {"model": {"family": "gpt"}},
+        {"model": {"family": "gpt", "norm_epsilon": 0.1}, "queries": 2},
         {"model": {"family": "llama"}},
-        {"model": {"family": "llama"}, "queries": 2},
+        {"model": {"family": "llama", "norm_epsilon": 0.1, "rope_base": 7.0}, "queries": 2},
     ),
     "head": ({"model": {"head": "tied"}}, {"model": {"head": "untied"}}),
     "vocabulary": (

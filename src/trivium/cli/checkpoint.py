@@ -8,7 +8,7 @@ import typer
 from trivium.cli.options import DEFAULT_OUT, Out
 from trivium.cli.show import layout_text, say, table
 from trivium.cli.workspace import Workspace
-from trivium.errors import CheckpointError, ConfigError
+from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ def list_(
     from trivium.checkpoint.compare import summary
     from trivium.checkpoint.load import published
 
+    if not out.is_dir():
+        raise DataError(f"{out} does not exist; name the --out of `trivium train`")
     found = [summary(path, verify=verify) for path in published(Workspace(out).checkpoints)]
     rows = [
         (

@@ -69,6 +69,7 @@ def command_line() -> TyperGroup:
         name="trivium",
         cls=LazyVerbs,
         help="Train GPT-class language models the way MT-NLG 530B was trained, end to end.",
+        epilog="First: trivium doctor, then trivium demo. Every setting: trivium config show.",
         rich_markup_mode=None,
         add_completion=False,
         no_args_is_help=True,
@@ -98,13 +99,20 @@ def main() -> None:
         sys.exit(failure.exit_code)
 
 
-def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")] = False,
-) -> None:
-    if version:
+def _show_version(asked: bool) -> None:
+    if asked:
         print(__version__)
         raise typer.Exit(0)
+
+
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_show_version, help="Print the version and stop."),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")] = False,
+) -> None:
+    """Options that stand before any verb."""
 
 
 def _print_error(text: str, *, debug: bool) -> None:

@@ -39,13 +39,13 @@ REFERENCE = "mt-nlg-530b"  # stands beside the demo's plan
 FEW_NODES = 12  # lines of a drawing, unless all are asked for
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
-app.command("search")(search)
-app.command("explain")(explain)
-app.command("estimate")(estimate_plan)
-app.command("scale")(scale)
-app.command("backtest")(backtest)
-app.command("probe")(probe_machine)
-app.command("calibrate")(calibrate)
+app.command("search", short_help="Find the fastest layouts on a machine.")(search)
+app.command("explain", short_help="Why that layout wins, and what was nearly possible.")(explain)
+app.command("estimate", short_help="One plan's seconds, memory and traffic, rank by rank.")(estimate_plan)
+app.command("scale", short_help="Predict strong and weak scaling.")(scale)
+app.command("backtest", short_help="Compare predictions with published runs (CSV).")(backtest)
+app.command("probe", short_help="Measure this machine; write a machine file.")(probe_machine)
+app.command("calibrate", short_help="Compare a finished run with its prediction.")(calibrate)
 
 
 @app.callback(invoke_without_command=True)
@@ -57,12 +57,19 @@ def plan(
     ranks: Ranks = None,
     redo: Redo = False,
 ) -> None:
-    """Plan the run in DIR: its price, how it ranks among others, and MT-NLG 530B beside it. `show` only prints."""
-    if context.invoked_subcommand is None:
+    """Without a command: price the run in DIR, rank its layout among others, and write DIR/plan/plan.json."""
+    verb = context.invoked_subcommand
+    if verb is None:
         perform(PLAN, open_run(out, given_for(out, preset, sets, ranks)), redo=redo)
+        return
+    for name, given in (("--preset", preset), ("--set", sets), ("--ranks", ranks)):
+        if given:
+            raise ConfigError(
+                f"{name} stands before '{verb}' and would not count; write `trivium plan {verb} {name} …`"
+            )
 
 
-@app.command()
+@app.command(short_help="Print a plan with its step time and memory.")
 def show(
     preset: Annotated[
         list[str] | None,
@@ -79,7 +86,7 @@ def show(
             say(line)
 
 
-@app.command("map")
+@app.command("map", short_help="Draw which rank sits on which node.")
 def map_ranks(
     preset: Annotated[
         str, typer.Option("--preset", metavar="NAME", help="A shipped preset or a YAML/JSON file.")

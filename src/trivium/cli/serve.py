@@ -73,6 +73,6 @@ def _library() -> Any:
         import uvicorn
     except ImportError as error:
         raise MachineError(
-            f"`trivium serve` needs fastapi and uvicorn ({error}); install them with `pip install 'trivium[serve]'`"
+            f"`trivium serve` needs fastapi and uvicorn ({error}); install them with `pip install -e '.[serve]'`"
         ) from None
     return uvicorn

@@ -48,7 +48,7 @@ def import_hf(folder: Path, root: Path) -> Path:
     # Some folders leave out the prefix of the inner model.
     where = {f"{prefix}{n}": p for n, p in held.items() for prefix in ("transformer.", "model.")} | held
     parts = [_part(twin, where, folder, TORCH_DTYPES[dtype]) for twin in rows]
-    plan = Plan(model=model, batch=Batch(sequences=1), precision=Precision(weights=_OURS[dtype]))
+    plan = Plan(model=model, batch=Batch(sequences=1), precision=Precision(weights=_OURS[dtype])).checked()
     about: dict[str, Any] = {
         "samples": 0,
         "tokens_seen": 0,

@@ -149,7 +149,7 @@ def _library(module: str, package: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise MachineError(
-            f"--to {package} needs {package} ({error}); install it with `pip install 'trivium[track]'`"
+            f"--to {package} needs {package} ({error}); install it with `pip install -e '.[track]'`"
         ) from None
 
 

@@ -238,11 +238,14 @@ class Plan(Config):
                 if micro_batches % layout.pipeline:
                     unit = self.batch.micro * layout.data * layout.pipeline
                     below, above = sequences // unit * unit, -(-sequences // unit) * unit
+                    nearest = f"nearest plan.batch.sequences: {f'{below} or ' if below else ''}{above}"
+                    of_ramp = (
+                        f"it is of the ramp: set plan.batch.ramp.start and .increment to multiples of {unit}"
+                    )
                     found.append(
                         f"plan.schedule 'interleaved' needs micro-batches ({sequences} / (micro {self.batch.micro} "
                         f"x data {layout.data}) = {micro_batches}) in multiples of plan.layout.pipeline "
-                        f"({layout.pipeline}); nearest plan.batch.sequences: "
-                        f"{f'{below} or ' if below else ''}{above}"
+                        f"({layout.pipeline}); {nearest if sequences == self.batch.sequences else of_ramp}"
                     )
                     break  # one size of a ramp says it for all
         return found

@@ -66,6 +66,8 @@ def _no_legal_plan(
     batches = _legal_batches(subject, machine, ranks, space)
     near = " or ".join(f"{batch:,}" for batch in batches)
     remedy = f"nearest legal batch: {near}" if batches else "choose ranks that divide heads x layers"
+    if ranks == machine.devices:
+        remedy = f"these are all devices of {machine.name}: give --nodes or --ranks for fewer; {remedy}"
     return (
         f"no layout of {ranks} ranks is legal for plan.model (layers {model.layers}, heads {model.heads}) and "
         f"plan.batch.sequences {subject.sequences}: {reasons}; {remedy}"

@@ -91,7 +91,7 @@ def _start_ray(workers: int, scratch: Path | None) -> None:
         import ray
     except ImportError:
         raise MachineError(
-            f"the {RAY} engine needs Ray, which is not installed; pip install 'trivium[ray]', or --engine {NATIVE}"
+            f"the {RAY} engine needs Ray, which is not installed; pip install -e '.[ray]', or --engine {NATIVE}"
         ) from None
     if ray.is_initialized():
         return
