@@ -1,0 +1,81 @@
+"""The way of narrow weights, walked in fp64, where every deviation shows.
+
+With fp64 weights autograd adds gradients into the buffers itself, and weights are their own masters; with narrow ones
+neither is so. Certificates are in fp64, so this path is walked here: gradients taken from each parameter and added by
+us, masters apart from the weights they are copied to.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+
+from plans import small
+from ranks import on_ranks
+from trivium.certify.certificate import RULE
+from trivium.certify.reference import random_rows
+from trivium.parallel.buckets import Bucket
+from trivium.parallel.launch import Place
+from trivium.parallel.mesh import Mesh
+from trivium.plan.plan import Plan
+from trivium.training.batches import Rows
+from trivium.training.trainer import Samples, Trainer
+
+STEPS = 3
+FP64 = {"precision": {"weights": "fp64"}}
+PLANS = [
+    small(**FP64),
+    small(**FP64, pipeline=2, chunks=2, schedule="zb-v", model={"head": "tied"}),
+    small(**FP64, data=2, zero=0),
+    small(**FP64, data=2, zero=1, recompute={"mode": "layer"}),
+    small(**FP64, data=2, zero=2, model={"head": "tied"}),
+    small(**FP64, tensor=2, zero=1, sequence_parallel=True),
+    small(**FP64, pipeline=2, schedule="zb-h1", model={"head": "tied"}),
+]
+
+
+class Apart(Bucket):
+    """A bucket as of narrow weights: autograd adds nothing into it."""
+
+    @property
+    def adds_itself(self) -> bool:
+        """What it is told to be does not matter."""
+        return False
+
+    @adds_itself.setter
+    def adds_itself(self, value: bool) -> None:
+        """Ignored."""
+
+
+def trained(plan: Plan, place: Place, *, apart: bool) -> list[Any]:
+    mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
+    with pytest.MonkeyPatch.context() as patch:
+        if apart:
+            patch.setattr("trivium.parallel.buckets.Bucket", Apart)
+        one = Trainer(plan, mesh, seed=4, rule=RULE)
+    assert {b.adds_itself for b in one.buckets} == {not apart and plan.zero < 2}
+    if apart:
+        for shard in one.optimizer.shards:
+            shard.master = shard.master.clone()
+    read, found = random_rows(plan), []
+    for step in range(STEPS):
+        sequences = plan.batch.sequences
+        rows = Samples(step * sequences, sequences, lambda n, k: Rows(*read(n, k)))
+        result = one.train_step(step, rows, 1e-2)
+        found += [torch.tensor([result.loss, result.gradient_norm], dtype=torch.float64)]
+    for bucket in one.buckets:
+        bucket.hold()
+        found.append(bucket.weights.clone())
+        bucket.drop()
+    return found
+
+
+def compare(place: Place, plan: Plan) -> None:
+    """Forked ranks: the same on every one."""
+    for expected, found in zip(*(trained(plan, place, apart=a) for a in (False, True)), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda p: f"{p.schedule} {p.layout.world_size} zero {p.zero}")
+def test_gradients_added_by_us_and_masters_apart_change_nothing(plan: Plan) -> None:
+    on_ranks(plan.layout.world_size, compare, plan)
