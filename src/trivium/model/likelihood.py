@@ -43,7 +43,9 @@ def likelihoods(
     here = (targets >= first) & (targets < first + len(table))
     chosen = table[(targets - first).masked_fill(~here, 0)]
     scores = (x[rows].double() * chosen.double()).sum(-1).masked_fill(~here, 0)
-    return Likelihoods(all_reduce_(scores, group) - total[rows], likeliest)
+    # The sum is of logits rounded to the dtype of the weights, and may be less than a sure target's own.
+    nats = (all_reduce_(scores, group) - total[rows]).clamp(max=0)
+    return Likelihoods(nats, likeliest)
 
 
 def _whole(x: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
