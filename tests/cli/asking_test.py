@@ -205,7 +205,7 @@ def test_serve_names_what_it_refuses(run, served, tmp_path, monkeypatch):
     with pytest.raises(DataError, match="does not exist"):
         trivium("serve", tmp_path / "none")
     monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
-    with pytest.raises(MachineError, match=r"trivium\[serve\]"):
+    with pytest.raises(MachineError, match=r"'\.\[serve\]'"):
         trivium("serve", run)
     assert not served
 

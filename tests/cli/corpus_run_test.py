@@ -53,7 +53,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(whole, tmp_path
 
 @pytest.mark.slow
 def test_the_ray_engine_gives_the_same_bytes(whole):
-    pytest.importorskip("ray", reason="Ray is an extra: pip install 'trivium[ray]'")
+    pytest.importorskip("ray", reason="Ray is an extra: pip install -e '.[ray]'")
     # Ray's sockets lie below the folder for temporary files, and their paths may have 107 characters
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         out = Path(folder) / "out"

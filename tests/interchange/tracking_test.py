@@ -122,5 +122,5 @@ def test_what_is_not_known_or_not_installed_is_told(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(tracking.importlib, "import_module", missing)
     for kind in ("tensorboard", "wandb"):
-        with pytest.raises(MachineError, match=rf"{kind}.*pip install 'trivium\[track\]'"):
+        with pytest.raises(MachineError, match=rf"{kind}.*pip install -e '\.\[track\]'"):
             tracker(kind, tmp_path, {})
