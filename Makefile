@@ -59,8 +59,8 @@ test-all: setup
 # tests need, nothing is installed.
 test-gpu:
 	@python="$(or $(TRIVIUM_PYTHON),python3)"; \
-	if "$$python" -c 'import pydantic, pytest, torch; assert torch.cuda.is_available()' 2>/dev/null; \
-	then PYTHONPATH=src "$$python" -m pytest $(PYTEST_OPTIONS) -m gpu $(GPU_TESTS); \
+	if "$$python" -c 'import numpy, pydantic, pytest, safetensors, tiktoken, tokenizers, torch, yaml; assert torch.cuda.is_available()' 2>/dev/null; \
+	then PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" -m pytest $(PYTEST_OPTIONS) -m gpu $(GPU_TESTS); \
 	else $(MAKE) setup && $(PYTEST) -m gpu $(GPU_TESTS); fi
 
 check: setup

@@ -14,6 +14,7 @@ from gpu_sides import Step
 
 WARM_UP, ROUNDS = 3, 8
 STEPS_AT_ONCE = 3  # one after the other, as in a training
+TO_BUILD = 30.0  # seconds that building and compiling a side may take
 
 
 @dataclass
@@ -107,7 +108,7 @@ def by_turns(bench: Bench, builders: Mapping[str, Callable[[], Step]]) -> dict[s
     steps: dict[str, Step] = {}
     own: dict[str, int] = {}
     for name, build in builders.items():
-        if (skipped := bench.skipped()) is not None:
+        if (skipped := bench.skipped(TO_BUILD)) is not None:
             result[name] = skipped
             continue
         before = bench.held_bytes()

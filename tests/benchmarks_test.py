@@ -165,7 +165,7 @@ def test_the_accelerators_benchmark_measures_every_part_there(tmp_path):
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device on this machine")
     out = tmp_path / "out.json"
-    command = [sys.executable, "benchmarks/gpu.py", "--json", str(out)]
+    command = [sys.executable, "benchmarks/gpu.py", "--minutes", "5", "--json", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(out.read_text())["parts"]["stage"]["sides"]["trivium"]["status"] == "measured"

@@ -1,10 +1,13 @@
 """What crosses between a processor and its accelerator holds neither up."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from fake_accelerator import accelerator
+from trivium.parallel import crossing
 from trivium.parallel.crossing import fetched, read_later, sent
 
 
@@ -14,14 +17,27 @@ def test_what_is_sent_is_not_waited_for() -> None:
     assert seen.copies == ["from cpu to cuda:0"] and not seen.waits
 
 
-def test_all_that_is_fetched_is_under_way_before_it_is_waited_for_once(
+def test_what_is_fetched_comes_through_pinned_memory_while_the_next_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with accelerator() as seen:
         waited: list[int] = []
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(len(seen.copies)))
-        here = fetched([torch.empty(3, device=seen.device) for _ in range(4)])
-    assert {x.device.type for x in here} == {"cpu"} and not seen.waits and waited == [4]
+        event = SimpleNamespace(record=lambda: None, synchronize=lambda: waited.append(len(seen.copies)))
+        monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+        here = fetched([torch.empty(3, device=seen.device) for _ in range(5)])
+    assert waited == [3, 4, 5, 5, 5] and not seen.waits
+    assert not any(hasattr(x, "is_said_pinned") for x in here), "what is kept is not pinned"
+    assert {x.device.type for x in here} == {"cpu"}
+
+
+def test_large_tensors_are_fetched_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crossing, "PIECE_BYTES", 32)
+    x, target = torch.arange(21.0).view(3, 7), torch.zeros(3, 7)
+    pieces = list(crossing._pieces(target, x))
+    assert [len(part) for _, part in pieces] == [8, 8, 5]
+    for place, part in pieces:
+        place.copy_(part)
+    assert torch.equal(target, x)
 
 
 def test_what_is_fetched_is_a_copy() -> None:

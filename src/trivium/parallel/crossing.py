@@ -3,12 +3,18 @@
 From or to memory that may be paged out, a copy would wait until the accelerator is through with all it was given.
 """
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 Tensor = torch.Tensor
+PIECE_BYTES, AHEAD = (
+    64 << 20,
+    2,
+)  # of pinned memory that fetched tensors come through, and how many beside the newest
 
 
 def sent(x: np.ndarray, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -33,12 +39,41 @@ def read_later(x: Tensor) -> Callable[[], list[float]]:
 
 
 def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies in the processor's memory. An accelerator's are all on their way before they are waited for, together, to
-    pinned memory, which torch keeps when they are gone and gives to the next ones."""
-    here = [_coming(x) for x in tensors]
-    if any(x.device.type == "cuda" for x in tensors):
-        torch.cuda.synchronize()
+    """Copies in the processor's memory. An accelerator's come through pieces of pinned memory, of which a few are under
+    way at once: pinned memory is never given back, so all of a model's would stay taken."""
+    here = [torch.empty_like(x, device="cpu") for x in tensors]
+    under_way: deque[_UnderWay] = deque()
+    for target, x in zip(here, tensors, strict=True):
+        if x.device.type == "cpu":
+            target.copy_(x)
+            continue
+        for place, part in _pieces(target, x):
+            coming = _coming(part)
+            copied = torch.cuda.Event()
+            copied.record()
+            under_way.append(_UnderWay(place, coming, copied))
+            if len(under_way) > AHEAD:
+                under_way.popleft().arrive()
+    for each in under_way:
+        each.arrive()
     return here
+
+
+class _UnderWay(NamedTuple):
+    place: Tensor
+    coming: Tensor
+    copied: torch.cuda.Event
+
+    def arrive(self) -> None:
+        self.copied.synchronize()
+        self.place.copy_(self.coming)
+
+
+def _pieces(target: Tensor, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    if x.nbytes <= PIECE_BYTES:
+        return iter([(target, x)])
+    size = PIECE_BYTES // x.element_size()
+    return zip(target.view(-1).split(size), x.reshape(-1).split(size), strict=True)
 
 
 def _coming(x: Tensor) -> Tensor:

@@ -163,7 +163,8 @@ class Mesh:
 def barrier(mesh: Mesh) -> None:
     """Wait until every rank of the mesh is here."""
     if mesh.layout.world_size > 1:
-        dist.barrier()
+        # Of the default group, which has no device of its own.
+        dist.barrier(device_ids=[mesh.device.index] if mesh.device.type == "cuda" else None)
 
 
 def _sets_of_ranks(layout: Layout, held: tuple[int, int]) -> dict[str, list[tuple[int, ...]]]:
