@@ -201,6 +201,15 @@ def test_nothing_hides_where_the_ranks_own_cores_move_the_bytes():
         assert seconds(case, SELENE, OURS) < seconds(case, SELENE, without)
 
 
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_how_much_hides_does_not_matter_on_shared_cores(zero):
+    case = replace(case_of(mt_nlg()), **{**TOGETHER, "zero": zero}, micro_batches=4)
+    none, all_of_it = (PRIOR.with_values({"data_overlap": share}) for share in (0.0, 1.0))
+    shared = this_machine(8, 8 << 40)
+    assert seconds(case, shared, OURS, none) == seconds(case, shared, OURS, all_of_it)
+    assert seconds(case, SELENE, OURS, none) > seconds(case, SELENE, OURS, all_of_it)
+
+
 def test_where_attention_takes_longer_than_messages_only_the_last_gradients_of_a_ring_are_shown():
     """Perfect overlap; four ranks: three turns forward hide all, and backward the last message has nothing beside."""
     case = replace(case_of(mt_nlg()), **TOGETHER, sequence=1 << 20, micro=1, micro_batches=1)

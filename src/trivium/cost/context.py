@@ -5,7 +5,6 @@ import numpy as np
 from trivium.cost.case import NONE, Number
 from trivium.cost.collectives import exchange_seconds, send_seconds
 from trivium.cost.layer import attention_seconds, recomputed_share
-from trivium.cost.overlap import added_seconds
 from trivium.cost.setting import Setting
 
 
@@ -32,14 +31,12 @@ def _ring_seconds(at: Setting, elements: Number) -> tuple[Number, Number]:
     at least 4 bytes wide, follow one turn behind, and nothing is left to do while the last go home."""
     case, ranks = at.case, np.asarray(at.case.context)
     road = at.road_to(case.context, at.strides.context)
-    hides = at.stack.overlaps_context and at.machine.sharing != "shared"
-    overlap = at.constants.data_overlap if hides else 0.0
     keys = send_seconds(elements * case.weight_bytes, road)
     wide = send_seconds(elements * np.maximum(4, case.weight_bytes), road)
     forward, backward = (core / ranks for core in attention_seconds(case, at.device))  # of one turn
 
     def added(work: Number, moving: Number) -> Number:
-        return added_seconds(work, moving, overlap)
+        return at.added(work, moving) if at.stack.overlaps_context else moving
 
     inner = (ranks - 2) * added(backward, keys + wide)
     return (ranks - 1) * added(forward, keys), added(backward, keys) + inner + added(backward, wide) + wide

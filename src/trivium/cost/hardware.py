@@ -40,9 +40,7 @@ class Link(Config):
     """
 
     bandwidth: Rate  # bytes per second in each direction, from the data sheet
-    efficiency: (
-        Share  # fraction of it that large collectives reach; between nodes, times the constant `fabric`
-    )
+    efficiency: Share  # fraction of it that large collectives reach
     latency_seconds: Seconds  # of one hop of a collective
     start_seconds: Seconds = 0.0  # of any collective
 

@@ -34,13 +34,6 @@ class Ends(NamedTuple):
     head_backward: Number
 
 
-def layer_elements(case: Case) -> Number:
-    """Parameters of one layer on one tensor rank."""
-    c = case
-    attention = 2 * c.hidden**2 * (1 + c.kv_heads / c.heads)
-    return (attention + c.hidden * c.ffn * (2 + c.gated)) / c.tensor + 4 * c.hidden
-
-
 def layer_work(case: Case, device: Device, stack: Stack) -> Work:
     """What the device computes for a layer."""
     forwards, backward_products = _products(case, device)

@@ -9,14 +9,14 @@ from trivium.cost.case import LAYER, Number
 from trivium.cost.collectives import Road, all_gather_seconds, all_reduce_seconds, send_seconds
 from trivium.cost.context import context_seconds
 from trivium.cost.kernels import Device
-from trivium.cost.layer import ends_work, launch_work, layer_elements, layer_work, recomputed_share
+from trivium.cost.layer import ends_work, launch_work, layer_work, recomputed_share
 from trivium.cost.overlap import (
-    added_seconds,
     moved_when_triggered,
     pipelined_seconds,
     tiled_seconds,
     tiles_of,
 )
+from trivium.cost.rank_parameters import layer_parameters, table_parameters
 from trivium.cost.setting import Setting
 
 LOSS_BYTES, LOSS_REDUCTIONS = 8, 3  # per position: largest score, sum of exponentials, the target's score
@@ -94,7 +94,7 @@ def prices(at: Setting) -> Prices:
     case, device, slowness = at.case, at.device, at.slowness
     tensor, ends = _tensor_seconds(at), ends_work(case, device, at.stack)
     forward, backward = _layer(at, device, tensor)
-    gathered, scattered = _table_gathers(at, backward.compute)
+    gathered, scattered = _table_traffic(at, backward.compute)
     # Both uses of a tied table in one backward are one gradient.
     once = np.asarray(case.tied) * np.asarray(case.ends_together) * (np.asarray(case.pipeline) == 1)
     twice = 1 - once * (1 - np.asarray(case.puts_off))
@@ -150,7 +150,7 @@ def _backward_messages(at: Setting, tensor: Number) -> Messages:
     no action of its own, and gathers inputs again beside another; the gradient that it gathers, products wait for.
     """
     case, stack = at.case, at.stack
-    hides = stack.overlaps_tensor and at.machine.sharing != "shared"
+    hides = stack.overlaps_tensor and at.hides
     shown = 1 - (at.constants.tensor_overlap if hides else 0.0)
     if not stack.gathers_again:
         return Messages(tensor, shown * tensor)
@@ -216,7 +216,7 @@ def _in_chunks(at: Setting, sublayer: Sublayer) -> Number:
     case, chunks = at.case, at.case.row_chunks
     work = at.device.product(case.positions / chunks, case.hidden, sublayer.inner)
     moving = all_gather_seconds(sublayer.result_bytes / chunks, case.tensor, _tensor_road(at))
-    if at.machine.sharing == "shared":  # the ranks' own cores move the bytes: nothing runs beside anything
+    if not at.hides:
         together = chunks * (work + moving)
     else:
         together = pipelined_seconds(work, moving, chunks)
@@ -231,7 +231,7 @@ def _accumulation(at: Setting, device: Device) -> Number:
     moved = case.weight_bytes + 2 * case.gradient_bytes
     if stack.deepspeed:
         moved = moved + at.constants.deepspeed_gradient_bytes
-    return np.where(np.asarray(case.micro_batches) > 1, moved * layer_elements(case) / device.memory, 0.0)
+    return np.where(np.asarray(case.micro_batches) > 1, moved * layer_parameters(case) / device.memory, 0.0)
 
 
 def _tensor_road(at: Setting) -> Road:
@@ -266,23 +266,22 @@ def _layer_gathers(at: Setting, forward: Number, backward: Number) -> tuple[Numb
     asked = np.asarray(case.zero) >= 3
     if not asked.any():
         return 0.0, 0.0
-    elements, road = layer_elements(case), at.road(case.replicas, at.strides.replicas)
+    elements, road = layer_parameters(case), at.road(case.replicas, at.strides.replicas)
     gather = all_gather_seconds(elements * case.weight_bytes, case.replicas, road)
     scatter = all_gather_seconds(elements * case.reduction_bytes, case.replicas, road)
 
     def added(work: Number, moving: Number) -> Number:
-        return np.where(asked, added_seconds(work, moving, at.constants.data_overlap), 0.0)
+        return np.where(asked, at.added(work, moving), 0.0)
 
     return added(forward, gather), added(backward, gather + scatter)
 
 
-def _table_gathers(at: Setting, next_to_it: Number) -> tuple[Number, Number]:
+def _table_traffic(at: Setting, next_to_it: Number) -> tuple[Number, Number]:
     """What ZeRO stage 3 adds for the table of tokens: one gather, beside nothing, and one reduction of its gradient,
     beside the work that follows."""
     case = at.case
-    elements, road = case.vocabulary * case.hidden / case.tensor, at.road(case.replicas, at.strides.replicas)
+    elements, road = table_parameters(case), at.road(case.replicas, at.strides.replicas)
     gather = all_gather_seconds(elements * case.weight_bytes, case.replicas, road)
     scatter = all_gather_seconds(elements * case.reduction_bytes, case.replicas, road)
     asked = np.asarray(case.zero) >= 3
-    added = added_seconds(next_to_it, scatter, at.constants.data_overlap)
-    return np.where(asked, gather, 0.0), np.where(asked, added, 0.0)
+    return np.where(asked, gather, 0.0), np.where(asked, at.added(next_to_it, scatter), 0.0)

@@ -8,7 +8,6 @@ import numpy as np
 from trivium.cost.buffers import buffer_elements
 from trivium.cost.case import Case, Number
 from trivium.cost.collectives import all_gather_seconds, all_reduce_seconds, send_seconds
-from trivium.cost.overlap import added_seconds
 from trivium.cost.prices import Prices
 from trivium.cost.rank_parameters import rank_parameters, table_parameters
 from trivium.cost.setting import Setting
@@ -28,7 +27,7 @@ class Fullest(NamedTuple):
     layers: Number
 
 
-class Traffic(NamedTuple):
+class Halves(NamedTuple):
     """Seconds of one reduction of a rank's gradients, and of one gather of its weights; of an all-reduce the halves."""
 
     reduce: Number
@@ -74,33 +73,28 @@ def optimizer_seconds(at: Setting, fullest: Fullest) -> Number:
 
 def _shown(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
     """What the traffic of replicas adds to a step, below ZeRO stage 3."""
-    reduce, gather = _traffic(at, fullest.elements)
+    reduce, gather = _halves(at, fullest.elements)
     zero, stack = np.asarray(at.case.zero), at.stack
     often = (zero == 2) & stack.reduces_often
-    if not stack.overlaps_data or at.machine.sharing == "shared":  # where the ranks' own cores move the bytes
+    if not stack.overlaps_data:
         return reduce * np.where(often, at.case.micro_batches, 1) + gather
     forward, backward = (fullest.layers * p.total for p in (pieces.layer_forward, pieces.layer_backward))
     whole = zero == 0  # one all-reduce, which ends before the update
     last = np.where(whole, reduce + gather, reduce)
     late = last * _late_share(at, fullest.elements)
-    hidden = _beside(at, backward, last - late) + late
-    earlier = np.where(often, (at.case.micro_batches - 1) * _beside(at, forward + backward, reduce), 0.0)
+    reduced = at.added(backward, last - late) + late
+    earlier = np.where(often, (at.case.micro_batches - 1) * at.added(forward + backward, reduce), 0.0)
     next_to_it = optimizer_seconds(at, fullest) if stack.gathers_with_update else forward
-    return hidden + earlier + np.where(whole, 0.0, _beside(at, next_to_it, gather))
+    return reduced + earlier + np.where(whole, 0.0, at.added(next_to_it, gather))
 
 
-def _beside(at: Setting, work: Number, moving: Number) -> Number:
-    """Seconds that traffic adds to work."""
-    return added_seconds(work, moving, at.constants.data_overlap)
-
-
-def _traffic(at: Setting, elements: Number) -> Traffic:
+def _halves(at: Setting, elements: Number) -> Halves:
     case = at.case
     road = at.road(case.replicas, at.strides.replicas)
     starts = (_buckets(at, elements) - 1) * all_gather_seconds(0.0, case.replicas, road)
     reduce = all_gather_seconds(elements * case.reduction_bytes, case.replicas, road) + starts
     gather = all_gather_seconds(elements * case.weight_bytes, case.replicas, road) + starts
-    return Traffic(reduce, np.where(np.asarray(case.zero) >= 1, gather, reduce))
+    return Halves(reduce, np.where(np.asarray(case.zero) >= 1, gather, reduce))
 
 
 def _late_share(at: Setting, elements: Number) -> Number:

@@ -16,6 +16,7 @@ from trivium.cost.collectives import (
 from trivium.cost.constants import Constants
 from trivium.cost.hardware import Machine
 from trivium.cost.kernels import Device
+from trivium.cost.overlap import added_seconds
 from trivium.cost.stack import Stack
 
 
@@ -40,6 +41,15 @@ class Setting:
     def road_to(self, degree: Number, stride: Number) -> Road:
         """What neighbours send over."""
         return road_to_neighbour(self.machine, degree, stride, self.constants.fabric)
+
+    @property
+    def hides(self) -> bool:
+        """Whether messages travel beside work: not where the ranks' own cores move the bytes."""
+        return self.machine.sharing != "shared"
+
+    def added(self, work: Number, moving: Number) -> Number:
+        """What traffic that is under way beside work adds to it."""
+        return added_seconds(work, moving, self.constants.data_overlap if self.hides else 0.0)
 
     @property
     def slowness(self) -> Number:
