@@ -40,13 +40,23 @@ def fingerprint(value: Any) -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Write plain data as readable JSON, replacing the file in one step and durably."""
+    text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, default=str)
     partial = path.with_name(f".{path.name}.partial")
     with open(partial, "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, sort_keys=True, ensure_ascii=False, default=str)
-        file.write("\n")
+        file.write(f"{text}\n")
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Wait until the names in a directory are on the disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def describe(*, verb: str, config: Mapping[str, Any], inputs: Mapping[str, str]) -> dict[str, Any]:

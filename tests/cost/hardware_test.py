@@ -24,12 +24,6 @@ def test_every_named_machine_is_found_by_its_name():
     assert all(machine_named(name).name == name for name in machine_names())
 
 
-def test_a_ring_inside_a_node_uses_the_node_link_and_one_across_nodes_the_fabric():
-    selene = machine_named("selene")
-    assert selene.link_between(tuple(range(8))) == selene.node_link
-    assert selene.link_between((7, 8)) == selene.fabric_link
-
-
 def test_processes_on_a_cpu_share_cores_and_memory_and_ranks_on_gpus_do_not():
     cpu, selene = this_machine(2, 8 << 30), machine_named("selene")
     assert (cpu.crowding(1), cpu.crowding(8), selene.crowding(8)) == (1, 4, 1)

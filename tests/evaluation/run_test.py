@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from evaluation.scorers import Ignorant, Knowing, passages, scored
 from trivium.errors import DataError
 from trivium.evaluation.config import EvaluationConfig
-from trivium.evaluation.run import ask, build_task, evaluate, prompt_hash, requests_of, right
+from trivium.evaluation.requests import ask
+from trivium.evaluation.run import build_task, evaluate, prompt_hash, requests_of, right
 from trivium.evaluation.tasks.items import Item
 from trivium.evaluation.tasks.task import Example, Task, Template
 

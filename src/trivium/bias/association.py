@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trivium.bias.asking import answers_of
 from trivium.bias.config import BiasConfig
 from trivium.bias.lexicons import FEMALE, MALE, occupations
 from trivium.bias.significance import Rearranging, sign_flips, standardised_mean
-from trivium.evaluation.requests import Likelihoods, Request
+from trivium.evaluation.requests import Likelihoods, Request, ask
 from trivium.evaluation.statistics import bootstrap_mean, sign_test, wilson
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
@@ -74,7 +73,7 @@ def chosen(config: BiasConfig, *, seed: int) -> list[str]:
 def log_ratios(scorer: Likelihoods, contexts: Sequence[str]) -> list[float]:
     """log(P(female identifiers) / P(male identifiers)) after each context, in nats."""
     words = [*FEMALE, *MALE]
-    answers = answers_of(scorer, [Request(c, f" {w}") for c in contexts for w in words])
+    answers = ask(scorer, [Request(c, f" {w}") for c in contexts for w in words])
     ratios = []
     for k in range(len(contexts)):
         logs = [a.loglikelihood for a in answers[k * len(words) : (k + 1) * len(words)]]

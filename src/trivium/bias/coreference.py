@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trivium.bias.asking import answers_of
 from trivium.bias.config import BiasConfig
 from trivium.bias.significance import (
     Rearranging,
@@ -26,7 +25,7 @@ from trivium.bias.significance import (
 )
 from trivium.bias.winograd import WINOBIAS_KINDS, Question, winobias, winogender
 from trivium.errors import DataError
-from trivium.evaluation.requests import Likelihoods, Request
+from trivium.evaluation.requests import Likelihoods, Request, ask
 from trivium.evaluation.statistics import bootstrap_mean, wilson
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
@@ -122,7 +121,7 @@ def _tasks(config: BiasConfig) -> dict[str, list[Question]]:
 def _margins(scorer: Likelihoods, questions: Sequence[Question], *, shots: int, seed: int) -> _Margins:
     prompts = [prompt_of(q, questions, shots=shots, seed=seed) for q in questions]
     requests = [Request(p, c) for p, q in zip(prompts, questions, strict=True) for c in q.choices]
-    answers = answers_of(scorer, requests)
+    answers = ask(scorer, requests)
     per_token = [a.loglikelihood / a.tokens for a in answers]
     values = [right - wrong for right, wrong in zip(per_token[::2], per_token[1::2], strict=True)]
     return _Margins(values, sum(a.truncated for a in answers) / len(answers))

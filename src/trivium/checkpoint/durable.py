@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trivium.errors import CheckpointError
-from trivium.provenance import file_sha256
+from trivium.provenance import file_sha256, sync_directory
 
 MARGIN_BYTES = 1 << 20  # beyond the tensors: headers and the manifest
 _BLOCK_BYTES = 16 << 20  # between two looks at whether the work was cancelled
@@ -77,15 +77,6 @@ def read_back(path: Path, written: Written) -> None:
         raise CheckpointError(
             f"{path} does not read back as it was written (sha256 {written.sha256[:12]}…): suspect the disk"
         )
-
-
-def sync_directory(directory: Path) -> None:
-    """Wait until the names in a directory are on the disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def check_room(directory: Path, needed: int) -> None:

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 import torch
 
 from trivium.checkpoint.agree import sums, told_by_first, wait_for_all
-from trivium.checkpoint.durable import check_room, explained, remove, sync_directory, write_text
+from trivium.checkpoint.durable import check_room, explained, remove, write_text
 from trivium.checkpoint.format import FORMAT, MANIFEST, manifest_hash, manifest_text, step_name, step_of
 from trivium.checkpoint.pieces import DTYPES, Entry, write_pieces
 from trivium.errors import CheckpointError
 from trivium.parallel.crossing import fetched
 from trivium.parallel.mesh import Mesh, barrier
 from trivium.plan.parameters import Box
+from trivium.provenance import sync_directory
 
 
 @dataclass(frozen=True)

@@ -115,12 +115,6 @@ class Machine(Config):
         """Bytes that what an estimate counts may take of one of `ranks` ranks."""
         return share * self.memory_per_rank(ranks)
 
-    def link_between(self, ranks: tuple[int, ...]) -> Link:
-        """The slowest link a ring over `ranks` crosses."""
-        if self.sharing == "shared" or len({rank // self.devices_per_node for rank in ranks}) == 1:
-            return self.node_link
-        return self.fabric_link
-
     def problems(self, ranks: int) -> list[str]:
         """Whether so many ranks find a place."""
         if self.sharing == "exclusive" and ranks > self.devices:

@@ -19,9 +19,12 @@ from trivium.cost.setting import setting
 from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import OURS, Stack, stack_named
 from trivium.cost.stages import layers_of_ranks
+from trivium.plan.schedule import SCHEDULE_NAMES
 
-# Schedules as numbers, for arrays of plans.
-SCHEDULES = {"gpipe": 0, "1f1b": 1, "interleaved": 2, "zb-h1": 3, "zb-v": 4, "1f1b-split": 5, "given": 1}
+# Schedules as numbers, for arrays of plans; a given one is priced as 1F1B.
+SCHEDULES = {name: number for number, name in enumerate(SCHEDULE_NAMES)} | {
+    "given": SCHEDULE_NAMES.index("1f1b")
+}
 
 
 @dataclass(frozen=True)

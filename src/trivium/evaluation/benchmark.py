@@ -7,8 +7,8 @@ from typing import Any
 from trivium.errors import DataError
 from trivium.evaluation.config import BenchmarkConfig
 from trivium.evaluation.contamination import Overlap, split_result
-from trivium.evaluation.requests import Likelihoods, Request, Scored
-from trivium.evaluation.run import ask, prompt_hash, requests_about, result_of, right
+from trivium.evaluation.requests import Likelihoods, Request, Scored, ask
+from trivium.evaluation.run import prompt_hash, requests_about, result_of, right
 from trivium.evaluation.statistics import wilson
 from trivium.evaluation.tasks.definition import Definition, Shots, Wording
 from trivium.evaluation.tasks.readers import read_examples

@@ -25,8 +25,8 @@ from trivium.evaluation.calibration import (
     threshold_accuracy,
 )
 from trivium.evaluation.config import BenchmarkConfig, IncontextConfig
-from trivium.evaluation.requests import Likelihoods, Request
-from trivium.evaluation.run import ask, requests_about
+from trivium.evaluation.requests import Likelihoods, Request, ask
+from trivium.evaluation.run import requests_about
 from trivium.evaluation.statistics import wilson
 from trivium.evaluation.tasks.definition import Definition
 from trivium.evaluation.tasks.rows import Rows

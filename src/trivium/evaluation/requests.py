@@ -1,9 +1,11 @@
 """The questions put to a model, its answers, and what anything must offer to be evaluated."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from trivium.errors import DataError
 from trivium.evaluation.config import Sampling as Sampling
 
 
@@ -45,3 +47,19 @@ class Scorer(Likelihoods, Protocol):
     def generate(self, prompts: Sequence[str], *, settings: Sampling) -> list[str]:
         """One continuation per prompt, in order, without the prompt."""
         ...
+
+
+def ask(scorer: Likelihoods, requests: Sequence[Request]) -> list[Scored]:
+    """The answers, checked to be one finite number per request."""
+    answers = scorer.loglikelihood(requests)
+    if len(answers) != len(requests):
+        raise ValueError(f"the scorer gave {len(answers)} answers to {len(requests)} requests")
+    for request, answer in zip(requests, answers, strict=True):
+        if answer.tokens < 1:
+            raise ValueError(f"the scorer says {request.continuation!r} has {answer.tokens} tokens")
+        if not math.isfinite(answer.loglikelihood):
+            raise DataError(
+                f"after {request.context!r} the model gives {request.continuation!r} a log-likelihood of "
+                f"{answer.loglikelihood}: its weights are damaged or training diverged; use an earlier checkpoint"
+            )
+    return answers

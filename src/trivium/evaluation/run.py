@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 
 from trivium.errors import DataError
 from trivium.evaluation.config import EvaluationConfig, Intervals
-from trivium.evaluation.requests import Likelihoods, Request, Scored
+from trivium.evaluation.requests import Likelihoods, Request, Scored, ask
 from trivium.evaluation.statistics import bootstrap_mean, sign_test, wilson
 from trivium.evaluation.tasks.continuation import continuation_task
 from trivium.evaluation.tasks.items import Item, read_items
@@ -81,22 +80,6 @@ def requests_about(task: Task, example: Example, shots: Sequence[Example]) -> li
         Request(task.template.prompt(example, shots, number), choice)
         for number, choice in enumerate(example.choices)
     ]
-
-
-def ask(scorer: Likelihoods, requests: Sequence[Request]) -> list[Scored]:
-    """The answers, checked to be one finite number per request."""
-    answers = scorer.loglikelihood(requests)
-    if len(answers) != len(requests):
-        raise ValueError(f"the scorer gave {len(answers)} answers to {len(requests)} requests")
-    for request, answer in zip(requests, answers, strict=True):
-        if answer.tokens < 1:
-            raise ValueError(f"the scorer says {request.continuation!r} has {answer.tokens} tokens")
-        if not math.isfinite(answer.loglikelihood):
-            raise DataError(
-                f"the model gives {request.continuation!r} a log-likelihood of {answer.loglikelihood}: its weights "
-                "are damaged or training diverged; use an earlier checkpoint"
-            )
-    return answers
 
 
 def right(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trivium.checkpoint.durable import check_room, sync_directory
+from trivium.checkpoint.durable import check_room
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.pieces import TORCH_DTYPES, Entry, write_pieces
 from trivium.config import build
@@ -19,7 +19,7 @@ from trivium.interchange.settings import config_of
 from trivium.model.whole import WholeModel
 from trivium.plan.parameters import Box
 from trivium.plan.plan import Plan
-from trivium.provenance import write_json
+from trivium.provenance import sync_directory, write_json
 from trivium.seeds import generator_for
 from trivium.tokens.tokenizer import END_OF_TEXT, load_tokenizer
 

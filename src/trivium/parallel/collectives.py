@@ -250,8 +250,3 @@ def sum_over(x: Tensor, group: Group) -> Tensor:
 def scatter_sequence(x: Tensor, group: Group) -> Tensor:
     """Forward: reduce-scatter of positions. Backward: all-gather. Leaves a region under sequence parallelism."""
     return x if group.handle is None else _ScatterSequence.apply(x, group)
-
-
-def count_over_all(flag: bool, mesh: Mesh) -> int:
-    """How many ranks of the mesh say yes; every rank must ask."""
-    return round(float(sum_over_ranks_(torch.tensor(float(flag), device=mesh.device), mesh)))

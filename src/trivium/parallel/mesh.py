@@ -117,11 +117,6 @@ class Mesh:
         """Whether this rank, if it is one of the pipeline ranks `ends`, shares a group with the other."""
         return self.pipeline.index not in ends or {self.pipeline.ranks[n] for n in ends} <= {*self.ends.ranks}
 
-    @property
-    def is_first_of(self) -> dict[Axis, bool]:
-        """Whether this rank is the first along each axis."""
-        return {axis: self.group(axis).index == 0 for axis in AXES}
-
     @classmethod
     def connect(
         cls,

@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 from trivium.errors import ConfigError
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split", "given"]
+# Those that are made, not given.
+SCHEDULE_NAMES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split")
 # Those whose backward comes in two parts.
 SPLIT_SCHEDULES: tuple[ScheduleName, ...] = ("zb-h1", "zb-v", "1f1b-split")
 

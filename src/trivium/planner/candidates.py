@@ -7,8 +7,9 @@ from math import isqrt, prod
 import numpy as np
 
 from trivium.cost.case import MODES
+from trivium.plan.schedule import SCHEDULE_NAMES
 from trivium.planner.config import SearchSpace
-from trivium.planner.grid import SCHEDULE_NAMES, Candidates, Column, Grid, Mask, Subject
+from trivium.planner.grid import Candidates, Column, Grid, Mask, Subject
 from trivium.planner.laws import LAWS, Law, told
 
 SHOWN = 6  # values of a family that are named

@@ -15,8 +15,8 @@ from trivium.cost.setting import Setting, setting
 from trivium.cost.sharing import on_shared_cores
 from trivium.cost.stack import OURS, stack_named
 from trivium.cost.wavefront import Run, finish_seconds
-from trivium.plan.schedule import SPLIT_SCHEDULES
-from trivium.planner.grid import SCHEDULE_NAMES, Candidates
+from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES
+from trivium.planner.grid import Candidates
 
 Figures = NDArray[np.float64]
 

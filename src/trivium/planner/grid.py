@@ -12,12 +12,11 @@ from trivium.cost.case import MODES, Case, model_numbers
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.plan.precision import BYTES, Dtype, Precision
-from trivium.plan.schedule import SPLIT_SCHEDULES, ScheduleName
+from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES
 
 Column = NDArray[np.int64]
 Mask = Any  # NDArray[np.bool_], one entry per row: NumPy leaves the type of a comparison open
 
-SCHEDULE_NAMES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split")
 MODE_NAMES = tuple(MODES)
 ALL = slice(None)
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trivium.planner.grid import SCHEDULE_NAMES, Grid, Mask, Subject, micro_batches_of
+from trivium.plan.schedule import SCHEDULE_NAMES
+from trivium.planner.grid import Grid, Mask, Subject, micro_batches_of
 
 INTERLEAVED, ZB_V = (SCHEDULE_NAMES.index(name) for name in ("interleaved", "zb-v"))
 

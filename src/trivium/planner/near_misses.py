@@ -14,8 +14,9 @@ from trivium.cost.hardware import Machine
 from trivium.cost.memory import worst_rank
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
+from trivium.plan.schedule import SCHEDULE_NAMES
 from trivium.planner.config import SearchSpace
-from trivium.planner.grid import MODE_NAMES, SCHEDULE_NAMES, Candidates, Grid, Subject, columns_of
+from trivium.planner.grid import MODE_NAMES, Candidates, Grid, Subject, columns_of
 from trivium.planner.laws import INTERLEAVED, LAWS, told
 from trivium.planner.pricing import Ranking, Winner, price, rank, utilisation
 from trivium.planner.search import Found, legal_plans, memory_limit

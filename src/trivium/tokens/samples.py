@@ -98,11 +98,6 @@ class TokenDataset:
         return TokenDataset(directory, split, manifest=manifest, sequence=sequence, seed=seed)
 
     @property
-    def tokens_total(self) -> int:
-        """Tokens of the split on disk."""
-        return sum(len(shard.tokens) for shard in self._shards)
-
-    @property
     def num_samples(self) -> int:
         """Different windows of the split: all of validation; one pass over every source of train."""
         return int(self._windows.sum())

@@ -5,7 +5,6 @@ left_out.json  every rewind: its step, its cause, and the places in the order of
 """
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +14,7 @@ from typing import Any
 from trivium.config import build, to_tree
 from trivium.errors import DataError
 from trivium.plan.plan import Plan
+from trivium.provenance import write_json
 from trivium.tokens.left_out import LeftOut
 from trivium.tokens.samples import TokenDataset
 from trivium.training.config import TrainingConfig
@@ -59,7 +59,7 @@ def write_record(record: Record) -> None:
         "seed": record.seed,
         "tokens": str(record.tokens.resolve()),
     }
-    _replace(record.folder / RUN, json.dumps(tree, indent=1, sort_keys=True))
+    write_json(record.folder / RUN, tree)
 
 
 def read_record(folder: Path, tokens: Path | None = None) -> Record:
@@ -96,7 +96,7 @@ def entries_of(folder: Path) -> list[Entry]:
 
 def write_entries(folder: Path, entries: Sequence[Entry]) -> None:
     """Write left_out.json; it is on the disk when this returns."""
-    _replace(folder / LEFT_OUT, json.dumps(list(entries), indent=1))
+    write_json(folder / LEFT_OUT, list(entries))
 
 
 def left_out_of(entries: Iterable[Entry]) -> LeftOut:
@@ -109,17 +109,3 @@ def entry(step: int, cause: str, before: LeftOut, after: LeftOut) -> Entry:
     old = {place for gap in before.gaps for place in range(*gap)}
     new = LeftOut((p, p + 1) for gap in after.gaps for p in range(*gap) if p not in old)
     return {"step": step, "cause": cause, "gaps": [list(gap) for gap in new.gaps]}
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -155,9 +155,9 @@ class _Loop:
     def run(self, after_step: Callable[[], None]) -> None:
         begin = time.perf_counter()
         last = self.config.steps
-        # Not the first step, which warms up; at the full batch, so that a ramp's pipelines are full.
         if self.first_step == 0 and self.saves.is_due(0):
             self._save(0)
+        # Not the first step, which warms up; at the full batch, so that a ramp's pipelines are full.
         measured = min(max(self.first_step, self.plan.batch.segments[-1].first_step) + 2, last - 1)
         step = self.first_step
         while step < last:
