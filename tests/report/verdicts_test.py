@@ -79,3 +79,27 @@ def test_activations_may_differ_from_their_prediction(report):
 
 def test_the_limits_name_the_size_of_the_model(report):
     assert "466,000 parameters" in limits(report)[0]
+
+
+def test_limits_are_those_of_what_it_ran_on(report):
+    here = " ".join(limits(report))
+    assert all(x in here for x in ("tiny", "one CPU", "one machine", "no GPU", "no second node", "no 16-bit"))
+    report["training"] |= {"device": "NVIDIA X", "hosts": 2, "precision": "bf16", "parameters": 2 * 10**9}
+    there = " ".join(limits(report))
+    assert not any(x in there for x in ("tiny", "CPU", "one machine", "no ")) and "NVIDIA X" in there
+    report["training"] |= {"hosts": 1}
+    assert limits(report)[-1] == "Scale: every rank ran on this one machine; no second node."
+    report["training"] |= dict.fromkeys(("device", "hosts", "precision", "parameters"))  # not known
+    assert limits(report) == ["Quality: no model was trained to its end."]
+
+
+def test_a_training_that_goes_on_has_neither_learned_nor_failed(report):
+    report["training"] |= {"finished": False, "steps_planned": 9}
+    found = verdicts(report)[2]
+    assert found.state == "not tried" and "3 of 9 steps" in found.text
+
+
+def test_what_was_found_with_another_training_shows_nothing_of_this_one(report):
+    report["outdated"] = {"evaluation": "training"}
+    assert states(report) == ["proven"] * 5 + ["not shown"] * 2
+    assert "another training than this report's; `trivium evaluate` does it again" in verdicts(report)[5].text

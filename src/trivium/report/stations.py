@@ -69,6 +69,16 @@ class Summary(Result):
     parameters: int | None = None
     memory: list[RankMemory] = []
     phases: list[RankPhases] = []
+    finished: bool = True
+    steps_planned: int | None = None  # of a training that is not finished
+    device: str | None = None  # "cpu", or the name of an accelerator
+    hosts: int | None = None
+    precision: str | None = None
+
+
+class Begun(Result):
+    plan: dict[str, Any]
+    training: dict[str, Any]
 
 
 class Metric(Result):

@@ -2,12 +2,17 @@
 
 from typing import Any, Literal, NamedTuple
 
+from trivium.report.outdated import told
+from trivium.report.words import layout_text
+
 # "not shown": the figure is there and falls short, as that of a tiny model may; "failed": it must not.
 State = Literal["proven", "failed", "not shown", "not tried"]
 
 CAUGHT = 0.95  # of the planted documents of each kind
 LOST = 0.02  # of the honest documents
 EXACT = ("weights", "gradients", "optimizer")  # categories of memory that must be predicted to the byte
+TINY = 100_000_000  # parameters; GPT-2's smallest has 124 million
+CPU = "cpu"  # as a training's summary names the processor
 
 
 class Verdict(NamedTuple):
@@ -18,28 +23,67 @@ class Verdict(NamedTuple):
 
 
 def verdicts(report: dict[str, Any]) -> list[Verdict]:
-    """Every claim, in the order of the path."""
-    return [
-        _planted(report["planted"]),
-        _honest(report["honest"]),
-        _learned(report["training"]),
-        _resumed(report["resume_proof"]),
-        _counted(report["memory"]),
-        _answers(report["evaluation"]),
-        _above_chance(report["evaluation"]),
-    ]
+    """Every claim, in the order of the path; what was found with other inputs than the report's shows nothing here."""
+    found = (
+        ("curated", "corpus curate", _planted(report["planted"])),
+        ("curated", "corpus curate", _honest(report["honest"])),
+        ("training", "train", _learned(report["training"])),
+        ("resume", "prove", _resumed(report["resume_proof"])),
+        ("training", "train", _counted(report["memory"])),
+        ("evaluation", "evaluate", _answers(report["evaluation"])),
+        ("evaluation", "evaluate", _above_chance(report["evaluation"])),
+    )
+    return [_of_this_report(v, verb, report["outdated"].get(station)) for station, verb, v in found]
+
+
+def _of_this_report(verdict: Verdict, verb: str, earlier: str | None) -> Verdict:
+    if earlier is None or verdict.state == "not tried":
+        return verdict
+    return Verdict("not shown", f"{verdict.text}; but this is {told(earlier, verb)}")
 
 
 def limits(report: dict[str, Any]) -> list[str]:
-    """What no run of this kind can prove."""
+    """What a run of this kind does not prove, as far as it is known on what it ran."""
     training = report["training"] or {}
-    size = f"{training['parameters']:,} parameters" if training.get("parameters") else "few parameters"
+    return [*_quality(training), *_speed(training), *_scale(training)]
+
+
+def is_tiny(training: dict[str, Any]) -> bool:
+    """Whether a model is known to be too small for its quality to say anything of the method."""
+    return 0 < (training.get("parameters") or 0) < TINY
+
+
+def _quality(training: dict[str, Any]) -> list[str]:
+    if not training.get("parameters"):
+        return ["Quality: no model was trained to its end."]
+    size = f"{training['parameters']:,} parameters"
     seen = f", {training['tokens']:,} tokens" if training.get("tokens") else ""
-    return [
-        f"Quality: the model is tiny ({size}{seen}). The path works; what it reaches at scale is not shown.",
-        "Speed: ranks were processes on the cores of one CPU; seconds here say nothing about a cluster.",
-        "Scale: every rank ran on this one machine; no NCCL, no GPU, no second node, no 16-bit training.",
+    if is_tiny(training):
+        return [
+            f"Quality: the model is tiny ({size}{seen}). The path works; what it reaches at scale is not shown."
+        ]
+    return [f"Quality: one training ({size}{seen}). Another seed, size or corpus may come out otherwise."]
+
+
+def _speed(training: dict[str, Any]) -> list[str]:
+    device = training.get("device")
+    if device is None:
+        return []
+    if device != CPU:
+        return [f"Speed: seconds are those of {device}; they say nothing about other machines."]
+    where = "the cores of one CPU" if training.get("hosts") == 1 else "CPUs"
+    return [f"Speed: ranks were processes on {where}; seconds here say nothing about a cluster."]
+
+
+def _scale(training: dict[str, Any]) -> list[str]:
+    one_host = training.get("hosts") == 1
+    lacks = [
+        *(["no NCCL", "no GPU"] if training.get("device") == CPU else []),
+        *(["no second node"] if one_host else []),
+        *(["no 16-bit training"] if training.get("precision") in ("fp32", "fp64") else []),
     ]
+    where = "every rank ran on this one machine; " if one_host else ""
+    return [f"Scale: {where}{', '.join(lacks)}."] if lacks else []
 
 
 def _planted(planted: dict[str, Any] | None) -> Verdict:
@@ -73,6 +117,9 @@ def _honest(honest: dict[str, Any] | None) -> Verdict:
 
 
 def _learned(training: dict[str, Any] | None) -> Verdict:
+    if training is not None and not training["finished"]:
+        done = f"training has done {training['steps']} of {training['steps_planned'] or 'unknown'} steps"
+        return Verdict("not tried", f"The model learns more than token frequencies: {done}")
     loss, entropy = (training or {}).get("validation_loss"), (training or {}).get("unigram_entropy")
     if training is None or entropy is None:
         return Verdict("not tried", "The model learns more than token frequencies")
@@ -168,15 +215,3 @@ def _above_chance(evaluation: dict[str, Any] | None) -> Verdict:
 def _baseline(score: dict[str, Any]) -> float:
     """What a score must exceed: chance, and the unigram baseline where it was measured."""
     return max(float(score["chance"]), float(score["unigram"] or 0))
-
-
-def layout_text(layout: dict[str, Any]) -> str:
-    """tensor 2 x pipeline 2 (2 chunks) x data 2."""
-    chunks = layout.get("chunks", 1)
-    held = f" ({chunks} chunks)" if chunks not in (None, 1) else ""
-    axes = [
-        f"{axis} {layout[axis]}{held if axis == 'pipeline' else ''}"
-        for axis in ("tensor", "pipeline", "data", "context")
-        if axis in layout and (axis != "context" or layout[axis] != 1)
-    ]
-    return " x ".join(axes) or "an unknown layout"
