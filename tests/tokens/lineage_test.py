@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from trivium.errors import DataError
-from trivium.tokens.lineage import LineageWriter, read_lineage, spans
+from trivium.tokens.lineage import LineageWriter, find_documents, read_lineage, spans
 from trivium.tokens.shards import ShardWriter, TokenShard
 
 
@@ -46,3 +46,20 @@ def test_a_missing_or_damaged_table_is_refused_by_name(tmp_path, shard):
     (tmp_path / "l.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"l\.parquet is not readable"):
         read_lineage(tmp_path / "l.parquet", shard)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [("C", ["C", "C#0"]), ("C# basics", ["C# basics"]), ("C# basics#1", []), ("C#0", ["C#0"])],
+)
+def test_the_pieces_of_a_document_are_told_from_others_whose_id_has_the_mark(tmp_path, asked, found):
+    ids = ["C", "C#0", "C# basics", "C#sharp#0"]
+    lengths = np.asarray([1, 2, 3, 4])
+    writer = ShardWriter(tmp_path / "s", dtype="int32")
+    writer.append(np.arange(10), lengths)
+    writer.close()
+    lineage = LineageWriter(tmp_path / "l.parquet")
+    lineage.append(ids, lengths)
+    lineage.close()
+    places = find_documents(tmp_path / "l.parquet", TokenShard.open(tmp_path / "s"), "web", asked)
+    assert [place.document for place in places] == found

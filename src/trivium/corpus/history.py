@@ -10,11 +10,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trivium.corpus.curate import REJECTS
+from trivium.corpus.document import PIECE, whole_of
 from trivium.corpus.inputs import DOCUMENTS
 from trivium.corpus.store import documents_in, read_manifest
 from trivium.errors import DataError
-
-PIECE = "#"  # between a document's id and the number of a piece of it
 
 
 def rejects_of(curated: Path) -> Iterator[dict[str, Any]]:
@@ -36,18 +35,18 @@ def history(curated: Path, identity: str) -> dict[str, Any]:
     kept: what is left of it (id, source, metadata, text); dropped: its entries among the rejects; copies: near
     duplicates that were dropped in its favour, with their similarity.
     """
-    whole = identity.split(PIECE)[0]
+    whole = whole_of(identity)
     kept = [
         {"id": d.id, "source": d.source, "metadata": d.metadata, "text": d.text}
         for table in _tables_with(curated, whole)
         for d in documents_in(table)
-        if identity in (whole, d.id)
+        if d.id == identity or whole_of(d.id) == identity
     ]
     dropped, copies = [], []
     for row in rejects_of(curated):
-        if row["id"] == whole:
+        if row["id"] in (identity, whole):
             dropped.append(row)
-        elif row.get("survivor") == whole:
+        elif row.get("survivor") in (identity, whole):
             copies.append({"id": row["id"], "jaccard": row["jaccard"]})
     if not kept and not dropped:
         raise DataError(
