@@ -1,6 +1,7 @@
 import copy
 
 import pytest
+from scipy import stats
 
 from report.fake_run import write_run
 from trivium.report.collect import collect
@@ -51,6 +52,24 @@ def test_a_score_whose_interval_touches_chance_is_not_better_than_chance(report)
 def test_a_score_above_chance_but_not_above_token_frequencies_is_not_shown_to_be_better(report):
     for score in report["evaluation"]["tasks"]["last_word"].values():
         score["unigram"] = 0.28
+    assert states(report)[6] == "not shown"
+
+
+def test_the_best_of_many_scores_must_be_better_than_luck_makes_the_best_of_many(report):
+    """31 % of 500 against 26 %: 0.7 % by luck if it is the only score, and the same evidence among 40 is none."""
+    task = report["evaluation"]["tasks"]["last_word"]
+    score = task["0"]
+    exact = float(stats.binom.sf(round(0.31 * 500) - 1, 500, 0.26))
+    report["evaluation"]["tasks"] = {"last_word": {"0": score}}
+    assert states(report)[6] == "proven" and f"{exact:.3f}" in verdicts(report)[6].text
+    report["evaluation"]["tasks"] = {"last_word": {str(shots): score for shots in range(40)}}
+    found = verdicts(report)[6]
+    assert found.state == "not shown" and f"{40 * exact:.3f}" in found.text
+
+
+def test_the_paired_comparison_with_token_frequencies_counts_where_it_was_made(report):
+    for score in report["evaluation"]["tasks"]["last_word"].values():
+        score["unigram_p"] = 0.125
     assert states(report)[6] == "not shown"
 
 

@@ -1,9 +1,10 @@
 """What a run proved: each claim with its figures, true, false, or not tried."""
 
+import math
 from typing import Any, Literal, NamedTuple
 
 from trivium.report.outdated import told
-from trivium.report.words import layout_text
+from trivium.report.words import chance_text, layout_text
 
 # "not shown": the figure is there and falls short, as that of a tiny model may; "failed": it must not.
 State = Literal["proven", "failed", "not shown", "not tried"]
@@ -11,6 +12,7 @@ State = Literal["proven", "failed", "not shown", "not tried"]
 CAUGHT = 0.95  # of the planted documents of each kind
 LOST = 0.02  # of the honest documents
 EXACT = ("weights", "gradients", "optimizer")  # categories of memory that must be predicted to the byte
+LUCK = 0.05  # a claim about scores may be this likely to be mere luck
 TINY = 100_000_000  # parameters; GPT-2's smallest has 124 million
 CPU = "cpu"  # as a training's summary names the processor
 
@@ -198,18 +200,46 @@ def _scores(evaluation: dict[str, Any] | None) -> list[tuple[str, str, dict[str,
 
 
 def _above_chance(evaluation: dict[str, Any] | None) -> Verdict:
-    scores = [s for s in _scores(evaluation) if s[2]["interval"] is not None and s[2]["chance"] is not None]
+    scores = [
+        s
+        for s in _scores(evaluation)
+        if s[2]["n"] and s[2]["interval"] is not None and s[2]["chance"] is not None
+    ]
     if not scores:
         return Verdict("not tried", "Some task is answered better than by chance")
-    task, shots, best = max(scores, key=lambda item: item[2]["interval"][0] - _baseline(item[2]))
+    task, shots, best = min(scores, key=lambda item: (_luck(item[2]), -item[2]["accuracy"]))
     low, high = best["interval"]
-    better = low > _baseline(best)
+    luck = min(1.0, len(scores) * _luck(best))  # the best of several is better than any one
+    better = low > _baseline(best) and luck < LUCK
     return Verdict(
         "proven" if better else "not shown",
-        f"{'Some' if better else 'No'} task is answered better than by chance and by token frequencies: the best of "
+        f"{'Some' if better else 'No'} task is answered better than by chance and by token frequencies: the surest of "
         f"{len(scores)} scores, {task} with {shots} shots, is {best['accuracy']:.1%} (interval {low:.1%} to "
-        f"{high:.1%}) against {_baseline(best):.1%}",
+        f"{high:.1%}) against {_baseline(best):.1%}; p, corrected for their number: {chance_text(luck)}",
     )
+
+
+def _luck(score: dict[str, Any]) -> float:
+    """The probability of so many right answers by chance, or of being so far above token frequencies: the larger."""
+    right = round(score["accuracy"] * score["n"])
+    by_tokens = score.get("unigram_p")
+    if by_tokens is None:
+        by_tokens = _at_least(right, score["n"], score["unigram"] or 0.0)
+    return max(_at_least(right, score["n"], score["chance"]), by_tokens)
+
+
+def _at_least(successes: int, trials: int, rate: float) -> float:
+    """The probability of so many successes or more in independent trials."""
+    if successes == 0 or rate >= 1:
+        return 1.0
+    if rate <= 0:
+        return 0.0
+    ways = (
+        math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1)
+        for k in range(successes, trials + 1)
+    )
+    logs = (w + k * math.log(rate) + (trials - k) * math.log1p(-rate) for k, w in enumerate(ways, successes))
+    return min(1.0, math.fsum(map(math.exp, logs)))
 
 
 def _baseline(score: dict[str, Any]) -> float:
