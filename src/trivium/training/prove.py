@@ -81,6 +81,7 @@ def another_layout(plan: Plan) -> Plan:
             update={
                 "layout": layout,
                 "schedule": "1f1b",
+                "rows": None,
                 "partition": type(plan.partition)(),
                 "sequence_parallel": False,
             }
