@@ -82,6 +82,13 @@ def test_a_field_of_the_wrong_kind_is_named(tmp_path):
         collect(write_run(tmp_path, **{"curated/funnel.json": wrong}))
 
 
+@pytest.mark.parametrize("score", [{"accuracy": 1.5}, {"accuracy": 0.5, "n": -1}])
+def test_a_score_that_no_task_can_have_is_damage(tmp_path, score):
+    results = {"tasks": {"last_word": {"0": score}}}
+    with pytest.raises(DataError, match=r"evaluation/results\.json is damaged \(tasks\.last_word\.0\."):
+        collect(write_run(tmp_path, **{"evaluation/results.json": results}))
+
+
 def test_a_last_metric_cut_short_by_a_kill_is_left_out_and_one_in_the_middle_is_damage(tmp_path):
     whole = "".join(json.dumps(m) + "\n" for m in METRICS)
     cut = collect(write_run(tmp_path / "a", **{"training/metrics.jsonl": whole + '{"step": 4, "lo'}))

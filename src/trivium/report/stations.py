@@ -1,8 +1,8 @@
 """What the report asks of each station's results; more is welcome and kept, less or other is refused."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 Number = float | None  # a figure that is not finite is stored as null
 
@@ -113,9 +113,9 @@ class Proof(Result):
 
 
 class Score(Result):
-    accuracy: float
+    accuracy: Annotated[float, Field(ge=0, le=1)]
     interval: tuple[float, float] | None = None
-    n: int | None = None
+    n: Annotated[int, Field(ge=0)] | None = None
     chance: Number = None
     unigram: Number = None
     normalisation: str | None = None
