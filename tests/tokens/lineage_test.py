@@ -24,12 +24,14 @@ def test_the_table_names_the_documents_of_its_shard(tmp_path, shard):
 
 def test_spans_agree_with_counting_token_by_token():
     names, starts = list("abcd"), np.asarray([0, 3, 3, 4, 6])
-    owner = ["a", "a", "a", "c", "d", "d"]
-    for first in range(6):
+    owner = [("a", 0), ("a", 1), ("a", 2), ("c", 0), ("d", 0), ("d", 1)]
+    for first in range(13):
         for last in range(first + 1, first + 14):
-            expected = [owner[k % 6] for k in range(first, last)]
-            found = [s.document for s in spans(names, starts, (first, last)) for _ in range(s.length)]
-            assert found == expected
+            expected = [(k - first, *owner[k % 6]) for k in range(first, last)]
+            found = spans(names, starts, (first, last))
+            assert [
+                (s.offset + k, s.document, s.begin + k) for s in found for k in range(s.length)
+            ] == expected
 
 
 def test_a_table_of_another_shard_is_refused(tmp_path, shard):

@@ -99,9 +99,18 @@ def spans(documents: Sequence[str], starts: NDArray[np.int64], window: tuple[int
     total = int(starts[-1])
     while at < end:
         place = at % total
+        until = min(place + end - at, total)
         # The last document that starts at or before `place`: empty ones before it hold no token.
-        index = int(np.searchsorted(starts, place, side="right")) - 1
-        length = min(int(starts[index + 1]) - place, end - at)
-        found.append(Span(documents[index], at - window[0], length, place - int(starts[index])))
-        at += length
+        first = int(np.searchsorted(starts, place, side="right")) - 1
+        behind = int(np.searchsorted(starts, until, side="left"))
+        begins = starts[first:behind].tolist()
+        edges = [place, *begins[1:], until]
+        found += [
+            Span(documents[index], at + here - place - window[0], there - here, here - begin)
+            for index, (begin, here, there) in enumerate(
+                zip(begins, edges[:-1], edges[1:], strict=True), first
+            )
+            if here < there
+        ]
+        at += until - place
     return found
