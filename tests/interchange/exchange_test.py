@@ -155,7 +155,8 @@ def test_bf16_weights_stay_bf16(tmp_path: Path) -> None:
     checkpoint = written(tmp_path / "ours", small(precision={"weights": "bf16"}))
     assert export_hf(checkpoint, tmp_path / "hf", tokenizer=None).difference <= TOLERANCE
     assert {t.dtype for t in load_file(tmp_path / "hf" / "model.safetensors").values()} == {torch.bfloat16}
-    assert json.loads((tmp_path / "hf" / "config.json").read_text())["dtype"] == "bfloat16"
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert config["dtype"] == config["torch_dtype"] == "bfloat16", "by its name of today, and of before"
 
 
 def begin(place: Place, plan: Plan, path: Path, expected: torch.Tensor) -> None:

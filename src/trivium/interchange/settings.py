@@ -26,6 +26,7 @@ def config_of(model: ModelShape, *, dtype: str) -> dict[str, Any]:
         "eos_token_id": model.end_of_text,
         "use_cache": True,
         "dtype": dtype,
+        "torch_dtype": dtype,  # transformers before 4.56, and what was written against it
     }
     return common | (_gpt2(model) if model.family == "gpt" else _llama(model))
 
