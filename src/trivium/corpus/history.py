@@ -85,6 +85,8 @@ def _shown(value: Any) -> str:
 
 def _tables_with(curated: Path, identity: str) -> Iterator[Any]:
     for shard in read_manifest(curated / DOCUMENTS)["shards"]:
-        table = pq.read_table(curated / DOCUMENTS / shard["file"])
-        same = pc.or_(pc.equal(table["id"], identity), pc.starts_with(table["id"], pattern=identity + PIECE))
-        yield table.filter(same)
+        path = curated / DOCUMENTS / shard["file"]
+        ids = pq.read_table(path, columns=["id"])["id"]
+        same = pc.or_(pc.equal(ids, identity), pc.starts_with(ids, pattern=identity + PIECE))
+        if pc.any(same).as_py():  # texts are most of a shard
+            yield pq.read_table(path).filter(same)

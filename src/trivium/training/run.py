@@ -256,8 +256,9 @@ class _Loop:
         samples = Samples(0, self.validation_samples, self._reader(self.validation))
         self.validation_loss = loss = self.trainer.validate(samples)
         if self._speaks:
+            told = {"validation_loss": loss} if math.isfinite(loss) else {}
             record = {"step": step + 1, "time": time.time(), "tokens": self._tokens(step)}
-            append(self.job.out / METRICS, {**record, "validation_loss": loss})
+            append(self.job.out / METRICS, {**record, **told})
 
     def _examines(self, step: int) -> bool:
         every = self.config.evaluation.every
