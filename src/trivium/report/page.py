@@ -30,12 +30,13 @@ STATIONS = (
 _MARKS = {"proven": "✓", "failed": "✗", "not shown": "–", "not tried": "–"}
 
 
-def write_report(run: Path) -> tuple[Path, Path]:
+def write_report(run: Path, report: dict[str, Any] | None = None) -> tuple[Path, Path]:
     """Write report.html and report.json into the run directory; returns their paths.
 
-    Raises DataError where a station's results are damaged; nothing is written then.
+    report: what was collected there, if it was. Raises DataError where a station's results are damaged; nothing is
+    written then.
     """
-    report = collect(run)
+    report = collect(run) if report is None else report
     page, data = run / "report.html", run / "report.json"
     text = render(report, next_command(report, run))
     write_json(data, results(report))
