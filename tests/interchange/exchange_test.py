@@ -195,11 +195,14 @@ def test_an_imported_model_begins_in_any_layout(
 def test_the_tokenizer_goes_along(tmp_path: Path) -> None:
     words = train_tokenizer(["some words, and some more words"] * 3, 300)
     words.save(tmp_path / "tokenizer.json")
-    checkpoint = written(tmp_path / "ours", small(model={"vocabulary": words.vocabulary}))
+    other = words.end_of_text + 5  # joined documents may be trained on without a word about their end
+    plan = small(model={"vocabulary": words.vocabulary, "end_of_text": other})
+    checkpoint = written(tmp_path / "ours", plan)
     export_hf(checkpoint, tmp_path / "hf", tokenizer=tmp_path / "tokenizer.json")
     assert (tmp_path / "hf" / "tokenizer.json").read_bytes() == (tmp_path / "tokenizer.json").read_bytes()
     generation = json.loads((tmp_path / "hf" / "generation_config.json").read_text())
-    assert generation["eos_token_id"] == words.end_of_text
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert generation["eos_token_id"] == config["eos_token_id"] == config["bos_token_id"] == words.end_of_text
     back = Checkpoint.open(import_hf(tmp_path / "hf", tmp_path / "back"))
     assert back.manifest["data"]["tokenizer_sha256"] == words.sha256
 

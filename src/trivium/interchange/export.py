@@ -50,6 +50,10 @@ def export_hf(source: Checkpoint, folder: Path, *, tokenizer: Path | None) -> Ex
     words = None if tokenizer is None else _words_of(source, plan, tokenizer)
     dtype = source.manifest["tensors"]["weights/embedding.tokens.weight"]["dtype"]
     config = config_of(plan.model, dtype=NAMES[dtype])
+    if (
+        words is not None
+    ):  # where documents see each other, the model's own id of their end is never asked for
+        config |= dict.fromkeys(("bos_token_id", "eos_token_id"), words.end_of_text)
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
