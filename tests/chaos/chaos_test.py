@@ -62,6 +62,15 @@ def test_resumed_runs_are_bitwise_equal(tmp_path: Path) -> None:
     assert found["passed"] and found["bitwise_equal"] == 2, found["losses"]
 
 
+def test_a_training_that_begins_anew_proves_no_resume(tmp_path: Path, monkeypatch) -> None:
+    """It ends in the same bits, and no checkpoint had any part in that."""
+    monkeypatch.setattr(run, "newest_good", lambda root, mesh, warn: None)
+    found = resume.resume_often(tmp_path, resumes=1)
+    assert not found["passed"] and found["bitwise_equal"] == 0
+    (loss,) = found["losses"]
+    assert loss.endswith("it was not resumed from a checkpoint")
+
+
 def test_a_full_disk_stops_no_training(tmp_path: Path) -> None:
     found = disk_full.fill_often(tmp_path, fillings=2)
     assert found["passed"] and found["went_on"] == 2, found["losses"]

@@ -19,6 +19,7 @@ from trivium.cli import main as entry
 from trivium.config import to_tree
 from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box
+from trivium.tokens.tokenizer import train_tokenizer
 from trivium.training.state import fragments
 from trivium.training.trainer import Trainer
 
@@ -106,6 +107,25 @@ def test_export_and_import_go_round(call, run: Path) -> None:
     name = "weights/layers.2.attention.qkv.weight"
     assert torch.equal(one.read(name, box, torch.float32), two.read(name, box, torch.float32))
     assert call("export", "--to", "onnx", str(run / "x"))[0] == 2
+
+
+def test_a_checkpoint_of_another_run_is_exported_with_that_runs_tokenizer(
+    call, run: Path, tmp_path_factory
+) -> None:
+    other = tmp_path_factory.mktemp("other")
+    for root, text in ((run, "some words"), (other, "other text")):
+        (root / "tokens").mkdir()
+        train_tokenizer([text] * 3, 260).save(root / "tokens" / "tokenizer.json")
+    plan = small(model={"vocabulary": 300})  # room for the ids of either
+    trainer = Trainer(plan, Mesh.single(), seed=7, rule=RULE)
+    there = other / "training" / "checkpoints"
+    path = save(there, 10, fragments(trainer), Mesh.single(), {"plan": to_tree(plan)})
+    assert call("export", str(run / "hf"), str(path))[0] == 0
+    exported = (run / "hf" / "tokenizer.json").read_bytes()
+    assert exported == (other / "tokens" / "tokenizer.json").read_bytes()
+    mine = run / "tokens" / "tokenizer.json"
+    assert call("export", str(run / "named"), str(path), "--tokenizer", str(mine))[0] == 0
+    assert (run / "named" / "tokenizer.json").read_bytes() == mine.read_bytes()
 
 
 def test_rm_keeps_the_last_good_one_and_stays_away_from_a_running_job(call, run: Path) -> None:

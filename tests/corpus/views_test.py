@@ -1,5 +1,6 @@
 """Laws of looking at a corpus: every document has a history, figures add up, and equality means every byte."""
 
+import gzip
 import json
 import shutil
 
@@ -52,6 +53,18 @@ def test_pieces_are_found_by_the_id_of_the_whole_and_by_their_own(curated):
     whole = pieces[0].split("#")[0]
     assert {one["id"] for one in history(curated, whole)["kept"]} >= {f"{whole}#0", f"{whole}#1"}
     assert [one["id"] for one in history(curated, pieces[0])["kept"]] == [pieces[0]]
+
+
+def test_an_id_with_the_mark_of_pieces_in_it_is_no_piece(tmp_path):
+    ids = ("C", "C# basics", "https://a.org/C#intro", "https://a.org/C#intro#0", "notes#12")
+    write_documents(tmp_path / "documents", [Document(i, f"text of {i}", "web") for i in ids])
+    with gzip.open(tmp_path / "rejects.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.write(json.dumps({"id": "copy#1", "step": "language", "reason": "other"}) + "\n")
+    for identity in ("C", "C# basics", "notes#12"):
+        assert [one["id"] for one in history(tmp_path, identity)["kept"]] == [identity]
+    both = [one["id"] for one in history(tmp_path, "https://a.org/C#intro")["kept"]]
+    assert both == ["https://a.org/C#intro", "https://a.org/C#intro#0"]
+    assert [one["id"] for one in history(tmp_path, "copy#1")["dropped"]] == ["copy#1"]
 
 
 def test_an_id_that_is_nowhere_and_a_folder_without_a_corpus_are_errors(curated, tmp_path):

@@ -37,14 +37,16 @@ MODELS = {
 }
 
 
-def written(root: Path, plan: Plan) -> Checkpoint:
+def written(root: Path, plan: Plan, about: dict[str, object] | None = None) -> Checkpoint:
     trainer = Trainer(plan, Mesh.single(), seed=7, rule=RULE)
     with torch.no_grad():
         for bucket in trainer.buckets:  # biases and norms too are something
             bucket.weights.add_(
                 torch.randn(bucket.weights.shape, generator=torch.Generator().manual_seed(1)) / 9
             )
-    path = save(root, 4, fragments(trainer), Mesh.single(), {"plan": to_tree(plan), "updates": 4})
+    path = save(
+        root, 4, fragments(trainer), Mesh.single(), {"plan": to_tree(plan), "updates": 4, **(about or {})}
+    )
     return Checkpoint.open(path)
 
 
@@ -127,11 +129,34 @@ def test_large_models_go_into_several_files_with_an_index(tmp_path: Path, monkey
     )
 
 
+def test_files_that_the_index_does_not_name_are_no_part_of_the_model(tmp_path: Path, monkeypatch) -> None:
+    checkpoint, folder = written(tmp_path / "ours", small()), tmp_path / "hf"
+    monkeypatch.setattr(exporter, "FILE_BYTES", 20_000)
+    export_hf(checkpoint, folder, tokenizer=None)
+    index = json.loads((folder / names.INDEX).read_text())["weight_map"]
+    key, file = next(iter(index.items()))
+    # Of an earlier download: later in the order of names, and with other weights.
+    save_file({key: load_file(folder / file)[key] + 1}, folder / "model-00009-of-00009.safetensors")
+    back = Checkpoint.open(import_hf(folder, tmp_path / "back"))
+    assert all(
+        torch.equal(a, b) for a, b in zip(weights(checkpoint).values(), weights(back).values(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": [1]}, {"weight_map": {"a": "../a.safetensors"}}])
+def test_an_index_that_is_none_is_refused(tmp_path: Path, index: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of(small().model, dtype="float32")))
+    (tmp_path / names.INDEX).write_text(json.dumps(index))
+    with pytest.raises(DataError, match="has no weight_map of tensors to files beside it"):
+        import_hf(tmp_path, tmp_path / "back")
+
+
 def test_bf16_weights_stay_bf16(tmp_path: Path) -> None:
     checkpoint = written(tmp_path / "ours", small(precision={"weights": "bf16"}))
     assert export_hf(checkpoint, tmp_path / "hf", tokenizer=None).difference <= TOLERANCE
     assert {t.dtype for t in load_file(tmp_path / "hf" / "model.safetensors").values()} == {torch.bfloat16}
-    assert json.loads((tmp_path / "hf" / "config.json").read_text())["dtype"] == "bfloat16"
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert config["dtype"] == config["torch_dtype"] == "bfloat16", "by its name of today, and of before"
 
 
 def begin(place: Place, plan: Plan, path: Path, expected: torch.Tensor) -> None:
@@ -170,13 +195,31 @@ def test_an_imported_model_begins_in_any_layout(
 def test_the_tokenizer_goes_along(tmp_path: Path) -> None:
     words = train_tokenizer(["some words, and some more words"] * 3, 300)
     words.save(tmp_path / "tokenizer.json")
-    checkpoint = written(tmp_path / "ours", small(model={"vocabulary": words.vocabulary}))
+    other = words.end_of_text + 5  # joined documents may be trained on without a word about their end
+    plan = small(model={"vocabulary": words.vocabulary, "end_of_text": other})
+    checkpoint = written(tmp_path / "ours", plan)
     export_hf(checkpoint, tmp_path / "hf", tokenizer=tmp_path / "tokenizer.json")
     assert (tmp_path / "hf" / "tokenizer.json").read_bytes() == (tmp_path / "tokenizer.json").read_bytes()
     generation = json.loads((tmp_path / "hf" / "generation_config.json").read_text())
-    assert generation["eos_token_id"] == words.end_of_text
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert generation["eos_token_id"] == config["eos_token_id"] == config["bos_token_id"] == words.end_of_text
     back = Checkpoint.open(import_hf(tmp_path / "hf", tmp_path / "back"))
     assert back.manifest["data"]["tokenizer_sha256"] == words.sha256
+
+
+def test_the_tokenizer_of_another_model_does_not_go_along(tmp_path: Path) -> None:
+    mine, other = (
+        train_tokenizer([text] * 3, 300) for text in ("some words, and some more words", "an other text")
+    )
+    other.save(tmp_path / "tokenizer.json")
+    plan = small(model={"vocabulary": mine.vocabulary})
+    checkpoint = written(tmp_path / "ours", plan, {"data": {"tokenizer_sha256": mine.sha256}})
+    with pytest.raises(CheckpointError, match="its ids mean other words"):
+        export_hf(checkpoint, tmp_path / "hf", tokenizer=tmp_path / "tokenizer.json")
+    unknown = written(tmp_path / "unknown", small(model={"vocabulary": 50}))
+    with pytest.raises(CheckpointError, match="ids, but the model of .* predicts 50"):
+        export_hf(unknown, tmp_path / "hf", tokenizer=tmp_path / "tokenizer.json")
+    assert not (tmp_path / "hf").exists()
 
 
 def test_what_no_architecture_there_computes_is_refused() -> None:
@@ -191,7 +234,12 @@ def test_what_no_architecture_there_computes_is_refused() -> None:
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"attention_bias": True}, "attention_bias"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "yarn"),
+        ({"rope_parameters": {"type": "linear"}}, "linear"),
+        ({"rope_parameters": "yarn"}, "yarn"),
         ({"head_dim": 99}, "head_dim"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"architectures": 7}, "7"),
+        ({"architectures": [["BertModel"]]}, "BertModel"),
     ],
 )
 def test_what_this_engine_does_not_compute_is_refused(change, said: str) -> None:

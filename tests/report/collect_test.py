@@ -9,6 +9,7 @@ from trivium.report.collect import MOST_POINTS, collect, results
 KEYS = {
     "funnel", "planted", "honest", "training", "resume_proof", "evaluation", "bias", "samples", "provenance",
     "seconds", "plan", "memory", "missing", "corpus", "extraction", "tasks", "incontext", "bias_series",
+    "outdated",
 }  # fmt: skip
 
 
@@ -29,7 +30,7 @@ def test_report_json_has_exactly_the_promised_keys(tmp_path):
     """The page shows the plan and the memory besides; they are in plan/plan.json and under `training`."""
     promised = {
         *("funnel", "planted", "honest", "training", "resume_proof", "evaluation", "bias", "samples"),
-        *("provenance", "seconds", "corpus", "extraction", "tasks", "incontext", "bias_series"),
+        *("provenance", "seconds", "corpus", "extraction", "tasks", "incontext", "bias_series", "outdated"),
     }
     assert set(results(collect(write_run(tmp_path)))) == promised
     empty = results(collect(tmp_path / "training"))
@@ -44,7 +45,7 @@ def test_curves_are_the_metrics_split_by_kind(tmp_path):
 
 def test_an_empty_run_is_all_missing_and_no_exception(tmp_path):
     report = collect(tmp_path)
-    assert set(report["missing"]) == KEYS - {"missing"}
+    assert set(report["missing"]) == KEYS - {"missing", "outdated"}
     assert all(report[key] is None for key in report["missing"])
 
 
@@ -81,6 +82,13 @@ def test_a_field_of_the_wrong_kind_is_named(tmp_path):
         collect(write_run(tmp_path, **{"curated/funnel.json": wrong}))
 
 
+@pytest.mark.parametrize("score", [{"accuracy": 1.5}, {"accuracy": 0.5, "n": -1}])
+def test_a_score_that_no_task_can_have_is_damage(tmp_path, score):
+    results = {"tasks": {"last_word": {"0": score}}}
+    with pytest.raises(DataError, match=r"evaluation/results\.json is damaged \(tasks\.last_word\.0\."):
+        collect(write_run(tmp_path, **{"evaluation/results.json": results}))
+
+
 def test_a_last_metric_cut_short_by_a_kill_is_left_out_and_one_in_the_middle_is_damage(tmp_path):
     whole = "".join(json.dumps(m) + "\n" for m in METRICS)
     cut = collect(write_run(tmp_path / "a", **{"training/metrics.jsonl": whole + '{"step": 4, "lo'}))
@@ -112,3 +120,89 @@ def test_samples_may_be_a_bare_list(tmp_path):
 def test_a_directory_that_does_not_exist_is_refused(tmp_path):
     with pytest.raises(DataError, match="nowhere is not a run directory"):
         collect(tmp_path / "nowhere")
+
+
+BEGUN = {
+    "plan": {"layout": {"tensor": 2, "pipeline": 1, "data": 1}, "schedule": "1f1b"},
+    "training": {"steps": 9},
+}
+
+
+@pytest.mark.parametrize("summary", [None, {"validation_loss": 6.9, "unigram_entropy": 6.4, "steps": 1}])
+def test_of_a_training_that_goes_on_the_report_has_what_is_known_so_far(tmp_path, summary):
+    """With no summary yet, or with that of the shorter training which it goes on from."""
+    training = collect(write_run(tmp_path, **{"training/summary.json": summary, "training/run.json": BEGUN}))[
+        "training"
+    ]
+    assert (training["finished"], training["steps"], training["steps_planned"]) == (False, 3, 9)
+    assert (training["validation_loss"], training["tokens"]) == (5.8, 3072)
+    assert training["layout"]["tensor"] == 2 and training["schedule"] == "1f1b"
+    assert [s["loss"] for s in training["curves"]["steps"]] == [6.5, 5.9, 5.2]
+
+
+def test_a_training_that_has_not_done_a_step_has_not_begun(tmp_path):
+    found = write_run(
+        tmp_path,
+        **{"training/summary.json": None, "training/run.json": BEGUN, "training/metrics.jsonl": None},
+    )
+    assert collect(found)["training"] is None
+
+
+def test_what_interrupted_a_training_is_told_and_a_torn_line_costs_only_itself(tmp_path):
+    events = [
+        {"event": "saved", "step": 1},
+        {"event": "rank failed", "step": 2, "cause": "rank 1 in step 3 was killed\nby SIGKILL"},
+        {"event": "resumed", "step": 1, "layout": {"tensor": 1, "pipeline": 2, "data": 1, "context": 2}},
+        {"event": "spike", "step": 3, "cause": "loss is not finite", "policy": "skip"},
+        {"event": "preempted", "step": 3},
+    ]
+    lines = [json.dumps(e) for e in events]
+    lines.insert(2, '{"event": "rank fa')
+    report = collect(write_run(tmp_path, **{"training/events.jsonl": "\n".join(lines) + "\n"}))
+    assert [(i["step"], i["what"]) for i in report["training"]["interruptions"]] == [
+        (2, "failed: rank 1 in step 3 was killed by SIGKILL"),
+        (1, "went on from the checkpoint, tensor 1 x pipeline 2 x data 1 x context 2"),
+        (3, "refused: loss is not finite; policy skip"),
+        (3, "asked to end; saved"),
+    ]
+
+
+STAMPS = {
+    "harvest": {},
+    "curated": {"harvest": "k-harvest", "corpus": "of the user"},
+    "tokens": {"curated": "k-curated"},
+    "training": {"tokens": "k-tokens"},
+    "evaluation": {"harvest": "k-harvest", "tokens": "k-tokens", "training": "k-training"},
+    "bias": {"tokens": "k-tokens", "training": "k-training"},
+}
+
+
+def stamped(tmp_path, **changed):
+    """A run whose stations have stamps; changed: station -> its key now, None for no stamp."""
+    keys = {name: f"k-{name}" for name in STAMPS} | changed
+    stamps = {
+        f"{name}/provenance.json": {"key": keys[name], "inputs": inputs} if keys[name] else None
+        for name, inputs in STAMPS.items()
+    }
+    run = write_run(tmp_path, **stamps)
+    for name in STAMPS:
+        (run / name).mkdir(exist_ok=True)
+    return run
+
+
+def test_results_are_outdated_where_what_they_read_is_another_now(tmp_path):
+    assert collect(stamped(tmp_path / "a"))["outdated"] == {}
+    assert results(collect(tmp_path / "a"))["outdated"] is None
+    trained_again = {"evaluation": "training", "bias": "training"}
+    assert collect(stamped(tmp_path / "b", training="new"))["outdated"] == trained_again
+    # One whose training goes on has no stamp.
+    assert collect(stamped(tmp_path / "c", training=None))["outdated"] == trained_again
+    # What stands on something outdated is outdated itself.
+    curated_again = {"tokens": "curated", "training": "tokens", "evaluation": "tokens", "bias": "tokens"}
+    assert collect(stamped(tmp_path / "d", curated="new"))["outdated"] == curated_again
+
+
+def test_of_an_input_that_was_deleted_nothing_is_said(tmp_path):
+    run = stamped(tmp_path, harvest=None)
+    (run / "harvest").rmdir()
+    assert collect(run)["outdated"] == {}

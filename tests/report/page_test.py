@@ -176,6 +176,33 @@ def test_the_next_command_of_an_unfinished_run_finishes_it(tmp_path):
     assert next_command(report, Path("runs/demo")) == "trivium demo --out runs/demo"
 
 
+def test_a_section_of_another_training_says_so_and_the_next_command_does_it_again(report):
+    report["outdated"] = {"bias": "training"}
+    text = " ".join(" ".join(Page(render(report)).text).split())
+    assert text.count("Outdated.") == 1
+    assert "This is of another training than this report's; `trivium bias` does it again." in text
+    assert next_command(report, Path("runs/demo")) == "trivium demo --out runs/demo"
+
+
+def test_a_training_that_goes_on_is_shown_with_its_steps_interruptions_and_no_claim(tmp_path):
+    begun = {"plan": {"layout": {"tensor": 2}}, "training": {"steps": 9}}
+    failed = json.dumps({"event": "rank failed", "step": 2, "cause": HOSTILE})
+    report = collect(
+        write_run(
+            tmp_path,
+            **{
+                "training/summary.json": None,
+                "training/run.json": begun,
+                "training/events.jsonl": failed + "\n",
+            },
+        )
+    )
+    page = Page(render(report))
+    text = " ".join(" ".join(page.text).split())
+    assert "not finished 3 of 9 steps" in text and f"failed: {HOSTILE}" in text
+    assert next_command(report, tmp_path) == f"trivium demo --out {tmp_path}"
+
+
 def test_a_run_with_text_of_ones_own_is_finished_without_planted_junk(tmp_path):
     report = collect(write_run(tmp_path, **{"curated/planted.json": None, "curated/honest.json": None}))
     assert "YOUR_TEXTS" in next_command(report, Path("runs/demo"))

@@ -1,6 +1,7 @@
 import copy
 
 import pytest
+from scipy import stats
 
 from report.fake_run import write_run
 from trivium.report.collect import collect
@@ -54,6 +55,24 @@ def test_a_score_above_chance_but_not_above_token_frequencies_is_not_shown_to_be
     assert states(report)[6] == "not shown"
 
 
+def test_the_best_of_many_scores_must_be_better_than_luck_makes_the_best_of_many(report):
+    """31 % of 500 against 26 %: 0.7 % by luck if it is the only score, and the same evidence among 40 is none."""
+    task = report["evaluation"]["tasks"]["last_word"]
+    score = task["0"]
+    exact = float(stats.binom.sf(round(0.31 * 500) - 1, 500, 0.26))
+    report["evaluation"]["tasks"] = {"last_word": {"0": score}}
+    assert states(report)[6] == "proven" and f"{exact:.3f}" in verdicts(report)[6].text
+    report["evaluation"]["tasks"] = {"last_word": {str(shots): score for shots in range(40)}}
+    found = verdicts(report)[6]
+    assert found.state == "not shown" and f"{40 * exact:.3f}" in found.text
+
+
+def test_the_paired_comparison_with_token_frequencies_counts_where_it_was_made(report):
+    for score in report["evaluation"]["tasks"]["last_word"].values():
+        score["unigram_p"] = 0.125
+    assert states(report)[6] == "not shown"
+
+
 def test_answers_must_be_less_surprising_than_by_token_frequencies_on_every_task(report):
     report["evaluation"]["tasks"]["last_word"]["4"]["nats_per_byte_interval"] = [1.6, 1.71]
     assert states(report)[5] == "failed"
@@ -79,3 +98,27 @@ def test_activations_may_differ_from_their_prediction(report):
 
 def test_the_limits_name_the_size_of_the_model(report):
     assert "466,000 parameters" in limits(report)[0]
+
+
+def test_limits_are_those_of_what_it_ran_on(report):
+    here = " ".join(limits(report))
+    assert all(x in here for x in ("tiny", "one CPU", "one machine", "no GPU", "no second node", "no 16-bit"))
+    report["training"] |= {"device": "NVIDIA X", "hosts": 2, "precision": "bf16", "parameters": 2 * 10**9}
+    there = " ".join(limits(report))
+    assert not any(x in there for x in ("tiny", "CPU", "one machine", "no ")) and "NVIDIA X" in there
+    report["training"] |= {"hosts": 1}
+    assert limits(report)[-1] == "Scale: every rank ran on this one machine; no second node."
+    report["training"] |= dict.fromkeys(("device", "hosts", "precision", "parameters"))  # not known
+    assert limits(report) == ["Quality: no model was trained to its end."]
+
+
+def test_a_training_that_goes_on_has_neither_learned_nor_failed(report):
+    report["training"] |= {"finished": False, "steps_planned": 9}
+    found = verdicts(report)[2]
+    assert found.state == "not tried" and "3 of 9 steps" in found.text
+
+
+def test_what_was_found_with_another_training_shows_nothing_of_this_one(report):
+    report["outdated"] = {"evaluation": "training"}
+    assert states(report) == ["proven"] * 5 + ["not shown"] * 2
+    assert "another training than this report's; `trivium evaluate` does it again" in verdicts(report)[5].text

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from trivium.errors import DataError
-from trivium.tokens.lineage import LineageWriter, read_lineage, spans
+from trivium.tokens.lineage import LineageWriter, find_documents, read_lineage, spans
 from trivium.tokens.shards import ShardWriter, TokenShard
 
 
@@ -24,12 +24,14 @@ def test_the_table_names_the_documents_of_its_shard(tmp_path, shard):
 
 def test_spans_agree_with_counting_token_by_token():
     names, starts = list("abcd"), np.asarray([0, 3, 3, 4, 6])
-    owner = ["a", "a", "a", "c", "d", "d"]
-    for first in range(6):
+    owner = [("a", 0), ("a", 1), ("a", 2), ("c", 0), ("d", 0), ("d", 1)]
+    for first in range(13):
         for last in range(first + 1, first + 14):
-            expected = [owner[k % 6] for k in range(first, last)]
-            found = [s.document for s in spans(names, starts, (first, last)) for _ in range(s.length)]
-            assert found == expected
+            expected = [(k - first, *owner[k % 6]) for k in range(first, last)]
+            found = spans(names, starts, (first, last))
+            assert [
+                (s.offset + k, s.document, s.begin + k) for s in found for k in range(s.length)
+            ] == expected
 
 
 def test_a_table_of_another_shard_is_refused(tmp_path, shard):
@@ -46,3 +48,20 @@ def test_a_missing_or_damaged_table_is_refused_by_name(tmp_path, shard):
     (tmp_path / "l.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"l\.parquet is not readable"):
         read_lineage(tmp_path / "l.parquet", shard)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [("C", ["C", "C#0"]), ("C# basics", ["C# basics"]), ("C# basics#1", []), ("C#0", ["C#0"])],
+)
+def test_the_pieces_of_a_document_are_told_from_others_whose_id_has_the_mark(tmp_path, asked, found):
+    ids = ["C", "C#0", "C# basics", "C#sharp#0"]
+    lengths = np.asarray([1, 2, 3, 4])
+    writer = ShardWriter(tmp_path / "s", dtype="int32")
+    writer.append(np.arange(10), lengths)
+    writer.close()
+    lineage = LineageWriter(tmp_path / "l.parquet")
+    lineage.append(ids, lengths)
+    lineage.close()
+    places = find_documents(tmp_path / "l.parquet", TokenShard.open(tmp_path / "s"), "web", asked)
+    assert [place.document for place in places] == found

@@ -65,17 +65,31 @@ def test_a_training_on_documents_that_end_otherwise_does_not_begin(tokens: Path,
     assert not (tmp_path / CHECKPOINTS).exists()
 
 
+def plain(path: Path) -> list[dict[str, Any]]:
+    """The records of a file in which every number is one that JSON has."""
+
+    def refuse(word: str) -> NoReturn:
+        raise AssertionError(f"{word} is no JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+
+
+def test_a_validation_loss_that_is_not_finite_is_left_out_and_told_at_the_end(
+    tokens: Path, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(trainer.Trainer, "validate", lambda self, samples: float("nan"))
+    summary = start(job(tokens, tmp_path, plan({}), steps=2))
+    (validated,) = [r for r in plain(tmp_path / METRICS) if "loss" not in r]
+    assert validated["step"] == 2 and "validation_loss" not in validated
+    assert any("validation loss nan" in line for line in TRAIN.summary(summary))
+
+
 def test_steps_that_overflow_are_told_in_plain_json_and_at_the_end(
     tokens: Path, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(trainer, "LossScale", lambda: LossScale(2.0**60))
     summary = start(job(tokens, tmp_path, plan({}, weights="fp16"), steps=3))
-
-    def refuse(word: str) -> NoReturn:
-        raise AssertionError(f"{word} is no JSON")
-
-    lines = (tmp_path / METRICS).read_text().splitlines()
-    steps = [r for r in (json.loads(line, parse_constant=refuse) for line in lines) if "loss" in r]
+    steps = [r for r in plain(tmp_path / METRICS) if "loss" in r]
     assert [(r["overflow"], r["loss_scale"]) for r in steps] == [(True, 2.0 ** (60 - n)) for n in (1, 2, 3)]
     assert not any("gradient_norm" in r for r in steps)
     assert any("3 of these steps changed nothing" in line for line in TRAIN.summary(summary))

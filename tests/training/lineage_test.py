@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -209,6 +211,45 @@ def test_the_verbs_say_what_the_functions_find(run: Path, record: Record, monkey
     assert json.loads(out)["samples"] == lineage.counts(record, 3)
     code, out, _ = run_verb(monkeypatch, capsys, "check", str(run))
     assert code == 0 and "0 with another hash" in out
+
+
+@pytest.fixture
+def other_run(run: Path, tmp_path: Path) -> Path:
+    """The same training beside another corpus and, under the same names, its tokens."""
+    docs = documents({"prose": 12, "pages": 4}, words=31) + documents({"tiny": 1}, words=2)
+    renamed = [replace(d, id=f"other-{d.id}") for d in docs]
+    curated(tmp_path / "curated", renamed, WEIGHTS)
+    gzip.open(tmp_path / "curated" / "rejects.jsonl.gz", "wt").close()
+    (tmp_path / "tokens").mkdir()
+    config = TokensConfig(vocabulary=300, validation_fraction=0.1)
+    tokenize(config, tmp_path / "curated", tmp_path / "tokens", seed=3)
+    shutil.copytree(run / "training", tmp_path / "training")
+    return tmp_path
+
+
+def test_documents_of_tokens_that_are_not_those_of_the_training_are_not_passed_off_as_its_own(
+    run: Path, other_run: Path, monkeypatch, capsys
+) -> None:
+    there = ("--tokens", str(other_run / "tokens"))
+    at = ("--step", "3", "--row", "1", "--position", "4")
+    name = next(
+        iter(TokenDataset.open(other_run / "tokens", "train", sequence=8, seed=5).documents())
+    ).document
+    for words in (
+        ("trace", str(other_run), *at, *there),
+        ("where", str(other_run), "--document", name, *there),
+        ("batch", str(other_run), "--step", "3", *there),
+    ):
+        code, out, err = run_verb(monkeypatch, capsys, *words)
+        assert code == 4 and out and "this is not what it was trained on" in err, words
+
+
+def test_a_token_is_traced_also_where_its_corpus_was_curated_anew(
+    run: Path, other_run: Path, monkeypatch, capsys
+) -> None:
+    at = ("--step", "3", "--row", "1", "--position", "4", "--tokens", str(run / "tokens"))
+    code, out, _ = run_verb(monkeypatch, capsys, "trace", str(other_run), *at)
+    assert code == 0 and "is token" in out and "its curation is not known: no document of" in out
 
 
 def test_what_is_not_there_is_refused_by_name(run: Path, record: Record, monkeypatch, capsys) -> None:

@@ -24,6 +24,7 @@ from trivium.training import saves as saves_module
 from trivium.training.config import TrainingConfig
 from trivium.training.job import start
 from trivium.training.metrics import EVENTS, METRICS, read
+from trivium.training.prove import another_layout
 from trivium.training.run import CHECKPOINTS, TrainingJob
 
 BATCH = {"sequences": 8, "micro": 2}
@@ -132,6 +133,13 @@ def test_the_next_100_batches_of_a_resumed_run_are_those_of_the_unbroken_one(
     start(job(tokens, tmp_path / "broken", plan(), steps=106, checkpoint_every=3), watch=killing(6))
     names = [sorted(p.name for p in (tmp_path / x).iterdir()) for x in "ab"]
     assert len(names[0]) >= 106 and names[0] == names[1]
+
+
+def test_a_training_by_a_table_of_its_own_has_another_layout_too() -> None:
+    rows = tuple(" ".join(f"{op}{m}.{stage}" for op in "FB" for m in range(4)) for stage in range(2))
+    given = plan(pipeline=2, schedule="given", rows=rows)
+    other = another_layout(given)
+    assert not given.check() and not other.check() and other.layout != given.layout
 
 
 def test_another_layout_goes_on_with_the_same_losses_in_fp64(tokens: Path, tmp_path: Path) -> None:

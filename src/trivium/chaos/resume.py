@@ -1,4 +1,5 @@
-"""Kill a training at a random step, on a random layout, and compare with the unbroken one: bit for bit."""
+"""Kill a training at a random step after its first save, on a random layout; it must go on from a checkpoint, and end
+as the unbroken one, bit for bit."""
 
 import os
 import signal
@@ -14,10 +15,10 @@ from trivium.parallel.launch import Ranks
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
 from trivium.training.job import start
-from trivium.training.metrics import METRICS, read
+from trivium.training.metrics import EVENTS, METRICS, read
 from trivium.training.run import CHECKPOINTS
 
-STEPS = 14
+STEPS, EVERY = 14, 3  # of each training; between its saves
 
 
 def resume_often(
@@ -29,12 +30,13 @@ def resume_often(
     for number in range(resumes):
         layout = LAYOUTS[number % len(LAYOUTS)]
         weights = ("fp32", "bf16")[int(draw.integers(2))]
-        at, victim = int(draw.integers(2, STEPS - 1)), int(draw.integers(2))
+        at, victim = int(draw.integers(EVERY, STEPS - EVERY)), int(draw.integers(2))
         given = plan(layout, weights=weights, dropout=0.1)
         runs = folder / f"{number}-unbroken", folder / f"{number}-broken"
-        for out, watch in zip(runs, (None, _killing(at, victim)), strict=True):
-            start(job(tokens, out, given, steps=STEPS, checkpoint_every=3, restarts=1), watch=watch)
-        unequal += [f"{dict(layout)}, {weights}, killed at {at}: {what}" for what in _differences(*runs)]
+        for out, watch in zip(runs, (None, _killing(runs[1], at, victim)), strict=True):
+            start(job(tokens, out, given, steps=STEPS, checkpoint_every=EVERY, restarts=1), watch=watch)
+        wrong = [*_differences(*runs), *_unbroken(runs[1])]
+        unequal += [f"{number}, {dict(layout)}, {weights}, killed at {at}: {what}" for what in wrong]
         progress(number + 1, resumes, f"{len(unequal)} unequal")
     return {
         "resumes": resumes,
@@ -45,15 +47,25 @@ def resume_often(
     }
 
 
-def _killing(at: int, victim: int) -> Callable[[Ranks, int], None]:
+def _killing(out: Path, at: int, victim: int) -> Callable[[Ranks, int], None]:
     done: list[int] = []
 
     def watch(ranks: Ranks, step: int) -> None:
-        if not done and step >= at:
+        if not done and step >= at and _told(out, "saved"):
             done.append(step)
             os.kill(ranks.pids[victim % len(ranks.pids)], signal.SIGKILL)
 
     return watch
+
+
+def _unbroken(out: Path) -> list[str]:
+    """That nothing was resumed, and so nothing proved: no kill, or one before the first checkpoint."""
+    return [] if any(_told(out, "resumed")) else ["it was not resumed from a checkpoint"]
+
+
+def _told(out: Path, kind: str) -> list[int]:
+    """The steps of the events of a kind."""
+    return [e["step"] for e in read(out / EVENTS) if e["event"] == kind]
 
 
 def _differences(unbroken: Path, broken: Path) -> list[str]:

@@ -7,6 +7,7 @@ import typer
 
 from trivium.cli.options import DEFAULT_OUT, Out
 from trivium.cli.show import layout_text, say, table
+from trivium.cli.target import tokenizer_near
 from trivium.cli.workspace import Workspace
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.units import format_bytes, format_count
@@ -161,16 +162,21 @@ def export_(
     which: Which = None,
     out: Out = DEFAULT_OUT,
     to: Annotated[str, typer.Option("--to", metavar="hf", help="hf: Hugging Face transformers.")] = "hf",
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option("--tokenizer", metavar="FILE", help="tokenizer.json; default: the checkpoint's run's."),
+    ] = None,
 ) -> None:
     """Write a checkpoint as GPT2LMHeadModel or LlamaForCausalLM, with tokenizer; its logits are checked."""
     from trivium.interchange.export import export_hf
 
     _known(to, "--to")
-    tokenizer = Workspace(out).folder("tokens") / "tokenizer.json"
-    found = export_hf(_opened(which, out), folder, tokenizer=tokenizer if tokenizer.is_file() else None)
+    source = _opened(which, out)
+    words = tokenizer or tokenizer_near(source.directory)
+    found = export_hf(source, folder, tokenizer=words)
     say(f"  {found.folder}: {found.files} files of weights; logits differ by at most {found.difference:.2g}")
-    if not tokenizer.is_file():
-        say(f"  without a tokenizer: {tokenizer} is not there")
+    if words is None:
+        say(f"  without a tokenizer: no tokenizer.json is near {source.directory}; name one with --tokenizer")
 
 
 @app.command("import")

@@ -43,11 +43,7 @@ def batch(
     else:
         for line in _batch_lines(found):
             say(line)
-    if found["agrees"] is False:
-        raise DataError(
-            f"step {step} of {run} logged the hash {found['logged_hash']}, and its data has {found['hash']}: the "
-            f"tokens or the record of samples left out changed since; restore them"
-        )
+    _refuse_others(run, found, step)
 
 
 @app.command()
@@ -62,9 +58,10 @@ def trace(
     """Name the document of one token: its offset and source, and what curation decided and scored."""
     record = _record(run, tokens)
     found = {**lineage.trace(record, step, row, position), **_texts(record, step, row, position)}
-    found["curation"] = _curation(Workspace(run), found["document"])
+    found["curation"], found["without_curation"] = _curation(Workspace(run), found["document"])
     for line in [json.dumps(found, ensure_ascii=False)] if as_json else _trace_lines(found):
         say(line)
+    _refuse_others(run, found, step)
 
 
 @app.command()
@@ -76,18 +73,9 @@ def where(
 ) -> None:
     """Name every (step, row) done so far that saw a document."""
     found = lineage.where(_record(run, tokens), document)
-    if as_json:
-        say(json.dumps(found))
-        return
-    for piece in found["pieces"]:
-        seen = piece["seen"]
-        say(
-            f"{piece['document']}: {piece['tokens']} tokens of {piece['source']}, seen in {len(seen)} rows "
-            f"of {found['steps_done']} steps"
-        )
-        rows = [(s["step"], s["row"], s["epoch"], s["offset"], s["length"], s["begin"]) for s in seen]
-        for line in table(rows, header=("step", "row", "epoch", "position", "tokens", "from its token")):
-            say(line)
+    for line in [json.dumps(found)] if as_json else _where_lines(found):
+        say(line)
+    _refuse_others(run, found, found["steps_done"])
 
 
 @app.command()
@@ -136,6 +124,28 @@ def culprit(run: RunDirectory, step: Step, tokens: Tokens = None, as_json: AsJso
         say(line)
 
 
+def _refuse_others(run: Path, found: dict[str, Any], step: int) -> None:
+    """DataError where the tokens that lie there are not those that a step was trained on."""
+    if found["agrees"] is False:
+        raise DataError(
+            f"step {step} of {run} logged another hash than its data has now: the tokens or the record of samples left "
+            f"out changed since, and this is not what it was trained on; restore them, or name the tokens with --tokens"
+        )
+
+
+def _where_lines(found: dict[str, Any]) -> list[str]:
+    lines = []
+    for piece in found["pieces"]:
+        seen = piece["seen"]
+        lines.append(
+            f"{piece['document']}: {piece['tokens']} tokens of {piece['source']}, seen in {len(seen)} rows "
+            f"of {found['steps_done']} steps"
+        )
+        rows = [(s["step"], s["row"], s["epoch"], s["offset"], s["length"], s["begin"]) for s in seen]
+        lines += table(rows, header=("step", "row", "epoch", "position", "tokens", "from its token"))
+    return lines
+
+
 def _record(run: Path, tokens: Path | None) -> Record:
     return read_record(Workspace(run).folder("training"), tokens)
 
@@ -150,12 +160,17 @@ def _texts(record: Record, step: int, row: int, position: int) -> dict[str, Any]
     return {"text": words.decode([found["token"]]), "text_in_row": words.decode(found["tokens_in_row"])}
 
 
-def _curation(at: Workspace, document: str) -> dict[str, Any] | None:
-    """What curation kept of the document; nothing when the run's corpus is not there."""
+def _curation(at: Workspace, document: str) -> tuple[dict[str, Any] | None, str | None]:
+    """What curation kept of the document, or why that is not known: the corpus is gone, or another one by now."""
     from trivium.corpus.history import history
 
     curated = at.folder("curated")
-    return history(curated, document) if curated.is_dir() else None
+    if not curated.is_dir():
+        return None, "its curation is not in this run directory"
+    try:
+        return history(curated, document), None
+    except DataError as error:
+        return None, f"its curation is not known: {error}"
 
 
 def _batch_lines(found: dict[str, Any]) -> list[str]:
@@ -217,5 +232,5 @@ def _trace_lines(found: dict[str, Any]) -> list[str]:
         f"  the row has of it: {found['text_in_row']!r}",
     ]
     if found["curation"] is None:
-        return [*lines, "  its curation is not in this run directory"]
+        return [*lines, f"  {found['without_curation']}"]
     return [*lines, *(f"  {line}" for line in history_lines(found["curation"]))]

@@ -33,11 +33,12 @@ def make_report(at: Workspace) -> list[str]:
         )
     began = time.monotonic()
     keep_statistics(at)
-    write_report(at.root)
-    at.record_seconds("report", time.monotonic() - began)
-    page, data = write_report(at.root)  # once more: now with the report's own seconds
-    say(f"  {page} and {data.name}")
     found = collect(at.root)
+    write_report(at.root, found)
+    at.record_seconds("report", time.monotonic() - began)
+    found["seconds"] = at.seconds()
+    page, data = write_report(at.root, found)  # once more: now with the report's own seconds
+    say(f"  {page} and {data.name}")
     return closing_lines(found, next_command(found, at.root, program=_program()))
 
 

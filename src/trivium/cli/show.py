@@ -1,5 +1,6 @@
 """How progress and results look: a bar on a terminal, plain lines elsewhere."""
 
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from trivium.progress import Progress
+from trivium.report.words import layout_text as degrees_text
 from trivium.units import format_seconds
 
 PLAIN_SECONDS = 5.0  # between two plain lines
@@ -102,12 +104,8 @@ def seconds_line(stage: str, seconds: float) -> str:
 
 def layout_text(layout: Mapping[str, Any]) -> str:
     """`tensor 2 x pipeline 2 (2 chunks) x data 2 = 8 ranks`."""
-    tensor, pipeline, data = (int(layout[axis]) for axis in ("tensor", "pipeline", "data"))
-    chunks = int(layout.get("chunks", 1))
-    held = f" ({chunks} chunks)" if chunks > 1 else ""
-    ranks = tensor * pipeline * data
-    plural = "" if ranks == 1 else "s"
-    return f"tensor {tensor} x pipeline {pipeline}{held} x data {data} = {ranks} rank{plural}"
+    ranks = math.prod(int(layout.get(axis, 1)) for axis in ("tensor", "pipeline", "data", "context"))
+    return f"{degrees_text(layout)} = {ranks} rank{'' if ranks == 1 else 's'}"
 
 
 def _cell(value: Any) -> str:

@@ -68,13 +68,16 @@ def _native(place: Path, tokenizer: Path | None) -> Target:
         raise CheckpointError(
             f"{place} holds no checkpoint; name a run directory, a checkpoint, or a folder of Hugging Face"
         )
-    if tokenizer is None:
-        near = [p / n for p in (place, *list(place.resolve().parents)[:3]) for n in _WORDS]
-        tokenizer = next((p for p in near if p.is_file()), None)
-    return Target(found, _existing(tokenizer, place), root)
+    return Target(found, _existing(tokenizer or tokenizer_near(place), place), root)
 
 
 _WORDS = ("tokens/tokenizer.json", "tokenizer.json")
+
+
+def tokenizer_near(place: Path) -> Path | None:
+    """The tokenizer.json of the run that a directory is of, or lies in; None where there is none."""
+    near = [p / n for p in (place, *list(place.resolve().parents)[:3]) for n in _WORDS]
+    return next((p for p in near if p.is_file()), None)
 
 
 def _existing(tokenizer: Path | None, place: Path) -> Path:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trivium.corpus.config import DecontaminationConfig
-from trivium.corpus.document import Document
+from trivium.corpus.document import PIECE, Document
 from trivium.corpus.kernels.ngrams import (
     Ngrams,
     are_there,
@@ -183,7 +183,7 @@ def _piece(document: Document, number: int, span: tuple[int, int], result: Cut) 
     cuts = {"splits": result.splits, "piece": number, "pieces": len(result.pieces), "of": document.id}
     return replace(
         document,
-        id=document.id if len(result.pieces) == 1 else f"{document.id}#{number}",
+        id=document.id if len(result.pieces) == 1 else f"{document.id}{PIECE}{number}",
         text=document.text[slice(*span)].strip(),
         metadata={**document.metadata, "decontamination": cuts},
     )

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+PIECE = "#"  # between a document's id and the number of a piece it was cut into
+
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -21,3 +23,9 @@ class Document:
     def text_bytes(self) -> int:
         """Size of the text in UTF-8."""
         return len(self.text) if self.text.isascii() else len(self.text.encode("utf-8", "surrogatepass"))
+
+
+def whole_of(identity: str) -> str:
+    """The id of the document that a piece is of; an id that does not end as a piece's is its own."""
+    whole, mark, number = identity.rpartition(PIECE)
+    return whole if mark and number.isdecimal() else identity

@@ -10,11 +10,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trivium.corpus.curate import REJECTS
+from trivium.corpus.document import PIECE, whole_of
 from trivium.corpus.inputs import DOCUMENTS
 from trivium.corpus.store import documents_in, read_manifest
 from trivium.errors import DataError
-
-PIECE = "#"  # between a document's id and the number of a piece of it
 
 
 def rejects_of(curated: Path) -> Iterator[dict[str, Any]]:
@@ -36,18 +35,18 @@ def history(curated: Path, identity: str) -> dict[str, Any]:
     kept: what is left of it (id, source, metadata, text); dropped: its entries among the rejects; copies: near
     duplicates that were dropped in its favour, with their similarity.
     """
-    whole = identity.split(PIECE)[0]
+    whole = whole_of(identity)
     kept = [
         {"id": d.id, "source": d.source, "metadata": d.metadata, "text": d.text}
         for table in _tables_with(curated, whole)
         for d in documents_in(table)
-        if identity in (whole, d.id)
+        if d.id == identity or whole_of(d.id) == identity
     ]
     dropped, copies = [], []
     for row in rejects_of(curated):
-        if row["id"] == whole:
+        if row["id"] in (identity, whole):
             dropped.append(row)
-        elif row.get("survivor") == whole:
+        elif row.get("survivor") in (identity, whole):
             copies.append({"id": row["id"], "jaccard": row["jaccard"]})
     if not kept and not dropped:
         raise DataError(
@@ -86,6 +85,8 @@ def _shown(value: Any) -> str:
 
 def _tables_with(curated: Path, identity: str) -> Iterator[Any]:
     for shard in read_manifest(curated / DOCUMENTS)["shards"]:
-        table = pq.read_table(curated / DOCUMENTS / shard["file"])
-        same = pc.or_(pc.equal(table["id"], identity), pc.starts_with(table["id"], pattern=identity + PIECE))
-        yield table.filter(same)
+        path = curated / DOCUMENTS / shard["file"]
+        ids = pq.read_table(path, columns=["id"])["id"]
+        same = pc.or_(pc.equal(ids, identity), pc.starts_with(ids, pattern=identity + PIECE))
+        if pc.any(same).as_py():  # texts are most of a shard
+            yield pq.read_table(path).filter(same)

@@ -14,7 +14,7 @@ from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.checkpoint.reshard import Part, write_whole
 from trivium.config import to_tree
 from trivium.errors import ConfigError, DataError
-from trivium.interchange.names import Twin, twins
+from trivium.interchange.names import INDEX, WEIGHTS, Twin, twins
 from trivium.interchange.settings import shape_of
 from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
@@ -90,11 +90,8 @@ def _part(twin: Twin, where: dict[str, Path], folder: Path, dtype: torch.dtype) 
 def _files(folder: Path) -> tuple[dict[str, Path], str]:
     """Which file holds which tensor, and the dtype of the weights."""
     where: dict[str, Path] = {}
-    found = sorted(folder.glob("*.safetensors"))
-    if not found:
-        raise DataError(f"{folder} holds no .safetensors files; other formats can run code and are not read")
     dtypes: set[str] = set()
-    for path in found:
+    for path in _named(folder):
         try:
             with safe_open(str(path), framework="pt") as file:
                 where |= dict.fromkeys(file.keys(), path)
@@ -105,6 +102,31 @@ def _files(folder: Path) -> tuple[dict[str, Path], str]:
     if not known:
         raise DataError(f"{folder}: weights are {', '.join(sorted(dtypes))}; known: {', '.join(_OURS)}")
     return where, known[0]
+
+
+def _named(folder: Path) -> list[Path]:
+    """The files of the weights, as transformers choose them: one, else those an index names; else all there are."""
+    whole, index = folder / WEIGHTS, folder / INDEX
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        found = sorted(folder.glob("*.safetensors"))
+        if not found:
+            raise DataError(
+                f"{folder} holds no .safetensors files; other formats can run code and are not read"
+            )
+        return found
+    listed = _json(index).get("weight_map")
+    names = (
+        set(listed.values()) if isinstance(listed, dict) and all(map(_is_name, listed.values())) else set()
+    )
+    if not names:
+        raise DataError(f"{index} has no weight_map of tensors to files beside it; download the folder again")
+    return [folder / name for name in sorted(names)]
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value == Path(value).name
 
 
 def _refuse_unused(held: Iterable[str], rows: Iterable[Twin], folder: Path) -> None:

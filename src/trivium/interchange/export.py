@@ -13,7 +13,7 @@ from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.pieces import TORCH_DTYPES, Entry, write_pieces
 from trivium.config import build
 from trivium.errors import CheckpointError, ConfigError
-from trivium.interchange.names import Twin, twins
+from trivium.interchange.names import INDEX, WEIGHTS, Twin, twins
 from trivium.interchange.plain import logits
 from trivium.interchange.settings import config_of
 from trivium.model.whole import WholeModel
@@ -21,7 +21,7 @@ from trivium.plan.parameters import Box
 from trivium.plan.plan import Plan
 from trivium.provenance import sync_directory, write_json
 from trivium.seeds import generator_for
-from trivium.tokens.tokenizer import END_OF_TEXT, load_tokenizer
+from trivium.tokens.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
 
 FILE_BYTES = 5_000_000_000  # transformers' own size of a file
 TOLERANCE = 1e-5  # of logits, in fp32
@@ -41,20 +41,26 @@ def export_hf(source: Checkpoint, folder: Path, *, tokenizer: Path | None) -> Ex
     """Write the weights of a verified checkpoint, config, generation config and tokenizer into a new folder.
 
     The vocabulary is as long as the ids in use: padding is not stored. Raises ConfigError when the folder exists or
-    no architecture there computes the same, CheckpointError when the logits of what was written differ.
+    no architecture there computes the same, CheckpointError when the tokenizer is not the one it was trained with, or
+    the logits of what was written differ.
     """
     if folder.exists():
         raise ConfigError(f"--to hf {folder} exists already; name a new folder")
     plan = build(Plan, source.manifest["plan"])
+    words = None if tokenizer is None else _words_of(source, plan, tokenizer)
     dtype = source.manifest["tensors"]["weights/embedding.tokens.weight"]["dtype"]
     config = config_of(plan.model, dtype=NAMES[dtype])
+    if (
+        words is not None
+    ):  # where documents see each other, the model's own id of their end is never asked for
+        config |= dict.fromkeys(("bos_token_id", "eos_token_id"), words.end_of_text)
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         files = _write_weights(source, plan, partial, TORCH_DTYPES[dtype])
         write_json(partial / "config.json", config)
-        _write_words(partial, plan, tokenizer)
+        _write_words(partial, plan, words)
         difference = _difference(source, plan, partial)
         sync_directory(partial)
         partial.rename(folder)
@@ -74,13 +80,13 @@ def _write_weights(source: Checkpoint, plan: Plan, folder: Path, dtype: torch.dt
             files.append([])
         files[-1].append(entry)
     names = [f"model-{n + 1:05d}-of-{len(files):05d}.safetensors" for n in range(len(files))]
-    names = ["model.safetensors"] if len(files) == 1 else names
+    names = [WEIGHTS] if len(files) == 1 else names
     for name, part in zip(names, files, strict=True):
         write_pieces(folder / name, part, about={"format": "pt"})
     if len(files) > 1:
         where = {e.key: name for name, part in zip(names, files, strict=True) for e in part}
         index = {"metadata": {"total_size": total}, "weight_map": where}
-        write_json(folder / "model.safetensors.index.json", index)
+        write_json(folder / INDEX, index)
     return len(files)
 
 
@@ -101,11 +107,27 @@ def whole(source: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dt
     return source.read(f"weights/{name}", Box(tuple(0 for _ in shape), shape), dtype)
 
 
-def _write_words(folder: Path, plan: Plan, tokenizer: Path | None) -> None:
+def _words_of(source: Checkpoint, plan: Plan, path: Path) -> Tokenizer:
+    """The tokenizer in a file; CheckpointError when its ids are not those of the model."""
+    words = load_tokenizer(path)
+    known = source.manifest.get("data", {}).get("tokenizer_sha256")
+    if known not in (None, words.sha256):
+        raise CheckpointError(
+            f"{path} has sha256 {words.sha256[:12]}…, but {source.directory} was trained with {known[:12]}…: its ids "
+            "mean other words; name the tokenizer.json the model was trained with"
+        )
+    if words.vocabulary > plan.model.vocabulary:
+        raise CheckpointError(
+            f"{path} has {words.vocabulary} ids, but the model of {source.directory} predicts "
+            f"{plan.model.vocabulary}; name the tokenizer.json the model was trained with"
+        )
+    return words
+
+
+def _write_words(folder: Path, plan: Plan, words: Tokenizer | None) -> None:
     end, model = plan.model.end_of_text, plan.model
     generation: dict[str, Any] = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
-    if tokenizer is not None:
-        words = load_tokenizer(tokenizer)
+    if words is not None:
         generation = dict.fromkeys(generation, words.end_of_text)
         words.save(folder / "tokenizer.json")
         named = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}

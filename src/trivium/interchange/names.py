@@ -12,6 +12,7 @@ from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Parameter, parameters
 
 Tensors = tuple[torch.Tensor, ...]
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # all in one file, or which holds which
 
 
 class Twin(NamedTuple):

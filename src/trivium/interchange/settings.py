@@ -1,7 +1,7 @@
 """A model's shape as the config.json of Hugging Face, and back."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from trivium.config import build
 from trivium.errors import ConfigError, DataError
@@ -26,6 +26,7 @@ def config_of(model: ModelShape, *, dtype: str) -> dict[str, Any]:
         "eos_token_id": model.end_of_text,
         "use_cache": True,
         "dtype": dtype,
+        "torch_dtype": dtype,  # transformers before 4.56, and what was written against it
     }
     return common | (_gpt2(model) if model.family == "gpt" else _llama(model))
 
@@ -72,9 +73,10 @@ def _llama(model: ModelShape) -> dict[str, Any]:
 def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
     """The shape of a model of Hugging Face; DataError when this engine would compute something else."""
     families = {name: family for family, name in ARCHITECTURES.items()}
-    name = (config.get("architectures") or [None])[0]
-    if name not in families:
-        raise DataError(f"{where}: architectures {name!r} is not one of {', '.join(sorted(families))}")
+    named = config.get("architectures")
+    name = named[0] if isinstance(named, list) and named else named
+    if not isinstance(name, str) or name not in families:
+        raise DataError(f"{where}: architectures {named!r} is not one of {', '.join(sorted(families))}")
     sizes = _GPT2_SIZES if families[name] == "gpt" else _LLAMA_SIZES
     for key in ("vocab_size", *sizes):
         if not isinstance(config.get(key), int) or config[key] < 1:
@@ -113,12 +115,14 @@ _GPT2_MUST: Mapping[str, tuple[Any, ...]] = {
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
+    "quantization_config": (None,),
 }
 _LLAMA_MUST: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "attention_bias": (False,),
     "mlp_bias": (False,),
     "rope_scaling": (None,),
+    "quantization_config": (None,),
 }
 
 
@@ -135,11 +139,10 @@ def _from_gpt2(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_llama(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    rope = cast(Mapping[str, Any], config.get("rope_parameters") or {})
-    if rope.get("rope_type", "default") != "default":
-        raise DataError(
-            f"{where}: rope_parameters.rope_type is {rope['rope_type']!r}, only 'default' is known"
-        )
+    rope = config.get("rope_parameters") or {}
+    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else rope
+    if kind != "default":
+        raise DataError(f"{where}: rope_parameters.rope_type is {kind!r}, only 'default' is known")
     width = config["hidden_size"] // config["num_attention_heads"]
     if (config.get("head_dim") or width) != width:
         raise DataError(

@@ -46,6 +46,11 @@ class Place:
     local_ranks: int = 1
 
     @property
+    def hosts(self) -> int:
+        """How many hosts the ranks are on, each with as many as this one."""
+        return -(-self.world_size // self.local_ranks)
+
+    @property
     def device(self) -> torch.device:
         """An accelerator for each rank of this host where it has as many, otherwise the processor for all of them.
 

@@ -7,8 +7,11 @@ from typing import Any
 
 from trivium.errors import DataError
 from trivium.provenance import STAMP
+from trivium.report.interruptions import interruptions
+from trivium.report.outdated import outdated
 from trivium.report.stations import (
     AskedMoment,
+    Begun,
     Bias,
     BiasSeries,
     CorpusStatistics,
@@ -68,6 +71,8 @@ OPTIONAL = ("corpus", "extraction", "tasks", "incontext", "bias_series")
 def collect(run: Path) -> dict[str, Any]:
     """Everything the stations left in `run`; a station that has not run gives None and is named under `missing`.
 
+    outdated: stations whose results are of another input than the one that is there now, and that input.
+
     Raises DataError, with the file and the remedy, where a file is there but damaged.
     """
     if not run.is_dir():
@@ -92,32 +97,57 @@ def collect(run: Path) -> dict[str, Any]:
         "plan": _station(run, "plan/plan.json", Plan),
         "memory": training["memory"] if training and training["memory"] else None,
     }
+    there = [name for name, _ in STATIONS if (run / name).is_dir()]
     return {
         **tree,
+        "outdated": outdated([name for name, _ in STATIONS], tree["provenance"] or {}, there),
         "missing": sorted(name for name, value in tree.items() if value is None),
     }
 
 
 def results(report: dict[str, Any]) -> dict[str, Any]:
     """The part of a collected tree that report.json holds; null for a station that has not run."""
-    return {key: report[key] for key in KEYS}
+    return {key: report[key] for key in KEYS} | {"outdated": report["outdated"] or None}
 
 
 def _training(run: Path) -> dict[str, Any] | None:
-    """The summary, with the curves and the executed timeline beside it."""
-    summary: dict[str, Any] | None = _station(run, "training/summary.json", Summary)
+    """The summary, or of a training that goes on what is known so far; with the curves and the executed timeline."""
+    metrics = _lines(run / "training" / "metrics.jsonl", Metric)
+    finished: dict[str, Any] | None = _station(run, "training/summary.json", Summary)
+    done = max((m["step"] for m in metrics), default=0)
+    goes_on = finished is None or done > (finished["steps"] or done)
+    summary = (_so_far(run, metrics, done) if goes_on else None) or finished
     if summary is None:
         return None
-    metrics = _lines(run / "training" / "metrics.jsonl", Metric)
     return {
         **summary,
         "curves": {
             "steps": _thinned([m for m in metrics if m["loss"] is not None]),
             "validation": _thinned([m for m in metrics if m["validation_loss"] is not None]),
         },
+        "interruptions": interruptions(_whole_lines(run / "training" / "events.jsonl")),
         "asked": _lines(run / "training" / "tasks.jsonl", AskedMoment),
         "timeline": _station(run, "training/timeline.json", list[Span]),
     }
+
+
+def _so_far(run: Path, metrics: list[dict[str, Any]], done: int) -> dict[str, Any] | None:
+    """What is known of a training that has not ended, in the form of a summary; None where none has begun."""
+    begun = _station(run, "training/run.json", Begun)
+    if begun is None or not metrics:
+        return None
+    validated = [m["validation_loss"] for m in metrics if m["validation_loss"] is not None]
+    known = {
+        "finished": False,
+        "steps": done,
+        "steps_planned": begun["training"].get("steps"),
+        "tokens": max((int(m["tokens"]) for m in metrics if m["tokens"] is not None), default=None),
+        "validation_loss": validated[-1] if validated else None,
+        "layout": begun["plan"].get("layout", {}),
+        "schedule": begun["plan"].get("schedule"),
+    }
+    found: dict[str, Any] = _form(run / "training" / "run.json", known, Summary)
+    return found
 
 
 def _samples(run: Path) -> list[dict[str, Any]] | None:
@@ -170,6 +200,17 @@ def _lines(path: Path, kind: Any) -> list[dict[str, Any]]:
                 raise _damaged(path, ValueError(f"line {number}: {error}")) from None
     found: list[dict[str, Any]] = _form(path, records, list[kind])
     return found
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a file to which processes append until they die; what is no record is passed over."""
+    records = []
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        try:
+            records.append(json.loads(line, parse_constant=_not_finite, parse_float=_finite))
+        except ValueError:
+            continue
+    return [record for record in records if isinstance(record, dict)]
 
 
 def _form(path: Path, value: Any, kind: Any) -> Any:

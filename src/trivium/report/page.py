@@ -30,12 +30,13 @@ STATIONS = (
 _MARKS = {"proven": "✓", "failed": "✗", "not shown": "–", "not tried": "–"}
 
 
-def write_report(run: Path) -> tuple[Path, Path]:
+def write_report(run: Path, report: dict[str, Any] | None = None) -> tuple[Path, Path]:
     """Write report.html and report.json into the run directory; returns their paths.
 
-    Raises DataError where a station's results are damaged; nothing is written then.
+    report: what was collected there, if it was. Raises DataError where a station's results are damaged; nothing is
+    written then.
     """
-    report = collect(run)
+    report = collect(run) if report is None else report
     page, data = run / "report.html", run / "report.json"
     text = render(report, next_command(report, run))
     write_json(data, results(report))
@@ -46,11 +47,15 @@ def write_report(run: Path) -> tuple[Path, Path]:
 
 
 def next_command(report: dict[str, Any], run: Path, *, program: str = "trivium") -> str:
-    """What to do next: finish this run; when it is finished, the same with the user's own text beside it.
+    """What to do next: finish this run, or what is outdated in it; then the same with the user's own text beside it.
 
     `program` is how the user calls trivium.
     """
-    if any(report[name] is None for name in STATIONS):
+    if (
+        report["outdated"]
+        or any(report[name] is None for name in STATIONS)
+        or not report["training"]["finished"]
+    ):
         return f"{program} demo --out {shlex.quote(str(run))}"
     names = itertools.chain([OWN], (f"{OWN}-{number}" for number in itertools.count(2)))
     out = next(run.parent / name for name in names if not (run.parent / name).exists())

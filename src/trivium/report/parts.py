@@ -35,7 +35,8 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page. missing: the command that would fill it, when nothing is there yet."""
+    """A part of the page. missing: the command that would fill it, when nothing is there yet. outdated: that it is of
+    another input than the page's, if it is."""
 
     name: str
     title: str
@@ -47,3 +48,4 @@ class Section:
     samples: list[tuple[str, str]] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     missing: str = ""
+    outdated: str = ""

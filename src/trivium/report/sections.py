@@ -1,23 +1,26 @@
 """The sections of the page: for people, what each figure shows, what it proves, and what it does not."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from trivium.report import figures
 from trivium.report.bias_figures import bias_figures, series_section
 from trivium.report.bias_tables import bias_tables
-from trivium.report.collect import OPTIONAL
+from trivium.report.collect import OPTIONAL, STATIONS
 from trivium.report.corpus import corpus_section, extraction_section, funnel_section
 from trivium.report.incontext import incontext_section
+from trivium.report.outdated import told
 from trivium.report.parts import Drawn, Section, Table
 from trivium.report.published import against_tokens, tasks_section
 from trivium.report.ranks import alike, categories
 from trivium.report.step_time import LIMITS, step_time
-from trivium.report.verdicts import layout_text
+from trivium.report.verdicts import CPU, is_tiny
 from trivium.report.words import (
     bytes_text,
     chance_text,
     killed_text,
+    layout_text,
     level_text,
     moment_text,
     nats_text,
@@ -35,18 +38,38 @@ def facts(report: Tree) -> list[str]:
     """When, with what and on what the run was made, in a few words each."""
     stamps = list((report["provenance"] or {}).values())
     last = max(stamps, key=lambda stamp: str(stamp.get("finished", "")), default=None)
-    machine = (report["plan"] or {}).get("machine") or {}
     found = []
     if last is not None:
         found.append(f"finished {moment_text(last.get('finished'))}")
         found.append(f"trivium {last.get('trivium', 'unknown')}, commit {last.get('commit', 'unknown')}")
         found += [f"Python {last['python']}"] if "python" in last else []
-    if machine.get("devices_per_node"):
-        devices = f"{machine['devices_per_node']} {machine.get('device', 'device')}"
-        found.append(f"on {devices}{'' if machine['devices_per_node'] == 1 else 's'}")
+    found += _where(report)
     if report["seconds"]:
         found.append(f"all stages {format_seconds(sum(report['seconds'].values()))}")
     return found
+
+
+def _where(report: Tree) -> list[str]:
+    """On what it trained; where that was on processors, or is not known, the machine that the plan was priced for."""
+    device = (report["training"] or {}).get("device")
+    if device not in (None, CPU):
+        return [f"trained on {device}"]
+    machine = (report["plan"] or {}).get("machine") or {}
+    number = machine.get("devices_per_node")
+    return [f"on {number} {machine.get('device', 'device')}{'' if number == 1 else 's'}"] if number else []
+
+
+# The sections that show a station's results, and the station.
+_STATION_OF = {
+    "funnel": "curated",
+    "training": "training",
+    "schedule": "training",
+    "memory": "training",
+    "resume_proof": "resume",
+    "evaluation": "evaluation",
+    "bias": "bias",
+    "samples": "generate",
+}
 
 
 def sections(report: Tree) -> list[Section]:
@@ -70,10 +93,19 @@ def sections(report: Tree) -> list[Section]:
     )
     parts = {**report, "schedule": _spans(report)}
     return [
-        make(report) if parts[name] else Section(name, title, shows="", missing=verb)
+        replace(make(report), outdated=_outdated(report, name))
+        if parts[name]
+        else Section(name, title, shows="", missing=verb)
         for name, title, verb, make in build
         if parts[name] or name not in OPTIONAL
     ]
+
+
+def _outdated(report: Tree, section: str) -> str:
+    """That a section's results are of another input than the page's; empty where they are not."""
+    station = _STATION_OF.get(section, "")
+    earlier = report["outdated"].get(station)
+    return told(earlier, dict(STATIONS)[station]) if earlier else ""
 
 
 def _training(report: Tree) -> Section:
@@ -88,16 +120,29 @@ def _training(report: Tree) -> Section:
     if loss is not None and entropy is not None:
         rows.append(("learned from context", nats_text(entropy - loss)))
     rows += [(name, f"{training[name]:,}") for name in ("parameters", "steps", "tokens") if training[name]]
+    if not training["finished"]:
+        rows.insert(
+            0, ("not finished", f"{training['steps']} of {training['steps_planned'] or 'unknown'} steps")
+        )
+    told_of = [(str(i["step"]), i["what"]) for i in training["interruptions"]]
     return Section(
         "training",
         "Training",
         shows="Loss on the training batches and on held-out text, and the learning rate.",
         reading="A model that knew only how often each token occurs would reach the dashed line: the entropy of "
         "token frequencies in the held-out text. What lies below was learned from context.",
-        limits=f"Model and corpus are tiny: the loss says nothing about what the method reaches at scale.{LIMITS}",
+        limits=f"{_TINY if is_tiny(training) else _ONE}{LIMITS}",
         figures=[Drawn("Loss and learning rate", figures.curves(training)), *_asked(training)],
-        tables=[Table((), rows), *step_time(report)],
+        tables=[
+            Table((), rows),
+            *([Table(("after step", "what interrupted the training"), told_of)] if told_of else []),
+            *step_time(report),
+        ],
     )
+
+
+_TINY = "Model and corpus are tiny: the loss says nothing about what the method reaches at scale."
+_ONE = "One training: another seed, size or corpus may come out otherwise."
 
 
 def _asked(training: Tree) -> list[Drawn]:
@@ -134,10 +179,16 @@ def _schedule(report: Tree) -> Section:
         shows="What each pipeline rank does when. A bar is one micro-batch in one stage, written "
         "micro-batch.stage.",
         reading="Planner and runtime read the same table of actions; this is it, twice: as priced, and as run.",
-        limits="The ranks shared the cores of one CPU, so an action stretches while others run: lengths and gaps "
-        "are not those of a cluster. While the batch ramps up, a step has fewer micro-batches than planned.",
+        limits=f"{_SHARED if (report['training'] or {}).get('device') == CPU else ''}While the batch ramps up, a step "
+        "has fewer micro-batches than planned.",
         figures=[Drawn(caption, figures.gantt(spans)) for caption, spans in _spans(report)],
     )
+
+
+_SHARED = (
+    "The ranks shared the cores of a CPU, so an action stretches while others run: lengths and gaps are not those of a "
+    "cluster. "
+)
 
 
 def _memory(report: Tree) -> Section:
@@ -155,7 +206,7 @@ def _memory(report: Tree) -> Section:
         reading="Weights, gradients and optimizer state follow from the table of parameters and must agree to the "
         "byte. Activations are estimated for the full batch, at their worst moment; a step of the batch ramp "
         "may hold fewer.",
-        limits="Not counted: what exists only while an operation runs, Python, torch, and the buffers of gloo.",
+        limits="Not counted: what exists only while an operation runs, Python, torch, and the buffers of gloo or NCCL.",
         figures=[Drawn("Bytes per rank", figures.memory(groups))],
         tables=[Table(("ranks", "at", "category", "predicted, bytes", "counted, bytes"), table)],
     )

@@ -1,8 +1,8 @@
 """What the report asks of each station's results; more is welcome and kept, less or other is refused."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 Number = float | None  # a figure that is not finite is stored as null
 
@@ -69,6 +69,16 @@ class Summary(Result):
     parameters: int | None = None
     memory: list[RankMemory] = []
     phases: list[RankPhases] = []
+    finished: bool = True
+    steps_planned: int | None = None  # of a training that is not finished
+    device: str | None = None  # "cpu", or the name of an accelerator
+    hosts: int | None = None
+    precision: str | None = None
+
+
+class Begun(Result):
+    plan: dict[str, Any]
+    training: dict[str, Any]
 
 
 class Metric(Result):
@@ -103,9 +113,9 @@ class Proof(Result):
 
 
 class Score(Result):
-    accuracy: float
+    accuracy: Annotated[float, Field(ge=0, le=1)]
     interval: tuple[float, float] | None = None
-    n: int | None = None
+    n: Annotated[int, Field(ge=0)] | None = None
     chance: Number = None
     unigram: Number = None
     normalisation: str | None = None

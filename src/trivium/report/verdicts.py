@@ -1,6 +1,10 @@
 """What a run proved: each claim with its figures, true, false, or not tried."""
 
+import math
 from typing import Any, Literal, NamedTuple
+
+from trivium.report.outdated import told
+from trivium.report.words import chance_text, layout_text
 
 # "not shown": the figure is there and falls short, as that of a tiny model may; "failed": it must not.
 State = Literal["proven", "failed", "not shown", "not tried"]
@@ -8,6 +12,9 @@ State = Literal["proven", "failed", "not shown", "not tried"]
 CAUGHT = 0.95  # of the planted documents of each kind
 LOST = 0.02  # of the honest documents
 EXACT = ("weights", "gradients", "optimizer")  # categories of memory that must be predicted to the byte
+LUCK = 0.05  # a claim about scores may be this likely to be mere luck
+TINY = 100_000_000  # parameters; GPT-2's smallest has 124 million
+CPU = "cpu"  # as a training's summary names the processor
 
 
 class Verdict(NamedTuple):
@@ -18,28 +25,67 @@ class Verdict(NamedTuple):
 
 
 def verdicts(report: dict[str, Any]) -> list[Verdict]:
-    """Every claim, in the order of the path."""
-    return [
-        _planted(report["planted"]),
-        _honest(report["honest"]),
-        _learned(report["training"]),
-        _resumed(report["resume_proof"]),
-        _counted(report["memory"]),
-        _answers(report["evaluation"]),
-        _above_chance(report["evaluation"]),
-    ]
+    """Every claim, in the order of the path; what was found with other inputs than the report's shows nothing here."""
+    found = (
+        ("curated", "corpus curate", _planted(report["planted"])),
+        ("curated", "corpus curate", _honest(report["honest"])),
+        ("training", "train", _learned(report["training"])),
+        ("resume", "prove", _resumed(report["resume_proof"])),
+        ("training", "train", _counted(report["memory"])),
+        ("evaluation", "evaluate", _answers(report["evaluation"])),
+        ("evaluation", "evaluate", _above_chance(report["evaluation"])),
+    )
+    return [_of_this_report(v, verb, report["outdated"].get(station)) for station, verb, v in found]
+
+
+def _of_this_report(verdict: Verdict, verb: str, earlier: str | None) -> Verdict:
+    if earlier is None or verdict.state == "not tried":
+        return verdict
+    return Verdict("not shown", f"{verdict.text}; but this is {told(earlier, verb)}")
 
 
 def limits(report: dict[str, Any]) -> list[str]:
-    """What no run of this kind can prove."""
+    """What a run of this kind does not prove, as far as it is known on what it ran."""
     training = report["training"] or {}
-    size = f"{training['parameters']:,} parameters" if training.get("parameters") else "few parameters"
+    return [*_quality(training), *_speed(training), *_scale(training)]
+
+
+def is_tiny(training: dict[str, Any]) -> bool:
+    """Whether a model is known to be too small for its quality to say anything of the method."""
+    return 0 < (training.get("parameters") or 0) < TINY
+
+
+def _quality(training: dict[str, Any]) -> list[str]:
+    if not training.get("parameters"):
+        return ["Quality: no model was trained to its end."]
+    size = f"{training['parameters']:,} parameters"
     seen = f", {training['tokens']:,} tokens" if training.get("tokens") else ""
-    return [
-        f"Quality: the model is tiny ({size}{seen}). The path works; what it reaches at scale is not shown.",
-        "Speed: ranks were processes on the cores of one CPU; seconds here say nothing about a cluster.",
-        "Scale: every rank ran on this one machine; no NCCL, no GPU, no second node, no 16-bit training.",
+    if is_tiny(training):
+        return [
+            f"Quality: the model is tiny ({size}{seen}). The path works; what it reaches at scale is not shown."
+        ]
+    return [f"Quality: one training ({size}{seen}). Another seed, size or corpus may come out otherwise."]
+
+
+def _speed(training: dict[str, Any]) -> list[str]:
+    device = training.get("device")
+    if device is None:
+        return []
+    if device != CPU:
+        return [f"Speed: seconds are those of {device}; they say nothing about other machines."]
+    where = "the cores of one CPU" if training.get("hosts") == 1 else "CPUs"
+    return [f"Speed: ranks were processes on {where}; seconds here say nothing about a cluster."]
+
+
+def _scale(training: dict[str, Any]) -> list[str]:
+    one_host = training.get("hosts") == 1
+    lacks = [
+        *(["no NCCL", "no GPU"] if training.get("device") == CPU else []),
+        *(["no second node"] if one_host else []),
+        *(["no 16-bit training"] if training.get("precision") in ("fp32", "fp64") else []),
     ]
+    where = "every rank ran on this one machine; " if one_host else ""
+    return [f"Scale: {where}{', '.join(lacks)}."] if lacks else []
 
 
 def _planted(planted: dict[str, Any] | None) -> Verdict:
@@ -73,6 +119,9 @@ def _honest(honest: dict[str, Any] | None) -> Verdict:
 
 
 def _learned(training: dict[str, Any] | None) -> Verdict:
+    if training is not None and not training["finished"]:
+        done = f"training has done {training['steps']} of {training['steps_planned'] or 'unknown'} steps"
+        return Verdict("not tried", f"The model learns more than token frequencies: {done}")
     loss, entropy = (training or {}).get("validation_loss"), (training or {}).get("unigram_entropy")
     if training is None or entropy is None:
         return Verdict("not tried", "The model learns more than token frequencies")
@@ -151,32 +200,48 @@ def _scores(evaluation: dict[str, Any] | None) -> list[tuple[str, str, dict[str,
 
 
 def _above_chance(evaluation: dict[str, Any] | None) -> Verdict:
-    scores = [s for s in _scores(evaluation) if s[2]["interval"] is not None and s[2]["chance"] is not None]
+    scores = [
+        s
+        for s in _scores(evaluation)
+        if s[2]["n"] and s[2]["interval"] is not None and s[2]["chance"] is not None
+    ]
     if not scores:
         return Verdict("not tried", "Some task is answered better than by chance")
-    task, shots, best = max(scores, key=lambda item: item[2]["interval"][0] - _baseline(item[2]))
+    task, shots, best = min(scores, key=lambda item: (_luck(item[2]), -item[2]["accuracy"]))
     low, high = best["interval"]
-    better = low > _baseline(best)
+    luck = min(1.0, len(scores) * _luck(best))  # the best of several is better than any one
+    better = low > _baseline(best) and luck < LUCK
     return Verdict(
         "proven" if better else "not shown",
-        f"{'Some' if better else 'No'} task is answered better than by chance and by token frequencies: the best of "
+        f"{'Some' if better else 'No'} task is answered better than by chance and by token frequencies: the surest of "
         f"{len(scores)} scores, {task} with {shots} shots, is {best['accuracy']:.1%} (interval {low:.1%} to "
-        f"{high:.1%}) against {_baseline(best):.1%}",
+        f"{high:.1%}) against {_baseline(best):.1%}; p, corrected for their number: {chance_text(luck)}",
     )
+
+
+def _luck(score: dict[str, Any]) -> float:
+    """The probability of so many right answers by chance, or of being so far above token frequencies: the larger."""
+    right = round(score["accuracy"] * score["n"])
+    by_tokens = score.get("unigram_p")
+    if by_tokens is None:
+        by_tokens = _at_least(right, score["n"], score["unigram"] or 0.0)
+    return max(_at_least(right, score["n"], score["chance"]), by_tokens)
+
+
+def _at_least(successes: int, trials: int, rate: float) -> float:
+    """The probability of so many successes or more in independent trials."""
+    if successes == 0 or rate >= 1:
+        return 1.0
+    if rate <= 0:
+        return 0.0
+    ways = (
+        math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1)
+        for k in range(successes, trials + 1)
+    )
+    logs = (w + k * math.log(rate) + (trials - k) * math.log1p(-rate) for k, w in enumerate(ways, successes))
+    return min(1.0, math.fsum(map(math.exp, logs)))
 
 
 def _baseline(score: dict[str, Any]) -> float:
     """What a score must exceed: chance, and the unigram baseline where it was measured."""
     return max(float(score["chance"]), float(score["unigram"] or 0))
-
-
-def layout_text(layout: dict[str, Any]) -> str:
-    """tensor 2 x pipeline 2 (2 chunks) x data 2."""
-    chunks = layout.get("chunks", 1)
-    held = f" ({chunks} chunks)" if chunks not in (None, 1) else ""
-    axes = [
-        f"{axis} {layout[axis]}{held if axis == 'pipeline' else ''}"
-        for axis in ("tensor", "pipeline", "data", "context")
-        if axis in layout and (axis != "context" or layout[axis] != 1)
-    ]
-    return " x ".join(axes) or "an unknown layout"

@@ -1,6 +1,6 @@
 """Figures as words, for the tables of the page."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +13,18 @@ def moment_text(finished: Any) -> str:
         return datetime.fromisoformat(str(finished)).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     except ValueError:
         return str(finished or "unknown")
+
+
+def layout_text(layout: Mapping[str, Any]) -> str:
+    """tensor 2 x pipeline 2 (2 chunks) x data 2."""
+    chunks = layout.get("chunks", 1)
+    held = f" ({chunks} chunks)" if chunks not in (None, 1) else ""
+    axes = [
+        f"{axis} {layout[axis]}{held if axis == 'pipeline' else ''}"
+        for axis in ("tensor", "pipeline", "data", "context")
+        if axis in layout and (axis != "context" or layout[axis] != 1)
+    ]
+    return " x ".join(axes) or "an unknown layout"
 
 
 def killed_text(killed: dict[str, Any]) -> str:

@@ -13,11 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from trivium.corpus.document import PIECE, whole_of
 from trivium.errors import DataError
 from trivium.tokens.shards import TokenShard
-
-PIECE = "#"  # between a document's id and the number of a piece of it, as in corpus/history.py
-
 
 SCHEMA = pa.schema([("document", pa.string()), ("tokens", pa.int64())])
 
@@ -74,7 +72,9 @@ def find_documents(path: Path, shard: TokenShard, source: str, document: str) ->
         Found(str(names[i].as_py()), source, int(starts[i]), int(starts[i + 1]))
         for i in pc.indices_nonzero(same).to_pylist()
     ]
-    return [one for one in found if one.stop > one.start]
+    # What begins alike may be another document whose own id has the mark.
+    mine = (one for one in found if document in (one.document, whole_of(one.document)))
+    return [one for one in mine if one.stop > one.start]
 
 
 def _table(path: Path, shard: TokenShard) -> pa.Table:
@@ -99,9 +99,18 @@ def spans(documents: Sequence[str], starts: NDArray[np.int64], window: tuple[int
     total = int(starts[-1])
     while at < end:
         place = at % total
+        until = min(place + end - at, total)
         # The last document that starts at or before `place`: empty ones before it hold no token.
-        index = int(np.searchsorted(starts, place, side="right")) - 1
-        length = min(int(starts[index + 1]) - place, end - at)
-        found.append(Span(documents[index], at - window[0], length, place - int(starts[index])))
-        at += length
+        first = int(np.searchsorted(starts, place, side="right")) - 1
+        behind = int(np.searchsorted(starts, until, side="left"))
+        begins = starts[first:behind].tolist()
+        edges = [place, *begins[1:], until]
+        found += [
+            Span(documents[index], at + here - place - window[0], there - here, here - begin)
+            for index, (begin, here, there) in enumerate(
+                zip(begins, edges[:-1], edges[1:], strict=True), first
+            )
+            if here < there
+        ]
+        at += until - place
     return found

@@ -3,10 +3,19 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from trivium.parallel.pipeline import Run
 from trivium.plan.schedule import Action
 from trivium.provenance import write_json
 from trivium.training.trainer import StepResult, Trainer
+
+DEGREES = ("tensor", "pipeline", "data", "context", "chunks")  # what results say of a layout
+
+
+def device_name(device: torch.device) -> str:
+    """`cpu`, or the name that an accelerator gives itself."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def describe_rank(out: Path, trainer: Trainer, result: StepResult, seconds: float) -> None:

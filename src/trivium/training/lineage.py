@@ -48,7 +48,10 @@ def batch(record: Record, step: int, row: int | None = None) -> dict[str, Any]:
 
 
 def trace(record: Record, step: int, row: int, position: int) -> dict[str, Any]:
-    """The document that one token of one step came from: its id, the token's number in it, source and epoch."""
+    """The document that one token of one step came from: its id, the token's number in it, source and epoch.
+
+    agrees: whether the step's hash is the one that was logged, so that these are the tokens it had; None: none was.
+    """
     wanted, data = record.plan.batch.at(_known(record, step) - 1), record.data
     _within("--row", row, wanted.sequences)
     _within("--position", position, data.sequence + 1)
@@ -65,6 +68,7 @@ def trace(record: Record, step: int, row: int, position: int) -> dict[str, Any]:
         "offset": span.begin + position - span.offset,
         "source": where.source,
         "epoch": where.epoch,
+        "agrees": _agrees(record, step),
         "in_row": [span.offset, span.offset + span.length],
         "tokens_in_row": tokens[span.offset : span.offset + span.length].tolist(),
     }
@@ -73,7 +77,8 @@ def trace(record: Record, step: int, row: int, position: int) -> dict[str, Any]:
 def where(record: Record, document: str) -> dict[str, Any]:
     """Every row of every step done that saw a document, or the pieces it was split into.
 
-    DataError when no training token is the document's.
+    agrees: whether the last step's hash is the one that was logged; None: none was. DataError when no training token
+    is the document's.
     """
     data, done = record.data, max(record.steps, default=0)
     pieces = data.find(document)
@@ -87,6 +92,7 @@ def where(record: Record, document: str) -> dict[str, Any]:
     return {
         "document": document,
         "steps_done": done,
+        "agrees": _agrees(record, done),
         "pieces": [
             {
                 "document": piece.document,
@@ -136,6 +142,11 @@ def counts(record: Record, step: int) -> dict[str, int]:
     """Samples of each source that training had taken after a step; exact, and without looking at one of them."""
     samples = record.plan.batch.at(_known(record, step, least=0)).first_sample
     return record.data.counts_after(samples)
+
+
+def _agrees(record: Record, step: int) -> bool | None:
+    logged = record.steps.get(step, {}).get("batch_hash")
+    return None if logged is None else logged == str(record.data.digest(*record.plan.batch.at(step - 1)))
 
 
 def _row(record: Record, step: int, row: int) -> dict[str, Any]:

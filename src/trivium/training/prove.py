@@ -17,6 +17,7 @@ from trivium.plan.layout import Layout
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
+from trivium.training.describe import DEGREES
 from trivium.training.job import start
 from trivium.training.metrics import EVENTS, METRICS, read
 from trivium.training.run import CHECKPOINTS, TrainingJob
@@ -139,7 +140,7 @@ def _compare(
         "max_loss_difference_same_layout": max(same_layout, default=0.0),
         "tolerance": TOLERANCE[precision],
         "why": WHY.format(precision=precision),
-        "layouts": [{k: getattr(x, k) for k in ("tensor", "pipeline", "data", "chunks")} for x in layouts],
+        "layouts": [{k: getattr(x, k) for k in DEGREES} for x in layouts],
         "killed": killed,
         "events": read(job.out / EVENTS),
         "started_from": begin,

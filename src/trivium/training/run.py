@@ -25,7 +25,7 @@ from trivium.tokens.manifest import read_tokens_manifest
 from trivium.tokens.samples import TokenDataset
 from trivium.training.batches import Rows
 from trivium.training.config import TrainingConfig
-from trivium.training.describe import describe_rank
+from trivium.training.describe import DEGREES, describe_rank, device_name
 from trivium.training.metrics import EVENTS, METRICS, TASKS, append, forget_after, warn
 from trivium.training.preemption import exit_at_once, listening
 from trivium.training.pulse import Duty, Post
@@ -76,12 +76,12 @@ def train_rank(
         mesh = Mesh.connect(
             job.plan.layout, place.rank, place.world_size, place.device, timeout, job.plan.ends
         )
-        _Loop(job, mesh, Duty(requests, post or Post())).run(after_step)
+        _Loop(job, mesh, Duty(requests, post or Post()), place.hosts).run(after_step)
 
 
 class _Loop:
-    def __init__(self, job: TrainingJob, mesh: Mesh, duty: Duty) -> None:
-        self.job, self.mesh, self.plan, self.config = job, mesh, job.plan, job.training
+    def __init__(self, job: TrainingJob, mesh: Mesh, duty: Duty, hosts: int) -> None:
+        self.job, self.mesh, self.plan, self.config, self.hosts = job, mesh, job.plan, job.training, hosts
         self.duty, self.worked = duty, Worked(mesh)
         self.manifest, self.identity = read_tokens_manifest(job.tokens), identity_of(job)
         self.train = dataset_of(job, "train")
@@ -256,8 +256,9 @@ class _Loop:
         samples = Samples(0, self.validation_samples, self._reader(self.validation))
         self.validation_loss = loss = self.trainer.validate(samples)
         if self._speaks:
+            told = {"validation_loss": loss} if math.isfinite(loss) else {}
             record = {"step": step + 1, "time": time.time(), "tokens": self._tokens(step)}
-            append(self.job.out / METRICS, {**record, "validation_loss": loss})
+            append(self.job.out / METRICS, {**record, **told})
 
     def _examines(self, step: int) -> bool:
         every = self.config.evaluation.every
@@ -338,7 +339,9 @@ class _Loop:
             "validation_loss": self.validation_loss,
             "unigram_entropy": self.manifest.get("unigram_entropy"),
             "final_loss": self.final_loss,
-            "layout": {k: getattr(layout, k) for k in ("tensor", "pipeline", "data", "chunks")},
+            "layout": {k: getattr(layout, k) for k in DEGREES},
+            "device": device_name(self.mesh.device),
+            "hosts": self.hosts,
             "schedule": self.plan.schedule,
             "zero": self.plan.zero,
             "sequence_parallel": self.plan.sequence_parallel,
