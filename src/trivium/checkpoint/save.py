@@ -176,8 +176,8 @@ def publish(partial: Path, final: Path, about: dict[str, Any], notes: Sequence[d
         entry = {"dtype": item["dtype"], "shape": item["shape"], "pieces": []}
         tensors.setdefault(item["name"], entry)["pieces"].append(item["piece"])
     files = {note["file"]: {"sha256": note["sha256"], "bytes": note["bytes"]} for note in notes}
-    manifest = {"format": FORMAT, **about, "tensors": tensors, "files": files}
-    manifest = json.loads(json.dumps(manifest))  # as it will be read
+    as_read = json.loads(json.dumps(about))  # keys that are numbers sort otherwise as text
+    manifest = {"format": FORMAT, **as_read, "tensors": tensors, "files": files}
     write_text(partial / MANIFEST, manifest_text({**manifest, "sha256": manifest_hash(manifest)}))
     sync_directory(partial)
     replaced = final.with_name(f".{final.name}.replaced")

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trivium.checkpoint.agree import found_by_first
 from trivium.checkpoint.load import Checkpoint, newest_good
 from trivium.config import to_tree
 from trivium.cost.compute import flops_per_token
@@ -100,7 +101,7 @@ class _Loop:
 
     def _begin(self) -> None:
         """Where the newest good checkpoint ends, or at step 0."""
-        self.entries = entries_of(self.job.out)
+        self.entries = found_by_first(lambda: entries_of(self.job.out), self.mesh, DataError)
         if self._speaks:
             drop_abandoned(self.job.out / CHECKPOINTS, self.entries)
         barrier(self.mesh)
