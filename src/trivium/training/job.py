@@ -1,14 +1,14 @@
 """A training job: what to train, from which tokens, into which directory; and the launcher that sees it through."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.format import read_manifest
-from trivium.checkpoint.lease import Lease, holding
+from trivium.checkpoint.lease import Holder, holding
 from trivium.checkpoint.save import recover
 from trivium.errors import ConfigError, Preempted, TriviumError, error_of
 from trivium.parallel.launch import Place, RankFailed, Ranks, end_with_launcher, torchrun_place
@@ -38,7 +38,7 @@ def start(
     after_failure: Sequence[Plan] = (),
     watch: Watch | None = None,
     predicted: Mapping[int, Mapping[str, int]] | None = None,
-    lease: Lease | None = None,
+    lease: Holder | None = None,
 ) -> dict[str, Any]:
     """Train to the end and return the summary.
 
@@ -52,18 +52,18 @@ def start(
     place = torchrun_place()
     if place is not None:
         if place.rank != 0:
-            _train_among_others(place, job, _nothing)
+            _train_among_others(place, job)
             return {}
-        with _alone(job, lease) as held:
-            _train_among_others(place, job, held.renew)
+        with _alone(job, lease):
+            _train_among_others(place, job)
             return summarise(job, predicted or {})
-    with _alone(job, lease) as held, listening(_polls) as requests:
-        supervisor = Supervisor(job, requests, held.renew, progress, watch or _nobody_watches)
+    with _alone(job, lease), listening(_polls) as requests:
+        supervisor = Supervisor(job, requests, progress, watch or _nobody_watches)
         plan = supervisor.see_through(after_failure)
         return summarise(replace(job, plan=plan), predicted or {})
 
 
-def _train_among_others(place: Place, job: TrainingJob, after_step: Callable[[], None]) -> None:
+def _train_among_others(place: Place, job: TrainingJob) -> None:
     """Train as a rank that another launcher started; what goes wrong is said with rank and step.
 
     Raises Preempted when the job was asked to end; signals are ignored from then on, so that a launcher that now
@@ -79,7 +79,7 @@ def _train_among_others(place: Place, job: TrainingJob, after_step: Callable[[],
 
     try:
         with keeping_watch(place, post.pulse, job.training.supervision, tell):
-            train_rank(place, job, after_step, post)
+            train_rank(place, job, post)
     except Preempted:
         ignore_signals()
         raise
@@ -88,10 +88,6 @@ def _train_among_others(place: Place, job: TrainingJob, after_step: Callable[[],
         exits = dict.fromkeys(range(place.world_size))
         failure = located(RankFailed(place.rank, exits, report), post.pulse.of(0))
         raise error_of(getattr(error, "exit_code", 1), str(failure)) from error
-
-
-def _nothing() -> None:
-    """Only the first rank holds the lease."""
 
 
 def _polls(number: int) -> None:
@@ -103,11 +99,11 @@ def _nobody_watches(ranks: Ranks, step: int) -> None:
 
 
 @contextmanager
-def _alone(job: TrainingJob, lease: Lease | None) -> Iterator[Lease]:
+def _alone(job: TrainingJob, lease: Holder | None) -> Iterator[None]:
     """Inside, this job alone writes in its run directory; what a crash left there is cleared away."""
-    with nullcontext(lease) if lease is not None else holding(job.out, warn) as held:
+    with nullcontext() if lease is not None else holding(job.out, warn):
         recover(job.out / CHECKPOINTS)
-        yield held
+        yield
 
 
 def check(job: TrainingJob) -> None:

@@ -62,12 +62,7 @@ class TrainingJob:
     examiner: Examiner | None = None
 
 
-def train_rank(
-    place: Place,
-    job: TrainingJob,
-    after_step: Callable[[], None] = lambda: None,
-    post: Post | None = None,
-) -> None:
+def train_rank(place: Place, job: TrainingJob, post: Post | None = None) -> None:
     """Train as one rank; every rank of the job calls this. Raises Preempted when the job was asked to end.
 
     post: where signs of life go, if a launcher of ours looks for them.
@@ -77,7 +72,7 @@ def train_rank(
         mesh = Mesh.connect(
             job.plan.layout, place.rank, place.world_size, place.device, timeout, job.plan.ends
         )
-        _Loop(job, mesh, Duty(requests, post or Post())).run(after_step)
+        _Loop(job, mesh, Duty(requests, post or Post())).run()
 
 
 class _Loop:
@@ -153,7 +148,7 @@ class _Loop:
     def _speaks(self) -> bool:
         return self.mesh.rank == 0
 
-    def run(self, after_step: Callable[[], None]) -> None:
+    def run(self) -> None:
         begin = time.perf_counter()
         last = self.config.steps
         # Not the first step, which warms up; at the full batch, so that a ramp's pipelines are full.
@@ -180,7 +175,6 @@ class _Loop:
                 self._examine(step)
             self.duty.beat(step + 1, "saving")
             self.saves.look()
-            after_step()
             watch = self.config.supervision
             if is_nth(step + 1, watch.slow_every):
                 self._tell_slow_ranks(step + 1)

@@ -25,11 +25,10 @@ LONGEST_PAUSE_SECONDS = 60.0
 
 @dataclass
 class Supervisor:
-    """The launcher's duties while the ranks of `job` run. requests: what it was asked; renew: keeps its lease."""
+    """The launcher's duties while the ranks of `job` run. requests: what it was asked."""
 
     job: TrainingJob
     requests: Requests
-    renew: Callable[[], None]
     progress: Progress
     watch: Watch
 
@@ -76,7 +75,6 @@ class Supervisor:
             if step != seen:
                 seen = step
                 self.progress(step, job.training.steps, "")
-            self.renew()
             self.watch(ranks, step)
 
         def look_after() -> None:
@@ -122,7 +120,6 @@ class Supervisor:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._obey(None)
-            self.renew()
             time.sleep(min(0.02, seconds))
         self._obey(None)
 
