@@ -163,7 +163,9 @@ def keeping_watch(place: Place, pulse: Pulse, config: Supervision, tell: Tell) -
 
     def watch() -> None:
         with contextlib.suppress(RuntimeError):
-            neighbours = Neighbours(place, pulse, config, tell, Board(config.timeout_seconds))
+            neighbours = Neighbours(
+                place, pulse, config, tell, Board(config.timeout_seconds, config.stall_seconds)
+            )
             while not over.wait(neighbours.round_seconds):
                 named = neighbours.turn()
                 if named:

@@ -67,8 +67,12 @@ def train_rank(place: Place, job: TrainingJob, post: Post | None = None) -> None
 
     post: where signs of life go, if a launcher of ours looks for them.
     """
-    timeout = job.training.supervision.timeout_seconds
-    with listening(exit_at_once) as requests, connected(place, timeout_seconds=timeout):
+    watch = job.training.supervision
+    timeout, meeting = watch.timeout_seconds, watch.stall_seconds
+    with (
+        listening(exit_at_once) as requests,
+        connected(place, timeout_seconds=timeout, meeting_seconds=meeting),
+    ):
         mesh = Mesh.connect(
             job.plan.layout, place.rank, place.world_size, place.device, timeout, job.plan.ends
         )
