@@ -2,13 +2,13 @@
 
 import os
 import signal
-import socket
 import time
 from contextlib import nullcontext
 
 import pytest
 import torch
 
+from ranks import free_port
 from trivium.errors import ConfigError, DataError, TriviumError
 from trivium.parallel import launch
 from trivium.parallel.launch import (
@@ -177,9 +177,3 @@ def test_ranks_that_do_not_come_are_named_on_every_other_one() -> None:
     missing = dict.fromkeys((1, *range(4, 13)), 0.0)
     told = "of 13 ranks these did not come within 1.5 s: 1, 4, 5, 6, 7, 8, 9, 10 and 2 more;"
     run_ranks(come_late, 13, free_port(), missing, told, timeout_seconds=60)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

@@ -1,6 +1,8 @@
 """A training job: what to train, from which tokens, into which directory; and the launcher that sees it through."""
 
 import json
+import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -64,30 +66,36 @@ def start(
 
 
 def _train_among_others(place: Place, job: TrainingJob) -> None:
-    """Train as a rank that another launcher started; what goes wrong is said with rank and step.
+    """Train as a rank that another launcher started; what goes wrong is said with rank, host and step, by the rank on
+    which it went wrong first.
 
-    Raises Preempted when the job was asked to end; signals are ignored from then on, so that a launcher that now
-    ends what is left does not change the exit code.
+    Raises Preempted when the job was asked to end. Then, and after a failure, signals are ignored, so that a launcher
+    that now ends what is left changes neither the exit code nor what is said.
     """
     end_with_launcher()
     post = Post()
 
-    def tell(failure: RankFailed, at: Beat) -> None:
-        failure = located(failure, at)
+    def tell(failure: RankFailed, at: Beat, host: str) -> None:
+        failure = located(failure, at, host)
         warn(str(failure))
-        note_failure(job.out, failure, at)
+        note_failure(job.out, failure, at, host)
 
-    try:
-        with keeping_watch(place, post.pulse, job.training.supervision, tell):
+    with keeping_watch(place, post.pulse, job.training.supervision, tell) as is_first_to_fail:
+        try:
             train_rank(place, job, post)
-    except Preempted:
-        ignore_signals()
-        raise
-    except Exception as error:
-        report = str(error) if isinstance(error, TriviumError) else f"{type(error).__name__}: {error}"
-        exits = dict.fromkeys(range(place.world_size))
-        failure = located(RankFailed(place.rank, exits, report), post.pulse.of(0))
-        raise error_of(getattr(error, "exit_code", 1), str(failure)) from error
+        except Preempted:
+            ignore_signals()
+            raise
+        except Exception as error:
+            ignore_signals()
+            report = str(error) if isinstance(error, TriviumError) else f"{type(error).__name__}: {error}"
+            at, host, code = post.pulse.of(0), socket.gethostname(), getattr(error, "exit_code", 1)
+            failure = RankFailed(place.rank, dict.fromkeys(range(place.world_size)), report)
+            failure = located(failure, at, host)
+            if not is_first_to_fail(str(failure)):
+                os._exit(code)  # quietly: thousands fail because the first one did
+            note_failure(job.out, failure, at, host)
+            raise error_of(code, str(failure)) from error
 
 
 def _polls(number: int) -> None:
