@@ -13,10 +13,10 @@ from trivium.checkpoint.agree import found_by_first
 from trivium.checkpoint.load import Checkpoint, newest_good
 from trivium.config import to_tree
 from trivium.cost.compute import flops_per_token
-from trivium.errors import ConfigError, DataError, Preempted
+from trivium.errors import ConfigError, DataError, Preempted, TriviumError
 from trivium.model.stage import Stage
 from trivium.parallel.launch import Place, connected
-from trivium.parallel.mesh import Mesh, barrier
+from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import AdamRule
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
@@ -101,15 +101,16 @@ class _Loop:
     def _begin(self) -> None:
         """Where the newest good checkpoint ends, or at step 0."""
         self.entries = found_by_first(lambda: entries_of(self.job.out), self.mesh, DataError)
-        if self._speaks:
-            drop_abandoned(self.job.out / CHECKPOINTS, self.entries)
-        barrier(self.mesh)
+        root = self.job.out / CHECKPOINTS
+        found_by_first(lambda: drop_abandoned(root, self.entries), self.mesh, TriviumError)
         self.trainer, self.first_step = self._started()
         self.train = self.train.leaving_out(left_out_of(self.entries))
-        if self._speaks:
-            for name in (METRICS, TASKS):
-                forget_after(self.job.out / name, self.first_step)
-        barrier(self.mesh)
+        found_by_first(self._forget, self.mesh, TriviumError)
+
+    def _forget(self) -> None:
+        """What was logged of steps that will be done again."""
+        for name in (METRICS, TASKS):
+            forget_after(self.job.out / name, self.first_step)
 
     def _started(self) -> tuple[Trainer, int]:
         """The trainer as the newest good checkpoint left it, or at its beginning; and the steps done."""
@@ -216,10 +217,13 @@ class _Loop:
             warn(f"step {step + 1}: {self.spikes.cause}; {spikes.policy}")
         if spikes.policy == "skip":
             return False
-        if self._speaks:
-            batches, cause = spikes.batches, self.spikes.cause
-            leave_out(self.job.out, self.entries, self.plan.batch, step=step, batches=batches, cause=cause)
-        barrier(self.mesh)
+        given, batches, cause = (
+            (self.job.out, self.entries, self.plan.batch),
+            spikes.batches,
+            self.spikes.cause,
+        )
+        leave = partial(leave_out, *given, step=step, batches=batches, cause=cause)
+        found_by_first(leave, self.mesh, TriviumError)
         del self.trainer  # there is no room for two
         gc.collect()
         self._begin()
