@@ -93,3 +93,13 @@ def test_thousands_of_peers_are_compared_in_a_moment() -> None:
     (slow,) = slow_among(dict.fromkeys(PHASES[:1], [*even, 5.0]), layout, 1.5)
     assert slow.rank == 2239
     assert time.monotonic() - begin < 3, "comparing every rank with every other takes a minute"
+
+
+def test_of_thousands_of_slow_ranks_those_that_lose_most_are_told(tmp_path: Path, monkeypatch, capfd) -> None:
+    many = [SlowRank(rank, "stages", 2.0 + rank, 1.0) for rank in range(1000)]
+    monkeypatch.setattr(loop.Worked, "slow_ranks", lambda self, factor: many)
+    start(job(write_tokens(tmp_path), tmp_path / "run", plan({}), steps=2, supervision={"slow_every": 2}))
+    told = [e["rank"] for e in read(tmp_path / "run" / EVENTS) if e["event"] == "slow rank"]
+    assert told == list(range(999, 991, -1))
+    said = capfd.readouterr().err.splitlines()
+    assert "step 2: 1,000 ranks are slow" in said[0] and len(said) == 9

@@ -41,8 +41,10 @@ from trivium.training.spikes import SpikeWatch, finite_or_text
 from trivium.training.state import begin_with, fragments, progress_of, restore
 from trivium.training.trainer import Samples, StepResult, Trainer
 from trivium.training.verified_tokens import refuse_other_ids, verify_together
+from trivium.units import counted
 
 CHECKPOINTS = "checkpoints"
+SLOW_RANKS_TOLD = 8  # of thousands, at a time
 # Asks the model in these stages, under this plan, and says now and then that it is alive: results as plain data.
 Examiner = Callable[[Mapping[int, Stage], Plan, Mesh, Callable[[], None]], dict[str, Any]]
 
@@ -230,7 +232,11 @@ class _Loop:
         return True
 
     def _tell_slow_ranks(self, step: int) -> None:
-        for slow in self.worked.slow_ranks(self.config.supervision.slow_factor):
+        found = self.worked.slow_ranks(self.config.supervision.slow_factor)
+        told = sorted(found, key=lambda slow: slow.peers - slow.seconds)[:SLOW_RANKS_TOLD]
+        if self._speaks and len(found) > len(told):
+            warn(f"step {step}: {counted(len(found), 'rank')} are slow; those that lose most:")
+        for slow in told:
             if self._speaks:
                 warn(f"step {step}: {slow}")
             self._note({"event": "slow rank", "step": step, "time": time.time(), **slow._asdict()})
