@@ -112,8 +112,9 @@ def test_a_newest_checkpoint_that_cannot_be_read_is_passed_over(
 
 def take_the_first_ranks_word(place: Place, root: str) -> None:
     mesh = Mesh.connect(Layout(tensor=2, pipeline=2, data=2), place.rank, place.world_size)
-    found = found_by_first(lambda: {"é": [place.rank, 2.5, None]}, mesh, DataError)
-    assert found == {"é": [0, 2.5, None]}
+    for length in (0, 5000):
+        found = found_by_first(lambda: {"é": [place.rank, 2.5, None, "x" * length]}, mesh, DataError)  # noqa: B023
+        assert found == {"é": [0, 2.5, None, "x" * length]}
 
     def fail() -> None:
         raise OSError(5, "Input/output error")
