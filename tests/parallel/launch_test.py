@@ -163,17 +163,16 @@ def come_late(place: Place, port: int, late: dict[int, float], told: str) -> Non
         return
     with (
         pytest.raises(TriviumError, match=told) if told else nullcontext(),
-        connected(here, timeout_seconds=1.0, meeting_seconds=1.5 if told else 30.0),
+        connected(here, timeout_seconds=3.0, meeting_seconds=5.0 if told else 30.0),
     ):
         assert not told
 
 
 @pytest.mark.parametrize("last", [0, 3])
 def test_a_rank_may_come_later_than_a_collective_may_take(last: int) -> None:
-    run_ranks(come_late, 4, free_port(), {last: 2.0}, "", timeout_seconds=60)
+    run_ranks(come_late, 4, free_port(), {last: 4.0}, "", timeout_seconds=60)
 
 
 def test_ranks_that_do_not_come_are_named_on_every_other_one() -> None:
-    missing = dict.fromkeys((1, *range(4, 13)), 0.0)
-    told = "of 13 ranks these did not come within 1.5 s: 1, 4, 5, 6, 7, 8, 9, 10 and 2 more;"
-    run_ranks(come_late, 13, free_port(), missing, told, timeout_seconds=60)
+    told = "of 4 ranks these did not come within 5 s: 1, 3;"
+    run_ranks(come_late, 4, free_port(), {1: 0.0, 3: 0.0}, told, timeout_seconds=60)

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from trivium.errors import ConfigError, Preempted, TriviumError
-from trivium.units import listed
+from trivium.parallel.meeting import meet_at
 
 COLLECTIVE_TIMEOUT_SECONDS = 120.0
 MEETING_SECONDS = 600.0
@@ -32,7 +32,6 @@ _SIOCGIFADDR = 0x8915  # netdevice(7)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _LARGEST_INT = (1 << 31) - 1
 _BY_TORCHRUN = "env://"
-_TELLING_SECONDS = 5.0  # that ranks wait longer than the first one, which then says who is missing
 
 
 @dataclass(frozen=True)
@@ -157,36 +156,14 @@ def connected(
 
 
 def _met(place: Place, seconds: float) -> Any:
-    """The store of ranks that others started, once all of them have come to it.
-
-    By itself torch lets the first collective find out, in the time that a collective has, and names nobody: where
-    thousands of processes read their libraries from one file system, some are there minutes before others.
-    """
+    """The store of ranks that others started, once all of them have come to it."""
     host, port, attempt = meeting_point()
-    limit = datetime.timedelta(seconds=seconds)
     opens = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    limit = datetime.timedelta(seconds=seconds)
     store = dist.TCPStore(  # type: ignore[attr-defined]  # exported, as documented; not in its stubs
         host, port, is_master=opens, timeout=limit, wait_for_workers=False, multi_tenant=True
     )
-    name = f"trivium/{attempt}/here"
-    store.set(f"{name}/{place.rank}", "")
-    if place.rank == 0:
-        awaited, missing = [f"{name}/{rank}" for rank in range(place.world_size)], ""
-        try:
-            store.wait(awaited, limit)
-        except RuntimeError:
-            missing = listed([rank for rank, key in enumerate(awaited) if not store.check([key])])
-        store.set(name, missing)
-    else:
-        store.set_timeout(limit + datetime.timedelta(seconds=_TELLING_SECONDS))
-        try:
-            missing = store.get(name).decode()
-        except RuntimeError:
-            missing = "0"
-    if missing:
-        raise TriviumError(
-            f"of {place.world_size} ranks these did not come within {seconds:g} s: {missing}; see what their hosts say"
-        )
+    meet_at(store, f"trivium/{attempt}/here", place.rank, place.world_size, seconds)
     return store
 
 
