@@ -1,6 +1,7 @@
 """Run a test on several forked gloo processes: `@ranks(2, 4) def test_x(mesh_place): ...`."""
 
 import functools
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,13 @@ def on_ranks(
 ) -> None:
     """Run `function(place, *arguments)` on connected ranks."""
     run_ranks(_connect_and_call, world_size, function, *arguments, timeout_seconds=timeout_seconds)
+
+
+def free_port() -> int:
+    """A port at which ranks that think others started them may meet."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def _connect_and_call(place: Place, function: Callable[..., None], *arguments: Any) -> None:

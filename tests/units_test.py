@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trivium.errors import ConfigError
-from trivium.units import format_bytes, format_count, format_flops, format_seconds, parse_count
+from trivium.units import format_bytes, format_count, format_flops, format_seconds, listed, parse_count
 
 
 @pytest.mark.parametrize(
@@ -80,3 +80,8 @@ def test_quantities_are_read_with_their_factor(text: str, value: int):
 def test_what_is_not_a_quantity_is_refused_with_its_text(text: str):
     with pytest.raises(ConfigError, match=f"'{text}' is not a quantity"):
         parse_count(text)
+
+
+def test_of_many_numbers_the_first_are_listed_and_the_others_counted() -> None:
+    assert listed([]) == "" and listed([3, 5]) == "3, 5" and listed(range(8)) == "0, 1, 2, 3, 4, 5, 6, 7"
+    assert listed(range(2240)) == "0, 1, 2, 3, 4, 5, 6, 7 and 2,232 more"

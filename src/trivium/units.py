@@ -1,6 +1,7 @@
 """Print and parse quantities with units: bytes, FLOPs, seconds, tokens."""
 
 import re
+from collections.abc import Sequence
 
 from trivium.errors import ConfigError
 
@@ -34,6 +35,12 @@ def format_count(value: float) -> str:
 def counted(number: int, noun: str) -> str:
     """1, 'rank' -> '1 rank'; 2240 -> '2,240 ranks'."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(numbers: Sequence[int], most: int = 8) -> str:
+    """[3, 5] -> '3, 5'; of more than `most`, the first of them and how many more there are."""
+    more = f" and {len(numbers) - most:,} more" if len(numbers) > most else ""
+    return ", ".join(map(str, numbers[:most])) + more
 
 
 def format_flops(value: float) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from ranks import on_ranks
 from trivium.checkpoint import agree, load, save
-from trivium.checkpoint.agree import problem_of_any
+from trivium.checkpoint.agree import found_by_first, problem_of_any
 from trivium.checkpoint.load import Checkpoint, newest_good
 from trivium.checkpoint.save import Fragment, Saving
 from trivium.errors import CheckpointError, DataError
@@ -23,8 +23,8 @@ MESH = Mesh.single()
 PATIENCE_SECONDS = 5.0
 
 
-def fragments() -> list[Fragment]:
-    return [Fragment("weights/a", (4,), Box((0,), (4,)), torch.ones(4))]
+def fragments(value: float = 1.0) -> list[Fragment]:
+    return [Fragment("weights/a", (4,), Box((0,), (4,)), torch.full((4,), value))]
 
 
 @pytest.fixture
@@ -108,3 +108,30 @@ def test_a_newest_checkpoint_that_cannot_be_read_is_passed_over(
     assert "PASSING OVER" in told and "step-00000002" in told and "cannot be read: Input/output error" in told
     with pytest.raises(CheckpointError, match="cannot be read"):
         Checkpoint.open(tmp_path / "step-00000002").verify()
+
+
+def take_the_first_ranks_word(place: Place, root: str) -> None:
+    mesh = Mesh.connect(Layout(tensor=2, pipeline=2, data=2), place.rank, place.world_size)
+    for length in (0, 5000):
+        found = found_by_first(lambda: {"é": [place.rank, 2.5, None, "x" * length]}, mesh, DataError)  # noqa: B023
+        assert found == {"é": [0, 2.5, None, "x" * length]}
+
+    def fail() -> None:
+        raise OSError(5, "Input/output error")
+
+    with pytest.raises(DataError, match="rank 0: .*Input/output error"):
+        found_by_first(fail, mesh, DataError)
+    # A host whose listing is a minute old, as a network file system may have it, knows only the older one.
+    if place.rank >= 4:
+        load.published = lambda root: [Path(root) / "step-00000001"]
+    newest = newest_good(Path(root), mesh, print)
+    assert newest is not None and newest.step == 2
+    assert newest.read("weights/a", Box((0,), (4,)), torch.float32).tolist() == [2.0] * 4
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
+        Checkpoint.open_together(Path(root) / "step-00000009", mesh)
+
+
+def test_ranks_go_on_from_what_the_first_one_finds_also_where_a_host_still_sees_less(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save.save(tmp_path, step, fragments(step), MESH, {})
+    on_ranks(8, take_the_first_ranks_word, str(tmp_path))

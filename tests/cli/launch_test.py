@@ -87,6 +87,15 @@ def test_any_run_directory_stands_in_every_job_file_as_it_is(capsys, monkeypatch
         assert shlex.quote(out) in text
 
 
+@pytest.mark.parametrize("target", ["slurm", "kubernetes", "torchrun"])
+def test_thousands_of_ranks_may_connect_to_the_first_host(capsys, monkeypatch, target: str) -> None:
+    text = printed(capsys, monkeypatch, target, *two_nodes())
+    (raise_limit,) = [line.partition("#")[0] for line in text.splitlines() if "ulimit" in line]
+    shell = f"ulimit -S -n 64; {raise_limit.strip()}; ulimit -S -n; ulimit -H -n"
+    told = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout.split()
+    assert told[0] == told[1] != "64"
+
+
 def test_a_line_break_in_what_a_job_file_passes_on_is_refused(capsys, monkeypatch) -> None:
     words = ["trivium", "launch", "--print", "torchrun", "--preset", "demo", "--out", "a\nb"]
     monkeypatch.setattr(sys, "argv", words)

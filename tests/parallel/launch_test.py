@@ -3,10 +3,12 @@
 import os
 import signal
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
 
+from ranks import free_port
 from trivium.errors import ConfigError, DataError, TriviumError
 from trivium.parallel import launch
 from trivium.parallel.launch import (
@@ -150,3 +152,27 @@ def say_place(place: Place, folder: str) -> None:
 def test_forked_ranks_know_how_many_share_their_host(tmp_path) -> None:
     run_ranks(say_place, 2, str(tmp_path))
     assert [(tmp_path / str(r)).read_text() for r in range(2)] == ["0 of 2", "1 of 2"]
+
+
+def come_late(place: Place, port: int, late: dict[int, float], told: str) -> None:
+    """As ranks that a scheduler started come, with less patience for a collective than for one another."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(place.world_size)}
+    time.sleep(late.get(place.rank, 0.0))
+    here = Place(place.rank, place.world_size, 0, "env://", place.world_size)
+    if told and place.rank in late:
+        return
+    with (
+        pytest.raises(TriviumError, match=told) if told else nullcontext(),
+        connected(here, timeout_seconds=3.0, meeting_seconds=5.0 if told else 30.0),
+    ):
+        assert not told
+
+
+@pytest.mark.parametrize("last", [0, 3])
+def test_a_rank_may_come_later_than_a_collective_may_take(last: int) -> None:
+    run_ranks(come_late, 4, free_port(), {last: 4.0}, "", timeout_seconds=60)
+
+
+def test_ranks_that_do_not_come_are_named_on_every_other_one() -> None:
+    told = "of 4 ranks these did not come within 5 s: 1, 3;"
+    run_ranks(come_late, 4, free_port(), {1: 0.0, 3: 0.0}, told, timeout_seconds=60)

@@ -1,5 +1,6 @@
 """A rank's place in its groups is the one its layout gives it and torch has for it, whatever the order of the axes."""
 
+import time
 from contextlib import nullcontext
 from datetime import timedelta
 from itertools import permutations
@@ -83,3 +84,19 @@ def test_accelerators_connect_at_once_and_what_is_urgent_goes_first(
             continue
         assert each["device_id"] == device and each["pg_options"]._timeout == timeout
         assert each["pg_options"].is_high_priority_stream is urgent
+
+
+def test_thousands_of_ranks_find_their_groups_in_a_moment() -> None:
+    begin = time.monotonic()
+    for degrees in (
+        {"data": 2240},
+        {"tensor": 8, "data": 280},
+        {"tensor": 8, "pipeline": 35, "data": 4, "context": 2},
+    ):
+        layout = Layout(**degrees)
+        for axes in (("data",), ("tensor",), ("pipeline",), ("data", "context")):
+            sets = layout.peer_sets(*axes)
+            assert sorted(rank for each in sets for rank in each) == list(range(2240))
+            for peers in (sets[0], sets[-1]):
+                assert all(layout.peers(rank, *axes) == peers for rank in (peers[0], peers[-1]))
+    assert time.monotonic() - begin < 3, "asking every rank for all its peers takes half a minute"

@@ -93,3 +93,18 @@ def test_steps_that_overflow_are_told_in_plain_json_and_at_the_end(
     assert [(r["overflow"], r["loss_scale"]) for r in steps] == [(True, 2.0 ** (60 - n)) for n in (1, 2, 3)]
     assert not any("gradient_norm" in r for r in steps)
     assert any("3 of these steps changed nothing" in line for line in TRAIN.summary(summary))
+
+
+def test_the_memory_of_thousands_of_ranks_is_told_in_a_few_lines() -> None:
+    counted = {"weights": 5.0}
+    ranks = [{"rank": rank, "categories": counted, "predicted": counted} for rank in range(2240)]
+    loss = {"validation_loss": 1.0, "unigram_entropy": 2.0}
+    result = loss | {
+        "parameters": 1,
+        "steps": 1,
+        "tokens": 1,
+        "memory": ranks,
+        "layout": plan({}).layout.model_dump(),
+    }
+    lines = TRAIN.summary(result)
+    assert len(lines) < 12 and lines[-1] == "  and of 2,232 ranks more in training/summary.json"

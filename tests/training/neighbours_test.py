@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,15 +13,17 @@ from types import SimpleNamespace
 import pytest
 from tests.training.job_scripts import job_script
 
-from trivium.chaos.scene import write_tokens
+from ranks import free_port
+from trivium.chaos.scene import job, plan, write_tokens
 from trivium.checkpoint.load import published
-from trivium.errors import Preempted
-from trivium.parallel.launch import Place
+from trivium.errors import DataError, Preempted
+from trivium.parallel.launch import Place, connected, start_ranks
+from trivium.training import job as work
 from trivium.training.config import Supervision
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
 from trivium.training.neighbours import Neighbours, parent_of
-from trivium.training.pulse import Pulse
-from trivium.training.run import CHECKPOINTS
+from trivium.training.pulse import Post, Pulse
+from trivium.training.run import CHECKPOINTS, TrainingJob
 
 RANKS = 3
 
@@ -33,6 +36,9 @@ class Wall:
 
     def write(self, name: str, text: str) -> None:
         self.texts[name] = text
+
+    def write_first(self, name: str, text: str) -> bool:
+        return self.texts.setdefault(name, text) is text
 
     def has(self, *names: str) -> bool:
         return all(name in self.texts for name in names)
@@ -113,6 +119,59 @@ def test_a_rank_that_is_over_may_be_silent(monkeypatch) -> None:
     assert street.found == {}
 
 
+def test_the_first_to_fail_is_the_cause_and_all_others_end_with_it(monkeypatch, capsys) -> None:
+    street = Street(monkeypatch, hang_seconds=4.0)
+    street.pass_by(1.0, 1)
+    first, second, third = street.ranks
+    assert [rank.turn() for rank in street.ranks] == [None] * RANKS
+    assert second.fail("rank 1 of 3 on node7 in step 1: out of memory")
+    assert not third.fail("rank 2 of 3 on node8 in step 1: connection closed by peer")
+    assert capsys.readouterr().err == "", "thousands of ranks need not repeat it"
+    assert first.turn() == [], "it ends, and nobody is killed"
+    assert "rank 1 of 3 on node7 in step 1: out of memory\nit failed first" in capsys.readouterr().err
+
+
+def fail_among_others(place: Place, port: int, given: TrainingJob, also: int) -> None:
+    """Rank 2 fails; the others wait for it in a collective that never ends, and one finds the connection gone."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_RANK": str(place.rank),
+    }
+
+    def train(place: Place, given: TrainingJob, post: Post) -> None:
+        with connected(place, timeout_seconds=30):
+            post.beat(5, "step")
+            time.sleep(0.5 if place.rank == 2 else 1.0 if place.rank == also else 60)
+            raise (
+                DataError("shard 7 is damaged")
+                if place.rank == 2
+                else RuntimeError("Connection closed by peer")
+            )
+
+    work.train_rank = train
+    work.check = lambda given: None
+    work.start(given)
+
+
+@pytest.mark.parametrize("also", [0, 1])
+def test_a_rank_that_fails_ends_all_others_and_is_said_once_with_its_host(
+    tmp_path: Path, capfd, also: int
+) -> None:
+    given = job(tmp_path, tmp_path / "run", plan({"data": 4}), supervision={"hang_seconds": 2.0})
+    ranks = start_ranks(fail_among_others, 4, free_port(), given, also)
+    for process in ranks.processes:
+        process.join(20)
+    codes = [process.exitcode for process in ranks.processes]
+    ranks.end()
+    assert codes == [1, 1, DataError.exit_code, 1], "the others wait in their collective"
+    cause = f"rank 2 of 4 on {socket.gethostname()} in step 5: shard 7 is damaged"
+    (failed,) = events(tmp_path / "run", "rank failed")
+    assert (failed["rank"], failed["host"], failed["cause"]) == (2, socket.gethostname(), cause)
+    assert "closed by peer" not in capfd.readouterr().err
+
+
 def rank_of(pid: int) -> int:
     """What torchrun told a process."""
     told = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -153,21 +212,22 @@ def test_under_torchrun_a_stopped_rank_is_named_and_the_job_goes_on_and_one_aske
     run, log = tmp_path / "run" / "training", tmp_path / "log"
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with open(log, "ab") as out:
-        job = subprocess.Popen(["bash", str(script)], env=environment, stdout=out, stderr=out)
+        agent = subprocess.Popen(["bash", str(script)], env=environment, stdout=out, stderr=out)
     try:
         wait_for(lambda: events(run, "saved"), log)  # before that there is nothing to resume from
-        os.kill(ranks_of(job)[0], signal.SIGSTOP)
+        os.kill(ranks_of(agent)[0], signal.SIGSTOP)
         wait_for(lambda: events(run, "rank failed"), log)
         before = last_step(run / METRICS)
         wait_for(lambda: events(run, "resumed") and last_step(run / METRICS) > before, log)
-        os.kill(ranks_of(job)[1], signal.SIGUSR1)
-        assert job.wait(60) == Preempted.exit_code, log.read_text()
+        os.kill(ranks_of(agent)[1], signal.SIGUSR1)
+        assert agent.wait(60) == Preempted.exit_code, log.read_text()
     finally:
-        for pid in [*ranks_of(job), job.pid] if job.poll() is None else []:
+        for pid in [*ranks_of(agent), agent.pid] if agent.poll() is None else []:
             os.kill(pid, signal.SIGKILL)
     (failed,) = events(run, "rank failed")
     assert failed["rank"] == 0 and "it does not answer at all" in failed["cause"]
-    assert f"rank 0 of 2 in step {failed['in_step']}: hangs" in log.read_text()
+    assert f"rank 0 of 2 on {failed['host']} in step {failed['in_step']}: hangs" in log.read_text()
+    assert failed["host"] == socket.gethostname()
     done = last_step(run / METRICS)
     assert [e["step"] for e in events(run, "preempted")] == [done]
     assert published(run / CHECKPOINTS)[-1].name == f"step-{done:08d}"

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -303,3 +304,12 @@ def test_a_run_begins_with_given_weights_of_any_dtype(tokens: Path, tmp_path: Pa
     assert losses(tmp_path / "b")[1] < losses(tmp_path / "a")[1]
     with pytest.raises(CheckpointError, match="plan.model.ffn"):
         start(job(tokens, tmp_path / "c", OTHER["model"][0](plan()), steps=4, start_from=given))
+
+
+def test_what_the_first_rank_clears_away_may_take_longer_than_a_collective(
+    tokens: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """As the thousands of files of a checkpoint do."""
+    monkeypatch.setattr(loop, "drop_abandoned", lambda root, entries: time.sleep(2.0))
+    supervision = {"timeout_seconds": 1.0}
+    start(job(tokens, tmp_path, plan(data=2), steps=2, restarts=0, supervision=supervision))

@@ -1,5 +1,6 @@
 """A rank that holds up the others is told by rank and phase; ranks that wait for it are not."""
 
+import statistics
 import time
 from pathlib import Path
 
@@ -8,10 +9,11 @@ import pytest
 from trivium.chaos.scene import job, plan, write_tokens
 from trivium.model.block import Block
 from trivium.plan.layout import Layout
+from trivium.seeds import generator_for
 from trivium.training import run as loop
 from trivium.training.job import start
 from trivium.training.metrics import EVENTS, read
-from trivium.training.slow_ranks import slow_among
+from trivium.training.slow_ranks import LEAST_SHARE, PHASES, SlowRank, slow_among
 
 
 def slow_down(monkeypatch, phase: str) -> None:
@@ -59,3 +61,45 @@ def test_a_phase_that_takes_next_to_nothing_is_never_told() -> None:
 
 def test_a_lone_rank_is_never_slow() -> None:
     assert slow_among({"stages": [3.0]}, Layout(), 1.5) == []
+
+
+def usual_of_peers(seconds: list[float], rank: int, layout: Layout) -> float:
+    peers = [r for r in layout.peers(rank, "data", "context", "tensor") if r != rank]
+    peers = peers or [r for r in range(layout.world_size) if r != rank]
+    return statistics.median_low([seconds[r] for r in peers])
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [{"data": 6, "tensor": 2}, {"pipeline": 3, "data": 2}, {"pipeline": 5}, {"context": 2, "data": 4}],
+)
+def test_a_rank_is_compared_with_the_median_of_all_its_peers_but_itself(degrees) -> None:
+    layout, draw = Layout(**degrees), generator_for(1, "slow", str(degrees))
+    table = {phase: draw.integers(1, 9, layout.world_size).astype(float).tolist() for phase in PHASES}
+    found = slow_among(table, layout, 1.5)
+    expected = [
+        SlowRank(rank, phase, seconds[rank], usual)
+        for rank in range(layout.world_size)
+        for phase, seconds in table.items()
+        if seconds[rank] > 1.5 * (usual := usual_of_peers(seconds, rank, layout))
+        and seconds[rank] - usual > LEAST_SHARE * sum(each[rank] for each in table.values())
+    ]
+    assert found == expected and found
+
+
+def test_thousands_of_peers_are_compared_in_a_moment() -> None:
+    layout, begin = Layout(data=2240), time.monotonic()
+    even = [1.0] * 2239
+    (slow,) = slow_among(dict.fromkeys(PHASES[:1], [*even, 5.0]), layout, 1.5)
+    assert slow.rank == 2239
+    assert time.monotonic() - begin < 3, "comparing every rank with every other takes a minute"
+
+
+def test_of_thousands_of_slow_ranks_those_that_lose_most_are_told(tmp_path: Path, monkeypatch, capfd) -> None:
+    many = [SlowRank(rank, "stages", 2.0 + rank, 1.0) for rank in range(1000)]
+    monkeypatch.setattr(loop.Worked, "slow_ranks", lambda self, factor: many)
+    start(job(write_tokens(tmp_path), tmp_path / "run", plan({}), steps=2, supervision={"slow_every": 2}))
+    told = [e["rank"] for e in read(tmp_path / "run" / EVENTS) if e["event"] == "slow rank"]
+    assert told == list(range(999, 991, -1))
+    said = capfd.readouterr().err.splitlines()
+    assert "step 2: 1,000 ranks are slow" in said[0] and len(said) == 9

@@ -5,6 +5,7 @@ import os
 import signal
 import statistics
 from dataclasses import replace
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,11 @@ from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 from trivium.tokens.manifest import token_counts
 from trivium.training import lineage
+from trivium.training import run as loop
 from trivium.training.config import SpikesConfig, TrainingConfig
 from trivium.training.job import start
 from trivium.training.metrics import EVENTS, METRICS, read
-from trivium.training.record import LEFT_OUT, left_out_of, read_record
+from trivium.training.record import LEFT_OUT, left_out_of, read_record, write_entries
 from trivium.training.run import CHECKPOINTS, TrainingJob
 from trivium.training.spikes import SIGMA, SpikeWatch, threshold
 from trivium.training.trainer import Samples, Trainer
@@ -241,6 +243,20 @@ def test_the_record_of_what_is_left_out_comes_back_from_a_checkpoint(tokens: Pat
     start(job(tokens, tmp_path / "out", "rewind", steps=9))
     assert [e["gaps"] for e in read_record(tmp_path / "out").entries] == [[[24, 32]]]
     assert lineage.round_trip(read_record(tmp_path / "out"))["agrees"]
+
+
+def test_ranks_leave_out_what_the_first_one_read_also_where_a_host_still_sees_an_older_file(
+    tokens: Path, tmp_path: Path, monkeypatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    write_entries(tmp_path / "out", [{"step": 2, "cause": "nan", "gaps": [[3, 9]]}])
+    right = loop.entries_of
+    stale = lambda folder: [] if current_process().name == "rank-1" else right(folder)  # noqa: E731
+    monkeypatch.setattr(loop, "entries_of", stale)
+    start(job(tokens, tmp_path / "out", "stop", steps=2, layout={"data": 2}))
+    record = read_record(tmp_path / "out")
+    logged = [record.steps[step]["batch_hash"] for step in (1, 2)]
+    assert logged == [str(record.data.digest(*record.plan.batch.at(step))) for step in (0, 1)]
 
 
 def test_a_checkpoint_that_saw_what_is_left_out_is_abandoned(tokens: Path, tmp_path: Path) -> None:

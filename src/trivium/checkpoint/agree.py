@@ -1,7 +1,9 @@
 """What all ranks must know alike before they go on; numbers and text only, nothing is unpickled."""
 
+import json
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -30,6 +32,25 @@ def told_by_first(problem: str, mesh: Mesh) -> str:
     letters = sums(mine.ljust(_TOLD_BYTES, b"\0"), mesh)
     text = bytes(round(n) for n in letters).rstrip(b"\0").decode(errors="replace")
     return f"rank {having[0]}: {text}" if mesh.layout.world_size > 1 else text
+
+
+def found_by_first(find: Callable[[], Any], mesh: Mesh, error: type[TriviumError]) -> Any:
+    """What the first rank finds, plain data, on every rank; `error` on all of them where it fails; every rank must ask.
+
+    For what lies on a shared file system: another host may for a minute see a folder or a file as it was before, and
+    ranks that took different things for the newest would train on without knowing.
+    """
+    found: list[Any] = []
+    problem = problem_of_any(lambda: found.append(find()) if mesh.rank == 0 else None, mesh)
+    if problem:
+        raise error(problem)
+    if mesh.layout.world_size == 1:
+        return found[0]
+    text = json.dumps(found[0]).encode() if found else b""
+    letters = torch.zeros(round(sums([len(text)], mesh)[0]), dtype=torch.uint8, device=mesh.device)
+    if text:
+        letters.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    return json.loads(bytes(sum_over_ranks_(letters, mesh).cpu().numpy()))
 
 
 def wait_for_all(thread: threading.Thread | None, mesh: Mesh, alive: Callable[[], None] = unheard) -> None:

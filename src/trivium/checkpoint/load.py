@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from trivium.checkpoint.agree import problem_of_any
+from trivium.checkpoint.agree import found_by_first, problem_of_any
 from trivium.checkpoint.format import MANIFEST, read_manifest, step_of
 from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.errors import CheckpointError
@@ -76,17 +76,15 @@ class Checkpoint:
 
     @classmethod
     def open_together(cls, directory: Path, mesh: Mesh) -> "Checkpoint":
-        """Open and verify, the ranks sharing the work; every rank raises CheckpointError when one finds damage."""
-        opened: list[Checkpoint] = []
+        """Open and verify, the ranks sharing the work; every rank raises CheckpointError when one finds damage.
 
-        def verify() -> None:
-            opened.append(cls.open(directory))
-            opened[0].verify(mesh.rank, mesh.layout.world_size)
-
-        problem = problem_of_any(verify, mesh)
+        The first rank alone reads the manifest, which has many megabytes where there are thousands of ranks.
+        """
+        opened = cls(directory, found_by_first(lambda: read_manifest(directory), mesh, CheckpointError))
+        problem = problem_of_any(lambda: opened.verify(mesh.rank, mesh.layout.world_size), mesh)
         if problem:
             raise CheckpointError(problem)
-        return opened[0]
+        return opened
 
     def read(self, name: str, wanted: Box, dtype: torch.dtype) -> torch.Tensor:
         """The values of a box, put together from whatever pieces hold them."""
@@ -146,7 +144,8 @@ def newest_good(root: Path, mesh: Mesh, warn: Callable[[str], None]) -> Checkpoi
 
     A damaged one is passed over loudly. When all are damaged: CheckpointError, nothing is silently restarted.
     """
-    candidates = list(reversed(published(root)))
+    names = found_by_first(lambda: [path.name for path in reversed(published(root))], mesh, CheckpointError)
+    candidates = [root / name for name in names]
     for path in candidates:
         try:
             return Checkpoint.open_together(path, mesh)

@@ -10,18 +10,19 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from trivium.checkpoint.agree import sums, told_by_first, wait_for_all
+from trivium.checkpoint.agree import found_by_first, sums, told_by_first, wait_for_all
 from trivium.checkpoint.durable import check_room, explained, remove, write_text
 from trivium.checkpoint.format import FORMAT, MANIFEST, manifest_hash, manifest_text, step_name, step_of
 from trivium.checkpoint.pieces import DTYPES, Entry, write_pieces
 from trivium.errors import CheckpointError
 from trivium.parallel.crossing import fetched
-from trivium.parallel.mesh import Mesh, barrier
+from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box
 from trivium.provenance import sync_directory
 
@@ -118,9 +119,8 @@ class Saving:
         self._cancelled.set()
         wait_for_all(self._thread, self._mesh)
         told = told_by_first(problem, self._mesh)  # all ranks are through with the files when this returns
-        if self._mesh.rank == 0:
-            shutil.rmtree(self._partial, ignore_errors=True)
-        barrier(self._mesh)  # nothing is left when any rank goes on
+        clear = partial(shutil.rmtree, self._partial, ignore_errors=True)
+        found_by_first(clear, self._mesh, CheckpointError)  # nothing is left when any rank goes on
         raise CheckpointError(f"checkpoint {self.final} was not saved: {told}")
 
     def _prepare(self) -> None:
@@ -177,8 +177,8 @@ def publish(partial: Path, final: Path, about: dict[str, Any], notes: Sequence[d
         entry = {"dtype": item["dtype"], "shape": item["shape"], "pieces": []}
         tensors.setdefault(item["name"], entry)["pieces"].append(item["piece"])
     files = {note["file"]: {"sha256": note["sha256"], "bytes": note["bytes"]} for note in notes}
-    manifest = {"format": FORMAT, **about, "tensors": tensors, "files": files}
-    manifest = json.loads(json.dumps(manifest))  # as it will be read
+    as_read = json.loads(json.dumps(about))  # keys that are numbers sort otherwise as text
+    manifest = {"format": FORMAT, **as_read, "tensors": tensors, "files": files}
     write_text(partial / MANIFEST, manifest_text({**manifest, "sha256": manifest_hash(manifest)}))
     sync_directory(partial)
     replaced = final.with_name(f".{final.name}.replaced")

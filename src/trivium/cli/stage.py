@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-from trivium.checkpoint.lease import LEASE, Lease, holding, refuse_if_held
+from trivium.checkpoint.lease import LEASE, Holder, holding, refuse_if_held
 from trivium.cli.run_config import RunConfig
 from trivium.cli.show import progress_of, say, seconds_line
 from trivium.cli.workspace import Workspace, read_result
@@ -32,7 +32,7 @@ class Run:
     at: Workspace
     corpus: Path | None = None  # the user's own text, for harvest
     tokens: Path | None = None  # token shards made elsewhere, for training
-    lease: Lease | None = None  # of the folder that this invocation writes in place
+    lease: Holder | None = None  # of the folder that this invocation writes in place
 
     def folder(self, name: str) -> Path:
         """Where a station's output lies in this invocation."""
@@ -191,7 +191,7 @@ def _output(stage: Stage, run: Run, *, redo: bool) -> Iterator[tuple[Run, Path]]
 
 
 @contextmanager
-def _held(stage: Stage, run: Run, *, redo: bool) -> Iterator[Lease]:
+def _held(stage: Stage, run: Run, *, redo: bool) -> Iterator[Holder]:
     """Inside, this process alone writes the folder, and what is in it is gone on with; anything else is set aside."""
     directory = run.at.folder(stage.folder)
     with holding(directory, warn) as lease:

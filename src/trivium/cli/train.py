@@ -29,7 +29,9 @@ from trivium.errors import ConfigError, DataError
 from trivium.plan.plan import Plan
 from trivium.progress import Progress
 from trivium.provenance import fingerprint
-from trivium.units import format_bytes, format_count
+from trivium.units import counted, format_bytes, format_count
+
+RANKS_TOLD = 8  # with their memory, when a training has ended
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -220,7 +222,11 @@ def _lines(result: Result) -> list[str]:
         lines.append(
             f"  {idle} of these steps changed nothing: an overflow of fp16, or a spike that was skipped"
         )
-    return lines + [_memory_line(rank) for rank in result.get("memory", ())]
+    ranks = result.get("memory", ())
+    lines += [_memory_line(rank) for rank in ranks[:RANKS_TOLD]]
+    if len(ranks) > RANKS_TOLD:
+        lines.append(f"  and of {counted(len(ranks) - RANKS_TOLD, 'rank')} more in training/summary.json")
+    return lines
 
 
 def _memory_line(rank: Mapping[str, Any]) -> str:

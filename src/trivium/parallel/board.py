@@ -14,7 +14,8 @@ class Board:
     Every method raises RuntimeError when the store does not answer within `timeout_seconds`, or is gone.
     """
 
-    def __init__(self, timeout_seconds: float) -> None:
+    def __init__(self, timeout_seconds: float, meeting_seconds: float) -> None:
+        """meeting_seconds: that whoever opens the store may come later."""
         host, port, attempt = meeting_point()
         self._prefix = f"trivium/{attempt}"
         self._store = dist.TCPStore(  # type: ignore[attr-defined]  # exported, as documented; not in its stubs
@@ -22,8 +23,9 @@ class Board:
             port,
             is_master=False,
             wait_for_workers=False,
-            timeout=datetime.timedelta(seconds=timeout_seconds),
+            timeout=datetime.timedelta(seconds=meeting_seconds),
         )
+        self._store.set_timeout(datetime.timedelta(seconds=timeout_seconds))
 
     def write(self, name: str, text: str) -> None:
         """Leave a text under a name, in the place of an earlier one."""

@@ -24,8 +24,10 @@ import torch
 import torch.distributed as dist
 
 from trivium.errors import ConfigError, Preempted, TriviumError
+from trivium.parallel.meeting import meet_at
 
 COLLECTIVE_TIMEOUT_SECONDS = 120.0
+MEETING_SECONDS = 600.0
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _LARGEST_INT = (1 << 31) - 1
@@ -123,10 +125,15 @@ def connected(
     place: Place,
     *,
     timeout_seconds: float = COLLECTIVE_TIMEOUT_SECONDS,
+    meeting_seconds: float = MEETING_SECONDS,
     device: torch.device | None = None,
 ) -> Iterator[None]:
     """Inside, the process group of all ranks exists; a lone process needs none. device: of this rank's tensors, by
-    default its place's; the ranks talk over what suits it."""
+    default its place's; the ranks talk over what suits it.
+
+    timeout_seconds: of each collective. meeting_seconds: that ranks which torchrun or a scheduler started may take to
+    be there, one after the other; TriviumError names those that are not.
+    """
     _keep_freed_memory()
     if device is None:
         device = place.device
@@ -136,19 +143,33 @@ def connected(
     if place.world_size == 1:
         yield
         return
+    meets: dict[str, Any] = {"init_method": place.rendezvous}
     if place.rendezvous == _BY_TORCHRUN:
         _talk_where_the_first_rank_is_reached()
+        meets = {"store": _met(place, meeting_seconds)}
     # One thread per rank: ranks on one machine share its cores, and their order of summation stays fixed.
     torch.set_num_threads(1)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        init_method=place.rendezvous,
         rank=place.rank,
         world_size=place.world_size,
         timeout=datetime.timedelta(seconds=timeout_seconds),
+        **meets,
     )
     yield
     dist.destroy_process_group()
+
+
+def _met(place: Place, seconds: float) -> Any:
+    """The store of ranks that others started, once all of them have come to it."""
+    host, port, attempt = meeting_point()
+    opens = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    limit = datetime.timedelta(seconds=seconds)
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # exported, as documented; not in its stubs
+        host, port, is_master=opens, timeout=limit, wait_for_workers=False, multi_tenant=True
+    )
+    meet_at(store, f"trivium/{attempt}/here", place.rank, place.world_size, seconds)
+    return store
 
 
 def _say_if_there_are_too_few(place: Place, chosen: torch.device) -> None:

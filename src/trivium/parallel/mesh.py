@@ -155,26 +155,13 @@ class Mesh:
         return cls.connect(Layout(), 0, 1, device)
 
 
-def barrier(mesh: Mesh) -> None:
-    """Wait until every rank of the mesh is here."""
-    if mesh.layout.world_size > 1:
-        # Of the default group, which has no device of its own.
-        dist.barrier(device_ids=[mesh.device.index] if mesh.device.type == "cuda" else None)
-
-
 def _sets_of_ranks(layout: Layout, held: tuple[int, int]) -> dict[str, list[tuple[int, ...]]]:
     """By role, the groups that all ranks form together; held: the pipeline ranks of the first and the last stage."""
-    found: dict[str, list[tuple[int, ...]]] = {axis: _all_peers(layout, axis) for axis in AXES}
+    found: dict[str, list[tuple[int, ...]]] = {axis: layout.peer_sets(axis) for axis in AXES}
     if layout.context > 1:
-        found["replicas"] = _all_peers(
-            layout, *(axis for axis in layout.order if axis in ("data", "context"))
-        )
+        found["replicas"] = layout.peer_sets(*(a for a in layout.order if a in ("data", "context")))
     found["ends"] = [(peers[min(held)], peers[max(held)]) for peers in found["pipeline"]]
     return found
-
-
-def _all_peers(layout: Layout, *axes: Axis) -> list[tuple[int, ...]]:
-    return sorted({layout.peers(r, *axes) for r in range(layout.world_size)})
 
 
 def _join(

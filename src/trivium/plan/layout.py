@@ -75,6 +75,12 @@ class Layout(Config):
         indices = itertools.product(*(range(self.degree(a)) for a in axes))
         return tuple(self.rank(here._replace(**dict(zip(axes, i, strict=True)))) for i in indices)
 
+    def peer_sets(self, *axes: Axis) -> list[tuple[int, ...]]:
+        """The sets of peers along `axes` that all ranks form together, by their lowest ranks."""
+        places = ((rank, self.coordinate(rank)) for rank in range(self.world_size))
+        firsts = [rank for rank, at in places if not any(getattr(at, axis) for axis in axes)]
+        return [self.peers(rank, *axes) for rank in firsts]
+
     def problems(self, world_size: int | None = None) -> list[str]:
         """Contradictions inside the layout, and with the number of processes if that is known."""
         found = []

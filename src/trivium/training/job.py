@@ -1,14 +1,16 @@
 """A training job: what to train, from which tokens, into which directory; and the launcher that sees it through."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.format import read_manifest
-from trivium.checkpoint.lease import Lease, holding
+from trivium.checkpoint.lease import Holder, holding
 from trivium.checkpoint.save import recover
 from trivium.errors import ConfigError, Preempted, TriviumError, error_of
 from trivium.parallel.launch import Place, RankFailed, Ranks, end_with_launcher, torchrun_place
@@ -38,7 +40,7 @@ def start(
     after_failure: Sequence[Plan] = (),
     watch: Watch | None = None,
     predicted: Mapping[int, Mapping[str, int]] | None = None,
-    lease: Lease | None = None,
+    lease: Holder | None = None,
 ) -> dict[str, Any]:
     """Train to the end and return the summary.
 
@@ -52,46 +54,48 @@ def start(
     place = torchrun_place()
     if place is not None:
         if place.rank != 0:
-            _train_among_others(place, job, _nothing)
+            _train_among_others(place, job)
             return {}
-        with _alone(job, lease) as held:
-            _train_among_others(place, job, held.renew)
+        with _alone(job, lease):
+            _train_among_others(place, job)
             return summarise(job, predicted or {})
-    with _alone(job, lease) as held, listening(_polls) as requests:
-        supervisor = Supervisor(job, requests, held.renew, progress, watch or _nobody_watches)
+    with _alone(job, lease), listening(_polls) as requests:
+        supervisor = Supervisor(job, requests, progress, watch or _nobody_watches)
         plan = supervisor.see_through(after_failure)
         return summarise(replace(job, plan=plan), predicted or {})
 
 
-def _train_among_others(place: Place, job: TrainingJob, after_step: Callable[[], None]) -> None:
-    """Train as a rank that another launcher started; what goes wrong is said with rank and step.
+def _train_among_others(place: Place, job: TrainingJob) -> None:
+    """Train as a rank that another launcher started; what goes wrong is said with rank, host and step, by the rank on
+    which it went wrong first.
 
-    Raises Preempted when the job was asked to end; signals are ignored from then on, so that a launcher that now
-    ends what is left does not change the exit code.
+    Raises Preempted when the job was asked to end. Then, and after a failure, signals are ignored, so that a launcher
+    that now ends what is left changes neither the exit code nor what is said.
     """
     end_with_launcher()
     post = Post()
 
-    def tell(failure: RankFailed, at: Beat) -> None:
-        failure = located(failure, at)
+    def tell(failure: RankFailed, at: Beat, host: str) -> None:
+        failure = located(failure, at, host)
         warn(str(failure))
-        note_failure(job.out, failure, at)
+        note_failure(job.out, failure, at, host)
 
-    try:
-        with keeping_watch(place, post.pulse, job.training.supervision, tell):
-            train_rank(place, job, after_step, post)
-    except Preempted:
-        ignore_signals()
-        raise
-    except Exception as error:
-        report = str(error) if isinstance(error, TriviumError) else f"{type(error).__name__}: {error}"
-        exits = dict.fromkeys(range(place.world_size))
-        failure = located(RankFailed(place.rank, exits, report), post.pulse.of(0))
-        raise error_of(getattr(error, "exit_code", 1), str(failure)) from error
-
-
-def _nothing() -> None:
-    """Only the first rank holds the lease."""
+    with keeping_watch(place, post.pulse, job.training.supervision, tell) as is_first_to_fail:
+        try:
+            train_rank(place, job, post)
+        except Preempted:
+            ignore_signals()
+            raise
+        except Exception as error:
+            ignore_signals()
+            report = str(error) if isinstance(error, TriviumError) else f"{type(error).__name__}: {error}"
+            at, host, code = post.pulse.of(0), socket.gethostname(), getattr(error, "exit_code", 1)
+            failure = RankFailed(place.rank, dict.fromkeys(range(place.world_size)), report)
+            failure = located(failure, at, host)
+            if not is_first_to_fail(str(failure)):
+                os._exit(code)  # quietly: thousands fail because the first one did
+            note_failure(job.out, failure, at, host)
+            raise error_of(code, str(failure)) from error
 
 
 def _polls(number: int) -> None:
@@ -103,11 +107,11 @@ def _nobody_watches(ranks: Ranks, step: int) -> None:
 
 
 @contextmanager
-def _alone(job: TrainingJob, lease: Lease | None) -> Iterator[Lease]:
+def _alone(job: TrainingJob, lease: Holder | None) -> Iterator[None]:
     """Inside, this job alone writes in its run directory; what a crash left there is cleared away."""
-    with nullcontext(lease) if lease is not None else holding(job.out, warn) as held:
+    with nullcontext() if lease is not None else holding(job.out, warn):
         recover(job.out / CHECKPOINTS)
-        yield held
+        yield
 
 
 def check(job: TrainingJob) -> None:

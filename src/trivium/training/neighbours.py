@@ -1,7 +1,8 @@
 """The watch that ranks keep over one another where no launcher of ours looks after them: under torchrun or srun.
 
 A thread of each rank leaves signs of life on the board; the first and the last rank, which seldom share a host, read
-them. Whichever finds a rank that hangs asks all for their stacks, names it, and every rank ends.
+them. Whichever finds a rank that hangs asks all for their stacks, names it, and every rank ends. So they do when one
+has failed: it says so itself, and the others need not find out by a collective that never ends.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from pathlib import Path
 from trivium.parallel.board import Board
 from trivium.parallel.launch import Place, RankFailed
 from trivium.training.config import Supervision
+from trivium.training.metrics import warn
 from trivium.training.pulse import PHASES, Beat, Pulse
 from trivium.training.watchdog import (
     ABSENT_SECONDS,
@@ -30,12 +32,13 @@ from trivium.training.watchdog import (
     hanging,
 )
 
-Tell = Callable[[RankFailed, Beat], None]
+Tell = Callable[[RankFailed, Beat, str], None]  # with the host
 
 ROUNDS_A_LIMIT = 10  # signs of life in the time after which a rank counts as hanging
 LONGEST_ROUND_SECONDS = 3.0
+KEPT_SECONDS = 2 * LONGEST_ROUND_SECONDS  # that a board stays after the last word on it
 SILENCE = "it does not answer at all: stopped (SIGSTOP or a debugger), or its host is gone"
-TELL_STACKS, NAMED = "tell stacks", "named"
+TELL_STACKS, NAMED, FAILED = "tell stacks", "named", "failed"
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,9 @@ class Neighbours:
         """Between two signs of life."""
         return min(self.patience.limit("step") / ROUNDS_A_LIMIT, LONGEST_ROUND_SECONDS)
 
-    def turn(self) -> list[News]:
-        """Leave a sign of life and look for others'; returns the news of ranks that hang and were named."""
+    def turn(self) -> list[News] | None:
+        """Leave a sign of life and look for others'. While all is well returns None; otherwise every rank ends, and
+        this returns the news of ranks that hang and were named."""
         now = self._clock()
         if now - self._turned > max(ABSENT_SECONDS, 2 * self.round_seconds):
             self._forgiven = now  # this process was itself stopped, and its neighbours perhaps with it
@@ -90,11 +94,31 @@ class Neighbours:
         self._turned = now
         self.patience.learn(self.pulse.of(0))
         self.leave()
-        if not self.board.has(NAMED) and self.watches and self.board.has(*self._ranks):
+        if self.watches and not self.board.has(NAMED) and self.board.has(*self._ranks):
             self._look(now)
         if self.board.has(NAMED):
             return [News(**each) for each in json.loads(self.board.read([NAMED])[0])]
-        return []
+        if self.board.has(FAILED):
+            self._say_who_failed()
+            return []
+        return None
+
+    def fail(self, told: str) -> bool:
+        """Say that this rank has failed, and how; whether it is the first to, and so the cause."""
+        is_first = self.board.write_first(FAILED, told)
+        if not is_first:
+            self._say_who_failed()
+        return is_first
+
+    def keep_board(self) -> None:
+        """The first rank, whose process may be where the board is, ends only when all have had their turn."""
+        if self.place.rank == 0:
+            time.sleep(2 * self.round_seconds)
+
+    def _say_who_failed(self) -> None:
+        """In the first rank's log, which a user reads first; thousands need not repeat it."""
+        if self.place.rank == 0:
+            warn(f"{self.board.read([FAILED])[0]}\nit failed first; therefore all ranks end")
 
     def leave(self, *, is_over: bool = False) -> None:
         """Write this rank's news."""
@@ -147,37 +171,51 @@ class Neighbours:
             failure = hanging(guilty, how, stacks, seconds, self.patience.limit(first.phase))
             failure = RankFailed(failure.rank, dict.fromkeys(range(self.place.world_size)), failure.report)
             phase = next(known for known in PHASES if known == first.phase)
-            self.tell(failure, Beat(first.step, phase, 0.0))
+            self.tell(failure, Beat(first.step, phase, 0.0), first.host)
 
     def _news(self) -> list[News]:
         return [News(**json.loads(text)) for text in self.board.read(self._ranks)]
 
 
 @contextmanager
-def keeping_watch(place: Place, pulse: Pulse, config: Supervision, tell: Tell) -> Iterator[None]:
-    """Inside, this rank takes part in the watch; when a rank is named, this process ends at once with code 1.
+def keeping_watch(
+    place: Place, pulse: Pulse, config: Supervision, tell: Tell
+) -> Iterator[Callable[[str], bool]]:
+    """Inside, this rank takes part in the watch; when a rank is named or has failed, this process ends at once with
+    code 1. What is yielded says that this rank has failed, and returns whether it is the first to, as far as is known.
 
     A store that does not answer ends the watch, not the training: collectives still have their timeout.
     """
-    over, left = threading.Event(), threading.Event()
+    over, left, failed, others = threading.Event(), threading.Event(), list[str](), list[str]()
 
     def watch() -> None:
         with contextlib.suppress(RuntimeError):
-            neighbours = Neighbours(place, pulse, config, tell, Board(config.timeout_seconds))
+            board = Board(config.timeout_seconds, config.stall_seconds)
+            neighbours = Neighbours(place, pulse, config, tell, board)
             while not over.wait(neighbours.round_seconds):
                 named = neighbours.turn()
-                if named:
+                if named is not None:
                     end_siblings(named)
+                    neighbours.keep_board()
                     os._exit(1)
             neighbours.leave(is_over=True)
+            for told in failed:
+                others.extend([] if neighbours.fail(told) else [told])
+                neighbours.keep_board()
         left.set()
+
+    def is_first_to_fail(told: str) -> bool:
+        failed.append(told)
+        over.set()
+        left.wait(STACK_SECONDS + (KEPT_SECONDS if place.rank == 0 else 0.0))
+        return not others
 
     if place.world_size > 1:
         threading.Thread(target=watch, daemon=True, name="neighbours").start()
     else:
         left.set()
     try:
-        yield
+        yield is_first_to_fail
     finally:
         over.set()
         left.wait(STACK_SECONDS)

@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trivium.checkpoint.agree import found_by_first
 from trivium.checkpoint.load import Checkpoint, newest_good
 from trivium.config import to_tree
 from trivium.cost.compute import flops_per_token
-from trivium.errors import ConfigError, DataError, Preempted
+from trivium.errors import ConfigError, DataError, Preempted, TriviumError
 from trivium.model.stage import Stage
 from trivium.parallel.launch import Place, connected
-from trivium.parallel.mesh import Mesh, barrier
+from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import AdamRule
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
@@ -40,8 +41,10 @@ from trivium.training.spikes import SpikeWatch, finite_or_text
 from trivium.training.state import begin_with, fragments, progress_of, restore
 from trivium.training.trainer import Samples, StepResult, Trainer
 from trivium.training.verified_tokens import refuse_other_ids, verify_together
+from trivium.units import counted
 
 CHECKPOINTS = "checkpoints"
+SLOW_RANKS_TOLD = 8  # of thousands, at a time
 # Asks the model in these stages, under this plan, and says now and then that it is alive: results as plain data.
 Examiner = Callable[[Mapping[int, Stage], Plan, Mesh, Callable[[], None]], dict[str, Any]]
 
@@ -61,22 +64,21 @@ class TrainingJob:
     examiner: Examiner | None = None
 
 
-def train_rank(
-    place: Place,
-    job: TrainingJob,
-    after_step: Callable[[], None] = lambda: None,
-    post: Post | None = None,
-) -> None:
+def train_rank(place: Place, job: TrainingJob, post: Post | None = None) -> None:
     """Train as one rank; every rank of the job calls this. Raises Preempted when the job was asked to end.
 
     post: where signs of life go, if a launcher of ours looks for them.
     """
-    timeout = job.training.supervision.timeout_seconds
-    with listening(exit_at_once) as requests, connected(place, timeout_seconds=timeout):
+    watch = job.training.supervision
+    timeout, meeting = watch.timeout_seconds, watch.stall_seconds
+    with (
+        listening(exit_at_once) as requests,
+        connected(place, timeout_seconds=timeout, meeting_seconds=meeting),
+    ):
         mesh = Mesh.connect(
             job.plan.layout, place.rank, place.world_size, place.device, timeout, job.plan.ends
         )
-        _Loop(job, mesh, Duty(requests, post or Post()), place.hosts).run(after_step)
+        _Loop(job, mesh, Duty(requests, post or Post()), place.hosts).run()
 
 
 class _Loop:
@@ -100,16 +102,17 @@ class _Loop:
 
     def _begin(self) -> None:
         """Where the newest good checkpoint ends, or at step 0."""
-        self.entries = entries_of(self.job.out)
-        if self._speaks:
-            drop_abandoned(self.job.out / CHECKPOINTS, self.entries)
-        barrier(self.mesh)
+        self.entries = found_by_first(lambda: entries_of(self.job.out), self.mesh, DataError)
+        root = self.job.out / CHECKPOINTS
+        found_by_first(lambda: drop_abandoned(root, self.entries), self.mesh, TriviumError)
         self.trainer, self.first_step = self._started()
         self.train = self.train.leaving_out(left_out_of(self.entries))
-        if self._speaks:
-            for name in (METRICS, TASKS):
-                forget_after(self.job.out / name, self.first_step)
-        barrier(self.mesh)
+        found_by_first(self._forget, self.mesh, TriviumError)
+
+    def _forget(self) -> None:
+        """What was logged of steps that will be done again."""
+        for name in (METRICS, TASKS):
+            forget_after(self.job.out / name, self.first_step)
 
     def _started(self) -> tuple[Trainer, int]:
         """The trainer as the newest good checkpoint left it, or at its beginning; and the steps done."""
@@ -152,7 +155,7 @@ class _Loop:
     def _speaks(self) -> bool:
         return self.mesh.rank == 0
 
-    def run(self, after_step: Callable[[], None]) -> None:
+    def run(self) -> None:
         begin = time.perf_counter()
         last = self.config.steps
         if self.first_step == 0 and self.saves.is_due(0):
@@ -179,7 +182,6 @@ class _Loop:
                 self._examine(step)
             self.duty.beat(step + 1, "saving")
             self.saves.look()
-            after_step()
             watch = self.config.supervision
             if is_nth(step + 1, watch.slow_every):
                 self._tell_slow_ranks(step + 1)
@@ -217,17 +219,24 @@ class _Loop:
             warn(f"step {step + 1}: {self.spikes.cause}; {spikes.policy}")
         if spikes.policy == "skip":
             return False
-        if self._speaks:
-            batches, cause = spikes.batches, self.spikes.cause
-            leave_out(self.job.out, self.entries, self.plan.batch, step=step, batches=batches, cause=cause)
-        barrier(self.mesh)
+        given, batches, cause = (
+            (self.job.out, self.entries, self.plan.batch),
+            spikes.batches,
+            self.spikes.cause,
+        )
+        leave = partial(leave_out, *given, step=step, batches=batches, cause=cause)
+        found_by_first(leave, self.mesh, TriviumError)
         del self.trainer  # there is no room for two
         gc.collect()
         self._begin()
         return True
 
     def _tell_slow_ranks(self, step: int) -> None:
-        for slow in self.worked.slow_ranks(self.config.supervision.slow_factor):
+        found = self.worked.slow_ranks(self.config.supervision.slow_factor)
+        told = sorted(found, key=lambda slow: slow.peers - slow.seconds)[:SLOW_RANKS_TOLD]
+        if self._speaks and len(found) > len(told):
+            warn(f"step {step}: {counted(len(found), 'rank')} are slow; those that lose most:")
+        for slow in told:
             if self._speaks:
                 warn(f"step {step}: {slow}")
             self._note({"event": "slow rank", "step": step, "time": time.time(), **slow._asdict()})

@@ -3,8 +3,8 @@
 Taken by the clock of the processor: what an accelerator does meanwhile shows only where a rank waits for it.
 """
 
-import statistics
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -87,17 +87,23 @@ class Worked:
 def slow_among(table: Mapping[str, Sequence[float]], layout: Layout, factor: float) -> list[SlowRank]:
     """table: seconds of every rank, by phase. Peers are the ranks of the same stages, or all where there is one."""
     found = []
-    for rank in range(layout.world_size):
-        least = LEAST_SHARE * sum(seconds[rank] for seconds in table.values())
-        peers = [r for r in layout.peers(rank, "data", "context", "tensor") if r != rank]
-        peers = peers or [r for r in range(layout.world_size) if r != rank]
+    worked = [sum(seconds) for seconds in zip(*table.values(), strict=True)]
+    sets = layout.peer_sets("data", "context", "tensor")
+    for peers in sets if len(sets[0]) > 1 else [range(layout.world_size)]:
         for phase, seconds in table.items():
-            if not peers:
-                continue
-            usual = statistics.median_low([seconds[r] for r in peers])
-            if seconds[rank] > factor * usual and seconds[rank] - usual > least:
-                found.append(SlowRank(rank, phase, seconds[rank], usual))
-    return found
+            ordered = sorted(seconds[r] for r in peers)
+            for rank in peers if len(peers) > 1 else ():
+                usual = median_of_others(ordered, seconds[rank])
+                late = seconds[rank] - usual
+                if seconds[rank] > factor * usual and late > LEAST_SHARE * worked[rank]:
+                    found.append(SlowRank(rank, phase, seconds[rank], usual))
+    return sorted(found, key=lambda slow: (slow.rank, PHASES.index(slow.phase)))
+
+
+def median_of_others(ordered: Sequence[float], own: float) -> float:
+    """The lower median of sorted numbers, of which one is left out."""
+    middle = (len(ordered) - 2) // 2
+    return ordered[middle + (bisect_left(ordered, own) <= middle)]
 
 
 def is_nth(step: int, every: int) -> bool:

@@ -1,5 +1,6 @@
 """See the ranks of a job through on this machine: obey signals, find ranks that hang, restart what failed."""
 
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,11 +26,10 @@ LONGEST_PAUSE_SECONDS = 60.0
 
 @dataclass
 class Supervisor:
-    """The launcher's duties while the ranks of `job` run. requests: what it was asked; renew: keeps its lease."""
+    """The launcher's duties while the ranks of `job` run. requests: what it was asked."""
 
     job: TrainingJob
     requests: Requests
-    renew: Callable[[], None]
     progress: Progress
     watch: Watch
 
@@ -50,7 +50,7 @@ class Supervisor:
                     raise Preempted(caught.cause) from None
                 at = pulse.of(caught.rank)
                 failure = located(caught, at)
-                note_failure(self.job.out, failure, at)
+                note_failure(self.job.out, failure, at, socket.gethostname())
                 self._refuse_to_restart(failure)
                 if before == at.step:
                     raise as_the_rank_said(
@@ -76,7 +76,6 @@ class Supervisor:
             if step != seen:
                 seen = step
                 self.progress(step, job.training.steps, "")
-            self.renew()
             self.watch(ranks, step)
 
         def look_after() -> None:
@@ -122,7 +121,6 @@ class Supervisor:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._obey(None)
-            self.renew()
             time.sleep(min(0.02, seconds))
         self._obey(None)
 
@@ -130,16 +128,18 @@ class Supervisor:
         return "before it saved again; run the same command again to go on from the last checkpoint"
 
 
-def note_failure(out: Path, failure: RankFailed, at: Beat) -> None:
+def note_failure(out: Path, failure: RankFailed, at: Beat, host: str) -> None:
     """Keep a failure among the events of the run."""
-    event = {"event": "rank failed", "rank": failure.rank, "cause": str(failure), "time": time.time()}
+    event = {"event": "rank failed", "rank": failure.rank, "host": host, "cause": str(failure)}
+    event["time"] = time.time()
     append(out / EVENTS, {**event, "step": last_step(out / METRICS), "in_step": at.step, "phase": at.phase})
 
 
-def located(failure: RankFailed, at: Beat) -> RankFailed:
-    """The same failure, saying where in the training it was."""
+def located(failure: RankFailed, at: Beat, host: str = "") -> RankFailed:
+    """The same failure, saying where in the training it was, and on which of several hosts."""
     doing = "" if at.phase == "step" else f", {at.phase}"
-    where = f" in step {at.step}{doing}" if at.step else doing
+    where = f" on {host}" if host else ""
+    where += f" in step {at.step}{doing}" if at.step else doing
     return RankFailed(failure.rank, failure.exits, failure.report, where)
 
 

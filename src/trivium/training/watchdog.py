@@ -11,6 +11,7 @@ from pathlib import Path
 from trivium.parallel.launch import RankFailed
 from trivium.training.config import Supervision
 from trivium.training.pulse import TELL_STACK, Beat, Pulse
+from trivium.units import listed
 
 STEPS_REMEMBERED = 1000
 STACK_SECONDS = 1.0  # that ranks have to tell their stacks in
@@ -126,7 +127,7 @@ def hanging(
     guilty: Sequence[int], how: str, stacks: Mapping[int, str], seconds: float, limit: float
 ) -> RankFailed:
     """That the first of the guilty ranks hangs, with its stack."""
-    others = f" (with ranks {', '.join(map(str, guilty[1:]))})" if guilty[1:] else ""
+    others = f" (with ranks {listed(guilty[1:])})" if guilty[1:] else ""
     told = stacks[guilty[0]] or "  (it could not tell its stack)"
     report = (
         f"hangs{others}: no sign of life for {seconds:.1f} s, where {limit:.1f} s are the limit; {how}; "

@@ -11,6 +11,9 @@
 # So many seconds before the time limit, every rank is asked to save and end: it then exits with 75.
 #SBATCH --signal=USR1@{{grace}}
 
+# Every rank holds two connections to the store at which all meet, on the first host.
+ulimit -S -n "$(ulimit -H -n)"
+
 OUT={{out}}
 trap : TERM USR1  # the ranks hear them too, and what follows depends on how they end
 

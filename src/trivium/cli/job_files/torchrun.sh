@@ -4,6 +4,9 @@
 {{how}}
 # All hosts share {{out}}.
 
+# Every rank holds two connections to the store at which all meet, on the first host.
+ulimit -S -n "$(ulimit -H -n)"
+
 OUT={{out}}
 EVENTS=$OUT/training/events.jsonl
 {{addresses}}# Seconds to save in, once asked to end. torch 2.11's torchrun does not read it, and gives 30.
