@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from trivium.config import build
 from trivium.corpus import first_pass
 from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.corpus.curate import curate
 from trivium.corpus.harvest import harvest
+from trivium.corpus.job import begin_job
 from trivium.seeds import generator_for
 
 SMALL = HarvestConfig(max_bytes=500_000, packages=("networkx",), evaluation_items=30)
@@ -119,3 +121,18 @@ def test_pieces_of_another_config_seed_or_harvest_are_not_gone_on_with(raw, whol
     curate(CONFIG, raw, out, seed=1, work=work)
     assert digests(out) == whole
     assert not work.exists()
+
+
+def test_pieces_judged_by_another_model_are_not_gone_on_with(tmp_path):
+    source, model, work = tmp_path / "raw", tmp_path / "model.npz", tmp_path / "work"
+    (source / "jsonl").mkdir(parents=True)
+    (source / "jsonl" / "part-00000.jsonl").write_text("{}")
+    model.write_bytes(b"one")
+    config = build(CurateConfig, {"filters": ["classifier"], "classifier": {"model": str(model)}})
+    piece = begin_job(work, source, config, seed=1).path("piece")
+    piece.mkdir()
+    begin_job(work, source, config, seed=1)
+    assert piece.is_dir()
+    model.write_bytes(b"another")
+    begin_job(work, source, config, seed=1)
+    assert not piece.exists()

@@ -59,7 +59,9 @@ def begin_job(
         "files": [str(path.relative_to(source)) for path in files],
         "config": to_tree(config),
         "seed": seed,
-        "inputs": fingerprint([state_of(path) for path in (*files, *_other_inputs(source))]),
+        "inputs": fingerprint(
+            [state_of(path) for path in (*files, *_other_inputs(source), *models_of(config))]
+        ),
     }
     if not (work / JOB).is_file() or _read_json(work / JOB) != json.loads(json.dumps(described)):
         shutil.rmtree(work, ignore_errors=True)
@@ -130,6 +132,12 @@ def _raw_files(source: Path) -> list[Path]:
     if not filled:
         raise DataError(f"{source} holds no raw file in {WARC_FOLDER}/ or {JSONL_FOLDER}/; harvest again")
     return [path for folder in filled for path in input_files(folder)]
+
+
+def models_of(config: CurateConfig) -> list[Path]:
+    """The files of trained models that the filters of a config judge by, where they exist."""
+    named = config.classifier.model if "classifier" in config.filters else None
+    return [Path(named)] if named and Path(named).is_file() else []
 
 
 def _other_inputs(source: Path) -> list[Path]:
