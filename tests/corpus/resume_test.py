@@ -1,6 +1,7 @@
 """Laws of resuming: wherever a curation is killed, going on gives the bytes of one that was not."""
 
 import hashlib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,22 @@ def test_a_curation_killed_after_every_single_piece_ends_with_the_same_bytes(
         assert kills < 300
     assert kills > 20
     assert digests(out) == whole
+
+
+def test_rejects_are_given_their_survivors_names_by_reading_each_part_once(raw, whole, tmp_path, monkeypatch):
+    """Not each part for each part: a corpus of a terabyte has 60,000."""
+    reads = Counter()
+
+    class Watched(first_pass.Part):
+        def table(self, columns=None):
+            reads[self.folder.name] += columns == ["id"]
+            return super().table(columns)
+
+    monkeypatch.setattr(first_pass, "Part", Watched)
+    (tmp_path / "out").mkdir()
+    curate(CONFIG, raw, tmp_path / "out", seed=1, work=tmp_path / "work")
+    assert digests(tmp_path / "out") == whole
+    assert len(reads) > 4 and set(reads.values()) == {0, 1}
 
 
 @pytest.mark.parametrize("seed", range(6))

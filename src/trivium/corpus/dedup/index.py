@@ -153,25 +153,26 @@ def find_duplicates(old: Sequence[IndexPart], new: Sequence[IndexPart], config: 
     return Found(best[first_new:], closest[first_new:])
 
 
-def ids_of(parts: Sequence[IndexPart], numbers: set[int]) -> dict[int, str]:
-    """The ids of documents by their numbers."""
+def ids_of(parts: Sequence[IndexPart], numbers: NDArray[np.int64]) -> dict[int, str]:
+    """The ids of documents by their numbers, which are sorted."""
     found: dict[int, str] = {}
     for part in parts:
-        wanted = sorted(number for number in numbers if part.first <= number < part.first + part.documents)
-        if wanted:
+        low, high = np.searchsorted(numbers, (part.first, part.first + part.documents))
+        if low < high:
             ids = part.column("id")
-            found.update((number, ids[number - part.first]) for number in wanted)
+            found.update((number, ids[number - part.first]) for number in numbers[low:high].tolist())
     return found
 
 
 def _candidates(parts: Sequence[IndexPart], first_new: int, *, bands: int) -> Pairs:
     """Pairs that agree in a band and whose later document is new; one band in memory at a time."""
-    lists = []
-    for band in range(bands):
+
+    def of_band(band: int) -> Pairs:
         keys = np.concatenate([np.empty(0, np.uint64), *(part.bands()[band] for part in parts)])
         found = pairs_in_band(keys, chain=CHAIN)
-        lists.append(found[found[:, 1] >= first_new])
-    return merged_pairs(lists)
+        return found[found[:, 1] >= first_new]
+
+    return merged_pairs(map(of_band, range(bands)))
 
 
 def _similarities(parts: Sequence[IndexPart], pairs: Pairs) -> NDArray[np.float64]:
