@@ -1,9 +1,11 @@
 """Laws of resuming: wherever a curation is killed, going on gives the bytes of one that was not."""
 
+import errno
 import hashlib
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from trivium.config import build
@@ -11,7 +13,7 @@ from trivium.corpus import first_pass
 from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.corpus.curate import curate
 from trivium.corpus.harvest import harvest
-from trivium.corpus.job import begin_job
+from trivium.corpus.job import begin_job, write_array
 from trivium.seeds import generator_for
 
 SMALL = HarvestConfig(max_bytes=500_000, packages=("networkx",), evaluation_items=30)
@@ -138,6 +140,18 @@ def test_pieces_of_another_config_seed_or_harvest_are_not_gone_on_with(raw, whol
     curate(CONFIG, raw, out, seed=1, work=work)
     assert digests(out) == whole
     assert not work.exists()
+
+
+@pytest.mark.parametrize("shape", [(0, 2), (24, 0), (3, 5), (7,)])
+def test_arrays_are_files_that_numpy_reads_and_a_full_disk_is_told_as_such(tmp_path, shape):
+    array = np.arange(np.prod(shape, dtype=int), dtype=np.uint64).reshape(shape)
+    for place, one in enumerate((array, array.T, array[::-1])):
+        write_array(tmp_path / f"{place}.npy", one)
+        found = np.load(tmp_path / f"{place}.npy", allow_pickle=False)
+        assert np.array_equal(found, one) and found.dtype == one.dtype
+    with pytest.raises(OSError) as full:
+        write_array(Path("/dev/full"), array)
+    assert full.value.errno == errno.ENOSPC
 
 
 def test_pieces_judged_by_another_model_are_not_gone_on_with(tmp_path):

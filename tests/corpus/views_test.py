@@ -1,5 +1,6 @@
 """Laws of looking at a corpus: every document has a history, figures add up, and equality means every byte."""
 
+import gzip
 import json
 import shutil
 
@@ -52,6 +53,17 @@ def test_pieces_are_found_by_the_id_of_the_whole_and_by_their_own(curated):
     whole = pieces[0].split("#")[0]
     assert {one["id"] for one in history(curated, whole)["kept"]} >= {f"{whole}#0", f"{whole}#1"}
     assert [one["id"] for one in history(curated, pieces[0])["kept"]] == [pieces[0]]
+
+
+def test_an_id_may_hold_what_marks_a_piece(tmp_path):
+    texts = {"http://a": {}, "http://a#top": {}, "b#0": {"decontamination": {"of": "b"}}}
+    write_documents(tmp_path / "documents", [Document(i, i, "s", m) for i, m in texts.items()])
+    row = {"id": "http://a#end", "source": "s", "step": "language", "reason": "language fr"}
+    with gzip.open(tmp_path / "rejects.jsonl.gz", "wt") as file:
+        file.write(json.dumps(row) + "\n")
+    for asked, kept in (("http://a#top", ["http://a#top"]), ("http://a", ["http://a"]), ("b", ["b#0"])):
+        assert [one["id"] for one in history(tmp_path, asked)["kept"]] == kept
+    assert history(tmp_path, "http://a#end")["dropped"] == [row]
 
 
 def test_an_id_that_is_nowhere_and_a_folder_without_a_corpus_are_errors(curated, tmp_path):

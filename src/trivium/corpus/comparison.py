@@ -21,7 +21,7 @@ from trivium.corpus.dedup.exact import SAME_ADDRESS, SAME_ID, SAME_TEXT, FirstOn
 from trivium.corpus.dedup.minhash import CHAIN, merged_pairs
 from trivium.corpus.engine.engine import Done, Engine, Result
 from trivium.corpus.first_pass import ADDRESS, BANDS, KEY, Part, all_parts
-from trivium.corpus.job import Job, lay_down, mapped, read_job, save_array
+from trivium.corpus.job import Job, lay_down, mapped, read_job, save_array, write_array
 from trivium.corpus.kernels.shingles import (
     NO_SHINGLES,
     Pairs,
@@ -220,7 +220,7 @@ def _save_once(path: Path, array: NDArray[np.uint8]) -> None:
 
 def _save_all(arrays: Mapping[str, NDArray[Any]], into: Path) -> None:
     for name, array in arrays.items():
-        np.save(into / name, array, allow_pickle=False)
+        write_array(into / name, array)
 
 
 def survivor_ids(job: Job, numbers: NDArray[np.int64]) -> list[str]:

@@ -13,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic_core import PydanticSerializationError, to_json
@@ -25,7 +24,7 @@ from trivium.corpus.document import Document
 from trivium.corpus.engine.engine import Result
 from trivium.corpus.extract import extract_step
 from trivium.corpus.filters.named import named_steps
-from trivium.corpus.job import HELDOUT, Job, evaluation_items, lay_down, read_job
+from trivium.corpus.job import HELDOUT, Job, evaluation_items, lay_down, read_job, write_array
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.kernels.words import text_keys
 from trivium.corpus.quarantine import Damage
@@ -211,7 +210,7 @@ def _write_features(
     table, dedup = documents_table(documents), job.config.dedup
     texts = texts_of(table["text"])
     minhash = MinHash(bands=dedup.bands, rows=dedup.rows, shingle=dedup.shingle, seed=job.seed)
-    np.save(into / BANDS, minhash.band_keys(texts), allow_pickle=False)
+    write_array(into / BANDS, minhash.band_keys(texts))
     keys = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(16), table.num_rows, [None, pa.py_buffer(text_keys(texts))]
     )

@@ -111,9 +111,16 @@ def save_array(path: Path, array: NDArray[Any]) -> None:
     """An array as a file that is there whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "wb") as file:
-        np.save(file, array, allow_pickle=False)
+    write_array(partial, array)
     partial.replace(path)
+
+
+def write_array(path: Path, array: NDArray[Any]) -> None:
+    """An array as an .npy file. NumPy's own writing does not say why it failed: that a disk is full, for one."""
+    plain = np.ascontiguousarray(array)
+    with open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(plain))
+        file.write(plain.data)
 
 
 def mapped(path: Path) -> NDArray[Any]:

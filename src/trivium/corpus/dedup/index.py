@@ -22,7 +22,7 @@ from trivium.corpus.config import DedupConfig
 from trivium.corpus.dedup.cluster import components, ranks_of, survivors
 from trivium.corpus.dedup.minhash import CHAIN, MinHash, merged_pairs
 from trivium.corpus.document import Document
-from trivium.corpus.job import lay_down, mapped
+from trivium.corpus.job import lay_down, mapped, write_array
 from trivium.corpus.kernels.shingles import Pairs, ShingleSets, jaccard_of_pairs, pairs_in_band, shingle_sets
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.steps import figure_of
@@ -75,9 +75,9 @@ def write_part(folder: Path, documents: Sequence[Document], config: DedupConfig,
 
     def write(into: Path) -> None:
         pq.write_table(pa.table(ids), into / "ids.parquet", compression="zstd")
-        np.save(into / "bands.npy", minhash.band_keys(texts), allow_pickle=False)
-        np.save(into / "hashes.npy", sets.hashes, allow_pickle=False)
-        np.save(into / "offsets.npy", sets.offsets, allow_pickle=False)
+        write_array(into / "bands.npy", minhash.band_keys(texts))
+        write_array(into / "hashes.npy", sets.hashes)
+        write_array(into / "offsets.npy", sets.offsets)
 
     lay_down(folder, write)
 
