@@ -13,7 +13,7 @@ from trivium.corpus import first_pass
 from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.corpus.curate import curate
 from trivium.corpus.harvest import harvest
-from trivium.corpus.job import begin_job, write_array
+from trivium.corpus.job import begin_job, read_job, write_array
 from trivium.seeds import generator_for
 
 SMALL = HarvestConfig(max_bytes=500_000, packages=("networkx",), evaluation_items=30)
@@ -167,3 +167,12 @@ def test_pieces_judged_by_another_model_are_not_gone_on_with(tmp_path):
     model.write_bytes(b"another")
     begin_job(work, source, config, seed=1)
     assert not piece.exists()
+
+
+def test_a_worker_reads_what_a_job_is_once_and_again_when_it_is_another(raw, tmp_path):
+    """A job of a million files names them all; its million tasks cannot each read that."""
+    begin_job(tmp_path / "work", raw, CONFIG, seed=1)
+    job = read_job(str(tmp_path / "work"))
+    assert read_job(str(tmp_path / "work")) is job
+    begin_job(tmp_path / "work", raw, CONFIG, seed=2)
+    assert read_job(str(tmp_path / "work")).seed == 2

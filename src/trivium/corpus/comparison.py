@@ -136,10 +136,10 @@ def similar_to_part(work: str, item: str) -> Result:
     pairs = candidates[low:high][np.argsort(candidates[low:high, 0], kind="stable")]
     right, right_rows = _sets(job, item)
     found = [np.empty((0, 3))]
-    for number, part in enumerate(parts[: int(item) + 1]):
+    ends = np.array([part.end for part in parts])
+    for number in np.unique(np.searchsorted(ends, pairs[:, 0], side="right")).tolist():
+        part = parts[number]
         low, high = np.searchsorted(pairs[:, 0], (part.first, part.end))
-        if low == high:
-            continue
         left, left_rows = _sets(job, str(number))
         places = np.stack(
             [

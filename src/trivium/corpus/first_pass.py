@@ -24,7 +24,15 @@ from trivium.corpus.document import Document
 from trivium.corpus.engine.engine import Result
 from trivium.corpus.extract import extract_step
 from trivium.corpus.filters.named import named_steps
-from trivium.corpus.job import HELDOUT, Job, evaluation_items, lay_down, read_job, write_array
+from trivium.corpus.job import (
+    HELDOUT,
+    Job,
+    evaluation_items,
+    lay_down,
+    read_job,
+    state_of,
+    write_array,
+)
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.kernels.words import text_keys
 from trivium.corpus.quarantine import Damage
@@ -116,8 +124,14 @@ def list_parts(job: Job) -> list[Part]:
 
 def all_parts(job: Job) -> list[Part]:
     """The parts that `list_parts` found."""
+    return list(_listed_parts(job, state_of(job.path(PART_LIST))))
+
+
+@lru_cache(maxsize=2)
+def _listed_parts(job: Job, _: tuple[str, int, int]) -> tuple[Part, ...]:
+    # Read once a process, not once a task, as the job is.
     rows = json.loads(job.path(PART_LIST).read_text(encoding="utf-8"))
-    return [Part(job.path(PARTS, name), *numbers) for name, *numbers in rows]
+    return tuple(Part(job.path(PARTS, name), *numbers) for name, *numbers in rows)
 
 
 def finished_parts(job: Job, number: int) -> list[dict[str, Any]]:

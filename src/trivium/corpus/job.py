@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,12 @@ def begin_job(
 
 def read_job(work: str) -> Job:
     """The job whose pieces lie in this folder; what a worker knows about it."""
+    return _job_of(work, state_of(Path(work) / JOB))
+
+
+@lru_cache(maxsize=2)
+def _job_of(work: str, _: tuple[str, int, int]) -> Job:
+    # Read once a process, not once a task: a job of a million files names them all.
     described = _read_json(Path(work) / JOB)
     source = Path(described["source"])
     return Job(
