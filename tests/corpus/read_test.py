@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trivium.corpus.config import CurateConfig
+from trivium.corpus.config import CurateConfig, ReadConfig
 from trivium.corpus.document import Document
 from trivium.corpus.extract import RAW
 from trivium.corpus.lines import Line, row_of
@@ -47,6 +47,15 @@ def test_what_else_a_row_says_of_its_text_joins_the_metadata(tmp_path):
     assert document.metadata.pop("never").startswith("<value out of range")
     assert document.metadata == said | {"day": "2022-01-08"}
     assert json.loads(json.dumps(document.metadata)) == document.metadata
+
+
+def test_a_text_beyond_the_limit_is_set_aside_also_from_a_table(tmp_path):
+    texts = ["é" * 50, "é" * 51, "short"]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    limits = ReadConfig(longest_bytes=100)
+    first, second, third = read_any(tmp_path / "a.parquet", source="s", limits=limits)
+    assert (first.text, third.text) == (texts[0], texts[2])
+    assert second.trouble == Trouble.TOO_LONG and second.offset == 1 and "102 bytes" in second.detail
 
 
 def test_bad_lines_are_reported_and_good_ones_kept(tmp_path):

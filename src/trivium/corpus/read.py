@@ -144,7 +144,7 @@ def _items(
         return
     with open_binary(path) as file:
         if name.endswith(_KINDS["parquet"]):
-            yield from _read_parquet(file, path, source)
+            yield from _read_parquet(file, path, source, limits)
         elif name.endswith(_KINDS["lines"]):
             yield from _read_lines(file, path, source, limits)
         else:
@@ -168,7 +168,9 @@ def _read_lines(
         yield Damage(path, Trouble.NO_LINE, "the file holds no line")
 
 
-def _read_parquet(file: BinaryIO, path: Path | str, source: str) -> Iterator[Document | Damage]:
+def _read_parquet(
+    file: BinaryIO, path: Path | str, source: str, limits: ReadConfig
+) -> Iterator[Document | Damage]:
     """Rows of a Parquet file; a row group that cannot be read is lost alone."""
     try:
         table = pq.ParquetFile(file, page_checksum_verification=True)
@@ -191,7 +193,12 @@ def _read_parquet(file: BinaryIO, path: Path | str, source: str) -> Iterator[Doc
             for batch in table.iter_batches(batch_size=64, row_groups=[number], columns=columns):
                 names = batch.schema.names
                 for values in zip(*map(_of_json, batch.columns), strict=True):
-                    yield _parquet_document(dict(zip(names, values, strict=True)), path, source, row + read)
+                    scalars = dict(zip(names, values, strict=True))
+                    found = _parquet_document(scalars, path, source, row + read)
+                    if isinstance(found, Document) and found.text_bytes > limits.longest_bytes:
+                        what = f"row {row + read} has {found.text_bytes} bytes; the limit is {limits.longest_bytes}"
+                        found = Damage(path, Trouble.TOO_LONG, what, row + read)
+                    yield found
                     read += 1
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             yield Damage(
