@@ -67,6 +67,19 @@ def test_a_classifier_trained_again_under_its_name_curates_again_where_it_judges
     assert is_current(CURATE, run) != judges
 
 
+def test_other_texts_to_decontaminate_against_curate_again(tmp_path: Path, text: Path):
+    bench = tmp_path / "bench.jsonl"
+    bench.write_text('{"text": "one"}')
+    harvested(tmp_path / "run", text)
+    run = open_run(tmp_path / "run", Given("demo", (f"curate.decontamination.against={bench}",)))
+    assert run.config.curate.decontamination.against == (str(bench),)
+    with publishing(tmp_path / "run" / "curated", **CURATE.what(run)):
+        pass
+    assert is_current(CURATE, run)
+    bench.write_text('{"text": "two"}')
+    assert not is_current(CURATE, run)
+
+
 def test_a_run_without_a_corpus_is_of_the_default_one(tmp_path: Path):
     assert open_run(tmp_path / "run", Given("demo")).corpus is None
 

@@ -141,11 +141,12 @@ def _raw_input(run: Run) -> dict[str, str]:
     return {"corpus": fingerprint(files), CORPUS_PATH: path}
 
 
-def _models(run: Run) -> dict[str, str]:
-    """The hashes of the models that the filters judge by: what matters is what is in the file."""
-    from trivium.corpus.job import models_of
+def _beside(run: Run) -> dict[str, str]:
+    """The hashes of the files that the config names: what matters is what is in them."""
+    from trivium.corpus.job import files_beside
 
-    return {f"model {path.name}": file_sha256(path) for path in models_of(run.config.curate)}
+    hashes = [file_sha256(path) for path in files_beside(run.config.curate)]
+    return {"beside": fingerprint(hashes)} if hashes else {}
 
 
 def _version(package: str) -> str:
@@ -173,5 +174,5 @@ CURATE = Stage(
     reads=("harvest",),
     work=_curate,
     summary=_curate_lines,
-    outside=_models,
+    outside=_beside,
 )

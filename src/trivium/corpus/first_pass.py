@@ -27,7 +27,7 @@ from trivium.corpus.filters.named import named_steps
 from trivium.corpus.job import (
     HELDOUT,
     Job,
-    evaluation_items,
+    evaluation_texts,
     lay_down,
     read_job,
     state_of,
@@ -150,7 +150,7 @@ def part_name(number: int, place: int) -> str:
 @lru_cache(maxsize=2)
 def evaluation_keys(job: Job) -> Keys:
     """The n-grams of the evaluation texts, none spared; made once in a process."""
-    return Keys(evaluation_items(job.source), job.config.decontamination)
+    return Keys(evaluation_texts(job), job.config.decontamination)
 
 
 def reject_line(document: Document, step: str, reason: str, **detail: Any) -> bytes:

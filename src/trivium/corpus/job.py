@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from trivium import __version__
 from trivium.config import build, to_tree
 from trivium.corpus.config import CurateConfig
+from trivium.corpus.inputs import documents_at, files_at
 from trivium.corpus.raw_files import JSONL_FOLDER, WARC_FOLDER
 from trivium.corpus.read import input_files
 from trivium.errors import DataError
@@ -61,7 +62,7 @@ def begin_job(
         "config": to_tree(config),
         "seed": seed,
         "inputs": fingerprint(
-            [state_of(path) for path in (*files, *_other_inputs(source), *models_of(config))]
+            [state_of(path) for path in (*files, *_other_inputs(source), *files_beside(config))]
         ),
     }
     if not (work / JOB).is_file() or _read_json(work / JOB) != json.loads(json.dumps(described)):
@@ -101,6 +102,15 @@ def evaluation_items(source: Path) -> dict[str, str]:
         return {str(row["id"]): str(row["text"]) for row in rows}
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged ({type(error).__name__}: {error}); harvest again") from None
+
+
+def evaluation_texts(job: Job) -> dict[str, str]:
+    """Every text that must not be trained on, by its item: the harvest's, and those the config names."""
+    found = evaluation_items(job.source)
+    for place in job.config.decontamination.against:
+        for number, document in enumerate(documents_at(Path(place))):
+            found[f"{place}:{number}"] = document.text
+    return found
 
 
 def lay_down(folder: Path, write: Callable[[Path], None]) -> None:
@@ -148,10 +158,11 @@ def _raw_files(source: Path) -> list[Path]:
     return [path for folder in filled for path in input_files(folder)]
 
 
-def models_of(config: CurateConfig) -> list[Path]:
-    """The files of trained models that the filters of a config judge by, where they exist."""
-    named = config.classifier.model if "classifier" in config.filters else None
-    return [Path(named)] if named and Path(named).is_file() else []
+def files_beside(config: CurateConfig) -> list[Path]:
+    """The files a config names that documents are judged by: a model, where it exists, and evaluation texts."""
+    model = config.classifier.model if "classifier" in config.filters else None
+    found = [Path(model)] if model and Path(model).is_file() else []
+    return found + [file for place in config.decontamination.against for file in files_at(Path(place))]
 
 
 def _other_inputs(source: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from trivium.corpus.first_pass import (
     packed_lines,
     reject_line,
 )
-from trivium.corpus.job import Job, evaluation_items, lay_down, read_job
+from trivium.corpus.job import Job, evaluation_texts, lay_down, read_job
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.steps import Tally
 from trivium.corpus.store import SCHEMA, documents_in, documents_table, shard_name, write_shard
@@ -171,6 +171,6 @@ def _spared_keys(job: Job) -> Keys:
     common = json.loads(job.path(COMMON).read_text(encoding="utf-8"))
     if not common:
         return evaluation_keys(job)
-    keys = Keys(evaluation_items(job.source), job.config.decontamination)
+    keys = Keys(evaluation_texts(job), job.config.decontamination)
     keys.spare(common)
     return keys
