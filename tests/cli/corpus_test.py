@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trivium.cli.corpus import HARVEST, corpus_files
+from trivium.cli.corpus import CURATE, HARVEST, corpus_files
 from trivium.cli.options import open_run
 from trivium.cli.run_config import Given
 from trivium.cli.stage import is_current
@@ -48,6 +48,36 @@ def test_text_that_was_moved_away_after_its_harvest_is_not_missed(tmp_path: Path
     harvested(tmp_path / "run", text)
     text.rename(tmp_path / "elsewhere")
     assert is_current(HARVEST, open_run(tmp_path / "run", Given("demo")))
+
+
+@pytest.mark.parametrize("judges", [True, False])
+def test_a_classifier_trained_again_under_its_name_curates_again_where_it_judges(
+    tmp_path: Path, text: Path, judges: bool
+):
+    model = tmp_path / "model.npz"
+    model.write_bytes(b"one")
+    harvested(tmp_path / "run", text)
+    filters = '["language", "classifier"]' if judges else '["language"]'
+    sets = (f"curate.classifier.model={model}", f"curate.filters={filters}")
+    run = open_run(tmp_path / "run", Given("demo", sets))
+    with publishing(tmp_path / "run" / "curated", **CURATE.what(run)):
+        pass
+    assert is_current(CURATE, run)
+    model.write_bytes(b"two")
+    assert is_current(CURATE, run) != judges
+
+
+def test_other_texts_to_decontaminate_against_curate_again(tmp_path: Path, text: Path):
+    bench = tmp_path / "bench.jsonl"
+    bench.write_text('{"text": "one"}')
+    harvested(tmp_path / "run", text)
+    run = open_run(tmp_path / "run", Given("demo", (f"curate.decontamination.against={bench}",)))
+    assert run.config.curate.decontamination.against == (str(bench),)
+    with publishing(tmp_path / "run" / "curated", **CURATE.what(run)):
+        pass
+    assert is_current(CURATE, run)
+    bench.write_text('{"text": "two"}')
+    assert not is_current(CURATE, run)
 
 
 def test_a_run_without_a_corpus_is_of_the_default_one(tmp_path: Path):

@@ -173,7 +173,9 @@ def test_an_unexpected_error_is_one_line_and_how_to_see_more(monkeypatch, capsys
     assert "error: RuntimeError: it broke" in text and "--debug" in text and "Traceback" not in text
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize(
+    "number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE]
+)
 def test_what_the_system_refuses_to_write_is_the_machines_error_with_a_remedy(monkeypatch, capsys, number):
     def refused():
         raise OSError(number, os.strerror(number), "/there/config.json")
@@ -185,6 +187,20 @@ def test_what_the_system_refuses_to_write_is_the_machines_error_with_a_remedy(mo
     text = capsys.readouterr().err
     assert stopped.value.code == 3 and "--debug" not in text
     assert f"/there/config.json: {os.strerror(number)}; {REMEDY[number]}" in text
+
+
+def test_as_many_files_may_be_open_as_the_system_allows():
+    """A corpus of a thousand sources writes thousands of shards side by side; shells allow 1024 files at first."""
+    call = (
+        "import resource, sys; from trivium.cli.main import main\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, min(2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1])))\n"
+        "sys.argv = ['trivium', '--version']\n"
+        "try: main()\n"
+        "finally: print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True)
+    soft, hard = done.stdout.split("\n")[1].split()
+    assert int(soft) == int(hard) > 64
 
 
 def test_an_interrupt_ends_with_130(monkeypatch, capsys):

@@ -18,6 +18,19 @@ def test_control_characters_blanks_and_empty_lines_are_cleaned():
     assert tidy("ﬁne ﬂow ＡＢ") == "fine flow AB"
 
 
+def test_indentation_stays_and_nothing_else_of_blanks():
+    code = "def f(x):\n    if x:\n        return 1\n\n    return 2\n\n# tabs\nall:\n\tcc a.c"
+    assert tidy(code) == code
+    assert tidy("a:\r\n\ufeff \u00a0\x00  b\r\n\u00a0\tc") == "a:\n    b\n \tc"
+    assert tidy("a    b\n c\n\n d \t \n   \n\n  e") == "a b\n c\n\nd\n\n  e"
+
+
+def test_the_punctuation_of_chinese_and_japanese_is_theirs():
+    for text in ("今天，天气很好！我们去公园（东门）散步；你呢？", "「東京」へ行く：明日〜、１／２と３．"):
+        assert tidy(text) == text.translate({0xFF11: "1", 0xFF12: "2", 0xFF13: "3"})
+    assert tidy("ｶﾞｷﾞ　ＡＢ９") == "ガギ AB9"
+
+
 def test_wrongly_decoded_text_is_repaired():
     for text in ("naïve café — “quoted” …", "Größe und Überfluß", "Привет, мир", "日本語の文章です。"):
         assert tidy(text.encode().decode("latin-1")) == tidy(text)

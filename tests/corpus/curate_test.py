@@ -109,6 +109,23 @@ def test_every_planted_leak_is_cut_out(folders):
     assert leaks <= set(result["decontamination"]["items_seen"])
 
 
+def test_texts_of_a_benchmark_that_the_config_names_are_cut_out_too(folders, tmp_path):
+    document = next(d for d in read_documents(folders[0] / "out" / "documents") if len(d.text) > 3000)
+    words = document.text.split()[200:230]
+    leaked, kept = " ".join(words), " ".join(document.text.split()[:12])
+    bench = tmp_path / "bench.jsonl"
+    bench.write_text(
+        json.dumps({"text": "Nothing of this stands there."}) + "\n" + json.dumps({"text": leaked})
+    )
+    (tmp_path / "out").mkdir()
+    config = CurateConfig(decontamination={"against": (str(bench),)})
+    curate(config, folders[0] / "raw", tmp_path / "out", seed=1234)
+    left = [" ".join(d.text.split()) for d in read_documents(tmp_path / "out" / "documents")]
+    assert not any(leaked in text for text in left) and any(kept in text for text in left)
+    found = json.loads((tmp_path / "out" / "decontamination.json").read_text())
+    assert f"{bench}:1" in found["items_seen"] and f"{bench}:0" not in found["items_seen"]
+
+
 def test_no_document_is_removed_without_a_partner_above_the_threshold_and_none_is_left_with_one(folders):
     root, _ = folders
     kept = {d.id: shingles(d.text, size=5) for d in read_documents(root / "out" / "documents")}

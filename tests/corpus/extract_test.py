@@ -43,6 +43,23 @@ def test_plain_text_passes_and_loses_only_blanks():
     assert verdict.document.text == "one two\n\nthree"
 
 
+@pytest.mark.parametrize("stated", [None, "utf-8", "iso-8859-1", "its own"])
+@pytest.mark.parametrize(
+    ("charset", "text"),
+    [
+        ("iso-2022-jp", "これは日本語の文章です。インターネットの歴史。"),
+        ("shift_jis", "これは日本語の文章です。インターネットの歴史。"),
+        ("gb2312", "今天天气很好我们去公园散步。"),
+        ("koi8-r", "Привет мир, это русский текст."),
+        ("windows-1251", "Привет мир, это русский текст."),
+        ("windows-1252", "naïve café — “quoted”"),
+    ],
+)
+def test_a_page_is_read_as_it_says_where_its_server_says_what_is_said_of_anything(charset, text, stated):
+    page = f'<html><head><meta http-equiv="x" content="text/html; charset={charset}"></head><p>{text}</p>'
+    assert decode(page.encode(charset), charset if stated == "its own" else stated) == page
+
+
 def test_bytes_of_any_charset_become_text():
     text = "Größe und Überfluß, naïve café"
     assert decode(text.encode("utf-8"), None) == text

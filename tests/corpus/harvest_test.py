@@ -166,6 +166,19 @@ def test_a_users_files_of_every_kind_are_taken_and_curated(tmp_path):
     assert result["funnel"][0]["documents"] == summary["documents"]
 
 
+def test_a_harvested_page_keeps_the_date_it_was_fetched_on(tmp_path):
+    (tmp_path / "crawl").mkdir()
+    dates = [f"20{year}-05-05T01:02:03Z" for year in range(13, 23)]
+    page = b"<p>" + b"A sentence of some length stands here. " * 20
+    pages = [Page(f"http://a/{date}", "text/html", None, page, date) for date in dates]
+    write_warc(tmp_path / "crawl" / "a.warc.gz", pages)
+    (tmp_path / "out").mkdir()
+    harvest(HarvestConfig(), tmp_path / "out", seed=0, corpus=tmp_path / "crawl")
+    found = [d for path in input_files(tmp_path / "out" / "warc") for d in read_any(path, source="?")]
+    assert len(found) == 9
+    assert all(d.metadata["url"] == f"http://a/{d.metadata['date']}" for d in found)
+
+
 def test_files_that_number_their_rows_alike_lose_no_document(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / "mine" / folder).mkdir(parents=True)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from trivium.corpus.config import CurateConfig
+from trivium.corpus.config import CurateConfig, ReadConfig
 from trivium.corpus.document import Document
 from trivium.corpus.extract import RAW
 from trivium.corpus.lines import Line, row_of
@@ -27,6 +27,35 @@ def test_json_lines_give_text_id_source_and_metadata(tmp_path):
     seven, eight = read_any(path, source="a")
     assert seven == Document("7", "seven", "x", {"k": 1})
     assert (eight.text, eight.source) == ("eight", "a")
+
+
+def test_what_else_a_row_says_of_its_text_joins_the_metadata(tmp_path):
+    row = {"text": "A text.", "id": 7, "url": "http://a", "licence": "CC0", "raw": "html", "n": 2, "ok": True}
+    said = {"url": "http://a", "licence": "CC0", "n": 2, "ok": True}
+    lines = [row | {"meta": {"set": ["a"]}}, row | {"metadata": {"n": 3}}, row | {"metadata": "of its own"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = list(read_any(tmp_path / "a.jsonl", source="s"))
+    assert [d.metadata for d in found] == [
+        said | {"meta": {"set": ["a"]}},
+        said | {"n": 3},
+        said | {"metadata": "of its own"},
+    ]
+    days = pa.array([19_000], pa.date32()), pa.array([2**62], pa.timestamp("us"))
+    columns = {name: [value] for name, value in row.items()} | {"day": days[0], "never": days[1]}
+    pq.write_table(pa.table(columns | {"vector": [[1.0, 2.0]], "packed": [b"\xff"]}), tmp_path / "a.parquet")
+    (document,) = read_any(tmp_path / "a.parquet", source="s")
+    assert document.metadata.pop("never").startswith("<value out of range")
+    assert document.metadata == said | {"day": "2022-01-08"}
+    assert json.loads(json.dumps(document.metadata)) == document.metadata
+
+
+def test_a_text_beyond_the_limit_is_set_aside_also_from_a_table(tmp_path):
+    texts = ["é" * 50, "é" * 51, "short"]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    limits = ReadConfig(longest_bytes=100)
+    first, second, third = read_any(tmp_path / "a.parquet", source="s", limits=limits)
+    assert (first.text, third.text) == (texts[0], texts[2])
+    assert second.trouble == Trouble.TOO_LONG and second.offset == 1 and "102 bytes" in second.detail
 
 
 def test_bad_lines_are_reported_and_good_ones_kept(tmp_path):

@@ -1,14 +1,19 @@
 """Laws of resuming: wherever a curation is killed, going on gives the bytes of one that was not."""
 
+import errno
 import hashlib
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from trivium.config import build
 from trivium.corpus import first_pass
 from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.corpus.curate import curate
 from trivium.corpus.harvest import harvest
+from trivium.corpus.job import begin_job, read_job, write_array
 from trivium.seeds import generator_for
 
 SMALL = HarvestConfig(max_bytes=500_000, packages=("networkx",), evaluation_items=30)
@@ -97,6 +102,22 @@ def test_a_curation_killed_after_every_single_piece_ends_with_the_same_bytes(
     assert digests(out) == whole
 
 
+def test_rejects_are_given_their_survivors_names_by_reading_each_part_once(raw, whole, tmp_path, monkeypatch):
+    """Not each part for each part: a corpus of a terabyte has 60,000."""
+    reads = Counter()
+
+    class Watched(first_pass.Part):
+        def table(self, columns=None):
+            reads[self.folder.name] += columns == ["id"]
+            return super().table(columns)
+
+    monkeypatch.setattr(first_pass, "Part", Watched)
+    (tmp_path / "out").mkdir()
+    curate(CONFIG, raw, tmp_path / "out", seed=1, work=tmp_path / "work")
+    assert digests(tmp_path / "out") == whole
+    assert len(reads) > 4 and set(reads.values()) == {0, 1}
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_curation_killed_before_pieces_take_their_place_ends_with_the_same_bytes(
     raw, whole, tmp_path, monkeypatch, seed
@@ -119,3 +140,39 @@ def test_pieces_of_another_config_seed_or_harvest_are_not_gone_on_with(raw, whol
     curate(CONFIG, raw, out, seed=1, work=work)
     assert digests(out) == whole
     assert not work.exists()
+
+
+@pytest.mark.parametrize("shape", [(0, 2), (24, 0), (3, 5), (7,)])
+def test_arrays_are_files_that_numpy_reads_and_a_full_disk_is_told_as_such(tmp_path, shape):
+    array = np.arange(np.prod(shape, dtype=int), dtype=np.uint64).reshape(shape)
+    for place, one in enumerate((array, array.T, array[::-1])):
+        write_array(tmp_path / f"{place}.npy", one)
+        found = np.load(tmp_path / f"{place}.npy", allow_pickle=False)
+        assert np.array_equal(found, one) and found.dtype == one.dtype
+    with pytest.raises(OSError) as full:
+        write_array(Path("/dev/full"), array)
+    assert full.value.errno == errno.ENOSPC
+
+
+def test_pieces_judged_by_another_model_are_not_gone_on_with(tmp_path):
+    source, model, work = tmp_path / "raw", tmp_path / "model.npz", tmp_path / "work"
+    (source / "jsonl").mkdir(parents=True)
+    (source / "jsonl" / "part-00000.jsonl").write_text("{}")
+    model.write_bytes(b"one")
+    config = build(CurateConfig, {"filters": ["classifier"], "classifier": {"model": str(model)}})
+    piece = begin_job(work, source, config, seed=1).path("piece")
+    piece.mkdir()
+    begin_job(work, source, config, seed=1)
+    assert piece.is_dir()
+    model.write_bytes(b"another")
+    begin_job(work, source, config, seed=1)
+    assert not piece.exists()
+
+
+def test_a_worker_reads_what_a_job_is_once_and_again_when_it_is_another(raw, tmp_path):
+    """A job of a million files names them all; its million tasks cannot each read that."""
+    begin_job(tmp_path / "work", raw, CONFIG, seed=1)
+    job = read_job(str(tmp_path / "work"))
+    assert read_job(str(tmp_path / "work")) is job
+    begin_job(tmp_path / "work", raw, CONFIG, seed=2)
+    assert read_job(str(tmp_path / "work")).seed == 2

@@ -55,16 +55,15 @@ def test_pieces_are_found_by_the_id_of_the_whole_and_by_their_own(curated):
     assert [one["id"] for one in history(curated, pieces[0])["kept"]] == [pieces[0]]
 
 
-def test_an_id_with_the_mark_of_pieces_in_it_is_no_piece(tmp_path):
-    ids = ("C", "C# basics", "https://a.org/C#intro", "https://a.org/C#intro#0", "notes#12")
-    write_documents(tmp_path / "documents", [Document(i, f"text of {i}", "web") for i in ids])
-    with gzip.open(tmp_path / "rejects.jsonl.gz", "wt", encoding="utf-8") as file:
-        file.write(json.dumps({"id": "copy#1", "step": "language", "reason": "other"}) + "\n")
-    for identity in ("C", "C# basics", "notes#12"):
-        assert [one["id"] for one in history(tmp_path, identity)["kept"]] == [identity]
-    both = [one["id"] for one in history(tmp_path, "https://a.org/C#intro")["kept"]]
-    assert both == ["https://a.org/C#intro", "https://a.org/C#intro#0"]
-    assert [one["id"] for one in history(tmp_path, "copy#1")["dropped"]] == ["copy#1"]
+def test_an_id_may_hold_what_marks_a_piece(tmp_path):
+    texts = {"http://a": {}, "http://a#top": {}, "b#0": {"decontamination": {"of": "b"}}}
+    write_documents(tmp_path / "documents", [Document(i, i, "s", m) for i, m in texts.items()])
+    row = {"id": "http://a#end", "source": "s", "step": "language", "reason": "language fr"}
+    with gzip.open(tmp_path / "rejects.jsonl.gz", "wt") as file:
+        file.write(json.dumps(row) + "\n")
+    for asked, kept in (("http://a#top", ["http://a#top"]), ("http://a", ["http://a"]), ("b", ["b#0"])):
+        assert [one["id"] for one in history(tmp_path, asked)["kept"]] == kept
+    assert history(tmp_path, "http://a#end")["dropped"] == [row]
 
 
 def test_an_id_that_is_nowhere_and_a_folder_without_a_corpus_are_errors(curated, tmp_path):

@@ -166,6 +166,12 @@ def test_lengths_that_are_not_those_of_the_ids_are_refused(tmp_path):
         ShardWriter(tmp_path / "s", dtype="uint16").append(np.arange(3), np.asarray([1, 1]))
 
 
+def test_a_document_longer_than_the_index_can_count_is_refused(tmp_path):
+    writer = ShardWriter(tmp_path / "s", dtype="uint16")
+    with pytest.raises(DataError, match="a document of 2147483648 tokens; an index counts up to 2147483647"):
+        writer.append(np.zeros(0, np.uint32), np.array([5, 2**31]))
+
+
 def test_a_shard_interrupted_before_its_index_is_not_a_shard(tmp_path):
     ShardWriter(tmp_path / "s", dtype="uint16").append(*columns([[1, 2]]))
     with pytest.raises(DataError, match=r"s\.idx"):

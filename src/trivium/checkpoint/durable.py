@@ -19,6 +19,7 @@ REMEDY = {
     errno.ENOSPC: "make room there, keep fewer checkpoints (training.keep_last), or move --out",
     errno.EDQUOT: "the quota is used up: delete something, have it raised, or move --out",
     errno.EFBIG: "this process may not write files so large (ulimit -f): raise the limit",
+    errno.EMFILE: "this process may not open so many files at once (ulimit -n): raise the limit",
     errno.EROFS: "the file system is read-only: mount it for writing, or move --out",
     errno.EACCES: _DENIED,
     errno.EPERM: _DENIED,

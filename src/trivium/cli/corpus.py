@@ -17,7 +17,7 @@ from trivium.cli.stage import CORPUS_PATH, Result, Run, Stage, perform
 from trivium.cli.tokenize import Workers, tokenizing
 from trivium.cli.workers import ENGINES, chosen_engine
 from trivium.progress import Progress
-from trivium.provenance import fingerprint, read_stamp
+from trivium.provenance import file_sha256, fingerprint, read_stamp
 from trivium.units import format_bytes
 
 if TYPE_CHECKING:
@@ -141,6 +141,14 @@ def _raw_input(run: Run) -> dict[str, str]:
     return {"corpus": fingerprint(files), CORPUS_PATH: path}
 
 
+def _beside(run: Run) -> dict[str, str]:
+    """The hashes of the files that the config names: what matters is what is in them."""
+    from trivium.corpus.job import files_beside
+
+    hashes = [file_sha256(path) for path in files_beside(run.config.curate)]
+    return {"beside": fingerprint(hashes)} if hashes else {}
+
+
 def _version(package: str) -> str:
     try:
         return metadata.version(package)
@@ -166,4 +174,5 @@ CURATE = Stage(
     reads=("harvest",),
     work=_curate,
     summary=_curate_lines,
+    outside=_beside,
 )

@@ -1,9 +1,10 @@
 """The entry point: finds the verb, runs it, and turns every error into one line and an exit code."""
 
 import importlib
+import resource
 import sys
 import traceback
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -14,6 +15,7 @@ from trivium.cli.failure import told
 from trivium.training.preemption import held_back
 
 INTERRUPTED = 130
+MOST_FILES = 1 << 18  # open at once: 65,536 sources of a blend, each with two files in two splits
 
 
 class Verb(NamedTuple):
@@ -85,6 +87,7 @@ def main() -> None:
     """Run the command line; every error a user can act on is printed without a traceback."""
     words = [word for word in sys.argv[1:] if word != "--debug"]
     debug = len(words) < len(sys.argv) - 1
+    _open_many_files()
     # A training that is asked to end before it listens would be killed; importing alone takes it a second or two.
     waiting = held_back() if words[:1] == ["train"] else nullcontext()
     try:
@@ -97,6 +100,15 @@ def main() -> None:
         failure = told(error)
         _print_error(str(failure), debug=debug)
         sys.exit(failure.exit_code)
+
+
+def _open_many_files() -> None:
+    """Open as many files as the system allows: shells allow 1024 at first, and each source of a corpus has some."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if most == resource.RLIM_INFINITY else min(most, MOST_FILES)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _show_version(asked: bool) -> None:

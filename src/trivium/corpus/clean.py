@@ -12,10 +12,15 @@ from ftfy.chardata import CONTROL_CHARS, LIGATURES, WIDTH_MAP
 from trivium.corpus.kernels.characters import CODE_POINTS
 from trivium.corpus.kernels.tidiness import ODD, SIGN, Kinds, beyond_ascii, plain_blanks
 
-# What ftfy repairs besides mis-decoded text: C1 controls, odd line ends, half characters, ligatures, full-width
-# letters. A text without these and without mis-decoded words is left as it is, at a twentieth of the time.
+# Letters and digits of another width are written as usual; ftfy would take the full-width punctuation of Chinese and
+# Japanese for ASCII's too, and their texts have no other.
+_WIDTHS = {
+    code: usual for code, usual in WIDTH_MAP.items() if not usual.isascii() or usual.isalnum() or usual == " "
+}
+# What is repaired besides mis-decoded text: C1 controls, odd line ends, half characters, ligatures, other widths.
+# A text without these and without mis-decoded words is left as it is, at a twentieth of the time.
 REPAIRED_LETTERS = frozenset(
-    map(chr, (*range(0x80, 0xA0), 0x2028, 0x2029, *range(0xD800, 0xE000), *LIGATURES, *WIDTH_MAP))
+    map(chr, (*range(0x80, 0xA0), 0x2028, 0x2029, *range(0xD800, 0xE000), *LIGATURES, *_WIDTHS))
 )
 # Every sign of mis-decoded text that ftfy knows is shorter than this and has, side by side, two characters beyond
 # ASCII; or it has a C1 control or one of four letters. It can also come to light where a control is taken out.
@@ -44,7 +49,9 @@ def _repaired(text: str) -> str:
     Entities stay: extraction has read those of the page, and what is left of them is meant.
     """
     return "".join(
-        ftfy.fix_text(line, normalization="NFC", uncurl_quotes=False, unescape_html=False)
+        ftfy.fix_text(
+            line, normalization="NFC", uncurl_quotes=False, unescape_html=False, fix_character_width=False
+        ).translate(_WIDTHS)
         if not line.isascii() and looks_damaged(line)
         else line
         for line in _LINE.findall(text)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from trivium.corpus.dedup.cluster import components, ranks_of, survivors
@@ -20,7 +21,7 @@ from trivium.corpus.dedup.exact import SAME_ADDRESS, SAME_ID, SAME_TEXT, FirstOn
 from trivium.corpus.dedup.minhash import CHAIN, merged_pairs
 from trivium.corpus.engine.engine import Done, Engine, Result
 from trivium.corpus.first_pass import ADDRESS, BANDS, KEY, Part, all_parts
-from trivium.corpus.job import Job, lay_down, mapped, read_job, save_array
+from trivium.corpus.job import Job, lay_down, mapped, read_job, save_array, write_array
 from trivium.corpus.kernels.shingles import (
     NO_SHINGLES,
     Pairs,
@@ -53,13 +54,9 @@ REASONS = {
 }
 _HELDOUT = "\x00"  # stands for the source of the held-out documents; no real source has this name
 _FATES = "fates.npy"  # after exact deduplication
-_DECIDED, _PAIRS, _SHINGLES, _SIMILAR, _CANDIDATES = (
-    "decided",
-    "pairs",
-    "shingles",
-    "similar",
-    "candidates.npy",
-)
+_DECIDED, _PAIRS, _CANDIDATES, _SHINGLES, _SIMILAR = "decided", "pairs", "candidates", "shingles", "similar"
+_BY_LATER, _COMPARED = "by_later.npy", "compared.npy"  # pairs by their later document; all that stand in one
+_NAMED, _NAMES = "named.npy", "names.arrow"  # survivors of other documents, sorted, and the id of each
 
 
 class Decisions(NamedTuple):
@@ -74,20 +71,24 @@ def decide(job: Job, parts: list[Part], engine: Engine, done: Done) -> None:
     """Compare all documents and lay down the decisions; what was laid down before is not done again."""
     if job.path(_DECIDED).is_dir():
         return
-    fates, sources = _exact(parts)
+    fates = _exact(parts)
     _save_once(job.path(_FATES), fates)
     bands = [str(band) for band in range(job.config.dedup.bands)]
     engine.map(partial(pairs_of_band, str(job.work)), bands, done, light=True)
-    if not job.path(_CANDIDATES).is_file():
-        lists = [np.load(job.path(_PAIRS, f"{band}.npy"), allow_pickle=False) for band in bands]
-        save_array(job.path(_CANDIDATES), merged_pairs(lists))
+    if not job.path(_CANDIDATES).is_dir():
+        pairs = merged_pairs(np.load(job.path(_PAIRS, f"{band}.npy"), allow_pickle=False) for band in bands)
+        compared = np.zeros(len(fates), dtype=bool)
+        compared[pairs] = True
+        by_later = pairs[np.argsort(pairs[:, 1], kind="stable")]
+        arrays = {_BY_LATER: by_later, _COMPARED: np.flatnonzero(compared)}
+        lay_down(job.path(_CANDIDATES), partial(_save_all, arrays))
     numbers = [str(number) for number in range(len(parts))]
     engine.map(partial(shingles_of_part, str(job.work)), numbers, done, light=True)
     engine.map(partial(similar_to_part, str(job.work)), numbers, done, light=True)
     found = [np.load(job.path(_SIMILAR, f"{number}.npy"), allow_pickle=False) for number in numbers]
-    decisions = _near(job, parts, fates, sources, np.concatenate(found))
-    lay_down(job.path(_DECIDED), partial(_save_all, decisions._asdict()))
-    for name in (_PAIRS, _SHINGLES, _SIMILAR):
+    decisions = _near(job, parts, fates, np.concatenate(found))
+    lay_down(job.path(_DECIDED), partial(_save_decisions, decisions, parts))
+    for name in (_PAIRS, _CANDIDATES, _SHINGLES, _SIMILAR):
         shutil.rmtree(job.path(name))
 
 
@@ -114,10 +115,10 @@ def shingles_of_part(work: str, item: str) -> Result:
     part = all_parts(job)[int(item)]
     folder = job.path(_SHINGLES, item)
     if not folder.is_dir():
-        rows = _inside(np.unique(mapped(job.path(_CANDIDATES))), part) - part.first
+        rows = _inside(mapped(job.path(_CANDIDATES, _COMPARED)), part) - part.first
         texts = texts_of(part.table(["text"])["text"].take(rows)) if len(rows) else texts_of([])
         sets = shingle_sets(texts, size=job.config.dedup.shingle)
-        arrays = {"rows": rows, "hashes": sets.hashes, "offsets": sets.offsets}
+        arrays = {"rows.npy": rows, "hashes.npy": sets.hashes, "offsets.npy": sets.offsets}
         lay_down(folder, partial(_save_all, arrays))
     return {}
 
@@ -130,14 +131,15 @@ def similar_to_part(work: str, item: str) -> Result:
         return {}
     parts = all_parts(job)
     here = parts[int(item)]
-    candidates = mapped(job.path(_CANDIDATES))
-    pairs = candidates[(candidates[:, 1] >= here.first) & (candidates[:, 1] < here.end)]
+    candidates = mapped(job.path(_CANDIDATES, _BY_LATER))
+    low, high = np.searchsorted(candidates[:, 1], (here.first, here.end))
+    pairs = candidates[low:high][np.argsort(candidates[low:high, 0], kind="stable")]
     right, right_rows = _sets(job, item)
     found = [np.empty((0, 3))]
-    for number, part in enumerate(parts[: int(item) + 1]):
+    ends = np.array([part.end for part in parts])
+    for number in np.unique(np.searchsorted(ends, pairs[:, 0], side="right")).tolist():
+        part = parts[number]
         low, high = np.searchsorted(pairs[:, 0], (part.first, part.end))
-        if low == high:
-            continue
         left, left_rows = _sets(job, str(number))
         places = np.stack(
             [
@@ -153,30 +155,32 @@ def similar_to_part(work: str, item: str) -> Result:
     return {}
 
 
-def _exact(parts: list[Part]) -> tuple[NDArray[np.uint8], list[str]]:
-    """Fates after exact deduplication, and the source of each document; held-out ones are all kept."""
+def _exact(parts: list[Part]) -> NDArray[np.uint8]:
+    """Fates after exact deduplication; held-out documents are all kept."""
     first = FirstOnly()
     fate_of = {"": Fate.KEPT, **{reason: fate for fate, reason in REASONS.items()}}
-    fates: list[int] = []
-    sources: list[str] = []
-    for number, part in enumerate(parts):
-        table = part.table(["id", "source", KEY, ADDRESS])
-        if number == 0:
-            fates += [Fate.KEPT] * table.num_rows
-            sources += [_HELDOUT] * table.num_rows
-            continue
-        sources += table["source"].to_pylist()
+    fates = [np.full(parts[0].documents, Fate.KEPT, np.uint8)]
+    for part in parts[1:]:
+        table = part.table(["id", KEY, ADDRESS])
         columns = (table[name].to_pylist() for name in (KEY, "id", ADDRESS))
-        fates += [fate_of[first.reason(*row)] for row in zip(*columns, strict=True)]
-    return np.array(fates, np.uint8), sources
+        fates.append(np.array([fate_of[first.reason(*row)] for row in zip(*columns, strict=True)], np.uint8))
+    return np.concatenate(fates)
 
 
-def _near(
-    job: Job, parts: list[Part], exact: NDArray[np.uint8], sources: list[str], similar: NDArray[np.float64]
-) -> Decisions:
+def _near(job: Job, parts: list[Part], exact: NDArray[np.uint8], similar: NDArray[np.float64]) -> Decisions:
     pairs: Pairs = similar[:, :2].astype(np.int64)
     # a held-out text wins over any other, so that training never sees it
-    ranks = ranks_of(sources, priority=(_HELDOUT, *job.config.dedup.priority))
+    priority = (_HELDOUT, *job.config.dedup.priority)
+    heldout = np.arange(len(exact)) < parts[0].documents
+    ranks = np.concatenate(
+        [
+            ranks_of([_HELDOUT] * parts[0].documents, priority=priority),
+            *(
+                ranks_of(part.table(["source"])["source"].to_pylist(), priority=priority)
+                for part in parts[1:]
+            ),
+        ]
+    )
     quality = qualities(parts, job.config.dedup.quality) if job.config.dedup.quality else None
     best = survivors(components(pairs, documents=len(exact)), ranks, quality)
     closest = np.zeros(len(exact))
@@ -184,7 +188,6 @@ def _near(
         np.maximum.at(closest, pairs[:, column], similar[:, 2])
     fates = exact.copy()
     near = (best != np.arange(len(exact))) & (exact == Fate.KEPT)
-    heldout = np.array([source == _HELDOUT for source in sources], dtype=bool)
     fates[near] = np.where(heldout[best[near]], Fate.NEAR_HELDOUT, Fate.NEAR)
     return Decisions(fates, best, closest)
 
@@ -217,15 +220,27 @@ def _save_once(path: Path, array: NDArray[np.uint8]) -> None:
 
 def _save_all(arrays: Mapping[str, NDArray[Any]], into: Path) -> None:
     for name, array in arrays.items():
-        np.save(into / f"{name}.npy", array, allow_pickle=False)
+        write_array(into / name, array)
 
 
-def ids_of(parts: list[Part], numbers: set[int]) -> dict[int, str]:
-    """The ids of documents by their numbers."""
-    found: dict[int, str] = {}
-    for part in parts:
-        wanted = sorted(number for number in numbers if part.first <= number < part.end)
-        if wanted:
-            ids = part.table(["id"])["id"].take([number - part.first for number in wanted]).to_pylist()
-            found.update(zip(wanted, ids, strict=True))
+def survivor_ids(job: Job, numbers: NDArray[np.int64]) -> list[str]:
+    """The ids of documents that survived for others, by their numbers."""
+    named = mapped(job.path(_DECIDED, _NAMED))
+    with pa.memory_map(str(job.path(_DECIDED, _NAMES))) as file:
+        names = pa.ipc.open_file(file).read_all()["id"]
+        found: list[str] = names.take(pa.array(np.searchsorted(named, numbers))).to_pylist()
     return found
+
+
+def _save_decisions(decisions: Decisions, parts: list[Part], into: Path) -> None:
+    """The decisions, and the ids that rejects will name: looked up here, where each part is read once."""
+    near = np.isin(decisions.fates, (Fate.NEAR, Fate.NEAR_HELDOUT))
+    named = np.unique(decisions.survivors[near])
+    _save_all({f"{name}.npy": array for name, array in decisions._asdict().items()} | {_NAMED: named}, into)
+    schema = pa.schema([("id", pa.large_string())])
+    with pa.OSFile(str(into / _NAMES), "wb") as sink, pa.ipc.new_file(sink, schema) as file:
+        for part in parts:
+            rows = _inside(named, part) - part.first
+            if len(rows):
+                ids = part.table(["id"])["id"].take(pa.array(rows)).cast(pa.large_string())
+                file.write_table(pa.table({"id": ids}, schema=schema))

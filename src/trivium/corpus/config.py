@@ -225,6 +225,8 @@ class DedupConfig(Config):
 class DecontaminationConfig(Config):
     """MT-NLG's n-gram rule: evaluation text is cut out with its surroundings."""
 
+    # files and folders of further evaluation texts, read as a corpus is, beside the harvest's own passages
+    against: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
     # words in a key; a shorter evaluation text of at least `shortest` words is one key as a whole
     ngram: AtLeastOne = 13
     shortest: AtLeastOne = 8

@@ -31,7 +31,7 @@ from trivium.corpus.first_pass import (
     REJECTS as PART_REJECTS,
 )
 from trivium.corpus.inputs import DOCUMENTS
-from trivium.corpus.job import HELDOUT, Job, begin_job, evaluation_items
+from trivium.corpus.job import HELDOUT, Job, begin_job, evaluation_items, evaluation_texts
 from trivium.corpus.publish import join_files, publish_shards, summed
 from trivium.corpus.score import score
 from trivium.corpus.second_pass import SHARDS, clean_shard, find_common, shard_groups
@@ -162,7 +162,7 @@ def _decontamination(job: Job, counts: Sequence[dict[str, Any]], common: Counter
     keys = evaluation_keys(job)
     return {
         **figures,
-        "items": len(evaluation_items(job.source)),
+        "items": len(evaluation_texts(job)),
         "items_seen": sorted(keys.items_with({key for one in counts for key in one["keys"]})),
         "keys": len(keys),
         "common_keys_spared": dict(sorted(common.items())),

@@ -9,6 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from trivium.corpus.config import CurateConfig
 from trivium.corpus.dedup.index import (
     PARTS,
@@ -90,7 +92,8 @@ def _near(
     )
     found = find_duplicates(old, new, config.dedup)
     first = new[0].first if new else 0
-    names = ids_of([*old, *new], set(found.survivors.tolist()))
+    dropped = found.survivors != first + np.arange(len(found.survivors))
+    names = ids_of([*old, *new], np.unique(found.survivors[dropped]))
     for row, document in enumerate(documents_at(source)):
         survivor, similarity = int(found.survivors[row]), round(float(found.similarities[row]), 4)
         if survivor == first + row:

@@ -13,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic_core import PydanticSerializationError, to_json
@@ -25,7 +24,15 @@ from trivium.corpus.document import Document
 from trivium.corpus.engine.engine import Result
 from trivium.corpus.extract import extract_step
 from trivium.corpus.filters.named import named_steps
-from trivium.corpus.job import HELDOUT, Job, evaluation_items, lay_down, read_job
+from trivium.corpus.job import (
+    HELDOUT,
+    Job,
+    evaluation_texts,
+    lay_down,
+    read_job,
+    state_of,
+    write_array,
+)
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.kernels.words import text_keys
 from trivium.corpus.quarantine import Damage
@@ -117,8 +124,14 @@ def list_parts(job: Job) -> list[Part]:
 
 def all_parts(job: Job) -> list[Part]:
     """The parts that `list_parts` found."""
+    return list(_listed_parts(job, state_of(job.path(PART_LIST))))
+
+
+@lru_cache(maxsize=2)
+def _listed_parts(job: Job, _: tuple[str, int, int]) -> tuple[Part, ...]:
+    # Read once a process, not once a task, as the job is.
     rows = json.loads(job.path(PART_LIST).read_text(encoding="utf-8"))
-    return [Part(job.path(PARTS, name), *numbers) for name, *numbers in rows]
+    return tuple(Part(job.path(PARTS, name), *numbers) for name, *numbers in rows)
 
 
 def finished_parts(job: Job, number: int) -> list[dict[str, Any]]:
@@ -137,7 +150,7 @@ def part_name(number: int, place: int) -> str:
 @lru_cache(maxsize=2)
 def evaluation_keys(job: Job) -> Keys:
     """The n-grams of the evaluation texts, none spared; made once in a process."""
-    return Keys(evaluation_items(job.source), job.config.decontamination)
+    return Keys(evaluation_texts(job), job.config.decontamination)
 
 
 def reject_line(document: Document, step: str, reason: str, **detail: Any) -> bytes:
@@ -211,7 +224,7 @@ def _write_features(
     table, dedup = documents_table(documents), job.config.dedup
     texts = texts_of(table["text"])
     minhash = MinHash(bands=dedup.bands, rows=dedup.rows, shingle=dedup.shingle, seed=job.seed)
-    np.save(into / BANDS, minhash.band_keys(texts), allow_pickle=False)
+    write_array(into / BANDS, minhash.band_keys(texts))
     keys = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(16), table.num_rows, [None, pa.py_buffer(text_keys(texts))]
     )

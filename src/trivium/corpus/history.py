@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trivium.corpus.curate import REJECTS
-from trivium.corpus.document import PIECE, whole_of
+from trivium.corpus.document import PIECE, Document
 from trivium.corpus.inputs import DOCUMENTS
 from trivium.corpus.store import documents_in, read_manifest
 from trivium.errors import DataError
@@ -35,13 +35,10 @@ def history(curated: Path, identity: str) -> dict[str, Any]:
     kept: what is left of it (id, source, metadata, text); dropped: its entries among the rejects; copies: near
     duplicates that were dropped in its favour, with their similarity.
     """
-    whole = whole_of(identity)
-    kept = [
-        {"id": d.id, "source": d.source, "metadata": d.metadata, "text": d.text}
-        for table in _tables_with(curated, whole)
-        for d in documents_in(table)
-        if d.id == identity or whole_of(d.id) == identity
-    ]
+    documents = [d for table in _tables_with(curated, identity) for d in documents_in(table)]
+    documents = [d for d in documents if identity in (d.id, _whole(d))]
+    kept = [{"id": d.id, "source": d.source, "metadata": d.metadata, "text": d.text} for d in documents]
+    whole = _whole(documents[0]) if documents else identity
     dropped, copies = [], []
     for row in rejects_of(curated):
         if row["id"] in (identity, whole):
@@ -71,6 +68,12 @@ def history_lines(found: dict[str, Any]) -> list[str]:
         copies = ", ".join(f"{one['id']} ({one['jaccard']})" for one in found["copies"])
         lines.append(f"dropped in its favour: {copies}")
     return lines
+
+
+def _whole(document: Document) -> str:
+    """The id of the document that this one is a piece of, or its own: any id may hold what marks a piece."""
+    cuts = document.metadata.get("decontamination")
+    return str(cuts["of"]) if isinstance(cuts, dict) and "of" in cuts else document.id
 
 
 def _figures(metadata: dict[str, Any]) -> list[str]:

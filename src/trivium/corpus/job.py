@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from trivium import __version__
 from trivium.config import build, to_tree
 from trivium.corpus.config import CurateConfig
+from trivium.corpus.inputs import documents_at, files_at
 from trivium.corpus.raw_files import JSONL_FOLDER, WARC_FOLDER
 from trivium.corpus.read import input_files
 from trivium.errors import DataError
@@ -59,7 +61,9 @@ def begin_job(
         "files": [str(path.relative_to(source)) for path in files],
         "config": to_tree(config),
         "seed": seed,
-        "inputs": fingerprint([state_of(path) for path in (*files, *_other_inputs(source))]),
+        "inputs": fingerprint(
+            [state_of(path) for path in (*files, *_other_inputs(source), *files_beside(config))]
+        ),
     }
     if not (work / JOB).is_file() or _read_json(work / JOB) != json.loads(json.dumps(described)):
         shutil.rmtree(work, ignore_errors=True)
@@ -70,6 +74,12 @@ def begin_job(
 
 def read_job(work: str) -> Job:
     """The job whose pieces lie in this folder; what a worker knows about it."""
+    return _job_of(work, state_of(Path(work) / JOB))
+
+
+@lru_cache(maxsize=2)
+def _job_of(work: str, _: tuple[str, int, int]) -> Job:
+    # Read once a process, not once a task: a job of a million files names them all.
     described = _read_json(Path(work) / JOB)
     source = Path(described["source"])
     return Job(
@@ -94,6 +104,15 @@ def evaluation_items(source: Path) -> dict[str, str]:
         raise DataError(f"{path} is damaged ({type(error).__name__}: {error}); harvest again") from None
 
 
+def evaluation_texts(job: Job) -> dict[str, str]:
+    """Every text that must not be trained on, by its item: the harvest's, and those the config names."""
+    found = evaluation_items(job.source)
+    for place in job.config.decontamination.against:
+        for number, document in enumerate(documents_at(Path(place))):
+            found[f"{place}:{number}"] = document.text
+    return found
+
+
 def lay_down(folder: Path, write: Callable[[Path], None]) -> None:
     """Make a folder by `write`, which is given an empty one; it takes its place when it is whole."""
     partial = folder.with_name(f".{folder.name}.partial")
@@ -109,9 +128,16 @@ def save_array(path: Path, array: NDArray[Any]) -> None:
     """An array as a file that is there whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "wb") as file:
-        np.save(file, array, allow_pickle=False)
+    write_array(partial, array)
     partial.replace(path)
+
+
+def write_array(path: Path, array: NDArray[Any]) -> None:
+    """An array as an .npy file. NumPy's own writing does not say why it failed: that a disk is full, for one."""
+    plain = np.ascontiguousarray(array)
+    with open(path, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(plain))
+        file.write(plain.data)
 
 
 def mapped(path: Path) -> NDArray[Any]:
@@ -130,6 +156,13 @@ def _raw_files(source: Path) -> list[Path]:
     if not filled:
         raise DataError(f"{source} holds no raw file in {WARC_FOLDER}/ or {JSONL_FOLDER}/; harvest again")
     return [path for folder in filled for path in input_files(folder)]
+
+
+def files_beside(config: CurateConfig) -> list[Path]:
+    """The files a config names that documents are judged by: a model, where it exists, and evaluation texts."""
+    model = config.classifier.model if "classifier" in config.filters else None
+    found = [Path(model)] if model and Path(model).is_file() else []
+    return found + [file for place in config.decontamination.against for file in files_at(Path(place))]
 
 
 def _other_inputs(source: Path) -> list[Path]:

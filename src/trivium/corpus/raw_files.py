@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ class RawFiles:
             body = document.text.encode("utf-8", "replace")
             url = str(document.metadata.get("url", ""))
             page = Page(url, "text/html", "utf-8", body, document=document.id, source=document.source)
-            self._pages.append(page)
+            fetched = document.metadata.get("date")
+            self._pages.append(page if fetched is None else replace(page, date=str(fetched)))
             self._grow(WARC_FOLDER, len(body))
         else:
             row = json.dumps(_row(document), ensure_ascii=False).encode("utf-8", "replace") + b"\n"

@@ -33,6 +33,7 @@ SUFFIXES = tuple(
     for stem in stems
     for packed in (_PACKED if kind != "parquet" else ("",))
 )
+_OWN_FIELDS = (*TEXT_FIELDS, "id", "source", RAW)  # of a row; what else it says becomes metadata
 _BLOCK = 4 << 20  # bytes of a text file decoded at once
 
 
@@ -143,7 +144,7 @@ def _items(
         return
     with open_binary(path) as file:
         if name.endswith(_KINDS["parquet"]):
-            yield from _read_parquet(file, path, source)
+            yield from _read_parquet(file, path, source, limits)
         elif name.endswith(_KINDS["lines"]):
             yield from _read_lines(file, path, source, limits)
         else:
@@ -167,14 +168,16 @@ def _read_lines(
         yield Damage(path, Trouble.NO_LINE, "the file holds no line")
 
 
-def _read_parquet(file: BinaryIO, path: Path | str, source: str) -> Iterator[Document | Damage]:
+def _read_parquet(
+    file: BinaryIO, path: Path | str, source: str, limits: ReadConfig
+) -> Iterator[Document | Damage]:
     """Rows of a Parquet file; a row group that cannot be read is lost alone."""
     try:
         table = pq.ParquetFile(file, page_checksum_verification=True)
         columns = [
-            name
-            for name in (*TEXT_FIELDS, "id", "source", "metadata", "url")
-            if name in table.schema_arrow.names
+            field.name
+            for field in table.schema_arrow
+            if field.name in (*_OWN_FIELDS, "metadata") or _is_plain(field.type)
         ]
         groups = [table.metadata.row_group(n).num_rows for n in range(table.num_row_groups)]
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
@@ -188,8 +191,14 @@ def _read_parquet(file: BinaryIO, path: Path | str, source: str) -> Iterator[Doc
         read = 0
         try:
             for batch in table.iter_batches(batch_size=64, row_groups=[number], columns=columns):
-                for values in zip(*(batch.column(name) for name in columns), strict=True):
-                    yield _parquet_document(dict(zip(columns, values, strict=True)), path, source, row + read)
+                names = batch.schema.names
+                for values in zip(*map(_of_json, batch.columns), strict=True):
+                    scalars = dict(zip(names, values, strict=True))
+                    found = _parquet_document(scalars, path, source, row + read)
+                    if isinstance(found, Document) and found.text_bytes > limits.longest_bytes:
+                        what = f"row {row + read} has {found.text_bytes} bytes; the limit is {limits.longest_bytes}"
+                        found = Damage(path, Trouble.TOO_LONG, what, row + read)
+                    yield found
                     read += 1
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             yield Damage(
@@ -256,14 +265,29 @@ def _blocks(file: BinaryIO, limits: ReadConfig, name: str) -> Iterator[tuple[byt
 
 def _row_document(row: dict[str, Any], source: str) -> Document:
     text = text_of(row) or ""
-    metadata = row.get("metadata")
+    metadata = {name: value for name, value in row.items() if name not in _OWN_FIELDS}
+    if isinstance(metadata.get("metadata"), dict):
+        metadata |= metadata.pop("metadata")
     named = row["source"] if isinstance(row.get("source"), str) and row["source"] else source
-    return Document(
-        str(row["id"]) if isinstance(row.get("id"), str | int) else _digest(named, text),
-        text,
-        named,
-        metadata if isinstance(metadata, dict) else {"url": row["url"]} if "url" in row else {},
+    identity = str(row["id"]) if isinstance(row.get("id"), str | int) else _digest(named, text)
+    return Document(identity, text, named, metadata)
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether values of this type can stand in JSON, as they are or as text."""
+    kinds = pa.types
+    return bool(
+        kinds.is_string(kind)
+        or kinds.is_large_string(kind)
+        or kinds.is_integer(kind)
+        or kinds.is_floating(kind)
+        or kinds.is_boolean(kind)
+        or (kinds.is_temporal(kind) and getattr(kind, "tz", None) is None)  # a zone takes a database of zones
     )
+
+
+def _of_json(column: pa.Array) -> pa.Array:
+    return column.cast(pa.string()) if pa.types.is_temporal(column.type) else column
 
 
 def _remote_files(url: str) -> list[str]:

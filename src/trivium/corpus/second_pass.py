@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trivium.corpus.comparison import REASONS, Decisions, Fate, decisions_of, ids_of
+from trivium.corpus.comparison import REASONS, Decisions, Fate, decisions_of, survivor_ids
 from trivium.corpus.decontaminate import Counters, Hit, Keys, at_least, decontaminate
 from trivium.corpus.document import Document
 from trivium.corpus.engine.engine import Result
@@ -24,7 +24,7 @@ from trivium.corpus.first_pass import (
     packed_lines,
     reject_line,
 )
-from trivium.corpus.job import Job, evaluation_items, lay_down, read_job
+from trivium.corpus.job import Job, evaluation_texts, lay_down, read_job
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.steps import Tally
 from trivium.corpus.store import SCHEMA, documents_in, documents_table, shard_name, write_shard
@@ -75,7 +75,7 @@ def clean_shard(work: str, item: str) -> Result:
     folder = job.path(SHARDS, f"{int(item):05d}")
     if not folder.is_dir():
         parts = all_parts(job)
-        cleaner = _Cleaner(job, parts)
+        cleaner = _Cleaner(job)
         pieces = [cleaner.clean(part) for part in shard_groups(job, parts)[int(item)]]
 
         def write(into: Any) -> None:
@@ -90,8 +90,8 @@ def clean_shard(work: str, item: str) -> Result:
 class _Cleaner:
     """Makes the parts of one shard clean, and counts."""
 
-    def __init__(self, job: Job, parts: list[Part]) -> None:
-        self._job, self._parts = job, parts
+    def __init__(self, job: Job) -> None:
+        self._job = job
         self._keys = _spared_keys(job)
         self.lines: list[bytes] = []
         self.counters = Counters()
@@ -127,13 +127,14 @@ class _Cleaner:
         exact = np.isin(decisions.fates, [fate for fate, step in _STEP.items() if step == EXACT_STEP])
         self._count(EXACT_STEP, table.filter(pa.array(~exact)))
         rows = np.flatnonzero(decisions.fates != Fate.KEPT)
-        ids = ids_of(self._parts, set(decisions.survivors[rows].tolist()))
+        near = np.isin(decisions.fates[rows], [fate for fate, step in _STEP.items() if step == NEAR_STEP])
+        survivors = iter(survivor_ids(self._job, decisions.survivors[rows[near]]))
         for row, document in zip(rows.tolist(), documents_in(table.take(rows)), strict=True):
             fate = Fate(decisions.fates[row])
             detail: dict[str, Any] = {}
             if _STEP[fate] == NEAR_STEP:
-                survivor = ids[int(decisions.survivors[row])]
-                detail = {"survivor": survivor, "jaccard": round(float(decisions.similarities[row]), 4)}
+                jaccard = round(float(decisions.similarities[row]), 4)
+                detail = {"survivor": next(survivors), "jaccard": jaccard}
             self._reject(document, _STEP[fate], REASONS[fate], **detail)
 
     def _cut(self, table: pa.Table, rows: np.ndarray) -> tuple[list[Document], np.ndarray]:
@@ -170,6 +171,6 @@ def _spared_keys(job: Job) -> Keys:
     common = json.loads(job.path(COMMON).read_text(encoding="utf-8"))
     if not common:
         return evaluation_keys(job)
-    keys = Keys(evaluation_items(job.source), job.config.decontamination)
+    keys = Keys(evaluation_texts(job), job.config.decontamination)
     keys.spare(common)
     return keys

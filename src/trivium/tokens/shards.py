@@ -20,6 +20,7 @@ from trivium.errors import DataError
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")
+_LONGEST = 2**31 - 1  # tokens of a document: the index counts them in 32 bits
 _REDO = "run `trivium tokenize` again"
 
 
@@ -76,12 +77,17 @@ class ShardWriter:
         self._file = open(files_of(prefix)[1], "wb")  # noqa: SIM115 closed by close()
 
     def append(self, ids: NDArray[np.integer], lengths: NDArray[np.integer]) -> None:
-        """Add documents: their ids end to end, and how many each has; DataError when an id does not fit the dtype."""
+        """Add documents: their ids end to end, and how many each has; DataError when one does not fit its type."""
         limits = np.iinfo(self.dtype)
         if ids.size and not limits.min <= ids.min() <= ids.max() <= limits.max:
             raise DataError(
                 f"{self._file.name}: ids from {ids.min()} to {ids.max()} do not fit {self.dtype.name} "
                 f"({limits.min} to {limits.max}); set tokens.dtype to int32"
+            )
+        if lengths.size and lengths.max() > _LONGEST:
+            raise DataError(
+                f"{self._file.name}: a document of {lengths.max()} tokens; an index counts up to {_LONGEST}; lower "
+                "harvest.read.longest_bytes, or cut the text"
             )
         if lengths.sum() != ids.size:
             raise DataError(

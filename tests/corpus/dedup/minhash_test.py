@@ -1,6 +1,7 @@
 """Laws of near-duplicate detection, against all pairs compared by brute force."""
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from trivium.corpus.dedup.minhash import (
     candidate_pairs,
     chance_of_candidacy,
     jaccard,
+    merged_pairs,
     shingles,
 )
 from trivium.corpus.kernels.shingles import jaccard_of_pairs, shingle_sets
@@ -100,3 +102,22 @@ def test_a_bucket_of_many_costs_pairs_in_proportion_and_stays_connected():
     pairs = candidate_pairs(np.ones((3, 1000), dtype=np.uint64))
     assert len(pairs) < 40_000
     assert len(set(components(pairs, documents=1000).tolist())) == 1
+
+
+def test_pairs_that_every_band_proposes_are_held_once():
+    """Of a million near duplicates each band proposes tens of millions of pairs, and nearly the same ones."""
+    later = np.arange(1, 100_001)
+    pairs = np.stack([later - 1, later], axis=1)
+    tracemalloc.start()
+    merged = merged_pairs(pairs.copy() for _ in range(40))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert np.array_equal(merged, pairs) and peak < 8 * pairs.nbytes
+
+
+def test_merged_pairs_are_those_of_all_lists_in_order_also_of_far_documents():
+    lists = [
+        np.array(pairs, np.int64).reshape(-1, 2) for pairs in ([(5, 2**32 - 1), (0, 7)], [], [(0, 7), (0, 3)])
+    ]
+    assert merged_pairs(lists).tolist() == [[0, 3], [0, 7], [5, 2**32 - 1]]
+    assert merged_pairs([]).shape == (0, 2)

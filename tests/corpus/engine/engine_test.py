@@ -1,6 +1,7 @@
 """Laws of engines: results in order, errors as they were raised, and the same corpus wherever the work runs."""
 
 import hashlib
+import os
 
 import pytest
 
@@ -31,6 +32,11 @@ def test_results_are_in_order_and_errors_keep_their_kind(where, light, native):
     assert engine.map(read_preset, [], heard.append, light=light) == []
     with pytest.raises(ConfigError, match="there is no preset 'dem'; did you mean 'demo'?"):
         engine.map(read_preset, [*names, "dem"], heard.append, light=light)
+    with pytest.raises(
+        FileNotFoundError
+    ) as refused:  # what a system refuses keeps its number, which has a remedy
+        engine.map(os.stat, ["/nowhere/at all"], heard.append, light=light)
+    assert refused.value.filename == "/nowhere/at all"
 
 
 def test_the_corpus_does_not_depend_on_the_engine_or_on_the_number_of_workers(tmp_path):

@@ -22,7 +22,7 @@ from trivium.corpus.config import DedupConfig
 from trivium.corpus.dedup.cluster import components, ranks_of, survivors
 from trivium.corpus.dedup.minhash import CHAIN, MinHash, merged_pairs
 from trivium.corpus.document import Document
-from trivium.corpus.job import lay_down, mapped
+from trivium.corpus.job import lay_down, mapped, write_array
 from trivium.corpus.kernels.shingles import Pairs, ShingleSets, jaccard_of_pairs, pairs_in_band, shingle_sets
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.steps import figure_of
@@ -75,9 +75,9 @@ def write_part(folder: Path, documents: Sequence[Document], config: DedupConfig,
 
     def write(into: Path) -> None:
         pq.write_table(pa.table(ids), into / "ids.parquet", compression="zstd")
-        np.save(into / "bands.npy", minhash.band_keys(texts), allow_pickle=False)
-        np.save(into / "hashes.npy", sets.hashes, allow_pickle=False)
-        np.save(into / "offsets.npy", sets.offsets, allow_pickle=False)
+        write_array(into / "bands.npy", minhash.band_keys(texts))
+        write_array(into / "hashes.npy", sets.hashes)
+        write_array(into / "offsets.npy", sets.offsets)
 
     lay_down(folder, write)
 
@@ -153,25 +153,26 @@ def find_duplicates(old: Sequence[IndexPart], new: Sequence[IndexPart], config: 
     return Found(best[first_new:], closest[first_new:])
 
 
-def ids_of(parts: Sequence[IndexPart], numbers: set[int]) -> dict[int, str]:
-    """The ids of documents by their numbers."""
+def ids_of(parts: Sequence[IndexPart], numbers: NDArray[np.int64]) -> dict[int, str]:
+    """The ids of documents by their numbers, which are sorted."""
     found: dict[int, str] = {}
     for part in parts:
-        wanted = sorted(number for number in numbers if part.first <= number < part.first + part.documents)
-        if wanted:
+        low, high = np.searchsorted(numbers, (part.first, part.first + part.documents))
+        if low < high:
             ids = part.column("id")
-            found.update((number, ids[number - part.first]) for number in wanted)
+            found.update((number, ids[number - part.first]) for number in numbers[low:high].tolist())
     return found
 
 
 def _candidates(parts: Sequence[IndexPart], first_new: int, *, bands: int) -> Pairs:
     """Pairs that agree in a band and whose later document is new; one band in memory at a time."""
-    lists = []
-    for band in range(bands):
+
+    def of_band(band: int) -> Pairs:
         keys = np.concatenate([np.empty(0, np.uint64), *(part.bands()[band] for part in parts)])
         found = pairs_in_band(keys, chain=CHAIN)
-        lists.append(found[found[:, 1] >= first_new])
-    return merged_pairs(lists)
+        return found[found[:, 1] >= first_new]
+
+    return merged_pairs(map(of_band, range(bands)))
 
 
 def _similarities(parts: Sequence[IndexPart], pairs: Pairs) -> NDArray[np.float64]:

@@ -5,6 +5,7 @@ A document is the set of its shingles (runs of consecutive words, lower case). T
 """
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from trivium.corpus.kernels.words import Hashes
 from trivium.errors import ConfigError
 from trivium.seeds import generator_for
 
+_HALF, _LATER = np.uint64(32), np.uint64(2**32 - 1)  # a pair in 64 bits
 CHAIN = 32  # a text in a crowded bucket is compared with so many of its first ones
 
 
@@ -54,14 +56,23 @@ class MinHash:
 
 def candidate_pairs(keys: Hashes, *, chain: int = CHAIN) -> Pairs:
     """Pairs (earlier, later) of documents that agree in a band, sorted, each once; `keys`: [bands, documents]."""
-    return merged_pairs([pairs_in_band(band, chain=chain) for band in keys])
+    return merged_pairs(pairs_in_band(band, chain=chain) for band in keys)
 
 
-def merged_pairs(lists: list[Pairs]) -> Pairs:
-    """Several lists of pairs as one, sorted, each pair once, shape [pairs, 2]."""
-    every = np.concatenate([np.empty((0, 2), np.int64), *lists])
-    largest = int(every.max(initial=0)) + 1
-    return np.stack(np.divmod(np.unique(every[:, 0] * largest + every[:, 1]), largest), axis=1)
+def merged_pairs(lists: Iterable[Pairs]) -> Pairs:
+    """Several lists of pairs as one, sorted, each pair once, shape [pairs, 2]; documents are fewer than 2^32.
+
+    Memory holds the pairs that differ and one list: the bands of near duplicates propose much the same pairs.
+    """
+    found = np.empty(0, np.uint64)
+    for pairs in lists:
+        numbers = pairs.view(np.uint64)
+        found = np.concatenate([found, numbers[:, 0] << _HALF | numbers[:, 1]])
+        found.sort()
+        new = np.ones(len(found), dtype=bool)
+        np.not_equal(found[1:], found[:-1], out=new[1:])
+        found = found[new]
+    return np.stack([found >> _HALF, found & _LATER], axis=1).view(np.int64)
 
 
 def chance_of_candidacy(similarity: float, *, bands: int, rows: int) -> float:

@@ -43,6 +43,9 @@ def packed_outcome(task: Task, item: str) -> str:
         return json.dumps({"result": task(item)})
     except TriviumError as error:
         return json.dumps({"error": str(error), "exit_code": error.exit_code})
+    except OSError as error:  # its number says what to do about it
+        known = [error.errno, error.strerror, error.filename]
+        return json.dumps({"refused": known if error.errno else [str(error)]}, default=str)
 
 
 def unpacked(outcomes: Iterable[tuple[int, str]], done: Done) -> list[Result]:
@@ -52,6 +55,8 @@ def unpacked(outcomes: Iterable[tuple[int, str]], done: Done) -> list[Result]:
         outcome = json.loads(text)
         if "error" in outcome:
             raise error_of(outcome["exit_code"], outcome["error"])
+        if "refused" in outcome:
+            raise OSError(*outcome["refused"])
         results[number] = outcome["result"]
         done(len(results))
     return [results[number] for number in sorted(results)]

@@ -15,7 +15,8 @@ _TAB, _NEWLINE, _CARRIAGE, _SPACE, _DELETE = uint8(0x09), uint8(0x0A), uint8(0x0
 def plain_blanks(text: str) -> str:
     """`text` without control characters, one blank for a run of them, one empty line at most, no blanks around it.
 
-    Line ends of any kind become \\n. Control characters are those of `clean.tidy`; next line (U+0085) stays.
+    Indentation stays, a tab or several blanks before a line: code means something by it. Line ends of any kind become
+    \\n. Control characters are those of `clean.tidy`; next line (U+0085) stays.
     """
     data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
     out = np.empty(len(data), np.uint8)
@@ -67,26 +68,27 @@ def _add_run(runs: np.ndarray, count: int, start: int, end: int, near: int) -> i
 @njit(cache=True, nogil=True)
 def _plain_blanks(data: Bytes, out: Bytes) -> int:
     """Fill `out`; returns how many bytes of it."""
-    end = at = 0
-    before = after = False  # whether blanks stand before the first and after the last line end of this gap
+    end = at = line = 0  # bytes written, read, and read where the line begins
+    before = False  # whether blanks stand before the first line end of this gap
     line_ends, returned = 0, False
     while at < len(data):
         kind, length = _kind(data, at)
         if kind == _OTHER:
             if before or line_ends > 0:
-                end = _close(out, end, line_ends, before, after)
-                before, after, line_ends = False, False, 0
+                end = _close(out, end, line_ends, before)
+                end = _indent(data, line, at, out, end, line_ends) if line_ends > 0 else end
+                before, line_ends = False, 0
             for place in range(at, at + length):
                 out[end] = data[place]
                 end += 1
         elif kind == _BLANK:
-            before, after = before or line_ends == 0, line_ends > 0
-        elif kind != _NOTHING and not (returned and kind == _LINE_END):
-            line_ends += 1
-            after = False
+            before = before or line_ends == 0
+        elif kind != _NOTHING:
+            line_ends += 0 if returned and kind == _LINE_END else 1
+            line = at + length
         returned = kind == _RETURN
         at += length
-    return _close(out, end, line_ends, before, after)
+    return _close(out, end, line_ends, before)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -122,18 +124,26 @@ def _kind(data: Bytes, at: int) -> tuple[int, int]:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _close(out: Bytes, end: int, line_ends: int, before: bool, after: bool) -> int:
-    """Write what a gap between other characters comes to."""
+def _close(out: Bytes, end: int, line_ends: int, before: bool) -> int:
+    """Write what the line ends of a gap between other characters, and the blanks before them, come to."""
     if before and line_ends <= 1:
         out[end] = _SPACE
         end += 1
-    if line_ends > 0:
+    for _ in range(min(line_ends, 2)):
         out[end] = _NEWLINE
-        end += 1
-    if line_ends > 1:
-        out[end] = _NEWLINE
-        end += 1
-    elif line_ends == 1 and after:
-        out[end] = _SPACE
         end += 1
     return end
+
+
+@njit(cache=True, nogil=True)
+def _indent(data: Bytes, at: int, stop: int, out: Bytes, end: int, line_ends: int) -> int:
+    """Write the blanks that a line begins with; a single one is none after an empty line."""
+    begin = end
+    while at < stop:
+        kind, length = _kind(data, at)
+        if kind == _BLANK:
+            out[end] = _TAB if data[at] == _TAB else _SPACE
+            end += 1
+        at += length
+    single = end - begin == 1 and out[begin] == _SPACE
+    return begin if single and line_ends > 1 else end
