@@ -281,7 +281,8 @@ def _loss(case: Case, begun: Number, opened: Number) -> Number:
     forward = (whole + some) * c.vocabulary / c.tensor - np.where(begun, 0, opened)
     added = np.asarray(begun) | (np.asarray(c.gradient_bytes) != np.asarray(c.weight_bytes))
     backward = c.weight_bytes * (2 * c.positions * c.hidden + added * table_parameters(c))
-    return np.maximum(forward, backward)
+    larger: Number = np.maximum(forward, backward)
+    return larger
 
 
 def _workspace(case: Case, at: Moment) -> Number:
