@@ -5,8 +5,7 @@
 
 Sides are measured in turn, round by round; one that fails is reported with its reason, and a part that the time does
 not suffice for is skipped. What was found is written after every part, the most important first. Where there is no
-network nothing need be installed: torch, numpy, pydantic, PyYAML, safetensors and tokenizers suffice, and transformers
-for its rows.
+network trivium need not be installed: torch, numpy, scipy, pydantic and PyYAML suffice, and transformers for its rows.
 """
 
 import argparse
@@ -22,6 +21,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+
+NEEDED = {"numpy": "numpy", "scipy": "scipy", "pydantic": "pydantic", "yaml": "PyYAML"}
+if lacking := [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]:
+    names, python = " ".join(lacking), "{}.{}".format(*sys.version_info)
+    print(
+        f"error: {sys.executable} lacks {' and '.join(lacking)}; pip install {names}. Without a network: elsewhere, "
+        f"pip download -d wheels --only-binary=:all: --python-version {python} {names}; then here, "
+        f"pip install --no-index --find-links wheels --target site {names}, and set PYTHONPATH=site",
+        file=sys.stderr,
+    )
+    sys.exit(3)
 
 # Where there is no network it is not installed: then from beside this.
 if importlib.util.find_spec("trivium") is None:
@@ -223,6 +233,8 @@ PARTS = (
 def main(arguments: list[str]) -> int:
     """Measure, and write after every part; exit code 3 without an accelerator, 1 when a part failed."""
     options = _options(arguments)
+    if options.cpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the ranks of a probe look for accelerators themselves
     if not options.cpu and not torch.cuda.is_available():
         error = MachineError(
             f"torch {torch.__version__} finds no CUDA device: this benchmark needs one accelerator; run it on such a "

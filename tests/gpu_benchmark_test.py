@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import runpy
+import sys
 import time
 from pathlib import Path
 from types import ModuleType
@@ -35,9 +38,11 @@ def test_the_report_is_written_after_every_part_whatever_the_next_does(gpu, monk
     parts = [("first", lambda bench: {"found": 1}), ("second", fail), ("third", interrupt)]
     monkeypatch.setattr(gpu, "PARTS", [gpu.Part(name, 1, act) for name, act in parts])
     monkeypatch.setenv("PATH", str(tmp_path))  # nor is git there
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     out = tmp_path / "out.json"
     with pytest.raises(KeyboardInterrupt):
         gpu.main(["--cpu", "--json", str(out), "--report", str(tmp_path / "report")])
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""  # what is forked on the way must not look for others
     record = json.loads(out.read_text())
     assert record["commit"] == "unknown" and record["parts"]["first"] == {"found": 1}
     assert (
@@ -49,6 +54,16 @@ def test_the_report_is_written_after_every_part_whatever_the_next_does(gpu, monk
     assert list(json.loads(out.read_text())["parts"]) == ["first"]
     with pytest.raises(SystemExit):
         gpu.main(["--cpu", "--json", str(out), "--only", "fourth"])
+
+
+def test_what_it_needs_and_is_not_there_is_named_with_what_to_do(capsys, monkeypatch):
+    """A machine that one is lent for an hour has another image."""
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    script = Path(__file__).resolve().parent.parent / "benchmarks" / "gpu.py"
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script))
+    said = capsys.readouterr().err
+    assert ended.value.code == 3 and "lacks pydantic;" in said and "--no-index --find-links wheels" in said
 
 
 def test_a_part_that_the_time_does_not_suffice_for_is_skipped_and_said_so(gpu):

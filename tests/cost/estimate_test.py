@@ -96,12 +96,13 @@ def test_an_activation_function_computed_again_takes_time_and_its_value_no_memor
 
 
 def test_inputs_that_are_gathered_again_stand_beside_their_gradient():
-    """MT-NLG, tensor 8: of what is inside half a width; the inputs' gradient; where the sequence is split, they too."""
+    """MT-NLG, tensor 8: of what is inside half a width; the inputs' gradient; where the sequence is split, they too.
+    The gradient of the output waits meanwhile, of a rank's own positions where the sequence is split."""
     whole, split = (worst_rank(mt_nlg(sequence_parallel=split))[1].workspace for split in (False, True))
     positions, hidden = 2048, 20480
     largest = 4 * hidden * hidden // 8
-    assert whole == 2 * (positions * (hidden // 2 + hidden) + largest)
-    assert split - whole == 2 * positions * hidden
+    assert whole == 2 * (positions * (hidden // 2 + hidden + hidden) + largest)
+    assert split - whole == 2 * positions * (hidden + hidden // 8 - hidden)
 
 
 def test_a_shared_machine_is_never_faster_than_all_its_cores_together():

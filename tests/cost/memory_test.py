@@ -10,6 +10,7 @@ from trivium.cost.case import NONE, case_of
 from trivium.cost.in_flight import peak_counts
 from trivium.cost.memory import (
     RECEIVES_AHEAD,
+    MemoryEstimate,
     memory_of_cases,
     memory_of_rank,
     predicted_memory,
@@ -153,9 +154,42 @@ def test_with_one_backward_in_a_step_activations_and_most_gradients_never_meet()
     many, one = (memory_of_rank(wide(sequences), Coordinate(0, 0, 0)) for sequences in (2, 1))
     assert many.opened == many.gradients == one.gradients and many.working == one.working
     assert 0 < one.opened < one.gradients
-    fullest, last = one.opened + one.working, one.gradients + one.working - one.activations
+    fullest, last = one.opened + one.working, one.gradients + one.recomputed + one.workspace
     assert one.total == one.weights + one.optimizer + max(fullest, last, one.gradients + one.reduction)
     assert one.total < many.total
+
+
+def lone(mode: str, sequences: int = 1, **over: object) -> MemoryEstimate:
+    """One rank, bf16: 256 positions in one micro-batch, a vocabulary that outweighs a layer."""
+    model = {"layers": 4, "hidden": 64, "heads": 4, "vocabulary": 4096, "sequence": 256, "head": "untied"}
+    batch, precision = {"sequences": sequences, "micro": 1}, {"weights": "bf16"}
+    plan = Plan(model=model, batch=batch, precision=precision, recompute={"mode": mode}, **over).checked()
+    return memory_of_rank(plan, Coordinate(0, 0, 0))
+
+
+def test_the_scores_of_a_vocabulary_are_gone_when_a_layer_is_computed_again():
+    held, tokens, hidden, rows = lone("layer"), 256, 64, 4096
+    head = 2 * tokens * (2 * hidden + 2)  # the last norm's input and output, and two statistics
+    assert held.freed == 2 * tokens * rows + head
+    assert held.recomputed > 0 and held.freed > held.recomputed + held.workspace
+    assert held.working == held.activations + held.loss
+
+
+def test_a_loss_takes_rows_in_fp32_before_its_backward_and_gradients_in_it():
+    """The larger of both. Where nothing is added to the table's gradient, it is open; before, no gradient is."""
+    inputs, table, some = 2 * 256 * 64, 2 * 4096 * 64, 4 * 256 * 4096
+    (one, opened), (two, _) = ((h.loss, h.opened) for h in (lone("none"), lone("none", sequences=2)))
+    assert opened == 2 * 2**18  # a bucket
+    assert one == max(some - opened, 2 * inputs)
+    assert two == max(some, 2 * inputs + table)
+
+
+@pytest.mark.parametrize(
+    "over",
+    [{"schedule": "zb-h1"}, {"schedule": "interleaved", "layout": {"pipeline": 2, "chunks": 2}}],
+)
+def test_scores_may_wait_where_weight_gradients_or_other_stages_come_first(over):
+    assert lone("layer", 4, **over).freed == 0
 
 
 def test_receives_ahead_are_those_of_the_transport():

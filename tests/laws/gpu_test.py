@@ -1,5 +1,6 @@
 """The same laws on an accelerator, where there is one."""
 
+import gc
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from plans import small
 from trivium.certify.certificate import certificate, examine
 from trivium.certify.reference import compute_reference, random_rows
+from trivium.cost.memory import worst_rank
 from trivium.parallel.crossing import read_later
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import AdamRule
@@ -66,6 +68,26 @@ def test_compiled_blocks_and_loss_follow_the_processors(device: torch.device) ->
         samples = Samples(0, plan.batch.sequences, random_rows(plan))
         losses.append([trainer.train_step(s, samples, 1e-3).loss for s in range(3)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["none", "attention", "layer"])
+@pytest.mark.parametrize("sequences", [8, 16])
+def test_a_step_allocates_at_most_what_is_predicted(mode: str, sequences: int, device: torch.device) -> None:
+    """Without the workspaces of cuBLAS, which the process keeps."""
+    shape = {"layers": 6, "hidden": 512, "heads": 8, "vocabulary": 16384, "sequence": 512, "head": "untied"}
+    batch, precision = {"sequences": sequences, "micro": 8}, {"weights": "bf16"}
+    plan = Plan(model=shape, batch=batch, precision=precision, recompute={"mode": mode}).checked()
+    x = torch.ones(64, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+    (x @ x).sum().backward()
+    gc.collect()
+    before = torch.cuda.memory_allocated(device)
+    trainer = Trainer(plan, Mesh.single(device), seed=1, rule=AdamRule())
+    samples = Samples(0, plan.batch.sequences, random_rows(plan))
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats(device)
+        trainer.train_step(0, samples, 1e-3)
+    found = torch.cuda.max_memory_allocated(device) - before
+    assert worst_rank(plan)[1].total == pytest.approx(found, rel=0.02)
 
 
 def test_numbers_are_read_while_the_accelerator_goes_on(device: torch.device) -> None:

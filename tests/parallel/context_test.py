@@ -1,13 +1,16 @@
 """Attention over a split sequence equals attention over the whole one, values and gradients."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ranks import on_ranks
-from trivium.parallel import crossing, fused_tile, ring_attention
+from trivium.parallel import context, crossing, fused_tile, ring_attention
 from trivium.parallel.context import Context
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
@@ -93,6 +96,38 @@ def test_what_tiles_say_is_what_the_mask_shows() -> None:
             found.add(tile.seen)
         assert not whole[~covered].any()  # nothing that is seen is left out
     assert found == set(Seen)
+
+
+def test_a_mask_lies_in_memory_as_accelerators_kernels_take_it() -> None:
+    """Keys next to each other; of another torch writes down all scores instead."""
+    documents, every = torch.zeros(3, 8, dtype=torch.int64).T, torch.arange(8)
+    assert Sight((), documents).mask(every, every).is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "packed", "repeated"),
+    [
+        ("cuda", torch.bfloat16, True, True),
+        ("cuda", torch.float32, False, True),
+        ("cuda", torch.bfloat16, False, False),
+        ("cpu", torch.float32, True, False),
+    ],
+)
+def test_keys_are_repeated_where_no_kernel_gives_one_to_several_heads(
+    device: str, dtype: torch.dtype, packed: bool, repeated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = SimpleNamespace(documents=() if packed else None, mask=lambda *_: None)
+    given: list[tuple[int, bool]] = []
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **more: Any) -> torch.Tensor:
+        given.append((k.shape[1], more["enable_gqa"]))
+        return q
+
+    monkeypatch.setattr(context.F, "scaled_dot_product_attention", attend)
+    with FakeTensorMode():
+        q, k = (torch.empty(2, heads, 8, 16, device=device, dtype=dtype) for heads in (4, 2))
+        context._attend_here(q, k, k, seen)
+    assert given == [(4, False) if repeated else (2, True)]
 
 
 def test_the_positions_of_a_rank_are_sent_once_for_all_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

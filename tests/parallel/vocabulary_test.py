@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from trivium.cost.memory import LOSS_ROWS
 from trivium.parallel.vocabulary import ROWS, LossInPlace, loss_and_gradient, vocabulary_loss
@@ -21,6 +22,14 @@ def made(tokens: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor,
 def plain(x: torch.Tensor, table: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     scores = (x @ table.T)[..., :VOCABULARY].flatten(0, 1)
     return F.cross_entropy(scores, targets.flatten(), reduction="none").view(targets.shape)
+
+
+def test_what_is_compiled_looks_nothing_up():
+    """Inductor would make a kernel of its own of what is written after a look-up, and fetch all scores again."""
+    called = make_fx(loss_and_gradient)(torch.ones(2, PADDED), torch.tensor([1, 3]), VOCABULARY).graph.nodes
+    names = " ".join(str(node.target) for node in called)
+    assert "logsumexp" in names and "copy_" in names
+    assert not any(look_up in names for look_up in ("gather", "index", "embedding", "take"))
 
 
 BOTH = pytest.mark.parametrize("compiled", (None, loss_and_gradient))  # and what torch.compile is given

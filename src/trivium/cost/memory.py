@@ -57,8 +57,9 @@ class MemoryEstimate(Generic[Bytes]):
     one recomputed layer fills again. put_off: factors of weight gradients that wait for an action of their own, beyond
     the activations, which count as kept until then. transport: activations on the way.
     gathered: weights that ZeRO stage 3 has put together. unreduced: whole gradients of stages 2 and 3 before their
-    reduction. workspace: of the largest operation. reduction: what the sum over replicas takes after the last
-    backward, when the activations are gone.
+    reduction. loss: what it and its backward fill besides; freed: of the activations, what is gone after them, before
+    the backward of a layer. workspace: of a layer's largest operations. reduction: what the sum over replicas takes
+    after the last backward, when the activations are gone.
     """
 
     weights: Bytes
@@ -74,6 +75,8 @@ class MemoryEstimate(Generic[Bytes]):
     transport: Bytes
     gathered: Bytes
     unreduced: Bytes
+    loss: Bytes
+    freed: Bytes
     workspace: Bytes
     reduction: Bytes
 
@@ -89,22 +92,28 @@ class MemoryEstimate(Generic[Bytes]):
 
     @property
     def working(self) -> Bytes:
-        """What the forwards and backwards hold besides, at their fullest."""
-        held = self.activations + self.recomputed + self.put_off + self.transport
-        return held + self.gathered + self.unreduced + self.workspace
+        """What the forwards and backwards hold besides, at their fullest: at the loss or in a layer after it."""
+        held = self.activations + self._open
+        return _larger(held + self.loss, held - self.freed + self._of_a_layer)
 
     @property
     def last(self) -> Bytes:
         """What the last backward holds at its end, or the reduction after it, besides the state."""
-        working, reduction = self.working - self.activations, self.reduction
-        return max(working, reduction) if isinstance(working, int) else np.maximum(working, reduction)
+        return _larger(self._open + self._of_a_layer, self.reduction)
+
+    @property
+    def _open(self) -> Bytes:
+        return self.put_off + self.transport + self.gathered + self.unreduced
+
+    @property
+    def _of_a_layer(self) -> Bytes:
+        return self.recomputed + self.workspace
 
     @property
     def total(self) -> Bytes:
         """The larger of two moments: activations at their most, and the end of the last backward or the reduction."""
-        fullest, done = self.opened + self.working, self.gradients + self.last
         always = self.weights + self.optimizer
-        return always + (max(fullest, done) if isinstance(fullest, int) else np.maximum(fullest, done))
+        return always + _larger(self.opened + self.working, self.gradients + self.last)
 
     def categories(self) -> dict[str, Bytes]:
         """The four that the runtime counts, under the names it uses."""
@@ -114,6 +123,10 @@ class MemoryEstimate(Generic[Bytes]):
             "optimizer": self.optimizer,
             "activations": self.activations,
         }
+
+
+def _larger(a: Bytes, b: Bytes) -> Bytes:
+    return max(a, b) if isinstance(a, int) else np.maximum(a, b)
 
 
 def memory_of_cases(case: Case, schedule: Number | ScheduleName) -> MemoryEstimate[Array]:
@@ -203,11 +216,14 @@ def _held(
     gradient = c.gradient_bytes + (np.where(narrow, c.weight_bytes, 0) if counting == "paper" else 0)
     embedding, logits = at.embedded * left.embedding, at.headed * left.logits
     gradients = gradient * np.where(zero >= 2, owned, elements)
-    first = c.gradient_bytes * _bucket(c, at)
+    begun = np.asarray(at.begun) > 0
+    opened = np.where(begun, gradients, np.minimum(gradients, c.gradient_bytes * _bucket(c, at)))
+    # Of several stages the one that goes on may be another, and weight gradients that are put off keep their factors.
+    frees = (np.asarray(c.chunks) == 1) & (np.asarray(c.puts_off) == 0) & (np.asarray(at.headed) > 0)
     return {
         "weights": c.weight_bytes * np.where(zero >= 3, owned, elements),
         "gradients": gradients,
-        "opened": np.where(np.asarray(at.begun) > 0, gradients, np.minimum(gradients, first)),
+        "opened": opened,
         "masters": np.where(narrow, c.master_bytes, 0) * np.where(zero >= 1, owned, elements),
         "moments": 2 * c.master_bytes * np.where(zero >= 1, owned, elements),
         "activations": at.kept * left.whole
@@ -222,6 +238,8 @@ def _held(
         "transport": np.where(np.asarray(c.pipeline) > 1, RECEIVES_AHEAD * left.border, 0),
         "gathered": np.where(zero >= 3, c.weight_bytes * _gathered(c, at), 0),
         "unreduced": np.where(zero >= 2, c.gradient_bytes * _open(c, at, elements), 0),
+        "loss": at.last * _loss(c, begun, opened),
+        "freed": np.where(frees, left.head + left.logits, 0),
         "workspace": _workspace(c, at),
         "reduction": _reduction(c, at, elements, owned),
     }
@@ -252,23 +270,31 @@ def _bucket(case: Case, at: Moment) -> Number:
     return np.maximum(limit, largest_parameter(case, at.first, at.last))
 
 
-def _workspace(case: Case, at: Moment) -> Number:
-    """Some rows of the logits in the weights' dtype and in fp32 with their softmax, and where the vocabulary is split
-    all of them; or, of the feed-forward half, the gradient of a weight before it is added, with the more of:
-    the gradients of what its activation function reads and writes, the latter itself where it is computed again; the
-    first of these and the gradient of the half's inputs, those themselves where they are gathered again."""
+def _loss(case: Case, begun: Number, opened: Number) -> Number:
+    """In its forward, some rows of narrow scores in fp32, and where the vocabulary is split all of them until their
+    exponentials are kept; no gradient is open then. Or in its backward the gradient of its inputs and these times the
+    loss' own, and where it is to be added to another, the gradient of the table."""
     c = case
     narrow = np.asarray(c.weight_bytes) < np.asarray(c.master_bytes)
-    scores = c.weight_bytes + np.where(narrow, c.master_bytes, 0)
-    some = np.minimum(c.positions, LOSS_ROWS) * (scores + c.master_bytes)  # with their softmax
-    # Whole until their exponentials are kept.
+    some = np.where(narrow, np.minimum(c.positions, LOSS_ROWS) * c.master_bytes, 0)
     whole = np.where(np.asarray(c.tensor) > 1, c.positions * c.weight_bytes, 0)
-    logits = (whole + some) * c.vocabulary / c.tensor
+    forward = (whole + some) * c.vocabulary / c.tensor - np.where(begun, 0, opened)
+    added = np.asarray(begun) | (np.asarray(c.gradient_bytes) != np.asarray(c.weight_bytes))
+    backward = c.weight_bytes * (2 * c.positions * c.hidden + added * table_parameters(c))
+    larger: Number = np.maximum(forward, backward)
+    return larger
+
+
+def _workspace(case: Case, at: Moment) -> Number:
+    """The gradient of a layer's output, which waits for that of its feed-forward half; the gradient of a weight before
+    it is added; with the more of: the gradients of what the activation function of that half reads and writes, the
+    latter itself where it is computed again; the first of these and the gradient of the half's inputs, those
+    themselves where they are gathered again."""
+    c = case
     inside, inputs = c.ffn / c.tensor, (1 + np.asarray(c.sequence_parallel)) * c.hidden
     widths = np.maximum((2 + c.gated + c.function_again) * inside, (1 + c.gated) * inside + inputs)
-    gradients = widths * c.positions + largest_parameter(c, 0, 0)
-    largest: Number = np.maximum(at.last * logits, (np.asarray(at.layers) > 0) * gradients * c.weight_bytes)
-    return largest
+    gradients = (widths + c.hidden / c.along) * c.positions + largest_parameter(c, 0, 0)
+    return (np.asarray(at.layers) > 0) * gradients * c.weight_bytes
 
 
 def _reduction(case: Case, at: Moment, elements: Number, owned: Number) -> Number:

@@ -35,6 +35,8 @@ class Memory:
         if self.mask is None:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         keys, values = keys[:, :, :end], values[:, :, :end]
+        if grouped and q.device.type != "cpu":
+            return attend_by_groups(q, keys, values, self.mask)
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=self.mask, enable_gqa=grouped)
 
     def keep(self, tokens: int) -> None:
@@ -44,3 +46,17 @@ class Memory:
     def only(self, rows: Tensor) -> None:
         """Go on with these sequences alone; rows [sequences to keep]."""
         self._held = {layer: (k[rows], v[rows]) for layer, (k, v) in self._held.items()}
+
+
+def attend_by_groups(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """q [B, N, S, D], k and v [B, G, K, D], mask [B or 1, 1, S, K] -> [B, N, S, D].
+
+    The heads of a group are taken for positions, which see the same keys: accelerators have no kernel that takes a mask
+    and gives keys to several heads.
+    """
+    B, N, S, D = q.shape
+    heads = N // k.shape[1]
+    y = F.scaled_dot_product_attention(
+        q.reshape(B, k.shape[1], heads * S, D), k, v, attn_mask=mask.repeat(1, 1, heads, 1)
+    )
+    return y.reshape(q.shape)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from trivium.parallel import narrow_attention, wide_attention
+from trivium.parallel import fused_tile, narrow_attention, wide_attention
 from trivium.parallel.collectives import all_to_all
 from trivium.parallel.mesh import Group
 from trivium.parallel.ring_attention import ring_attention
@@ -50,10 +50,19 @@ class Context:
 def _attend_here(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
     """All positions are here, in order."""
     grouped = q.shape[1] != k.shape[1]
+    if grouped and not _knows_groups(q, masked=sight.documents is not None):
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+        grouped = False
     if sight.documents is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
     every = torch.arange(q.shape[2], device=q.device)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=sight.mask(every, every), enable_gqa=grouped)
+
+
+def _knows_groups(q: Tensor, *, masked: bool) -> bool:
+    """Whether there is a kernel that gives a key to several queries' heads: on accelerators the one that takes neither
+    masks nor wide numbers. Without one torch writes all scores down."""
+    return q.device.type == "cpu" or (not masked and fused_tile.suits(q))
 
 
 class _Exchange(torch.autograd.Function):

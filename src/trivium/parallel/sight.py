@@ -52,7 +52,8 @@ class Sight:
         """[B or 1, 1, queries, keys], true where a query sees a key; both are positions."""
         seen = (queries[:, None] >= keys[None, :])[None, None]
         if self.documents is not None:
-            of_query, of_key = self.documents[queries].T, self.documents[keys].T  # B S, B K
+            # In this order in memory, so that the mask is: accelerators' kernels take no other.
+            of_query, of_key = (self.documents[x].T.contiguous() for x in (queries, keys))  # B S, B K
             seen = seen & (of_query[:, None, :, None] == of_key[:, None, None, :])
         return seen
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from trivium.cost.activations import embedding_bytes, head_bytes, layer_bytes, logits_bytes
@@ -93,8 +93,8 @@ def rank_times(timeline: Timeline) -> tuple[RankTime, ...]:
 
 
 class HeldByRank(NamedTuple):
-    """Bytes of a pipeline rank: always; of gradients, at the start of the first backward and after it; of activations,
-    what one micro-batch leaves in each of its stages."""
+    """Bytes of a pipeline rank: always; of gradients, at the start of the first backward and after it, with what the
+    end of a step's only backward takes more; of activations, what one micro-batch leaves in each of its stages."""
 
     always: float
     opened: float
@@ -134,8 +134,11 @@ def held_by_rank(plan: Plan, pipeline: int) -> HeldByRank:
     """Bytes a pipeline rank holds beside activations and gradients, transients at their largest, and these two."""
     held = memory_of_rank(plan, Coordinate(pipeline, 0, 0))
     kept = {stage: _stage_bytes(plan, stage) for stage in plan.stages_of(pipeline)}
-    always = held.weights + held.optimizer + held.working - held.activations
-    return HeldByRank(float(always), float(held.opened), float(held.gradients), kept)
+    transient = held.working - held.activations
+    # Where gradients were open before, activations are more than this.
+    more = max(0, replace(held, reduction=0).last - transient) if held.opened < held.gradients else 0
+    always = held.weights + held.optimizer + transient
+    return HeldByRank(float(always), float(held.opened), float(held.gradients + more), kept)
 
 
 def _stage_bytes(plan: Plan, stage: int) -> float:
