@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.certify.certificate import Certificate
-from trivium.certify.faults import context, data, pipeline, tensor
+from trivium.certify.faults import context, data, pipeline, tensor, ways
 from trivium.certify.faults.mutant import Mutant
 from trivium.certify.sweep import Trial, certify, certify_with_faults, collect, describe, write_references
 from trivium.errors import TriviumError
@@ -19,7 +19,13 @@ from trivium.parallel.launch import run_ranks
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 
-CATALOGUE: tuple[Mutant, ...] = (*tensor.FAULTS, *pipeline.FAULTS, *data.FAULTS, *context.FAULTS)
+CATALOGUE: tuple[Mutant, ...] = (
+    *tensor.FAULTS,
+    *pipeline.FAULTS,
+    *data.FAULTS,
+    *context.FAULTS,
+    *ways.FAULTS,
+)
 
 
 @dataclass(frozen=True)
@@ -55,8 +61,9 @@ def try_mutants(
     """The verdict on each fault, in order. timeout_seconds: for one fault on one plan."""
     trials = [Trial(f"{m.name} {k}", p, m.way, m.applied) for m in mutants for k, p in enumerate(m.plans)]
     distinct = {(t.plan, t.way): t for t in trials}
-    plans, ways = [plan for plan, _ in distinct], [way for _, way in distinct]
-    clean = dict(zip(distinct, (c.passed for c in certify(plans, ways=ways)), strict=True))
+    plans = [plan for plan, _ in distinct]
+    certificates = certify(plans, ways=[way for _, way in distinct])
+    clean = dict(zip(distinct, (c.passed for c in certificates), strict=True))
     trials = [t for t in trials if clean[t.plan, t.way]]
     found: dict[str, Caught | None] = {}
     with tempfile.TemporaryDirectory() as name:

@@ -133,6 +133,7 @@ PRODUCTS_IN_PIECES = (
 )
 AS_ACCELERATORS = (
     Replaced(processor, "_AT_HOME", True),
+    Replaced(fused_tile, "suits", lambda q: False),
     Replaced(fused_tile, "takes_masks", lambda q: False),
     Replaced(zero, "together", _updated_together),
 )
