@@ -117,7 +117,7 @@ SMALL_LIMITS = (
     Replaced(collectives, "INLINE_BYTES", 72),
     Replaced(collectives, "DIRECT_BYTES", 700),
     Replaced(wide_attention, "LEAST_SCORES", 1),
-    Replaced(wide_attention, "LEAST_POSITIONS", 5),
+    Replaced(wide_attention, "LEAST_POSITIONS", 4),
     Replaced(wide_attention, "QUERIES", 4),
     Replaced(wide_attention, "FAR_APART", 300),
 )
@@ -142,5 +142,5 @@ ADDED_BY_US = (Replaced(Bucket, "adds_itself", property(lambda self: False, lamb
 AS_IT_IS = Way("as it is")
 LARGE = Way("large", (*SMALL_LIMITS, *PRODUCTS_IN_PIECES))
 NARROW = Way("narrow", (*SMALL_LIMITS, *AS_ACCELERATORS, *ADDED_BY_US), narrow=True, refuses=True)
-FAR = Way("far", (Replaced(collectives, "DIRECT_BYTES", 700),), by_memory=False, batched=True)
+FAR = Way("far", (Replaced(collectives, "DIRECT_BYTES", 4000),), by_memory=False, batched=True)
 WAYS = (AS_IT_IS, LARGE, NARROW, FAR)
