@@ -1,5 +1,7 @@
 """The oracle against other oracles: torch's own AdamW, a finite difference, the documents apart."""
 
+import math
+
 import pytest
 import torch
 
@@ -31,13 +33,15 @@ def test_the_update_is_torchs_adamw_with_its_clip() -> None:
         {"params": [theirs["a.weight"]], "weight_decay": RECIPE.weight_decay},
         {"params": [theirs["a.bias"]], "weight_decay": 0.0},
     ]
-    adamw = torch.optim.AdamW(groups, RECIPE.lr, (RECIPE.beta1, RECIPE.beta2), RECIPE.epsilon)
+    adamw = torch.optim.AdamW(groups, 0.0, (RECIPE.beta1, RECIPE.beta2), RECIPE.epsilon)
     ours = PlainAdamW(weights, RECIPE)
-    for _ in range(4):
+    for step in range(4):
+        for group in adamw.param_groups:
+            group["lr"] = RECIPE.lr(step)
         gradients = {k: torch.randn_like(w) for k, w in weights.items()}
         for k, p in theirs.items():
             p.grad = gradients[k].clone()
-        norm = torch.nn.utils.clip_grad_norm_(list(theirs.values()), RECIPE.clip)
+        norm = torch.nn.utils.clip_grad_norm_(list(theirs.values()), RECIPE.clip(step) or math.inf)
         adamw.step()
         assert ours.step(gradients) == pytest.approx(float(norm), rel=1e-12)
     for k, w in weights.items():

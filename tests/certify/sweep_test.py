@@ -6,6 +6,7 @@ from trivium.certify import sweep
 from trivium.certify.certificate import Certificate
 from trivium.certify.random_plans import random_plans
 from trivium.certify.sweep import certify
+from trivium.certify.ways import AS_IT_IS
 from trivium.parallel.launch import ALONE
 from trivium.plan.plan import Plan
 from trivium.training.trainer import Trainer
@@ -41,6 +42,6 @@ def test_ranks_certify_on_processors_also_where_there_are_accelerators(monkeypat
     chosen = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    sweep._certify_rank(ALONE, {}, tmp_path)
-    sweep.certify_with_faults(ALONE, [], tmp_path)
+    sweep._certify_rank(ALONE, {}, AS_IT_IS, tmp_path)
+    sweep.certify_with_faults(ALONE, [], AS_IT_IS, tmp_path)
     assert not chosen

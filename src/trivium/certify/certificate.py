@@ -1,36 +1,38 @@
 """Does a layout compute what one process computes?
 
 The plan runs on a reduced model in fp64, and is compared with the plain model of `reference`: the loss and the global
-norm of every step, every parameter's gradient of every step as the optimizer sees it, the weights after the clipped
-steps, and a validation loss. Gradients, not only losses after Adam: Adam ignores a constant factor.
+norm of every step, every parameter's gradient of every step as the optimizer sees it, the weights after the last
+step, and a validation loss between two steps. Gradients, not only losses after Adam: Adam ignores a constant factor.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
 from trivium.certify.reference import RECIPE, SEED, Reference, Tensors, random_rows
+from trivium.certify.ways import AS_IT_IS, Way
 from trivium.config import to_tree
 from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
+from trivium.parallel.zero import AdamRule, Totals
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
 from trivium.training.batches import Rows
 from trivium.training.state import places
-from trivium.training.trainer import Samples, Trainer
+from trivium.training.trainer import Samples, StepResult, Trainer
 
 TOLERANCE = 1e-10  # relative, in fp64
+OVERFLOWING = math.inf  # times any gradient
 
 RULE = AdamRule(
     beta1=RECIPE.beta1,
     beta2=RECIPE.beta2,
     epsilon=RECIPE.epsilon,
     weight_decay=RECIPE.weight_decay,
-    clip=RECIPE.clip,
+    clip=RECIPE.clip(0),
 )
 
 
@@ -66,7 +68,7 @@ class Findings(NamedTuple):
 class Certificate:
     """The verdict on a plan. by_quantity: the worst deviation of each quantity over all ranks and steps.
     worst_by_quantity: its parameter. first: where it first went wrong; None when it passed. error: what its ranks
-    failed with, where they did not get as far as numbers."""
+    failed with, where they did not get as far as numbers. way: which the engine went."""
 
     plan: dict[str, Any]
     passed: bool
@@ -77,6 +79,7 @@ class Certificate:
     worst_by_quantity: dict[str, str]
     first: First | None
     error: str | None = None
+    way: str = AS_IT_IS.name
 
     def as_tree(self) -> dict[str, Any]:
         """As plain data; numbers that are not finite as text, which JSON has no number for."""
@@ -91,30 +94,30 @@ def in_fp64(plan: Plan) -> Plan:
     return plan.model_copy(update={"precision": Precision(weights="fp64")})
 
 
-def examine(plan: Plan, mesh: Mesh, reference: Reference) -> Findings:
-    """What this rank sees of the plan against one process; every rank of the mesh calls it."""
+def examine(plan: Plan, mesh: Mesh, reference: Reference, way: Way = AS_IT_IS) -> Findings:
+    """What this rank sees of the plan against one process; every rank of the mesh calls it, having taken the way."""
     plan = in_fp64(plan)
-    read = random_rows(plan)
     trainer = Trainer(plan, mesh, seed=SEED, rule=RULE)
+    way.prepare(trainer)
     found: list[Deviation] = []
     for step in range(len(reference.losses)):
-        batch = plan.batch.at(step)
-        samples = Samples(batch.first_sample, batch.sequences, lambda n, k: Rows(*read(n, k)))
+        seen: list[Deviation] = []
+        if step == 1:  # not at the end, so that what these leave behind is seen
+            validation = trainer.validate(_samples(plan, 0, plan.batch.sequences))
+            seen.append(_scalar("validation loss", validation, reference.validation))
+            if way.refuses:
+                _refuse(trainer, step)
         captured = _capture(trainer)
-        # As a training does, which looks at the totals before anything is updated.
-        here = trainer.train_step(step, samples, RECIPE.lr, accepts=lambda totals: True)
-        seen = [_scalar("loss", here.loss, reference.losses[step])]
+        here = _train(trainer, step)
+        seen.append(_scalar("loss", here.loss, reference.losses[step]))
         seen += _gradients(trainer, captured, reference.gradients[step])
         seen.append(_scalar("gradient norm", here.gradient_norm, reference.norms[step]))
         found += [d._replace(step=step) for d in seen]
-    seen = list(_weights(trainer, reference.weights))
-    validation = Samples(0, plan.batch.sequences, lambda n, k: Rows(*read(n, k)))
-    seen.append(_scalar("validation loss", trainer.validate(validation), reference.validation))
-    found += [d._replace(step=len(reference.losses) - 1) for d in seen]
+    found += [d._replace(step=step) for d in _weights(trainer, reference.weights)]
     return Findings(found, _answered_for(trainer))
 
 
-def certificate(plan: Plan, found: Sequence[Deviation]) -> Certificate:
+def certificate(plan: Plan, found: Sequence[Deviation], way: Way = AS_IT_IS) -> Certificate:
     """The verdict from the deviations of all ranks; a number that is not finite never passes."""
     by_quantity: dict[str, Deviation] = {}
     for d in found:
@@ -130,12 +133,15 @@ def certificate(plan: Plan, found: Sequence[Deviation]) -> Certificate:
         by_quantity={q: d.value for q, d in by_quantity.items()},
         worst_by_quantity={q: d.parameter for q, d in by_quantity.items()},
         first=_first([d for d in found if not d.value <= TOLERANCE]),
+        way=way.name,
     )
 
 
-def not_finished(plan: Plan, error: str) -> Certificate:
+def not_finished(plan: Plan, error: str, way: Way = AS_IT_IS) -> Certificate:
     """The verdict on a plan whose ranks failed or hung."""
-    return Certificate(to_tree(plan), False, math.inf, "not finished", TOLERANCE, {}, {}, None, error)
+    return Certificate(
+        to_tree(plan), False, math.inf, "not finished", TOLERANCE, {}, {}, None, error, way.name
+    )
 
 
 def coverage(plan: Plan, updated: Sequence[dict[str, int]]) -> list[Deviation]:
@@ -157,6 +163,35 @@ def _first(wrong: Sequence[Deviation]) -> First | None:
     worst = max(here, key=lambda d: (bool(d.parameter), _size(d)))
     quantities = tuple(dict.fromkeys(d.quantity for d in here))
     return First(step, quantities, worst.parameter, _finite(worst.value))
+
+
+def _train(trainer: Trainer, step: int) -> StepResult:
+    """A step of the recipe. It is asked about as a training's, but for the step without a clip, whose update need not
+    wait for the totals."""
+    trainer.optimizer.rule = replace(RULE, clip=RECIPE.clip(step))
+    accepts = None if RECIPE.clip(step) == 0 else _accept
+    batch = _samples(trainer.plan, *trainer.plan.batch.at(step))
+    return trainer.train_step(step, batch, RECIPE.lr(step), measure=step == 1, accepts=accepts)
+
+
+def _refuse(trainer: Trainer, step: int) -> None:
+    """A step whose update is not made, because gradients overflow where the loss is scaled, else by decision."""
+    batch, scale = _samples(trainer.plan, *trainer.plan.batch.at(step)), trainer.loss_scale
+    if scale is None:
+        trainer.train_step(step, batch, RECIPE.lr(step), accepts=lambda totals: False)
+        return
+    before, scale.value = scale.value, OVERFLOWING
+    trainer.train_step(step, batch, RECIPE.lr(step), accepts=_accept)
+    scale.value = before
+
+
+def _accept(totals: Totals) -> bool:
+    return True
+
+
+def _samples(plan: Plan, first: int, sequences: int) -> Samples:
+    read = random_rows(plan)
+    return Samples(first, sequences, lambda n, k: Rows(*read(n, k)))
 
 
 def _capture(trainer: Trainer) -> dict[int, torch.Tensor]:

@@ -57,7 +57,7 @@ ROUNDS = 2
 TOGETHER = 3
 LARGEST_TOLD = 3  # degrees from here on are alike
 HEAD_WIDTH = 4
-SHORTEST = 6  # positions
+SHORTEST = 10  # positions: a half of what each of two context ranks holds is then odd
 
 Features = frozenset[str]
 

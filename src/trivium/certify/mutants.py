@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.certify.certificate import Certificate
-from trivium.certify.faults import context, data, pipeline, tensor
+from trivium.certify.faults import context, data, pipeline, tensor, ways
 from trivium.certify.faults.mutant import Mutant
 from trivium.certify.sweep import Trial, certify, certify_with_faults, collect, describe, write_references
 from trivium.errors import TriviumError
@@ -19,7 +19,13 @@ from trivium.parallel.launch import run_ranks
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 
-CATALOGUE: tuple[Mutant, ...] = (*tensor.FAULTS, *pipeline.FAULTS, *data.FAULTS, *context.FAULTS)
+CATALOGUE: tuple[Mutant, ...] = (
+    *tensor.FAULTS,
+    *pipeline.FAULTS,
+    *data.FAULTS,
+    *context.FAULTS,
+    *ways.FAULTS,
+)
 
 
 @dataclass(frozen=True)
@@ -53,16 +59,18 @@ def try_mutants(
     mutants: Sequence[Mutant] = CATALOGUE, *, progress: Progress = silent, timeout_seconds: float = 60
 ) -> list[Verdict]:
     """The verdict on each fault, in order. timeout_seconds: for one fault on one plan."""
-    trials = [Trial(f"{m.name} {k}", p, m.applied) for m in mutants for k, p in enumerate(m.plans)]
-    plans = list({describe(t.plan): t.plan for t in trials}.values())
-    clean = {describe(p): c.passed for p, c in zip(plans, certify(plans), strict=True)}
-    trials = [t for t in trials if clean[describe(t.plan)]]
+    trials = [Trial(f"{m.name} {k}", p, m.way, m.applied) for m in mutants for k, p in enumerate(m.plans)]
+    distinct = {(t.plan, t.way): t for t in trials}
+    plans = [plan for plan, _ in distinct]
+    certificates = certify(plans, ways=[way for _, way in distinct])
+    clean = dict(zip(distinct, (c.passed for c in certificates), strict=True))
+    trials = [t for t in trials if clean[t.plan, t.way]]
     found: dict[str, Caught | None] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_references(plans, folder)
-        for size in sorted({t.plan.layout.world_size for t in trials}):
-            alike = [t for t in trials if t.plan.layout.world_size == size]
+        for size, way in sorted({_kind(t) for t in trials}):
+            alike = [t for t in trials if _kind(t) == (size, way)]
             found |= _try_together(alike, folder, timeout_seconds)
             progress(len(found), len(trials), f"faults on {size} ranks")
     return [_verdict(m, [found.get(f"{m.name} {k}") for k in range(len(m.plans))]) for m in mutants]
@@ -79,13 +87,18 @@ def _verdict(mutant: Mutant, found: Sequence[Caught | None]) -> Verdict:
     return Verdict(mutant.name, mutant.recreates, bool(caught), caught)
 
 
+def _kind(trial: Trial) -> tuple[int, str]:
+    """Trials of one kind can share their ranks."""
+    return trial.plan.layout.world_size, trial.way.name
+
+
 def _try_together(trials: Sequence[Trial], folder: Path, timeout_seconds: float) -> dict[str, Caught | None]:
     """Faults that compute something wrong share their ranks; after one that ends them, each gets its own."""
     try:
         _run(trials, folder, timeout_seconds)
     except TriviumError:
         return {t.name: _try_alone(t, folder, timeout_seconds) for t in trials}
-    return {t.name: _by(collect(t.plan, folder, t.name)) for t in trials}
+    return {t.name: _by(collect(t.plan, folder, t.name, t.way)) for t in trials}
 
 
 def _try_alone(trial: Trial, folder: Path, timeout_seconds: float) -> Caught | None:
@@ -96,12 +109,13 @@ def _try_alone(trial: Trial, folder: Path, timeout_seconds: float) -> Caught | N
         # The executor's error names rank, stage and micro-batch; a traceback or a hang names nothing.
         located = " failed at " in told
         return Caught(describe(trial.plan), 0, ("error",), "", "no numbers", told) if located else None
-    return _by(collect(trial.plan, folder, trial.name))
+    return _by(collect(trial.plan, folder, trial.name, trial.way))
 
 
 def _run(trials: Sequence[Trial], folder: Path, timeout_seconds: float) -> None:
     ranks = trials[0].plan.layout.world_size
-    run_ranks(certify_with_faults, ranks, trials, folder, timeout_seconds=timeout_seconds * len(trials))
+    seconds = timeout_seconds * len(trials)
+    run_ranks(certify_with_faults, ranks, trials, trials[0].way, folder, timeout_seconds=seconds)
 
 
 def _by(certificate: Certificate) -> Caught | None:

@@ -25,14 +25,23 @@ Drop = Callable[[Tensor, str], Tensor]  # (x [B, S, H], site) -> x with elements
 
 @dataclass(frozen=True)
 class Recipe:
-    """AdamW's constants, the largest norm, and the learning rate."""
+    """AdamW's constants, and of each step, again and again from the first, the largest norm (0: any) and the learning
+    rate."""
 
     beta1: float
     beta2: float
     epsilon: float
     weight_decay: float
-    clip: float
-    lr: float
+    clips: tuple[float, ...]
+    lrs: tuple[float, ...]
+
+    def clip(self, step: int) -> float:
+        """Of a step, counted from 0."""
+        return self.clips[step % len(self.clips)]
+
+    def lr(self, step: int) -> float:
+        """Of a step, counted from 0."""
+        return self.lrs[step % len(self.lrs)]
 
 
 def first_weights(model: ModelShape, seed: int) -> dict[str, Tensor]:
@@ -114,17 +123,18 @@ class PlainAdamW:
     def step(self, gradients: Weights) -> float:
         """Update the weights in place; returns the norm of the gradients before clipping."""
         r = self.recipe
+        clip, lr = r.clip(self.steps), r.lr(self.steps)
         self.steps += 1
         norm = math.sqrt(sum(float(g.square().sum()) for g in gradients.values()))
-        scale = r.clip / (norm + 1e-6) if norm > r.clip else 1.0
+        scale = clip / (norm + 1e-6) if 0 < clip < norm else 1.0
         for name, weight in self.weights.items():
             g, m, v = gradients[name] * scale, self.moment1[name], self.moment2[name]
             decays = not name.endswith((".bias", ".norm.weight"))
-            weight.mul_(1 - r.lr * (r.weight_decay if decays else 0.0))
+            weight.mul_(1 - lr * (r.weight_decay if decays else 0.0))
             m.mul_(r.beta1).add_(g, alpha=1 - r.beta1)
             v.mul_(r.beta2).addcmul_(g, g, value=1 - r.beta2)
             corrected = (v / (1 - r.beta2**self.steps)).sqrt() + r.epsilon
-            weight.sub_(r.lr * m / (1 - r.beta1**self.steps) / corrected)
+            weight.sub_(lr * m / (1 - r.beta1**self.steps) / corrected)
         return norm
 
 

@@ -12,7 +12,7 @@ from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
 
 MAX_RANKS = 32  # one process each on this machine
-SMALLEST_SEQUENCE = 6
+SMALLEST_SEQUENCE = 10  # a half of what each of two context ranks holds is then odd
 FEWEST_ROWS = 8  # of the vocabulary, on a tensor rank
 MOST_LAYERS_OF_A_STAGE = 3
 

@@ -6,11 +6,13 @@ import platform
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch._dynamo  # by every rank that recomputes, otherwise: seconds each
 
 from trivium import __version__
 from trivium.certify.certificate import (
@@ -29,6 +31,7 @@ from trivium.certify.reference import (
     reference_key,
     write_reference,
 )
+from trivium.certify.ways import AS_IT_IS, Way
 from trivium.errors import TriviumError
 from trivium.parallel.launch import Place, connected, run_ranks, start_ranks
 from trivium.parallel.mesh import Mesh
@@ -45,20 +48,26 @@ Meshes = dict[tuple[Layout, tuple[int, int]], Mesh]  # by degrees and order, and
 
 
 def certify(
-    plans: Sequence[Plan], *, progress: Progress = silent, timeout_seconds: float = 150
+    plans: Sequence[Plan],
+    *,
+    ways: Sequence[Way] = (AS_IT_IS,),
+    progress: Progress = silent,
+    timeout_seconds: float = 150,
 ) -> list[Certificate]:
     """A certificate for each plan, in order. A plan whose ranks fail or hang has one that says so.
 
-    timeout_seconds: for each, on average over those that run together.
+    ways: of the engine, one for each plan in turn. timeout_seconds: for each plan, on average over those that run
+    together.
     """
+    way_of = [ways[n % len(ways)] for n in range(len(plans))]
     results: dict[int, Certificate] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_references(plans, folder)
-        for together in _batches(plans):
+        for together in _batches(plans, way_of):
             chosen = {n: plans[n].checked() for n in together}
             watch = _watch(progress, folder, chosen, before=len(results), total=len(plans))
-            results |= _certify_together(chosen, folder, timeout_seconds, watch)
+            results |= _certify_together(chosen, way_of[together[0]], folder, timeout_seconds, watch)
     return [results[n] for n in range(len(plans))]
 
 
@@ -81,25 +90,26 @@ class Trial(NamedTuple):
 
     name: str
     plan: Plan
+    way: Way
     fault: Fault
 
 
-def certify_with_faults(place: Place, trials: Sequence[Trial], folder: Path) -> None:
-    """Plans of one world size on this rank, each with its fault; the findings go to `folder`."""
-    with connected(place, timeout_seconds=30, device=CPU):
+def certify_with_faults(place: Place, trials: Sequence[Trial], way: Way, folder: Path) -> None:
+    """Plans of one world size on this rank, all by one way, each with its fault; the findings go to `folder`."""
+    with way.taken(), connected(place, timeout_seconds=30, device=CPU):
         meshes: Meshes = {}
         for trial in trials:
-            mesh = _mesh(trial.plan, place, meshes)
+            mesh = _mesh(trial.plan, place, meshes, way)
             with trial.fault(mesh):
-                found = examine(trial.plan, mesh, reference_of(trial.plan, folder))
+                found = examine(trial.plan, mesh, reference_of(trial.plan, folder), way)
             _write(folder, trial.name, place.rank, found)
 
 
-def collect(plan: Plan, folder: Path, name: str) -> Certificate:
+def collect(plan: Plan, folder: Path, name: str, way: Way = AS_IT_IS) -> Certificate:
     """The certificate from what each rank wrote under `name`; the files are removed."""
     found = [_read(folder / f"{name}-{rank}.json") for rank in range(plan.layout.world_size)]
     deviations = [d for f in found for d in f.deviations]
-    return certificate(plan, deviations + coverage(plan, [f.updated for f in found]))
+    return certificate(plan, deviations + coverage(plan, [f.updated for f in found]), way)
 
 
 def versions() -> dict[str, str]:
@@ -140,48 +150,51 @@ def _reference_rank(place: Place, plans: dict[str, Plan], folder: Path) -> None:
         write_reference(folder / f"{key}.safetensors", compute_reference(plans[key]))
 
 
-def _batches(plans: Sequence[Plan]) -> Iterator[list[int]]:
-    """Numbers of plans of one world size, some at a time."""
-    for size in sorted({p.layout.world_size for p in plans}):
-        numbers = [n for n, p in enumerate(plans) if p.layout.world_size == size]
+def _batches(plans: Sequence[Plan], way_of: Sequence[Way]) -> Iterator[list[int]]:
+    """Numbers of plans of one world size and way, some at a time."""
+    kinds = [(p.layout.world_size, way.name) for p, way in zip(plans, way_of, strict=True)]
+    for kind in sorted(set(kinds)):
+        numbers = [n for n, each in enumerate(kinds) if each == kind]
         yield from (numbers[k : k + TOGETHER] for k in range(0, len(numbers), TOGETHER))
 
 
 def _certify_together(
-    plans: dict[int, Plan], folder: Path, timeout_seconds: float, watch: Callable[[], None]
+    plans: dict[int, Plan], way: Way, folder: Path, timeout_seconds: float, watch: Callable[[], None]
 ) -> dict[int, Certificate]:
-    """Certificates by number, of plans of one world size. Where ranks fail, each plan runs in ranks of its own."""
+    """Certificates by number, of plans of one world size and way. Where ranks fail, each plan runs in ranks of its
+    own."""
     size = next(iter(plans.values())).layout.world_size
     try:
-        start_ranks(_certify_rank, size, plans, folder).wait(timeout_seconds * len(plans), watch)
+        start_ranks(_certify_rank, size, plans, way, folder).wait(timeout_seconds * len(plans), watch)
     except TriviumError as error:
         for left in folder.glob("*.json"):
             left.unlink()
         if len(plans) == 1:
-            return {number: not_finished(plan, str(error)) for number, plan in plans.items()}
-        alone = [_certify_together({n: p}, folder, timeout_seconds, watch) for n, p in plans.items()]
+            return {number: not_finished(plan, str(error), way) for number, plan in plans.items()}
+        alone = [_certify_together({n: p}, way, folder, timeout_seconds, watch) for n, p in plans.items()]
         return {number: found for one in alone for number, found in one.items()}
-    return {number: collect(plan, folder, str(number)) for number, plan in plans.items()}
+    return {number: collect(plan, folder, str(number), way) for number, plan in plans.items()}
 
 
-def _certify_rank(place: Place, plans: dict[int, Plan], folder: Path) -> None:
-    with connected(place, device=CPU):
+def _certify_rank(place: Place, plans: dict[int, Plan], way: Way, folder: Path) -> None:
+    with way.taken(), connected(place, device=CPU):
         meshes: Meshes = {}
         references: dict[str, Reference] = {}
         for number, plan in plans.items():
             key = reference_key(plan)
             if key not in references:
                 references[key] = reference_of(plan, folder)
-            found = examine(plan, _mesh(plan, place, meshes), references[key])
+            found = examine(plan, _mesh(plan, place, meshes, way), references[key], way)
             _write(folder, str(number), place.rank, found)
 
 
-def _mesh(plan: Plan, place: Place, meshes: Meshes) -> Mesh:
+def _mesh(plan: Plan, place: Place, meshes: Meshes, way: Way) -> Mesh:
     """Groups take long to make, and do not depend on the chunks."""
     degrees = plan.layout.model_copy(update={"chunks": 1})
     key = degrees, plan.ends
     if key not in meshes:
-        meshes[key] = Mesh.connect(degrees, place.rank, place.world_size, CPU, ends=plan.ends)
+        connect = partial(Mesh.connect, ends=plan.ends, by_memory=way.by_memory)
+        meshes[key] = connect(degrees, place.rank, place.world_size, CPU)
     return dataclasses.replace(meshes[key], layout=plan.layout)
 
 

@@ -21,6 +21,14 @@ Tensor = torch.Tensor
 
 REPLICAS = plan(data=2, zero=0)
 SHARDED = plan(data=2, zero=1)
+# Both ends on the first rank, and the head's weight gradients after all else.
+HEAD_LAST = (
+    "F0.0 F1.0 F0.3 I0.3 F1.3 I1.3 I0.0 W0.0 I1.0 W1.0 W0.3 W1.3",
+    "F0.1 F0.2 F1.1 F1.2 I0.2 I0.1 W0.2 W0.1 I1.2 I1.1 W1.2 W1.1",
+)
+TIED_ON_ONE_RANK = plan(
+    pipeline=2, data=2, chunks=2, schedule="given", rows=HEAD_LAST, zero=0, batch={"sequences": 4}
+)
 RAMP = {"ramp": {"start": 2, "increment": 2, "samples": 6}, "sequences": 6}
 
 
@@ -65,6 +73,20 @@ def _reduced_at_once(bucket: Bucket) -> None:
     Bucket._begin_reduction(bucket)
     assert bucket._pending is not None, "the reduction was begun just above"
     bucket._pending.wait()
+
+
+@fault(Bucket, "__init__", TIED_ON_ONE_RANK)
+def tied_table_reduced_early(original: Function, mesh: Mesh) -> Function:
+    """The reduction of a tied table starts in the last backward of the embedding, before the head's weight gradients,
+    which were put off, are added."""
+
+    def init(self: Bucket, *arguments: Any) -> None:
+        original(self, *arguments)
+        if self.tied:
+            self.tied = False
+            vars(self)["_begin_reduction"] = partial(_reduced_at_once, self)
+
+    return init
 
 
 @fault(Bucket, "_collect", plan(data=2, zero=2))
@@ -186,6 +208,7 @@ FAULTS = (
     slices_not_summed,
     average_taken_twice,
     reduced_before_the_last_micro_batch,
+    tied_table_reduced_early,
     sharded_gradients_overwritten,
     gradients_of_the_step_before,
     stale_after_the_update,

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trivium.certify.ways import AS_IT_IS, Way
 from trivium.parallel.collectives import PendingResult
 from trivium.parallel.mesh import Mesh
 from trivium.plan.plan import Plan
@@ -15,7 +16,8 @@ Make = Callable[[Function, Mesh], Function]  # (the right function, this rank's 
 
 
 class Mutant(NamedTuple):
-    """A fault by name. recreates: the reported bug in a sentence. plans: on one of these it must be caught."""
+    """A fault by name. recreates: the reported bug in a sentence. plans: on one of these it must be caught,
+    where the engine goes this way."""
 
     name: str
     recreates: str
@@ -23,6 +25,7 @@ class Mutant(NamedTuple):
     attribute: str
     make: Make
     plans: tuple[Plan, ...]
+    way: Way = AS_IT_IS
 
     @contextmanager
     def applied(self, mesh: Mesh) -> Iterator[None]:
@@ -35,13 +38,13 @@ class Mutant(NamedTuple):
             setattr(self.owner, self.attribute, original)
 
 
-def fault(owner: Any, attribute: str, *plans: Plan) -> Callable[[Make], Mutant]:
+def fault(owner: Any, attribute: str, *plans: Plan, way: Way = AS_IT_IS) -> Callable[[Make], Mutant]:
     """The decorated function makes the wrong function from the right one; its name and docstring are the mutant's."""
 
     def decorate(make: Make) -> Mutant:
         name = make.__name__.replace("_", "-")
         recreates = " ".join((make.__doc__ or "").split())
-        return Mutant(name, recreates, owner, attribute, make, plans)
+        return Mutant(name, recreates, owner, attribute, make, plans, way)
 
     return decorate
 

@@ -1,0 +1,135 @@
+"""Faults that a small model in fp64 on one host would hide: in blocks and pieces, loss scale, clip, network."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from trivium.certify.faults.context import APART
+from trivium.certify.faults.mutant import Function, fault, plan
+from trivium.certify.ways import FAR, LARGE, NARROW
+from trivium.model import gelu
+from trivium.parallel import collectives, ring_attention, tensor, wide_attention
+from trivium.parallel.mesh import Mesh
+from trivium.parallel.sight import Sight, Tile
+from trivium.parallel.zero import ShardedAdamW
+
+Tensor = torch.Tensor
+
+PACKED_RING = plan(context=2, model={**APART, "sequence": 12})  # a half has three positions, a block two
+
+
+@fault(gelu, "_by_pieces", plan(), way=LARGE)
+def last_piece_left_out(original: Function, mesh: Mesh) -> Function:
+    """What is computed in pieces ends with the last whole one."""
+
+    def by_pieces(x: Tensor, y: Tensor, slope: Tensor | None) -> None:
+        original(x, y, slope)
+        y.view(-1)[y.numel() // gelu.PIECE * gelu.PIECE :] = 0
+
+    return by_pieces
+
+
+@fault(wide_attention, "_later", plan(), way=LARGE)
+def block_sees_a_later_key(original: Function, mesh: Mesh) -> Function:
+    """The causal mask of a block of queries lets each see the key after its own."""
+
+    def later(qkv: Tensor) -> Tensor:
+        found: Tensor = original(qkv)
+        return found.roll(1, dims=1)
+
+    return later
+
+
+@fault(tensor, "_some_rows", plan(tensor=2), way=LARGE)
+def first_rows_only(original: Function, mesh: Mesh) -> Function:
+    """Of rows that are taken some at a time, a loop ends after the first of them."""
+    return lambda *tensors: list(original(*tensors))[:1]
+
+
+@fault(ring_attention, "_tiles", PACKED_RING, way=NARROW)
+def block_reaches_into_the_next_half(original: Function, mesh: Mesh) -> Function:
+    """A ring's last block of queries is as long as the others where fewer are left: those of the next half are
+    attended from twice."""
+
+    def tiles(sight: Sight, here: int, there: int, q: Tensor) -> Iterator[Tile]:
+        for tile in original(sight, here, there, q):
+            start = tile.here.start
+            yield tile._replace(here=slice(start, start + ring_attention.QUERIES))
+
+    return tiles
+
+
+@fault(ring_attention, "_gradients", plan(context=2), PACKED_RING, way=NARROW)
+def row_sums_left_out(original: Function, mesh: Mesh) -> Function:
+    """Where a ring writes its scores down, the softmax's gradient forgets what the rest of a row takes away."""
+
+    def gradients(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        *others, out, log_sum, mask = given
+        return original(*others, torch.zeros_like(out), log_sum, mask)  # type: ignore[no-any-return]
+
+    return gradients
+
+
+@fault(ShardedAdamW, "_factor", plan(), plan(data=2))
+def small_gradients_raised_to_the_clip(original: Function, mesh: Mesh) -> Function:
+    """Gradients are divided by their norm also where that is below the clip; Adam hides it where all steps are."""
+
+    def factor(self: ShardedAdamW, square: Tensor, loss_scale: float) -> float:
+        clip = self.rule.clip
+        return original(self, square, loss_scale) if clip == 0 else clip / (float(square.sqrt()) + 1e-6)
+
+    return factor
+
+
+@fault(ShardedAdamW, "_factor", plan(), way=NARROW)
+def clipped_in_scaled_units(original: Function, mesh: Mesh) -> Function:
+    """The norm of the scaled gradients is held against the clip."""
+    return lambda self, square, loss_scale: original(self, square * loss_scale**2, loss_scale)
+
+
+@fault(ShardedAdamW, "_clear", plan(), plan(data=2), way=NARROW)
+def refused_gradients_stay(original: Function, mesh: Mesh) -> Function:
+    """A step whose gradients overflowed is skipped, and they are not cleared: the next adds to them."""
+    updates: dict[int, int] = {}
+
+    def clear(self: ShardedAdamW) -> None:
+        refused = updates.get(id(self), 0) == self.steps_done
+        updates[id(self)] = self.steps_done
+        if not refused:
+            original(self)
+
+    return clear
+
+
+@fault(ShardedAdamW, "_clear", plan(), plan(data=2), way=NARROW)
+def refused_steps_counted(original: Function, mesh: Mesh) -> Function:
+    """A skipped step counts for the correction of Adam's moments, which it did not change."""
+    updates: dict[int, int] = {}
+
+    def clear(self: ShardedAdamW) -> None:
+        self.steps_done += updates.get(id(self), 0) == self.steps_done
+        updates[id(self)] = self.steps_done
+        original(self)
+
+    return clear
+
+
+@fault(collectives, "combine", plan(data=2, zero=1), way=FAR)
+def own_slice_at_the_first_place(original: Function, mesh: Mesh) -> Function:
+    """What is received directly is added up as if every rank were the first of its group."""
+    return lambda parts, own, index, out, **more: original(parts, own, 0, out, **more)
+
+
+FAULTS = (
+    last_piece_left_out,
+    block_sees_a_later_key,
+    first_rows_only,
+    block_reaches_into_the_next_half,
+    row_sums_left_out,
+    small_gradients_raised_to_the_clip,
+    clipped_in_scaled_units,
+    refused_gradients_stay,
+    refused_steps_counted,
+    own_slice_at_the_first_place,
+)

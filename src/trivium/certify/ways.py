@@ -1,0 +1,146 @@
+"""Ways of the engine that no plan names: they follow from sizes, hosts, the kind of processor, and dtypes.
+
+A reduced model in fp64 on one host would always go the same way. Here the limits are made so small that it goes the
+others too: several buckets, blocks of queries, pieces of products; messages over the network; masters of their own.
+Limits are read by all ranks alike, and some by both sides of a message, so ranks go one way all their life.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from trivium.model import gelu
+from trivium.parallel import (
+    collectives,
+    exchange,
+    fused_tile,
+    loans,
+    processor,
+    product,
+    ring_attention,
+    tensor,
+    vocabulary,
+    wide_attention,
+    zero,
+)
+from trivium.parallel.buckets import Bucket
+from trivium.parallel.zero import Shard
+from trivium.plan import buckets
+from trivium.training.loss_scale import LossScale
+from trivium.training.trainer import Trainer
+
+Tensor = torch.Tensor
+
+UPDATED_AT_ONCE = 1500  # elements
+LOSS_SCALE = 2.0**10  # a power of two rounds nothing
+ABSENT = object()
+
+
+class Replaced(NamedTuple):
+    """What stands at an attribute of a module or a class meanwhile."""
+
+    owner: Any
+    attribute: str
+    value: Any
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Inside, it stands there."""
+        before = vars(self.owner).get(self.attribute, ABSENT)
+        setattr(self.owner, self.attribute, self.value)
+        try:
+            yield
+        finally:
+            if before is ABSENT:
+                delattr(self.owner, self.attribute)
+            else:
+                setattr(self.owner, self.attribute, before)
+
+
+@dataclass(frozen=True)
+class Way:
+    """replaced: limits, and what asks about the machine. by_memory: messages between ranks of this host. narrow:
+    masters apart from the weights, and the loss scaled. batched: transfers between stages as NCCL has them. refuses:
+    one update is refused before it is made."""
+
+    name: str
+    replaced: tuple[Replaced, ...] = ()
+    by_memory: bool = True
+    narrow: bool = False
+    batched: bool = False
+    refuses: bool = False
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Inside, this process goes this way."""
+        with ExitStack() as stack:
+            for each in self.replaced:
+                stack.enter_context(each.applied())
+            yield
+
+    def prepare(self, trainer: Trainer) -> None:
+        """Before its first step."""
+        if self.batched:
+            trainer.transport = "batched"
+        if self.narrow:
+            trainer.loss_scale = LossScale(LOSS_SCALE)
+            for shard in trainer.optimizer.shards:
+                shard.master = shard.master.clone()
+
+
+def _updated_together(shards: Sequence[Shard], at_once: int) -> list[list[Shard]]:
+    """Some buckets at once, as accelerators do."""
+    return TOGETHER(shards, UPDATED_AT_ONCE)
+
+
+def _is_for_our_products(a: Tensor, b: Tensor) -> bool:
+    return not torch.compiler.is_compiling()
+
+
+TOGETHER = zero.together
+
+# Each below what most reduced models have, so that both sides of it are met, and dividing few sizes.
+SMALL_LIMITS = (
+    Replaced(buckets, "BUCKET_ELEMENTS", 700),
+    Replaced(buckets, "ELEMENTS_ALONE", 300),
+    Replaced(gelu, "LEAST", 40),
+    Replaced(gelu, "PIECE", 37),
+    Replaced(vocabulary, "ROWS", 5),
+    Replaced(tensor, "ROWS", 5),
+    Replaced(ring_attention, "QUERIES", 2),
+    Replaced(exchange, "PIECE_BYTES", 200),
+    Replaced(loans, "INLINE_BYTES", 72),
+    Replaced(collectives, "INLINE_BYTES", 72),
+    Replaced(collectives, "DIRECT_BYTES", 700),
+    Replaced(wide_attention, "LEAST_SCORES", 1),
+    Replaced(wide_attention, "LEAST_POSITIONS", 4),
+    Replaced(wide_attention, "QUERIES", 4),
+    Replaced(wide_attention, "FAR_APART", 300),
+)
+# Products, GELU and attention as processors that are not MKL's maker's compute them, products by an operator of fp64.
+PRODUCTS_IN_PIECES = (
+    Replaced(processor, "_AT_HOME", False),
+    Replaced(product, "LEAST", 100),
+    Replaced(product, "TRANSPOSED_WHOLE", 300),
+    Replaced(product, "TRANSPOSED_AT_ONCE", 64),
+    Replaced(product, "LEAST_COLUMNS", 3),
+    Replaced(product, "_is_for_one_dnn", _is_for_our_products),
+    Replaced(product, "_by_one_dnn", F.linear),
+)
+AS_ACCELERATORS = (
+    Replaced(processor, "_AT_HOME", True),
+    Replaced(fused_tile, "suits", lambda q: False),
+    Replaced(fused_tile, "takes_masks", lambda q: False),
+    Replaced(zero, "together", _updated_together),
+)
+ADDED_BY_US = (Replaced(Bucket, "adds_itself", property(lambda self: False, lambda self, value: None)),)
+
+AS_IT_IS = Way("as it is")
+LARGE = Way("large", (*SMALL_LIMITS, *PRODUCTS_IN_PIECES))
+NARROW = Way("narrow", (*SMALL_LIMITS, *AS_ACCELERATORS, *ADDED_BY_US), narrow=True, refuses=True)
+FAR = Way("far", (Replaced(collectives, "DIRECT_BYTES", 4000),), by_memory=False, batched=True)
+WAYS = (AS_IT_IS, LARGE, NARROW, FAR)
