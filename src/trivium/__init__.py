@@ -106,10 +106,14 @@ _HOMES = {
 __all__ = ("__version__", *_HOMES)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'trivium' has no attribute '{name}'; docs/python.md lists what it has")
-    return getattr(import_module(f"trivium.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:  # a type checker that sees this takes any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(
+                f"module 'trivium' has no attribute '{name}'; docs/python.md lists what it has"
+            )
+        return getattr(import_module(f"trivium.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
