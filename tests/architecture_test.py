@@ -3,6 +3,7 @@
 import ast
 import graphlib
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -43,6 +44,9 @@ MAY_IMPORT = {
     "serving": {"evaluation", "model", "tokens", "parallel", "plan"},
 }
 WITHOUT_TORCH = {"plan", "cost", "planner", "corpus", "tokens", "report"} | BASE
+DOOR = (
+    "__init__.py"  # `import trivium`: it names what other files hold, and looks each up when it is asked for
+)
 READS_ENVIRONMENT = ("cli/", "parallel/launch.py")
 PICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
 FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load"}
@@ -103,12 +107,28 @@ def import_rules(m: Module) -> Iterator[str]:
             yield f"{node.lineno} imports {name} relatively; write the absolute name"
         if name.split(".")[0] != "trivium" or name == "trivium":
             continue
-        if id(node) not in top and m.package != "cli":
+        if id(node) not in top and m.package != "cli" and m.path != DOOR:
             yield f"{node.lineno} imports {name} inside a function; move it to the top"
+        if m.path == DOOR:
+            continue  # for type checkers alone, and of any package; door_rules
         there = name.split(".")[1:]
         allowed = BASE | {m.package} | MAY_IMPORT.get(m.package, set())
         if m.package != "cli" and there[0] not in allowed and ".".join(there[:2]) not in allowed:
             yield f"{node.lineno} {m.package} may not import {name}"
+
+
+def door_rules(m: Module) -> Iterator[str]:
+    if m.path != DOOR:
+        return
+    for_checkers = {
+        id(node)
+        for block in m.tree.body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in block.body
+    }
+    for node, name in imports(m):
+        if id(node) not in for_checkers and name.split(".")[0] not in sys.stdlib_module_names:
+            yield f"{node.lineno} imports {name}; `import trivium` reads nothing: keep it under TYPE_CHECKING"
 
 
 def torch_rules(m: Module) -> Iterator[str]:
@@ -252,6 +272,7 @@ def package_rules(m: Module) -> Iterator[str]:
 
 RULES = (
     import_rules,
+    door_rules,
     torch_rules,
     environment_rules,
     state_rules,
@@ -329,6 +350,9 @@ BAD = [
     ("report/a.py", "from trivium.plan.plan import Plan", "report may not import"),
     ("evaluation/a.py", "from trivium.cli import main", "evaluation may not import"),
     ("config.py", "from trivium.plan.plan import Plan", "config may not import"),
+    ("__init__.py", "from trivium.plan.plan import Plan", "reads nothing"),
+    ("__init__.py", "import numpy", "reads nothing"),
+    ("plan/a.py", "from trivium import Plan", "plan may not import"),
     ("plan/a.py", "from .layout import Layout", "relatively"),
     ("plan/a.py", "def f() -> None:\n    from trivium.errors import ConfigError", "inside a function"),
     ("report/a.py", "def f() -> None:\n    import torch", "without torch"),
@@ -373,6 +397,10 @@ def test_each_rule_finds_what_breaks_it(path: str, text: str, expected: str):
 
 
 GOOD = [
+    (
+        "__init__.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from trivium.model.whole import WholeModel",
+    ),
     (
         "cli/a.py",
         "def f() -> None:\n    import os\n    from trivium.training.job import start\n    os.environ['X']",

@@ -1,3 +1,120 @@
-"""Trivium: train GPT-class language models as MT-NLG 530B was trained, from crawl to report, with proofs."""
+"""Trivium: train GPT-class language models as MT-NLG 530B was trained, from crawl to report, with proofs.
+
+What a program may import from here is listed below; docs/python.md shows it at work. Each name is looked up when it is
+first asked for, so that `import trivium` reads nothing else, and planning never imports torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for editors and type checkers; _HOMES says the same at run time
+    from trivium.checkpoint.load import Checkpoint as Checkpoint
+    from trivium.checkpoint.load import published as published
+    from trivium.cost.estimate import Estimate as Estimate
+    from trivium.cost.estimate import estimate as estimate
+    from trivium.cost.hardware import Machine as Machine
+    from trivium.cost.hardware import machine_from_file as machine_from_file
+    from trivium.cost.hardware import machine_named as machine_named
+    from trivium.errors import CheckpointError as CheckpointError
+    from trivium.errors import ConfigError as ConfigError
+    from trivium.errors import DataError as DataError
+    from trivium.errors import MachineError as MachineError
+    from trivium.errors import TriviumError as TriviumError
+    from trivium.evaluation.answer import NativeScorer as NativeScorer
+    from trivium.evaluation.requests import Request as Request
+    from trivium.interchange.bring import import_hf as import_hf
+    from trivium.interchange.export import export_hf as export_hf
+    from trivium.interchange.target import Target as Target
+    from trivium.interchange.target import opened as opened
+    from trivium.parallel.launch import connected as connected
+    from trivium.parallel.launch import run_ranks as run_ranks
+    from trivium.parallel.mesh import Mesh as Mesh
+    from trivium.parallel.zero import AdamRule as AdamRule
+    from trivium.plan.batch import Batch as Batch
+    from trivium.plan.layout import Layout as Layout
+    from trivium.plan.model_shape import ModelShape as ModelShape
+    from trivium.plan.plan import Plan as Plan
+    from trivium.plan.precision import Precision as Precision
+    from trivium.plan.recompute import Recompute as Recompute
+    from trivium.planner.config import SearchSpace as SearchSpace
+    from trivium.planner.grid import Subject as Subject
+    from trivium.planner.search import search as search
+    from trivium.serving.config import Drawing as Drawing
+    from trivium.serving.writer import Writer as Writer
+    from trivium.tokens.samples import TokenDataset as TokenDataset
+    from trivium.tokens.shards import TokenShard as TokenShard
+    from trivium.tokens.tokenizer import load_tokenizer as load_tokenizer
+    from trivium.training.config import TrainingConfig as TrainingConfig
+    from trivium.training.job import start as start
+    from trivium.training.run import TrainingJob as TrainingJob
+    from trivium.training.state import restore as restore
+    from trivium.training.state import save_state as save_state
+    from trivium.training.trainer import Samples as Samples
+    from trivium.training.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    # without torch: what a run is, and what it costs
+    "Plan": "plan.plan",
+    "ModelShape": "plan.model_shape",
+    "Layout": "plan.layout",
+    "Batch": "plan.batch",
+    "Precision": "plan.precision",
+    "Recompute": "plan.recompute",
+    "Machine": "cost.hardware",
+    "machine_named": "cost.hardware",
+    "machine_from_file": "cost.hardware",
+    "Estimate": "cost.estimate",
+    "estimate": "cost.estimate",
+    "Subject": "planner.grid",
+    "SearchSpace": "planner.config",
+    "search": "planner.search",
+    "TokenDataset": "tokens.samples",
+    "TokenShard": "tokens.shards",
+    "load_tokenizer": "tokens.tokenizer",
+    # training: step by step, or as a job
+    "AdamRule": "parallel.zero",
+    "Mesh": "parallel.mesh",
+    "Trainer": "training.trainer",
+    "Samples": "training.trainer",
+    "save_state": "training.state",
+    "restore": "training.state",
+    "connected": "parallel.launch",
+    "run_ranks": "parallel.launch",
+    "TrainingConfig": "training.config",
+    "TrainingJob": "training.run",
+    "start": "training.job",
+    # use: checkpoints that answer, write and travel
+    "Checkpoint": "checkpoint.load",
+    "published": "checkpoint.load",
+    "Target": "interchange.target",
+    "opened": "interchange.target",
+    "NativeScorer": "evaluation.answer",
+    "Request": "evaluation.requests",
+    "Writer": "serving.writer",
+    "Drawing": "serving.config",
+    "export_hf": "interchange.export",
+    "import_hf": "interchange.bring",
+    # what all of them raise
+    "TriviumError": "errors",
+    "ConfigError": "errors",
+    "MachineError": "errors",
+    "DataError": "errors",
+    "CheckpointError": "errors",
+}
+__all__ = ("__version__", *_HOMES)
+
+
+if not TYPE_CHECKING:  # a type checker that sees this takes any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(
+                f"module 'trivium' has no attribute '{name}'; docs/python.md lists what it has"
+            )
+        return getattr(import_module(f"trivium.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -10,12 +10,12 @@ from evaluation.models import TOKENIZER, plan_of, write_checkpoint
 from trivium.checkpoint.load import Checkpoint
 from trivium.cli.benchmarks import config_of
 from trivium.cli.main import command_line
-from trivium.cli.target import opened
 from trivium.corpus.document import Document
 from trivium.corpus.store import write_documents
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.evaluation.hans import HEURISTICS
 from trivium.interchange.export import export_hf
+from trivium.interchange.target import opened
 
 
 @pytest.fixture(scope="module")

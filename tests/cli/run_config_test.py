@@ -2,6 +2,9 @@
 
 import importlib
 import inspect
+import re
+from pathlib import Path
+from typing import get_args
 
 import pytest
 import typer
@@ -116,3 +119,22 @@ def _options(module: str) -> list[set[str]]:
     command = typer.main.get_command(importlib.import_module(module).app)
     commands = [command, *getattr(command, "commands", {}).values()]
     return [{t.lstrip("-") for p in c.params for t in p.opts if t.startswith("-")} for c in commands]
+
+
+README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+
+
+def has(model: type, path: list[str]) -> bool:
+    """Whether a config has a field there."""
+    if not path:
+        return True
+    field = getattr(model, "model_fields", {}).get(path[0])
+    if field is None:
+        return False
+    return any(has(kind, path[1:]) for kind in (field.annotation, *get_args(field.annotation)))
+
+
+def test_every_field_that_the_readme_names_is_one():
+    named = set(re.findall(r"(?:`|--set )((?:plan|training|tokens)\.[a-z_.]*[a-z_])", README))
+    assert len(named) > 20
+    assert {name for name in named if not has(RunConfig, name.split("."))} == set()

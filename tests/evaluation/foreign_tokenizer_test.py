@@ -13,12 +13,12 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from evaluation import hflm
 from evaluation.models import TEXTS, plan_of, write_checkpoint
 from trivium.checkpoint.load import Checkpoint
-from trivium.cli.target import opened
 from trivium.errors import DataError
 from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.harness import HarnessModel
 from trivium.evaluation.requests import Request
 from trivium.interchange.export import export_hf
+from trivium.interchange.target import opened
 from trivium.serving.config import Drawing
 from trivium.serving.speak import speak
 from trivium.serving.unfold import Unfolding

@@ -3,15 +3,18 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from trivium.cli.answers import answered
 from trivium.cli.show import say, table
-from trivium.cli.target import Target, answered
 from trivium.config import build, merge, parse_assignments, to_tree
 from trivium.errors import ConfigError, DataError
 from trivium.evaluation.config import BenchmarkConfig
 from trivium.progress import Progress
 from trivium.provenance import write_json
+
+if TYPE_CHECKING:
+    from trivium.interchange.target import Target
 
 FOLDER = "tasks"  # of a run directory
 
@@ -69,7 +72,7 @@ def rows_of(asked: Asked) -> tuple[list[Any], dict[str, str]]:
     return ready, missing
 
 
-def evaluate_target(target: Target, asked: Asked, progress: Progress) -> dict[str, Any] | None:
+def evaluate_target(target: "Target", asked: Asked, progress: Progress) -> dict[str, Any] | None:
     """The results tree; None on ranks of torchrun that have nothing to say."""
     from trivium.evaluation.benchmark import FORMAT, evaluate_benchmarks, series_of
 
@@ -171,7 +174,7 @@ def _shots(text: str) -> int | str:
     raise ConfigError(f"--shots: {text!r} is no number of shots; write numbers from 0, or few, by commas")
 
 
-def _overlap(target: Target, ready: Sequence[Any]) -> Any:
+def _overlap(target: "Target", ready: Sequence[Any]) -> Any:
     """The questions' n-grams that stand in the corpus of the run; None where there is no corpus."""
     if target.documents is None:
         return None
@@ -182,7 +185,7 @@ def _overlap(target: Target, ready: Sequence[Any]) -> Any:
     return scan_corpus(target.documents, examples, DecontaminationConfig())
 
 
-def _seen(target: Target) -> dict[str, Any]:
+def _seen(target: "Target") -> dict[str, Any]:
     from trivium.evaluation.contamination import seen_while_curating
 
     path = target.run / "curated" / "decontamination.json" if target.run else None

@@ -7,7 +7,6 @@ import typer
 
 from trivium.cli.options import DEFAULT_OUT, Out
 from trivium.cli.show import layout_text, say, table
-from trivium.cli.target import tokenizer_near
 from trivium.cli.workspace import Workspace
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.units import format_bytes, format_count
@@ -169,6 +168,7 @@ def export_(
 ) -> None:
     """Write a checkpoint as GPT2LMHeadModel or LlamaForCausalLM, with tokenizer; its logits are checked."""
     from trivium.interchange.export import export_hf
+    from trivium.interchange.target import tokenizer_near
 
     _known(to, "--to")
     source = _opened(which, out)

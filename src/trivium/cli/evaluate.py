@@ -12,7 +12,6 @@ from trivium.cli.benchmarks import FOLDER, Asked, config_of, evaluate_target, ke
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run
 from trivium.cli.show import progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
-from trivium.cli.target import opened
 from trivium.errors import ConfigError
 from trivium.progress import Progress
 from trivium.provenance import write_json
@@ -92,6 +91,8 @@ def evaluate(
     if target.is_file():
         _score_predictions(target, data, json)
         return
+    from trivium.interchange.target import opened
+
     asked = Asked(tasks, data, config_of(shots, limit, sets or ()), every)
     with opened(target, asked.config.tokenizer) as found, progress_of("evaluate") as progress:
         results = evaluate_target(found, asked, progress)

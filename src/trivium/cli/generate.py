@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from trivium.cli.answers import answered
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run
 from trivium.cli.show import say
 from trivium.cli.stage import Result, Run, Stage, perform
-from trivium.cli.target import answered, opened
 from trivium.errors import ConfigError
 from trivium.progress import Progress
 from trivium.provenance import write_json
@@ -57,6 +57,8 @@ def generate(
         return
     if target is None:
         GENERATE.inputs(run)
+    from trivium.interchange.target import opened
+
     with opened(target or out, None if target else run.tokenizer) as found:
         place = found.newest, found.tokenizer
         if interactive or prompt is not None:
@@ -155,9 +157,10 @@ def _lines_of_input() -> Iterator[str]:
 
 
 def _generate(run: Run, out: Path, progress: Progress) -> Result:
-    config = run.config.generation
+    from trivium.interchange.target import opened
     from trivium.serving.samples import drawing_of
 
+    config = run.config.generation
     settings = drawing_of(config, seed=run.config.seed)
     with opened(run.at.root, run.tokenizer) as found:
         samples = _write(run, (found.newest, found.tokenizer), config.prompts, settings)

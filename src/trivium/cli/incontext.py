@@ -2,19 +2,22 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trivium.cli.answers import answered
 from trivium.cli.benchmarks import about_checkpoint, keep
 from trivium.cli.evaluate import Data, Json
 from trivium.cli.options import Sets
 from trivium.cli.show import progress_of, say, table
-from trivium.cli.target import Target, answered, opened
 from trivium.config import build, merge, parse_assignments, to_tree
 from trivium.errors import ConfigError
 from trivium.evaluation.config import IncontextConfig
 from trivium.progress import Progress
+
+if TYPE_CHECKING:
+    from trivium.interchange.target import Target
 
 FOLDER = "incontext"  # of a run directory
 
@@ -42,6 +45,8 @@ def incontext(
 
     --set overrides compare_at, draws, orders, wording, seed, confidence, tokenizer and layout of the ranks that answer.
     """
+    from trivium.interchange.target import opened
+
     config = _config(shots, limit, sets or [])
     models: list[dict[str, Any]] = []
     folder: Path | None = None
@@ -71,7 +76,7 @@ def _config(shots: str | None, limit: int | None, sets: list[str]) -> IncontextC
 
 
 def _measured(
-    target: Target, task: str, data: Path | None, config: IncontextConfig, every: bool, progress: Progress
+    target: "Target", task: str, data: Path | None, config: IncontextConfig, every: bool, progress: Progress
 ) -> list[dict[str, Any]]:
     from trivium.evaluation.incontext import measure, study_of
     from trivium.evaluation.tasks.definition import definition

@@ -7,7 +7,6 @@ import typer
 
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Sets, given_for, open_run
 from trivium.cli.show import say
-from trivium.cli.target import opened
 from trivium.errors import ConfigError, MachineError
 from trivium.serving.config import ServeConfig
 
@@ -41,6 +40,7 @@ def serve(
         )
     uvicorn = _library()
     from trivium.evaluation.answer import NativeScorer
+    from trivium.interchange.target import opened
     from trivium.serving.app import create_app
     from trivium.serving.guard import read_keys
     from trivium.serving.writer import Writer

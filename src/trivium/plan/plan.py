@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trivium.config import Config
+from trivium.config import Config, build, merge, parse_assignments, read_preset
 from trivium.errors import ConfigError
 from trivium.plan.batch import Batch
 from trivium.plan.layout import Layout, degrees_dividing
@@ -46,6 +46,15 @@ class Plan(Config):
     context_attention: Literal["ring", "ulysses"] = "ring"  # how ranks that share a sequence attend
     row_chunks: int = Field(default=1, ge=1)  # of row-split products, each reduced beside the next one's work
     compiled: bool = False  # the blocks and the loss of a training step, by torch.compile
+
+    @classmethod
+    def from_preset(cls, name_or_path: str, *assignments: str) -> "Plan":
+        """The plan of a shipped preset or of a YAML file, with `layout.tensor=4` and the like laid on top.
+
+        Raises ConfigError for what is no plan; whether its fields agree is asked with `check` or `checked`.
+        """
+        tree = read_preset(name_or_path).get("plan", {})
+        return build(cls, merge(tree, parse_assignments(assignments)))
 
     def check(self, world_size: int | None = None) -> list[str]:
         """Every problem of the plan, each with path, value, law and remedy; empty when it is legal."""

@@ -5,11 +5,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from trivium.errors import DataError
 from trivium.model.inputs import Inputs
 from trivium.parallel.crossing import sent
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.randomness import DropoutKey
 from trivium.parallel.sight import Sight
+from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 
 
@@ -18,6 +20,29 @@ class Rows(NamedTuple):
 
     tokens: np.ndarray
     targets: np.ndarray
+
+
+def windows(ids: np.ndarray, model: ModelShape, first: int, count: int) -> Rows:
+    """Windows [first, first + count) of one long text of token ids [tokens], in their order; after the last one
+    comes the first again.
+
+    They start every `model.sequence` tokens, so each target is predicted once in a pass. Raises DataError where the
+    text holds no whole window, or an id that the model has no row for.
+    """
+    length = model.sequence
+    whole = (len(ids) - 1) // length if ids.ndim == 1 else 0
+    if whole < 1:
+        raise DataError(
+            f"ids have the shape {ids.shape}; give one row of at least plan.model.sequence + 1 ({length + 1}) tokens"
+        )
+    starts = np.arange(first, first + count) % whole * length
+    tokens = np.stack([np.asarray(ids[start : start + length + 1], np.int64) for start in starts])
+    if not 0 <= tokens.min() <= tokens.max() < model.vocabulary:
+        raise DataError(
+            f"ids reach from {tokens.min()} to {tokens.max()}, and plan.model.vocabulary is {model.vocabulary}: "
+            f"they must be 0 to {model.vocabulary - 1}; raise the vocabulary, or use the tokenizer it is of"
+        )
+    return Rows(tokens[:, :-1], tokens[:, 1:])
 
 
 class Packing(NamedTuple):

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from trivium.checkpoint.format import boxes_of_range
 from trivium.checkpoint.load import Checkpoint
-from trivium.checkpoint.save import Fragment
+from trivium.checkpoint.save import Fragment, save
+from trivium.config import to_tree
 from trivium.parallel.buckets import Bucket, Slot
 from trivium.plan.parameters import Box, local_shape, shard_box
 from trivium.plan.plan import Plan
@@ -45,6 +47,24 @@ def fragments(trainer: Trainer) -> list[Fragment]:
                 for kind, values in tensors.items()
             ]
     return found
+
+
+def save_state(trainer: Trainer, root: Path, step: int) -> Path:
+    """Publish a checkpoint of the first `step` steps under `root`, and return its directory; every rank calls this.
+
+    `restore` takes it into any layout, and what reads a run's checkpoints reads it. Raises CheckpointError on every
+    rank where one cannot write.
+    """
+    samples = trainer.plan.batch.at(step).first_sample
+    about = {
+        "samples": samples,
+        "tokens_seen": trainer.plan.tokens(samples),
+        "seed": trainer.seed,
+        "plan": to_tree(trainer.plan),
+        "data": {},
+        **progress_of(trainer),
+    }
+    return save(root, step, fragments(trainer), trainer.mesh, about)
 
 
 @torch.no_grad()

@@ -5,9 +5,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from trivium.model.inputs import Inputs
@@ -26,7 +27,7 @@ from trivium.plan.plan import Plan
 from trivium.plan.schedule import Op, Schedule, forward
 from trivium.plan.transfers import Program, with_transfers
 from trivium.tokens.digest import NO_ROWS, Digest, digest
-from trivium.training.batches import Rows, inputs_of
+from trivium.training.batches import Rows, inputs_of, windows
 from trivium.training.loss_scale import LossScale
 
 
@@ -52,6 +53,15 @@ class Samples:
     first: int
     sequences: int
     read: Callable[[int, int], Rows]  # (first, count)
+
+    @classmethod
+    def of_ids(cls, ids: np.ndarray, plan: Plan, step: int) -> "Samples":
+        """Those of a step, counted from 0, out of one long text of token ids [tokens], which may be a mapped file.
+
+        Windows follow one another and are not shuffled. Raises DataError, once read, as `windows` does.
+        """
+        at = plan.batch.at(step)
+        return cls(at.first_sample, at.sequences, partial(windows, ids, plan.model))
 
 
 class Trainer:

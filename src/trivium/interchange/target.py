@@ -1,0 +1,86 @@
+"""What may be asked: the checkpoints of a run, one checkpoint, or a folder of Hugging Face; and its tokenizer."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trivium.checkpoint.load import published
+from trivium.errors import CheckpointError, DataError
+from trivium.interchange.bring import import_hf
+
+_OF_A_RUN = Path("training", "checkpoints")
+_WORDS = ("tokens/tokenizer.json", "tokenizer.json")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Checkpoints, oldest first, and the tokenizer of their ids; `run`: the run directory they are of."""
+
+    checkpoints: tuple[Path, ...]
+    tokenizer: Path
+    run: Path | None = None
+
+    @property
+    def newest(self) -> Path:
+        """The last checkpoint."""
+        return self.checkpoints[-1]
+
+    @property
+    def documents(self) -> Path | None:
+        """The curated corpus it was trained on, where that is known."""
+        folder = self.run / "curated" / "documents" if self.run else None
+        return folder if folder is not None and folder.is_dir() else None
+
+
+@contextmanager
+def opened(place: str | Path, tokenizer: str | Path | None = None) -> Iterator[Target]:
+    """The target at a place; a folder of Hugging Face is imported to a temporary one, which is removed afterwards.
+
+    tokenizer: the path of its tokenizer.json, None to look for one near it. Raises DataError when nothing is there,
+    CheckpointError for a checkpoint without tokenizer.
+    """
+    place, words = Path(place), None if tokenizer is None else Path(tokenizer)
+    if (place / "config.json").is_file() and any(place.glob("*.safetensors")):
+        with tempfile.TemporaryDirectory(prefix="trivium-hf-") as folder:
+            words = words or _existing(place / "tokenizer.json", place)
+            yield Target((import_hf(place, Path(folder)),), words)
+        return
+    yield _native(place, words)
+
+
+def _native(place: Path, tokenizer: Path | None) -> Target:
+    if not place.is_dir():
+        raise DataError(
+            f"{place} does not exist; name a run directory, a checkpoint, or a folder of Hugging Face"
+        )
+    is_run = (place / _OF_A_RUN).is_dir()
+    if (place / "manifest.json").is_file():
+        found: tuple[Path, ...] = (place,)
+    else:
+        found = tuple(published(place / _OF_A_RUN if is_run else place))
+    if not found:
+        raise CheckpointError(
+            f"{place} holds no checkpoint; name a run directory, a checkpoint, or a folder of Hugging Face"
+        )
+    words = _existing(tokenizer or tokenizer_near(place), place)
+    return Target(found, words, place if is_run else _run_of(place))
+
+
+def tokenizer_near(place: Path) -> Path | None:
+    """The tokenizer.json of the run that a directory is of, or lies in; None where there is none."""
+    near = [p / n for p in (place, *list(place.resolve().parents)[:3]) for n in _WORDS]
+    return next((p for p in near if p.is_file()), None)
+
+
+def _existing(tokenizer: Path | None, place: Path) -> Path:
+    if tokenizer is None or not tokenizer.is_file():
+        raise CheckpointError(f"{place} has no tokenizer.json with it; name one with --set tokenizer=FILE")
+    return tokenizer
+
+
+def _run_of(place: Path) -> Path | None:
+    """The run directory a checkpoint lies in: RUN/training/checkpoints/step-…"""
+    above = place.resolve().parents
+    return next((p for p in list(above)[:3] if (p / _OF_A_RUN).is_dir()), None)

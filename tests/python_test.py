@@ -1,0 +1,166 @@
+"""`import trivium` is a library: it starts at once, names what docs/python.md names, and that page's examples run."""
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import trivium
+from trivium.errors import ConfigError
+from trivium.tokens.shards import ShardWriter
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "python.md").read_text("utf-8")
+EXAMPLES = {
+    next(line for line in reversed(before.splitlines()) if line.startswith("## "))[3:] + f" {number}": code
+    for number, (before, code) in enumerate(
+        (PAGE[: found.start()], found[1]) for found in re.finditer(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    )
+}
+WITHOUT_TORCH = (
+    "Plan, ModelShape, Layout, Batch, Precision, Recompute, Machine, machine_named, machine_from_file, "
+    + (
+        "estimate, Estimate, search, Subject, SearchSpace, TokenDataset, TokenShard, load_tokenizer, "
+        "TriviumError, ConfigError, MachineError, DataError, CheckpointError"
+    )
+)
+
+
+def modules_after(code: str) -> set[str]:
+    """What a new process has imported once it ran `code`."""
+    told = "\nimport sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code + told], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_trivium_reads_nothing_else():
+    found = modules_after("import trivium; trivium.__version__; dir(trivium)")
+    assert {m for m in found if m.startswith("trivium.")} == set()
+    assert not found & {"torch", "numpy", "pydantic", "yaml"}
+
+
+def test_planning_imports_no_torch():
+    assert "torch" not in modules_after(f"from trivium import {WITHOUT_TORCH}")
+
+
+def test_every_name_is_found_and_the_same_for_type_checkers():
+    tree = ast.parse(Path(trivium.__file__).read_text("utf-8"))
+    (block,) = (
+        node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    told = {
+        alias.asname: f"{node.module}.{alias.name}"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert told == {name: f"trivium.{home}.{name}" for name, home in trivium._HOMES.items()}
+    # seen by a type checker, it would make every misspelt name one of ours
+    assert "__getattr__" not in {getattr(node, "name", None) for node in tree.body}
+    assert set(trivium.__all__) == {*told, "__version__"} <= set(dir(trivium))
+    for name in told:
+        assert getattr(trivium, name).__name__ == name
+
+
+def test_the_page_names_every_name():
+    table = PAGE.partition("| what a run is |")[2].partition("Docstrings give")[0]
+    assert set(re.findall(r"`(\w+)`", table)) == set(trivium.__all__) - {"__version__"}
+
+
+def test_a_name_that_is_not_there_is_told():
+    with pytest.raises(AttributeError, match="'trivium' has no attribute 'Plann'"):
+        trivium.Plann  # noqa: B018
+    assert "trivium.cost" in modules_after("from trivium import cost")  # a package is still found
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_each_example_of_the_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    code = EXAMPLES[name]
+    if "transformers" in code and importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed")
+    monkeypatch.chdir(tmp_path)
+    if "runs/demo" in code:
+        leave_a_run(tmp_path / "runs" / "demo")
+    exec(compile(code, f"docs/python.md: {name}", "exec"), {"__name__": "__main__"})
+
+
+def leave_a_run(run: Path) -> None:
+    """What `make demo` leaves, as far as a model that answers needs it."""
+    from evaluation.models import plan_of, write_checkpoint
+
+    for folder in ("training", "tokens"):
+        (run / folder).mkdir(parents=True)
+    write_checkpoint(run / "training", plan_of())
+    (run / "training" / "tokenizer.json").rename(run / "tokens" / "tokenizer.json")
+
+
+def test_a_preset_gives_its_plan_with_changes_on_top():
+    plan = trivium.Plan.from_preset("gpt-1.3b", "layout.tensor=2", "layout.data=16")
+    assert (plan.model.layers, plan.layout.tensor, plan.layout.data) == (24, 2, 16)
+    with pytest.raises(ConfigError, match="layout.tensr"):
+        trivium.Plan.from_preset("gpt-1.3b", "layout.tensr=2")
+    with pytest.raises(ConfigError, match="no preset 'gpt-9'"):
+        trivium.Plan.from_preset("gpt-9")
+
+
+SHAPE = {"layers": 1, "hidden": 8, "heads": 2, "vocabulary": 10, "sequence": 4}
+
+
+def test_windows_of_an_array_predict_each_token_once_and_begin_again():
+    plan = trivium.Plan(model=SHAPE, batch={"sequences": 2})
+    ids = np.arange(1, 10, dtype=np.uint16)  # two windows
+    first, second = (trivium.Samples.of_ids(ids, plan, step) for step in (0, 1))
+    assert (first.first, second.first, second.sequences) == (0, 2, 2)
+    rows = first.read(0, 3)
+    assert rows.tokens.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 3, 4]]
+    assert rows.targets.tolist() == [[2, 3, 4, 5], [6, 7, 8, 9], [2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        (np.arange(4), r"shape \(4,\); give one row of at least plan.model.sequence \+ 1 \(5\)"),
+        (np.ones((5, 5)), r"shape \(5, 5\)"),
+        (np.arange(6, 12), "from 6 to 10, and plan.model.vocabulary is 10"),
+        (np.arange(-1, 9), "from -1 to 3"),
+    ],
+)
+def test_an_array_that_cannot_be_trained_on_is_refused(ids: np.ndarray, told: str):
+    plan = trivium.Plan(model=SHAPE, batch={"sequences": 1})
+    with pytest.raises(trivium.DataError, match=told):
+        trivium.Samples.of_ids(ids, plan, 0).read(0, 1)
+
+
+def test_a_pair_of_megatron_is_an_array(tmp_path: Path):
+    writer = ShardWriter(tmp_path / "my_text_document", dtype="uint16")
+    writer.append(np.arange(9), np.array([4, 5]))
+    writer.close()
+    ids = trivium.TokenShard.open(tmp_path / "my_text_document").tokens
+    plan = trivium.Plan(model=SHAPE, batch={"sequences": 1})
+    assert trivium.Samples.of_ids(ids, plan, 1).read(1, 1).targets.tolist() == [[5, 6, 7, 8]]
+
+
+def test_a_saved_state_goes_on_as_if_nothing_had_been(tmp_path: Path):
+    from trivium import AdamRule, Checkpoint, Mesh, Plan, Samples, Trainer, published, restore, save_state
+
+    plan = Plan(model=SHAPE, batch={"sequences": 2})
+    ids = np.arange(1, 100) % 10
+    trainers = [Trainer(plan, Mesh.single(), seed=seed, rule=AdamRule()) for seed in (1, 1)]
+
+    def steps(trainer: Trainer, first: int) -> list[float]:
+        return [
+            trainer.train_step(n, Samples.of_ids(ids, plan, n), 1e-2).loss for n in range(first, first + 3)
+        ]
+
+    steps(trainers[0], 0)
+    path = save_state(trainers[0], tmp_path, 3)
+    assert published(tmp_path) == [path]
+    found = Checkpoint.open(path)
+    found.verify()
+    assert (found.step, found.manifest["tokens_seen"], found.manifest["seed"]) == (3, 24, 1)
+    restore(trainers[1], found)
+    assert steps(trainers[1], 3) == steps(trainers[0], 3)
