@@ -147,7 +147,7 @@ def ship(constants: Constants) -> None:
     tree = {}
     for name, prior in priors().items():
         value = float(f"{getattr(constants, name):.{DIGITS}g}")
-        tree[name] = {**prior.model_dump(), "value": value}
+        tree[name] = {**prior.model_dump(exclude_defaults=True), "value": value}
     body = yaml.safe_dump(tree, sort_keys=False, width=110)
     CONSTANTS.write_text("\n".join([*head, body]), encoding="utf-8")
 

@@ -117,7 +117,7 @@ def test_rings_contend_only_where_several_of_them_have_several_ranks_in_each_of_
     case = replace(case_of(mt_nlg()), tensor=tensor, data=data, pipeline=2, sequence_parallel=0, zero=0)
     parts = [step_seconds(case, machine, MEGATRON, PRIOR) for machine in (kaist, alone)]
     slower = parts[0].compute / parts[1].compute - 1
-    assert slower / PRIOR.ring_contention == pytest.approx([0, 0, 0, 3 / 2, 3 / 4, 3 / 4])
+    assert slower / PRIOR.ring_contention == pytest.approx([0, 0, 0, 3, 1, 1])
     assert (parts[0].data_collectives == parts[1].data_collectives).all()
 
 

@@ -62,6 +62,7 @@ class Prior(Config):
     high: float
     value: float  # fitted; equal to the prior where nothing was fitted
     source: str
+    intermittent: bool = False  # what it prices comes and goes; 0 where it is away
 
     @model_validator(mode="after")
     def _inside(self) -> "Prior":

@@ -69,7 +69,7 @@ class Setting:
             return 1.0
         replicas, stride = np.asarray(self.case.replicas), self.strides.replicas
         near = ranks_in_node(self.machine, replicas, stride)
-        crowded = (near - 1) * (1 - 1 / stride) * (replicas > 2 * near)
+        crowded = (near - 1) * (np.asarray(stride) > 1) * (replicas > 2 * near)
         return 1 + self.constants.ring_contention * crowded
 
 
