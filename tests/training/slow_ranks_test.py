@@ -20,8 +20,8 @@ def slow_down(monkeypatch, phase: str) -> None:
     """Rank 1 takes long to read, or in each layer's forward."""
     right = loop._Loop.__init__
 
-    def with_delay(self, given, mesh, duty) -> None:
-        right(self, given, mesh, duty)
+    def with_delay(self, given, mesh, *more) -> None:
+        right(self, given, mesh, *more)
         if mesh.rank != 1:
             return
         if phase == "reading":
