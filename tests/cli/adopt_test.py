@@ -1,5 +1,6 @@
 """`trivium data adopt`: what it writes is a run's tokens, and nobody's files are replaced."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,7 +12,12 @@ from trivium.provenance import read_stamp
 from trivium.tokens.manifest import read_tokens_manifest
 from trivium.tokens.tokenizer import train_tokenizer
 
-SMALL = ("plan.model.sequence=8", "plan.batch.ramp=null", "tokens.validation_fraction=0.3")
+SMALL = (
+    "tokens.tokenizer=tokenizer.json",
+    "plan.model.sequence=8",
+    "plan.batch.ramp=null",
+    "tokens.validation_fraction=0.3",
+)
 
 
 @pytest.fixture
@@ -36,7 +42,7 @@ def trivium(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 def adopt(trivium, *words: str) -> tuple[int, str]:
     sets = [word for field in SMALL for word in ("--set", field)]
-    return trivium("data", "adopt", *words, "--tokenizer", "tokenizer.json", "--out", "run", *sets)
+    return trivium("data", "adopt", *words, "--out", "run", *sets)
 
 
 def test_adopted_pairs_are_the_tokens_that_train_takes(trivium) -> None:
@@ -72,6 +78,11 @@ def test_pairs_that_moved_are_linked_anew_and_are_the_same_tokens(trivium) -> No
     assert code == 0 and "skipped" not in said
     assert read_stamp(Path("run/tokens"))["key"] == key
     assert Path("run/tokens/web.bin").resolve() == Path("there/web.bin").resolve()
+    # A copy that is named instead: the one it was copied from may be deleted then.
+    shutil.copytree("there", "copy", copy_function=shutil.copy2)
+    assert "skipped" not in adopt(trivium, "copy/web")[1]
+    assert Path("run/tokens/web.bin").resolve() == Path("copy/web.bin").resolve()
+    assert read_stamp(Path("run/tokens"))["key"] == key
 
 
 def test_what_others_put_there_is_not_replaced(trivium) -> None:
@@ -91,3 +102,9 @@ def test_what_others_put_there_is_not_replaced(trivium) -> None:
 def test_a_bare_pair_given_to_train_names_the_verb_that_takes_it(trivium) -> None:
     code, said = trivium("train", "--tokens", ".", "--out", "run")
     assert code == 4 and "`trivium data adopt`" in said
+
+
+def test_pairs_without_their_tokenizer_are_refused(trivium) -> None:
+    code, said = trivium("data", "adopt", "web", "--out", "run")
+    assert code == 2 and "tokens.tokenizer" in said
+    assert not Path("run").exists()

@@ -3,17 +3,21 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run
+from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import say
 from trivium.cli.stage import Result, Run, perform
 from trivium.cli.tokenize import TOKENIZE
 from trivium.errors import ConfigError
 from trivium.progress import Progress
 from trivium.provenance import fingerprint, read_stamp
+
+if TYPE_CHECKING:
+    from trivium.tokens.tokenizer import Tokenizer
 
 VERB = "data adopt"
 
@@ -25,9 +29,6 @@ def adopt(
             metavar="[WEIGHT] PREFIX…",
             help="As Megatron-LM's --data-path: PREFIX.bin and PREFIX.idx, all with a weight or none.",
         ),
-    ],
-    tokenizer: Annotated[
-        Path, typer.Option("--tokenizer", metavar="FILE", help="The tokenizer.json that made the tokens.")
     ],
     out: Out = DEFAULT_OUT,
     validation: Annotated[
@@ -45,14 +46,17 @@ def adopt(
     sets: Sets = None,
     redo: Redo = False,
 ) -> None:
-    """Train on Megatron-LM's .bin/.idx pairs as they are: checked and hashed once, linked, never copied or changed."""
-    from trivium.tokens.adopt import Pairs, adopt_pairs, source_names
-    from trivium.tokens.tokenizer import given_tokenizer
+    """Train on Megatron-LM's .bin/.idx pairs as they are: checked and hashed once, linked, never copied or changed.
 
-    words = given_tokenizer(str(tokenizer))
+    What made their ids: --set tokens.tokenizer=FILE, a tokenizer.json.
+    """
+    from trivium.tokens.adopt import Pairs, adopt_pairs, source_names
+
+    given = given_for(out, preset, sets)
+    words = _tokenizer(given)
     known = [f"{field}={words.vocabulary}" for field in ("tokens.vocabulary", "plan.model.vocabulary")]
     known.append(f"plan.model.end_of_text={words.end_of_text}")
-    run = open_run(out, given_for(out, preset, [*known, *(sets or ())]))
+    run = open_run(out, given._replace(assignments=(*known, *given.assignments)))
     train, weights = _weighted(prefixes)
     pairs = Pairs(train, weights, tuple(validation or ()), run.config.tokens.validation_fraction, not unended)
     sources = source_names((*pairs.train, *pairs.validation))
@@ -72,9 +76,23 @@ def adopt(
     stage = replace(
         TOKENIZE, name="adopt", verb=VERB, sections=(), reads=(), work=work, outside=lambda run: inputs
     )
-    moved = folder.is_dir() and not all(path.exists() for path in folder.iterdir())
+    named = {file for prefix in sources.values() for file in _files(prefix)}
+    moved = folder.is_dir() and any(p.is_symlink() and p.resolve() not in named for p in folder.iterdir())
     perform(stage, run, redo=redo or moved)
     say(f"train on them: trivium train --out {out}")
+
+
+def _tokenizer(given: Given) -> "Tokenizer":
+    """The one that the config names."""
+    from trivium.tokens.tokenizer import given_tokenizer
+
+    named = resolve(given).tokens.tokenizer
+    if named is None:
+        raise ConfigError(
+            f"tokens.tokenizer is {named}: pairs hold ids, and only their tokenizer knows them; --set "
+            "tokens.tokenizer=FILE, its tokenizer.json"
+        )
+    return given_tokenizer(named)
 
 
 def _weighted(words: list[str]) -> tuple[tuple[Path, ...], tuple[float, ...]]:
