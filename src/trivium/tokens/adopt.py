@@ -161,7 +161,7 @@ class _Ids(NamedTuple):
             place = int(np.argmax((block < 0) | (block >= size)))
             raise DataError(
                 f"{shard.prefix}.bin holds id {block[place]} at token {at + place}, but the tokenizer has ids 0 to "
-                f"{size - 1}; name the tokenizer that these tokens were made with"
+                f"{size - 1}; name the one that these tokens were made with in tokens.tokenizer"
             )
         first, behind = np.searchsorted(starts, [at, at + len(block)], side="right")
         wrong = block[starts[first:behind] - 1 - at] != self.tokenizer.end_of_text
@@ -169,8 +169,8 @@ class _Ids(NamedTuple):
             place = int(first + np.argmax(wrong))
             raise DataError(
                 f"document {place - 1} of {shard.prefix} ends with id {shard.tokens[starts[place] - 1]}, but the "
-                f"tokenizer's end of a text is {self.tokenizer.end_of_text}; name the tokenizer that these tokens were "
-                "made with, or give --unended when they were made without ends (no --append-eod)"
+                f"tokenizer's end of a text is {self.tokenizer.end_of_text}; name the one that these tokens were made "
+                "with in tokens.tokenizer, or give --unended when they were made without ends (no --append-eod)"
             )
 
 
