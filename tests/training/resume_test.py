@@ -139,8 +139,16 @@ def test_the_next_100_batches_of_a_resumed_run_are_those_of_the_unbroken_one(
 def test_a_training_by_a_table_of_its_own_has_another_layout_too() -> None:
     rows = tuple(" ".join(f"{op}{m}.{stage}" for op in "FB" for m in range(4)) for stage in range(2))
     given = plan(pipeline=2, schedule="given", rows=rows)
-    other = another_layout(given)
+    other = another_layout(given, 8, 8)
     assert not given.check() and not other.check() and other.layout != given.layout
+
+
+@pytest.mark.parametrize(("asked", "there"), [(4, 99), (64, 7)])
+def test_another_layout_validates_on_the_samples_there_are(asked: int, there: int) -> None:
+    given = plan(tensor=2, pipeline=2)
+    assert another_layout(given, 64, 99).validation_unit == 8
+    other = another_layout(given, asked, there)
+    assert asked % other.validation_unit == 0 and there >= other.validation_unit
 
 
 def test_another_layout_goes_on_with_the_same_losses_in_fp64(tokens: Path, tmp_path: Path) -> None:

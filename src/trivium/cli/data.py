@@ -1,4 +1,4 @@
-"""`trivium data`: which document every token of every step came from, and which steps saw a document."""
+"""`trivium data`: the document of every token of every step, and back; `data adopt` is in a file of its own."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from trivium.cli.adopt import adopt
 from trivium.cli.show import progress_of, say, table
 from trivium.cli.workspace import Workspace
 from trivium.errors import DataError
@@ -13,11 +14,12 @@ from trivium.training import lineage
 from trivium.training.record import Record, read_record
 
 app = typer.Typer(
-    help="From tokens to documents and back, for every step of a run.",
+    help="From tokens to documents and back, for every step of a run; tokens made elsewhere.",
     rich_markup_mode=None,
     add_completion=False,
     no_args_is_help=True,
 )
+app.command()(adopt)
 
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 Step = Annotated[int, typer.Option("--step", metavar="S", help="A step, counted from 1 as in metrics.jsonl.")]

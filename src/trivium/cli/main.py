@@ -35,7 +35,11 @@ VERBS = (
     Verb("certify", "trivium.cli.certify", "Prove that a layout computes what one process computes."),
     Verb("train", "trivium.cli.train", "Train under a layout; goes on from the last checkpoint."),
     Verb("metrics", "trivium.cli.metrics", "Show a training's steps; hand them to TensorBoard or wandb."),
-    Verb("data", "trivium.cli.data", "From tokens to documents and back, for every step of a run."),
+    Verb(
+        "data",
+        "trivium.cli.data",
+        "From tokens to documents and back, for every step of a run; tokens made elsewhere.",
+    ),
     Verb("launch", "trivium.cli.launch", "Print a job file for Slurm, Kubernetes or torchrun."),
     Verb("checkpoint", "trivium.cli.checkpoint", "List, verify, compare, exchange and remove checkpoints."),
     Verb("chaos", "trivium.cli.chaos", "Kill, corrupt and fill the disk; nothing may be lost."),

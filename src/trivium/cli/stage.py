@@ -100,7 +100,7 @@ class Stage:
             if not key:
                 raise DataError(
                     f"{run.folder(name)} is missing or unfinished, and `trivium {self.verb}` reads it; "
-                    f"run `trivium {VERB_OF[name]} --out {run.at.root}` first"
+                    f"run `trivium {VERB_OF[name]} --out {run.at.root}` first{_OR.get(name, '')}"
                 )
         return found | self.outside(run)
 
@@ -116,6 +116,8 @@ VERB_OF: Mapping[str, str] = {
     "bias": "bias",
     "generate": "generate",
 }
+
+_OR: Mapping[str, str] = {"tokens": "; pairs of .bin and .idx that are there already: `trivium data adopt`"}
 
 
 def is_current(stage: Stage, run: Run) -> bool:

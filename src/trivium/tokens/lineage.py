@@ -1,6 +1,8 @@
 """Which document each token came from: one Parquet table beside every shard, a row per document, in shard order.
 
 documents-<split>-<source>.parquet   columns document (id in the corpus), tokens (with its end mark)
+
+A pair that was made elsewhere has no table: its document number n, from 0, is called PAIR/n.
 """
 
 from collections.abc import Sequence
@@ -78,6 +80,10 @@ def find_documents(path: Path, shard: TokenShard, source: str, document: str) ->
 
 
 def _table(path: Path, shard: TokenShard) -> pa.Table:
+    if shard.first is not None:
+        numbers = pa.array(np.arange(shard.first, shard.first + len(shard))).cast(pa.string())
+        names = pc.binary_join_element_wise(shard.prefix.name, numbers, "/")
+        return pa.table({"document": names, "tokens": np.diff(shard.document_starts)}, schema=SCHEMA)
     try:
         table = pq.read_table(path, columns=["document", "tokens"])
     except FileNotFoundError:

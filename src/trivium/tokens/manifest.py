@@ -26,7 +26,8 @@ def read_tokens_manifest(directory: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise DataError(
-            f"{directory} holds no tokens ({MANIFEST} is missing); run `trivium tokenize`"
+            f"{directory} holds no tokens ({MANIFEST} is missing); run `trivium tokenize`, or `trivium data adopt` "
+            "where pairs of .bin and .idx are there already"
         ) from None
     except ValueError:
         raise DataError(
@@ -47,6 +48,8 @@ def open_shards(directory: Path, split: str) -> dict[str, TokenShard]:
         if split not in entry:
             continue
         shard = TokenShard.open(directory / entry[split]["prefix"])
+        if "first" in entry[split]:  # a part of a pair that was adopted
+            shard = shard.part(entry[split]["first"], entry[split]["documents"])
         found, listed = (len(shard), len(shard.tokens)), (entry[split]["documents"], entry[split]["tokens"])
         if found != listed:
             raise DataError(

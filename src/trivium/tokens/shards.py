@@ -21,7 +21,7 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")
 _LONGEST = 2**31 - 1  # tokens of a document: the index counts them in 32 bits
-_REDO = "run `trivium tokenize` again"
+_REDO = "restore it, or make the tokens again (`trivium tokenize`, or the program that wrote them)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,9 @@ class TokenShard:
     prefix: Path
     tokens: NDArray[np.integer]  # every id, in order
     document_starts: NDArray[np.int64]  # [documents + 1], positions in `tokens`
+    first: int | None = (
+        None  # in a pair made elsewhere: the number of its first document, as they have no other name
+    )
 
     @staticmethod
     def open(prefix: Path) -> "TokenShard":
@@ -40,7 +43,7 @@ class TokenShard:
         ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         expected = int(ends[-1]) * dtype.itemsize
         if not bin_.is_file():
-            raise DataError(f"{bin_} is missing, but {idx.name} describes it; {_REDO}")
+            raise DataError(f"{_told(bin_)} is missing, but {idx.name} describes it; {_REDO}")
         if bin_.stat().st_size != expected:
             raise DataError(
                 f"{bin_} has {bin_.stat().st_size} bytes, but {idx.name} says {ends[-1]} tokens of "
@@ -49,6 +52,11 @@ class TokenShard:
         # An empty file cannot be mapped.
         tokens = np.memmap(bin_, dtype=dtype, mode="r") if expected else np.empty(0, dtype=dtype)
         return TokenShard(prefix, tokens, ends[documents])
+
+    def part(self, first: int, documents: int) -> "TokenShard":
+        """So many documents from the first on, known by their numbers; fewer where there are not so many."""
+        starts = self.document_starts[min(first, len(self)) : first + documents + 1]
+        return TokenShard(self.prefix, self.tokens[starts[0] : starts[-1]], starts - starts[0], first)
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -64,6 +72,11 @@ class TokenShard:
 def files_of(prefix: Path) -> tuple[Path, Path]:
     """`PREFIX.idx` and `PREFIX.bin`; a dot in the prefix stays."""
     return prefix.with_name(prefix.name + ".idx"), prefix.with_name(prefix.name + ".bin")
+
+
+def _told(path: Path) -> str:
+    """A path, and what it links to."""
+    return f"{path} (a link to {path.readlink()})" if path.is_symlink() else str(path)
 
 
 class ShardWriter:
@@ -119,7 +132,7 @@ def _read_index(path: Path) -> tuple[np.dtype, NDArray[np.int64], NDArray[np.int
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); {_REDO}") from None
+        raise DataError(f"{_told(path)} cannot be read ({error.strerror}); {_REDO}") from None
     if not data.startswith(MAGIC):
         raise DataError(f"{path} starts with {data[:9]!r}, a token index with {MAGIC!r}; {_REDO}")
     if len(data) < _HEADER.size:
@@ -131,6 +144,11 @@ def _read_index(path: Path) -> tuple[np.dtype, NDArray[np.int64], NDArray[np.int
         known = ", ".join(f"{c} = {d.name}" for c, d in sorted(_dtypes().items()))
         raise DataError(f"{path} has dtype code {code}; token ids are one of {known}; {_REDO}")
     expected = _HEADER.size + 12 * sequences + 8 * marks
+    if sequences and len(data) == expected + sequences:
+        raise DataError(
+            f"{path} has a mode for each of its {sequences} sequences, as multimodal data has; only text is read: "
+            "write it without modes"
+        )
     if len(data) != expected:
         raise DataError(
             f"{path} has {len(data)} bytes; {sequences} sequences and {marks} document marks take {expected}; {_REDO}"

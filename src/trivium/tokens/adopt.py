@@ -1,0 +1,198 @@
+"""Megatron-LM's own `.bin/.idx` pairs become a token directory: linked where they lie, read once, never changed."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trivium.errors import ConfigError, DataError
+from trivium.progress import Progress, silent
+from trivium.provenance import file_sha256, write_json
+from trivium.tokens.encode import file_stems
+from trivium.tokens.entropy import entropy, unigram_entropy
+from trivium.tokens.manifest import FORMAT, MANIFEST, SPLITS, TOKENIZER
+from trivium.tokens.shards import TokenShard, files_of
+from trivium.tokens.split import TRAIN, VALIDATION
+from trivium.tokens.tokenizer import Tokenizer
+
+_AT_ONCE = 1 << 22  # tokens
+
+
+class Pairs(NamedTuple):
+    """Pairs by their prefixes.
+
+    weights: of those in `train`, in any unit; none: as their tokens. fraction: of each pair's tokens, which validate
+    from its end where `validation` is empty. ended: whether every document must end with the tokenizer's end.
+    """
+
+    train: tuple[Path, ...]
+    weights: tuple[float, ...] = ()
+    validation: tuple[Path, ...] = ()
+    fraction: float = 0.0
+    ended: bool = True
+
+
+class Adopted(NamedTuple):
+    """A pair; its documents from `cut` on validate, those before it train."""
+
+    shard: TokenShard
+    cut: int
+    stem: str  # of its links
+
+    def entry(self) -> dict[str, Any]:
+        """What the manifest says of it: by split, which documents of the pair it has."""
+        starts = self.shard.document_starts
+        parts = zip(SPLITS, ((0, self.cut), (self.cut, len(self.shard))), strict=True)
+        return {
+            split: {
+                "prefix": self.stem,
+                "first": first,
+                "documents": stop - first,
+                "tokens": int(starts[stop] - starts[first]),
+            }
+            for split, (first, stop) in parts
+            if first < stop
+        }
+
+
+def adopt_pairs(pairs: Pairs, out: Path, tokenizer: Tokenizer, progress: Progress = silent) -> dict[str, Any]:
+    """Make the existing directory `out` a token directory of these pairs; returns the manifest.
+
+    Each pair is read once, for its hash and its ids. DataError when one is damaged, empty, or has an id or an end of
+    a document that is not the tokenizer's, or nothing validates. ConfigError for weights that are none, and for a
+    pair that is named twice.
+    """
+    sources = source_names((*pairs.train, *pairs.validation))
+    stems = file_stems(sources)
+    found: dict[str, Adopted] = {}
+    for source, prefix in sources.items():
+        shard = TokenShard.open(prefix.absolute())
+        found[source] = Adopted(
+            shard, _cut(shard, pairs, validates=prefix in pairs.validation), stems[source]
+        )
+    if all(one.cut == len(one.shard) for one in found.values()):
+        raise DataError(
+            f"nothing validates: a pair is held out by whole documents, and {len(found)} of {len(found)} have only one "
+            "with tokens; name a pair that validates with --validation PREFIX"
+        )
+    entries = {source: one.entry() for source, one in found.items()}
+    weights = _weights(pairs, entries)
+    counts = {split: np.zeros(tokenizer.vocabulary, np.int64) for split in SPLITS}
+    files = _linked(found.values(), out, _Ids(tokenizer, pairs.ended, counts), progress)
+    tokenizer.save(out / TOKENIZER)
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "tokenizer_sha256": tokenizer.sha256,
+        "vocabulary": tokenizer.vocabulary,
+        "end_of_text": tokenizer.end_of_text,
+        "dtype": ", ".join(sorted({one.shard.tokens.dtype.name for one in found.values()})),
+        "validation": "pairs of their own" if pairs.validation else "last documents of each pair",
+        "sources": {source: {"weight": weights[source], **entry} for source, entry in entries.items()},
+        "totals": {split: _totals(entries.values(), split) for split in SPLITS},
+        "unigram_entropy": unigram_entropy(counts[TRAIN], counts[VALIDATION]),
+        "validation_entropy": entropy(counts[VALIDATION]),
+        "files": files | {TOKENIZER: file_sha256(out / TOKENIZER)},
+    }
+    write_json(out / MANIFEST, manifest)
+    return manifest
+
+
+def source_names(prefixes: Iterable[Path]) -> dict[str, Path]:
+    """Each pair under the last part of its prefix, or under all of it where several end alike."""
+    every = list(prefixes)
+    often = Counter(prefix.resolve() for prefix in every)
+    if twice := next((prefix for prefix in every if often[prefix.resolve()] > 1), None):
+        raise ConfigError(f"PREFIX {twice} is named {often[twice.resolve()]} times; name each pair once")
+    alike = Counter(prefix.name for prefix in every)
+    return {prefix.name if alike[prefix.name] == 1 else str(prefix): prefix for prefix in every}
+
+
+def _cut(shard: TokenShard, pairs: Pairs, *, validates: bool) -> int:
+    starts, total = shard.document_starts, len(shard.tokens)
+    if not total:
+        raise DataError(f"{shard.prefix}.bin holds 0 tokens; leave this pair out")
+    if pairs.validation:
+        return 0 if validates else len(shard)
+    held_out = int(np.searchsorted(starts, total * (1 - pairs.fraction), side="right")) - 1
+    cut = max(held_out, int(np.searchsorted(starts, 0, side="right")))  # something of every pair trains
+    return cut if starts[cut] < total else len(shard)
+
+
+def _weights(pairs: Pairs, entries: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """By source, scaled to sum to 1; those that only validate have none."""
+    given = pairs.weights or tuple(float(e[TRAIN]["tokens"]) for e in entries.values() if TRAIN in e)
+    if len(given) != len(pairs.train) or not all(0 < weight < float("inf") for weight in given):
+        raise ConfigError(
+            f"WEIGHT: {len(pairs.train)} pairs need as many weights above 0, or none; found {given}"
+        )
+    return dict.fromkeys(entries, 0.0) | dict(zip(entries, (w / sum(given) for w in given), strict=False))
+
+
+class _Ids(NamedTuple):
+    """What the ids of a pair must be, and how often each occurs in a split: [vocabulary]."""
+
+    tokenizer: Tokenizer
+    ended: bool
+    counts: Mapping[str, NDArray[np.int64]]
+
+    def read(self, pair: Adopted, told: Callable[[int], None]) -> str:
+        """Count and check a pair's ids; returns the sha256 of its `.bin`. told: how many tokens were read."""
+        tokens, starts = pair.shard.tokens, pair.shard.document_starts
+        digest = hashlib.sha256()
+        for at in range(0, len(tokens), _AT_ONCE):
+            told(at)
+            block = np.ascontiguousarray(tokens[at : at + _AT_ONCE])
+            digest.update(block.data)
+            self._check(pair.shard, at, block)
+            cut = min(max(int(starts[pair.cut]) - at, 0), len(block))
+            for split, part in ((TRAIN, block[:cut]), (VALIDATION, block[cut:])):
+                counts = self.counts[split]
+                counts += np.bincount(part, minlength=len(counts))
+        return digest.hexdigest()
+
+    def _check(self, shard: TokenShard, at: int, block: NDArray[np.integer]) -> None:
+        """DataError for an id that is none, and a document that ends otherwise; block: the ids from token `at` on."""
+        starts, size = shard.document_starts, self.tokenizer.vocabulary
+        if not 0 <= block.min() <= block.max() < size:
+            place = int(np.argmax((block < 0) | (block >= size)))
+            raise DataError(
+                f"{shard.prefix}.bin holds id {block[place]} at token {at + place}, but the tokenizer has ids 0 to "
+                f"{size - 1}; name the one that these tokens were made with in tokens.tokenizer"
+            )
+        first, behind = np.searchsorted(starts, [at, at + len(block)], side="right")
+        wrong = block[starts[first:behind] - 1 - at] != self.tokenizer.end_of_text
+        if self.ended and wrong.any():
+            place = int(first + np.argmax(wrong))
+            raise DataError(
+                f"document {place - 1} of {shard.prefix} ends with id {shard.tokens[starts[place] - 1]}, but the "
+                f"tokenizer's end of a text is {self.tokenizer.end_of_text}; name the one that these tokens were made "
+                "with in tokens.tokenizer, or give --unended when they were made without ends (no --append-eod)"
+            )
+
+
+def _linked(pairs: Iterable[Adopted], out: Path, ids: _Ids, progress: Progress) -> dict[str, str]:
+    """Read every pair and link its files into `out`; returns the sha256 of each link's file by its name."""
+    every, files = list(pairs), {}
+    total, done = sum(len(one.shard.tokens) for one in every), 0
+    for one in every:
+
+        def told(read: int, one: Adopted = one, done: int = done) -> None:
+            progress(done + read, total, f"reading {one.shard.prefix.name}")
+
+        idx, bin_ = files_of(one.shard.prefix)
+        files[f"{one.stem}.bin"] = ids.read(one, told)
+        files[f"{one.stem}.idx"] = file_sha256(idx)
+        for there in (idx, bin_):
+            (out / f"{one.stem}{there.suffix}").symlink_to(there.resolve())
+        done += len(one.shard.tokens)
+    progress(total, total, "")
+    return files
+
+
+def _totals(entries: Iterable[Mapping[str, Any]], split: str) -> dict[str, int]:
+    mine = [entry[split] for entry in entries if split in entry]
+    return {key: sum(one[key] for one in mine) for key in ("documents", "tokens")}
