@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
+from trivium.certify.reduce import SMALLEST_SEQUENCE
 from trivium.config import merge
 from trivium.plan.layout import AXES
 from trivium.plan.plan import Plan
@@ -57,7 +58,6 @@ ROUNDS = 2
 TOGETHER = 3
 LARGEST_TOLD = 3  # degrees from here on are alike
 HEAD_WIDTH = 4
-SHORTEST = 10  # positions: a half of what each of two context ranks holds is then odd
 
 Features = frozenset[str]
 
@@ -138,7 +138,7 @@ def plan_of(base: Base, tree: Tree) -> Plan:
         "kv_heads": groups if queries > 1 else None,
         "hidden": groups * queries * HEAD_WIDTH,
         "ffn": 7 * base.degrees["tensor"],
-        "sequence": 2 * split_heads * -(-SHORTEST // (2 * split_heads)) + (split_heads == 1),
+        "sequence": 2 * split_heads * -(-SMALLEST_SEQUENCE // (2 * split_heads)) + (split_heads == 1),
     }
     return Plan.model_validate(
         {

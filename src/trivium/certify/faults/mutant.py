@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trivium.certify.ways import AS_IT_IS, Way
+from trivium.certify.ways import AS_IT_IS, Replaced, Way
 from trivium.parallel.collectives import PendingResult
 from trivium.parallel.mesh import Mesh
 from trivium.plan.plan import Plan
@@ -31,11 +31,8 @@ class Mutant(NamedTuple):
     def applied(self, mesh: Mesh) -> Iterator[None]:
         """Inside, the code of this process has the fault."""
         original = vars(self.owner)[self.attribute]
-        setattr(self.owner, self.attribute, _replaced(original, self.make, mesh))
-        try:
+        with Replaced(self.owner, self.attribute, _replaced(original, self.make, mesh)).applied():
             yield
-        finally:
-            setattr(self.owner, self.attribute, original)
 
 
 def fault(owner: Any, attribute: str, *plans: Plan, way: Way = AS_IT_IS) -> Callable[[Make], Mutant]:
