@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -107,3 +109,16 @@ def test_json_is_replaced_in_one_step(tmp_path: Path):
 def test_the_hash_of_a_file_is_sha256(tmp_path: Path):
     (tmp_path / "x").write_bytes(b"abc" * 100_000)
     assert file_sha256(tmp_path / "x") == hashlib.sha256(b"abc" * 100_000).hexdigest()
+
+
+def test_json_is_on_the_disk_under_its_name_when_it_is_said_to_be(tmp_path: Path, monkeypatch):
+    """What is in the file before it gets its name, and the name afterwards."""
+    synced, fsync = [], os.fsync
+
+    def seen(descriptor: int) -> None:
+        synced.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), (tmp_path / "x.json").exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    write_json(tmp_path / "x.json", {"a": 1})
+    assert synced == [(False, False), (True, True)]

@@ -173,6 +173,9 @@ def test_the_scores_of_a_vocabulary_are_gone_when_a_layer_is_computed_again():
     assert held.freed == 2 * tokens * rows + head
     assert held.recomputed > 0 and held.freed > held.recomputed + held.workspace
     assert held.working == held.activations + held.loss
+    assert (
+        dataclasses.replace(held, loss=0).working == held.activations
+    )  # the layer takes the room that the scores had
 
 
 def test_a_loss_takes_rows_in_fp32_before_its_backward_and_gradients_in_it():
