@@ -6,7 +6,7 @@ from cost.plans import mt_nlg, small
 from trivium.cost.buffers import buffer_elements
 from trivium.cost.case import case_of
 from trivium.cost.rank_parameters import layer_parameters
-from trivium.plan.buckets import BUCKET_ELEMENTS, bucket_table
+from trivium.plan.buckets import BUCKET_ELEMENTS, SLICE_UNIT, bucket_table
 from trivium.plan.parameters import TOKENS, local_shape, stage_parameters
 
 LAYOUTS = [
@@ -33,12 +33,13 @@ def table_elements(plan, pipeline):
 
 
 @pytest.mark.parametrize("over", LAYOUTS)
-def test_buffers_hold_the_table_of_parameters_and_less_padding_than_data_ranks_each(over):
+def test_buffers_hold_the_table_of_parameters_and_less_padding_than_a_unit_for_each_data_rank(over):
     plan = small(**over)
     for pipeline in range(plan.layout.pipeline):
         buffers, exact = buffer_elements(plan, pipeline), table_elements(plan, pipeline)
-        assert all(size % plan.layout.data == 0 for size in buffers)
-        assert exact <= sum(buffers) <= exact + len(buffers) * (plan.layout.data - 1)
+        unit = plan.layout.data * SLICE_UNIT if plan.layout.data > 1 else 1
+        assert all(size % unit == 0 for size in buffers)
+        assert exact <= sum(buffers) <= exact + len(buffers) * (unit - 1)
 
 
 @pytest.mark.parametrize("over", LAYOUTS)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from trivium.cost.stages import layers_by_stage
-from trivium.plan.buckets import bucket_table, in_buckets
+from trivium.plan.buckets import bucket_table, in_buckets, padded
 from trivium.plan.layout import Layout
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import TOKENS, local_shape, stage_parameters
@@ -68,7 +68,7 @@ def _buffers(
         kind = (over_tensor, shard.table and model.head == "tied")
         kinds.setdefault(kind, []).append(shard.elements)
     return tuple(
-        math.ceil(sum(bucket) / layout.replicas) * layout.replicas
+        padded(sum(bucket), layout.replicas)
         for sizes in kinds.values()
         for bucket in in_buckets(sizes, int, layout.replicas)
     )

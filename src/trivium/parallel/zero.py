@@ -17,6 +17,7 @@ from trivium.parallel.buckets import Bucket
 from trivium.parallel.collectives import sum_over_ranks_begin
 from trivium.parallel.crossing import read_later, sent
 from trivium.parallel.mesh import Mesh
+from trivium.parallel.one_pass import OnePass, State, compiled_update, numbers_of
 from trivium.plan.buckets import UPDATED_AT_ONCE
 
 Tensor = torch.Tensor
@@ -33,26 +34,19 @@ class AdamRule:
     clip: float = 1.0  # largest norm of the gradient; 0: never clipped
 
 
-class Part(NamedTuple):
-    """Elements `where` of a shard, which weight decay falls on or not."""
-
-    where: slice
-    decays: bool
-
-
 @dataclass(eq=False)
 class Shard:
     """What this rank keeps of one bucket: master weights, moments and, in a step, the gradient of its owned slice, in
     the dtype in which it was summed.
 
-    parts: those with weight decay and without.
+    decayed: so many elements from the first on have weight decay.
     """
 
     bucket: Bucket
     master: Tensor
     moment1: Tensor
     moment2: Tensor
-    parts: tuple[Part, ...]
+    decayed: int
     norm_weight: Tensor | None  # 1 where an element counts in the norm, else 0; None: all count
     grad: Tensor | None = None
 
@@ -60,6 +54,16 @@ class Shard:
         """The gradient as it was summed."""
         assert self.grad is not None, "gradients are reduced first"
         return self.grad
+
+    @property
+    def copy(self) -> Tensor | None:
+        """The weights, where they are a copy of the masters in a narrower dtype."""
+        own = self.bucket.shard.data_ptr() != self.master.data_ptr()
+        return self.bucket.shard if own else None
+
+    def part(self, *, decays: bool) -> slice:
+        """The elements that have weight decay, or those that have not."""
+        return slice(0, self.decayed) if decays else slice(self.decayed, len(self.master))
 
     def gradient(self) -> Tensor:
         """In the dtype of the masters: a copy where that is another."""
@@ -81,10 +85,22 @@ class Totals(NamedTuple):
 class ShardedAdamW:
     """One optimizer over all buckets of a rank; `state` tensors are named in `states()` for checkpoints."""
 
-    def __init__(self, buckets: Sequence[Bucket], mesh: Mesh, rule: AdamRule, masters: torch.dtype) -> None:
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        mesh: Mesh,
+        rule: AdamRule,
+        masters: torch.dtype,
+        *,
+        compiled: bool = False,
+    ) -> None:
+        """masters: the dtype of the state. compiled: the update in one pass over it, by torch.compile."""
         self.buckets, self.mesh, self.rule = list(buckets), mesh, rule
         self.shards, self._masters = [_shard(b, masters) for b in buckets], masters
         self._together = together(self.shards, 0 if mesh.device.type == "cpu" else UPDATED_AT_ONCE)
+        # One launch for each shard. Where its weight decay ends is a number on the device, as all that changes is.
+        self._one_pass = compiled_update() if compiled else None
+        self._decayed = [torch.full((), shard.decayed, device=mesh.device) for shard in self.shards]
         self.steps_done = 0  # a checkpoint sets it, as it fills the states
         self.on_reduced: Callable[[int, Tensor], None] | None = (
             None  # sees each shard's gradient before clipping
@@ -141,29 +157,41 @@ class ShardedAdamW:
         """AdamW with `factor` times the gradients. On a processor one bucket after the other: what is computed on the
         way is then still in a cache when it is used. On an accelerator many at once, in a few launches. Weights travel
         while the next are updated."""
-        for shards in self._together:
-            self._update_together(shards, lr, factor)
+        if self._one_pass is None:
+            for shards in self._together:
+                self._update_together(shards, lr, factor)
+        else:
+            self._update_in_one_pass(self._one_pass, lr, factor)
         self.steps_done += 1
         self._clear()
         for shard in self.shards:
             shard.bucket.published()
+
+    def _update_in_one_pass(self, update: OnePass, lr: float, factor: Tensor | float) -> None:
+        device, masters = self.mesh.device, self._masters
+        if not isinstance(factor, Tensor):
+            factor = torch.full((), factor, dtype=masters, device=device)
+        numbers = numbers_of(self.rule, self.steps_done + 1, lr, device, masters)
+        for shard, decayed in zip(self.shards, self._decayed, strict=True):
+            state = State(shard.master, shard.moment1, shard.moment2, shard.copy)
+            update(state, shard.summed(), factor, numbers, decayed)
+            shard.bucket.publish()
 
     def _update_together(self, shards: Sequence[Shard], lr: float, factor: Tensor | float) -> None:
         """Of one group; what it took is free when this returns."""
         grads = scaled(shards, factor)
         for decays in (True, False):
             self._adamw(shards, grads, lr, decays=decays)
-        own = [s for s in shards if s.bucket.shard.data_ptr() != s.master.data_ptr()]
-        if own:
-            torch._foreach_copy_([s.bucket.shard for s in own], [s.master for s in own])
+        copies = [(s.copy, s.master) for s in shards if s.copy is not None]
+        if copies:
+            torch._foreach_copy_([copy for copy, _ in copies], [master for _, master in copies])
         for shard in shards:
             shard.bucket.publish()
 
     def _adamw(self, shards: Sequence[Shard], grads: Sequence[Tensor], lr: float, *, decays: bool) -> None:
         """Of the parts with weight decay, or of those without."""
-        parts = [
-            (s, g, p.where) for s, g in zip(shards, grads, strict=True) for p in s.parts if p.decays is decays
-        ]
+        both = ((s, g, s.part(decays=decays)) for s, g in zip(shards, grads, strict=True))
+        parts = [(shard, grad, where) for shard, grad, where in both if where.stop > where.start]
         if not parts:
             return
         counts = torch.full((len(parts),), float(self.steps_done), device=self.mesh.device)
@@ -267,11 +295,9 @@ def _totals(sums: Sequence[float]) -> Totals:
 def _shard(bucket: Bucket, masters: torch.dtype) -> Shard:
     # Where weights are already in the masters' dtype they are their own masters.
     master = bucket.shard if bucket.shard.dtype == masters else bucket.shard.to(masters)
-    border = min(max(bucket.decayed - bucket.owned.start, 0), len(master))
-    halves = (Part(slice(0, border), decays=True), Part(slice(border, len(master)), decays=False))
-    parts = tuple(part for part in halves if part.where.stop > part.where.start)
+    decayed = min(max(bucket.decayed - bucket.owned.start, 0), len(master))
     moments = torch.zeros_like(master), torch.zeros_like(master)
-    return Shard(bucket, master, *moments, parts, _norm_weight(bucket, bucket.dtypes.gradients))
+    return Shard(bucket, master, *moments, decayed, _norm_weight(bucket, bucket.dtypes.gradients))
 
 
 def _norm_weight(bucket: Bucket, dtype: torch.dtype) -> Tensor | None:

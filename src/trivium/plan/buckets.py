@@ -1,7 +1,6 @@
 """How a rank's parameters are gathered into flat buffers: the table that the runtime fills and the cost model prices.
 
-A bucket holds parameters whose gradients are summed over the same groups, those with weight decay first. It is
-padded so that each replica owns an equal slice.
+A bucket holds parameters whose gradients are summed over the same groups, those with weight decay first.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +17,8 @@ BUCKET_ELEMENTS, ELEMENTS_ALONE = 4 << 20, 1 << 18
 # An accelerator updates buckets together until they have so many elements: enough that it takes longer than launching
 # the next. Of narrow gradients as many are copied to the masters' dtype meanwhile.
 UPDATED_AT_ONCE = 1 << 25
+# Slices are multiples of so many elements: 16 bytes of the narrowest.
+SLICE_UNIT = 8
 
 Entry = TypeVar("Entry")
 
@@ -44,7 +45,7 @@ class BucketRow(NamedTuple):
     decayed: int
     partial_over: tuple[PartialOver, ...]
     tied: bool
-    padded: int  # elements, a multiple of the number of replicas
+    padded: int  # elements
 
 
 def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
@@ -84,7 +85,13 @@ def _row(items: list[Item], over: tuple[PartialOver, ...], tied: bool, replicas:
     ordered = sorted(items, key=lambda i: not i.parameter.decay)
     decayed = sum(i.elements for i in items if i.parameter.decay)
     elements = sum(i.elements for i in items)
-    return BucketRow(tuple(ordered), decayed, over, tied, padded=-(-elements // replicas) * replicas)
+    return BucketRow(tuple(ordered), decayed, over, tied, padded=padded(elements, replicas))
+
+
+def padded(elements: int, replicas: int) -> int:
+    """So that each replica owns an equal slice, which begins where an accelerator and NCCL read at full speed."""
+    unit = replicas * SLICE_UNIT if replicas > 1 else 1
+    return -(-elements // unit) * unit
 
 
 def held(plan: Plan, pipeline: int) -> Iterator[Item]:

@@ -85,7 +85,10 @@ class Trainer:
         if plan.zero >= 3:
             for stage in self.stages.values():
                 gather_around(_users(stage, self.buckets))
-        self.optimizer = ShardedAdamW(self.buckets, mesh, rule, DTYPES[plan.precision.masters])
+        # On a processor torch's fused kernel moves no more than a compiled one.
+        in_one_pass = plan.compiled and mesh.device.type != "cpu"
+        masters = DTYPES[plan.precision.masters]
+        self.optimizer = ShardedAdamW(self.buckets, mesh, rule, masters, compiled=in_one_pass)
         self._watch = GradientWatch(self.buckets)
         self.loss_scale = LossScale() if plan.precision.weights == "fp16" else None
         self.transport: Literal["posted", "batched"] | None = None  # as the backend wants it
