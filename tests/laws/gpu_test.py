@@ -11,8 +11,10 @@ from trivium.certify.certificate import certificate, examine
 from trivium.certify.reference import compute_reference, random_rows
 from trivium.cost.memory import worst_rank
 from trivium.parallel.crossing import read_later
+from trivium.parallel.gradient_sum import GradientSum
 from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
+from trivium.parallel.product import widens
+from trivium.parallel.zero import AdamRule, ShardedAdamW
 from trivium.plan.plan import Plan
 from trivium.training.trainer import Samples, Trainer
 
@@ -58,6 +60,38 @@ def test_updates_follow_the_processors(clip: float, device: torch.device) -> Non
         steps = [trainer.train_step(s, samples, 1e-2) for s in range(3)]
         found.append([(s.loss, s.gradient_norm) for s in steps])
     torch.testing.assert_close(*map(torch.tensor, found), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("weights", ["bf16", "fp32"])
+def test_an_update_in_one_pass_is_that_of_the_passes_one_by_one(weights: str, device: torch.device) -> None:
+    plan, masters = small(precision={"weights": weights}), []
+    for compiled in (False, True):
+        trainer = Trainer(plan, Mesh.single(device), seed=1, rule=AdamRule())
+        trainer.optimizer = ShardedAdamW(
+            trainer.buckets, trainer.mesh, AdamRule(clip=0.05), torch.float32, compiled=compiled
+        )
+        trainer.train_step(0, Samples(0, plan.batch.sequences, random_rows(plan)), 1e-2)
+        masters.append(torch.cat([shard.master for shard in trainer.optimizer.shards]))
+    torch.testing.assert_close(*masters, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(7, 3, 5), (64, 48, 32), (2048, 1024, 512)])
+def test_products_of_narrow_matrices_are_summed_without_rounding(
+    shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+) -> None:
+    tokens, outputs, inputs = shape
+    torch.manual_seed(0)
+    total = GradientSum(outputs * inputs, torch.float32, device)
+    exact = torch.zeros(outputs, inputs, dtype=torch.float64, device=device)
+    for _ in range(3):
+        grad, x = (torch.randn(tokens, n, device=device).to(dtype) for n in (outputs, inputs))
+        total.add_product(0, grad, x)
+        exact += grad.double().T @ x.double()
+    if not widens(grad, torch.float32):
+        pytest.skip(f"{torch.cuda.get_device_name(device)} adds no {dtype} products to fp32 sums")
+    error = (total.whole().view(outputs, inputs) - exact).norm() / exact.norm()
+    assert error < 1e-5
 
 
 def test_compiled_blocks_and_loss_follow_the_processors(device: torch.device) -> None:

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from plans import small
 from trivium.certify.reference import random_rows
+from trivium.parallel import gradient_sum, product
 from trivium.parallel.gradient_sum import GradientSum
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import AdamRule
@@ -89,6 +90,50 @@ def test_a_part_that_shares_its_memory_or_differs_is_copied(part: torch.Tensor) 
     found.add(0, torch.ones(SIZE, dtype=torch.float64))
     assert torch.equal(found.whole(), torch.full((SIZE,), 2.0, dtype=torch.float64))
     assert bool((part == 1).all())
+
+
+@pytest.mark.parametrize("order", ([0, 6], [6, 0, 0, 6, 6], [6]))
+@pytest.mark.parametrize("given", (torch.float64, torch.bfloat16))
+def test_products_add_up_at_their_places(order: list[int], given: torch.dtype) -> None:
+    torch.manual_seed(2)
+    shapes = {0: (3, 2), 6: (1, 5)}
+    found, expected = empty(), torch.zeros(SIZE, dtype=torch.float64)
+    for _ in range(2):
+        expected.zero_()
+        for start in order:
+            outputs, inputs = shapes[start]
+            grad, x = torch.randn(7, outputs).to(given), torch.randn(7, inputs).to(given)
+            expected[start : start + outputs * inputs] += (grad.T @ x).flatten().double()
+            found.add_product(start, grad, x)
+        torch.testing.assert_close(found.whole(), expected, rtol=1e-12, atol=1e-14)
+        found.clear()
+
+
+def test_products_of_narrow_matrices_are_not_rounded_where_the_device_adds_them_to_wide_sums(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As an accelerator does; here it is imitated."""
+    torch.manual_seed(3)
+    products = [(torch.randn(64, 3).bfloat16(), torch.randn(64, 2).bfloat16()) for _ in range(4)]
+    exact = sum(grad.double().T @ x.double() for grad, x in products)
+
+    def error() -> float:
+        total = GradientSum(9, torch.float32, torch.device("cpu"))
+        total.flat.untyped_storage().resize_(36)
+        total.flat.fill_(torch.nan)  # as memory may be found
+        for grad, x in products:
+            total.add_product(2, grad, x)
+        assert not total.whole()[[0, 1, 8]].any()
+        return float((total.whole()[2:8].view(3, 2) - exact).norm() / exact.norm())
+
+    def imitated(into: torch.Tensor, grad: torch.Tensor, x: torch.Tensor, *, first: bool) -> None:
+        into.copy_(grad.float().T @ x.float() + (0 if first else into))
+
+    rounded = error()
+    monkeypatch.setattr(product, "_add_unrounded", imitated)
+    for module in (product, gradient_sum):
+        monkeypatch.setattr(module, "widens", lambda narrow, dtype: narrow.dtype != dtype)
+    assert error() < 1e-6 < 1e-4 < rounded < 1e-2
 
 
 @pytest.mark.parametrize("weights", ("fp32", "bf16"))

@@ -52,9 +52,9 @@ def activated_product(
 
     With a cut, which takes no bias, each chunk's sum over the ranks is begun while the next is computed: [s, B, H].
     """
-    separate = later.separate and not torch.is_inference_mode_enabled()
-    how = _How(function, cut, weight, later if separate else None)
-    found: Tensor = _ActivatedProduct.apply(x, weight.detach() if separate else weight, bias, how)
+    takes = later.takes(weight)
+    how = _How(function, cut, weight, later if takes else None)
+    found: Tensor = _ActivatedProduct.apply(x, weight.detach() if takes else weight, bias, how)
     return found
 
 

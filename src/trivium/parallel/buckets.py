@@ -152,14 +152,24 @@ class Bucket:
                 slot.parameter.grad = None
         self._sum.clear()
 
+    def add_product(self, slot: Slot, grad: Tensor, x: Tensor) -> None:
+        """Add grad^T x to the sum of a slot's gradient; grad [T, O], x [T, I]."""
+        self._parts().add_product(slot.start, grad, x)
+
+    def _parts(self) -> GradientSum:
+        """What the backward under way adds to."""
+        if self.zero < 2:
+            return self._sum
+        self._open = self._open or self._new_sum(self.padded)
+        return self._open
+
     def _take(self, slot: Slot) -> None:
         """Add a parameter's gradient to the sum; where autograd adds itself, only what is not in the sum already."""
-        grad, parts = slot.parameter.grad, self._sum
+        grad = slot.parameter.grad
         if grad is None:
             return
-        if self.zero >= 2:
-            self._open = parts = self._open or self._new_sum(self.padded)
-        elif parts.is_at(slot.start, grad):
+        parts = self._parts()
+        if parts.is_at(slot.start, grad):
             return
         place = parts.add(slot.start, grad)
         slot.parameter.grad = place if self.adds_itself else None
@@ -259,6 +269,21 @@ class GradientWatch:
     def last_backward(self, stage: int, *, put_off: bool = False) -> None:
         """The last backward of `stage` in this step begins; put_off: of the weight gradients that were put off."""
         self._last.add((stage, put_off))
+
+    def takes(self, weight: torch.nn.Parameter) -> bool:
+        """Whether products of this weight are added here at once. Of a tied table autograd first adds up what its two
+        uses give, so that it is one gradient to reduce."""
+        return not self._places[id(weight)][1].tied
+
+    def add(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor) -> None:
+        """Add grad^T x to the sum of this weight's gradient; grad [T, O], x [T, I]."""
+        slot, bucket = self._places[id(weight)]
+        bucket.add_product(slot, grad, x)
+
+    def added(self, weight: torch.nn.Parameter) -> None:
+        """A product was added in a backward."""
+        slot, bucket = self._places[id(weight)]
+        bucket.accumulated(slot, last=(slot.stage, False) in self._last)
 
     def finished(self, parameter: torch.nn.Parameter) -> None:
         """A weight gradient that was put off has been added."""

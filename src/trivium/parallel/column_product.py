@@ -46,9 +46,9 @@ def column_product(
     """x [s, B, I] where the sequence is split, else [S, B, I]; weight [..., O, I] (leading dimensions side by side),
     bias [O] -> x W^T + bias [S, B, O]."""
     matrix = weight if weight.dim() == 2 else weight.flatten(0, -2)
-    separate = later.separate and not torch.is_inference_mode_enabled()
-    how = _How(entry, weight, later if separate else None)
-    return _ColumnProduct.apply(x, matrix.detach() if separate else matrix, bias, how)
+    takes = later.takes(weight)
+    how = _How(entry, weight, later if takes else None)
+    return _ColumnProduct.apply(x, matrix.detach() if takes else matrix, bias, how)
 
 
 class _ColumnProduct(torch.autograd.Function):
@@ -64,7 +64,8 @@ class _ColumnProduct(torch.autograd.Function):
         (x, weight), (grad,) = ctx.saved_tensors, grads
         (group, split_sequence), parameter, later = ctx.how
         # Weight gradients that are put off gather when they are computed.
-        again = split_sequence and later is None
+        puts_off = later is not None and later.separate
+        again = split_sequence and not puts_off
         whole = all_gather_begin(x, group) if again else PendingResult(None, x)
         d_x = gradient_of_inputs(grad, weight)
         summed = reduce_scatter_begin(d_x, group) if split_sequence else all_reduce_begin(d_x, group)
@@ -73,5 +74,5 @@ class _ColumnProduct(torch.autograd.Function):
         if later is None:
             d_weight = gradient_of_weight(rows, whole.wait().flatten(0, -2))
         else:
-            later.take(parameter, rows, x, group if split_sequence else None)
+            later.take(parameter, rows, whole.wait(), group if split_sequence and puts_off else None)
         return summed.wait(), d_weight, d_bias, None

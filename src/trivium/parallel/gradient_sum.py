@@ -5,6 +5,8 @@ So the memory of gradients is free for activations until the first backward, and
 
 import torch
 
+from trivium.parallel.product import add_gradient_of_weight, gradient_of_weight, widens
+
 Tensor = torch.Tensor
 
 
@@ -43,6 +45,18 @@ class GradientSum:
             place.copy_(part)
         self._stops[start] = stop
         return place
+
+    def add_product(self, start: int, grad: Tensor, x: Tensor) -> None:
+        """Add grad^T x at the place that begins at `start`; grad [T, O], x [T, I]."""
+        begun = start in self._stops
+        if not begun and not widens(grad, self._empty.dtype):
+            self.add(start, gradient_of_weight(grad, x))
+            return
+        self._open()
+        stop = start + grad.shape[1] * x.shape[1]
+        place = self.flat[start:stop].view(grad.shape[1], x.shape[1])
+        add_gradient_of_weight(place, grad, x, first=not begun)
+        self._stops[start] = stop
 
     def whole(self) -> Tensor:
         """The sum, zero where nothing was added."""

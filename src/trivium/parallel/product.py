@@ -9,6 +9,7 @@ Legend: T tokens, I inputs, O outputs.
 """
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -55,13 +56,41 @@ def gradient_of_weight(grad: Tensor, x: Tensor) -> Tensor:
     return found
 
 
-def add_gradient_of_weight(into: Tensor, grad: Tensor, x: Tensor) -> None:
-    """The same, added to `into` [O, I]."""
+def add_gradient_of_weight(into: Tensor, grad: Tensor, x: Tensor, *, first: bool = False) -> None:
+    """The same, added to `into` [O, I], which may have a wider dtype. first: it takes the place of what is there."""
+    if first or widens(grad, into.dtype):
+        _add_unrounded(into, grad, x, first=first)
+        return
+    if into.dtype != grad.dtype:
+        into.add_(gradient_of_weight(grad, x))
+        return
     if grad.numel() * x.shape[1] < LEAST or not _is_for_one_dnn(grad, x):
         into.addmm_(grad.T, x)
         return
     for rows, part in _rows_of_gradient(into, grad, x):
         rows.add_(part.contiguous())  # adding what lies transposed takes longer than copying it first
+
+
+def widens(narrow: Tensor, dtype: torch.dtype) -> bool:
+    """Whether products of such matrices are added up in `dtype` without being rounded to their own before."""
+    if narrow.device.type != "cuda" or narrow.dtype.itemsize != 2 or dtype != torch.float32:
+        return False
+    return _multiplies_into_wide(narrow.device, narrow.dtype)
+
+
+@cache
+def _multiplies_into_wide(device: torch.device, dtype: torch.dtype) -> bool:
+    """Found by trying: not every build of torch, nor every accelerator, has it."""
+    ones, into = (torch.ones(16, 16, device=device, dtype=d) for d in (dtype, torch.float32))
+    try:
+        _add_unrounded(into, ones, ones, first=False)
+    except RuntimeError:  # NotImplementedError is one
+        return False
+    return bool((into == 17).all())
+
+
+def _add_unrounded(into: Tensor, grad: Tensor, x: Tensor, *, first: bool) -> None:
+    torch.ops.aten.addmm.dtype_out(into, grad.T, x, into.dtype, beta=0 if first else 1, out=into)
 
 
 def _rows_of_gradient(into: Tensor, grad: Tensor, x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -37,8 +37,9 @@ def cut_product(x: Tensor, weight: torch.nn.Parameter, later: WeightGradients, c
 
     More chunks than there are positions to cut are as many as those.
     """
-    read = weight.detach() if later.separate else weight
-    return _CutProduct.apply(x, read, cut, (weight, later if later.separate else None))
+    takes = later.takes(weight)
+    read = weight.detach() if takes else weight
+    return _CutProduct.apply(x, read, cut, (weight, later if takes else None))
 
 
 class _CutProduct(torch.autograd.Function):

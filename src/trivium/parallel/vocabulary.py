@@ -38,9 +38,10 @@ def vocabulary_loss(
 
     compiled: loss_and_gradient as torch.compile made it, of all rows at once: it writes nothing down in fp32.
     """
-    weight = table.detach() if later.separate else table
+    takes = later.takes(table)
+    weight = table.detach() if takes else table
     rows = x.flatten(0, -2)
-    about = (table, later if later.separate else None, torch.is_grad_enabled(), compiled)
+    about = (table, later if takes else None, torch.is_grad_enabled(), compiled)
     losses = _Loss.apply(rows, weight, targets.flatten(), vocabulary, about)
     return losses.view(targets.shape)
 
@@ -60,7 +61,7 @@ def loss_and_gradient(scores: Tensor, targets: Tensor, vocabulary: int) -> Tenso
 
 
 class _Loss(torch.autograd.Function):
-    """about: the parameter, who puts its gradient off (or None), whether a gradient is wanted, and what is compiled."""
+    """about: the parameter, who takes its gradient (or None), whether a gradient is wanted, and what is compiled."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocabulary: int, about: Any) -> Tensor:
@@ -72,7 +73,7 @@ class _Loss(torch.autograd.Function):
             return torch.cat(losses)
         scores = product(x, weight)  # one product, and so is the weight's gradient: exact enough in bf16 too
         ctx.save_for_backward(x, weight, scores)
-        ctx.put_off = None if later is None else (table, later)
+        ctx.taken = None if later is None else (table, later)
         if compiled is not None:
             return compiled(scores, targets, vocabulary)
         for part, ids in zip(scores.split(ROWS), targets.split(ROWS), strict=True):
@@ -87,9 +88,9 @@ class _Loss(torch.autograd.Function):
         d_x = gradient_of_inputs(d_scores, weight).mul_(scale)
         # It may stand on either side of the product: H numbers are fewer than V.
         scaled = torch.mul(x, scale, out=torch.empty_like(x))
-        if ctx.put_off is None:
+        if ctx.taken is None:
             return d_x, gradient_of_weight(d_scores, scaled), None, None, None
-        table, later = ctx.put_off
+        table, later = ctx.taken
         later.take(table, d_scores, scaled)
         return d_x, None, None, None, None
 

@@ -1,11 +1,13 @@
-"""The backward of a linear layer in two parts: the input's gradient now, the weight's later.
+"""Where the weight gradients of linear layers go: into the sum of the step, at once or later.
 
-Zero-bubble schedules (arXiv 2401.10241) put weight gradients, for which nobody waits, where a rank would idle.
+At once the product adds into the sum itself, which is of a wider dtype where the weights are narrow: no gradient of one
+micro-batch is rounded, written down and read again. Later, zero-bubble schedules (arXiv 2401.10241) put weight
+gradients, for which nobody waits, where a rank would idle.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -29,15 +31,46 @@ class _Product(NamedTuple):
         return PendingResult(None, self.x) if self.group is None else all_gather_begin(self.x, self.group)
 
 
-class WeightGradients:
-    """The products that were put off, by the action that will compute them.
+class Sums(Protocol):
+    """Of the gradients of a step."""
 
-    separate: set for programs whose weight gradients are actions of their own; weights are then no leaves of
-    autograd's graph, which would otherwise report a gradient for them at every backward.
+    def takes(self, weight: torch.nn.Parameter) -> bool:
+        """Whether products of this weight are added at once."""
+
+    def add(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor) -> None:
+        """Add grad^T x; grad [T, outputs], x [T, inputs]."""
+
+    def added(self, weight: torch.nn.Parameter) -> None:
+        """What a backward adds to this weight's gradient is added."""
+
+
+class _Parameters:
+    """Autograd sums gradients up, in the parameters; so do the products that were put off."""
+
+    def takes(self, weight: torch.nn.Parameter) -> bool:
+        return False
+
+    @torch.no_grad()
+    def add(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor) -> None:
+        if weight.grad is None:
+            weight.grad = gradient_of_weight(grad, x).view_as(weight)
+        else:
+            add_gradient_of_weight(weight.grad.view(grad.shape[1], x.shape[1]), grad, x)
+
+    def added(self, weight: torch.nn.Parameter) -> None:
+        """Autograd's hooks tell."""
+
+
+class WeightGradients:
+    """The products of a stage: added to `sums` in the backward, or put off, by the action that will compute them.
+
+    separate: set for programs whose weight gradients are actions of their own. Weights whose products are taken are no
+    leaves of autograd's graph, which would otherwise report a gradient for them at every backward.
     """
 
     def __init__(self) -> None:
         self.separate = False
+        self.sums: Sums = _Parameters()
         self._waiting: dict[Hashable, list[_Product]] = {}
         self._key: Hashable | None = None
 
@@ -51,14 +84,16 @@ class WeightGradients:
         finally:
             self._key = None
 
+    def takes(self, weight: torch.nn.Parameter) -> bool:
+        """Whether the gradient of this weight comes by `take`, and not by autograd."""
+        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+            return False
+        return self.separate or self.sums.takes(weight)
+
     def finish(self, key: Hashable, accumulated: Callable[[torch.nn.Parameter], None]) -> None:
         """Compute what was put off under `key`, adding to each parameter's gradient."""
         for weight, grad, x in _whole(self._waiting.pop(key)):
-            with torch.no_grad():
-                if weight.grad is None:
-                    weight.grad = gradient_of_weight(grad, x).view_as(weight)
-                else:
-                    add_gradient_of_weight(weight.grad.view(grad.shape[1], x.shape[1]), grad, x)
+            self.sums.add(weight, grad, x)
             accumulated(weight)
 
     @property
@@ -68,10 +103,16 @@ class WeightGradients:
         return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in kept}.values())
 
     def take(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor, group: Group | None = None) -> None:
-        """Keep a product for later: grad [T, outputs], x [..., inputs] of T tokens, over all ranks of a given group."""
-        assert self._key is not None, "separate weight gradients are put off inside `put_off`"
-        # Without the graph that made it, whose nodes would live as long.
-        self._waiting[self._key].append(_Product(weight, grad, x.detach(), group))
+        """Add a product to the sum now, or keep it for later: grad [T, outputs], x [..., inputs] of T tokens; later
+        also of those that all ranks of a group have."""
+        if self.separate:
+            assert self._key is not None, "separate weight gradients are put off inside `put_off`"
+            # Without the graph that made it, whose nodes would live as long.
+            self._waiting[self._key].append(_Product(weight, grad, x.detach(), group))
+        else:
+            assert group is None, "what is added now was gathered before"
+            self.sums.add(weight, grad, x.flatten(0, -2))
+            self.sums.added(weight)
 
 
 def _whole(products: Sequence[_Product]) -> Iterator[tuple[torch.nn.Parameter, Tensor, Tensor]]:
@@ -110,6 +151,6 @@ class _Linear(torch.autograd.Function):
 def linear(x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None, later: WeightGradients) -> Tensor:
     """x [..., inputs] times weight [..., outputs, inputs] (leading dimensions side by side) plus bias."""
     matrix = weight if weight.dim() == 2 else weight.flatten(0, -2)
-    if not later.separate or torch.is_inference_mode_enabled():
+    if not later.takes(weight):
         return product(x, matrix, bias)
     return _Linear.apply(x, matrix.detach(), bias, _Target(weight, later))

@@ -90,6 +90,8 @@ class Trainer:
         masters = DTYPES[plan.precision.masters]
         self.optimizer = ShardedAdamW(self.buckets, mesh, rule, masters, compiled=in_one_pass)
         self._watch = GradientWatch(self.buckets)
+        for stage in self.stages.values():
+            stage.weight_gradients.sums = self._watch
         self.loss_scale = LossScale() if plan.precision.weights == "fp16" else None
         self.transport: Literal["posted", "batched"] | None = None  # as the backend wants it
         self._programs: dict[tuple[int, bool], Program] = {}
