@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from trivium.model.rms_norm import rms_norm
 from trivium.plan.model_shape import ModelShape
 
 
@@ -20,5 +21,5 @@ class Norm(nn.Module):
         """[S, B, H] -> [S, B, H]."""
         bias = self.bias
         if bias is None:
-            return F.rms_norm(x, self.shape, self.weight, self.epsilon)
+            return rms_norm(x, self.weight, self.epsilon)
         return F.layer_norm(x, self.shape, self.weight, bias, self.epsilon)
