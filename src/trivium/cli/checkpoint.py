@@ -1,5 +1,6 @@
 """`trivium checkpoint`: list, verify, show, compare, rewrite, exchange and remove checkpoints."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -203,13 +204,23 @@ def import_(
     if (folder / "tokenizer.json").is_file():
         words = tokenizer_of_model(folder / "tokenizer.json")
         if words.marks.end == END_OF_TEXT:
-            chosen = f"--set tokens.tokenizer={folder.resolve()} --set tokens.vocabulary={words.vocabulary}"
-            say(f"  make its tokens with\n  trivium tokenize {chosen}")
+            chosen = [f"tokens.tokenizer={folder.resolve()}"]
+            chosen += [
+                f"{field}={words.vocabulary}" for field in ("tokens.vocabulary", "plan.model.vocabulary")
+            ]
+            say(f"  make its tokens with\n  {_command('tokenize', out, chosen)}")
         else:
             say(f"  its documents end with {words.marks.end}; `trivium tokenize` writes only {END_OF_TEXT}")
     say(f"  {path}; train from it with")
     model = build(Plan, Checkpoint.open(path).manifest["plan"]).model
-    say(f"  trivium train --set training.start_from={path.resolve()} {' '.join(settings_of(model))}")
+    settings = [f"training.start_from={path.resolve()}", *settings_of(model)]
+    say(f"  {_command('train', out, settings)} --ranks 1")
+
+
+def _command(verb: str, out: Path, settings: list[str]) -> str:
+    """What to type, in the shell's quotes."""
+    sets = [word for setting in settings for word in ("--set", setting)]
+    return shlex.join(["trivium", verb, "--out", str(out), *sets])
 
 
 def _known(name: str, option: str) -> None:
