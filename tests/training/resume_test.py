@@ -24,8 +24,8 @@ from trivium.training import run as loop
 from trivium.training import saves as saves_module
 from trivium.training.config import TrainingConfig
 from trivium.training.job import start
-from trivium.training.metrics import EVENTS, METRICS, read
 from trivium.training.lineage import round_trip
+from trivium.training.metrics import EVENTS, METRICS, read
 from trivium.training.prove import another_layout
 from trivium.training.record import read_record
 from trivium.training.replay import replay_to

@@ -131,7 +131,7 @@ def check(job: TrainingJob) -> None:
 
 
 def check_start(job: TrainingJob) -> None:
-    """Refuse a `training.start_from` whose weights, or state, a training that begins anew in `job.out` could not take."""
+    """Refuse a `training.start_from` whose weights or state a training that begins anew in `job.out` cannot take."""
     if job.training.start_from is None:
         return
     given = Path(job.training.start_from)
