@@ -142,3 +142,15 @@ def test_a_training_that_was_set_aside_is_told_apart_and_how_it_would_go_on(tmp_
     change, remedy = train.apart(run, before)
     assert change == "training.lr: 0.002 -> 0.001"
     assert f"training.start_from={saved} --set training.start_with=state" in remedy
+
+
+def test_tokens_made_elsewhere_are_given_only_once_and_give_way_to_a_run_s_own(
+    tokens: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    (out / "training").mkdir(parents=True)
+    config = open_run(out, given_for(out, "demo", [])).config
+    write_record(Record(out / "training", tokens, config.plan, config.training, config.seed, ()))
+    assert open_run(out, given_for(out, "demo", [])).folder("tokens") == tokens.resolve()
+    (out / "tokens").mkdir()
+    assert open_run(out, given_for(out, "demo", [])).folder("tokens") == out / "tokens"
