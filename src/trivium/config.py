@@ -168,6 +168,8 @@ def _explain(model: type[BaseModel], error: Any) -> str:
         if len(error["loc"]) == 1:
             remedy += '; or begin the file with "base: demo" and name only what differs'
         return f"{path}: a value is required here and none was given; {remedy}"
+    if error["type"] == "model_type":
+        return f"{path} is {shown}; it is a section: give its fields, as {path}.FIELD (`trivium config explain {path}`)"
     law = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return (
         f"{path} is {shown}: {law}"

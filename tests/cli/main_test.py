@@ -135,6 +135,8 @@ def test_an_impossible_layout_is_refused_at_once_with_every_problem(call, tmp_pa
         (["train", "--ranks", "5"], 2, "--ranks 5"),
         (["demo", "--from", "trian"], 2, "did you mean 'train'"),
         (["demo", "--set", "tokens.vocabulary=4096"], 2, "tokens.vocabulary (4096)"),
+        (["plan", "estimate", "--tokens", "lots"], 2, "--tokens: 'lots' is not a quantity"),
+        (["plan", "estimate", "--html", "/nowhere/x.html"], 3, "/nowhere: there is no such folder; make it"),
         (["train", "--out", "empty"], 4, "trivium tokenize --out empty"),
         (["train", "--tokens", "nowhere"], 4, "--tokens nowhere does not exist"),
         (["corpus", "harvest", "--corpus", "nowhere.txt"], 4, "--corpus nowhere.txt does not exist"),

@@ -178,3 +178,14 @@ def test_every_field_that_the_readme_names_is_one():
     named = set(re.findall(r"(?:`|--set )((?:plan|training|tokens)\.[a-z_.]*[a-z_])", README))
     assert len(named) > 20
     assert {name for name in named if not has(RunConfig, name.split("."))} == set()
+
+
+def test_a_value_in_a_section_s_place_is_refused_in_plain_words():
+    for path in ("plan", "plan.batch.ramp", "tokens"):
+        with pytest.raises(
+            ConfigError, match=rf"^{path} is 3; it is a section: give its fields, as {path}\.FIELD"
+        ):
+            resolve(Given("demo", (f"{path}=3",)))
+    with pytest.raises(ConfigError) as caught:
+        resolve(Given("demo", ("plan.model.vocabulary=big",)))
+    assert len(str(caught.value).splitlines()) == 1

@@ -146,7 +146,7 @@ def _with_what_follows(layer: Tree, folder: Path) -> Tree:
     machine file is relative to `folder`, if it is there."""
     follows: Tree = {}
     ids = _at(layer, "plan", "model", "vocabulary")
-    if ids is not None and _at(layer, "tokens", "vocabulary") is None:
+    if isinstance(ids, int) and _at(layer, "tokens", "vocabulary") is None:
         follows["tokens"] = {"vocabulary": ids}
     machine = _at(layer, "machine")
     if isinstance(machine, str) and is_machine_file(machine):
