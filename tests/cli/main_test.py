@@ -321,3 +321,15 @@ def test_a_schedule_can_be_read_from_a_file(tmp_path: Path) -> None:
 def test_the_version_is_printed(call):
     ended = call("--version")
     assert (ended.returncode, ended.stdout.strip()) == (0, __version__)
+
+
+def test_an_interrupted_verb_says_that_it_goes_on_when_it_is_run_again(monkeypatch, capsys):
+    def interrupted(*_: object):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trivium.cli.doctor.gather", interrupted)
+    monkeypatch.setattr(sys, "argv", ["trivium", "doctor"])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 130
+    assert "interrupted; run the same command again to go on" in capsys.readouterr().err

@@ -97,7 +97,10 @@ def main() -> None:
     try:
         with waiting:
             command_line()(words, prog_name="trivium")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as ended:
+        if isinstance(ended, SystemExit) and ended.code != INTERRUPTED:
+            raise
+        # What interrupts a verb comes as SystemExit: typer catches it, and says nothing.
         print("interrupted; run the same command again to go on", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except Exception as error:
