@@ -75,7 +75,7 @@ def command_line() -> TyperGroup:
         name="trivium",
         cls=LazyVerbs,
         help="Train GPT-class language models the way MT-NLG 530B was trained, end to end.",
-        epilog="First: trivium doctor, then trivium demo. Every setting: trivium config show.",
+        epilog="First: trivium doctor, then trivium demo. Every setting: trivium config explain.",
         rich_markup_mode=None,
         add_completion=False,
         no_args_is_help=True,
