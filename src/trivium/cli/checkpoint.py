@@ -25,7 +25,8 @@ app = typer.Typer(
 Which = Annotated[
     str | None,
     typer.Argument(
-        metavar="[STEP|DIR]", help="A step of --out, or a checkpoint's directory; default: newest."
+        metavar="[STEP|DIR]",
+        help="A step of --out, a checkpoint's directory, or a run's for its newest; default: newest.",
     ),
 ]
 One = Annotated[str, typer.Argument(metavar="STEP|DIR", help="A step of --out, or a checkpoint's directory.")]
@@ -34,6 +35,7 @@ Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write
 
 @app.command("ls")
 def list_(
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="The same as --out RUN.")] = None,
     out: Out = DEFAULT_OUT,
     verify: Annotated[bool, typer.Option("--verify", help="Read and hash every file too.")] = False,
     json: Json = None,
@@ -42,6 +44,7 @@ def list_(
     from trivium.checkpoint.compare import summary
     from trivium.checkpoint.load import published
 
+    out = run or out
     if not out.is_dir():
         raise DataError(f"{out} does not exist; name the --out of `trivium train`")
     found = [summary(path, verify=verify) for path in published(Workspace(out).checkpoints)]
@@ -76,7 +79,7 @@ def verify(
     from trivium.checkpoint.compare import summary
     from trivium.checkpoint.load import published
 
-    paths = published(Workspace(out).checkpoints) if every else [_path(which, out)]
+    paths = published(Workspace(out).checkpoints) if every else [_one(which, out)]
     found = [summary(path, verify=True) for path in paths]
     for row in found:
         told = row.get("problem") or f"{row['files']} files, {format_bytes(row['bytes'])}"
@@ -101,7 +104,7 @@ def show(
     from trivium.checkpoint.reshard import STRUCTURE
     from trivium.config import leaves
 
-    checkpoint = Checkpoint.open(_path(which, out))
+    checkpoint = Checkpoint.open(_one(which, out))
     row = summary(checkpoint.directory)
     say(f"{checkpoint.directory}: step {checkpoint.step}, {format_count(row['parameters'])} parameters")
     say(f"  {', '.join(row['kinds'])}; {row['files']} files, {format_bytes(row['bytes'])}")
@@ -257,6 +260,13 @@ def rm(
         say(f"  deleted {path}")
 
 
+def _one(which: str | None, out: Path) -> Path:
+    """As `_path`; of a run directory, its newest."""
+    if which is not None and Workspace(Path(which)).checkpoints.is_dir():
+        return _path(None, Path(which))
+    return _path(which, out)
+
+
 def _path(which: str | None, out: Path) -> Path:
     """The directory that a step, a path, or nothing (the newest) names."""
     from trivium.checkpoint.format import step_name
@@ -278,7 +288,7 @@ def _path(which: str | None, out: Path) -> Path:
 def _opened(which: str | None, out: Path) -> "Checkpoint":
     from trivium.checkpoint.load import Checkpoint
 
-    checkpoint = Checkpoint.open(_path(which, out))
+    checkpoint = Checkpoint.open(_one(which, out))
     checkpoint.verify()
     return checkpoint
 
