@@ -142,6 +142,9 @@ def test_a_training_that_was_set_aside_is_told_apart_and_how_it_would_go_on(tmp_
     change, remedy = train.apart(run, before)
     assert change == "training.lr: 0.002 -> 0.001"
     assert f"training.start_from={saved} --set training.start_with=state" in remedy
+    model = plan.model_copy(update={"model": plan.model.model_copy(update={"dropout": 0.5})})
+    write_record(Record(before, tmp_path / "tokens", model, then, run.config.seed, ()))
+    assert train.apart(run, before) == ["plan.model.dropout: 0.5 -> 0.0", change]
 
 
 def test_tokens_made_elsewhere_are_given_only_once_and_give_way_to_a_run_s_own(

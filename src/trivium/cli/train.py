@@ -180,10 +180,20 @@ def apart(run: Run, before: Path) -> list[str]:
         "training.",
     )
     saved = published(before / CHECKPOINTS)
-    if not lines or not saved:
-        return lines
-    again = f"--set training.start_from={shlex.quote(str(saved[-1]))} --set training.start_with=state"
-    return [*lines, f"its steps go on under other training.* with --out ANOTHER {again}"]
+    if not lines or not saved or not all(line.startswith("training.") for line in lines):
+        return lines  # a state is of one model, batch and precision
+    words = [
+        "trivium",
+        "train",
+        "--preset",
+        str(run.at.root),
+        "--tokens",
+        str(run.folder("tokens")),
+        "--out",
+        "ANOTHER",
+    ]
+    words += ["--set", f"training.start_from={saved[-1]}", "--set", "training.start_with=state"]
+    return [*lines, f"to go on from its steps instead: {shlex.join(words)}"]
 
 
 def check(run: Run, state: State) -> None:
