@@ -27,7 +27,8 @@ def preset_names() -> list[str]:
 
 
 def read_preset(name_or_path: str) -> Tree:
-    """A preset's tree: a shipped name, or the path of a YAML file; `base:` inherits from another preset."""
+    """A preset's tree: a shipped name, the path of a YAML or JSON file, or a run directory, which stands for its
+    config.json; `base:` inherits from another preset."""
     return _read(name_or_path, seen=())
 
 
@@ -111,7 +112,11 @@ def _read(name_or_path: str, seen: tuple[str, ...]) -> Tree:
     if base is None:
         return tree
     beside = Path(name_or_path).parent / str(base)  # a path in a file is relative to that file
-    return merge(_read(str(beside if beside.is_file() else base), (*seen, name_or_path)), tree)
+    try:
+        under = _read(str(beside if beside.is_file() else base), (*seen, name_or_path))
+    except ConfigError as error:
+        raise ConfigError(str(error) if seen else f"{name_or_path}, base: {error}") from None
+    return merge(under, tree)
 
 
 def _preset_text(name_or_path: str) -> str:
@@ -119,6 +124,8 @@ def _preset_text(name_or_path: str) -> str:
     path = Path(name_or_path)
     if shipped.is_file():
         return str(shipped.read_text(encoding="utf-8"))
+    if (path / "config.json").is_file():
+        path = path / "config.json"
     if path.suffix in (".yaml", ".yml", ".json"):
         if not path.is_file():
             raise ConfigError(
@@ -161,6 +168,8 @@ def _explain(model: type[BaseModel], error: Any) -> str:
         if len(error["loc"]) == 1:
             remedy += '; or begin the file with "base: demo" and name only what differs'
         return f"{path}: a value is required here and none was given; {remedy}"
+    if error["type"] == "model_type":
+        return f"{path} is {shown}; it is a section: give its fields, as {path}.FIELD (`trivium config explain {path}`)"
     law = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return (
         f"{path} is {shown}: {law}"

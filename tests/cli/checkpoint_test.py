@@ -163,3 +163,9 @@ def test_a_run_that_is_not_there_is_refused_rather_than_listed_as_empty(call, ru
     shutil.rmtree(run)
     code, told = call("ls")
     assert code == 4 and "does not exist" in told
+
+
+def test_a_run_stands_for_its_newest_checkpoint_but_never_to_delete_it(call, run: Path) -> None:
+    assert call("ls", str(run)) == call("ls")
+    assert call("show", str(run)) == call("show", "20")
+    assert call("rm", str(run))[0] == 5 and folder(run, 20).is_dir()

@@ -45,9 +45,60 @@ def test_slurm_places_a_rank_per_device_asks_for_a_save_in_time_and_queues_75_ag
     ):
         assert line in text.splitlines(), line
     assert "#SBATCH --signal=USR1@300" in text
-    assert '75) echo "preempted, saved; queued again"; scontrol requeue "$SLURM_JOB_ID"' in text
+    assert {"#SBATCH --exclusive", "#SBATCH --mem=0"} <= set(text.splitlines())
     assert "--out '/runs/My run' --preset demo --set plan.layout.tensor=8" in text
     assert "{{" not in text
+
+
+SCONTROL = """#!/bin/bash
+case $1 in
+  show) [ "$2" = job ] && echo "   $STATE Dependency=(null)" || echo host ;;
+  requeue) echo "requeue $2" >> requeued ;;
+esac
+"""
+SRUN = """#!/bin/bash
+[ "$1" = --nodes=1 ] && echo 29500 || exit "$CODE"
+"""
+RUNS, LATE, CANCELLED = (
+    "JobState=RUNNING Reason=None",
+    "JobState=COMPLETING Reason=TimeLimit",
+    "JobState=COMPLETING Reason=None",  # as Slurm 22.05 shows a job that scancel ended
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "queued"),
+    [
+        (75, RUNS, True),
+        (75, LATE, True),
+        (75, CANCELLED, False),
+        (137, RUNS, True),
+        (137, CANCELLED, False),
+        (2, RUNS, False),
+        (0, RUNS, False),
+    ],
+)
+def test_slurm_queues_again_what_may_go_on_and_never_what_was_cancelled(
+    capsys, monkeypatch, tmp_path: Path, code: int, state: str, queued: bool
+) -> None:
+    text = printed(capsys, monkeypatch, "slurm", *two_nodes(), out=str(tmp_path))
+    for name, script in (("scontrol", SCONTROL), ("srun", SRUN)):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "SLURM_JOB_ID": "7",
+        "STATE": state,
+        "CODE": str(code),
+    }
+    ran = subprocess.run(["bash"], input=text.encode(), cwd=tmp_path, env=environment)
+    assert ran.returncode == code
+    assert (tmp_path / "requeued").exists() == queued
+
+
+def test_a_job_of_some_devices_of_a_node_leaves_the_others(capsys, monkeypatch) -> None:
+    some = printed(capsys, monkeypatch, "slurm", "machine=dgx-h100", "plan.layout.data=1")
+    assert "#SBATCH --gpus-per-node=4" in some and "--exclusive" not in some and "--mem" not in some
 
 
 def test_kubernetes_gives_pods_the_time_to_save_and_ignores_preemption(capsys, monkeypatch) -> None:

@@ -135,6 +135,8 @@ def test_an_impossible_layout_is_refused_at_once_with_every_problem(call, tmp_pa
         (["train", "--ranks", "5"], 2, "--ranks 5"),
         (["demo", "--from", "trian"], 2, "did you mean 'train'"),
         (["demo", "--set", "tokens.vocabulary=4096"], 2, "tokens.vocabulary (4096)"),
+        (["plan", "estimate", "--tokens", "lots"], 2, "--tokens: 'lots' is not a quantity"),
+        (["plan", "estimate", "--html", "/nowhere/x.html"], 3, "/nowhere: there is no such folder; make it"),
         (["train", "--out", "empty"], 4, "trivium tokenize --out empty"),
         (["train", "--tokens", "nowhere"], 4, "--tokens nowhere does not exist"),
         (["corpus", "harvest", "--corpus", "nowhere.txt"], 4, "--corpus nowhere.txt does not exist"),
@@ -319,3 +321,15 @@ def test_a_schedule_can_be_read_from_a_file(tmp_path: Path) -> None:
 def test_the_version_is_printed(call):
     ended = call("--version")
     assert (ended.returncode, ended.stdout.strip()) == (0, __version__)
+
+
+def test_an_interrupted_verb_says_that_it_goes_on_when_it_is_run_again(monkeypatch, capsys):
+    def interrupted(*_: object):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trivium.cli.doctor.gather", interrupted)
+    monkeypatch.setattr(sys, "argv", ["trivium", "doctor"])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 130
+    assert "interrupted; run the same command again to go on" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import typer
 import yaml
 
 from trivium.cli.main import VERBS
+from trivium.cli.price import machine_of
 from trivium.cli.run_config import LAYOUTS, Given, RunConfig, origins, resolve
 from trivium.config import leaves, preset_names, to_tree
 from trivium.errors import ConfigError
@@ -80,6 +81,45 @@ def test_an_unknown_machine_is_refused_with_the_known_ones():
     assert problems == ["machine: 'selen' is not known; did you mean 'selene'?"]
 
 
+def test_the_tokenizer_has_the_ids_of_the_model_where_nothing_else_is_said(tmp_path):
+    assert resolve(Given("demo", ("plan.model.vocabulary=512",))).tokens.vocabulary == 512
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("base: mt-nlg-530b\nplan: {model: {vocabulary: 128256}}")
+    config = resolve(Given(str(mine)))
+    assert config.tokens.vocabulary == 128256 and config.problems() == []
+    both = Given(str(mine), ("plan.model.vocabulary=512", "tokens.vocabulary=500"))
+    assert resolve(both).tokens.vocabulary == 500
+
+
+def test_a_machine_file_is_found_beside_the_config_that_names_it_and_one_that_is_missing_is_a_problem(
+    tmp_path,
+):
+    (tmp_path / "ours.yaml").write_text("base: dgx-h100\ndevices_per_node: 4")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("base: mt-nlg-530b\nmachine: ours.yaml")
+    config = resolve(Given(str(mine)))
+    assert config.problems() == [] and machine_of(config.machine).devices_per_node == 4
+    (problem,) = resolve(Given("demo", ("machine=theirs.yaml",))).problems()
+    assert "theirs.yaml" in problem and "there is no file" in problem
+
+
+def test_a_run_directory_stands_for_its_config(tmp_path):
+    (tmp_path / "config.json").write_text('{"base": "demo", "seed": 77}')
+    assert resolve(Given(str(tmp_path))).seed == 77
+    with pytest.raises(ConfigError, match="--preset NAME starts afresh"):
+        resolve(Given(str(tmp_path), ("seed=-1",)))
+
+
+def test_what_is_wrong_in_a_file_is_said_with_its_name(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("base: nowhere")
+    with pytest.raises(ConfigError, match="mine.yaml, base: there is no preset 'nowhere'"):
+        resolve(Given(str(mine)))
+    mine.write_text("base: demo\nseed: -1")
+    with pytest.raises(ConfigError, match="come from .*mine.yaml"):
+        resolve(Given(str(mine)))
+
+
 def test_every_problem_of_every_section_is_reported_at_once():
     given = Given("demo", ("plan.layout.tensor=3", "tokens.vocabulary=4096", "machine=x"))
     with pytest.raises(ConfigError) as caught:
@@ -138,3 +178,14 @@ def test_every_field_that_the_readme_names_is_one():
     named = set(re.findall(r"(?:`|--set )((?:plan|training|tokens)\.[a-z_.]*[a-z_])", README))
     assert len(named) > 20
     assert {name for name in named if not has(RunConfig, name.split("."))} == set()
+
+
+def test_a_value_in_a_section_s_place_is_refused_in_plain_words():
+    for path in ("plan", "plan.batch.ramp", "tokens"):
+        with pytest.raises(
+            ConfigError, match=rf"^{path} is 3; it is a section: give its fields, as {path}\.FIELD"
+        ):
+            resolve(Given("demo", (f"{path}=3",)))
+    with pytest.raises(ConfigError) as caught:
+        resolve(Given("demo", ("plan.model.vocabulary=big",)))
+    assert len(str(caught.value).splitlines()) == 1

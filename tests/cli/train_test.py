@@ -11,6 +11,7 @@ from trivium.cli.options import given_for, open_run
 from trivium.cli.stage import STARTED, perform
 from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
 from trivium.provenance import STAMP, write_json
+from trivium.training.record import Record, write_record
 
 
 @pytest.fixture
@@ -125,3 +126,34 @@ def test_a_mistyped_command_leaves_a_finished_training_where_it_is(
     with pytest.raises(error, match=says):
         perform(train.TRAIN, run)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_a_training_that_was_set_aside_is_told_apart_and_how_it_would_go_on(tmp_path: Path) -> None:
+    run = open_run(
+        tmp_path / "run", given_for(tmp_path / "run", "demo", ["training.lr=0.001", "plan.zero=0"])
+    )
+    before = tmp_path / "training.previous"
+    saved = before / "checkpoints" / "step-00000007"
+    saved.mkdir(parents=True)
+    assert train.apart(run, before) == []
+    then = run.config.training.model_copy(update={"lr": 0.002, "restarts": 9})
+    plan = run.config.plan.model_copy(update={"zero": 1})
+    write_record(Record(before, tmp_path / "tokens", plan, then, run.config.seed, ()))
+    change, remedy = train.apart(run, before)
+    assert change == "training.lr: 0.002 -> 0.001"
+    assert f"training.start_from={saved} --set training.start_with=state" in remedy
+    model = plan.model_copy(update={"model": plan.model.model_copy(update={"dropout": 0.5})})
+    write_record(Record(before, tmp_path / "tokens", model, then, run.config.seed, ()))
+    assert train.apart(run, before) == ["plan.model.dropout: 0.5 -> 0.0", change]
+
+
+def test_tokens_made_elsewhere_are_given_only_once_and_give_way_to_a_run_s_own(
+    tokens: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    (out / "training").mkdir(parents=True)
+    config = open_run(out, given_for(out, "demo", [])).config
+    write_record(Record(out / "training", tokens, config.plan, config.training, config.seed, ()))
+    assert open_run(out, given_for(out, "demo", [])).folder("tokens") == tokens.resolve()
+    (out / "tokens").mkdir()
+    assert open_run(out, given_for(out, "demo", [])).folder("tokens") == out / "tokens"

@@ -69,7 +69,7 @@ def test_a_machine_file_may_start_from_a_shipped_machine(tmp_path):
 def test_a_wrong_machine_file_is_refused_with_the_remedy(tmp_path, text, told):
     path = tmp_path / "mine.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=told.replace("[", "\\[")):
+    with pytest.raises(ConfigError, match=f"mine.yaml.*{told}".replace("[", "\\[")):
         machine_from_file(path)
 
 

@@ -1,6 +1,8 @@
 """Both ways with transformers itself: its models begin our trainings, and ours run there with tokenizer and all."""
 
+import shlex
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from plans import small
 from tokens.curated import curated, documents
 from trivium.checkpoint.load import Checkpoint, published
 from trivium.cli import main as entry
+from trivium.cli.run_config import Given, resolve
 from trivium.config import build, to_tree
 from trivium.interchange.bring import import_hf
 from trivium.interchange.export import TOLERANCE, export_hf
@@ -184,11 +187,23 @@ def test_the_verbs_go_both_ways_and_the_tokenizer_makes_the_same_tokens(
         return capsys.readouterr().out
 
     assert "logits differ by at most" in say("export", str(tmp_path / "hf"), "--out", str(out))
-    told = say("import", str(tmp_path / "hf"), "--to", str(tmp_path / "back"))
-    assert (
-        f"tokens.tokenizer={tmp_path / 'hf'} --set tokens.vocabulary={VOCABULARY}" in told
-        and "training.start_from=" in told
+    told = say(
+        "import", str(tmp_path / "hf"), "--to", str(tmp_path / "back"), "--out", str(tmp_path / "my run")
     )
+    tokenizing, training = (
+        shlex.split(line) for line in told.splitlines() if "trivium" in line and "--set" in line
+    )
+    for words, verb in (
+        (tokenizing, "tokenize"),
+        (training, "train"),
+    ):  # what is printed can be typed as it is
+        assert words[:4] == ["trivium", verb, "--out", str(tmp_path / "my run")]
+        given = Given(
+            "demo", tuple(b for a, b in pairwise(words) if a == "--set"), 1 if "--ranks" in words else None
+        )
+        config = resolve(given).checked()
+        assert config.tokens.vocabulary == config.plan.model.vocabulary == VOCABULARY
+    assert any(word.startswith("training.start_from=") for word in training)
     again = tmp_path / "again"
     again.mkdir()
     config = TokensConfig(tokenizer=str(tmp_path / "hf"), vocabulary=VOCABULARY, validation_fraction=0.2)

@@ -15,7 +15,7 @@ from tokens.curated import curated, documents
 from trivium.checkpoint.format import manifest_hash, manifest_text, step_of
 from trivium.checkpoint.lease import holding
 from trivium.checkpoint.load import Checkpoint, published
-from trivium.errors import CheckpointError, MachineError
+from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
 from trivium.parallel.launch import Ranks
 from trivium.plan.plan import Plan
 from trivium.tokens.config import TokensConfig
@@ -24,8 +24,12 @@ from trivium.training import run as loop
 from trivium.training import saves as saves_module
 from trivium.training.config import TrainingConfig
 from trivium.training.job import start
+from trivium.training.lineage import round_trip
 from trivium.training.metrics import EVENTS, METRICS, read
 from trivium.training.prove import another_layout
+from trivium.training.record import read_record
+from trivium.training.replay import replay_to
+from trivium.training.rewind import refuse_other_order
 from trivium.training.run import CHECKPOINTS, TrainingJob
 
 BATCH = {"sequences": 8, "micro": 2}
@@ -312,6 +316,42 @@ def test_a_run_begins_with_given_weights_of_any_dtype(tokens: Path, tmp_path: Pa
     assert losses(tmp_path / "b")[1] < losses(tmp_path / "a")[1]
     with pytest.raises(CheckpointError, match="plan.model.ffn"):
         start(job(tokens, tmp_path / "c", OTHER["model"][0](plan()), steps=4, start_from=given))
+
+
+def test_a_run_that_begins_with_a_state_goes_on_as_the_run_that_had_it(tokens: Path, tmp_path: Path) -> None:
+    start(job(tokens, tmp_path / "a", plan(), steps=6))
+    given = str(tmp_path / "a" / CHECKPOINTS / "step-00000003")
+    began = {"start_from": given, "start_with": "state"}
+    start(job(tokens, tmp_path / "b", plan(), steps=6, **began))
+    whole, rest = losses(tmp_path / "a"), losses(tmp_path / "b")
+    assert rest == {step: whole[step] for step in (4, 5, 6)}
+    replay = replay_to(read_record(tmp_path / "b"), 6)
+    assert (replay.started_from, replay.done) == (3, 5)
+    assert round_trip(read_record(tmp_path / "b"))["agrees"]
+    with pytest.raises(ConfigError, match="is below the 3 steps"):
+        start(job(tokens, tmp_path / "c", plan(), steps=2, **began))
+    with pytest.raises(CheckpointError, match="fp32 -> bf16"):
+        start(job(tokens, tmp_path / "c", OTHER["dtype"][0](plan()), steps=6, **began))
+
+
+def test_a_state_goes_on_under_another_learning_rate_and_from_its_own_checkpoints(
+    tokens: Path, tmp_path: Path
+) -> None:
+    start(job(tokens, tmp_path / "a", plan(), steps=6))
+    given = str(tmp_path / "a" / CHECKPOINTS / "step-00000003")
+    began = {"start_from": given, "start_with": "state", "lr": 1e-4, "decay_tokens": 10**6}
+    start(job(tokens, tmp_path / "b", plan(), steps=5, **began))
+    start(job(tokens, tmp_path / "b", plan(), steps=6, **began))
+    whole, rest = losses(tmp_path / "a"), losses(tmp_path / "b")
+    assert whole[4] == rest[4] and whole[6] != rest[6] and sorted(rest) == [4, 5, 6]
+    assert [e["step"] for e in read(tmp_path / "b" / EVENTS) if e["event"] == "resumed"] == [3, 5]
+
+
+def test_a_state_that_saw_what_a_rewind_left_out_is_refused() -> None:
+    about = {"samples": 24, "left_out": []}
+    refuse_other_order(Path("given"), about, [{"step": 5, "cause": "", "gaps": [[24, 32]]}])
+    with pytest.raises(DataError, match="saw samples that a rewind left out"):
+        refuse_other_order(Path("given"), about, [{"step": 5, "cause": "", "gaps": [[16, 32]]}])
 
 
 def test_what_the_first_rank_clears_away_may_take_longer_than_a_collective(

@@ -1,5 +1,6 @@
 """`trivium checkpoint`: list, verify, show, compare, rewrite, exchange and remove checkpoints."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +25,8 @@ app = typer.Typer(
 Which = Annotated[
     str | None,
     typer.Argument(
-        metavar="[STEP|DIR]", help="A step of --out, or a checkpoint's directory; default: newest."
+        metavar="[STEP|DIR]",
+        help="A step of --out, a checkpoint's directory, or a run's for its newest; default: newest.",
     ),
 ]
 One = Annotated[str, typer.Argument(metavar="STEP|DIR", help="A step of --out, or a checkpoint's directory.")]
@@ -33,6 +35,7 @@ Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write
 
 @app.command("ls")
 def list_(
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="The same as --out RUN.")] = None,
     out: Out = DEFAULT_OUT,
     verify: Annotated[bool, typer.Option("--verify", help="Read and hash every file too.")] = False,
     json: Json = None,
@@ -41,6 +44,7 @@ def list_(
     from trivium.checkpoint.compare import summary
     from trivium.checkpoint.load import published
 
+    out = run or out
     if not out.is_dir():
         raise DataError(f"{out} does not exist; name the --out of `trivium train`")
     found = [summary(path, verify=verify) for path in published(Workspace(out).checkpoints)]
@@ -75,7 +79,7 @@ def verify(
     from trivium.checkpoint.compare import summary
     from trivium.checkpoint.load import published
 
-    paths = published(Workspace(out).checkpoints) if every else [_path(which, out)]
+    paths = published(Workspace(out).checkpoints) if every else [_one(which, out)]
     found = [summary(path, verify=True) for path in paths]
     for row in found:
         told = row.get("problem") or f"{row['files']} files, {format_bytes(row['bytes'])}"
@@ -100,7 +104,7 @@ def show(
     from trivium.checkpoint.reshard import STRUCTURE
     from trivium.config import leaves
 
-    checkpoint = Checkpoint.open(_path(which, out))
+    checkpoint = Checkpoint.open(_one(which, out))
     row = summary(checkpoint.directory)
     say(f"{checkpoint.directory}: step {checkpoint.step}, {format_count(row['parameters'])} parameters")
     say(f"  {', '.join(row['kinds'])}; {row['files']} files, {format_bytes(row['bytes'])}")
@@ -203,13 +207,23 @@ def import_(
     if (folder / "tokenizer.json").is_file():
         words = tokenizer_of_model(folder / "tokenizer.json")
         if words.marks.end == END_OF_TEXT:
-            chosen = f"--set tokens.tokenizer={folder.resolve()} --set tokens.vocabulary={words.vocabulary}"
-            say(f"  make its tokens with\n  trivium tokenize {chosen}")
+            chosen = [f"tokens.tokenizer={folder.resolve()}"]
+            chosen += [
+                f"{field}={words.vocabulary}" for field in ("tokens.vocabulary", "plan.model.vocabulary")
+            ]
+            say(f"  make its tokens with\n  {_command('tokenize', out, chosen)}")
         else:
             say(f"  its documents end with {words.marks.end}; `trivium tokenize` writes only {END_OF_TEXT}")
     say(f"  {path}; train from it with")
     model = build(Plan, Checkpoint.open(path).manifest["plan"]).model
-    say(f"  trivium train --set training.start_from={path.resolve()} {' '.join(settings_of(model))}")
+    settings = [f"training.start_from={path.resolve()}", *settings_of(model)]
+    say(f"  {_command('train', out, settings)} --ranks 1")
+
+
+def _command(verb: str, out: Path, settings: list[str]) -> str:
+    """What to type, in the shell's quotes."""
+    sets = [word for setting in settings for word in ("--set", setting)]
+    return shlex.join(["trivium", verb, "--out", str(out), *sets])
 
 
 def _known(name: str, option: str) -> None:
@@ -246,6 +260,13 @@ def rm(
         say(f"  deleted {path}")
 
 
+def _one(which: str | None, out: Path) -> Path:
+    """As `_path`; of a run directory, its newest."""
+    if which is not None and Workspace(Path(which)).checkpoints.is_dir():
+        return _path(None, Path(which))
+    return _path(which, out)
+
+
 def _path(which: str | None, out: Path) -> Path:
     """The directory that a step, a path, or nothing (the newest) names."""
     from trivium.checkpoint.format import step_name
@@ -267,7 +288,7 @@ def _path(which: str | None, out: Path) -> Path:
 def _opened(which: str | None, out: Path) -> "Checkpoint":
     from trivium.checkpoint.load import Checkpoint
 
-    checkpoint = Checkpoint.open(_path(which, out))
+    checkpoint = Checkpoint.open(_one(which, out))
     checkpoint.verify()
     return checkpoint
 

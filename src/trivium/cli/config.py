@@ -1,32 +1,46 @@
 """`trivium config`: each value and its origin, the schema, differences, and the presets."""
 
 import json
+import textwrap
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Annotated
 
 import typer
 
+from trivium.cli.fields import fields_of
 from trivium.cli.options import Preset, Ranks, Sets
 from trivium.cli.run_config import Given, RunConfig, origins, resolve
 from trivium.cli.show import say, table
 from trivium.config import differences, leaves, preset_names, to_tree
-from trivium.errors import ConfigError
+from trivium.errors import ConfigError, nearest
 
 app = typer.Typer(
     help="Show, compare and document configs and presets.", rich_markup_mode=None, add_completion=False
 )
 
+WIDTH, MIDDLE = 110, 30  # columns of a line, and at most of its middle part
+Path = Annotated[str, typer.Argument(metavar="[PATH]", help="A section or a field; default: all.")]
+
 
 @app.command()
-def show(preset: Preset = None, sets: Sets = None, ranks: Ranks = None) -> None:
+def show(path: Path = "", preset: Preset = None, sets: Sets = None, ranks: Ranks = None) -> None:
     """Print every value with where it came from, and every problem."""
     given = Given(preset or "demo", tuple(sets or ()), ranks)
     config, where = resolve(given), origins(given)
-    rows = [(path, json.dumps(value), where[path]) for path, value in leaves(to_tree(config))]
-    for line in table(rows, header=("field", "value", "from"), indent=0):
-        say(line)
+    values = dict(leaves(to_tree(config)))
+    rows = [(p, where[p], json.dumps(values[p], ensure_ascii=False)) for p in _under(path, list(values))]
+    _say_wrapped(rows, ("field", "from", "value"))
     problems = config.problems()
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+@app.command()
+def explain(path: Path = "") -> None:
+    """Print what each field may be, and what it means."""
+    found = {field.path: field for field in fields_of(RunConfig)}
+    _say_wrapped([found[p] for p in _under(path, list(found))], ("field", "may be", "meaning"))
 
 
 @app.command()
@@ -43,6 +57,30 @@ def diff(
     """Print the fields in which two configs differ."""
     lines = differences(to_tree(resolve(Given(old))), to_tree(resolve(Given(new))))
     for line in lines or ["no field differs"]:
+        say(line)
+
+
+def _under(path: str, known: Sequence[str]) -> list[str]:
+    """The fields of a section, or the one that is named."""
+    found = [p for p in known if not path or p == path or p.startswith(f"{path}.")]
+    if not found:
+        sections = {p.rpartition(".")[0] for p in known} - {""}
+        raise ConfigError(f"there is no section or field '{path}'; {nearest(path, {*known, *sections})}")
+    return found
+
+
+def _say_wrapped(rows: Sequence[Sequence[str]], header: Sequence[str]) -> None:
+    """A table whose last two columns go on in the next line, so that none is wider than WIDTH."""
+    first = max(len(row[0]) for row in rows)
+    second = min(MIDDLE, max(len(row[1]) for row in [header, *rows]))
+    third = max(WIDTH - first - second - 4, MIDDLE)
+    wrapped = []
+    for row in rows:
+        middle, last = (
+            textwrap.wrap(text, width) or [""] for text, width in zip(row[1:], (second, third), strict=True)
+        )
+        wrapped += list(zip_longest([row[0]], middle, last, fillvalue=""))
+    for line in table(wrapped, header=header, indent=0):
         say(line)
 
 

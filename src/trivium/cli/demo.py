@@ -1,5 +1,6 @@
 """`trivium demo`: the whole path, each stage only when it is not done yet."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -62,7 +63,8 @@ def demo(
         if problems:
             raise ConfigError("\n".join(problems))
         return
-    walk(open_run(out, given, corpus=corpus), redo_from=start)
+    run = open_run(out, given, corpus=corpus)
+    walk(replace(run, tokens=None), redo_from=start)  # it makes its own, whatever was trained here before
 
 
 def walk(run: Run, *, redo_from: str | None = None) -> None:

@@ -1,5 +1,7 @@
 """Any error as the command line tells it: cause, remedy and exit code."""
 
+from pathlib import Path
+
 from trivium.checkpoint.durable import REMEDY
 from trivium.errors import MachineError, TriviumError
 
@@ -11,5 +13,9 @@ def told(error: Exception) -> TriviumError:
         return error
     if isinstance(error, OSError) and error.errno in REMEDY:
         return MachineError(f"{error.filename or 'a file'}: {error.strerror}; {REMEDY[error.errno]}")
+    if isinstance(error, FileNotFoundError) and error.filename and not Path(error.filename).parent.exists():
+        return MachineError(
+            f"{Path(error.filename).parent}: there is no such folder; make it, or name another"
+        )
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return TriviumError(f"{text}\nrun again with --debug for the traceback")

@@ -54,11 +54,15 @@ FILES: Mapping[Target, str] = {
 
 
 class Nodes(NamedTuple):
-    """How ranks are placed: `per_node` on each of so many nodes; on devices of their own, or on cores."""
+    """How ranks are placed: `per_node` on each of so many nodes; on devices of their own, or on cores.
+
+    fills_nodes: whether these are all devices of the nodes.
+    """
 
     nodes: int
     per_node: int
     has_devices: bool
+    fills_nodes: bool = False
 
 
 @app.command()
@@ -130,7 +134,7 @@ def placed(config: RunConfig, machine: Machine | None) -> Nodes:
     found = problems(layout, per_node)
     if found:
         raise ConfigError("\n".join(found).replace(", or pass --allow-tensor-across-nodes", ""))
-    return Nodes(nodes, per_node, has_devices)
+    return Nodes(nodes, per_node, has_devices, has_devices and per_node == machine.devices_per_node)
 
 
 def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str]) -> dict[str, object]:
@@ -143,9 +147,7 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
         "name": name,
         "nodes": where.nodes,
         "per_node": where.per_node,
-        "devices": f"#SBATCH --gpus-per-node={where.per_node}"
-        if where.has_devices
-        else "#SBATCH --cpus-per-task=1",
+        "devices": _slurm_devices(where),
         "resources": limits if where.has_devices else "",
         "grace": grace,
         "restarts": training.restarts,
@@ -163,6 +165,15 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
         "image": _yaml(more["image"]),
         "claim": _yaml(more["claim"]),
     }
+
+
+def _slurm_devices(where: Nodes) -> str:
+    """What ranks ask of their node: a core each, or devices, and with all of them all of the node. Slurm would bind
+    a rank to one core, and give the job that core's share of the memory."""
+    if not where.has_devices:
+        return "#SBATCH --cpus-per-task=1"
+    whole = ["#SBATCH --exclusive", "#SBATCH --mem=0"] if where.fills_nodes else []
+    return "\n".join([f"#SBATCH --gpus-per-node={where.per_node}", *whole])
 
 
 def _yaml(value: object) -> str:

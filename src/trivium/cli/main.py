@@ -75,7 +75,7 @@ def command_line() -> TyperGroup:
         name="trivium",
         cls=LazyVerbs,
         help="Train GPT-class language models the way MT-NLG 530B was trained, end to end.",
-        epilog="First: trivium doctor, then trivium demo. Every setting: trivium config show.",
+        epilog="First: trivium doctor, then trivium demo. Every setting: trivium config explain.",
         rich_markup_mode=None,
         add_completion=False,
         no_args_is_help=True,
@@ -97,7 +97,10 @@ def main() -> None:
     try:
         with waiting:
             command_line()(words, prog_name="trivium")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as ended:
+        if isinstance(ended, SystemExit) and ended.code != INTERRUPTED:
+            raise
+        # What interrupts a verb comes as SystemExit: typer catches it, and says nothing.
         print("interrupted; run the same command again to go on", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except Exception as error:

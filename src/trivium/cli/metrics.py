@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from trivium.cli.compare import comparison
 from trivium.cli.show import say
 from trivium.cli.workspace import Workspace, read_result
-from trivium.errors import DataError
+from trivium.errors import ConfigError, DataError
 from trivium.provenance import STAMP
 from trivium.units import format_count, format_flops
 
@@ -33,7 +34,9 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def metrics(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="A run directory, or several to compare.")
+    ],
     to: Annotated[
         str | None,
         typer.Option(
@@ -49,7 +52,16 @@ def metrics(
         bool, typer.Option("--follow", help="Go on with the training, until it has ended.")
     ] = False,
 ) -> None:
-    """Print the newest steps of a training, or hand all of them to another tool."""
+    """Print the newest steps of a training, or hand all of them to another tool; set several trainings side by side."""
+    if len(runs) > 1:
+        if to is not None or follow:
+            raise ConfigError(
+                f"--to and --follow take one RUN, and here are {len(runs)}; give them one after the other"
+            )
+        for line in comparison(runs):
+            say(line)
+        return
+    (run,) = runs
     from trivium.interchange.tracking import NewLines
     from trivium.training.metrics import METRICS, TASKS
 

@@ -60,7 +60,17 @@ def open_run(out: Path, given: Given, *, corpus: Path | None = None, tokens: Pat
             raise DataError(f"{flag} {path} does not exist; give a file or folder that does")
     if out.exists() and not out.is_dir():
         raise DataError(f"--out {out} is a file; give a directory")
-    return Run(config, Workspace(out), corpus=corpus or _corpus_before(out), tokens=tokens)
+    return Run(
+        config, Workspace(out), corpus=corpus or _corpus_before(out), tokens=tokens or _tokens_before(out)
+    )
+
+
+def _tokens_before(out: Path) -> Path | None:
+    """The tokens made elsewhere that this run directory was trained on, so that --tokens is given only once."""
+    from trivium.tokens.manifest import tokens_of_training
+
+    named = None if Workspace(out).folder("tokens").exists() else tokens_of_training(out)
+    return named if named is not None and named.is_dir() else None
 
 
 def _corpus_before(out: Path) -> Path | None:

@@ -16,6 +16,7 @@ from trivium.config import to_tree
 from trivium.cost.case import case_of
 from trivium.cost.hardware import Machine
 from trivium.cost.step_time import SCHEDULES, step_seconds
+from trivium.errors import ConfigError
 from trivium.plan.batch import Batch
 from trivium.plan.plan import Plan
 from trivium.planner.breakdown import Breakdown, break_down, crossings, held_by_rank, held_over_time, lanes
@@ -100,7 +101,7 @@ def estimate_plan(
 ) -> None:
     """Take one plan apart: seconds, memory and traffic of every pipeline rank, time and cost of a training."""
     config = resolve(Given(preset, tuple(sets or ()))).checked()
-    asked = Asked(preset, parse_count(tokens) if tokens is not None else None, failures)
+    asked = Asked(preset, _count(tokens, "--tokens") if tokens is not None else None, failures)
     told = tell(
         config.plan, machine_of(machine or config.machine), asked, read_stack(stack) if stack else None
     )
@@ -116,6 +117,13 @@ def estimate_plan(
     if json is not None:
         write_json(json, tree(told))
         say(f"data written to {json}")
+
+
+def _count(text: str, option: str) -> int:
+    try:
+        return parse_count(text)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error}") from None
 
 
 def tell(plan: Plan, machine: Machine, asked: Asked, stack: LearnedStack | None = None) -> Told:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trivium.cli.machine import cores, memory_bytes
-from trivium.cli.run_config import HERE, Given, resolve
+from trivium.cli.run_config import HERE, Given, is_machine_file, resolve
 from trivium.config import leaves, to_tree
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import Machine, machine_from_file, machine_named, this_machine
@@ -16,7 +16,7 @@ def machine_of(name: str) -> Machine:
     """A machine by name, or by the path of a machine file; "here" is the one this runs on."""
     if name == HERE:
         return this_machine(cores(), memory_bytes())
-    return machine_from_file(Path(name)) if name.endswith((".yaml", ".yml")) else machine_named(name)
+    return machine_from_file(Path(name)) if is_machine_file(name) else machine_named(name)
 
 
 def dry_run_lines(given: Given) -> tuple[list[str], list[str]]:

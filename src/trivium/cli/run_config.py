@@ -2,12 +2,22 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
 from trivium.bias.config import BiasConfig
-from trivium.config import Config, Tree, build, leaves, merge, parse_assignments, read_preset, to_tree
+from trivium.config import (
+    Config,
+    Tree,
+    build,
+    leaves,
+    merge,
+    parse_assignments,
+    preset_names,
+    read_preset,
+    to_tree,
+)
 from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.cost.hardware import machine_names
 from trivium.errors import ConfigError, nearest
@@ -32,7 +42,9 @@ class RunConfig(Config):
 
     seed: Annotated[int, Field(ge=0)] = 1234  # of every random choice
     plan: Plan
-    machine: str = HERE  # what plans are priced on: this machine, or one of cost/hardware.py
+    machine: str = (
+        HERE  # what plans are priced on: this machine, one of cost/machines/, or a machine file's path
+    )
     harvest: HarvestConfig = HarvestConfig()
     curate: CurateConfig = CurateConfig()
     tokens: TokensConfig = TokensConfig()
@@ -48,10 +60,14 @@ class RunConfig(Config):
         if self.tokens.vocabulary != self.plan.model.vocabulary:
             found.append(
                 f"tokens.vocabulary ({self.tokens.vocabulary}) must equal plan.model.vocabulary "
-                f"({self.plan.model.vocabulary}): the model predicts the tokenizer's ids; set both"
+                f"({self.plan.model.vocabulary}): the model predicts the tokenizer's ids; set plan.model.vocabulary, "
+                f"and tokens.vocabulary follows where nothing else is said of it"
             )
         machines = (HERE, *machine_names())
-        if self.machine not in machines:
+        if is_machine_file(self.machine):
+            if not Path(self.machine).is_file():
+                found.append(f"machine: there is no file {self.machine}; `trivium plan probe` writes one")
+        elif self.machine not in machines:
             found.append(f"machine: '{self.machine}' is not known; {nearest(self.machine, machines)}")
         return found
 
@@ -80,11 +96,12 @@ def resolve(given: Given) -> RunConfig:
     try:
         return build(RunConfig, tree)
     except ConfigError as error:
-        if given.preset.endswith(".json"):
-            raise ConfigError(
-                f"{error}\n(values not given with --set come from {given.preset}; --preset NAME starts afresh)"
-            ) from None
-        raise
+        if given.preset in preset_names():
+            raise
+        afresh = "" if given.preset.endswith((".yaml", ".yml")) else "; --preset NAME starts afresh"
+        raise ConfigError(
+            f"{error}\n(values not given with --set come from {given.preset}{afresh})"
+        ) from None
 
 
 def origins(given: Given) -> dict[str, str]:
@@ -101,15 +118,15 @@ def ranks_tree(ranks: int) -> Tree:
     """The ready-made layout for so many processes, as overrides of the plan."""
     if ranks not in LAYOUTS:
         raise ConfigError(
-            f"--ranks {ranks}: there are ready layouts for {', '.join(map(str, LAYOUTS))} ranks; for another "
-            f"number give --set plan.layout.tensor=… plan.layout.pipeline=… plan.layout.data=…"
+            f"--ranks {ranks}: there are ready layouts for {', '.join(map(str, LAYOUTS))} ranks; for another number "
+            f"give --set plan.layout.tensor=… --set plan.layout.pipeline=… --set plan.layout.data=…"
         )
     return {"plan": LAYOUTS[ranks]}
 
 
 def _with_rows_read(tree: Tree) -> Tree:
     """plan.rows may name a text file, one row of actions per pipeline rank; the config keeps its content."""
-    named = tree.get("plan", {}).get("rows") if isinstance(tree.get("plan"), dict) else None
+    named = _at(tree, "plan", "rows")
     if not isinstance(named, str):
         return tree
     try:
@@ -119,9 +136,37 @@ def _with_rows_read(tree: Tree) -> Tree:
     return merge(tree, {"plan": {"rows": rows}})
 
 
+def is_machine_file(machine: str) -> bool:
+    """Whether `machine` is the path of a machine file, and no name."""
+    return machine.endswith((".yaml", ".yml"))
+
+
+def _with_what_follows(layer: Tree, folder: Path) -> Tree:
+    """A layer that says how many ids the model predicts, and nothing of the tokenizer, means both; and the path of a
+    machine file is relative to `folder`, if it is there."""
+    follows: Tree = {}
+    ids = _at(layer, "plan", "model", "vocabulary")
+    if isinstance(ids, int) and _at(layer, "tokens", "vocabulary") is None:
+        follows["tokens"] = {"vocabulary": ids}
+    machine = _at(layer, "machine")
+    if isinstance(machine, str) and is_machine_file(machine):
+        beside = folder / machine
+        follows["machine"] = str((beside if beside.is_file() else Path(machine)).absolute())
+    return merge(layer, follows)
+
+
+def _at(tree: Tree, *path: str) -> Any:
+    """The value at a path; None where there is none."""
+    node: Any = tree
+    for key in path:
+        node = node.get(key) if isinstance(node, dict) else None
+    return node
+
+
 def _layers(given: Given) -> list[tuple[str, Tree]]:
-    name = given.preset if given.preset.endswith((".json", ".yaml", ".yml")) else f"preset {given.preset}"
-    layers = [(name, read_preset(given.preset))]
+    name = f"preset {given.preset}" if given.preset in preset_names() else given.preset
+    read = read_preset(given.preset)
+    layers = [(name, _with_what_follows(read, Path(given.preset).parent))]
     if given.ranks is not None:
         layers.append((f"--ranks {given.ranks}", ranks_tree(given.ranks)))
-    return [*layers, ("--set", parse_assignments(given.assignments))]
+    return [*layers, ("--set", _with_what_follows(parse_assignments(given.assignments), Path()))]

@@ -56,6 +56,10 @@ def _no_extent(run: Run) -> int:
     return 0
 
 
+def _nothing_said(run: Run, before: Path) -> list[str]:
+    return []
+
+
 def _nothing_to_refuse(run: Run, state: State) -> None:
     """What most stages refuse, they find while they work: their output takes its place only when it is whole."""
 
@@ -68,7 +72,7 @@ class Stage:
     it was interrupted, as long as `lasting` (a digest of what must not change underneath it) is the same; once
     finished, it goes on only to a larger `extent` (steps), and one of the same extent is current. "afresh": it is
     written directly, and the work empties it first. check: raises what would make the work fail, before anything is
-    written or moved.
+    written or moved. apart: what to say of an output that was set aside, in the folder it is in now.
     """
 
     name: str
@@ -83,6 +87,7 @@ class Stage:
     lasting: Callable[[Run], str] = _nothing_lasts
     extent: Callable[[Run], int] = _no_extent
     check: Callable[[Run, State], None] = _nothing_to_refuse
+    apart: Callable[[Run, Path], list[str]] = _nothing_said
 
     def config(self, run: Run) -> dict[str, Any]:
         """The part of the config that the output depends on."""
@@ -203,7 +208,7 @@ def _held(stage: Stage, run: Run, *, redo: bool) -> Iterator[Holder]:
             return
         aside = _aside(directory)
         directory.rename(aside)
-        say(f"  what was in {directory} is now in {aside}")
+        say("\n  ".join([f"  what was in {directory} is now in {aside}", *stage.apart(run, aside)]))
     # The lease went with the folder. Whoever takes the new one first has it, so look again.
     with _held(stage, run, redo=False) as lease:
         yield lease

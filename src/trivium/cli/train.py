@@ -1,7 +1,8 @@
 """`trivium train`: the trainer under a layout, going on from the last checkpoint."""
 
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +25,7 @@ from trivium.cli.price import dry_run_lines
 from trivium.cli.show import layout_text, say
 from trivium.cli.stage import Result, Run, Stage, State, perform, state_of
 from trivium.cli.tokenize import check_vocabulary
-from trivium.config import to_tree
+from trivium.config import differences, to_tree
 from trivium.errors import ConfigError, DataError
 from trivium.plan.plan import Plan
 from trivium.progress import Progress
@@ -147,13 +148,52 @@ def examined(job: Any, run: Run) -> tuple[Any, dict[str, str]]:
 def lasting(run: Run) -> str:
     """A digest of what one training is: a checkpoint of one digest is never continued under another."""
     tree = to_tree(run.config)
-    plan = {k: v for k, v in tree["plan"].items() if k not in CHANGEABLE_PLAN}
+    plan = _kept(tree["plan"], CHANGEABLE_PLAN)
     plan["batch"] = {k: v for k, v in plan["batch"].items() if k != "micro"}
-    training = {k: v for k, v in tree["training"].items() if k not in CHANGEABLE_TRAINING}
+    training = _kept(tree["training"], CHANGEABLE_TRAINING)
     if training["decay_tokens"]:  # otherwise the learning rate depends on where the run ends
         del training["steps"]
     tokens = TRAIN.inputs(run)["tokens"]
     return fingerprint({"seed": tree["seed"], "plan": plan, "training": training, "tokens": tokens})
+
+
+def _kept(section: Mapping[str, Any], changeable: Sequence[str]) -> dict[str, Any]:
+    return {k: v for k, v in section.items() if k not in changeable}
+
+
+def apart(run: Run, before: Path) -> list[str]:
+    """What makes this another training than the one that was set aside, and how that one would have gone on."""
+    from trivium.checkpoint.load import published
+    from trivium.training.record import read_record
+    from trivium.training.run import CHECKPOINTS
+
+    try:
+        then = read_record(before)
+    except DataError:  # it wrote nothing yet
+        return []
+    lines = differences(
+        _kept(to_tree(then.plan), CHANGEABLE_PLAN), _kept(to_tree(run.config.plan), CHANGEABLE_PLAN), "plan."
+    )
+    lines += differences(
+        _kept(to_tree(then.training), CHANGEABLE_TRAINING),
+        _kept(to_tree(run.config.training), CHANGEABLE_TRAINING),
+        "training.",
+    )
+    saved = published(before / CHECKPOINTS)
+    if not lines or not saved or not all(line.startswith("training.") for line in lines):
+        return lines  # a state is of one model, batch and precision
+    words = [
+        "trivium",
+        "train",
+        "--preset",
+        str(run.at.root),
+        "--tokens",
+        str(run.folder("tokens")),
+        "--out",
+        "ANOTHER",
+    ]
+    words += ["--set", f"training.start_from={saved[-1]}", "--set", "training.start_with=state"]
+    return [*lines, f"to go on from its steps instead: {shlex.join(words)}"]
 
 
 def check(run: Run, state: State) -> None:
@@ -249,4 +289,5 @@ TRAIN = Stage(
     lasting=lasting,
     extent=lambda run: run.config.training.steps,
     check=check,
+    apart=apart,
 )

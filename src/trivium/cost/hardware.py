@@ -144,9 +144,14 @@ def machine_named(name: str) -> Machine:
 def machine_from_file(path: Path) -> Machine:
     """A machine from a YAML file; `base: NAME` starts from a shipped one. Raises ConfigError with the problem."""
     try:
-        return build(Machine, _with_base(_parsed(path.read_text(encoding="utf-8"), str(path))))
-    except OSError as error:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"machine file {path} cannot be read: {error}") from None
+    tree = _parsed(text, str(path))
+    try:
+        return build(Machine, _with_base(tree))
+    except ConfigError as error:
+        raise ConfigError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
 
 
 def this_machine(cores: int, memory_bytes: int) -> Machine:

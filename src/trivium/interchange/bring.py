@@ -65,9 +65,9 @@ def import_hf(folder: Path, root: Path) -> Path:
 
 
 def settings_of(model: ModelShape) -> list[str]:
-    """The --set options that make a run of this model."""
+    """The overrides, as `plan.model.layers=2`, that make a run of this model."""
     plain = {k: v for k, v in to_tree(model).items() if v is not None}
-    return [f"--set plan.model.{k}={v}" for k, v in plain.items()]
+    return [f"plan.model.{k}={v}" for k, v in plain.items()]
 
 
 def _part(twin: Twin, where: dict[str, Path], folder: Path, dtype: torch.dtype) -> Part:

@@ -9,6 +9,7 @@ from pathlib import Path
 from trivium.checkpoint.load import published
 from trivium.errors import CheckpointError, DataError
 from trivium.interchange.bring import import_hf
+from trivium.tokens.manifest import tokens_of_training
 
 _OF_A_RUN = Path("training", "checkpoints")
 _WORDS = ("tokens/tokenizer.json", "tokenizer.json")
@@ -69,14 +70,21 @@ def _native(place: Path, tokenizer: Path | None) -> Target:
 
 
 def tokenizer_near(place: Path) -> Path | None:
-    """The tokenizer.json of the run that a directory is of, or lies in; None where there is none."""
-    near = [p / n for p in (place, *list(place.resolve().parents)[:3]) for n in _WORDS]
-    return next((p for p in near if p.is_file()), None)
+    """The tokenizer.json of the tokens that a run was trained on, or of the run that a directory is of, or lies in;
+    None where there is none."""
+    folders = (place, *list(place.resolve().parents)[:3])
+    named = [
+        tokens / "tokenizer.json" for p in folders for tokens in [tokens_of_training(p)] if tokens is not None
+    ]
+    near = [p / n for p in folders for n in _WORDS]
+    return next((p for p in (*named, *near) if p.is_file()), None)
 
 
 def _existing(tokenizer: Path | None, place: Path) -> Path:
     if tokenizer is None or not tokenizer.is_file():
-        raise CheckpointError(f"{place} has no tokenizer.json with it; name one with --set tokenizer=FILE")
+        raise CheckpointError(
+            f"{place} has no tokenizer.json with it; copy it there, or, to evaluate, name it with --set tokenizer=FILE"
+        )
     return tokenizer
 
 

@@ -15,9 +15,9 @@ Positive = Annotated[int, Field(ge=1)]
 class Ramp(Config):
     """The batch grows from `start` by `increment` over the first `samples` sequences (MT-NLG, section 3.2)."""
 
-    start: Positive
-    increment: Positive
-    samples: Positive
+    start: Positive  # sequences of the first batches
+    increment: Positive  # sequences that each rise adds
+    samples: Positive  # sequences over which it rises
 
 
 class Segment(NamedTuple):
@@ -38,8 +38,8 @@ class Step(NamedTuple):
 class Batch(Config):
     """`sequences` per optimizer step over all replicas, run in micro-batches of `micro` sequences."""
 
-    sequences: Positive
-    micro: Positive = 1
+    sequences: Positive  # of an optimizer step, over all replicas
+    micro: Positive = 1  # sequences that a replica runs at once
     ramp: Ramp | None = None
 
     def micro_batches(self, layout: Layout, sequences: int | None = None) -> int:

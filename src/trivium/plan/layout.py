@@ -30,12 +30,12 @@ class Layout(Config):
     2: traffic per unit of time is tensor > data > pipeline).
     """
 
-    tensor: Degree = 1
-    pipeline: Degree = 1
-    data: Degree = 1
+    tensor: Degree = 1  # ranks that split each layer
+    pipeline: Degree = 1  # ranks that share the layers one after the other
+    data: Degree = 1  # ranks that hold the same and read other samples
     context: Degree = 1  # ranks that share each sequence
     chunks: Degree = 1  # stages held by each pipeline rank
-    order: tuple[Axis, ...] = AXES
+    order: tuple[Axis, ...] = AXES  # slowest axis first; the last one's ranks are neighbours
 
     @property
     def world_size(self) -> int:

@@ -18,10 +18,10 @@ class ModelShape(Config):
     family "llama": rotary positions, RMSNorm, SwiGLU, no biases.
     """
 
-    family: Family = "gpt"
+    family: Family = "gpt"  # gpt: GPT-2's and MT-NLG's blocks; llama: rotary positions, RMSNorm, SwiGLU
     layers: Positive
-    hidden: Positive
-    heads: Positive
+    hidden: Positive  # width of the residual stream
+    heads: Positive  # of attention; hidden / heads columns each
     kv_heads: Positive | None = None  # None: as many as heads; fewer is grouped-query attention
     ffn: Positive | None = None  # None: 4 x hidden (gpt), 8/3 x hidden rounded up to 64 (llama)
     vocabulary: Positive  # token ids in use; the table is padded, and padding is never predicted
@@ -32,7 +32,7 @@ class ModelShape(Config):
     end_of_text: Annotated[int, Field(ge=0)] = 0  # the id that ends a document
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # after the embedding and each half block
     init_std: Annotated[float, Field(gt=0)] | None = None  # None: sqrt(1 / (3 hidden)), MT-NLG section 3.2
-    rope_base: Annotated[float, Field(gt=0)] = 10000.0
+    rope_base: Annotated[float, Field(gt=0)] = 10000.0  # of rotary positions
     norm_epsilon: Annotated[float, Field(gt=0)] = 1e-5
 
     @property

@@ -13,9 +13,11 @@ from trivium.plan.model_shape import ModelShape
 class Partition(Config):
     """`layers` per stage if given; otherwise balanced, where the embedding and the head weigh as layers."""
 
-    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
-    embedding_weight: Annotated[float, Field(ge=0)] = 0.0
-    head_weight: Annotated[float, Field(ge=0)] = 0.0
+    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = (
+        None  # of each stage, first to last; None: balanced
+    )
+    embedding_weight: Annotated[float, Field(ge=0)] = 0.0  # layers that the embedding counts as
+    head_weight: Annotated[float, Field(ge=0)] = 0.0  # layers that the output matrix counts as
 
     def counts(self, model: ModelShape, layout: Layout) -> tuple[int, ...]:
         """Layers of each stage, first to last."""

@@ -20,7 +20,7 @@ from trivium.planner.near_misses import interleaving_misses
 from trivium.planner.published import full_batch, mt_nlg_plan, published_for
 from trivium.planner.remedies import does_not_fit
 from trivium.planner.search import search
-from trivium.planner.search_text import miss_text, ranking_lines, winner_tree
+from trivium.planner.search_text import heads_text, miss_text, ranking_lines, winner_tree
 from trivium.units import format_bytes, format_count, format_flops, format_seconds
 
 FORMAT = "trivium-plan-1"
@@ -104,9 +104,9 @@ def _choice_lines(plan: Plan, machine: Machine) -> list[str]:
     padded = model.padded_vocabulary(layout.tensor)
     lines = [
         f"model         {format_count(count(model))} parameters: {model.family}, {model.layers} layers, hidden "
-        f"{model.hidden}, {model.heads} heads, "
+        f"{model.hidden}, {heads_text(model)}, "
         f"vocabulary {model.vocabulary:,}{f' (padded to {padded:,})' if padded != model.vocabulary else ''}, "
-        f"sequence {model.sequence:,}",
+        f"{model.head} embeddings, sequence {model.sequence:,}",
         f"machine       {machine.name}: {_machine_text(machine)}",
         f"layout        tensor {layout.tensor} x pipeline {layout.pipeline} x data {layout.data}{context} = "
         f"{_counted(layout.world_size, 'rank')}; {_counted(layout.stages, 'stage')}, layers in each: "

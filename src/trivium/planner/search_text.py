@@ -7,6 +7,7 @@ import numpy as np
 
 from trivium.config import to_tree
 from trivium.plan.layout import AXES, Layout
+from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 from trivium.planner.near_misses import NearMiss
@@ -204,12 +205,17 @@ def _layout_text(layout: Layout) -> str:
     return f"tensor {layout.tensor}, pipeline {layout.pipeline}{chunks}, data {layout.data}{context}"
 
 
+def heads_text(model: ModelShape) -> str:
+    """`64 heads`, with how many key-value heads they share where that is fewer."""
+    return f"{model.heads} heads" + (f" ({model.kv} key-value)" if model.kv != model.heads else "")
+
+
 def _subject_lines(found: Found) -> list[str]:
     model, machine, ranking = found.subject.model, found.machine, found.ranking
     fit, legal = len(ranking.priced.fitting), len(ranking.priced.candidates)
     return [
         f"model     {format_count(count(model))} parameters: {model.family}, {model.layers} layers, hidden "
-        f"{model.hidden:,}, {model.heads} heads, sequence {model.sequence:,}",
+        f"{model.hidden:,}, {heads_text(model)}, sequence {model.sequence:,}",
         f"machine   {machine.name}: {counted(found.ranks, 'rank')} on {machine.device}; "
         f"batch {found.subject.sequences:,} sequences, weights {found.subject.precision.weights}",
         f"searched  {legal:,} legal plans of {found.enumerated.combinations:,} combinations; {fit:,} hold at most "

@@ -97,3 +97,11 @@ def verify_tokens(
                 f"{path} is damaged or was replaced: its sha256 is {found[:12]}…, and {MANIFEST} lists {sha256[:12]}…; "
                 f"restore it, or run `trivium tokenize` again"
             )
+
+
+def tokens_of_training(run: Path) -> Path | None:
+    """The folder of tokens that the training of a run directory was given; None where that is not known."""
+    try:
+        return Path(json.loads((run / "training" / "run.json").read_text(encoding="utf-8"))["tokens"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

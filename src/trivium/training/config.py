@@ -74,7 +74,9 @@ class TrainingConfig(Config):
     )
     save: Literal["background", "waiting"] = "background"  # does training go on while a copy is written
     save_failures: Count = 3  # saves that may fail in a row before the run stops
-    start_from: str | None = None  # a checkpoint whose weights a new run begins with; None: drawn by the seed
+    start_from: str | None = None  # a checkpoint that a new run begins with; None: weights drawn by the seed
+    # weights: at step 0; state: after the checkpoint's steps, with its moments and place in the data
+    start_with: Literal["weights", "state"] = "weights"
     validate_every: Count = 50  # steps; the last step is always validated
     evaluation: Examination = Examination()
     validation_samples: Count = 128  # sequences; fewer where the validation split has fewer, and then told

@@ -29,7 +29,7 @@ from trivium.training.run import (
     train_rank,
     validation_samples,
 )
-from trivium.training.same_work import refuse_other_weights
+from trivium.training.same_work import refuse_fewer_steps, refuse_other_weights, refuse_other_work
 from trivium.training.supervise import Supervisor, Watch, located, note_failure
 
 
@@ -131,7 +131,7 @@ def check(job: TrainingJob) -> None:
 
 
 def check_start(job: TrainingJob) -> None:
-    """Refuse a `training.start_from` whose weights a training that begins anew in `job.out` could not take."""
+    """Refuse a `training.start_from` whose weights or state a training that begins anew in `job.out` cannot take."""
     if job.training.start_from is None:
         return
     given = Path(job.training.start_from)
@@ -140,7 +140,12 @@ def check_start(job: TrainingJob) -> None:
             f"training.start_from ({given}) lies in {job.out}, which is set aside when another training begins "
             f"there; give another --out"
         )
-    refuse_other_weights(given, read_manifest(given), identity_of(job))
+    about, now = read_manifest(given), identity_of(job)
+    if job.training.start_with == "weights":
+        refuse_other_weights(given, about, now)
+    else:
+        refuse_other_work(given, about, now)
+        refuse_fewer_steps(given, int(about["step"]), job.training)
 
 
 def summarise(job: TrainingJob, predicted: Mapping[int, Mapping[str, int]]) -> dict[str, Any]:

@@ -85,6 +85,8 @@ def replay_to(record: Record, step: int, progress: Progress = silent) -> Replay:
 def _begun(record: Record, step: int, entries: tuple[dict[str, Any], ...], event: dict[str, Any]) -> Replay:
     checkpoint = _nearest(record.folder / CHECKPOINTS, step, entries)
     given = record.training.start_from if checkpoint is None else None
+    if given is not None and record.training.start_with == "state":
+        checkpoint, given = Checkpoint.open(Path(given)), None
     names = ("beta1", "beta2", "epsilon", "weight_decay", "clip")
     rule = AdamRule(**{n: getattr(record.training, n) for n in names})
     mesh = Mesh.single(ALONE.device)

@@ -1,13 +1,13 @@
 """Back to a checkpoint, and on without the samples of a spike; a crash at any moment loses neither."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.durable import remove
 from trivium.checkpoint.format import read_manifest
 from trivium.checkpoint.load import published
-from trivium.errors import CheckpointError
+from trivium.errors import CheckpointError, DataError
 from trivium.plan.batch import Batch
 from trivium.training.record import Entry, entry, left_out_of, write_entries
 
@@ -40,6 +40,16 @@ def drop_abandoned(root: Path, entries: Sequence[Entry]) -> list[int]:
             remove(path)
             dropped.append(int(manifest["step"]))
     return dropped
+
+
+def refuse_other_order(directory: Path, manifest: Mapping[str, Any], entries: Sequence[Entry]) -> None:
+    """DataError when a checkpoint saw samples that are left out by now; of a run's own, `drop_abandoned` left none."""
+    seen = manifest["samples"]
+    if left_out_of(manifest.get("left_out", ())).before(seen) != left_out_of(entries).before(seen):
+        raise DataError(
+            f"{directory} (training.start_from) saw samples that a rewind left out; begin with an earlier checkpoint, "
+            f"or lower training.spikes.batches"
+        )
 
 
 def entries_in(manifest: dict[str, Any]) -> list[Entry]:

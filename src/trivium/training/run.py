@@ -13,7 +13,7 @@ from trivium.checkpoint.agree import found_by_first
 from trivium.checkpoint.load import Checkpoint, newest_good
 from trivium.config import to_tree
 from trivium.cost.compute import flops_per_token
-from trivium.errors import ConfigError, DataError, Preempted, TriviumError
+from trivium.errors import DataError, Preempted, TriviumError
 from trivium.model.stage import Stage
 from trivium.parallel.launch import Place, connected
 from trivium.parallel.mesh import Mesh
@@ -33,8 +33,8 @@ from trivium.training.pulse import Duty, Post
 from trivium.training.rates import lr_of_step
 from trivium.training.record import Record, entries_of, left_out_of, write_entries, write_record
 from trivium.training.replicas import compare_replicas
-from trivium.training.rewind import drop_abandoned, entries_in, leave_out
-from trivium.training.same_work import refuse_other_weights, refuse_other_work
+from trivium.training.rewind import drop_abandoned, entries_in, leave_out, refuse_other_order
+from trivium.training.same_work import refuse_fewer_steps, refuse_other_weights, refuse_other_work
 from trivium.training.saves import Saves
 from trivium.training.slow_ranks import Worked, is_nth
 from trivium.training.spikes import SpikeWatch, finite_or_text
@@ -115,22 +115,21 @@ class _Loop:
             forget_after(self.job.out / name, self.first_step)
 
     def _started(self) -> tuple[Trainer, int]:
-        """The trainer as the newest good checkpoint left it, or at its beginning; and the steps done."""
-        checkpoint = newest_good(self.job.out / CHECKPOINTS, self.mesh, warn)
+        """The trainer as the newest good checkpoint left it, or the one it began with; and the steps done."""
+        checkpoint = newest_good(self.job.out / CHECKPOINTS, self.mesh, warn) or self._given("state")
         about = checkpoint.manifest if checkpoint else {}
         self.spikes = SpikeWatch(self.config.spikes, about.get("spikes"))
         if not self.entries and entries_in(about):  # a checkpoint that was brought here without its run
             self.entries = entries_in(about)
             if self._speaks:
                 write_entries(self.job.out, self.entries)
-        given = self._weights_given() if checkpoint is None else None
+        given = self._given("weights") if checkpoint is None else None
         if checkpoint is not None:
             refuse_other_work(checkpoint.directory, checkpoint.manifest, self.identity)
-            if checkpoint.step > self.config.steps:
-                raise ConfigError(
-                    f"training.steps ({self.config.steps}) is below the {checkpoint.step} steps that "
-                    f"{checkpoint.directory} has done; raise it, or choose another --out"
-                )
+            refuse_other_order(checkpoint.directory, checkpoint.manifest, self.entries)
+            refuse_fewer_steps(checkpoint.directory, checkpoint.step, self.config)
+        if given is not None:
+            refuse_other_weights(given.directory, given.manifest, self.identity)
         initial = checkpoint is None and given is None
         rule = _adam_rule(self.config)
         trainer = Trainer(self.plan, self.mesh, seed=self.job.seed, rule=rule, initial=initial)
@@ -143,13 +142,11 @@ class _Loop:
             begin_with(trainer, given)
         return trainer, 0
 
-    def _weights_given(self) -> Checkpoint | None:
-        """The checkpoint that a new run begins with: of the same model and tokenizer; the rest may differ."""
-        if self.config.start_from is None:
+    def _given(self, what: str) -> Checkpoint | None:
+        """The checkpoint of `training.start_from`, where it is `what` of it that a new run begins with."""
+        if self.config.start_from is None or self.config.start_with != what:
             return None
-        checkpoint = Checkpoint.open_together(Path(self.config.start_from), self.mesh)
-        refuse_other_weights(checkpoint.directory, checkpoint.manifest, self.identity)
-        return checkpoint
+        return Checkpoint.open_together(Path(self.config.start_from), self.mesh)
 
     @property
     def _speaks(self) -> bool:

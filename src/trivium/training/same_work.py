@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from trivium.config import build, differences
-from trivium.errors import CheckpointError
+from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.model_shape import ModelShape
+from trivium.training.config import TrainingConfig
 
 # What is compared. How the work is divided may change: layout, schedule, ZeRO stage, size of a micro-batch.
 SECTIONS = ("plan.model", "plan.batch", "plan.precision", "data")
@@ -44,6 +45,15 @@ def refuse_other_weights(directory: Path, about: Mapping[str, Any], now: Mapping
             {"tokenizer_sha256": t} for t in (tokenizer, now["data"].get("tokenizer_sha256"))
         )
     refuse_other_work(directory, there, here)
+
+
+def refuse_fewer_steps(directory: Path, done: int, training: TrainingConfig) -> None:
+    """ConfigError when a checkpoint has done more steps than the whole training is to do."""
+    if done > training.steps:
+        raise ConfigError(
+            f"training.steps ({training.steps}) is below the {done} steps that {directory} has done; raise it, or "
+            f"choose another --out"
+        )
 
 
 def _weights_of(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 #!/bin/bash
 # {{title}}
-# Written by `trivium launch --print slurm`. Add --partition, --account and --time as your cluster wants them.
+# Written by `trivium launch --print slurm`. Add --partition, --account and --time as your cluster wants them. The ranks
+# have the environment and the folder in which you call sbatch; for a container give srun its options.
 #SBATCH --job-name={{name}}
 #SBATCH --nodes={{nodes}}
 #SBATCH --ntasks-per-node={{per_node}}
@@ -29,15 +30,24 @@ srun --distribution=block --kill-on-bad-exit=1 bash -c \
   rank {{train}}
 code=$?
 
+# scancel asks the ranks to end, too, and Slurm would queue a job again that it is about to end.
+queue_again() {
+  if scontrol show job "$SLURM_JOB_ID" | grep -qE 'JobState=RUNNING|Reason=TimeLimit'; then
+    echo "$1; queued again"
+    scontrol requeue "$SLURM_JOB_ID"
+  else
+    echo "$1; cancelled, and so not queued again"
+  fi
+}
+
 case $code in
   0) echo "trained to the end" ;;
-  75) echo "preempted, saved; queued again"; scontrol requeue "$SLURM_JOB_ID" ;;
+  75) queue_again "preempted, saved" ;;
   2 | 3 | 4 | 5) echo "not queued again: config, machine, data or checkpoint is wrong" ;;
   *)
     echo failed >> "$OUT/failures-$SLURM_JOB_ID"
     if [ "$(wc -l < "$OUT/failures-$SLURM_JOB_ID")" -le {{restarts}} ]; then
-      echo "failed with $code; queued again, to go on from the last checkpoint"
-      scontrol requeue "$SLURM_JOB_ID"
+      queue_again "failed with $code; it can go on from the last checkpoint"
     fi
     ;;
 esac

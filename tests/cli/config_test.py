@@ -1,0 +1,53 @@
+"""`trivium config`: what it shows fits a terminal, and every field is explained where it is defined."""
+
+import sys
+
+import pytest
+
+from trivium.cli import main as entry
+from trivium.cli.fields import fields_of
+from trivium.cli.run_config import Given, RunConfig, resolve
+from trivium.config import leaves, to_tree
+
+
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["trivium", "config", *words])
+        with pytest.raises(SystemExit) as ended:
+            entry.main()
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    return run
+
+
+@pytest.mark.parametrize("verb", ["show", "explain"])
+def test_no_line_is_wider_than_a_terminal_that_is_wide(say, verb: str) -> None:
+    code, told, _ = say(verb)
+    assert code == 0 and max(map(len, told.splitlines())) <= 120
+
+
+def test_long_values_go_on_in_the_next_line_and_lose_nothing(say) -> None:
+    _, told, _ = say("show", "generation.prompts")
+    assert (
+        "".join(line[line.index("  ") :].replace(" ", "") for line in told.splitlines()[1:]).count('"') == 6
+    )
+
+
+def test_a_section_or_a_field_is_shown_alone_and_a_misspelt_one_is_refused(say) -> None:
+    _, told, _ = say("show", "training.spikes")
+    assert {line.split()[0].rpartition(".")[0] for line in told.splitlines()[1:]} == {"training.spikes"}
+    code, _, error = say("explain", "training.lrr")
+    assert code == 2 and "did you mean 'training.lr'?" in error
+
+
+def test_every_field_of_a_run_is_explained_by_its_type_and_the_comment_beside_it() -> None:
+    found = {field.path: field for field in fields_of(RunConfig)}
+    values = {path for path, _ in leaves(to_tree(resolve(Given("demo"))))}
+    assert {p for p in values if not p.startswith(tuple(f"{q}." for q in found))} <= found.keys()
+    assert found["training.lr"][1:] == ("number > 0", "peak learning rate")
+    assert found["plan.zero"].allowed == "0, 1, 2, 3"
+    assert found["plan.batch.ramp.start"].meaning == "sequences of the first batches"
+    above = "weights: at step 0; state: after the checkpoint's steps, with its moments and place in the data"
+    assert found["training.start_with"].meaning == above

@@ -1,0 +1,25 @@
+"""Where the tokenizer of a checkpoint is looked for."""
+
+from pathlib import Path
+
+from trivium.interchange.target import tokenizer_near
+from trivium.provenance import write_json
+
+
+def test_the_tokenizer_is_that_of_the_tokens_a_run_was_trained_on_wherever_they_lie(tmp_path: Path) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    saved = run / "training" / "checkpoints" / "step-00000001"
+    saved.mkdir(parents=True)
+    elsewhere.mkdir()
+    (elsewhere / "tokenizer.json").touch()
+    assert tokenizer_near(saved) is None
+    write_json(run / "training" / "run.json", {"tokens": str(elsewhere)})
+    assert tokenizer_near(saved) == tokenizer_near(run) == elsewhere / "tokenizer.json"
+
+
+def test_a_run_that_was_moved_has_its_own_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
+    write_json(tmp_path / "training" / "run.json", {"tokens": str(tmp_path / "before" / "tokens")})
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "tokenizer.json").touch()
+    assert tokenizer_near(tmp_path) == tmp_path / "tokens" / "tokenizer.json"
