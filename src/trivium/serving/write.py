@@ -34,7 +34,7 @@ class Draft:
 
     seed: of its draws, together with the position. done: sees the ids drawn so far and may end the text.
     alternatives: so many per token are told; None for no log-probabilities. heard: of each token, at once; False
-    ends the text there.
+    ends the text there. ended: that the text is complete. rests: whether writing stops for now; it goes on from there.
     """
 
     prompt: Sequence[int]
@@ -43,6 +43,8 @@ class Draft:
     done: Callable[[list[int]], bool]
     alternatives: int | None = None
     heard: Callable[[Token], bool] | None = None
+    ended: Callable[[], None] | None = None
+    rests: Callable[[], bool] | None = None
     tokens: list[Token] = field(default_factory=list)
     finish: Finish | None = None
 
@@ -58,8 +60,8 @@ class Draft:
 
     @property
     def goes_on(self) -> bool:
-        """Whether another token is wanted."""
-        return self.finish is None
+        """Whether another token is wanted now."""
+        return self.finish is None and not (self.rests is not None and self.rests())
 
     @property
     def left(self) -> int:
@@ -75,6 +77,8 @@ class Draft:
             self.finish = "stop"
         elif self.left <= 0:
             self.finish = "length"
+        if self.finish is not None and self.ended is not None:
+            self.ended()
 
 
 def write_drafts(model: WholeModel, drafts: Sequence[Draft]) -> None:
