@@ -1,4 +1,5 @@
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,16 @@ def test_characters_of_several_tokens_are_told_whole(text):
     cut = Unfolding(TOKENIZER, ("stopp", "!"))
     found = "".join([*(cut.push(i) for i in ids), cut.close()])
     assert found == min((text.split(s)[0] for s in ("stopp", "!")), key=len)
+
+
+def test_characters_behind_bytes_that_are_none_are_told_whole():
+    draw = random.Random(3)
+    odd = TOKENIZER.encode("文😀é½")  # single bytes, in any order
+    for _ in range(400):
+        ids = [draw.choice(odd) for _ in range(draw.randint(1, 9))]
+        ids += TOKENIZER.encode(draw.choice(["文字", "😀", "a"])) + ids[:2]
+        unfolding = Unfolding(TOKENIZER)
+        assert "".join([*map(unfolding.push, ids), unfolding.close()]) == TOKENIZER.decode(ids)
 
 
 def test_a_listener_ends_its_own_text_alone():

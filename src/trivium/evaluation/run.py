@@ -67,11 +67,8 @@ def build_task(name: str, items: Sequence[Item], config: EvaluationConfig, *, se
 
 def requests_of(task: Task, *, shots: int, seed: int) -> list[Request]:
     """One request per choice of each example, example after example."""
-    requests = []
-    for example in task.examples:
-        drawn = choose_shots(task, example, shots=shots, seed=seed)
-        requests += requests_about(task, example, drawn)
-    return requests
+    drawn = choose_shots(task, shots=shots, seed=seed)
+    return [r for e in task.examples for r in requests_about(task, e, drawn(e))]
 
 
 def requests_about(task: Task, example: Example, shots: Sequence[Example]) -> list[Request]:
