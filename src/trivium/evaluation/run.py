@@ -72,9 +72,10 @@ def requests_of(task: Task, *, shots: int, seed: int) -> list[Request]:
 
 
 def requests_about(task: Task, example: Example, shots: Sequence[Example]) -> list[Request]:
-    """One request per choice of one example, after these shots."""
+    """One request per choice of one example, after these shots; choices after the same text share it."""
+    prompts = [task.template.prompt(example, shots, number) for number in range(len(example.contexts) or 1)]
     return [
-        Request(task.template.prompt(example, shots, number), choice)
+        Request(prompts[number if example.contexts else 0], choice)
         for number, choice in enumerate(example.choices)
     ]
 

@@ -112,8 +112,10 @@ class Worker:
                 break
             if job is None:
                 self._closing = True
-            else:
+            elif job.goes_on:
                 found.append(job)
+            else:
+                job.settle()
         return found
 
     def _has_room(self, jobs: list[Job]) -> bool:
