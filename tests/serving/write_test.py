@@ -111,6 +111,23 @@ def test_the_probabilities_told_are_those_the_scorer_gives():
     assert read[0].logprob is None and [t.id for t in read] == [*ids[-20:], *drawn]
 
 
+def test_scores_over_the_vocabulary_are_held_for_few_positions_of_a_prompt(monkeypatch):
+    scorer, rows = scorer_of(plan_of()), []
+    ids = TOKENIZER.encode(TEXTS[1])[:40]
+    expected = read_prompt(scorer.model, ids, 2)
+    predict = scorer.model.predict
+    monkeypatch.setattr(
+        scorer.model, "predict", lambda hidden: (rows.append(len(hidden)), predict(hidden))[1]
+    )
+    monkeypatch.setattr("trivium.serving.write.POSITIONS_AT_ONCE", 16)
+    found = read_prompt(scorer.model, ids, 2)
+    assert max(rows) == 16 and sum(rows) == len(ids) - 1
+    assert [t.id for t in found] == ids and found[0].logprob is None
+    for one, other in zip(found[1:], expected[1:], strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+        assert [i for i, _ in one.top] == [i for i, _ in other.top]
+
+
 def test_a_text_ends_before_its_stop_and_what_is_told_on_the_way_is_the_text():
     scorer = scorer_of(plan_of())
     writer = Writer(scorer)

@@ -18,6 +18,7 @@ from trivium.serving.config import Drawing
 
 Tensor = torch.Tensor
 Finish = Literal["stop", "length", "cancelled"]
+POSITIONS_AT_ONCE = 128  # of a prompt whose scores over the vocabulary are held at the same time
 
 
 class Token(NamedTuple):
@@ -94,9 +95,14 @@ def read_prompt(model: WholeModel, ids: Sequence[int], alternatives: int) -> lis
     with torch.no_grad():
         hidden = model.hidden(torch.tensor(ids[:-1], device=model.device).unsqueeze(1))
         assert hidden is not None, "a prompt is read where the last stage is"
-        logits = model.predict(hidden[:, 0])
-        rows = told(logits, torch.tensor(ids[1:], device=model.device), alternatives)
-    return [Token(ids[0]), *(_token(row) for row in rows.tolist())]
+        targets = torch.tensor(ids[1:], device=model.device)
+        parts = [slice(n, n + POSITIONS_AT_ONCE) for n in range(0, len(targets), POSITIONS_AT_ONCE)]
+        rows = [
+            row
+            for part in parts
+            for row in told(model.predict(hidden[part, 0]), targets[part], alternatives).tolist()
+        ]
+    return [Token(ids[0]), *map(_token, rows)]
 
 
 def _choose(model: WholeModel, hidden: Tensor | None, drafts: Sequence[Draft]) -> Tensor:
