@@ -7,6 +7,7 @@ import torch
 
 from evaluation.models import FAMILIES, TEXTS, TOKENIZER, plan_of, scorer_of, write_checkpoint
 from ranks import on_ranks
+from trivium.errors import DataError
 from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.requests import Sampling
 from trivium.evaluation.windows import Encoded
@@ -86,6 +87,15 @@ def test_a_penalty_lowers_what_was_said_already_whatever_its_sign():
     found = penalised(logits, [[0, 1, 1]], [Drawing(repetition_penalty=2.0)])
     assert found.tolist() == [[1.0, -4.0, 1.0, -1.0]]
     assert penalised(logits, [[0]], [Drawing()]) is logits and logits[0, 0] == 2.0
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"top_p": 0.9}])
+def test_a_model_that_diverged_writes_nothing(settings):
+    scorer = scorer_of(plan_of())
+    with torch.no_grad():
+        next(scorer.model.stage.parameters()).fill_(torch.nan)
+    with pytest.raises(DataError, match="not finite: its weights are damaged"):
+        Writer(scorer).write(["The"], Drawing(max_tokens=3, **settings))
 
 
 def test_a_strong_penalty_repeats_less():

@@ -13,7 +13,7 @@ import torch
 from trivium.model.generate import write_together
 from trivium.model.whole import WholeModel
 from trivium.seeds import generator_for
-from trivium.serving.choose import choose, penalised, told
+from trivium.serving.choose import choose, finite, penalised, told
 from trivium.serving.config import Drawing
 
 Tensor = torch.Tensor
@@ -113,7 +113,7 @@ def _choose(model: WholeModel, hidden: Tensor | None, drafts: Sequence[Draft]) -
         len(drafts), 1 if most is None else 2 + 2 * most, dtype=torch.float64, device=model.device
     )
     if hidden is not None:
-        logits = model.predict(hidden)
+        logits = finite(model.predict(hidden))
         settings = [d.settings for d in drafts]
         uniforms = [_uniform(d) for d in drafts]
         ids = choose(penalised(logits, [d.text for d in drafts], settings), settings, uniforms)
