@@ -69,7 +69,9 @@ def test_a_series_follows_a_growing_bias_over_the_checkpoints_of_a_training(tmp_
         **{**SMALL, "cooccurrence": {"samples": 100, "axes": ["gender"], "lexicon": lexicon(tmp_path)}},
     )
     scorers = [Telling(lambda p, d=d: 0.2 + d * p.startswith("She")) for d in (0.0, 0.3, 0.6)]
-    found = series(config, [Moment(k, 1000 * k, s) for k, s in enumerate(scorers)], seed=1)
+    trees = list(series(config, [Moment(k, 1000 * k, s) for k, s in enumerate(scorers)], seed=1))
+    assert [len(tree["checkpoints"]) for tree in trees] == [1, 2, 3]  # none is lost with a later one
+    found = trees[-1]
     assert [m["tokens"] for m in found["checkpoints"]] == [0, 1000, 2000]
     sizes = [m["effects"][0]["estimate"] for m in found["checkpoints"]]
     assert sizes[0] < sizes[1] < sizes[2]  # of men, against women

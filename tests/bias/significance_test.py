@@ -121,3 +121,12 @@ def test_draws_follow_the_seed_and_the_name():
     assert same == sign_flips(values, HOW, "a")
     assert len({same, sign_flips(values, HOW, "b"), sign_flips(values, HOW._replace(seed=2), "a")}) > 1
     assert math.isfinite(same)
+
+
+def test_a_resample_without_anything_to_count_is_no_mean_of_zero():
+    """One word in 50 texts: a third of the resamples miss it, and all that have it say the same."""
+    counts = np.array([1.0, *[0.0] * 49])
+    draws = bootstrap_ratio(80 * counts, counts, Rearranging(1, 300), "one word")
+    assert 50 < np.isnan(draws).sum() < 150
+    assert percentiles(draws, 0.95) == [80.0, 80.0]
+    assert percentiles(bootstrap_ratio(0 * counts, 0 * counts, Rearranging(1, 20), "none"), 0.95) is None

@@ -85,6 +85,23 @@ def test_every_checkpoint_gives_a_point_and_any_layout_the_same_answers(scene, t
     assert two["tasks"]["hans"]["1"]["accuracy"] == alone["tasks"]["hans"]["1"]["accuracy"]
 
 
+def test_what_was_measured_is_not_lost_with_a_later_checkpoint_that_is_damaged(scene, tmp_path):
+    run = shutil.copytree(scene / "run", tmp_path / "run")
+    with opened(run) as target:
+        newest = target.newest
+    for part in newest.glob("**/*"):
+        if part.is_file() and part.name != "manifest.json":
+            part.write_bytes(part.read_bytes()[:-8])
+    asked = ("--data", scene / "data", "--limit", "4", "--every", "--set", "resamples=5")
+    with pytest.raises(CheckpointError):
+        trivium("evaluate", run, "--tasks", "hans", "--shots", "0", *asked)
+    found = read(run / "tasks" / "results.json")
+    assert [p["step"] for p in found["series"]] == [4] and found["model"]["step"] == 4
+    with pytest.raises(CheckpointError):
+        trivium("incontext", run, "--shots", "0", *asked[:5], "--set", "draws=1", "--set", "compare_at=1")
+    assert [m["model"]["step"] for m in read(run / "incontext" / "results.json")["models"]] == [4]
+
+
 def test_a_study_of_shots_is_kept_in_the_run(scene, tmp_path):
     settings = ("compare_at=1", "draws=2", "orders=1")
     trivium(

@@ -49,6 +49,26 @@ def test_what_is_shared_changes_no_answer(family):
         assert answer.greedy == greedy
 
 
+def test_only_so_much_text_is_ids_at_once_and_that_changes_no_answer(monkeypatch):
+    scorer, sizes = scorer_of(plan_of()), []
+
+    def spied(requests, tokenizer):
+        sizes.append(sum(len(r.context) + len(r.continuation) for r in requests))
+        return encode_all(requests, tokenizer)
+
+    expected = scorer.loglikelihood(REQUESTS)
+    longest = max(len(r.context) + len(r.continuation) for r in REQUESTS)
+    monkeypatch.setattr("trivium.evaluation.answer.encode_all", spied)
+    monkeypatch.setattr("trivium.evaluation.answer.CHARACTERS_AT_ONCE", 2 * longest)
+    found = scorer.loglikelihood(REQUESTS)
+    assert len(sizes) > 1 and max(sizes) <= 2 * longest
+    for one, other in zip(found, expected, strict=True):
+        assert one.loglikelihood == pytest.approx(other.loglikelihood, abs=1e-4)
+        assert (one.tokens, one.greedy) == (other.tokens, other.greedy)
+    monkeypatch.setattr("trivium.evaluation.answer.CHARACTERS_AT_ONCE", 1)
+    assert len(scorer.loglikelihood(REQUESTS[:3])) == 3 and scorer.loglikelihood([]) == []
+
+
 def test_the_likeliest_continuation_is_greedy_and_another_is_not():
     scorer = scorer_of(plan_of())
     prompt = TOKENIZER.encode(TEXTS[0])[:20]

@@ -1,5 +1,8 @@
 """The harness's own model, on the exported checkpoint, is the oracle."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("lm_eval", reason="lm_eval (extra eval) is not installed")
@@ -9,13 +12,16 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from evaluation import hflm
 from evaluation.models import FAMILIES, TEXTS, plan_of, write_checkpoint
+from ranks import on_ranks
 from trivium.checkpoint.load import Checkpoint
 from trivium.errors import ConfigError
+from trivium.evaluation import harness
 from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.harness import HarnessModel
 from trivium.evaluation.requests import Request
 from trivium.evaluation.windows import rolling_windows
 from trivium.interchange.export import export_hf
+from trivium.parallel.launch import Place
 
 PAIRS = [
     *[(t, a) for t in TEXTS[:8] for a in (" yes", " no", " module value buffer", " ½ 文字")],
@@ -88,3 +94,33 @@ def test_the_harness_finds_the_model_by_its_name():
     assert get_model("trivium") is HarnessModel
     with pytest.raises(ConfigError, match="both are needed"):
         HarnessModel(checkpoint="x")
+
+
+@pytest.mark.parametrize("degrees", [{}, {"tensor": 2}], ids=str)
+def test_ranks_of_torchrun_answer_together(tmp_path, degrees):
+    checkpoint = write_checkpoint(tmp_path, plan_of())
+    expected = HarnessModel(str(checkpoint), str(tmp_path / "tokenizer.json")).loglikelihood(
+        asked("loglikelihood", PAIRS), disable_tqdm=True
+    )
+    on_ranks(2, _answer, str(tmp_path), str(checkpoint), degrees)
+    for rank in range(2):
+        found = json.loads((tmp_path / f"found-{rank}").read_text())
+        assert found["layout"] == [degrees.get("tensor", 1), 1, 2 // degrees.get("tensor", 1)]
+        for one, other in zip(found["answers"], expected, strict=True):
+            assert one[0] == pytest.approx(other[0], abs=1e-4) and one[1] == other[1]
+
+
+def _answer(place, root, checkpoint, degrees):
+    harness.torchrun_place = lambda: place
+    model = HarnessModel(checkpoint, f"{root}/tokenizer.json", **degrees)
+    answers = model.loglikelihood(asked("loglikelihood", PAIRS), disable_tqdm=True)
+    mesh = model.scorer.model.mesh
+    layout = [mesh.tensor.size, mesh.pipeline.size, mesh.data.size]
+    Path(f"{root}/found-{place.rank}").write_text(json.dumps({"answers": answers, "layout": layout}))
+
+
+def test_ranks_that_do_not_know_one_another_are_refused(tmp_path, monkeypatch):
+    for place, degrees in ((Place(0, 2, 0, "env://"), {}), (None, {"tensor": 2})):
+        monkeypatch.setattr(harness, "torchrun_place", lambda place=place: place)
+        with pytest.raises(ConfigError, match="with torchrun --nproc-per-node"):
+            HarnessModel("step-1", "tokenizer.json", **degrees)

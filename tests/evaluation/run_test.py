@@ -219,3 +219,9 @@ def test_a_scorer_that_loses_answers_is_refused():
 def test_an_unknown_task_is_refused():
     with pytest.raises(DataError, match="'boolq'"):
         build_task("boolq", ITEMS, CONFIG, seed=1)
+
+
+def test_choices_after_the_same_text_share_it():
+    task = build_task("continuation", ITEMS, CONFIG, seed=1)
+    requests = requests_of(task, shots=2, seed=1)
+    assert len({id(r.context) for r in requests[:4]}) == 1 and len({id(r.context) for r in requests[:8]}) == 2

@@ -370,6 +370,16 @@ def test_a_request_that_takes_too_long_ends_at_its_deadline():
     app.app.state.server.worker.close()
 
 
+def test_a_request_that_still_waits_at_its_deadline_is_told_so():
+    limits = LIMITS.model_copy(update={"deadline_seconds": 0.3, "together": 1})
+    writer = Held(SCORER)
+    with listening(limits, writer) as (url, _):
+        long = {**ASK, "max_tokens": 60, "stop": ["never"]}
+        for _ in range(2):  # the first is written, the second waits for it
+            assert requests.post(f"{url}/v1/completions", json=long, timeout=20).status_code == 504
+        writer.may_go_on.set()
+
+
 def test_a_failure_of_the_model_is_no_end_of_the_server():
     class Failing(Writer):
         def write_drafts(self, drafts):

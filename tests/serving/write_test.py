@@ -1,4 +1,5 @@
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,7 @@ import torch
 
 from evaluation.models import FAMILIES, TEXTS, TOKENIZER, plan_of, scorer_of, write_checkpoint
 from ranks import on_ranks
+from trivium.errors import DataError
 from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.requests import Sampling
 from trivium.evaluation.windows import Encoded
@@ -87,6 +89,15 @@ def test_a_penalty_lowers_what_was_said_already_whatever_its_sign():
     assert penalised(logits, [[0]], [Drawing()]) is logits and logits[0, 0] == 2.0
 
 
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"top_p": 0.9}])
+def test_a_model_that_diverged_writes_nothing(settings):
+    scorer = scorer_of(plan_of())
+    with torch.no_grad():
+        next(scorer.model.stage.parameters()).fill_(torch.nan)
+    with pytest.raises(DataError, match="not finite: its weights are damaged"):
+        Writer(scorer).write(["The"], Drawing(max_tokens=3, **settings))
+
+
 def test_a_strong_penalty_repeats_less():
     scorer = scorer_of(plan_of())
     repeats = []
@@ -108,6 +119,23 @@ def test_the_probabilities_told_are_those_the_scorer_gives():
     read = read_prompt(scorer.model, [*ids[-20:], *drawn], 2)
     assert sum(t.logprob for t in read[20:]) == pytest.approx(total, abs=1e-4)
     assert read[0].logprob is None and [t.id for t in read] == [*ids[-20:], *drawn]
+
+
+def test_scores_over_the_vocabulary_are_held_for_few_positions_of_a_prompt(monkeypatch):
+    scorer, rows = scorer_of(plan_of()), []
+    ids = TOKENIZER.encode(TEXTS[1])[:40]
+    expected = read_prompt(scorer.model, ids, 2)
+    predict = scorer.model.predict
+    monkeypatch.setattr(
+        scorer.model, "predict", lambda hidden: (rows.append(len(hidden)), predict(hidden))[1]
+    )
+    monkeypatch.setattr("trivium.serving.write.POSITIONS_AT_ONCE", 16)
+    found = read_prompt(scorer.model, ids, 2)
+    assert max(rows) == 16 and sum(rows) == len(ids) - 1
+    assert [t.id for t in found] == ids and found[0].logprob is None
+    for one, other in zip(found[1:], expected[1:], strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+        assert [i for i, _ in one.top] == [i for i, _ in other.top]
 
 
 def test_a_text_ends_before_its_stop_and_what_is_told_on_the_way_is_the_text():
@@ -134,6 +162,16 @@ def test_characters_of_several_tokens_are_told_whole(text):
     cut = Unfolding(TOKENIZER, ("stopp", "!"))
     found = "".join([*(cut.push(i) for i in ids), cut.close()])
     assert found == min((text.split(s)[0] for s in ("stopp", "!")), key=len)
+
+
+def test_characters_behind_bytes_that_are_none_are_told_whole():
+    draw = random.Random(3)
+    odd = TOKENIZER.encode("文😀é½")  # single bytes, in any order
+    for _ in range(400):
+        ids = [draw.choice(odd) for _ in range(draw.randint(1, 9))]
+        ids += TOKENIZER.encode(draw.choice(["文字", "😀", "a"])) + ids[:2]
+        unfolding = Unfolding(TOKENIZER)
+        assert "".join([*map(unfolding.push, ids), unfolding.close()]) == TOKENIZER.decode(ids)
 
 
 def test_a_listener_ends_its_own_text_alone():

@@ -158,7 +158,7 @@ def _unpaired(
     )
     return {
         "margin": found,
-        "margin_interval": list(percentiles(mine - rest, config.confidence)),
+        "margin_interval": percentiles(mine - rest, config.confidence),
         "permutation_p": chance,
         "effect_size": standardised_difference(texts),
     }

@@ -1,6 +1,6 @@
 """Every analysis that the config asks for, and its effects in one table; along a training too."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,13 +73,14 @@ def measure(
 
 def series(
     config: BiasConfig, moments: Iterable[Moment], *, seed: int, progress: Progress = silent
-) -> dict[str, Any]:
-    """The effects at each checkpoint of a training: {format, checkpoints: [{step, tokens, effects}]}."""
-    found = []
+) -> Iterator[dict[str, Any]]:
+    """The effects at each checkpoint of a training: {format, checkpoints: [{step, tokens, effects}]}; the tree so far,
+    after each, so that none is lost with a later one."""
+    found: list[dict[str, Any]] = []
     for moment in moments:
         measured = measure(config, moment.scorer, seed=seed, progress=progress)
         found.append({"step": moment.step, "tokens": moment.tokens, "effects": measured.results["effects"]})
-    return {"format": SERIES_FORMAT, "checkpoints": found}
+        yield {"format": SERIES_FORMAT, "checkpoints": [*found]}
 
 
 def open_tagger(config: BiasConfig) -> Tagger:

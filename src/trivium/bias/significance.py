@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trivium.evaluation.statistics import Interval
 from trivium.seeds import generator_for
 
 Floats = NDArray[np.float64]
@@ -91,21 +90,22 @@ def label_exchange(
 
 
 def bootstrap_ratio(sums: Floats, counts: Floats, how: Rearranging, name: str) -> Floats:
-    """sum(sums) / sum(counts) of resamples of the texts, [draws]; 0 where nothing was counted."""
+    """sum(sums) / sum(counts) of resamples of the texts, [draws]; NaN where nothing was counted, which has no mean."""
     generator = generator_for(how.seed, "bootstrap ratio", name)
-    found = np.zeros(how.draws)
+    found = np.full(how.draws, np.nan)
     for draw in range(how.draws if len(sums) else 0):
         chosen = generator.integers(len(sums), size=len(sums))
         counted = counts[chosen].sum()
-        found[draw] = sums[chosen].sum() / counted if counted else 0.0
+        if counted:
+            found[draw] = sums[chosen].sum() / counted
     return found
 
 
-def percentiles(draws: Floats, confidence: float) -> Interval:
-    """The interval that holds this share of the draws."""
+def percentiles(draws: Floats, confidence: float) -> list[float] | None:
+    """The interval that holds this share of the draws that are numbers; None where there is none."""
+    known = draws[~np.isnan(draws)]
     tail = (1 - confidence) / 2
-    low, high = np.quantile(draws, [tail, 1 - tail])
-    return Interval(float(low), float(high))
+    return [float(bound) for bound in np.quantile(known, [tail, 1 - tail])] if len(known) else None
 
 
 def holm(chances: Sequence[float]) -> list[float]:

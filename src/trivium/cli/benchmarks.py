@@ -1,6 +1,6 @@
 """What `trivium evaluate TARGET` does: published benchmarks over one checkpoint or all of a run."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,34 +72,33 @@ def rows_of(asked: Asked) -> tuple[list[Any], dict[str, str]]:
     return ready, missing
 
 
-def evaluate_target(target: "Target", asked: Asked, progress: Progress) -> dict[str, Any] | None:
-    """The results tree; None on ranks of torchrun that have nothing to say."""
+def evaluate_target(target: "Target", asked: Asked, progress: Progress) -> Iterator[dict[str, Any]]:
+    """The results tree after each checkpoint, so that none is lost with a later one; on ranks of torchrun that have
+    nothing to say there is none."""
     from trivium.evaluation.benchmark import FORMAT, evaluate_benchmarks, series_of
 
     ready, missing = rows_of(asked)
     overlap = _overlap(target, ready)
     series: list[dict[str, Any]] = []
-    newest: dict[str, Any] | None = None
+
+    def work(scorer: Any) -> dict[str, Any]:
+        return evaluate_benchmarks(ready, scorer, asked.config, overlap=overlap, progress=progress)
+
     for checkpoint in target.checkpoints if asked.every else (target.newest,):
-
-        def work(scorer: Any) -> dict[str, Any]:
-            return evaluate_benchmarks(ready, scorer, asked.config, overlap=overlap, progress=progress)
-
-        newest = answered(work, checkpoint, target.tokenizer, asked.config.layout)
-        if newest is None:
+        found = answered(work, checkpoint, target.tokenizer, asked.config.layout)
+        if found is None:
             continue
-        series.append({**about_checkpoint(checkpoint), "tasks": series_of(newest)})
-    if newest is None:
-        return None
-    return {
-        "format": FORMAT,
-        "model": about_checkpoint(target.newest),
-        "config": to_tree(asked.config),
-        "tasks": newest,
-        "skipped": missing,
-        "series": series if asked.every else [],
-        **_seen(target),
-    }
+        model = about_checkpoint(checkpoint)
+        series.append({**model, "tasks": series_of(found)})
+        yield {
+            "format": FORMAT,
+            "model": model,
+            "config": to_tree(asked.config),
+            "tasks": found,
+            "skipped": missing,
+            "series": series if asked.every else [],
+            **_seen(target),
+        }
 
 
 def about_checkpoint(checkpoint: Path) -> dict[str, Any]:

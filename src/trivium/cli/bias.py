@@ -66,9 +66,10 @@ def _series(run: Run) -> None:
             say(f"  {place.name}")
             yield Moment(int(about["updates"]), int(about["tokens_seen"]), _scorer(run, place))
 
+    found: Result = {}
     with progress_of("bias") as progress:
-        found = series(run.config.bias, moments(), seed=run.config.seed, progress=progress)
-    write_json(run.at.root / SERIES, found)
+        for found in series(run.config.bias, moments(), seed=run.config.seed, progress=progress):
+            write_json(run.at.root / SERIES, found)
     for line in series_lines(found):
         say(line)
 

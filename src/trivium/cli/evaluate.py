@@ -94,12 +94,14 @@ def evaluate(
     from trivium.interchange.target import opened
 
     asked = Asked(tasks, data, config_of(shots, limit, sets or ()), every)
+    results, places = None, []
     with opened(target, asked.config.tokenizer) as found, progress_of("evaluate") as progress:
-        results = evaluate_target(found, asked, progress)
+        for results in evaluate_target(found, asked, progress):
+            places = keep(results, found.run, FOLDER, json)
     if results is not None:
         tell(results)
-        for place in keep(results, found.run, FOLDER, json):
-            say(f"  results in {place}")
+    for place in places:
+        say(f"  results in {place}")
 
 
 def _score_predictions(predictions: Path, data: Path | None, json: Path | None) -> None:

@@ -1,6 +1,6 @@
 """`trivium incontext`: accuracy, calibration and score distributions against the shots in front of a question."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ from trivium.evaluation.config import IncontextConfig
 from trivium.progress import Progress
 
 if TYPE_CHECKING:
+    from trivium.evaluation.incontext import Study
     from trivium.interchange.target import Target
 
 FOLDER = "incontext"  # of a run directory
@@ -45,23 +46,25 @@ def incontext(
 
     --set overrides compare_at, draws, orders, wording, seed, confidence, tokenizer and layout of the ranks that answer.
     """
+    from trivium.evaluation.incontext import FORMAT
     from trivium.interchange.target import opened
 
     config = _config(shots, limit, sets or [])
+    study = _study(task, data, config)
     models: list[dict[str, Any]] = []
-    folder: Path | None = None
+    kept: list[Path] = []
     for place in targets:
         with opened(place, config.tokenizer) as target, progress_of("incontext") as progress:
-            models += _measured(target, task, data, config, every, progress)
-            folder = target.run
-    if not models:
-        return  # a rank of torchrun that has nothing to say
-    from trivium.evaluation.incontext import FORMAT
-
-    found = {"format": FORMAT, "task": task, "config": to_tree(config), "models": models}
+            folder = target.run if place == targets[-1] else None
+            for model in _measured(target, study, every, progress):
+                models.append(model)
+                tree = {"format": FORMAT, "task": task, "config": to_tree(config), "models": models}
+                kept = keep(
+                    tree, folder, FOLDER, json
+                )  # at once: what was measured is not lost with a later one
     for model in models:
         _tell(task, model)
-    for path in keep(found, folder, FOLDER, json):
+    for path in kept:
         say(f"  results in {path}")
 
 
@@ -75,10 +78,8 @@ def _config(shots: str | None, limit: int | None, sets: list[str]) -> IncontextC
     return build(IncontextConfig, merge(parse_assignments(sets), given))
 
 
-def _measured(
-    target: "Target", task: str, data: Path | None, config: IncontextConfig, every: bool, progress: Progress
-) -> list[dict[str, Any]]:
-    from trivium.evaluation.incontext import measure, study_of
+def _study(task: str, data: Path | None, config: IncontextConfig) -> "Study":
+    from trivium.evaluation.incontext import study_of
     from trivium.evaluation.tasks.definition import definition
 
     of = definition(task)
@@ -90,15 +91,22 @@ def _measured(
         from trivium.evaluation.tasks.rows import local_rows
 
         rows = local_rows(of, data)
-    study = study_of(of, rows, config)
-    found = []
+    return study_of(of, rows, config)
+
+
+def _measured(target: "Target", study: "Study", every: bool, progress: Progress) -> Iterator[dict[str, Any]]:
+    """What is found of each checkpoint; on ranks of torchrun that have nothing to say there is none."""
+    from trivium.evaluation.incontext import measure
+
     for checkpoint in target.checkpoints if every else (target.newest,):
         result = answered(
-            lambda scorer: measure(study, scorer, progress), checkpoint, target.tokenizer, config.layout
+            lambda scorer: measure(study, scorer, progress),
+            checkpoint,
+            target.tokenizer,
+            study.config.layout,
         )
         if result is not None:
-            found.append({"model": about_checkpoint(checkpoint), **result})
-    return found
+            yield {"model": about_checkpoint(checkpoint), **result}
 
 
 def _tell(task: str, found: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ from trivium.config import build
 from trivium.errors import CheckpointError
 from trivium.evaluation.branches import batches, families
 from trivium.evaluation.reading import Totals, read_batch
-from trivium.evaluation.requests import Request, Sampling, Scored
+from trivium.evaluation.requests import Request, Sampling, Scored, portions
 from trivium.evaluation.windows import Encoded, Window, encode_all, rolling_windows, windows_of
 from trivium.model.generate import Choice, Draft, continue_drafts
 from trivium.model.stage import DTYPES
@@ -25,6 +25,7 @@ from trivium.seeds import seed_for
 from trivium.tokens.tokenizer import Tokenizer, tokenizer_of_model
 
 TOGETHER = 8  # texts written side by side
+CHARACTERS_AT_ONCE = 1 << 24  # of requests that are ids at the same time: these take half a gigabyte
 
 
 class NativeScorer:
@@ -69,6 +70,11 @@ class NativeScorer:
 
     def loglikelihood(self, requests: Sequence[Request]) -> list[Scored]:
         """The log-likelihood of each continuation given its context, in nats."""
+        return [
+            answer for some in portions(requests, CHARACTERS_AT_ONCE) for answer in self._loglikelihood(some)
+        ]
+
+    def _loglikelihood(self, requests: Sequence[Request]) -> list[Scored]:
         encoded = encode_all(requests, self.tokenizer)
         found = self.loglikelihood_of_ids(encoded)
         return [

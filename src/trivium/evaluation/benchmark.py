@@ -145,11 +145,11 @@ def _ask(
 def _drawn(task: Task, number: int, config: BenchmarkConfig) -> Callable[[Example], list[Example]]:
     """The shots of each question; with "once", those of a question that is none of the task's."""
     if config.shots_drawn == "each":
-        return lambda example: choose_shots(task, example, shots=number, seed=config.seed)
+        return choose_shots(task, shots=number, seed=config.seed)
     asked = {e.document for e in task.examples}
     apart = replace(task, pool=tuple(e for e in task.pool if e.document not in asked))
     nobody = Example("the same for all", "", "", ("",), 0)
-    same = choose_shots(apart, nobody, shots=number, seed=config.seed)
+    same = choose_shots(apart, shots=number, seed=config.seed)(nobody)
     return lambda example: same
 
 

@@ -2,9 +2,11 @@
 
     python -m trivium.evaluation.harness run --model trivium --model_args checkpoint=DIR,tokenizer=FILE --tasks …
 
-Importing this module registers the model. Under torchrun every rank runs the same line and answers its share.
+Importing this module registers the model. `torchrun --nproc-per-node N -m trivium.evaluation.harness run …` answers
+with N ranks: each its share, or as parts of one model with `tensor=` and `pipeline=` in --model_args.
 """
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ from trivium.errors import ConfigError
 from trivium.evaluation.answer import NativeScorer, cut_at
 from trivium.evaluation.windows import Encoded, window_of
 from trivium.model.generate import Choice
+from trivium.parallel.launch import ALONE, connected, torchrun_place
+from trivium.parallel.mesh import Mesh
+from trivium.plan.layout import Layout
 from trivium.seeds import seed_for
 
 MOST_TOKENS = 256  # generated, where a task names no number: the harness's own default
@@ -35,16 +40,21 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         tokenizer: str = "",
         scorer: NativeScorer | None = None,
         seed: int = 0,
+        tensor: int = 1,
+        pipeline: int = 1,
         **unused: Any,
     ) -> None:
-        """checkpoint, tokenizer: paths; or a `scorer` that is open already. batch_size and device are not needed."""
+        """checkpoint, tokenizer: paths; or a `scorer` that is open already. tensor, pipeline: ranks of torchrun that
+        hold a model together. batch_size and device are not needed."""
         super().__init__()
         if scorer is None and not (checkpoint and tokenizer):
             raise ConfigError(
                 f"model_args checkpoint={checkpoint!r}, tokenizer={tokenizer!r}: both are needed; write "
                 "--model_args checkpoint=DIR,tokenizer=DIR/tokenizer.json"
             )
-        self.scorer = scorer or NativeScorer.open(Path(checkpoint), Path(tokenizer))
+        self.scorer = scorer or NativeScorer.open(
+            Path(checkpoint), Path(tokenizer), mesh=_mesh(int(tensor), int(pipeline))
+        )
         self._seed = int(seed)
 
     @property
@@ -127,5 +137,27 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return texts
 
 
+def _mesh(tensor: int, pipeline: int) -> Mesh | None:
+    """The ranks that torchrun started, as replicas of so many ranks each; None for a process alone."""
+    place = torchrun_place() or ALONE
+    layout = Layout(tensor=tensor, pipeline=pipeline, data=max(1, place.world_size // (tensor * pipeline)))
+    if place.world_size == layout.world_size == 1:
+        return None
+    try:
+        return Mesh.connect(layout, place.rank, place.world_size, place.device)
+    except (ConfigError, ValueError) as error:  # torch raises ValueError where ranks were never connected
+        raise ConfigError(
+            f"model_args tensor={tensor}, pipeline={pipeline} for {place.world_size} ranks: {error}; start as many "
+            "as that needs with torchrun --nproc-per-node N -m trivium.evaluation.harness run …"
+        ) from None
+
+
+def main() -> None:
+    """The harness's own command line, by ranks that know one another where torchrun started several."""
+    place = torchrun_place()
+    with contextlib.nullcontext() if place is None else connected(place):
+        cli_evaluate()
+
+
 if __name__ == "__main__":
-    cli_evaluate()
+    main()

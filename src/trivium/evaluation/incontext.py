@@ -29,6 +29,7 @@ from trivium.evaluation.requests import Likelihoods, Request, ask
 from trivium.evaluation.run import requests_about
 from trivium.evaluation.statistics import wilson
 from trivium.evaluation.tasks.definition import Definition
+from trivium.evaluation.tasks.readers import BY_FIELDS, completed
 from trivium.evaluation.tasks.rows import Rows
 from trivium.evaluation.tasks.task import Example, Task
 from trivium.progress import Progress, silent
@@ -265,10 +266,11 @@ def _from_groups(study: Study, shots: int, draw: int, name: str, *, same: bool) 
 
 def _without_content(of: Definition, rows: Rows, config: IncontextConfig) -> tuple[str, ...]:
     """The task's prompt with nothing in its fields."""
-    if of.reader != "fields":
+    if of.reader not in BY_FIELDS:
         return NOTHING
     keep = {k for group in of.groups for k in group} | {of.answer}
-    blank = [{k: v if k in keep else text for k, v in rows.asked[0].items()} for text in NOTHING]
+    first = completed(rows.asked[0], of)
+    blank = [{k: v if k in keep else text for k, v in first.items()} for text in NOTHING]
     return tuple(of.prompts(config.wording).prompt.format_map(row) for row in blank)
 
 

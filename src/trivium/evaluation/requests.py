@@ -1,7 +1,7 @@
 """The questions put to a model, its answers, and what anything must offer to be evaluated."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,6 +47,19 @@ class Scorer(Likelihoods, Protocol):
     def generate(self, prompts: Sequence[str], *, settings: Sampling) -> list[str]:
         """One continuation per prompt, in order, without the prompt."""
         ...
+
+
+def portions(requests: Sequence[Request], characters: int) -> Iterator[Sequence[Request]]:
+    """The requests, in order, in parts of so many characters or of one request."""
+    begin = held = 0
+    for number, request in enumerate(requests):
+        size = len(request.context) + len(request.continuation)
+        if number > begin and held + size > characters:
+            yield requests[begin:number]
+            begin, held = number, 0
+        held += size
+    if begin < len(requests):
+        yield requests[begin:]
 
 
 def ask(scorer: Likelihoods, requests: Sequence[Request]) -> list[Scored]:

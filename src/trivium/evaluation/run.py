@@ -67,17 +67,15 @@ def build_task(name: str, items: Sequence[Item], config: EvaluationConfig, *, se
 
 def requests_of(task: Task, *, shots: int, seed: int) -> list[Request]:
     """One request per choice of each example, example after example."""
-    requests = []
-    for example in task.examples:
-        drawn = choose_shots(task, example, shots=shots, seed=seed)
-        requests += requests_about(task, example, drawn)
-    return requests
+    drawn = choose_shots(task, shots=shots, seed=seed)
+    return [r for e in task.examples for r in requests_about(task, e, drawn(e))]
 
 
 def requests_about(task: Task, example: Example, shots: Sequence[Example]) -> list[Request]:
-    """One request per choice of one example, after these shots."""
+    """One request per choice of one example, after these shots; choices after the same text share it."""
+    prompts = [task.template.prompt(example, shots, number) for number in range(len(example.contexts) or 1)]
     return [
-        Request(task.template.prompt(example, shots, number), choice)
+        Request(prompts[number if example.contexts else 0], choice)
         for number, choice in enumerate(example.choices)
     ]
 

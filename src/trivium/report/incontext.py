@@ -45,7 +45,8 @@ def incontext_section(report: Tree) -> Section:
         reading="Learning from shots separates the margins of the two labels; a shift of both is a preference, which a "
         "threshold mends. Biases are in shares of answers: 0 is none. On the diagonal, the model is as often right as "
         "it is sure.",
-        limits="A small model, few questions, and one draw of shots for all of them in a condition.",
+        limits="Few questions, and the same shots for all of them: the mean of a few draws. The intervals are of the "
+        "questions, and say nothing of how draws differ.",
         figures=[
             Drawn("Accuracy against shots", against_shots(models)),
             *_of_model(models[-1]),

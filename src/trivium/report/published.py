@@ -72,16 +72,16 @@ def _beside(scores: list[tuple[str, str, Tree]]) -> go.Figure:
 
 
 def against_tokens(series: list[Tree]) -> go.Figure:
-    """series: of each moment its `tokens`, and `tasks`: {task: {shots: accuracy}}."""
+    """series: of each moment its `tokens`, and `tasks`: {task: {shots: accuracy}}; not every moment has all."""
+    lines: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for point in series:
+        for task, by_shots in point["tasks"].items():
+            for shots, accuracy in by_shots.items():
+                lines.setdefault((task, shots), []).append((point["tokens"], accuracy))
     figure = go.Figure()
-    for task, by_shots in series[-1]["tasks"].items():
-        for shots in by_shots:
-            figure.add_scatter(
-                name=plain_label(f"{task}, {shots}"),
-                x=[point["tokens"] for point in series],
-                y=[point["tasks"][task][shots] for point in series],
-                mode="lines+markers",
-            )
+    for (task, shots), points in lines.items():
+        x, y = zip(*points, strict=True)
+        figure.add_scatter(name=plain_label(f"{task}, {shots} shots"), x=x, y=y, mode="lines+markers")
     figure.update_xaxes(title="tokens")
     figure.update_yaxes(title="accuracy", tickformat=".0%")
     return sized(figure, 420)

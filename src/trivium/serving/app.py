@@ -145,17 +145,22 @@ def _listener(job: Job, index: int) -> Any:
     return heard
 
 
+async def _next(answering: _Answering) -> Event | None:
+    """What is heard next; None after a while in which nothing was. A request that still waits is late too."""
+    try:
+        return await asyncio.wait_for(answering.events.get(), LEFT_SECONDS)
+    except TimeoutError:
+        return Event("late") if answering.job.late else None
+
+
 async def _finished(request: Request, answering: _Answering) -> None:
     """Wait for the end; when the client leaves before, the job is given up."""
     try:
         while True:
-            try:
-                event = await asyncio.wait_for(answering.events.get(), LEFT_SECONDS)
-            except TimeoutError:
-                if await request.is_disconnected():
-                    raise Refused(499, "the client left") from None
-                continue
-            if event.kind != "token":
+            event = await _next(answering)
+            if event is None and await request.is_disconnected():
+                raise Refused(499, "the client left")
+            if event is not None and event.kind != "token":
                 return _raise_unless_done(event)
     finally:
         answering.job.cancelled.set()
@@ -231,7 +236,9 @@ async def _stream(server: Server, answering: _Answering) -> AsyncIterator[bytes]
     try:
         told = not asked.echo
         while True:
-            heard = await answering.events.get()
+            heard = await _next(answering)
+            if heard is None:
+                continue
             if not told:  # prompts are read before the first token is written
                 told = True
                 for index in range(number):

@@ -24,25 +24,38 @@ class Unfolding:
         """The text that is certain with this token."""
         self._waiting.append(token)
         self.begins = self.length
-        text = self._text
-        if text.endswith(BROKEN) and len(self._waiting) < LONGEST:
-            return ""
+        text = self._text_of(self._waiting)
+        if text.endswith(BROKEN):
+            ready = self._take(self._certain(text), final=False)
+            self.begins = self.length
+            return ready
         # bytes before it that made no character stand there as such now
         self.begins += max(
             0, len(text) - len(self._tokenizer.decode_after([self._tokenizer.before_text], [token]))
         )
-        return self._take(text, final=False)
+        return self._take(len(self._waiting), final=False)
 
     def close(self) -> str:
         """The rest."""
-        return self._take(self._text, final=True)
+        return self._take(len(self._waiting), final=True)
 
-    @property
-    def _text(self) -> str:
-        return self._tokenizer.decode_after(self._before, self._waiting)
+    def _certain(self, text: str) -> int:
+        """How many of the tokens that wait are not of a character that may still be completed: that one is within the
+        last three, and what stands before it must not be torn out of another."""
+        for count in range(len(self._waiting) - LONGEST + 1, 0, -1):
+            first, rest = self._waiting[:count], self._waiting[count:]
+            if self._text_of(first) + self._tokenizer.decode_after([*self._before, *first], rest) == text:
+                return count
+        return 0
 
-    def _take(self, text: str, *, final: bool) -> str:
-        self._before, self._waiting = [*self._before, *self._waiting][-NEAR:], []
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode_after(self._before, tokens)
+
+    def _take(self, count: int, *, final: bool) -> str:
+        """What the first tokens that wait add."""
+        text = self._text_of(self._waiting[:count])
+        self._before = [*self._before, *self._waiting[:count]][-NEAR:]
+        self._waiting = self._waiting[count:]
         self.length += len(text)
         if self.over:
             return ""

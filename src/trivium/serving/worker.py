@@ -1,8 +1,10 @@
 """One thread asks the model; requests wait for it in a queue of limited length."""
 
 import queue
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,6 +12,9 @@ from typing import Literal
 from trivium.serving.config import ServeConfig
 from trivium.serving.write import Draft, Token, read_prompt
 from trivium.serving.writer import Writer
+
+# A text that joins others makes them be read anew: so many tokens are drawn between two such moments.
+BETWEEN_JOINS = 16
 
 
 @dataclass
@@ -26,6 +31,7 @@ class Job:
     alternatives: int = 0
     echoed: list[list[Token]] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
+    ended: bool = False  # that it ended has been told
 
     @property
     def late(self) -> bool:
@@ -36,6 +42,25 @@ class Job:
     def goes_on(self) -> bool:
         """Whether anybody still waits for it."""
         return not self.cancelled.is_set() and not self.late
+
+    @property
+    def unfinished(self) -> list[Draft]:
+        """Texts that are not complete."""
+        return [d for d in self.drafts if d.finish is None]
+
+    def settle(self) -> None:
+        """Tell its end, once, when nothing is left to do: it is complete, or nobody waits for it."""
+        complete = len(self.echoed) == len(self.read) and all(
+            d.finish not in (None, "cancelled") for d in self.drafts
+        )
+        if complete or not self.goes_on:
+            self.end("done" if complete else "late")
+
+    def end(self, kind: Literal["done", "late", "failed"]) -> None:
+        """Tell how it ended, once."""
+        if not self.ended:
+            self.ended = True
+            self.tell(Event(kind))
 
 
 @dataclass(frozen=True)
@@ -48,11 +73,12 @@ class Event:
 
 
 class Worker:
-    """Jobs that wait together are written together."""
+    """Jobs are written side by side: one that comes later joins at a token, and one that is complete leaves at once."""
 
     def __init__(self, writer: Writer, limits: ServeConfig) -> None:
         self.writer, self.limits = writer, limits
         self._waiting: queue.Queue[Job | None] = queue.Queue(limits.queue)
+        self._closing = False
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
@@ -70,39 +96,62 @@ class Worker:
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
-            job = self._waiting.get()
-            if job is None:
-                return
-            jobs, ends = self._gathered(job)
-            try:
-                self._work([j for j in jobs if j.goes_on])
-            except Exception:  # one job's failure must not end the server
-                for job in jobs:
-                    job.tell(Event("failed"))
-            else:
-                for job in jobs:
-                    job.tell(Event("late" if job.late else "done"))
-            if ends:
-                return
+        jobs: list[Job] = []
+        while jobs or not self._closing:
+            jobs += self._joining(jobs)
+            self._work(jobs)
+            jobs = [job for job in jobs if not job.ended]
 
-    def _gathered(self, first: Job) -> tuple[list[Job], bool]:
-        """This job and others that wait, as many as are written together; and whether the end was asked for."""
-        jobs, texts = [first], len(first.drafts)
-        while texts < self.limits.together:
+    def _joining(self, jobs: list[Job]) -> list[Job]:
+        """Jobs that wait, as many as there is room for; with no other to work at, the first is waited for."""
+        found: list[Job] = []
+        while not self._closing and self._has_room([*jobs, *found]):
             try:
-                more = self._waiting.get_nowait()
+                job = self._waiting.get(block=not jobs and not found)
             except queue.Empty:
                 break
-            if more is None:
-                return jobs, True
-            jobs.append(more)
-            texts += len(more.drafts)
-        return jobs, False
+            if job is None:
+                self._closing = True
+            elif job.goes_on:
+                found.append(job)
+            else:
+                job.settle()
+        return found
+
+    def _has_room(self, jobs: list[Job]) -> bool:
+        return sum(len(job.unfinished) for job in jobs) < self.limits.together
 
     def _work(self, jobs: list[Job]) -> None:
+        """Write until all are complete, or another can join; what one of them breaks, it breaks alone."""
+        try:
+            for job in jobs:
+                self._read(job)
+            self._write(jobs)
+        except Exception:  # one job's failure must not end the server
+            if len(jobs) == 1:
+                traceback.print_exc(file=sys.stderr)  # whoever runs the server is told why
+                jobs[0].end("failed")
+                return
+            for job in jobs:
+                self._work([job])
+
+    def _read(self, job: Job) -> None:
+        """The prompts that are to be told."""
+        for ids in job.read[len(job.echoed) :]:
+            if job.goes_on:
+                job.echoed.append(read_prompt(self.writer.model, ids, job.alternatives))
+
+    def _write(self, jobs: list[Job]) -> None:
+        drafts = []
         for job in jobs:
-            for ids in job.read:
-                if job.goes_on:
-                    job.echoed.append(read_prompt(self.writer.model, ids, job.alternatives))
-        self.writer.write_drafts([d for job in jobs if job.goes_on for d in job.drafts])
+            for draft in job.unfinished if job.goes_on else ():
+                draft.ended, draft.rests = job.settle, self._rests(jobs, draft)
+                drafts.append(draft)
+        self.writer.write_drafts(drafts)
+        for job in jobs:
+            job.settle()
+
+    def _rests(self, jobs: list[Job], draft: Draft) -> Callable[[], bool]:
+        """Whether a text pauses so that a job that waits can join."""
+        enough = len(draft.tokens) + BETWEEN_JOINS
+        return lambda: len(draft.tokens) >= enough and not self._waiting.empty() and self._has_room(jobs)

@@ -13,11 +13,12 @@ import torch
 from trivium.model.generate import write_together
 from trivium.model.whole import WholeModel
 from trivium.seeds import generator_for
-from trivium.serving.choose import choose, penalised, told
+from trivium.serving.choose import choose, finite, penalised, told
 from trivium.serving.config import Drawing
 
 Tensor = torch.Tensor
 Finish = Literal["stop", "length", "cancelled"]
+POSITIONS_AT_ONCE = 128  # of a prompt whose scores over the vocabulary are held at the same time
 
 
 class Token(NamedTuple):
@@ -34,7 +35,7 @@ class Draft:
 
     seed: of its draws, together with the position. done: sees the ids drawn so far and may end the text.
     alternatives: so many per token are told; None for no log-probabilities. heard: of each token, at once; False
-    ends the text there.
+    ends the text there. ended: that the text is complete. rests: whether writing stops for now; it goes on from there.
     """
 
     prompt: Sequence[int]
@@ -43,6 +44,8 @@ class Draft:
     done: Callable[[list[int]], bool]
     alternatives: int | None = None
     heard: Callable[[Token], bool] | None = None
+    ended: Callable[[], None] | None = None
+    rests: Callable[[], bool] | None = None
     tokens: list[Token] = field(default_factory=list)
     finish: Finish | None = None
 
@@ -58,8 +61,8 @@ class Draft:
 
     @property
     def goes_on(self) -> bool:
-        """Whether another token is wanted."""
-        return self.finish is None
+        """Whether another token is wanted now."""
+        return self.finish is None and not (self.rests is not None and self.rests())
 
     @property
     def left(self) -> int:
@@ -75,6 +78,8 @@ class Draft:
             self.finish = "stop"
         elif self.left <= 0:
             self.finish = "length"
+        if self.finish is not None and self.ended is not None:
+            self.ended()
 
 
 def write_drafts(model: WholeModel, drafts: Sequence[Draft]) -> None:
@@ -90,9 +95,14 @@ def read_prompt(model: WholeModel, ids: Sequence[int], alternatives: int) -> lis
     with torch.no_grad():
         hidden = model.hidden(torch.tensor(ids[:-1], device=model.device).unsqueeze(1))
         assert hidden is not None, "a prompt is read where the last stage is"
-        logits = model.predict(hidden[:, 0])
-        rows = told(logits, torch.tensor(ids[1:], device=model.device), alternatives)
-    return [Token(ids[0]), *(_token(row) for row in rows.tolist())]
+        targets = torch.tensor(ids[1:], device=model.device)
+        parts = [slice(n, n + POSITIONS_AT_ONCE) for n in range(0, len(targets), POSITIONS_AT_ONCE)]
+        rows = [
+            row
+            for part in parts
+            for row in told(model.predict(hidden[part, 0]), targets[part], alternatives).tolist()
+        ]
+    return [Token(ids[0]), *map(_token, rows)]
 
 
 def _choose(model: WholeModel, hidden: Tensor | None, drafts: Sequence[Draft]) -> Tensor:
@@ -103,7 +113,7 @@ def _choose(model: WholeModel, hidden: Tensor | None, drafts: Sequence[Draft]) -
         len(drafts), 1 if most is None else 2 + 2 * most, dtype=torch.float64, device=model.device
     )
     if hidden is not None:
-        logits = model.predict(hidden)
+        logits = finite(model.predict(hidden))
         settings = [d.settings for d in drafts]
         uniforms = [_uniform(d) for d in drafts]
         ids = choose(penalised(logits, [d.text for d in drafts], settings), settings, uniforms)

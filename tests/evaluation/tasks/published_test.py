@@ -182,3 +182,43 @@ def test_every_row_of_the_real_files_is_read():
     for name, count in counts.items():
         rows = local_rows(definition(name), folder)
         assert len(read_examples(rows.asked, definition(name), "paper", where=name)) == count
+
+
+HANS = {"premise": "P .", "hypothesis": "H .", "heuristic": "constituent", "subcase": "s"}
+PARSES = {"sentence1": "P .", "sentence2": "H .", "heuristic": "constituent", "subcase": "s", "pairID": "ex1"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {**HANS, "label": 1},  # as the Hub has them
+        {**PARSES, "gold_label": "non-entailment"},  # as their authors publish them
+    ],
+)
+def test_rows_of_hans_are_read_whoever_published_them(row):
+    task = made("hans", [row]).task
+    assert task.examples[0].context == EXPECTED["hans"][0] and task.examples[0].answer == 1
+    assert task.examples[0].groups["heuristic × gold_label"] == "constituent × non-entailment"
+    with pytest.raises(DataError, match="no field 'sentence1'"):
+        made("hans", [{k: v for k, v in row.items() if k not in ("premise", "sentence1")}])
+
+
+def test_the_harness_shows_the_word_as_it_stands_and_fills_the_blanks_of_race():
+    config = ONE.model_copy(update={"wording": "harness"})
+    row = {
+        "word": "earn",
+        "sentence1": "They Earned it.",
+        "sentence2": "B.",
+        "start1": 5,
+        "end1": 11,
+        "label": 0,
+    }
+    asked = benchmark_requests(made("wic", [row], config=config), 0, config)[0].context
+    assert "the word 'Earned' used" in asked
+    assert "the word earn used" in benchmark_requests(made("wic", [row]), 0, ONE)[0].context
+    race = [
+        {"article": "Ago.", "question": q, "options": ["w", "x", "y", "z"], "answer": "B"}
+        for q in ("He is  _  .", "Why?", "Who?")
+    ]
+    asked = benchmark_requests(made("race_h", race, config=config), 0, config)[0].context
+    assert asked == "Article: Ago.\n\nHe is x\nQuestion: Why?\nAnswer: x\nWho?"

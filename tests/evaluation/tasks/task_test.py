@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from evaluation.scorers import passages
@@ -7,6 +9,7 @@ from trivium.evaluation.tasks.continuation import continuation_task
 from trivium.evaluation.tasks.items import Item
 from trivium.evaluation.tasks.last_word import last_word_task
 from trivium.evaluation.tasks.task import Example, Template, choose_shots
+from trivium.seeds import generator_for
 
 CONFIG = EvaluationConfig(context_characters=90)
 ITEMS = [Item(**i) for i in passages(60)]
@@ -27,7 +30,7 @@ def test_no_question_is_among_its_own_shots_nor_any_of_its_document(task):
     shared = [Item(**i) for i in passages(60, documents=20)]
     task = {"last_word": last_word_task, "continuation": continuation_task}[task.name](shared, CONFIG, seed=1)
     for example in task.examples:
-        shots = choose_shots(task, example, shots=10, seed=1)
+        shots = choose_shots(task, shots=10, seed=1)(example)
         assert len({s.id for s in shots}) == 10
         assert all(s.id != example.id and s.document != example.document for s in shots)
 
@@ -35,17 +38,42 @@ def test_no_question_is_among_its_own_shots_nor_any_of_its_document(task):
 def test_more_shots_only_add_at_the_front():
     task = TASKS[0]
     for example in task.examples[:10]:
-        five = choose_shots(task, example, shots=5, seed=1)
-        assert choose_shots(task, example, shots=2, seed=1) == five[-2:]
-        assert choose_shots(task, example, shots=0, seed=1) == []
-    assert choose_shots(task, task.examples[0], shots=5, seed=2) != choose_shots(
-        task, task.examples[0], shots=5, seed=1
+        five = choose_shots(task, shots=5, seed=1)(example)
+        assert choose_shots(task, shots=2, seed=1)(example) == five[-2:]
+        assert choose_shots(task, shots=0, seed=1)(example) == []
+    assert choose_shots(task, shots=5, seed=2)(task.examples[0]) != choose_shots(task, shots=5, seed=1)(
+        task.examples[0]
     )
 
 
 def test_more_shots_than_there_are_examples_are_refused():
     with pytest.raises(DataError, match="60 shots were asked for, but only 59"):
-        choose_shots(TASKS[0], TASKS[0].examples[0], shots=60, seed=1)
+        choose_shots(TASKS[0], shots=60, seed=1)(TASKS[0].examples[0])
+
+
+def test_the_shots_of_many_questions_are_found_without_looking_through_the_pool_for_each():
+    class Document(str):
+        compared = 0
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            Document.compared += 1
+            return str.__eq__(self, other)
+
+        def __ne__(self, other):
+            return not self == other
+
+    pool = tuple(replace(e, document=Document(n % 150)) for n, e in enumerate(TASKS[0].pool * 5))
+    task = replace(TASKS[0], examples=pool, pool=pool)
+    choose = choose_shots(task, shots=3, seed=1)
+    for example in pool[:200]:
+        others = [e for e in pool if str(e.document) != str(example.document)]
+        order = generator_for(1, "shots", task.name, example.id).permutation(len(others))[:3].tolist()
+        assert choose(example) == [others[k] for k in order][::-1]
+    Document.compared = 0
+    for example in pool:
+        choose(example)
+    assert Document.compared <= 2 * len(pool)
 
 
 def test_a_higher_limit_keeps_the_questions_of_a_lower_one():

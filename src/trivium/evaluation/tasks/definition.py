@@ -46,7 +46,7 @@ class Definition(Config):
 
     name: str
     version: Annotated[int, Field(ge=1)]
-    reader: Literal["fields", "lambada", "race", "hellaswag", "winogrande"]
+    reader: Literal["fields", "hans", "wic", "lambada", "race", "hellaswag", "winogrande"]
     data: Files
     hub: Hub
     scoring: Scoring = "likelihood"

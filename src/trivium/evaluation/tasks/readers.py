@@ -10,6 +10,12 @@ from trivium.evaluation.tasks.task import Example
 
 Row = Mapping[str, Any]
 LETTERS = "ABCD"
+BY_FIELDS = (
+    "fields",
+    "hans",
+    "wic",
+)  # readers of prompts that are the task's text with fields of a row in it
+BLANK = "  _  ."  # at the end of a question of RACE
 
 
 def read_examples(rows: Sequence[Row], of: Definition, wording: Wording, *, where: str) -> list[Example]:
@@ -32,7 +38,28 @@ def read_examples(rows: Sequence[Row], of: Definition, wording: Wording, *, wher
     return found
 
 
+def completed(row: Row, of: Definition) -> Row:
+    """A row with every field that the task reads, whoever published it."""
+    if (
+        of.reader == "hans"
+    ):  # by its authors with sentence1, sentence2 and gold_label; on the Hub without gold_label
+        label = row["label"] if "label" in row else row["gold_label"]
+        words = {number: word for word, number in of.answers.items()}
+        return {
+            **row,
+            "premise": row["premise"] if "premise" in row else row["sentence1"],
+            "hypothesis": row["hypothesis"] if "hypothesis" in row else row["sentence2"],
+            "label": label,
+            "gold_label": words.get(_number(label, of.answers), str(label)),
+        }
+    if of.reader == "wic":  # the harness shows the word as it stands in the first sentence
+        written = str(row["sentence1"])[row["start1"] : row["end1"]] if "start1" in row else row["word"]
+        return {**row, "written": written}
+    return row
+
+
 def _fields(row: Row, of: Definition, wording: Wording, key: str) -> Example:
+    row = completed(row, of)
     choices = tuple(c.format_map(row) for c in of.choices)
     assert of.answer is not None, f"task {of.name} says no field of the answer"
     return _example(row, of, wording, key, choices, _number(row[of.answer], of.answers))
@@ -70,12 +97,18 @@ def _winogrande(row: Row, of: Definition, wording: Wording, key: str) -> Example
 
 def _race(row: Row, of: Definition, wording: Wording, key: str) -> Example:
     *earlier, last = row["questions"]
-    solved = "".join(
-        f"Question: {q['question']}\nAnswer: {q['options'][LETTERS.index(q['answer'])]}\n" for q in earlier
-    )
+    solved = "".join(_solved(question, wording) for question in earlier)
     choices = tuple(f" {option}" for option in last["options"])
     shown = {**row, "earlier": solved, "question": last["question"]}
     return _example(shown, of, wording, key, choices, LETTERS.index(last["answer"]))
+
+
+def _solved(question: Row, wording: Wording) -> str:
+    """An earlier question of a passage with its answer; the harness fills a blank at its end."""
+    text, answer = str(question["question"]), question["options"][LETTERS.index(question["answer"])]
+    if wording == "harness" and text.endswith(BLANK):
+        return f"{text[: 1 - len(BLANK)]}{answer}\n"
+    return f"Question: {text}\nAnswer: {answer}\n"
 
 
 def _together(rows: Iterable[Row]) -> list[Row]:
@@ -120,7 +153,7 @@ def _cleaned(text: str) -> str:
 
 
 _READERS: Mapping[str, Callable[[Row, Definition, Wording, str], Example]] = {
-    "fields": _fields,
+    **dict.fromkeys(BY_FIELDS, _fields),
     "lambada": _lambada,
     "race": _race,
     "hellaswag": _hellaswag,

@@ -1,6 +1,6 @@
 """A task as data: examples, a template, a scoring rule; and the prompt each example becomes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -84,13 +84,33 @@ def choose_examples(examples: Sequence[Example], *, limit: int, seed: int, task:
     return tuple(ranked[:limit])
 
 
-def choose_shots(task: Task, example: Example, *, shots: int, seed: int) -> list[Example]:
-    """Solved examples for one question: keyed, from other documents, and more shots only add at the front."""
-    others = [e for e in task.pool if e.document != example.document]  # so never the question itself
-    if len(others) < shots:
-        raise DataError(
-            f"task {task.name}: {shots} shots were asked for, but only {len(others)} examples are of other documents "
-            f"than {example.id}; lower evaluation.shots or give more text"
-        )
-    order = generator_for(seed, "shots", task.name, example.id).permutation(len(others))
-    return [others[k] for k in order[:shots].tolist()][::-1]
+def choose_shots(task: Task, *, shots: int, seed: int) -> Callable[[Example], list[Example]]:
+    """What chooses solved examples for a question: keyed, from other documents, and more shots only add at the
+    front."""
+    places: dict[str, list[int]] = {}
+    for place, example in enumerate(task.pool):
+        places.setdefault(example.document, []).append(place)
+
+    def choose(example: Example) -> list[Example]:
+        own = places.get(example.document, [])  # so never the question itself
+        others = len(task.pool) - len(own)
+        if others < shots:
+            raise DataError(
+                f"task {task.name}: {shots} shots were asked for, but only {others} examples are of other documents "
+                f"than {example.id}; lower evaluation.shots or give more text"
+            )
+        if not shots:
+            return []
+        order = generator_for(seed, "shots", task.name, example.id).permutation(others)
+        return [task.pool[_without(own, k)] for k in order[:shots].tolist()][::-1]
+
+    return choose
+
+
+def _without(left_out: Sequence[int], place: int) -> int:
+    """The place in a whole of a place in what is left of it; left_out: ascending."""
+    for hole in left_out:
+        if hole > place:
+            break
+        place += 1
+    return place

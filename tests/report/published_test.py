@@ -1,0 +1,14 @@
+"""The figures of published tasks."""
+
+from trivium.report.published import against_tokens
+
+
+def test_a_task_asked_for_later_in_a_training_is_drawn_from_there():
+    moments = [
+        {"tokens": 1000, "tasks": {"hans": {"0": 0.5}}},
+        {"tokens": 2000, "tasks": {"hans": {"0": 0.6}, "piqa": {"1": 0.7}}},
+        {"tokens": 3000, "tasks": {"piqa": {"1": 0.8}}},
+    ]
+    hans, piqa = against_tokens(moments).data
+    assert (hans.name, list(hans.x), list(hans.y)) == ("hans, 0 shots", [1000, 2000], [0.5, 0.6])
+    assert (piqa.name, list(piqa.x), list(piqa.y)) == ("piqa, 1 shots", [2000, 3000], [0.7, 0.8])
