@@ -38,7 +38,7 @@ def _is_taken_apart(x: Tensor) -> bool:
 
 
 class Gelu:
-    """As `parallel.activated` takes an activation function."""
+    """As `parallel.row_product` takes an activation function."""
 
     def value(self, x: Tensor) -> Tensor:
         """GELU of x, to the bit as it is found again."""
