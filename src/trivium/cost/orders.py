@@ -12,15 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trivium.errors import ConfigError
-from trivium.plan.schedule import (
-    SPLIT_SCHEDULES,
-    Op,
-    Schedule,
-    ScheduleName,
-    is_split,
-    last_stage,
-    stages_of_ranks,
-)
+from trivium.plan.schedule import SPLIT_SCHEDULES, Op, ScheduleName
 
 Array = NDArray[np.int64]
 
@@ -83,22 +75,6 @@ def order_of(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int 
     if name == "zb-v":
         rank_of = np.minimum(np.arange(stages), stages - 1 - np.arange(stages))
     return _numbered(rows, rank_of, m, ops)
-
-
-def order_of_table(schedule: Schedule) -> Order:
-    """Any table whose ranks take the micro-batches of each kind in ascending order. Raises ConfigError otherwise."""
-    ops = SPLIT if is_split(schedule) else WHOLE
-    stages, micro_batches = last_stage(schedule) + 1, 1 + max(a.micro_batch for row in schedule for a in row)
-    rank_of = np.empty(stages, np.int64)
-    for rank, held in enumerate(stages_of_ranks(schedule)):
-        rank_of[list(held)] = rank
-    length = max(map(len, schedule))
-    shape = (len(schedule), length)
-    kinds, numbers = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
-    for rank, row in enumerate(schedule):
-        kinds[rank, : len(row)] = [ops.index(a.op) * stages + a.stage for a in row]
-        numbers[rank, : len(row)] = [a.micro_batch for a in row]
-    return Order(kinds, numbers, rank_of, micro_batches, ops)
 
 
 def _alternate(forwards: list[int], backwards: list[int], *, warmup: int) -> list[int]:

@@ -203,16 +203,6 @@ def zero_bubble_v(ranks: int, micro_batches: int) -> Schedule:
     return tuple(_zero_bubble_v_row(ranks, micro_batches, r) for r in range(ranks))
 
 
-def peak_activations(row: Row) -> int:
-    """Largest number of stage activations a rank holds at once: one per forward not yet fully backward."""
-    release = Op.WEIGHT_GRADIENT if any(a.op is Op.WEIGHT_GRADIENT for a in row) else Op.BACKWARD
-    held = peak = 0
-    for action in row:
-        held += (action.op is Op.FORWARD) - (action.op is release)
-        peak = max(peak, held)
-    return peak
-
-
 def parse_schedule(rows: Sequence[str]) -> Schedule:
     """A table from text, one row per pipeline rank as `render` writes them (with or without "rank 0:")."""
     return tuple(tuple(map(_parse_action, row.rpartition(":")[2].split())) for row in rows)

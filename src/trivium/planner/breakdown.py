@@ -64,14 +64,14 @@ class Breakdown:
         }
 
 
-def break_down(plan: Plan, machine: Machine, price: Estimate | None = None) -> Breakdown:
+def break_down(plan: Plan, machine: Machine) -> Breakdown:
     """Every part of a plan's price. Raises ConfigError if the machine has too few devices."""
     timeline = planned_timeline(plan, machine)
     at = [Coordinate(pipeline, 0, 0) for pipeline in range(plan.layout.pipeline)]
     return Breakdown(
         plan=plan,
         machine=machine,
-        price=price or estimate(plan, machine),
+        price=estimate(plan, machine),
         timeline=timeline,
         times=rank_times(timeline),
         memory=tuple(memory_of_rank(plan, each) for each in at),
