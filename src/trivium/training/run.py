@@ -26,13 +26,13 @@ from trivium.tokens.manifest import read_tokens_manifest
 from trivium.tokens.samples import TokenDataset
 from trivium.training.batches import Rows
 from trivium.training.config import TrainingConfig
+from trivium.training.corruption import compare_replicas
 from trivium.training.describe import DEGREES, describe_rank, device_name
 from trivium.training.metrics import EVENTS, METRICS, TASKS, append, forget_after, warn
 from trivium.training.preemption import exit_at_once, listening
 from trivium.training.pulse import Duty, Post
 from trivium.training.rates import lr_of_step
 from trivium.training.record import Record, entries_of, left_out_of, write_entries, write_record
-from trivium.training.replicas import compare_replicas
 from trivium.training.rewind import drop_abandoned, entries_in, leave_out
 from trivium.training.same_work import refuse_other_weights, refuse_other_work
 from trivium.training.saves import Saves
