@@ -11,11 +11,13 @@ from trivium.cost.in_flight import peak_counts_of
 from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import (
+    SCHEDULE_NAMES,
     SPLIT_SCHEDULES,
     Action,
     Op,
     Row,
     Schedule,
+    ScheduleName,
     backward,
     forward,
     gpipe,
@@ -29,6 +31,7 @@ from trivium.plan.schedule import (
     parse_schedule,
     render,
     rounds,
+    stages_of_named,
     stages_of_ranks,
     weight_gradient,
     zero_bubble_h1,
@@ -84,6 +87,13 @@ def test_any_legal_reordering_of_a_schedule_still_cannot_deadlock(
     except ConfigError:
         return  # the swap broke a dependence, and is refused
     assert finishes_under_rendezvous(with_transfers(shuffled))
+
+
+@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+def test_who_holds_a_stage_of_a_named_schedule_is_what_its_table_says(name: ScheduleName) -> None:
+    kinds = {"interleaved": (1, 2, 3), "zb-v": (2,)}
+    for p, chunks in itertools.product(range(2, 8), kinds.get(name, (1,))):
+        assert stages_of_named(name, p, chunks) == stages_of_ranks(table(name, p, p, chunks))
 
 
 def largest_held(row: Row) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trivium.errors import ConfigError
-from trivium.plan.schedule import SPLIT_SCHEDULES, Op, ScheduleName
+from trivium.plan.schedule import SPLIT_SCHEDULES, Op, ScheduleName, alternate
 
 Array = NDArray[np.int64]
 
@@ -50,13 +50,13 @@ def order_of(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int 
     match name:
         case "gpipe" | "1f1b":
             rows = [
-                _alternate([r] * m, [stages + r] * m, warmup=m if name == "gpipe" else p - r - 1)
+                alternate([r] * m, [stages + r] * m, warmup=m if name == "gpipe" else p - r - 1)
                 for r in range(p)
             ]
         case "interleaved":
             chunk = [c * p for _ in range(m // p) for c in range(chunks) for _ in range(p)]
             rows = [
-                _alternate(
+                alternate(
                     [c + r for c in chunk],
                     [2 * stages - p - c + r for c in chunk],
                     warmup=2 * (p - r - 1) + stages - p,
@@ -75,18 +75,6 @@ def order_of(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int 
     if name == "zb-v":
         rank_of = np.minimum(np.arange(stages), stages - 1 - np.arange(stages))
     return _numbered(rows, rank_of, m, ops)
-
-
-def _alternate(forwards: list[int], backwards: list[int], *, warmup: int) -> list[int]:
-    """`warmup` forwards, then one forward and one backward in turn, then the rest."""
-    warmup = min(warmup, len(forwards))
-    row = [0] * (2 * len(forwards))
-    turns = len(forwards) - warmup
-    row[:warmup] = forwards[:warmup]
-    row[warmup : warmup + 2 * turns : 2] = forwards[warmup:]
-    row[warmup + 1 : warmup + 2 * turns : 2] = backwards[:turns]
-    row[warmup + 2 * turns :] = backwards[turns:]
-    return row
 
 
 def _split(rank: int, warmup: int, ranks: int, micro_batches: int) -> list[int]:

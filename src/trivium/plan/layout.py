@@ -1,14 +1,11 @@
 """Where each rank sits on the three roads. Pure data, no torch."""
 
 import itertools
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pydantic import Field
-
-from trivium.config import Config
+from trivium.config import Config, Positive
 
 Axis = Literal["pipeline", "data", "context", "tensor"]
-Degree = Annotated[int, Field(ge=1)]
 
 AXES: tuple[Axis, ...] = ("pipeline", "data", "context", "tensor")
 
@@ -30,11 +27,11 @@ class Layout(Config):
     2: traffic per unit of time is tensor > data > pipeline).
     """
 
-    tensor: Degree = 1
-    pipeline: Degree = 1
-    data: Degree = 1
-    context: Degree = 1  # ranks that share each sequence
-    chunks: Degree = 1  # stages held by each pipeline rank
+    tensor: Positive = 1
+    pipeline: Positive = 1
+    data: Positive = 1
+    context: Positive = 1  # ranks that share each sequence
+    chunks: Positive = 1  # stages held by each pipeline rank
     order: tuple[Axis, ...] = AXES
 
     @property

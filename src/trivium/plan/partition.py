@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trivium.config import Config
+from trivium.config import Config, NotNegative
 from trivium.plan.layout import Layout
 from trivium.plan.model_shape import ModelShape
 
@@ -13,7 +13,7 @@ from trivium.plan.model_shape import ModelShape
 class Partition(Config):
     """`layers` per stage if given; otherwise balanced, where the embedding and the head weigh as layers."""
 
-    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    layers: tuple[NotNegative, ...] | None = None
     embedding_weight: Annotated[float, Field(ge=0)] = 0.0
     head_weight: Annotated[float, Field(ge=0)] = 0.0
 

@@ -1,10 +1,8 @@
 """Which activations are kept for the backward, and which are computed again."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from trivium.config import Config
+from trivium.config import Config, Positive
 
 
 class Recompute(Config):
@@ -13,7 +11,7 @@ class Recompute(Config):
     activation_function: what GELU or SwiGLU gives is not kept in any block, only what it read."""
 
     mode: Literal["none", "attention", "layer"] = "none"
-    every: Annotated[int, Field(ge=1)] = 1
+    every: Positive = 1
     activation_function: bool = False
 
     @property
