@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from trivium.model.inputs import Inputs
-from trivium.model.stage import DTYPES, Stage, build_stages
+from trivium.model.stage import Stage, build_stages
 from trivium.parallel.buckets import Bucket, Dtypes, GradientWatch, make_buckets
 from trivium.parallel.clock import Clock, finished
 from trivium.parallel.collectives import all_reduce_, sum_over_ranks_
+from trivium.parallel.dtypes import DTYPES
 from trivium.parallel.gathered import User, gather_around
 from trivium.parallel.measure import SavedBytes
 from trivium.parallel.mesh import Mesh
