@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from trivium.cost.orders import SPLIT, WHOLE, Order, order_of
+from trivium.cost.orders import Order, order_of
 from trivium.errors import ConfigError
-from trivium.plan.schedule import Schedule, is_split, last_stage, make_schedule, stages_of_ranks
+from trivium.plan.schedule import Schedule, is_split, last_stage, make_schedule, ops, stages_of_ranks
 
 CHUNKS = {
     "gpipe": (1,),
@@ -17,14 +17,14 @@ CHUNKS = {
 
 def order_of_table(schedule: Schedule) -> Order:
     """Any table whose ranks take the micro-batches of each kind in ascending order."""
-    ops = SPLIT if is_split(schedule) else WHOLE
+    each = ops(split=is_split(schedule))
     stages, micro_batches = last_stage(schedule) + 1, 1 + max(a.micro_batch for row in schedule for a in row)
     rank_of = np.empty(stages, np.int64)
     for rank, held in enumerate(stages_of_ranks(schedule)):
         rank_of[list(held)] = rank
-    kinds = np.array([[ops.index(a.op) * stages + a.stage for a in row] for row in schedule])
+    kinds = np.array([[each.index(a.op) * stages + a.stage for a in row] for row in schedule])
     numbers = np.array([[a.micro_batch for a in row] for row in schedule])
-    return Order(kinds, numbers, rank_of, micro_batches, ops)
+    return Order(kinds, numbers, rank_of, micro_batches, each)
 
 
 @pytest.mark.parametrize("name", CHUNKS)

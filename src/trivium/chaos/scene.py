@@ -11,7 +11,6 @@ from trivium.checkpoint.load import Checkpoint
 from trivium.corpus.document import Document
 from trivium.corpus.store import write_documents
 from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
 from trivium.tokens.config import TokensConfig
@@ -20,7 +19,7 @@ from trivium.tokens.loader import batch_arrays
 from trivium.tokens.samples import TokenDataset
 from trivium.training.batches import Rows
 from trivium.training.config import TrainingConfig
-from trivium.training.rates import learning_rate
+from trivium.training.rates import adam_rule, learning_rate
 from trivium.training.run import TrainingJob
 from trivium.training.state import fragments, restore
 from trivium.training.trainer import Samples, Trainer
@@ -102,8 +101,7 @@ class Oracle:
         self.job = of
         self.plan = plan({})
         self.data = TokenDataset.open(of.tokens, "train", sequence=self.plan.model.sequence, seed=of.seed)
-        rule = {n: getattr(of.training, n) for n in ("beta1", "beta2", "epsilon", "weight_decay", "clip")}
-        self.trainer = Trainer(self.plan, Mesh.single(), seed=of.seed, rule=AdamRule(**rule))
+        self.trainer = Trainer(self.plan, Mesh.single(), seed=of.seed, rule=adam_rule(of.training))
         self.step = 0
 
     def begin_at(self, checkpoint: Checkpoint) -> None:

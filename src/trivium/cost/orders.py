@@ -12,12 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trivium.errors import ConfigError
-from trivium.plan.schedule import SPLIT_SCHEDULES, Op, ScheduleName, alternate
+from trivium.plan.schedule import SPLIT_SCHEDULES, Op, ScheduleName, alternate, ops
 
 Array = NDArray[np.int64]
-
-WHOLE = (Op.FORWARD, Op.BACKWARD)
-SPLIT = (Op.FORWARD, Op.INPUT_GRADIENT, Op.WEIGHT_GRADIENT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +39,6 @@ class Order:
 def order_of(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int = 1) -> Order:
     """A named schedule; the arguments are those of plan.schedule.make_schedule, and so is the result."""
     p, m, stages = pipeline, micro_batches, pipeline * chunks
-    ops = SPLIT if name in SPLIT_SCHEDULES else WHOLE
     if name == "interleaved" and m % p:
         raise ConfigError(
             f"an interleaved schedule needs micro-batches ({m}) in multiples of pipeline ({p}); change the batch"
@@ -74,7 +70,7 @@ def order_of(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int 
     rank_of = np.arange(stages) % p
     if name == "zb-v":
         rank_of = np.minimum(np.arange(stages), stages - 1 - np.arange(stages))
-    return _numbered(rows, rank_of, m, ops)
+    return _numbered(rows, rank_of, m, ops(split=name in SPLIT_SCHEDULES))
 
 
 def _split(rank: int, warmup: int, ranks: int, micro_batches: int) -> list[int]:
@@ -102,10 +98,10 @@ def _zero_bubble_v(ranks: int, micro_batches: int, rank: int) -> list[int]:
     return row + [iu, wu] * micro_batches + [id_, wd] * micro_batches
 
 
-def _numbered(rows: list[list[int]], rank_of: Array, micro_batches: int, ops: tuple[Op, ...]) -> Order:
+def _numbered(rows: list[list[int]], rank_of: Array, micro_batches: int, each: tuple[Op, ...]) -> Order:
     """Number every kind by its appearances in its row; what goes beyond the micro-batches falls away."""
     stages = len(rank_of)
-    length = len(ops) * micro_batches * stages // len(rows)
+    length = len(each) * micro_batches * stages // len(rows)
     kinds = np.empty((len(rows), length), np.int64)
     numbers = np.empty_like(kinds)
     for rank, row in enumerate(rows):
@@ -117,4 +113,4 @@ def _numbered(rows: list[list[int]], rank_of: Array, micro_batches: int, ops: tu
         number[by_kind] = np.arange(len(every)) - first
         kept = number < micro_batches
         kinds[rank], numbers[rank] = every[kept], number[kept]
-    return Order(kinds, numbers, rank_of, micro_batches, ops)
+    return Order(kinds, numbers, rank_of, micro_batches, each)

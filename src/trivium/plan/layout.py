@@ -1,6 +1,7 @@
 """Where each rank sits on the three roads. Pure data, no torch."""
 
 import itertools
+from math import isqrt
 from typing import Literal, NamedTuple
 
 from trivium.config import Config, Positive
@@ -110,9 +111,14 @@ class Layout(Config):
         return f"start {self.world_size}, or choose tensor x pipeline that divides {world_size}"
 
 
+def divisors(number: int) -> list[int]:
+    """Of a number, ascending."""
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]
+
+
 def degrees_dividing(number: int, near: int) -> tuple[int, ...]:
     """The divisors of `number` next to `near`, as remedies in messages."""
-    divisors = [n for n in range(1, number + 1) if number % n == 0]
-    below = [n for n in divisors if n < near]
-    above = [n for n in divisors if n > near]
+    below = [n for n in divisors(number) if n < near]
+    above = [n for n in divisors(number) if n > near]
     return (*below[-1:], *above[:1])

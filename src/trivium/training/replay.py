@@ -10,14 +10,14 @@ from trivium.checkpoint.load import Checkpoint, published
 from trivium.errors import CheckpointError, DataError
 from trivium.parallel.launch import ALONE
 from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule, Totals
+from trivium.parallel.zero import Totals
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.tokens.loader import batch_arrays
 from trivium.tokens.samples import TokenDataset
 from trivium.training.batches import Rows
 from trivium.training.metrics import EVENTS, read
-from trivium.training.rates import lr_of_step
+from trivium.training.rates import adam_rule, lr_of_step
 from trivium.training.record import Record, left_out_of
 from trivium.training.run import CHECKPOINTS
 from trivium.training.spikes import SpikeWatch
@@ -85,8 +85,7 @@ def replay_to(record: Record, step: int, progress: Progress = silent) -> Replay:
 def _begun(record: Record, step: int, entries: tuple[dict[str, Any], ...], event: dict[str, Any]) -> Replay:
     checkpoint = _nearest(record.folder / CHECKPOINTS, step, entries)
     given = record.training.start_from if checkpoint is None else None
-    names = ("beta1", "beta2", "epsilon", "weight_decay", "clip")
-    rule = AdamRule(**{n: getattr(record.training, n) for n in names})
+    rule = adam_rule(record.training)
     mesh = Mesh.single(ALONE.device)
     trainer = Trainer(
         alone(record.plan), mesh, seed=record.seed, rule=rule, initial=checkpoint is None and given is None

@@ -17,7 +17,6 @@ from trivium.errors import ConfigError, DataError, Preempted, TriviumError
 from trivium.model.stage import Stage
 from trivium.parallel.launch import Place, connected
 from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 from trivium.provenance import write_json
@@ -31,7 +30,7 @@ from trivium.training.describe import DEGREES, describe_rank, device_name
 from trivium.training.metrics import EVENTS, METRICS, TASKS, append, forget_after, warn
 from trivium.training.preemption import exit_at_once, listening
 from trivium.training.pulse import Duty, Post
-from trivium.training.rates import lr_of_step
+from trivium.training.rates import adam_rule, lr_of_step
 from trivium.training.record import Record, entries_of, left_out_of, write_entries, write_record
 from trivium.training.rewind import drop_abandoned, entries_in, leave_out
 from trivium.training.same_work import refuse_other_weights, refuse_other_work
@@ -132,7 +131,7 @@ class _Loop:
                     f"{checkpoint.directory} has done; raise it, or choose another --out"
                 )
         initial = checkpoint is None and given is None
-        rule = _adam_rule(self.config)
+        rule = adam_rule(self.config)
         trainer = Trainer(self.plan, self.mesh, seed=self.job.seed, rule=rule, initial=initial)
         if checkpoint is not None:
             restore(trainer, checkpoint)
@@ -393,8 +392,3 @@ def validation_samples(job: TrainingJob, validation: TokenDataset) -> int:
             f"lower plan.batch.micro"
         )
     return min(job.training.validation_samples, there // unit * unit)
-
-
-def _adam_rule(config: TrainingConfig) -> AdamRule:
-    names = ("beta1", "beta2", "epsilon", "weight_decay", "clip")
-    return AdamRule(**{n: getattr(config, n) for n in names})
