@@ -149,7 +149,7 @@ def _stage_bytes(plan: Plan, stage: int) -> float:
     return layers + first + last
 
 
-def crossings(timeline: Timeline) -> list[tuple[int, int, float, float]]:
+def handed_on(timeline: Timeline) -> list[tuple[int, int, float, float]]:
     """Every tensor between pipeline ranks: source, target, when it was made, when it is used.
 
     It crosses some time in between: a transfer of which nobody waits for the end is not placed more exactly.

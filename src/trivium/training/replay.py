@@ -13,9 +13,8 @@ from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import Totals
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
-from trivium.tokens.loader import batch_arrays
 from trivium.tokens.samples import TokenDataset
-from trivium.training.batches import Rows
+from trivium.training.batches import reader_of
 from trivium.training.metrics import EVENTS, read
 from trivium.training.rates import adam_rule, lr_of_step
 from trivium.training.record import Record, left_out_of
@@ -42,12 +41,7 @@ class Replay:
 
     def samples(self, step: int) -> Samples:
         """The batch of a step, counted from 0."""
-        wanted = self.record.plan.batch.at(step)
-
-        def rows(first: int, count: int) -> Rows:
-            return Rows(*batch_arrays(self.data, first, count))
-
-        return Samples(wanted.first_sample, wanted.sequences, rows)
+        return Samples(*self.record.plan.batch.at(step), reader_of(self.data))
 
     def advance(self, *, update: bool = True) -> StepResult:
         """Do the next step as the run did it; a spike changes nothing, and without `update` no step does."""

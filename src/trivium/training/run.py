@@ -20,10 +20,9 @@ from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 from trivium.provenance import write_json
-from trivium.tokens.loader import batch_arrays
 from trivium.tokens.manifest import read_tokens_manifest
 from trivium.tokens.samples import TokenDataset
-from trivium.training.batches import Rows
+from trivium.training.batches import reader_of
 from trivium.training.config import TrainingConfig
 from trivium.training.corruption import compare_replicas
 from trivium.training.describe import DEGREES, describe_rank, device_name
@@ -251,7 +250,7 @@ class _Loop:
     def _step(self, step: int, *, measure: bool) -> StepResult:
         samples = self.plan.batch.at(step)
         lr = self._lr(step)
-        read = self.worked.reading(self._reader(self.train))
+        read = self.worked.reading(reader_of(self.train))
         batch = Samples(samples.first_sample, samples.sequences, read)
         self.spikes.cause = ""  # it is not asked about a step that overflows fp16
         accepts = self.spikes.accepts
@@ -261,7 +260,7 @@ class _Loop:
         return lr_of_step(self.config, self.plan, step)
 
     def _validate(self, step: int) -> None:
-        samples = Samples(0, self.validation_samples, self._reader(self.validation))
+        samples = Samples(0, self.validation_samples, reader_of(self.validation))
         self.validation_loss = loss = self.trainer.validate(samples)
         if self._speaks:
             told = {"validation_loss": loss} if math.isfinite(loss) else {}
@@ -298,9 +297,6 @@ class _Loop:
             "spikes": self.spikes.state,
             "left_out": self.entries,
         }
-
-    def _reader(self, data: TokenDataset) -> Any:
-        return lambda first, count: Rows(*batch_arrays(data, first, count))
 
     def _tokens(self, step: int) -> int:
         return self.plan.tokens(self.plan.batch.at(step + 1).first_sample)

@@ -28,7 +28,7 @@ from trivium.plan.plan import Plan
 from trivium.plan.schedule import Op, Schedule, forward
 from trivium.plan.transfers import Program, with_transfers
 from trivium.tokens.digest import NO_ROWS, Digest, digest
-from trivium.training.batches import Rows, inputs_of, windows
+from trivium.training.batches import Read, Rows, inputs_of, windows
 from trivium.training.loss_scale import LossScale
 
 
@@ -53,7 +53,7 @@ class Samples:
 
     first: int
     sequences: int
-    read: Callable[[int, int], Rows]  # (first, count)
+    read: Read
 
     @classmethod
     def of_ids(cls, ids: np.ndarray, plan: Plan, step: int) -> "Samples":
