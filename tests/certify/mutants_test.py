@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trivium.certify.faults.mutant import Mutant, fault, plan
-from trivium.certify.mutants import CATALOGUE, catalogue_lines, try_mutants
+from trivium.certify.mutants import CATALOGUE, try_mutants
 from trivium.model.norm import Norm
 from trivium.parallel.mesh import Mesh
 
@@ -64,10 +64,6 @@ def test_a_change_that_changes_nothing_is_not_caught_and_a_crash_is_caught_only_
     assert crash.caught and "failed at F0.0" in crash.by[0].error
 
 
-def test_the_table_has_a_row_for_every_fault() -> None:
-    assert len(catalogue_lines()) == len(CATALOGUE) + 2
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_every_fault_of_the_catalogue_is_caught_on_every_plan_it_names() -> None:
@@ -78,4 +74,5 @@ def test_every_fault_of_the_catalogue_is_caught_on_every_plan_it_names() -> None
 
 def test_the_docs_list_the_catalogue_as_it_is() -> None:
     page = (Path(__file__).parents[2] / "docs" / "certificate.md").read_text(encoding="utf-8")
-    assert "\n".join(catalogue_lines()) in page
+    rows = [f"| `{m.name}` | {m.recreates} |" for m in CATALOGUE]
+    assert "\n".join(["| fault | what it re-creates |", "|---|---|", *rows]) in page

@@ -5,7 +5,7 @@ import pytest
 
 from cost.plans import mt_nlg, small
 from trivium.cost.activations import input_bytes, layer_bytes, logits_bytes
-from trivium.cost.buffers import buffer_elements
+from trivium.cost.bucket_sizes import bucket_sizes
 from trivium.cost.case import NONE, case_of
 from trivium.cost.in_flight import peak_counts
 from trivium.cost.memory import (
@@ -52,7 +52,7 @@ def test_each_zero_stage_shards_one_thing_more(weights):
     for zero in range(4):
         estimate = memory_of_rank(small(zero=zero, precision={"weights": weights}), at)
         held.append((estimate.weights, estimate.gradients, estimate.optimizer))
-    elements = sum(buffer_elements(small(), 0))
+    elements = sum(bucket_sizes(small(), 0))
     w, o = (4, 8) if weights == "fp32" else (2, 12)
     assert held[0] == (w * elements, 4 * elements, o * elements)
     assert held[1] == (w * elements, 4 * elements, o * elements // 2)
@@ -63,9 +63,7 @@ def test_each_zero_stage_shards_one_thing_more(weights):
 def test_bytes_per_parameter_are_16_in_fp32_18_in_bf16_and_20_as_the_paper_counts():
     def per_parameter(weights, counting):
         plan = small(layout={"tensor": 1, "pipeline": 1, "data": 1}, precision={"weights": weights})
-        return memory_of_rank(plan, Coordinate(0, 0, 0), counting=counting).state / sum(
-            buffer_elements(plan, 0)
-        )
+        return memory_of_rank(plan, Coordinate(0, 0, 0), counting=counting).state / sum(bucket_sizes(plan, 0))
 
     assert [per_parameter("fp32", counting) for counting in ("runtime", "paper")] == [16, 16]
     assert [per_parameter("bf16", counting) for counting in ("runtime", "paper")] == [18, 20]
@@ -233,14 +231,14 @@ def test_parameters_of_a_rank_are_its_buffers_without_padding(plan: Plan):
     for pipeline, stages in enumerate(plan.stages_by_rank):
         layers = sum(len(layers_by_stage(plan)[s]) for s in stages)
         ends = [int(end in stages) for end in (0, plan.layout.stages - 1)]
-        padding = sum(buffer_elements(plan, pipeline)) - rank_parameters(case, layers, *ends)
-        assert 0 <= padding <= len(buffer_elements(plan, pipeline)) * most_padding(plan)
+        padding = sum(bucket_sizes(plan, pipeline)) - rank_parameters(case, layers, *ends)
+        assert 0 <= padding <= len(bucket_sizes(plan, pipeline)) * most_padding(plan)
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_worst_rank_of_a_case_is_that_of_the_plan_but_for_padding(plan: Plan):
     held, (at, expected) = memory_of_cases(case_of(plan), plan.schedule), worst_rank(plan)
-    padding = len(buffer_elements(plan, at.pipeline)) * most_padding(plan) * 18  # bytes per parameter
+    padding = len(bucket_sizes(plan, at.pipeline)) * most_padding(plan) * 18  # bytes per parameter
     for name, value in vars(expected).items():
         padded = name in ("weights", "gradients", "opened", "masters", "moments", "unreduced", "reduction")
         assert getattr(held, name)[0] == pytest.approx(value, abs=padding if padded else 0), name
@@ -265,6 +263,6 @@ def test_where_nothing_is_added_gradients_are_narrow_and_those_updated_at_once_a
     zero: int, sequences: int, kept: int, widened: int
 ) -> None:
     plan = wide(sequences).model_copy(update={"precision": Precision(weights="bf16"), "zero": zero})
-    elements, found = buffer_elements(plan, 0), memory_of_rank(plan, Coordinate(0, 0, 0))
+    elements, found = bucket_sizes(plan, 0), memory_of_rank(plan, Coordinate(0, 0, 0))
     at_once = min(sum(elements), UPDATED_AT_ONCE + max(elements))
     assert found.gradients == kept * sum(elements) and found.reduction == widened * at_once

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cost.plans import mt_nlg, small
-from trivium.cost.buffers import buffer_elements
+from trivium.cost.bucket_sizes import bucket_sizes
 from trivium.cost.case import case_of
 from trivium.cost.collectives import ranks_in_node
 from trivium.cost.constants import prior_constants
@@ -61,7 +61,7 @@ def test_a_partition_of_ones_own_is_priced_as_it_is():
     plan = small(**layers)
     held = [moments_of_rank(plan, rank)[0].layers for rank in range(4)]
     assert held == [1, 1, 1, 5] and fullest_of_plan(plan).layers == 1
-    assert fullest_of_plan(plan).elements == sum(buffer_elements(plan, 3))
+    assert fullest_of_plan(plan).elements == sum(bucket_sizes(plan, 3))
 
 
 def ends_bytes(plan) -> float:

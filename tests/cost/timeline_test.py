@@ -1,7 +1,7 @@
 import pytest
 
 from trivium.cost.timeline import simulate
-from trivium.plan.schedule import Op, forward, make_schedule, peak_activations
+from trivium.plan.schedule import Op, forward, make_schedule
 
 MICRO_BATCHES = (1, 2, 5, 8, 32)
 
@@ -26,15 +26,6 @@ def test_interleaving_divides_the_bubble_by_the_chunks(pipeline, chunks):
         schedule = make_schedule("interleaved", pipeline=pipeline, micro_batches=m, chunks=chunks)
         bubble = simulate(schedule, lambda a: seconds(a) / chunks).bubble_fraction
         assert bubble == pytest.approx((pipeline - 1) / (m * chunks), abs=1e-12)
-
-
-@pytest.mark.parametrize("pipeline", range(1, 9))
-def test_1f1b_holds_the_stages_behind_it_and_gpipe_holds_everything(pipeline):
-    for m in MICRO_BATCHES:
-        held = [peak_activations(row) for row in make_schedule("1f1b", pipeline=pipeline, micro_batches=m)]
-        assert held == [min(m, pipeline - r) for r in range(pipeline)]
-        gpipe = make_schedule("gpipe", pipeline=pipeline, micro_batches=m)
-        assert {peak_activations(row) for row in gpipe} == {m}
 
 
 def test_a_rank_does_one_thing_at_a_time_and_nothing_starts_before_its_input():

@@ -6,7 +6,7 @@ import torch
 from trivium.model import gelu as gelus
 from trivium.model.gelu import LEAST, Gelu, gelu
 from trivium.model.swiglu import SwiGlu, swiglu
-from trivium.parallel.activated import activated_product
+from trivium.parallel.row_product import row_product
 from trivium.parallel.weight_gradients import WeightGradients
 
 FUNCTIONS = {"gelu": (Gelu(), gelu, 1), "swiglu": (SwiGlu(), swiglu, 2)}
@@ -37,7 +37,7 @@ def test_value_and_gradients_are_those_of_keeping_it(name, rows, separate, has_b
 
     later = WeightGradients()
     later.separate = separate
-    found = activated_product(x * 1, function, weight, bias, later)  # x itself must stay as it is
+    found = row_product(x * 1, weight, bias, later, function=function)  # x itself must stay as it is
     with later.put_off("key"):
         found.backward(grad)
     if separate:

@@ -38,7 +38,7 @@ def outcome(
 ) -> list[torch.Tensor]:
     """The product of squares, and the gradients of what is squared and of the weight, which may be put off."""
     x, weight = x.clone().requires_grad_(), torch.nn.Parameter(values.clone())
-    y = region.activated_row_product(x, Square(), weight) if again else region.row_product(x * x, weight)
+    y = region.row_product(x, weight, Square()) if again else region.row_product(x * x, weight)
     backward(y, grad, region.weight_gradients)
     assert x.grad is not None and weight.grad is not None
     return [y.detach(), x.grad, weight.grad]

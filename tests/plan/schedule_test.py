@@ -7,13 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plans import small
+from trivium.cost.in_flight import peak_counts_of
 from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import (
+    SCHEDULE_NAMES,
     SPLIT_SCHEDULES,
     Action,
     Op,
+    Row,
     Schedule,
+    ScheduleName,
     backward,
     forward,
     gpipe,
@@ -25,9 +29,9 @@ from trivium.plan.schedule import (
     make_schedule,
     one_forward_one_backward,
     parse_schedule,
-    peak_activations,
     render,
     rounds,
+    stages_of_named,
     stages_of_ranks,
     weight_gradient,
     zero_bubble_h1,
@@ -85,12 +89,22 @@ def test_any_legal_reordering_of_a_schedule_still_cannot_deadlock(
     assert finishes_under_rendezvous(with_transfers(shuffled))
 
 
+@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+def test_who_holds_a_stage_of_a_named_schedule_is_what_its_table_says(name: ScheduleName) -> None:
+    kinds = {"interleaved": (1, 2, 3), "zb-v": (2,)}
+    for p, chunks in itertools.product(range(2, 8), kinds.get(name, (1,))):
+        assert stages_of_named(name, p, chunks) == stages_of_ranks(table(name, p, p, chunks))
+
+
+def largest_held(row: Row) -> int:
+    """Most stage activations a rank holds at once."""
+    return max(map(sum, peak_counts_of(row)))
+
+
 def test_gpipe_holds_every_activation_and_1f1b_at_most_one_per_rank_behind() -> None:
     for p, m in itertools.product(range(1, 9), range(1, 20)):
-        assert [peak_activations(r) for r in gpipe(p, m)] == [m] * p
-        assert [peak_activations(r) for r in one_forward_one_backward(p, m)] == [
-            min(m, p - r) for r in range(p)
-        ]
+        assert [largest_held(r) for r in gpipe(p, m)] == [m] * p
+        assert [largest_held(r) for r in one_forward_one_backward(p, m)] == [min(m, p - r) for r in range(p)]
 
 
 @pytest.mark.parametrize("p", range(1, 7))
@@ -98,14 +112,12 @@ def test_zero_bubble_schedules_hold_no_more_than_1f1b_and_idle_for_p_minus_1(p: 
     """With F = I = W = 1, both leave (p - 1) idle on each rank, where 1F1B leaves 3 (p - 1)."""
     for m in (2 * p, 2 * p + 3):
         h1 = zero_bubble_h1(p, m)
-        assert max(map(peak_activations, h1)) == p
+        assert max(map(largest_held, h1)) == p
         assert unit_seconds(h1) == 3 * m + p - 1
         assert unit_seconds(one_forward_one_backward(p, m)) == 3 * m + 3 * (p - 1)
         if p > 1:
             v = zero_bubble_v(p, m)
-            assert set(map(peak_activations, v)) == {
-                2 * p
-            }  # chunks are half as large, so as much as 1F1B's p
+            assert set(map(largest_held, v)) == {2 * p}  # chunks are half as large, so as much as 1F1B's p
             assert unit_seconds(v) == 6 * m + p - 1
 
 
@@ -114,7 +126,7 @@ def test_1f1b_in_two_parts_holds_what_1f1b_holds_and_idles_for_2_p_minus_1(p: in
     """With F = I = W = 1: the drain no longer waits for weight gradients."""
     for m in (2 * p, 2 * p + 3):
         split, whole = table("1f1b-split", p, m, 1), one_forward_one_backward(p, m)
-        assert [peak_activations(row) for row in split] == [peak_activations(row) for row in whole]
+        assert [largest_held(row) for row in split] == [largest_held(row) for row in whole]
         assert unit_seconds(split) == 3 * m + 2 * (p - 1)
 
 

@@ -12,7 +12,7 @@ from trivium.plan.schedule import Op
 from trivium.plan.transfers import Transfer, with_transfers
 from trivium.planner.breakdown import (
     break_down,
-    crossings,
+    handed_on,
     held_by_rank,
     held_over_time,
     lanes,
@@ -84,7 +84,7 @@ def test_work_and_idle_time_of_every_rank_are_the_whole_step(plan):
 def test_the_tensors_drawn_between_ranks_are_those_the_runtime_sends(plan):
     programs = with_transfers(plan.schedule_table())
     sent = sorted((e.source, e.target) for n, row in enumerate(programs) for e in row if _sends(e, n))
-    drawn = crossings(timeline(plan))
+    drawn = handed_on(timeline(plan))
     assert sorted((a, b) for a, b, _, _ in drawn) == sent
     assert all(begin <= end for _, _, begin, end in drawn)
 

@@ -5,9 +5,9 @@ import pytest
 
 from cost.plans import small
 from trivium.cost.case import case_of
-from trivium.plan.layout import Layout
+from trivium.plan.layout import Layout, divisors
 from trivium.plan.plan import Plan
-from trivium.planner.candidates import degrees, divisors, enumerate_plans
+from trivium.planner.candidates import degrees, enumerate_plans
 from trivium.planner.config import SearchSpace
 from trivium.planner.grid import Subject
 from trivium.planner.laws import inside_a_node

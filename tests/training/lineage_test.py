@@ -22,8 +22,7 @@ from trivium.tokens.left_out import NOWHERE, LeftOut
 from trivium.tokens.manifest import open_shards
 from trivium.tokens.permutation import Permutation
 from trivium.tokens.samples import TokenDataset
-from trivium.training import lineage
-from trivium.training import run as loop
+from trivium.training import batches, lineage
 from trivium.training.config import TrainingConfig
 from trivium.training.job import start
 from trivium.training.metrics import METRICS, read
@@ -144,14 +143,14 @@ def test_the_logged_hash_is_of_what_ranks_read_and_one_changed_token_is_noticed(
 ) -> None:
     for step in range(1, STEPS + 1):
         assert lineage.batch(record, step)["agrees"] is True
-    right = loop.batch_arrays
+    right = batches.batch_arrays
 
     def wrong(data, first: int, count: int):
         found = right(data, first, count)
         found.inputs[-1, -1] ^= int(data.split == "train" and first + count == 4)
         return found
 
-    monkeypatch.setattr(loop, "batch_arrays", wrong)
+    monkeypatch.setattr(batches, "batch_arrays", wrong)
     training = record.training.model_copy(update={"steps": 2})
     start(TrainingJob(record.plan, training, record.seed, record.tokens, tmp_path / "training"))
     other = read_record(tmp_path / "training")

@@ -6,7 +6,7 @@ import torch
 
 from plans import small
 from trivium.certify.reference import random_rows
-from trivium.model.stage import DTYPES
+from trivium.parallel.dtypes import DTYPES
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import AdamRule
 from trivium.training.batches import Rows

@@ -20,6 +20,7 @@ from trivium.parallel.launch import Ranks
 from trivium.plan.plan import Plan
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
+from trivium.training import batches as reading
 from trivium.training import run as loop
 from trivium.training import saves as saves_module
 from trivium.training.config import TrainingConfig
@@ -99,7 +100,7 @@ def hashes(out: Path, step: int) -> dict[str, Any]:
 def recording(folder: Path, monkeypatch) -> None:
     """Every batch that a rank reads is noted under the number of its first sample."""
     folder.mkdir()
-    right = loop.batch_arrays
+    right = reading.batch_arrays
 
     def noted(data, first: int, count: int):
         arrays = right(data, first, count)
@@ -107,7 +108,7 @@ def recording(folder: Path, monkeypatch) -> None:
         (folder / f"{first}-{count}-{digest}").touch()
         return arrays
 
-    monkeypatch.setattr(loop, "batch_arrays", noted)
+    monkeypatch.setattr(reading, "batch_arrays", noted)
 
 
 @pytest.mark.parametrize(

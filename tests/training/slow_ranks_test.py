@@ -25,8 +25,8 @@ def slow_down(monkeypatch, phase: str) -> None:
         if mesh.rank != 1:
             return
         if phase == "reading":
-            reader = self._reader
-            self._reader = lambda data: lambda *which: (time.sleep(0.1), reader(data)(*which))[1]
+            reader = loop.reader_of
+            loop.reader_of = lambda data: lambda *which: (time.sleep(0.1), reader(data)(*which))[1]
         else:
             forward = Block.forward
             Block.forward = lambda *given, **named: (time.sleep(0.02), forward(*given, **named))[1]

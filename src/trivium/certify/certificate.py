@@ -21,6 +21,7 @@ from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
 from trivium.training.batches import Rows
+from trivium.training.spikes import finite_or_text
 from trivium.training.state import places
 from trivium.training.trainer import Samples, StepResult, Trainer
 
@@ -84,8 +85,8 @@ class Certificate:
     def as_tree(self) -> dict[str, Any]:
         """As plain data; numbers that are not finite as text, which JSON has no number for."""
         tree = asdict(self)
-        tree["worst"] = _finite(self.worst)
-        tree["by_quantity"] = {k: _finite(v) for k, v in self.by_quantity.items()}
+        tree["worst"] = finite_or_text(self.worst)
+        tree["by_quantity"] = {k: finite_or_text(v) for k, v in self.by_quantity.items()}
         return tree
 
 
@@ -162,7 +163,7 @@ def _first(wrong: Sequence[Deviation]) -> First | None:
     here = [d for d in wrong if d.step == step]
     worst = max(here, key=lambda d: (bool(d.parameter), _size(d)))
     quantities = tuple(dict.fromkeys(d.quantity for d in here))
-    return First(step, quantities, worst.parameter, _finite(worst.value))
+    return First(step, quantities, worst.parameter, finite_or_text(worst.value))
 
 
 def _train(trainer: Trainer, step: int) -> StepResult:
@@ -252,7 +253,3 @@ def _size(deviation: Deviation) -> float:
 
 def _named(deviation: Deviation) -> str:
     return f"{deviation.quantity}: {deviation.parameter}" if deviation.parameter else deviation.quantity
-
-
-def _finite(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)

@@ -4,7 +4,6 @@ The operators are those of the processor, so what is counted is what a rank on a
 """
 
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,18 +12,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trivium.model.inputs import Inputs
-from trivium.model.stage import DTYPES, Stage
+from trivium.model.stage import Stage
+from trivium.parallel.dtypes import DTYPES
 from trivium.parallel.measure import Counted, SavedBytes
 from trivium.parallel.pretend import pretended
 from trivium.parallel.randomness import DropoutKey
 from trivium.parallel.sight import Sight
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import is_split
-
-
-def saved_elements(plan: Plan, stage: int) -> Counter[torch.dtype]:
-    """Elements that one forward of a stage on one micro-batch keeps, by dtype."""
-    return counted(plan, stage).elements
 
 
 def counted(plan: Plan, stage: int) -> Counted:

@@ -6,15 +6,13 @@ A new choice is one line in CHOICES, a new axis none: both are combined with all
 import itertools
 from collections.abc import Iterator, Mapping
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from trivium.certify.reduce import SMALLEST_SEQUENCE
-from trivium.config import merge
+from trivium.config import Tree, merge
 from trivium.plan.layout import AXES
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
-
-Tree = dict[str, Any]
 
 # What may be chosen besides degrees and schedule. Combinations that the plan refuses are left out.
 CHOICES: Mapping[str, tuple[Tree, ...]] = {

@@ -26,6 +26,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     *context.FAULTS,
     *ways.FAULTS,
 )
+SECONDS = 60  # that one fault may take on one plan
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,8 @@ class Verdict:
         return asdict(self)
 
 
-def try_mutants(
-    mutants: Sequence[Mutant] = CATALOGUE, *, progress: Progress = silent, timeout_seconds: float = 60
-) -> list[Verdict]:
-    """The verdict on each fault, in order. timeout_seconds: for one fault on one plan."""
+def try_mutants(mutants: Sequence[Mutant] = CATALOGUE, *, progress: Progress = silent) -> list[Verdict]:
+    """The verdict on each fault, in order."""
     trials = [Trial(f"{m.name} {k}", p, m.way, m.applied) for m in mutants for k, p in enumerate(m.plans)]
     distinct = {(t.plan, t.way): t for t in trials}
     plans = [plan for plan, _ in distinct]
@@ -71,15 +70,9 @@ def try_mutants(
         write_references(plans, folder)
         for size, way in sorted({_kind(t) for t in trials}):
             alike = [t for t in trials if _kind(t) == (size, way)]
-            found |= _try_together(alike, folder, timeout_seconds)
+            found |= _try_together(alike, folder)
             progress(len(found), len(trials), f"faults on {size} ranks")
     return [_verdict(m, [found.get(f"{m.name} {k}") for k in range(len(m.plans))]) for m in mutants]
-
-
-def catalogue_lines(mutants: Sequence[Mutant] = CATALOGUE) -> list[str]:
-    """The catalogue as a Markdown table, for docs/certificate.md."""
-    rows = [f"| `{m.name}` | {m.recreates} |" for m in mutants]
-    return ["| fault | what it re-creates |", "|---|---|", *rows]
 
 
 def _verdict(mutant: Mutant, found: Sequence[Caught | None]) -> Verdict:
@@ -92,18 +85,18 @@ def _kind(trial: Trial) -> tuple[int, str]:
     return trial.plan.layout.world_size, trial.way.name
 
 
-def _try_together(trials: Sequence[Trial], folder: Path, timeout_seconds: float) -> dict[str, Caught | None]:
+def _try_together(trials: Sequence[Trial], folder: Path) -> dict[str, Caught | None]:
     """Faults that compute something wrong share their ranks; after one that ends them, each gets its own."""
     try:
-        _run(trials, folder, timeout_seconds)
+        _run(trials, folder)
     except TriviumError:
-        return {t.name: _try_alone(t, folder, timeout_seconds) for t in trials}
+        return {t.name: _try_alone(t, folder) for t in trials}
     return {t.name: _by(collect(t.plan, folder, t.name, t.way)) for t in trials}
 
 
-def _try_alone(trial: Trial, folder: Path, timeout_seconds: float) -> Caught | None:
+def _try_alone(trial: Trial, folder: Path) -> Caught | None:
     try:
-        _run([trial], folder, timeout_seconds)
+        _run([trial], folder)
     except TriviumError as error:
         told = str(error).strip().splitlines()[-1]
         # The executor's error names rank, stage and micro-batch; a traceback or a hang names nothing.
@@ -112,9 +105,9 @@ def _try_alone(trial: Trial, folder: Path, timeout_seconds: float) -> Caught | N
     return _by(collect(trial.plan, folder, trial.name, trial.way))
 
 
-def _run(trials: Sequence[Trial], folder: Path, timeout_seconds: float) -> None:
+def _run(trials: Sequence[Trial], folder: Path) -> None:
     ranks = trials[0].plan.layout.world_size
-    seconds = timeout_seconds * len(trials)
+    seconds = SECONDS * len(trials)
     run_ranks(certify_with_faults, ranks, trials, trials[0].way, folder, timeout_seconds=seconds)
 
 

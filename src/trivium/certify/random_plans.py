@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from trivium.certify.layouts import CHOICES, Base, Tree, bases, plan_of
+from trivium.certify.layouts import CHOICES, Base, bases, plan_of
 from trivium.certify.reduce import reduced
-from trivium.config import merge
+from trivium.config import Tree, merge
 from trivium.plan.layout import AXES, Axis
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import Action, Schedule, inputs, ops, render

@@ -6,8 +6,8 @@ sizes are odd, and how the vocabulary is padded.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
+from trivium.config import Tree, merge
 from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
 
@@ -15,8 +15,6 @@ MAX_RANKS = 32  # one process each on this machine
 SMALLEST_SEQUENCE = 10  # a half of what each of two context ranks holds is then odd
 FEWEST_ROWS = 8  # of the vocabulary, on a tensor rank
 MOST_LAYERS_OF_A_STAGE = 3
-
-Tree = dict[str, Any]
 
 
 def reduced(plan: Plan) -> Plan:
@@ -37,14 +35,10 @@ def reduced(plan: Plan) -> Plan:
 def _first_legal(plan: Plan, candidates: Callable[[Plan], Iterator[Tree]]) -> Plan:
     """The plan with the first change that is smaller and legal; itself if there is none."""
     for change in candidates(plan):
-        candidate = Plan.model_validate(_merged(plan.model_dump(), change))
+        candidate = Plan.model_validate(merge(plan.model_dump(), change))
         if not candidate.check():
             return candidate
     return plan
-
-
-def _merged(tree: Tree, change: Tree) -> Tree:
-    return {**tree, **{k: {**tree[k], **v} for k, v in change.items()}}
 
 
 def _fewer_sequences(plan: Plan) -> Iterator[Tree]:
@@ -80,7 +74,7 @@ def _fewer_layers(plan: Plan) -> Iterator[Tree]:
     if not explicit:
         # The balanced split itself is certified too, where it gives the same kind of stages.
         balanced = {"model": {"layers": sum(few)}, "partition": partition, "recompute": every}
-        candidate = Plan.model_validate(_merged(plan.model_dump(), balanced))
+        candidate = Plan.model_validate(merge(plan.model_dump(), balanced))
         if candidate.partition.counts(candidate.model, candidate.layout) == tuple(few):
             yield balanced
     yield {"model": {"layers": sum(few)}, "partition": {"layers": tuple(few)}, "recompute": every}

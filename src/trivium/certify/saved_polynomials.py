@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import yaml
 
-from trivium.certify.counted_memory import saved_elements
+from trivium.certify.counted_memory import counted
 from trivium.cost.case import case_of
 from trivium.cost.saved_bytes import Kind, Part, Term, polynomials, product, sizes
 from trivium.errors import DataError
@@ -80,14 +80,14 @@ def _equations(
     """Of each plan and dtype: how large each product is, and how many elements were counted."""
     for original in every:
         plan = original.model_copy(update={"recompute": original.recompute.model_copy(update={"mode": mode})})
-        counted, values = saved_elements(plan, stage), sizes(case_of(plan))
+        kept, values = counted(plan, stage).elements, sizes(case_of(plan))
         kinds_of = {**KINDS[plan.precision.weights], **ALWAYS}
         for dtype, kinds in kinds_of.items():
             row = [float(product(u.term, values)) if u.term.kind in kinds else 0.0 for u in unknown]
-            yield row, counted.pop(dtype, 0)
-        if counted:
+            yield row, kept.pop(dtype, 0)
+        if kept:
             raise DataError(
-                f"stage {stage} keeps {dict(counted)}, of a kind that the table has no word for: {plan}"
+                f"stage {stage} keeps {dict(kept)}, of a kind that the table has no word for: {plan}"
             )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from trivium.errors import TriviumError
 from trivium.training.job import start
 from trivium.training.run import TrainingJob
+from trivium.training.watchdog import stat_of
 
 POLL_SECONDS = 0.0005
 PATIENCE_SECONDS = 120.0
@@ -104,10 +105,7 @@ def _runs(pid: int) -> bool:
 
 def _state(pid: int) -> str:
     """The letter of proc(5) for what a process does; D: it waits for a disk, and cannot even die. Nothing: gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+    return "".join(stat_of(pid)[:1])
 
 
 def states(pids: Sequence[int]) -> dict[int, str]:

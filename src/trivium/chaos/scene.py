@@ -11,16 +11,14 @@ from trivium.checkpoint.load import Checkpoint
 from trivium.corpus.document import Document
 from trivium.corpus.store import write_documents
 from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
-from trivium.tokens.loader import batch_arrays
 from trivium.tokens.samples import TokenDataset
-from trivium.training.batches import Rows
+from trivium.training.batches import reader_of
 from trivium.training.config import TrainingConfig
-from trivium.training.rates import learning_rate
+from trivium.training.rates import adam_rule, learning_rate
 from trivium.training.run import TrainingJob
 from trivium.training.state import fragments, restore
 from trivium.training.trainer import Samples, Trainer
@@ -102,8 +100,7 @@ class Oracle:
         self.job = of
         self.plan = plan({})
         self.data = TokenDataset.open(of.tokens, "train", sequence=self.plan.model.sequence, seed=of.seed)
-        rule = {n: getattr(of.training, n) for n in ("beta1", "beta2", "epsilon", "weight_decay", "clip")}
-        self.trainer = Trainer(self.plan, Mesh.single(), seed=of.seed, rule=AdamRule(**rule))
+        self.trainer = Trainer(self.plan, Mesh.single(), seed=of.seed, rule=adam_rule(of.training))
         self.step = 0
 
     def begin_at(self, checkpoint: Checkpoint) -> None:
@@ -119,12 +116,9 @@ class Oracle:
             samples = batch.at(self.step)
             after = model.tokens(batch.at(self.step + 1).first_sample)
             lr = learning_rate(self.job.training, after, last)
-            read = Samples(samples.first_sample, samples.sequences, self._rows)
+            read = Samples(samples.first_sample, samples.sequences, reader_of(self.data))
             self.trainer.train_step(self.step, read, lr)
             self.step += 1
-
-    def _rows(self, first: int, count: int) -> Rows:
-        return Rows(*batch_arrays(self.data, first, count))
 
     def wrong_tensors(self, checkpoint: Checkpoint) -> list[str]:
         """The tensors of a checkpoint of this step that differ by more than fp64's rounding explains."""

@@ -19,7 +19,7 @@ from trivium.cost.step_time import SCHEDULES, step_seconds
 from trivium.errors import ConfigError
 from trivium.plan.batch import Batch
 from trivium.plan.plan import Plan
-from trivium.planner.breakdown import Breakdown, break_down, crossings, held_by_rank, held_over_time, lanes
+from trivium.planner.breakdown import Breakdown, break_down, handed_on, held_by_rank, held_over_time, lanes
 from trivium.planner.breakdown import traffic_by_axis as by_axis
 from trivium.planner.campaign import HOUR, Campaign, Rates, campaign
 from trivium.planner.explain import plan_lines
@@ -265,7 +265,7 @@ def chart(told: Told) -> Any:
         title=f"{told.asked.name} on {parts.machine.name}",
         text=plan_lines(parts.plan, parts.machine) + more_lines(told),
         lanes=drawn,
-        moved=[Moved(a, b, sent * f, arrived * f) for a, b, sent, arrived in crossings(parts.timeline)],
+        moved=[Moved(a, b, sent * f, arrived * f) for a, b, sent, arrived in handed_on(parts.timeline)],
         memory_limit=parts.price.memory_limit,
         tables=[Titled(title, header, rows) for title, header, rows in tables(told)],
     )

@@ -90,16 +90,3 @@ def hardware_flops(plan: Plan, sequences: int | None = None) -> Flops:
 def flops_per_token(model: ModelShape) -> float:
     """Model FLOPs to train on one token, forward and backward: the trainer's utilisation counts with it."""
     return model_flops(model, 1).total / model.sequence
-
-
-def paper_flops(
-    model: ModelShape, sequences: int, *, vocabulary: int, mode: Literal["none", "layer"] = "layer"
-) -> float:
-    """F = 96 B s L h^2 (1 + s/6h + V/(16 L h)), as printed (SC'21 equation 3; used by MT-NLG section 2.4).
-
-    The printed form recomputes every layer and has ffn = 4 hidden built in; without recomputation it reads
-    72 B s L h^2 (1 + s/6h + V/(12 L h)). `vocabulary` counts the padding.
-    """
-    s, h, layers = model.sequence, model.hidden, model.layers
-    factor, share = (96.0, 16) if mode == "layer" else (72.0, 12)
-    return factor * sequences * s * layers * h**2 * (1 + s / (6 * h) + vocabulary / (share * layers * h))

@@ -192,11 +192,9 @@ def estimate(
     )
 
 
-def planned_timeline(
-    plan: Plan, machine: Machine, *, sequences: int | None = None, stack: Stack | None = None
-) -> Timeline:
+def planned_timeline(plan: Plan, machine: Machine, *, sequences: int | None = None) -> Timeline:
     """The schedule of a step with the seconds estimated for its actions, as if no rank shared a device."""
-    durations = Durations(plan, machine, stack or stack_named(OURS))
+    durations = Durations(plan, machine, stack_named(OURS))
     return simulate(plan.schedule_table(sequences), durations.action, durations.transfer)
 
 

@@ -7,13 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from trivium.config import Config, Tree, build, mapping_of_yaml, merge
+from trivium.config import Config, NotNegative, Positive, Tree, build, mapping_of_yaml, merge
 from trivium.cost.constants import priors
 from trivium.errors import ConfigError, nearest
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Generation = Literal["ampere", "hopper", "blackwell", "cpu"]
 
@@ -65,11 +64,11 @@ class Machine(Config):
     device: str
     generation: Generation
     peak: Peak
-    multiprocessors: Annotated[int, Field(ge=0)] = 0  # that tiles of a product fill in waves; 0: no waves
-    memory_bytes: Count  # of one device
+    multiprocessors: NotNegative = 0  # that tiles of a product fill in waves; 0: no waves
+    memory_bytes: Positive  # of one device
     memory_bandwidth: Rate  # bytes per second of one device
-    devices_per_node: Count
-    nodes: Count
+    devices_per_node: Positive
+    nodes: Positive
     node_link: Link  # inside a node
     fabric_link: Link  # between nodes
     ring_contention: bool = False

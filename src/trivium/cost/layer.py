@@ -14,6 +14,7 @@ from trivium.cost.stack import Stack
 
 FORWARD_OPERATIONS, TENSOR_OPERATIONS = 26, 6  # launched for a layer; more of them where it is split
 BACKWARD_OVER_FORWARD = 1.4  # operations of a backward
+BACKWARD_ATTENTION = 2.5 / 0.9  # FLOPs of fused attention's backward and their speed, over the forward's
 CORE_SHARE = 0.3  # of a forward's operations that are attention's core
 MASKED = 0.5  # share of the square of scores that fused attention computes
 
@@ -84,14 +85,16 @@ def attention_seconds(case: Case, device: Device) -> tuple[Number, Number]:
     fused = device.attention(flops, batch, rows)
     kept = np.asarray(c.scores_kept) > 0
     if not kept.any():
-        return fused, device.attention(2.5 / 0.9 * flops, batch, rows)
+        return fused, device.attention(BACKWARD_ATTENTION * flops, batch, rows)
     products = device.product(rows, columns, c.head_width, batch) + device.product(
         rows, c.head_width, columns, batch
     )
     squares = batch * rows * columns
     forward = np.where(kept, products + device.moved(9.0 * squares, 3), fused)
     backward = np.where(
-        kept, 2 * products + device.moved(11.0 * squares, 3), device.attention(2.5 / 0.9 * flops, batch, rows)
+        kept,
+        2 * products + device.moved(11.0 * squares, 3),
+        device.attention(BACKWARD_ATTENTION * flops, batch, rows),
     )
     return forward, backward
 

@@ -22,7 +22,7 @@ from trivium.cost.activations import (
     logits_bytes,
     put_off_bytes,
 )
-from trivium.cost.buffers import buffer_elements
+from trivium.cost.bucket_sizes import bucket_sizes
 from trivium.cost.case import NONE, Case, Number, case_of, entries, take
 from trivium.cost.moments import Moment, moments_of_cases, moments_of_rank
 from trivium.cost.rank_parameters import (
@@ -132,7 +132,7 @@ def _larger(a: Bytes, b: Bytes) -> Bytes:
 def memory_of_cases(case: Case, schedule: Number | ScheduleName) -> MemoryEstimate[Array]:
     """The worst rank of every plan of a case: arrays with one entry per plan.
 
-    schedule: a name, or numbers of SCHEDULES. Partitions are balanced; the padding of buffers (for each at most as
+    schedule: a name, or numbers of SCHEDULES. Partitions are balanced; the padding of buckets (for each at most as
     many elements as there are replicas) is left out.
     """
     left, worst = _left_behind(case), None
@@ -162,7 +162,7 @@ def memory_of_rank(plan: Plan, at: Coordinate, *, counting: Counting = "runtime"
     counting: "runtime", what our trainer holds; "paper": MT-NLG section 2 counts a gradient in the dtype of the
     weights beside the fp32 one (20 bytes per parameter in bf16, where we hold 18), and activations as published.
     """
-    case, elements = case_of(plan), sum(buffer_elements(plan, at.pipeline))
+    case, elements = case_of(plan), sum(bucket_sizes(plan, at.pipeline))
     left = _left_behind(case, counting)
     every = (_held(case, left, m, elements, counting) for m in moments_of_rank(plan, at.pipeline))
     found = [MemoryEstimate(**{k: as_bytes(v) for k, v in held.items()}) for held in every]

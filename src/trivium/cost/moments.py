@@ -22,7 +22,7 @@ from trivium.cost.in_flight import (
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.step_time import SCHEDULES
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import SPLIT_SCHEDULES, ScheduleName
+from trivium.plan.schedule import SPLIT_SCHEDULES, ScheduleName, stages_of_named
 
 
 class Moment(NamedTuple):
@@ -76,7 +76,7 @@ def moments(
     """
     stages = pipeline * chunks
     counts = balanced(layers, stages)
-    own = _own_stages(schedule, pipeline, chunks)
+    own = stages_of_named(schedule, pipeline, chunks)
     sets = peak_counts(schedule, pipeline, micro_batches, chunks)
     waiting = put_off_counts(schedule, pipeline, micro_batches, chunks)
     begun = schedule in SPLIT_SCHEDULES or micro_batches * chunks > 1
@@ -141,12 +141,6 @@ def _distinct(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.in
         number = number * (int(row.max()) + 1) + row
     _, first, index = np.unique(number, return_index=True, return_inverse=True)
     return keys[:, first], index
-
-
-def _own_stages(schedule: ScheduleName, pipeline: int, chunks: int) -> list[tuple[int, ...]]:
-    if schedule == "zb-v":
-        return [(rank, 2 * pipeline - 1 - rank) for rank in range(pipeline)]
-    return [tuple(range(rank, pipeline * chunks, pipeline)) for rank in range(pipeline)]
 
 
 def _moments(

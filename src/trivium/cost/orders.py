@@ -12,20 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trivium.errors import ConfigError
-from trivium.plan.schedule import (
-    SPLIT_SCHEDULES,
-    Op,
-    Schedule,
-    ScheduleName,
-    is_split,
-    last_stage,
-    stages_of_ranks,
-)
+from trivium.plan.schedule import SPLIT_SCHEDULES, Op, ScheduleName, alternate, ops
 
 Array = NDArray[np.int64]
-
-WHOLE = (Op.FORWARD, Op.BACKWARD)
-SPLIT = (Op.FORWARD, Op.INPUT_GRADIENT, Op.WEIGHT_GRADIENT)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +39,6 @@ class Order:
 def order_of(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int = 1) -> Order:
     """A named schedule; the arguments are those of plan.schedule.make_schedule, and so is the result."""
     p, m, stages = pipeline, micro_batches, pipeline * chunks
-    ops = SPLIT if name in SPLIT_SCHEDULES else WHOLE
     if name == "interleaved" and m % p:
         raise ConfigError(
             f"an interleaved schedule needs micro-batches ({m}) in multiples of pipeline ({p}); change the batch"
@@ -58,13 +46,13 @@ def order_of(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int 
     match name:
         case "gpipe" | "1f1b":
             rows = [
-                _alternate([r] * m, [stages + r] * m, warmup=m if name == "gpipe" else p - r - 1)
+                alternate([r] * m, [stages + r] * m, warmup=m if name == "gpipe" else p - r - 1)
                 for r in range(p)
             ]
         case "interleaved":
             chunk = [c * p for _ in range(m // p) for c in range(chunks) for _ in range(p)]
             rows = [
-                _alternate(
+                alternate(
                     [c + r for c in chunk],
                     [2 * stages - p - c + r for c in chunk],
                     warmup=2 * (p - r - 1) + stages - p,
@@ -82,35 +70,7 @@ def order_of(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int 
     rank_of = np.arange(stages) % p
     if name == "zb-v":
         rank_of = np.minimum(np.arange(stages), stages - 1 - np.arange(stages))
-    return _numbered(rows, rank_of, m, ops)
-
-
-def order_of_table(schedule: Schedule) -> Order:
-    """Any table whose ranks take the micro-batches of each kind in ascending order. Raises ConfigError otherwise."""
-    ops = SPLIT if is_split(schedule) else WHOLE
-    stages, micro_batches = last_stage(schedule) + 1, 1 + max(a.micro_batch for row in schedule for a in row)
-    rank_of = np.empty(stages, np.int64)
-    for rank, held in enumerate(stages_of_ranks(schedule)):
-        rank_of[list(held)] = rank
-    length = max(map(len, schedule))
-    shape = (len(schedule), length)
-    kinds, numbers = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
-    for rank, row in enumerate(schedule):
-        kinds[rank, : len(row)] = [ops.index(a.op) * stages + a.stage for a in row]
-        numbers[rank, : len(row)] = [a.micro_batch for a in row]
-    return Order(kinds, numbers, rank_of, micro_batches, ops)
-
-
-def _alternate(forwards: list[int], backwards: list[int], *, warmup: int) -> list[int]:
-    """`warmup` forwards, then one forward and one backward in turn, then the rest."""
-    warmup = min(warmup, len(forwards))
-    row = [0] * (2 * len(forwards))
-    turns = len(forwards) - warmup
-    row[:warmup] = forwards[:warmup]
-    row[warmup : warmup + 2 * turns : 2] = forwards[warmup:]
-    row[warmup + 1 : warmup + 2 * turns : 2] = backwards[:turns]
-    row[warmup + 2 * turns :] = backwards[turns:]
-    return row
+    return _numbered(rows, rank_of, m, ops(split=name in SPLIT_SCHEDULES))
 
 
 def _split(rank: int, warmup: int, ranks: int, micro_batches: int) -> list[int]:
@@ -138,10 +98,10 @@ def _zero_bubble_v(ranks: int, micro_batches: int, rank: int) -> list[int]:
     return row + [iu, wu] * micro_batches + [id_, wd] * micro_batches
 
 
-def _numbered(rows: list[list[int]], rank_of: Array, micro_batches: int, ops: tuple[Op, ...]) -> Order:
+def _numbered(rows: list[list[int]], rank_of: Array, micro_batches: int, each: tuple[Op, ...]) -> Order:
     """Number every kind by its appearances in its row; what goes beyond the micro-batches falls away."""
     stages = len(rank_of)
-    length = len(ops) * micro_batches * stages // len(rows)
+    length = len(each) * micro_batches * stages // len(rows)
     kinds = np.empty((len(rows), length), np.int64)
     numbers = np.empty_like(kinds)
     for rank, row in enumerate(rows):
@@ -153,4 +113,4 @@ def _numbered(rows: list[list[int]], rank_of: Array, micro_batches: int, ops: tu
         number[by_kind] = np.arange(len(every)) - first
         kept = number < micro_batches
         kinds[rank], numbers[rank] = every[kept], number[kept]
-    return Order(kinds, numbers, rank_of, micro_batches, ops)
+    return Order(kinds, numbers, rank_of, micro_batches, each)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trivium.cost.buffers import buffer_elements
+from trivium.cost.bucket_sizes import bucket_sizes
 from trivium.cost.case import Case, Number
 from trivium.cost.collectives import all_gather_seconds, all_reduce_seconds, send_seconds
 from trivium.cost.prices import Prices
@@ -47,8 +47,8 @@ def fullest_of(case: Case) -> Fullest:
 
 
 def fullest_of_plan(plan: Plan) -> Fullest:
-    """Of any plan, as its buffers are."""
-    elements = max(sum(buffer_elements(plan, rank)) for rank in range(plan.layout.pipeline))
+    """Of any plan, as its buckets are."""
+    elements = max(sum(bucket_sizes(plan, rank)) for rank in range(plan.layout.pipeline))
     layers = layers_by_stage(plan)
     return Fullest(elements, sum(len(layers[stage]) for stage in plan.stages_of(0)))
 

@@ -23,10 +23,10 @@ class _Sizes:
     per_token: int  # one number per token of the micro-batch, in the dtype of the softmax
 
 
-def step_traffic(plan: Plan, at: Coordinate, sequences: int | None = None) -> Traffic:
-    """The traffic of a step of `sequences` (by default: the full batch) of the rank at a coordinate."""
+def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
+    """The traffic of a step of the full batch of the rank at a coordinate."""
     traffic: Traffic = {axis: Counter() for axis in ("tensor", "pipeline", "replicas", "context", "ends")}
-    micro_batches = plan.batch.micro_batches(plan.layout, sequences)
+    micro_batches = plan.batch.micro_batches(plan.layout)
     sizes = _sizes(plan)
     if plan.layout.tensor > 1:
         for stage in plan.stages_of(at.pipeline):
@@ -37,7 +37,7 @@ def step_traffic(plan: Plan, at: Coordinate, sequences: int | None = None) -> Tr
             for layer in plan.layers_of(stage):
                 for name, count in _context(plan, layer).items():
                     traffic["context"][name] += micro_batches * count
-    program = with_transfers(plan.schedule_table(sequences))[at.pipeline]
+    program = with_transfers(plan.schedule_table())[at.pipeline]
     sends = sum(isinstance(e, Transfer) and e.source == at.pipeline for e in program)
     traffic["pipeline"]["send"] += sends * sizes.outside
     for row in bucket_table(plan, at.pipeline):

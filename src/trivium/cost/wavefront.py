@@ -131,9 +131,7 @@ def _packed(order: Order) -> Array:
     crosses = inside & (order.rank_of[np.where(inside, reader, 0)] != rank)
     needs = np.where(crosses, 2 + (op * stages + reader) * m + order.numbers, AT_ONCE)
     table = np.full((kinds.shape[0], kinds.shape[1] + 1, 3), NEVER)
-    table[:, :-1, 0] = np.where(kinds < 0, NEVER, 2 + kinds * m + order.numbers)
-    table[:, :-1, 1] = np.where(kinds < 0, NEVER, needs)
-    table[:, :-1, 2] = np.maximum(kinds, 0)
+    table[:, :-1] = np.stack([2 + kinds * m + order.numbers, needs, kinds], axis=-1)
     return table.reshape(-1, 3)
 
 

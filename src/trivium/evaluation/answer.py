@@ -13,9 +13,9 @@ from trivium.evaluation.reading import Totals, read_batch
 from trivium.evaluation.requests import Request, Sampling, Scored, portions
 from trivium.evaluation.windows import Encoded, Window, encode_all, rolling_windows, windows_of
 from trivium.model.generate import Choice, Draft, continue_drafts
-from trivium.model.stage import DTYPES
 from trivium.model.whole import WholeModel
 from trivium.parallel.collectives import sum_over_ranks_
+from trivium.parallel.dtypes import DTYPES
 from trivium.parallel.launch import ALONE
 from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import shard_box

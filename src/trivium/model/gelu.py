@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from trivium.parallel.dtypes import NARROW
 from trivium.parallel.processor import mkl_is_at_home
 
 Tensor = torch.Tensor
@@ -19,7 +20,6 @@ Tensor = torch.Tensor
 SLOPE, CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
 # Fewer elements are sooner done by one call; more are taken some at a time, that all stays in a cache.
 LEAST, PIECE = 1 << 15, 1 << 17
-NARROW = (torch.bfloat16, torch.float16)
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def _is_taken_apart(x: Tensor) -> bool:
 
 
 class Gelu:
-    """As `parallel.activated` takes an activation function."""
+    """As `parallel.row_product` takes an activation function."""
 
     def value(self, x: Tensor) -> Tensor:
         """GELU of x, to the bit as it is found again."""

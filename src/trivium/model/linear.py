@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from trivium.parallel.activated import ActivationFunction, activated_product
+from trivium.parallel.row_product import ActivationFunction, row_product
 from trivium.parallel.tensor import Region
 
 
@@ -40,8 +40,8 @@ class RowLinear(nn.Module):
         """The same of function(x), which is not kept: the backward computes it again."""
         region = self.region
         if region.group.size == 1:
-            return activated_product(x, function, self.weight, self.bias, region.weight_gradients)
-        return self.add_bias(region.activated_row_product(x, function, self.weight))
+            return row_product(x, self.weight, self.bias, region.weight_gradients, function=function)
+        return self.add_bias(region.row_product(x, self.weight, function))
 
     def add_bias(self, x: torch.Tensor) -> torch.Tensor:
         """The bias, added once to the completed sum."""

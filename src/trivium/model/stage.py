@@ -11,14 +11,13 @@ from trivium.model.inputs import Inputs
 from trivium.model.likelihood import Likelihoods, likelihoods
 from trivium.parallel.compiled import opaque_context, opaque_region
 from trivium.parallel.context import Context
+from trivium.parallel.dtypes import DTYPES
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.product import product
 from trivium.parallel.tensor import Region
 from trivium.plan.parameters import TOKENS, Box, Owner, Parameter, shard_box, stage_parameters
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import is_split
-
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Stage(nn.Module):

@@ -18,7 +18,7 @@ def swiglu(x: Tensor) -> Tensor:
 
 
 class SwiGlu:
-    """As `parallel.activated` takes an activation function."""
+    """As `parallel.row_product` takes an activation function."""
 
     def value(self, x: Tensor) -> Tensor:
         """SwiGLU of x."""

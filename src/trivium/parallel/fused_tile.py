@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trivium.parallel.dtypes import NARROW
+
 Tensor = torch.Tensor
 
 WIDTHS, WIDEST = 8, 256  # head widths of the kernels of accelerators: multiples of, and at most
@@ -28,8 +30,8 @@ def suits(q: Tensor) -> bool:
     """Whether there is a kernel for such queries [B, N, S, D]."""
     if q.device.type == "cpu":
         return True
-    narrow, width = q.dtype in (torch.bfloat16, torch.float16), q.shape[-1]
-    return q.device.type == "cuda" and narrow and width % WIDTHS == 0 and width <= WIDEST
+    width = q.shape[-1]
+    return q.device.type == "cuda" and q.dtype in NARROW and width % WIDTHS == 0 and width <= WIDEST
 
 
 def takes_masks(q: Tensor) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trivium.parallel.processor import multiplies_tiles
+from trivium.parallel.wide_attention import empty_gradient
 
 Tensor = torch.Tensor
 
@@ -57,9 +58,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         qkv, out, log_sums = ctx.saved_tensors
-        _, B, N, S, D = qkv.shape
-        # In memory as the product made queries, keys and values, so that its gradient needs no copy.
-        d_qkv = qkv.new_empty(S, B, N, 3, D).permute(3, 1, 2, 0, 4)
+        d_qkv = empty_gradient(qkv)
         into, grad = d_qkv.flatten(1, 2), grads[0].flatten(0, 1)
         out, log_sums = out.flatten(0, 1), log_sums.flatten(0, 1)
         with _exact_scores():

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from trivium.parallel.activated import ActivationFunction, activated_product
 from trivium.parallel.collectives import all_reduce_, scatter_sequence, sum_over
 from trivium.parallel.column_product import Entry, column_product
+from trivium.parallel.dtypes import NARROW
 from trivium.parallel.mesh import Group
-from trivium.parallel.row_chunks import Cut, cut_product
-from trivium.parallel.vocabulary import NARROW, ROWS
+from trivium.parallel.row_product import ActivationFunction, Cut, row_product
+from trivium.parallel.vocabulary import ROWS
 from trivium.parallel.weight_gradients import WeightGradients, linear
 
 Tensor = torch.Tensor
@@ -48,21 +48,18 @@ class Region:
         """Partial sums [S, B, H] -> their sum, [S here, B, H]."""
         return scatter_sequence(x, self.group) if self.split_sequence else sum_over(x, self.group)
 
-    def row_product(self, x: Tensor, weight: torch.nn.Parameter) -> Tensor:
-        """Inputs split over the ranks, [S, B, inputs here] -> the complete sum, [S here, B, outputs]."""
-        if self.row_chunks == 1:
-            return self.leave(self.linear(x, weight))
-        cut = Cut(self.group, self.split_sequence, self.row_chunks)
-        return cut_product(x, weight, self.weight_gradients, cut)
-
-    def activated_row_product(
-        self, x: Tensor, function: ActivationFunction, weight: torch.nn.Parameter
+    def row_product(
+        self, x: Tensor, weight: torch.nn.Parameter, function: ActivationFunction | None = None
     ) -> Tensor:
-        """The same of function(x), which the backward computes again."""
-        if self.row_chunks == 1:
-            return self.leave(activated_product(x, function, weight, None, self.weight_gradients))
-        cut = Cut(self.group, self.split_sequence, self.row_chunks)
-        return activated_product(x, function, weight, None, self.weight_gradients, cut)
+        """Inputs split over the ranks, [S, B, inputs here] -> the complete sum, [S here, B, outputs]. With a function,
+        of function(x), which the backward computes again."""
+        later = self.weight_gradients
+        if self.row_chunks > 1:
+            cut = Cut(self.group, self.split_sequence, self.row_chunks)
+            return row_product(x, weight, None, later, function=function, cut=cut)
+        if function is None:
+            return self.leave(self.linear(x, weight))
+        return self.leave(row_product(x, weight, None, later, function=function))
 
     def positions(self, sequence: int) -> slice:
         """The positions this rank holds outside the region."""

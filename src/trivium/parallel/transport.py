@@ -97,7 +97,7 @@ class PostedAhead:
         return begin_receive(tensor, transfer.source, self._mesh.pipeline, _tag(transfer)), tensor
 
 
-class _Exchange:
+class _Batch:
     """Transfers under way together; kept until it was waited for, so that nothing that is sent is freed."""
 
     def __init__(self, works: Sequence[dist.Work], tensors: Sequence[Tensor]) -> None:
@@ -122,7 +122,7 @@ class Batched:
             tuple(e for e in run if isinstance(e, Transfer)) for is_transfer, run in runs if is_transfer
         ]
         self._batch_of = {transfer: batch for batch in batches for transfer in batch}
-        self._exchanges: deque[_Exchange] = deque()
+        self._exchanges: deque[_Batch] = deque()
 
     def before(self, event: Event) -> None:
         """Nothing can be posted early."""
@@ -143,7 +143,7 @@ class Batched:
             if not receives:
                 group.count("send", tensor)
             operations.append(dist.P2POp(function, tensor, group.ranks[peer], group.handle, _tag(each)))
-        exchange = _Exchange(dist.batch_isend_irecv(operations), tensors)
+        exchange = _Batch(dist.batch_isend_irecv(operations), tensors)
         for each, tensor in zip(batch, tensors, strict=True):
             if each.target == here:
                 results.put(each.produced_by, tensor, exchange)

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from trivium.parallel.dtypes import NARROW
 from trivium.parallel.product import gradient_of_inputs, gradient_of_weight, product
 from trivium.parallel.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
 
 ROWS = 256  # whose softmax is taken at once, in fp32: few enough to stay in a cache
-NARROW = (torch.bfloat16, torch.float16)
 
 
 # Takes scores [rows, V], targets [rows] and the vocabulary, gives losses [rows], and leaves in place of the scores the

@@ -45,6 +45,12 @@ def attend(qkv: Tensor) -> Tensor:
     return (_Whole if mkl_is_at_home() else _InBlocks).apply(qkv)
 
 
+def empty_gradient(qkv: Tensor) -> Tensor:
+    """Of queries, keys and values: in memory as the product made them, so that its gradient needs no copy."""
+    _, B, N, S, D = qkv.shape
+    return qkv.new_empty(S, B, N, 3, D).permute(3, 1, 2, 0, 4)
+
+
 class _Whole(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor) -> Tensor:
@@ -61,9 +67,7 @@ class _Whole(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         qkv, out, log_sums = ctx.saved_tensors
         q, k, v = qkv.unbind(0)
-        B, N, S, D = q.shape
-        # In memory as the product made queries, keys and values, so that its gradient needs no copy.
-        d_qkv = qkv.new_empty(S, B, N, 3, D).permute(3, 1, 2, 0, 4)
+        d_qkv = empty_gradient(qkv)
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grads[0], q, k, v, out, log_sums, dropout_p=0.0, is_causal=True
         )
@@ -91,11 +95,9 @@ class _InBlocks(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         qkv, out, log_sums = ctx.saved_tensors
         (q, k, v), (grad,), later = qkv.unbind(0), grads, _later(qkv)
-        B, N, S, D = q.shape
-        # In memory as the product made queries, keys and values, so that its gradient needs no copy.
-        d_qkv = qkv.new_empty(S, B, N, 3, D).permute(3, 1, 2, 0, 4)
+        d_qkv = empty_gradient(qkv)
         d_kv: list[Tensor] = []
-        for a, b in reversed(list(_blocks(S))):
+        for a, b in reversed(list(_blocks(q.shape[2]))):
             d_qkv[0, :, :, a:b], of_k, of_v = (
                 torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                     grad[:, :, a:b],

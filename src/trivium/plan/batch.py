@@ -2,14 +2,10 @@
 
 import math
 from functools import lru_cache
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from pydantic import Field
-
-from trivium.config import Config
+from trivium.config import Config, Positive
 from trivium.plan.layout import Layout
-
-Positive = Annotated[int, Field(ge=1)]
 
 
 class Ramp(Config):
@@ -86,7 +82,7 @@ class Batch(Config):
             found.append(
                 f"plan.batch.sequences ({self.sequences}) must be a multiple of plan.batch.micro x "
                 f"plan.layout.data ({self.micro} x {layout.data} = {per_wave}); nearest: "
-                f"{_nearest_multiples(self.sequences, per_wave)}"
+                f"{nearest_multiples(self.sequences, per_wave)}"
             )
         if self.ramp is None:
             return found
@@ -100,7 +96,7 @@ class Batch(Config):
                 found.append(
                     f"plan.batch.ramp.{name} ({getattr(self.ramp, name)}) must be a multiple of plan.batch.micro "
                     f"x plan.layout.data ({self.micro} x {layout.data} = {per_wave}); nearest: "
-                    f"{_nearest_multiples(getattr(self.ramp, name), per_wave)}"
+                    f"{nearest_multiples(getattr(self.ramp, name), per_wave)}"
                 )
         return found
 
@@ -111,6 +107,7 @@ def _segments(batch: Batch) -> tuple[Segment, ...]:
     return batch._table()
 
 
-def _nearest_multiples(value: int, of: int) -> str:
+def nearest_multiples(value: int, of: int) -> str:
+    """40, 16 -> '32 or 48', as remedies in messages."""
     below, above = value // of * of, -(-value // of) * of
     return f"{below} or {above}" if below else str(above)

@@ -1,14 +1,12 @@
 """Where each rank sits on the three roads. Pure data, no torch."""
 
 import itertools
-from typing import Annotated, Literal, NamedTuple
+from math import isqrt
+from typing import Literal, NamedTuple
 
-from pydantic import Field
-
-from trivium.config import Config
+from trivium.config import Config, Positive
 
 Axis = Literal["pipeline", "data", "context", "tensor"]
-Degree = Annotated[int, Field(ge=1)]
 
 AXES: tuple[Axis, ...] = ("pipeline", "data", "context", "tensor")
 
@@ -30,11 +28,11 @@ class Layout(Config):
     2: traffic per unit of time is tensor > data > pipeline).
     """
 
-    tensor: Degree = 1  # ranks that split each layer
-    pipeline: Degree = 1  # ranks that share the layers one after the other
-    data: Degree = 1  # ranks that hold the same and read other samples
-    context: Degree = 1  # ranks that share each sequence
-    chunks: Degree = 1  # stages held by each pipeline rank
+    tensor: Positive = 1  # ranks that split each layer
+    pipeline: Positive = 1  # ranks that share the layers one after the other
+    data: Positive = 1  # ranks that hold the same and read other samples
+    context: Positive = 1  # ranks that share each sequence
+    chunks: Positive = 1  # stages held by each pipeline rank
     order: tuple[Axis, ...] = AXES  # slowest axis first; the last one's ranks are neighbours
 
     @property
@@ -113,9 +111,14 @@ class Layout(Config):
         return f"start {self.world_size}, or choose tensor x pipeline that divides {world_size}"
 
 
+def divisors(number: int) -> list[int]:
+    """Of a number, ascending."""
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]
+
+
 def degrees_dividing(number: int, near: int) -> tuple[int, ...]:
     """The divisors of `number` next to `near`, as remedies in messages."""
-    divisors = [n for n in range(1, number + 1) if number % n == 0]
-    below = [n for n in divisors if n < near]
-    above = [n for n in divisors if n > near]
+    below = [n for n in divisors(number) if n < near]
+    above = [n for n in divisors(number) if n > near]
     return (*below[-1:], *above[:1])

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from trivium.errors import ConfigError
 from trivium.plan.layout import AXES, Axis, Layout, degrees_dividing
+from trivium.units import counted
 
 
 class Crossing(NamedTuple):
@@ -100,7 +101,7 @@ def _shown(layout: Layout) -> list[Axis]:
 def _crossing_text(degree: int, crossing: Crossing) -> str:
     if degree == 1:
         return "one rank: nothing is exchanged"
-    groups = f"{crossing.groups:,} group{'s' if crossing.groups > 1 else ''} of {degree}"
+    groups = f"{counted(crossing.groups, 'group')} of {degree}"
     if not crossing.spanning:
         return f"{groups}: inside a node"
     if crossing.spanning == crossing.groups:

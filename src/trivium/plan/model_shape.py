@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import Config
+from trivium.config import Config, NotNegative, Positive
+from trivium.plan.layout import degrees_dividing
 
-Positive = Annotated[int, Field(ge=1)]
 Family = Literal["gpt", "llama"]
 
 
@@ -29,7 +29,7 @@ class ModelShape(Config):
     sequence: Positive  # positions per sample
     head: Literal["tied", "untied"] = "tied"  # does the output matrix share the embedding
     documents: Literal["joined", "apart"] = "joined"  # do packed documents see each other
-    end_of_text: Annotated[int, Field(ge=0)] = 0  # the id that ends a document
+    end_of_text: NotNegative = 0  # the id that ends a document
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # after the embedding and each half block
     init_std: Annotated[float, Field(gt=0)] | None = None  # None: sqrt(1 / (3 hidden)), MT-NLG section 3.2
     rope_base: Annotated[float, Field(gt=0)] = 10000.0  # of rotary positions
@@ -66,12 +66,9 @@ class ModelShape(Config):
         """Contradictions inside the shape."""
         found = []
         if self.hidden % self.heads:
-            legal = [n for n in range(1, self.hidden + 1) if self.hidden % n == 0]
-            below = max(n for n in legal if n <= self.heads)
-            above = min((n for n in legal if n >= self.heads), default=self.hidden)
             found.append(
                 f"plan.model.hidden ({self.hidden}) must be a multiple of plan.model.heads ({self.heads}); "
-                f"nearest heads: {below} or {above}"
+                f"nearest heads: {' or '.join(map(str, degrees_dividing(self.hidden, self.heads)))}"
             )
         elif self.family == "llama" and self.head_width % 2:
             found.append(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trivium.config import Config
+from trivium.config import Config, NotNegative
 from trivium.plan.layout import Layout
 from trivium.plan.model_shape import ModelShape
 
@@ -13,9 +13,7 @@ from trivium.plan.model_shape import ModelShape
 class Partition(Config):
     """`layers` per stage if given; otherwise balanced, where the embedding and the head weigh as layers."""
 
-    layers: tuple[Annotated[int, Field(ge=0)], ...] | None = (
-        None  # of each stage, first to last; None: balanced
-    )
+    layers: tuple[NotNegative, ...] | None = None  # of each stage, first to last; None: balanced
     embedding_weight: Annotated[float, Field(ge=0)] = 0.0  # layers that the embedding counts as
     head_weight: Annotated[float, Field(ge=0)] = 0.0  # layers that the output matrix counts as
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from trivium.config import Config, build, merge, parse_assignments, read_preset
 from trivium.errors import ConfigError
-from trivium.plan.batch import Batch
+from trivium.plan.batch import Batch, nearest_multiples
 from trivium.plan.layout import Layout, degrees_dividing
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.partition import Partition
@@ -184,11 +184,10 @@ class Plan(Config):
             return []
         unit = 2 * context if self._zigzag else context
         if self.model.sequence % unit:
-            below, above = self.model.sequence // unit * unit, -(-self.model.sequence // unit) * unit
             found.append(
                 f"plan.model.sequence ({self.model.sequence}) must be a multiple of {unit} with plan.layout.context "
                 f"{context} and plan.context_attention '{self.context_attention}'; nearest: "
-                f"{f'{below} or ' if below else ''}{above}"
+                f"{nearest_multiples(self.model.sequence, unit)}"
             )
         heads = self.model.kv // tensor if self.model.kv % tensor == 0 else self.model.kv
         if self.context_attention == "ulysses" and heads % context:
@@ -246,8 +245,7 @@ class Plan(Config):
                 micro_batches = self.batch.micro_batches(layout, sequences)
                 if micro_batches % layout.pipeline:
                     unit = self.batch.micro * layout.data * layout.pipeline
-                    below, above = sequences // unit * unit, -(-sequences // unit) * unit
-                    nearest = f"nearest plan.batch.sequences: {f'{below} or ' if below else ''}{above}"
+                    nearest = f"nearest plan.batch.sequences: {nearest_multiples(sequences, unit)}"
                     of_ramp = (
                         f"it is of the ramp: set plan.batch.ramp.start and .increment to multiples of {unit}"
                     )

@@ -1,10 +1,8 @@
 """Which activations are kept for the backward, and which are computed again."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from trivium.config import Config
+from trivium.config import Config, Positive
 
 
 class Recompute(Config):
@@ -15,7 +13,7 @@ class Recompute(Config):
     mode: Literal["none", "attention", "layer"] = (
         "none"  # what is computed again: attention's core, whole layers
     )
-    every: Annotated[int, Field(ge=1)] = 1  # of every k-th layer only
+    every: Positive = 1  # of every k-th layer only
     activation_function: bool = False  # also GELU or SwiGLU, of every layer
 
     @property

@@ -4,12 +4,13 @@ The runtime executes the table, the planner times it, the tests check it, `rende
 knows how a table was made.
 """
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from trivium.errors import ConfigError
 
@@ -18,6 +19,7 @@ ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-sp
 SCHEDULE_NAMES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split")
 # Those whose backward comes in two parts.
 SPLIT_SCHEDULES: tuple[ScheduleName, ...] = ("zb-h1", "zb-v", "1f1b-split")
+Each = TypeVar("Each")
 
 
 class Op(StrEnum):
@@ -91,8 +93,9 @@ def stages_of_ranks(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
 @lru_cache(maxsize=1024)
 def stages_of_named(name: ScheduleName, pipeline: int, chunks: int) -> tuple[tuple[int, ...], ...]:
     """`stages_of_ranks` of a named schedule; remembered, because pricing asks thousands of times."""
-    # Who holds what does not depend on the number of micro-batches: the shortest legal step tells.
-    return stages_of_ranks(make_schedule(name, pipeline=pipeline, micro_batches=pipeline, chunks=chunks))
+    if name == "zb-v":
+        return tuple((rank, 2 * pipeline - 1 - rank) for rank in range(pipeline))
+    return tuple(tuple(range(rank, pipeline * chunks, pipeline)) for rank in range(pipeline))
 
 
 def last_stage(schedule: Schedule) -> int:
@@ -151,10 +154,12 @@ def gpipe(ranks: int, micro_batches: int) -> Schedule:
 def one_forward_one_backward(ranks: int, micro_batches: int) -> Schedule:
     """1F1B: a rank holds at most `ranks - rank` activations (PipeDream-flush; MT-NLG section 2)."""
     return tuple(
-        _alternate(
-            [forward(m, r) for m in range(micro_batches)],
-            [backward(m, r) for m in range(micro_batches)],
-            warmup=ranks - r - 1,
+        tuple(
+            alternate(
+                [forward(m, r) for m in range(micro_batches)],
+                [backward(m, r) for m in range(micro_batches)],
+                warmup=ranks - r - 1,
+            )
         )
         for r in range(ranks)
     )
@@ -180,13 +185,23 @@ def interleaved(ranks: int, micro_batches: int, chunks: int) -> Schedule:
         for m in range(first, first + ranks)
     ]
     return tuple(
-        _alternate(
-            [forward(m, c * ranks + r) for m, c in order],
-            [backward(m, (chunks - 1 - c) * ranks + r) for m, c in order],
-            warmup=2 * (ranks - r - 1) + (chunks - 1) * ranks,
+        tuple(
+            alternate(
+                [forward(m, c * ranks + r) for m, c in order],
+                [backward(m, (chunks - 1 - c) * ranks + r) for m, c in order],
+                warmup=2 * (ranks - r - 1) + (chunks - 1) * ranks,
+            )
         )
         for r in range(ranks)
     )
+
+
+def alternate(forwards: Sequence[Each], backwards: Sequence[Each], *, warmup: int) -> list[Each]:
+    """`warmup` forwards, then one forward and one backward in turn, then the rest."""
+    warmup = min(warmup, len(forwards))
+    turns = zip(forwards[warmup:], backwards, strict=False)
+    rest = backwards[len(forwards) - warmup :]
+    return [*forwards[:warmup], *itertools.chain.from_iterable(turns), *rest]
 
 
 def zero_bubble_h1(ranks: int, micro_batches: int) -> Schedule:
@@ -201,16 +216,6 @@ def zero_bubble_v(ranks: int, micro_batches: int) -> Schedule:
     """ZB-V (arXiv 2405.15362): two stages per rank, down the ranks and back up, so that both ends of the model
     are on rank 0 and every rank holds as much: at most 2 x ranks stage activations."""
     return tuple(_zero_bubble_v_row(ranks, micro_batches, r) for r in range(ranks))
-
-
-def peak_activations(row: Row) -> int:
-    """Largest number of stage activations a rank holds at once: one per forward not yet fully backward."""
-    release = Op.WEIGHT_GRADIENT if any(a.op is Op.WEIGHT_GRADIENT for a in row) else Op.BACKWARD
-    held = peak = 0
-    for action in row:
-        held += (action.op is Op.FORWARD) - (action.op is release)
-        peak = max(peak, held)
-    return peak
 
 
 def parse_schedule(rows: Sequence[str]) -> Schedule:
@@ -323,12 +328,3 @@ def _parse_action(text: str) -> Action:
             f"'{text}' is not an action; write F, B, I or W, a micro-batch, a dot and a stage, as F2.0"
         )
     return Action(Op(match[1]), int(match[2]), int(match[3]))
-
-
-def _alternate(forwards: list[Action], backwards: list[Action], warmup: int) -> Row:
-    """`warmup` forwards, then one forward and one backward in turn, then the rest."""
-    warmup = min(warmup, len(forwards))
-    actions = forwards[:warmup]
-    for f, b in zip(forwards[warmup:], backwards, strict=False):
-        actions += [f, b]
-    return tuple(actions + backwards[len(forwards) - warmup :])

@@ -64,14 +64,14 @@ class Breakdown:
         }
 
 
-def break_down(plan: Plan, machine: Machine, price: Estimate | None = None) -> Breakdown:
+def break_down(plan: Plan, machine: Machine) -> Breakdown:
     """Every part of a plan's price. Raises ConfigError if the machine has too few devices."""
     timeline = planned_timeline(plan, machine)
     at = [Coordinate(pipeline, 0, 0) for pipeline in range(plan.layout.pipeline)]
     return Breakdown(
         plan=plan,
         machine=machine,
-        price=price or estimate(plan, machine),
+        price=estimate(plan, machine),
         timeline=timeline,
         times=rank_times(timeline),
         memory=tuple(memory_of_rank(plan, each) for each in at),
@@ -149,7 +149,7 @@ def _stage_bytes(plan: Plan, stage: int) -> float:
     return layers + first + last
 
 
-def crossings(timeline: Timeline) -> list[tuple[int, int, float, float]]:
+def handed_on(timeline: Timeline) -> list[tuple[int, int, float, float]]:
     """Every tensor between pipeline ranks: source, target, when it was made, when it is used.
 
     It crosses some time in between: a transfer of which nobody waits for the end is not placed more exactly.

@@ -2,11 +2,12 @@
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from math import isqrt, prod
+from math import prod
 
 import numpy as np
 
 from trivium.cost.case import MODES
+from trivium.plan.layout import divisors
 from trivium.plan.schedule import SCHEDULE_NAMES
 from trivium.planner.config import SearchSpace
 from trivium.planner.grid import Candidates, Column, Grid, Mask, Subject
@@ -80,12 +81,6 @@ def degrees(ranks: int, contexts: tuple[int, ...]) -> dict[str, Column]:
     ]
     columns = np.array(rows, np.int64).reshape(-1, 4).T
     return dict(zip(("tensor", "pipeline", "data", "context"), columns, strict=True))
-
-
-def divisors(number: int) -> list[int]:
-    """Ascending."""
-    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
-    return small + [number // n for n in reversed(small) if n * n != number]
 
 
 def _steps(subject: Subject, space: SearchSpace) -> list[dict[str, list[int]]]:

@@ -4,11 +4,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import Config
+from trivium.config import Config, Positive
 from trivium.cost.hardware import USABLE
 from trivium.plan.schedule import ScheduleName
 
-Positive = Annotated[int, Field(ge=1)]
 Named = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split"]
 
 

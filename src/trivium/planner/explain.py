@@ -21,7 +21,7 @@ from trivium.planner.published import full_batch, mt_nlg_plan, published_for
 from trivium.planner.remedies import does_not_fit
 from trivium.planner.search import search
 from trivium.planner.search_text import heads_text, miss_text, ranking_lines, winner_tree
-from trivium.units import format_bytes, format_count, format_flops, format_seconds
+from trivium.units import counted, format_bytes, format_count, format_flops, format_seconds
 
 FORMAT = "trivium-plan-1"
 COLUMNS = 116  # of a line of text
@@ -109,9 +109,9 @@ def _choice_lines(plan: Plan, machine: Machine) -> list[str]:
         f"{model.head} embeddings, sequence {model.sequence:,}",
         f"machine       {machine.name}: {_machine_text(machine)}",
         f"layout        tensor {layout.tensor} x pipeline {layout.pipeline} x data {layout.data}{context} = "
-        f"{_counted(layout.world_size, 'rank')}; {_counted(layout.stages, 'stage')}, layers in each: "
+        f"{counted(layout.world_size, 'rank')}; {counted(layout.stages, 'stage')}, layers in each: "
         f"{_spread(per_stage)}",
-        f"batch         {batch.sequences:,} sequences = {_counted(layout.data, 'replica')} x {micro_batches} "
+        f"batch         {batch.sequences:,} sequences = {counted(layout.data, 'replica')} x {micro_batches} "
         f"micro-batches x {batch.micro}; {plan.tokens(batch.sequences):,} tokens per step",
         f"precision     weights {plan.precision.weights}, gradients {plan.gradient_dtype}; recompute "
         f"{plan.recompute.words}; {_zero_text(plan)}",
@@ -127,7 +127,7 @@ def _choice_lines(plan: Plan, machine: Machine) -> list[str]:
 
 def _zero_text(plan: Plan) -> str:
     if plan.layout.data == 1 or plan.zero == 0:
-        return f"ZeRO stage {plan.zero}: nothing is sharded over {_counted(plan.layout.data, 'replica')}"
+        return f"ZeRO stage {plan.zero}: nothing is sharded over {counted(plan.layout.data, 'replica')}"
     sharded = ("optimizer state", "optimizer state and gradients", "weights, gradients and optimizer state")
     return f"ZeRO stage {plan.zero}: {sharded[plan.zero - 1]} sharded over data ranks"
 
@@ -260,12 +260,8 @@ def _parts(plan: Plan, machine: Machine, price: Estimate) -> list[str]:
 
 def _machine_text(machine: Machine) -> str:
     if machine.sharing == "shared":
-        return _counted(machine.devices, machine.device)
-    return f"{_counted(machine.nodes, 'node')} x {machine.devices_per_node} {machine.device}"
-
-
-def _counted(number: int, name: str) -> str:
-    return f"{number:,} {name}{'' if number == 1 else 's'}"
+        return counted(machine.devices, machine.device)
+    return f"{counted(machine.nodes, 'node')} x {machine.devices_per_node} {machine.device}"
 
 
 def _spans(plan: Plan, machine: Machine) -> dict[str, Any]:

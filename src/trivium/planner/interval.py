@@ -28,8 +28,8 @@ class Interval:
         return max(1, round(self.daly_seconds / step_seconds))
 
 
-def checkpoint_interval(save: float, mean: float, restart: float | None = None) -> Interval:
-    """Both optima, in seconds. restart: by default as long as a save, since as much is read back.
+def checkpoint_interval(save: float, mean: float) -> Interval:
+    """Both optima, in seconds. A restart takes as long as a save, since as much is read back.
 
     Raises ConfigError unless both times are positive and finite, and some work is ever done.
     """
@@ -37,7 +37,7 @@ def checkpoint_interval(save: float, mean: float, restart: float | None = None) 
         if not (value > 0 and math.isfinite(value)):
             raise ConfigError(f"{name} is {value} s; it must be positive and finite: give what was measured")
     daly = daly_seconds(save, mean)
-    wasted = expected_waste(daly, save, mean, save if restart is None else restart)
+    wasted = expected_waste(daly, save, mean, restart=save)
     if not math.isfinite(wasted):
         raise ConfigError(
             f"a save takes {save:g} s and a failure comes every {mean:g} s: nothing is ever finished; make saves "
@@ -47,7 +47,7 @@ def checkpoint_interval(save: float, mean: float, restart: float | None = None) 
 
 
 def young_seconds(save: float, mean: float) -> float:
-    """The interval that minimises `first_order_waste`."""
+    """The interval that loses least to saving, and to redoing half of one at each failure."""
     return math.sqrt(2 * save * mean)
 
 
@@ -57,11 +57,6 @@ def daly_seconds(save: float, mean: float) -> float:
         return mean
     ratio = save / (2 * mean)
     return math.sqrt(2 * save * mean) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save
-
-
-def first_order_waste(interval: float, save: float, mean: float) -> float:
-    """Fraction of the work lost to saving, and to redoing half an interval per failure."""
-    return save / interval + interval / (2 * mean)
 
 
 def expected_waste(interval: float, save: float, mean: float, restart: float) -> float:

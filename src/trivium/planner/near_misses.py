@@ -17,7 +17,7 @@ from trivium.plan.plan import Plan
 from trivium.plan.schedule import SCHEDULE_NAMES
 from trivium.planner.config import SearchSpace
 from trivium.planner.grid import MODE_NAMES, Candidates, Grid, Subject, columns_of
-from trivium.planner.laws import INTERLEAVED, LAWS, told
+from trivium.planner.laws import INTERLEAVED, LAWS, legal, told
 from trivium.planner.pricing import Ranking, Winner, price, rank, utilisation
 from trivium.planner.search import Found, legal_plans, memory_limit
 from trivium.units import format_bytes
@@ -108,7 +108,7 @@ def _batches(found: Found, space: SearchSpace, best: Winner) -> Iterator[NearMis
 
 def _opened(subject: Subject, grid: Grid) -> Grid:
     """Rows that the batch forbids, with the nearest batches that allow them."""
-    broken = grid.take(~np.logical_and.reduce([law.keeps(subject, grid) for law in LAWS]))
+    broken = grid.take(~legal(subject, grid))
     unit = broken["micro"] * broken["data"]
     unit = unit * np.where(broken["schedule"] == INTERLEAVED, broken["pipeline"], 1)
     below = subject.sequences // unit * unit

@@ -20,15 +20,14 @@ from trivium.cost.collectives import all_gather_seconds, all_reduce_seconds, sen
 from trivium.cost.constants import priors, shipped_constants
 from trivium.cost.hardware import HERE, Link, Machine, machine_named
 from trivium.cost.kernels import Device
-from trivium.cost.layer import MASKED
+from trivium.cost.layer import BACKWARD_ATTENTION, MASKED
 from trivium.cost.step_time import step_seconds
 from trivium.plan.plan import Plan
+from trivium.plan.precision import BYTES
 from trivium.planner.measured import Attention, Exchange, Measured, Product, SmallStep
 
 Array = NDArray[np.float64]
 
-BACKWARD_ATTENTION = 2.5 / 0.9  # FLOPs and their speed over the forward's, as in cost/layer.py
-WIDTHS = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 ROBUST = 0.1  # residuals, as logarithms of ratios, beyond which a measurement loses its pull
 CHANGE = 1e-6  # of the fit or of its constants, below which the search ends: the file keeps four digits
 # How firmly the start of the search is believed: one unit of cost per factor of e away from it, times this. The weight
@@ -150,7 +149,7 @@ def _misses(found: Sequence[Compared]) -> Array:
 def on_device(machine: Machine, measured: Measured) -> list[Compared]:
     """What the cost model says of everything that was measured on one device."""
     constants = shipped_constants().with_values(machine.constants)
-    devices = {dtype: Device(machine, constants, width) for dtype, width in WIDTHS.items()}
+    devices = {dtype: Device(machine, constants, width) for dtype, width in BYTES.items()}
     found = []
     for p in measured.products:
         if p.dtype in ("fp32", "bf16"):

@@ -64,5 +64,4 @@ def published_for(plan: Plan, machine: str) -> Published | None:
 
 def full_batch(plan: Plan) -> Plan:
     """The plan of a step after the ramp, which is what is priced and what published figures are of."""
-    # A new Batch, not a copy: a copy would carry the ramp's cached table along.
-    return plan.model_copy(update={"batch": Batch(sequences=plan.batch.sequences, micro=plan.batch.micro)})
+    return plan.model_copy(update={"batch": plan.batch.model_copy(update={"ramp": None})})

@@ -49,7 +49,7 @@ def nodes_that_fit(found: Found) -> int | None:
     low = -(-found.ranks // per_node)
 
     def fits(nodes: int) -> bool:
-        larger = machine.model_copy(update={"nodes": nodes})
+        larger = machine.with_nodes(nodes)
         return _fits(found, larger, nodes * per_node, found.space)
 
     high = next((low << n for n in range(1, DOUBLINGS) if fits(low << n)), None)

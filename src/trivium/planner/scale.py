@@ -18,7 +18,7 @@ from trivium.cost.hardware import Machine
 from trivium.cost.overlap import moved_by_kernels, moved_when_triggered
 from trivium.cost.prices import sublayers, triggered_seconds
 from trivium.cost.setting import setting
-from trivium.cost.stack import OURS, Stack, stack_named
+from trivium.cost.stack import OURS, stack_named
 from trivium.errors import ConfigError
 from trivium.plan.batch import Batch
 from trivium.plan.plan import Plan
@@ -174,10 +174,10 @@ def _curve(plan: Plan, machine: Machine, kind: Kind, largest: int) -> list[Point
         devices = replica * data
         nodes = -(-devices // machine.devices_per_node)
         enough = machine.with_nodes(max(machine.nodes, nodes))
-        price = _price(there, enough, stack_named(OURS))
+        price = estimate(there, enough, stack=stack_named(OURS))
         each = price.tokens_per_second / devices
         first = points[0].price.tokens_per_second / points[0].devices if points else each
-        triggered = _price(there, enough, triggers).seconds if plan.layout.tensor > 1 else None
+        triggered = estimate(there, enough, stack=triggers).seconds if plan.layout.tensor > 1 else None
         points.append(
             Point(
                 devices,
@@ -190,10 +190,6 @@ def _curve(plan: Plan, machine: Machine, kind: Kind, largest: int) -> list[Point
             )
         )
     return points
-
-
-def _price(plan: Plan, machine: Machine, stack: Stack) -> Estimate:
-    return estimate(plan, machine, stack=stack)
 
 
 def degrees(plan: Plan, kind: Kind, most: int) -> list[int]:

@@ -5,13 +5,13 @@ import math
 import torch
 
 from trivium.parallel.context import Context
+from trivium.parallel.dtypes import DTYPES
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.product import gradient_of_inputs, gradient_of_weight, product
 from trivium.parallel.sight import Sight
 from trivium.planner.measured import Attention, Product, Stream, Update
 from trivium.probe.timing import median_seconds
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64, "fp16": torch.float16}
 # Rows, columns and inner length: square ones, tall and skinny ones, and a ramp of inner lengths.
 SHAPES = (
     *((n, n, n) for n in (128, 256, 512, 1024)),

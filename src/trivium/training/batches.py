@@ -1,5 +1,6 @@
 """From rows of token ids to what a rank's stages take."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,8 @@ from trivium.parallel.randomness import DropoutKey
 from trivium.parallel.sight import Sight
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
+from trivium.tokens.loader import batch_arrays
+from trivium.tokens.samples import TokenDataset
 
 
 class Rows(NamedTuple):
@@ -20,6 +23,14 @@ class Rows(NamedTuple):
 
     tokens: np.ndarray
     targets: np.ndarray
+
+
+Read = Callable[[int, int], Rows]  # (first, count)
+
+
+def reader_of(data: TokenDataset) -> Read:
+    """Reads samples [first, first + count) of a split."""
+    return lambda first, count: Rows(*batch_arrays(data, first, count))
 
 
 def windows(ids: np.ndarray, model: ModelShape, first: int, count: int) -> Rows:

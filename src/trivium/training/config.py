@@ -4,10 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import Config
+from trivium.config import Config, NotNegative, Positive
 
-Count = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean; at 1 it would never learn
 Seconds = Annotated[float, Field(ge=0)]
@@ -39,8 +37,8 @@ class SpikesConfig(Config):
     policy: Literal["stop", "skip", "rewind"] = "stop"
     deviations: Annotated[float, Field(ge=0)] = 0.0  # above the median; 0: only what is not finite is a spike
     window: Annotated[int, Field(ge=4)] = 128  # steps whose loss and gradient norm are compared with
-    batches: Count = 1  # rewind: so many are left out, the last of them the one that spiked
-    limit: Count = 10  # spikes in a row, or rewinds of one step; then the run stops
+    batches: Positive = 1  # rewind: so many are left out, the last of them the one that spiked
+    limit: Positive = 10  # spikes in a row, or rewinds of one step; then the run stops
 
 
 class Examination(Config):
@@ -49,14 +47,14 @@ class Examination(Config):
     every: NotNegative = 0  # steps; the last step is then asked too; 0: never
     tasks: str = "mt-nlg"  # names by commas, as `trivium evaluate --tasks` takes them
     data: str | None = None  # folder of JSON lines, a folder a task; None: from the Hub
-    shots: Annotated[tuple[Annotated[int, Field(ge=0)] | Literal["few"], ...], Field(min_length=1)] = (0,)
-    limit: Count = 100  # questions of each task, chosen by the seed of the run
+    shots: Annotated[tuple[NotNegative | Literal["few"], ...], Field(min_length=1)] = (0,)
+    limit: Positive = 100  # questions of each task, chosen by the seed of the run
 
 
 class TrainingConfig(Config):
     """Learning rate and batch are functions of tokens, so they mean the same under any batch size."""
 
-    steps: Count = 200  # optimizer steps
+    steps: Positive = 200  # optimizer steps
     lr: Annotated[float, Field(gt=0)] = 3e-3  # peak learning rate
     lr_final_fraction: Fraction = 0.1  # of the peak, at the end of the decay
     warmup_tokens: NotNegative = 0  # linear from 0
@@ -66,20 +64,20 @@ class TrainingConfig(Config):
     beta1: Decay = 0.9
     beta2: Decay = 0.95
     epsilon: Annotated[float, Field(gt=0)] = 1e-8
-    checkpoint_every: Count = 50  # steps; the last step is always saved
-    keep_last: Count = 3  # checkpoints kept besides those that `keep_every` spares
+    checkpoint_every: Positive = 50  # steps; the last step is always saved
+    keep_last: Positive = 3  # checkpoints kept besides those that `keep_every` spares
     keep_every: NotNegative = 0  # steps; 0: none is spared
     milestones: Literal["none", "pythia"] = (
         "none"  # pythia: also save and keep 0, 1, 2, 4 … 512, every 1000th
     )
     save: Literal["background", "waiting"] = "background"  # does training go on while a copy is written
-    save_failures: Count = 3  # saves that may fail in a row before the run stops
+    save_failures: Positive = 3  # saves that may fail in a row before the run stops
     start_from: str | None = None  # a checkpoint that a new run begins with; None: weights drawn by the seed
     # weights: at step 0; state: after the checkpoint's steps, with its moments and place in the data
     start_with: Literal["weights", "state"] = "weights"
-    validate_every: Count = 50  # steps; the last step is always validated
+    validate_every: Positive = 50  # steps; the last step is always validated
     evaluation: Examination = Examination()
-    validation_samples: Count = 128  # sequences; fewer where the validation split has fewer, and then told
+    validation_samples: Positive = 128  # sequences; fewer where the validation split has fewer, and then told
     restarts: NotNegative = 2  # times a failed job is restarted from its last checkpoint
     supervision: Supervision = Supervision()
     spikes: SpikesConfig = SpikesConfig()

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from trivium.parallel.board import Board
 from trivium.parallel.launch import Place, RankFailed
@@ -30,6 +29,7 @@ from trivium.training.watchdog import (
     Patience,
     blame,
     hanging,
+    stat_of,
 )
 
 Tell = Callable[[RankFailed, Beat, str], None]  # with the host
@@ -232,10 +232,8 @@ def end_siblings(named: list[News]) -> None:
 
 def parent_of(pid: int) -> int | None:
     """The parent of a process; where the system does not say, nothing."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return None
+    stat = stat_of(pid)
+    return int(stat[1]) if stat else None
 
 
 def stack_of_main_thread() -> str:

@@ -1,9 +1,17 @@
-"""The learning rate as a function of tokens."""
+"""What the optimizer takes of a recipe: AdamW's constants, and the learning rate as a function of tokens."""
 
 import math
+from dataclasses import fields
 
+from trivium.parallel.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.training.config import TrainingConfig
+
+
+def adam_rule(config: TrainingConfig) -> AdamRule:
+    """AdamW's constants."""
+    names = (field.name for field in fields(AdamRule))
+    return AdamRule(**{name: getattr(config, name) for name in names})
 
 
 def learning_rate(config: TrainingConfig, tokens: int, last_tokens: int) -> float:

@@ -10,14 +10,13 @@ from trivium.checkpoint.load import Checkpoint, published
 from trivium.errors import CheckpointError, DataError
 from trivium.parallel.launch import ALONE
 from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule, Totals
+from trivium.parallel.zero import Totals
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
-from trivium.tokens.loader import batch_arrays
 from trivium.tokens.samples import TokenDataset
-from trivium.training.batches import Rows
+from trivium.training.batches import reader_of
 from trivium.training.metrics import EVENTS, read
-from trivium.training.rates import lr_of_step
+from trivium.training.rates import adam_rule, lr_of_step
 from trivium.training.record import Record, left_out_of
 from trivium.training.run import CHECKPOINTS
 from trivium.training.spikes import SpikeWatch
@@ -42,12 +41,7 @@ class Replay:
 
     def samples(self, step: int) -> Samples:
         """The batch of a step, counted from 0."""
-        wanted = self.record.plan.batch.at(step)
-
-        def rows(first: int, count: int) -> Rows:
-            return Rows(*batch_arrays(self.data, first, count))
-
-        return Samples(wanted.first_sample, wanted.sequences, rows)
+        return Samples(*self.record.plan.batch.at(step), reader_of(self.data))
 
     def advance(self, *, update: bool = True) -> StepResult:
         """Do the next step as the run did it; a spike changes nothing, and without `update` no step does."""
@@ -87,8 +81,7 @@ def _begun(record: Record, step: int, entries: tuple[dict[str, Any], ...], event
     given = record.training.start_from if checkpoint is None else None
     if given is not None and record.training.start_with == "state":
         checkpoint, given = Checkpoint.open(Path(given)), None
-    names = ("beta1", "beta2", "epsilon", "weight_decay", "clip")
-    rule = AdamRule(**{n: getattr(record.training, n) for n in names})
+    rule = adam_rule(record.training)
     mesh = Mesh.single(ALONE.device)
     trainer = Trainer(
         alone(record.plan), mesh, seed=record.seed, rule=rule, initial=checkpoint is None and given is None

@@ -17,22 +17,20 @@ from trivium.errors import DataError, Preempted, TriviumError
 from trivium.model.stage import Stage
 from trivium.parallel.launch import Place, connected
 from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 from trivium.provenance import write_json
-from trivium.tokens.loader import batch_arrays
 from trivium.tokens.manifest import read_tokens_manifest
 from trivium.tokens.samples import TokenDataset
-from trivium.training.batches import Rows
+from trivium.training.batches import reader_of
 from trivium.training.config import TrainingConfig
+from trivium.training.corruption import compare_replicas
 from trivium.training.describe import DEGREES, describe_rank, device_name
 from trivium.training.metrics import EVENTS, METRICS, TASKS, append, forget_after, warn
 from trivium.training.preemption import exit_at_once, listening
 from trivium.training.pulse import Duty, Post
-from trivium.training.rates import lr_of_step
+from trivium.training.rates import adam_rule, lr_of_step
 from trivium.training.record import Record, entries_of, left_out_of, write_entries, write_record
-from trivium.training.replicas import compare_replicas
 from trivium.training.rewind import drop_abandoned, entries_in, leave_out, refuse_other_order
 from trivium.training.same_work import refuse_fewer_steps, refuse_other_weights, refuse_other_work
 from trivium.training.saves import Saves
@@ -131,7 +129,7 @@ class _Loop:
         if given is not None:
             refuse_other_weights(given.directory, given.manifest, self.identity)
         initial = checkpoint is None and given is None
-        rule = _adam_rule(self.config)
+        rule = adam_rule(self.config)
         trainer = Trainer(self.plan, self.mesh, seed=self.job.seed, rule=rule, initial=initial)
         if checkpoint is not None:
             restore(trainer, checkpoint)
@@ -249,7 +247,7 @@ class _Loop:
     def _step(self, step: int, *, measure: bool) -> StepResult:
         samples = self.plan.batch.at(step)
         lr = self._lr(step)
-        read = self.worked.reading(self._reader(self.train))
+        read = self.worked.reading(reader_of(self.train))
         batch = Samples(samples.first_sample, samples.sequences, read)
         self.spikes.cause = ""  # it is not asked about a step that overflows fp16
         accepts = self.spikes.accepts
@@ -259,7 +257,7 @@ class _Loop:
         return lr_of_step(self.config, self.plan, step)
 
     def _validate(self, step: int) -> None:
-        samples = Samples(0, self.validation_samples, self._reader(self.validation))
+        samples = Samples(0, self.validation_samples, reader_of(self.validation))
         self.validation_loss = loss = self.trainer.validate(samples)
         if self._speaks:
             told = {"validation_loss": loss} if math.isfinite(loss) else {}
@@ -296,9 +294,6 @@ class _Loop:
             "spikes": self.spikes.state,
             "left_out": self.entries,
         }
-
-    def _reader(self, data: TokenDataset) -> Any:
-        return lambda first, count: Rows(*batch_arrays(data, first, count))
 
     def _tokens(self, step: int) -> int:
         return self.plan.tokens(self.plan.batch.at(step + 1).first_sample)
@@ -390,8 +385,3 @@ def validation_samples(job: TrainingJob, validation: TokenDataset) -> int:
             f"lower plan.batch.micro"
         )
     return min(job.training.validation_samples, there // unit * unit)
-
-
-def _adam_rule(config: TrainingConfig) -> AdamRule:
-    names = ("beta1", "beta2", "epsilon", "weight_decay", "clip")
-    return AdamRule(**{n: getattr(config, n) for n in names})

@@ -5,22 +5,20 @@ Taken by the clock of the processor: what an accelerator does meanwhile shows on
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from trivium.checkpoint.agree import sums
 from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import Layout
 from trivium.plan.schedule import Action
-from trivium.training.batches import Rows
+from trivium.training.batches import Read, Rows
 from trivium.training.trainer import StepResult
 
 # reading: the rows of the batch. stages: forward and backward. update: gradients' last sums, and the optimizer.
 PHASES = ("reading", "stages", "update")
 # Of all that a rank worked, a difference below this share is not worth telling.
 LEAST_SHARE = 0.1
-
-Read = Callable[[int, int], Rows]
 
 
 class SlowRank(NamedTuple):

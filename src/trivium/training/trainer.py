@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from trivium.model.inputs import Inputs
-from trivium.model.stage import DTYPES, Stage, build_stages
+from trivium.model.stage import Stage, build_stages
 from trivium.parallel.buckets import Bucket, Dtypes, GradientWatch, make_buckets
 from trivium.parallel.clock import Clock, finished
 from trivium.parallel.collectives import all_reduce_, sum_over_ranks_
+from trivium.parallel.dtypes import DTYPES
 from trivium.parallel.gathered import User, gather_around
 from trivium.parallel.measure import SavedBytes
 from trivium.parallel.mesh import Mesh
@@ -27,7 +28,7 @@ from trivium.plan.plan import Plan
 from trivium.plan.schedule import Op, Schedule, forward
 from trivium.plan.transfers import Program, with_transfers
 from trivium.tokens.digest import NO_ROWS, Digest, digest
-from trivium.training.batches import Rows, inputs_of, windows
+from trivium.training.batches import Read, Rows, inputs_of, windows
 from trivium.training.loss_scale import LossScale
 
 
@@ -52,7 +53,7 @@ class Samples:
 
     first: int
     sequences: int
-    read: Callable[[int, int], Rows]  # (first, count)
+    read: Read
 
     @classmethod
     def of_ids(cls, ids: np.ndarray, plan: Plan, step: int) -> "Samples":

@@ -158,8 +158,13 @@ def waits(stack: str) -> bool:
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped by a signal or a debugger; where the system does not say, it is not."""
+    return stat_of(pid)[:1] in (["T"], ["t"])
+
+
+def stat_of(pid: int) -> list[str]:
+    """What proc(5) says of a process after its name: its state, its parent, …; nothing where it is gone, or the system
+    does not say."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
-    return state in ("T", "t")
+        return []

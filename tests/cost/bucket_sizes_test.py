@@ -3,7 +3,7 @@ import math
 import pytest
 
 from cost.plans import mt_nlg, small
-from trivium.cost.buffers import buffer_elements
+from trivium.cost.bucket_sizes import bucket_sizes
 from trivium.cost.case import case_of
 from trivium.cost.rank_parameters import layer_parameters
 from trivium.plan.buckets import BUCKET_ELEMENTS, SLICE_UNIT, bucket_table
@@ -33,36 +33,36 @@ def table_elements(plan, pipeline):
 
 
 @pytest.mark.parametrize("over", LAYOUTS)
-def test_buffers_hold_the_table_of_parameters_and_less_padding_than_a_unit_for_each_data_rank(over):
+def test_buckets_hold_the_table_of_parameters_and_less_padding_than_a_unit_for_each_data_rank(over):
     plan = small(**over)
     for pipeline in range(plan.layout.pipeline):
-        buffers, exact = buffer_elements(plan, pipeline), table_elements(plan, pipeline)
+        sizes, exact = bucket_sizes(plan, pipeline), table_elements(plan, pipeline)
         unit = plan.layout.data * SLICE_UNIT if plan.layout.data > 1 else 1
-        assert all(size % unit == 0 for size in buffers)
-        assert exact <= sum(buffers) <= exact + len(buffers) * (unit - 1)
+        assert all(size % unit == 0 for size in sizes)
+        assert exact <= sum(sizes) <= exact + len(sizes) * (unit - 1)
 
 
 @pytest.mark.parametrize("over", LAYOUTS)
-def test_buffers_are_those_of_the_runtimes_table(over):
+def test_buckets_are_those_of_the_runtimes_table(over):
     plan = small(**over)
     for pipeline in range(plan.layout.pipeline):
         table = tuple(row.padded for row in bucket_table(plan, pipeline))
-        assert sorted(buffer_elements(plan, pipeline)) == sorted(table)
+        assert sorted(bucket_sizes(plan, pipeline)) == sorted(table)
 
 
 def test_without_data_ranks_nothing_is_padded():
     plan = small(layout={"data": 1})
-    assert [sum(buffer_elements(plan, p)) for p in (0, 1)] == [table_elements(plan, p) for p in (0, 1)]
+    assert [sum(bucket_sizes(plan, p)) for p in (0, 1)] == [table_elements(plan, p) for p in (0, 1)]
 
 
-def test_parameters_treated_differently_never_share_a_buffer():
+def test_parameters_treated_differently_never_share_a_bucket():
     """Tied to the other end of the pipeline or not; and under sequence parallelism summed over tensor."""
-    assert len(buffer_elements(small(layout={"pipeline": 1}), 0)) == 2
-    assert len(buffer_elements(small(), 0)) == 2
-    assert len(buffer_elements(small(sequence_parallel=True), 0)) == 3
+    assert len(bucket_sizes(small(layout={"pipeline": 1}), 0)) == 2
+    assert len(bucket_sizes(small(), 0)) == 2
+    assert len(bucket_sizes(small(sequence_parallel=True), 0)) == 3
 
 
-def test_a_large_model_has_many_buffers_and_only_the_last_of_a_kind_may_be_small():
-    buffers = buffer_elements(mt_nlg(), 1)
-    assert sum(size < BUCKET_ELEMENTS for size in buffers) <= 2
-    assert sum(buffers) == pytest.approx(3 * layer_parameters(case_of(mt_nlg())), abs=len(buffers) * 8)
+def test_a_large_model_has_many_buckets_and_only_the_last_of_a_kind_may_be_small():
+    sizes = bucket_sizes(mt_nlg(), 1)
+    assert sum(size < BUCKET_ELEMENTS for size in sizes) <= 2
+    assert sum(sizes) == pytest.approx(3 * layer_parameters(case_of(mt_nlg())), abs=len(sizes) * 8)

@@ -1,6 +1,6 @@
-"""The flat buffers of a rank: how many elements each holds, padding included.
+"""How many elements each bucket of a rank holds, padding included.
 
-The sizes of plan.buckets' table, from one layer's shapes instead of every layer's, so that a search over thousands
+As plan.buckets' table says, from one layer's shapes instead of every layer's, so that a search over thousands
 of layouts is fast; a test holds the two equal.
 """
 
@@ -17,7 +17,7 @@ from trivium.plan.plan import Plan
 
 
 class Shard(NamedTuple):
-    """One parameter as a tensor rank holds it: its elements, and what decides its buffer."""
+    """One parameter as a tensor rank holds it: its elements, and what decides its bucket."""
 
     elements: int
     per_position: bool
@@ -32,13 +32,13 @@ class Held(NamedTuple):
     last: bool
 
 
-def buffer_elements(plan: Plan, pipeline: int) -> tuple[int, ...]:
-    """Elements of each buffer of a pipeline rank; the same on all its tensor and data ranks."""
+def bucket_sizes(plan: Plan, pipeline: int) -> tuple[int, ...]:
+    """Elements of each bucket of a pipeline rank; the same on all its tensor and data ranks."""
     if plan.zero >= 3:
         return tuple(row.padded for row in bucket_table(plan, pipeline))
     ends, layers = plan.layout.stages - 1, layers_by_stage(plan)
     held = tuple(Held(len(layers[s]), s == 0, s == ends) for s in plan.stages_of(pipeline))
-    return _buffers(plan.model, plan.layout, held, sequence_parallel=plan.sequence_parallel)
+    return _sizes(plan.model, plan.layout, held, sequence_parallel=plan.sequence_parallel)
 
 
 @lru_cache(maxsize=4096)
@@ -52,7 +52,7 @@ def stage_shards(model: ModelShape, tensor: int, held: Held) -> tuple[Shard, ...
 
 
 @lru_cache(maxsize=4096)
-def _buffers(
+def _sizes(
     model: ModelShape, layout: Layout, stages: tuple[Held, ...], *, sequence_parallel: bool
 ) -> tuple[int, ...]:
     kinds: dict[tuple[bool, bool], list[int]] = {}

@@ -14,9 +14,9 @@ from trivium.parallel.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.training import run as loop
 from trivium.training.batches import Rows
+from trivium.training.corruption import ReplicasDiffer, checksum, compare_replicas, odd_ones, replicated
 from trivium.training.job import start
 from trivium.training.metrics import EVENTS, read
-from trivium.training.replicas import ReplicasDiffer, checksum, compare_replicas, odd_ones, replicated
 from trivium.training.run import CHECKPOINTS
 from trivium.training.trainer import Samples, Trainer
 
