@@ -33,6 +33,26 @@ def test_an_output_appears_whole_and_stamped(tmp_path: Path):
     assert list(tmp_path.iterdir()) == [out]
 
 
+def test_an_output_is_on_the_disk_before_it_has_its_name_and_the_name_after_that(tmp_path: Path, monkeypatch):
+    """Else a host that loses power may keep the stamp, and lose what it stands for."""
+    out, synced, fsync = tmp_path / "curated", [], os.fsync
+
+    def seen(descriptor: int) -> None:
+        synced.append((os.fstat(descriptor).st_ino, out.exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    (tmp_path / "elsewhere").write_text("1")
+    with publishing(out, **WHAT) as partial:
+        (partial / "documents").mkdir()
+        (partial / "documents" / "x").write_text("1")
+        (partial / "link").symlink_to(tmp_path / "elsewhere")
+    before = {number for number, named in synced if not named}
+    assert {out.stat().st_ino, *(p.stat().st_ino for p in out.rglob("*") if p.name != "link")} <= before
+    assert (tmp_path / "elsewhere").stat().st_ino not in before
+    assert [number for number, named in synced if named] == [tmp_path.stat().st_ino]
+
+
 @pytest.mark.parametrize("stop", [ValueError, KeyboardInterrupt])
 def test_an_interrupted_stage_leaves_the_previous_output_and_nothing_else(tmp_path: Path, stop: type):
     out = tmp_path / "curated"

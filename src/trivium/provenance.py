@@ -95,13 +95,22 @@ def read_stamp(directory: Path) -> dict[str, Any] | None:
     return stamp if isinstance(stamp, dict) else None
 
 
+def sync_tree(directory: Path) -> None:
+    """Wait until all files below a directory, and their names, are on the disk; what links lead to is not ours."""
+    for folder, _, names in os.walk(directory):
+        for path in (Path(folder, name) for name in names):
+            if not path.is_symlink():
+                sync_directory(path)  # a file is waited for in the same way
+        sync_directory(Path(folder))
+
+
 @contextmanager
 def publishing(
     directory: Path, *, verb: str, config: Mapping[str, Any], inputs: Mapping[str, str]
 ) -> Iterator[Path]:
-    """Write a stage's output under a temporary name; it takes its own name, stamped, only when complete.
+    """Write a stage's output under a temporary name; it takes its own name, stamped, only when complete and durable.
 
-    An interrupted stage leaves the previous output as it was.
+    An interrupted stage, or a host that loses power, leaves the previous output as it was.
     """
     partial = directory.with_name(f".{directory.name}.partial")
     old = directory.with_name(f".{directory.name}.old")
@@ -112,6 +121,7 @@ def publishing(
     try:
         yield partial
         write_json(partial / STAMP, describe(verb=verb, config=config, inputs=inputs))
+        sync_tree(partial)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -119,6 +129,7 @@ def publishing(
     if directory.exists():
         directory.rename(old)
     partial.rename(directory)
+    sync_directory(directory.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trivium.checkpoint.durable import write_text
+
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 TASKS = "tasks.jsonl"  # what published tasks said of the model while it trained
@@ -64,7 +66,7 @@ def forget_after(path: Path, step: int) -> None:
         return
     kept = [r for r in read(path) if _has_step(r) and r["step"] <= step]
     partial = path.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(r) + "\n" for r in kept), encoding="utf-8")
+    write_text(partial, "".join(json.dumps(r) + "\n" for r in kept))  # on the disk before it has the name
     partial.replace(path)
 
 
