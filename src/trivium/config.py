@@ -56,7 +56,7 @@ def parse_assignments(assignments: Iterable[str]) -> Tree:
         if field in node:
             raise ConfigError(f"--set gives '{path}' twice ({node[field]} and {text}); give it once")
         try:
-            node[field] = yaml.safe_load(text)
+            node[field] = read_yaml(text)
         except yaml.YAMLError:
             raise ConfigError(f"--set '{assignment}': '{text}' is not a YAML value; quote it") from None
     return tree
@@ -140,13 +140,36 @@ def _preset_text(name_or_path: str) -> str:
     raise ConfigError(f"there is no preset '{name_or_path}'; {nearest(name_or_path, preset_names())}")
 
 
+class _PlainLoader(yaml.SafeLoader):
+    """Without aliases: a few lines of them stand for gigabytes, or for what they lie in."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """As of SafeLoader."""
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias (*name); write out what that stands for")
+        return super().compose_node(parent, index)
+
+
+def read_yaml(text: str) -> Any:
+    """What a YAML text of plain data, without aliases, holds. Raises yaml.YAMLError for any other."""
+    loader = _PlainLoader(text)
+    try:
+        return loader.get_single_data()
+    except yaml.YAMLError:
+        raise
+    except Exception as error:  # as its conversions raise it: of the 45th of May, of `!!bool maybe`
+        raise yaml.YAMLError(f"{type(error).__name__}: {error}") from None
+    finally:
+        loader.dispose()
+
+
 def mapping_of_yaml(
     text: str, where: str, law: str, wrong: type[TriviumError] = ConfigError, *, may_be_empty: bool = False
 ) -> Tree:
     """What a YAML text holds. Raises `wrong`, which names the text by `where` and says its law, where that is no
     mapping."""
     try:
-        tree = yaml.safe_load(text)
+        tree = read_yaml(text)
     except yaml.YAMLError as error:
         raise wrong(f"{where} is not YAML: {' '.join(str(error).split())}") from None
     if tree is None and may_be_empty:
