@@ -17,13 +17,15 @@ TASKS = "tasks.jsonl"  # what published tasks said of the model while it trained
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
-    """Add one line; a line is written whole or, if the process dies, ignored by `read`.
+    """Add one line; a line is written whole or, if the process dies, ignored by `read` and ended by the next one.
 
     A disk that takes no more costs the line, which is told, and not the run.
     """
     try:
-        with open(path, "ab", buffering=0) as file:
+        with open(path, "a+b", buffering=0) as file:
             before, line = os.fstat(file.fileno()).st_size, json.dumps(record).encode() + b"\n"
+            if before and os.pread(file.fileno(), 1, before - 1) != b"\n":
+                line = b"\n" + line
             try:
                 if file.write(line) != len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
