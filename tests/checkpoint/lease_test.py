@@ -136,7 +136,7 @@ def test_a_job_that_died_on_another_host_is_waited_for_and_its_directory_taken_o
     begin = time.monotonic()
     with holding(tmp_path, said.append):
         assert "taken over" in said[-1]
-        assert 0.2 <= time.monotonic() - begin < 0.4, "what is stale already is looked at for a moment"
+        assert 0.2 <= time.monotonic() - begin < 2, "what is stale already is looked at for a moment"
     lease_left(tmp_path, time.time() + 3600)
     leave_after(0.1, tmp_path, "")
     begin = time.monotonic()
