@@ -1,5 +1,6 @@
 """Laws of provenance: an output appears whole or not at all, and says what it was made of."""
 
+import errno
 import hashlib
 import json
 import os
@@ -8,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from trivium import provenance
+from trivium.errors import MachineError
 from trivium.provenance import (
+    LOCK,
     STAMP,
     describe,
     file_sha256,
@@ -71,6 +75,28 @@ def test_what_a_killed_stage_left_is_cleared_away(tmp_path: Path):
     with publishing(tmp_path / "curated", **WHAT):
         pass
     assert [p.name for p in (tmp_path / "curated").iterdir()] == [STAMP]
+
+
+def test_two_processes_do_not_make_one_output_of_halves(tmp_path: Path):
+    out = tmp_path / "tokens"
+    with publishing(out, **WHAT) as first:
+        (first / "x").write_text("1")
+        with pytest.raises(MachineError, match="another process"), publishing(out, **WHAT):
+            pass
+        assert (first / "x").read_text() == "1"
+    assert sorted(p.name for p in out.iterdir()) == [STAMP, "x"]
+    with publishing(out, **WHAT) as again:
+        assert [p.name for p in again.iterdir()] == [LOCK]
+
+
+def test_where_a_file_system_has_no_locks_an_output_is_written_all_the_same(tmp_path: Path, monkeypatch):
+    def without_locks(*_) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(provenance.fcntl, "flock", without_locks)
+    with publishing(tmp_path / "tokens", **WHAT):
+        pass
+    assert stamp_hash(tmp_path / "tokens")
 
 
 def test_a_crash_between_the_renames_loses_no_output(tmp_path: Path):

@@ -5,7 +5,6 @@ systems do not share locks between hosts, or have none; there the lease decides,
 holder lives.
 """
 
-import errno
 import fcntl
 import json
 import math
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trivium.errors import MachineError
+from trivium.provenance import WITHOUT_LOCKS
 from trivium.units import format_seconds
 
 LEASE = "lease.json"
@@ -26,11 +26,6 @@ RENEW_SECONDS = 10.0
 STALE_SECONDS = 120.0  # a lease that nobody renewed for so long is nobody's
 _LEAST_SECONDS = 2.5 * RENEW_SECONDS  # that another host's is looked at, however old: clocks of hosts differ
 _LOOK_SECONDS = 1.0  # between two looks at another host's
-WITHOUT_LOCKS = (
-    errno.ENOSYS,
-    errno.EOPNOTSUPP,
-    errno.ENOLCK,
-)  # Lustre mounted without flock, NFS without lockd
 
 
 class Holder(NamedTuple):
