@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import stat
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,33 @@ def test_json_is_replaced_in_one_step(tmp_path: Path):
     write_json(tmp_path / "x.json", {"b": 2})
     assert json.loads((tmp_path / "x.json").read_text()) == {"b": 2}
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_two_processes_may_write_the_same_json_at_once(tmp_path: Path, monkeypatch):
+    path, fsync = tmp_path / "seconds.json", os.fsync
+
+    def let_another_write_meanwhile(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        other = get_context("fork").Process(target=write_json, args=(path, {"other": 1}))
+        other.start()
+        other.join()
+        assert other.exitcode == 0 and json.loads(path.read_text()) == {"other": 1}
+
+    monkeypatch.setattr(os, "fsync", let_another_write_meanwhile)
+    write_json(path, {"this": 1})
+    assert json.loads(path.read_text()) == {"this": 1}
+
+
+def test_json_for_which_there_was_no_room_leaves_nothing(tmp_path: Path, monkeypatch):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_json(tmp_path / "x.json", {"a": 1})
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_json(tmp_path / "x.json", {"a": 2})
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": 1}
 
 
 def test_the_hash_of_a_file_is_sha256(tmp_path: Path):

@@ -50,12 +50,17 @@ def fingerprint(value: Any) -> str:
 def write_json(path: Path, value: Any) -> None:
     """Write plain data as readable JSON, replacing the file in one step and durably."""
     text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, default=str)
-    partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(f"{text}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    partial = path.with_name(
+        f".{path.name}.{os.getpid()}.partial"
+    )  # stations side by side write the same files
+    try:
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)  # what a full disk took of it
     sync_directory(path.parent)
 
 
