@@ -81,6 +81,31 @@ def test_an_override_that_cannot_be_read_is_refused_with_its_text(texts: list[st
         parse_assignments(texts)
 
 
+BOMB = "\n".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in itertools.pairwise("abcdefghijkl"))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (f"a: &a [lol]\n{BOMB}\nlr: *l", "alias"),  # of 250 GB, written out
+        ("lr: &x [*x]", "alias"),
+        ("[" * 2_000 + "]" * 2_000, "RecursionError"),
+        ("lr: 2024-13-45", "month must be in 1..12"),
+        ("lr: !!bool maybe", "KeyError"),
+        ("lr: !!timestamp soon", "AttributeError"),
+        ("lr: !!python/object/apply:os.getpid []", "could not determine a constructor"),
+    ],
+)
+def test_yaml_that_is_not_plain_data_is_refused_at_once(text: str, says: str):
+    with pytest.raises(DataError, match=says):
+        mapping_of_yaml(text, "x.yaml", "law", DataError)
+
+
+def test_an_override_that_no_calendar_knows_is_refused_with_its_text():
+    with pytest.raises(ConfigError, match="'2024-13-45' is not a YAML value"):
+        parse_assignments(["training.lr=2024-13-45"])
+
+
 def test_an_unknown_key_names_the_nearest_one():
     assert fails({"sed": 1}) == "sed: there is no such key; did you mean 'seed'?"
     assert "did you mean 'sequences'?" in fails({"batch": {"sequence": 1}})

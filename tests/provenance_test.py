@@ -1,14 +1,19 @@
 """Laws of provenance: an output appears whole or not at all, and says what it was made of."""
 
+import errno
 import hashlib
 import json
 import os
 import stat
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
+from trivium import provenance
+from trivium.errors import MachineError
 from trivium.provenance import (
+    LOCK,
     STAMP,
     describe,
     file_sha256,
@@ -33,6 +38,26 @@ def test_an_output_appears_whole_and_stamped(tmp_path: Path):
     assert list(tmp_path.iterdir()) == [out]
 
 
+def test_an_output_is_on_the_disk_before_it_has_its_name_and_the_name_after_that(tmp_path: Path, monkeypatch):
+    """Else a host that loses power may keep the stamp, and lose what it stands for."""
+    out, synced, fsync = tmp_path / "curated", [], os.fsync
+
+    def seen(descriptor: int) -> None:
+        synced.append((os.fstat(descriptor).st_ino, out.exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    (tmp_path / "elsewhere").write_text("1")
+    with publishing(out, **WHAT) as partial:
+        (partial / "documents").mkdir()
+        (partial / "documents" / "x").write_text("1")
+        (partial / "link").symlink_to(tmp_path / "elsewhere")
+    before = {number for number, named in synced if not named}
+    assert {out.stat().st_ino, *(p.stat().st_ino for p in out.rglob("*") if p.name != "link")} <= before
+    assert (tmp_path / "elsewhere").stat().st_ino not in before
+    assert [number for number, named in synced if named] == [tmp_path.stat().st_ino]
+
+
 @pytest.mark.parametrize("stop", [ValueError, KeyboardInterrupt])
 def test_an_interrupted_stage_leaves_the_previous_output_and_nothing_else(tmp_path: Path, stop: type):
     out = tmp_path / "curated"
@@ -51,6 +76,28 @@ def test_what_a_killed_stage_left_is_cleared_away(tmp_path: Path):
     with publishing(tmp_path / "curated", **WHAT):
         pass
     assert [p.name for p in (tmp_path / "curated").iterdir()] == [STAMP]
+
+
+def test_two_processes_do_not_make_one_output_of_halves(tmp_path: Path):
+    out = tmp_path / "tokens"
+    with publishing(out, **WHAT) as first:
+        (first / "x").write_text("1")
+        with pytest.raises(MachineError, match="another process"), publishing(out, **WHAT):
+            pass
+        assert (first / "x").read_text() == "1"
+    assert sorted(p.name for p in out.iterdir()) == [STAMP, "x"]
+    with publishing(out, **WHAT) as again:
+        assert [p.name for p in again.iterdir()] == [LOCK]
+
+
+def test_where_a_file_system_has_no_locks_an_output_is_written_all_the_same(tmp_path: Path, monkeypatch):
+    def without_locks(*_) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(provenance.fcntl, "flock", without_locks)
+    with publishing(tmp_path / "tokens", **WHAT):
+        pass
+    assert stamp_hash(tmp_path / "tokens")
 
 
 def test_a_crash_between_the_renames_loses_no_output(tmp_path: Path):
@@ -104,6 +151,33 @@ def test_json_is_replaced_in_one_step(tmp_path: Path):
     write_json(tmp_path / "x.json", {"b": 2})
     assert json.loads((tmp_path / "x.json").read_text()) == {"b": 2}
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_two_processes_may_write_the_same_json_at_once(tmp_path: Path, monkeypatch):
+    path, fsync = tmp_path / "seconds.json", os.fsync
+
+    def let_another_write_meanwhile(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        other = get_context("fork").Process(target=write_json, args=(path, {"other": 1}))
+        other.start()
+        other.join()
+        assert other.exitcode == 0 and json.loads(path.read_text()) == {"other": 1}
+
+    monkeypatch.setattr(os, "fsync", let_another_write_meanwhile)
+    write_json(path, {"this": 1})
+    assert json.loads(path.read_text()) == {"this": 1}
+
+
+def test_json_for_which_there_was_no_room_leaves_nothing(tmp_path: Path, monkeypatch):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_json(tmp_path / "x.json", {"a": 1})
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_json(tmp_path / "x.json", {"a": 2})
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": 1}
 
 
 def test_the_hash_of_a_file_is_sha256(tmp_path: Path):

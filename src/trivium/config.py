@@ -59,7 +59,7 @@ def parse_assignments(assignments: Iterable[str]) -> Tree:
         if field in node:
             raise ConfigError(f"--set gives '{path}' twice ({node[field]} and {text}); give it once")
         try:
-            node[field] = yaml.safe_load(text)
+            node[field] = read_yaml(text)
         except yaml.YAMLError:
             raise ConfigError(f"--set '{assignment}': '{text}' is not a YAML value; quote it") from None
     return tree
@@ -76,6 +76,15 @@ def build(model: type[ModelT], tree: Mapping[str, Any]) -> ModelT:
 def to_tree(config: Config) -> Tree:
     """The config as plain data, as it is stored with every output."""
     return config.model_dump(mode="json")
+
+
+def completed(model: type[Config], tree: Mapping[str, Any]) -> Tree:
+    """A config as an older version stored it, with the fields that came since: their defaults, which by law mean what
+    was done before they came. Left as it is where this version has no place for it."""
+    try:
+        return to_tree(build(model, tree))
+    except ConfigError:
+        return dict(tree)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -140,13 +149,36 @@ def _preset_text(name_or_path: str) -> str:
     raise ConfigError(f"there is no preset '{name_or_path}'; {nearest(name_or_path, preset_names())}")
 
 
+class _PlainLoader(yaml.SafeLoader):
+    """Without aliases: a few lines of them stand for gigabytes, or for what they lie in."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """As of SafeLoader."""
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias (*name); write out what that stands for")
+        return super().compose_node(parent, index)
+
+
+def read_yaml(text: str) -> Any:
+    """What a YAML text of plain data, without aliases, holds. Raises yaml.YAMLError for any other."""
+    loader = _PlainLoader(text)
+    try:
+        return loader.get_single_data()
+    except yaml.YAMLError:
+        raise
+    except Exception as error:  # as its conversions raise it: of the 45th of May, of `!!bool maybe`
+        raise yaml.YAMLError(f"{type(error).__name__}: {error}") from None
+    finally:
+        loader.dispose()
+
+
 def mapping_of_yaml(
     text: str, where: str, law: str, wrong: type[TriviumError] = ConfigError, *, may_be_empty: bool = False
 ) -> Tree:
     """What a YAML text holds. Raises `wrong`, which names the text by `where` and says its law, where that is no
     mapping."""
     try:
-        tree = yaml.safe_load(text)
+        tree = read_yaml(text)
     except yaml.YAMLError as error:
         raise wrong(f"{where} is not YAML: {' '.join(str(error).split())}") from None
     if tree is None and may_be_empty:

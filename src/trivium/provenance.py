@@ -1,5 +1,7 @@
 """What was done, with which code, config and inputs: written next to every output; makes stages idempotent."""
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -14,8 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from trivium import __version__
+from trivium.errors import MachineError
 
 STAMP = "provenance.json"
+LOCK = ".lock"  # in an output that is being written
+WITHOUT_LOCKS = (
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+    errno.ENOLCK,
+)  # Lustre mounted without flock, NFS without lockd
 _BLOCK_BYTES = 1 << 20
 
 
@@ -41,12 +50,17 @@ def fingerprint(value: Any) -> str:
 def write_json(path: Path, value: Any) -> None:
     """Write plain data as readable JSON, replacing the file in one step and durably."""
     text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, default=str)
-    partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(f"{text}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    partial = path.with_name(
+        f".{path.name}.{os.getpid()}.partial"
+    )  # stations side by side write the same files
+    try:
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)  # what a full disk took of it
     sync_directory(path.parent)
 
 
@@ -95,31 +109,76 @@ def read_stamp(directory: Path) -> dict[str, Any] | None:
     return stamp if isinstance(stamp, dict) else None
 
 
+def sync_tree(directory: Path) -> None:
+    """Wait until all files below a directory, and their names, are on the disk; what links lead to is not ours."""
+    for folder, _, names in os.walk(directory):
+        for path in (Path(folder, name) for name in names):
+            if not path.is_symlink():
+                sync_directory(path)  # a file is waited for in the same way
+        sync_directory(Path(folder))
+
+
 @contextmanager
 def publishing(
     directory: Path, *, verb: str, config: Mapping[str, Any], inputs: Mapping[str, str]
 ) -> Iterator[Path]:
-    """Write a stage's output under a temporary name; it takes its own name, stamped, only when complete.
+    """Write a stage's output under a temporary name; it takes its own name, stamped, only when complete and durable.
 
-    An interrupted stage leaves the previous output as it was.
+    An interrupted stage, or a host that loses power, leaves the previous output as it was. MachineError where another
+    process is writing it: two would make one output of halves.
     """
     partial = directory.with_name(f".{directory.name}.partial")
     old = directory.with_name(f".{directory.name}.old")
-    if old.exists() and not directory.exists():
-        old.rename(directory)  # a crash came between the two renames below
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    with _alone_in(partial):
+        if old.exists() and not directory.exists():
+            old.rename(directory)  # a crash came between the two renames below
+        try:
+            yield partial
+            write_json(partial / STAMP, describe(verb=verb, config=config, inputs=inputs))
+            sync_tree(partial)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+        if directory.exists():
+            directory.rename(old)
+        partial.rename(directory)
+        (directory / LOCK).unlink()  # only now: nobody else may take the temporary name before it is gone
+        sync_directory(directory.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _alone_in(partial: Path) -> Iterator[None]:
+    """Inside, this process and those it forks alone write a folder, which is empty at first; the kernel takes the lock
+    back from the dead."""
+    partial.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(partial / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        yield partial
-        write_json(partial / STAMP, describe(verb=verb, config=config, inputs=inputs))
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-    if directory.exists():
-        directory.rename(old)
-    partial.rename(directory)
-    shutil.rmtree(old, ignore_errors=True)
+        if not _locks(descriptor) or not os.path.samestat(os.fstat(descriptor), (partial / LOCK).stat()):
+            raise MachineError(
+                f"{partial} is being written by another process; wait until it ends, or choose another --out"
+            )
+        for path in partial.iterdir():  # what a crash left
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != LOCK:
+                path.unlink()
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _locks(descriptor: int) -> bool:
+    """Whether no other process has the lock of an open file; where the file system has none, nobody has."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+    return True
 
 
 def code_commit() -> str:

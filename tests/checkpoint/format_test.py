@@ -1,17 +1,21 @@
 """Boxes, and the protocol of writing and reading checkpoints, without ranks."""
 
 import json
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from trivium.checkpoint.format import (
     boxes_of_range,
+    covers,
     manifest_hash,
     manifest_text,
     read_manifest,
@@ -42,6 +46,25 @@ def test_boxes_of_a_range_hold_exactly_its_elements_in_order(
     assert [f for f, _ in boxes] == [int(x[0]) for x in found]
     assert np.concatenate([*found, np.empty(0, int)]).tolist() == list(range(start, stop))
     assert len(boxes) <= 2 * len(shape) - 1
+
+
+@settings(deadline=None)  # machines are busy
+@given(data=st.data())
+def test_boxes_cover_an_array_when_each_element_is_in_exactly_one(data: st.DataObject) -> None:
+    shape = data.draw(st.lists(st.integers(1, 3), max_size=3).map(tuple))
+    size = int(np.prod(shape))
+    cuts = sorted({0, size, *data.draw(st.lists(st.integers(0, size), max_size=3))})
+    boxes = [b.box for pair in pairwise(cuts) for b in boxes_of_range(*pair, shape)]
+    numbers = st.tuples(*(st.integers(0, n) for n in shape))
+    boxes += [Box(*data.draw(st.tuples(numbers, numbers))) for _ in range(data.draw(st.integers(0, 2)))]
+    del boxes[data.draw(st.integers(0, len(boxes))) :]
+    marks = np.zeros(tuple(2 * n for n in shape), int)
+    for box in boxes:
+        marks[box.within(Box((0,) * len(shape), shape))] += 1
+    inside = marks[tuple(slice(n) for n in shape)]
+    exactly_once = bool((inside == 1).all()) and marks.sum() == size
+    assume(all(box.elements for box in boxes) or not exactly_once)  # an empty box outside harms nobody
+    assert covers(shape, data.draw(st.permutations(boxes))) == exactly_once
 
 
 @settings(deadline=None)  # machines are busy
@@ -116,6 +139,60 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path, file: str) -> None:
             Checkpoint.open(path.parent).verify()
     path.write_bytes(original)
     Checkpoint.open(path.parent).verify()
+
+
+def forge(path: Path, manifest: dict[str, Any]) -> None:
+    """Write a manifest as who knows the format could: its own hash is right."""
+    plain = {k: v for k, v in manifest.items() if k != "sha256"}
+    path.write_text(manifest_text({**plain, "sha256": manifest_hash(plain)}))
+
+
+def forged(value: Any) -> Iterator[Any]:
+    """A value with each of its parts replaced in turn by what should not be there, or left out."""
+    yield from (None, True, -1, 10**30, "../x", [], [-2, -2], {})
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield {k: v for k, v in value.items() if k != key}
+            yield from ({**value, key: other} for other in forged(inner))
+    if isinstance(value, list):
+        for at, inner in enumerate(value):
+            yield from ([*value[:at], other, *value[at + 1 :]] for other in forged(inner))
+
+
+def test_a_forged_manifest_is_refused_or_changes_no_value(tmp_path: Path) -> None:
+    full = write(tmp_path, 1)["weights/a"]
+    path = tmp_path / step_name(1) / "manifest.json"
+    right, whole = json.loads(path.read_text()), Box((0, 0), (6, 4))
+    parts = {k: v for k, v in right["tensors"].items() if k == "weights/a"}
+    read = 0
+    for part in ("step", "tensors", "files", "plan"):
+        for wrong in forged(parts if part == "tensors" else right[part]):
+            forge(path, {**right, part: wrong})
+            try:
+                checkpoint = Checkpoint.open(path.parent)
+                checkpoint.verify()
+                assert torch.equal(checkpoint.read("weights/a", whole, torch.float32), full), wrong
+                read += 1
+            except CheckpointError:
+                continue
+    assert read > 0
+
+
+def test_pieces_that_overlap_leave_no_gap_to_be_invented(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    path = tmp_path / step_name(1) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["tensors"]["weights/a"]["pieces"][1]["start"] = [0, 0]
+    forge(path, manifest)
+    with pytest.raises(CheckpointError, match="pieces of weights/a overlap"):
+        Checkpoint.open(path.parent).verify()
+
+
+def test_a_manifest_nested_beyond_reason_is_damaged(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    (tmp_path / step_name(1) / "manifest.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        Checkpoint.open(tmp_path / step_name(1))
 
 
 def test_a_truncated_or_missing_file_is_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple
 
@@ -203,6 +204,15 @@ def test_as_many_files_may_be_open_as_the_system_allows():
     done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True)
     soft, hard = done.stdout.split("\n")[1].split()
     assert int(soft) == int(hard) > 64
+
+
+def test_a_locale_without_a_sign_costs_the_sign_and_not_the_work(monkeypatch):
+    bytes_out = BytesIO()
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(bytes_out, encoding="ascii", write_through=True))
+    monkeypatch.setattr(sys, "argv", ["trivium"])
+    monkeypatch.setattr(entry, "command_line", lambda: lambda *_, **__: print("train: …"))
+    entry.main()
+    assert bytes_out.getvalue() == b"train: ?\n"
 
 
 def test_an_interrupt_ends_with_130(monkeypatch, capsys):

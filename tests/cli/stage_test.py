@@ -13,7 +13,7 @@ from trivium.cli.stage import STARTED, Run, Stage, perform
 from trivium.cli.workspace import Workspace, read_result
 from trivium.config import read_preset
 from trivium.errors import ConfigError, DataError, MachineError
-from trivium.provenance import STAMP, read_stamp, stamp_hash
+from trivium.provenance import STAMP, fingerprint, read_stamp, stamp_hash, write_json
 
 
 class Bench:
@@ -128,7 +128,7 @@ def training(bench: Bench, work=None, writes="in place", **more) -> Stage:
         writes=writes,
         **more,
         sections=("training",),
-        lasting=lambda run: str(run.config.training.lr),
+        lasting=lambda what: {"lr": what["config"]["training"]["lr"]},
         extent=lambda run: run.config.training.steps,
     )
 
@@ -147,12 +147,22 @@ def test_interrupted_work_in_place_goes_on_with_what_is_there(bench: Bench):
     assert stamp_hash(bench.root / "training") != ""
 
 
-def test_work_in_place_of_other_settings_is_set_aside_and_not_lost(bench: Bench):
+def test_work_in_place_of_other_settings_is_set_aside_and_not_lost(bench: Bench, capsys):
     with pytest.raises(KeyboardInterrupt):
-        perform(training(bench, stopped), bench.run())
+        perform(training(bench, stopped), bench.run("training.lr=0.25"))
     perform(training(bench), bench.run("training.lr=0.5"))
     assert not (bench.root / "training" / "checkpoint").exists()
     assert (bench.root / "training.previous" / "checkpoint").read_text() == "half"
+    assert "training.previous: it had other settings\n    lr: 0.25 -> 0.5\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("digest", "goes_on"), [({"lr": 0.5}, True), ({"lr": 0.25}, False)])
+def test_work_that_was_begun_when_only_a_digest_was_kept_goes_on(bench: Bench, digest: dict, goes_on: bool):
+    (bench.root / "training").mkdir(parents=True)
+    (bench.root / "training" / "checkpoint").write_text("half")
+    write_json(bench.root / "training" / STARTED, {"lasting": fingerprint(digest), "extent": 200})
+    perform(training(bench), bench.run("training.lr=0.5"))
+    assert (bench.root / "training" / "checkpoint").exists() is goes_on
 
 
 @pytest.mark.parametrize(("steps", "goes_on"), [(300, True), (100, False)])

@@ -1,7 +1,7 @@
 """Which changes of a configuration a training goes on under, and which make it another training."""
 
+from functools import reduce
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,11 +15,15 @@ from trivium.training.record import Record, write_record
 
 
 @pytest.fixture
-def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Of the demo's training with some fields set."""
-    monkeypatch.setattr(train, "TRAIN", SimpleNamespace(inputs=lambda run: {"tokens": "the same"}))
+def begun(tmp_path: Path):
+    """What the demo's training with some fields set is begun with."""
     out = tmp_path / "run"
-    return lambda *sets: train.lasting(open_run(out, given_for(out, "demo", list(sets))))
+
+    def what(*sets: str) -> dict:
+        config = train.TRAIN.config(open_run(out, given_for(out, "demo", list(sets))))
+        return {"config": config, "inputs": {"tokens": "the same"}}
+
+    return what
 
 
 @pytest.mark.parametrize(
@@ -35,15 +39,28 @@ def digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ("training.checkpoint_every=3",),
     ],
 )
-def test_how_the_work_is_divided_may_change(division: tuple[str, ...], digest) -> None:
-    assert digest(*division) == digest()
+def test_how_the_work_is_divided_may_change(division: tuple[str, ...], begun) -> None:
+    assert train.lasting(begun(*division)) == train.lasting(begun())
 
 
 @pytest.mark.parametrize(
     "what", ["plan.model.layers=8", "plan.precision.weights=bf16", "training.lr=0.01", "seed=2"]
 )
-def test_what_is_computed_may_not(what: str, digest) -> None:
-    assert digest(what) != digest()
+def test_what_is_computed_may_not(what: str, begun) -> None:
+    assert train.lasting(begun(what)) != train.lasting(begun())
+
+
+@pytest.mark.parametrize(
+    "path", ["training.beta2", "training.evaluation", "plan.model.dropout", "plan.precision"]
+)
+def test_a_training_that_an_older_version_began_goes_on_under_a_field_that_came_since(
+    path: str, begun
+) -> None:
+    older = begun()
+    *sections, field = path.split(".")
+    del reduce(dict.__getitem__, sections, older["config"])[field]
+    assert train.lasting(older) == train.lasting(begun())
+    assert train.lasting(older) != train.lasting(begun("training.beta2=0.5", "plan.precision.weights=bf16"))
 
 
 def test_a_training_to_be_compiled_asks_for_a_compiler_before_it_starts(

@@ -236,6 +236,7 @@ def test_what_no_architecture_there_computes_is_refused() -> None:
         ({"rope_parameters": {"rope_type": "yarn"}}, "yarn"),
         ({"rope_parameters": {"type": "linear"}}, "linear"),
         ({"rope_parameters": "yarn"}, "yarn"),
+        ({"rope_parameters": "default"}, "must hold rope_type"),
         ({"head_dim": 99}, "head_dim"),
         ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
         ({"architectures": 7}, "7"),
@@ -262,6 +263,23 @@ def test_a_config_without_a_size_is_refused(key: str, value: object) -> None:
 def test_a_config_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(DataError, match=r"config\.json holds a list"):
+        import_hf(tmp_path, tmp_path / "back")
+
+
+def test_a_config_of_more_layers_than_there_are_tensors_is_refused_before_they_are_listed(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "hf"
+    export_hf(written(tmp_path / "ours", small()), folder, tokenizer=None)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "n_layer": 10**12}))
+    with pytest.raises(DataError, match="says 1000000000000 layers, and the files hold"):
+        import_hf(folder, tmp_path / "back")
+
+
+def test_a_config_nested_beyond_reason_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"config\.json cannot be read"):
         import_hf(tmp_path, tmp_path / "back")
 
 

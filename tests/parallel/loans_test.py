@@ -1,11 +1,13 @@
 """Ranks of one host read each other's memory: whole, in order, only while it is lent, and never waiting for ever."""
 
+import contextlib
 import ctypes
 import gc
 import os
 import socket
 import threading
 import time
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -299,13 +301,37 @@ def test_a_stranger_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     def knock() -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
             stranger.connect(listener.getsockname())
-            stranger.send(same_host._HELLO.pack(1, 0, b"", True))
-            stranger.recv(100)
+            with contextlib.suppress(ConnectionResetError):
+                stranger.send(same_host._HELLO.pack(1, 0, b"", True))
+                stranger.recv(100)
 
     threading.Thread(target=knock, daemon=True).start()
     monkeypatch.setattr(same_host, "_MEETING_SECONDS", 0.5)
     meeting.answer(listener, 1)
     assert not meeting.agreed()
+
+
+def say_hello_to(name: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+        peer.connect(name)
+        peer.send(same_host._HELLO.pack(1, 0, b"", True))
+        peer.recv(100)
+
+
+def test_a_stranger_that_says_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = same_host._listener()
+    assert listener is not None
+    with listener, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.connect(listener.getsockname())
+        peer = get_context("fork").Process(target=say_hello_to, args=(listener.getsockname(),), daemon=True)
+        peer.start()
+        meeting = same_host._Meeting(0, {1: same_host._Card(b"", peer.pid or 0, b"")})
+        monkeypatch.setattr(same_host, "_MEETING_SECONDS", 2.0)
+        begin = time.monotonic()
+        meeting.answer(listener, 1)
+        assert meeting._answered.keys() == {1} and time.monotonic() - begin < 2.0
+        peer.kill()
+        peer.join()
 
 
 def test_memory_that_is_not_there_is_an_error() -> None:

@@ -29,6 +29,15 @@ def test_a_line_that_is_no_record_is_passed_over(tmp_path: Path, damage: bytes) 
     assert read(path) == [{"step": 1, "loss": 5.0}, {"step": 2, "loss": 6.0}]
 
 
+def test_what_a_host_that_lost_power_left_of_a_line_does_not_spoil_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    append(path, {"event": "saved"})
+    path.write_bytes(path.read_bytes() + b'{"event": "sav')
+    append(path, {"event": "resumed"})
+    append(path, {"event": "preempted"})
+    assert [r["event"] for r in read(path)] == ["saved", "resumed", "preempted"]
+
+
 def test_without_metrics_nothing_is_known(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     forget_after(path, 2)

@@ -94,7 +94,8 @@ def test_a_rank_that_says_nothing_is_found_by_the_first_and_the_last(monkeypatch
 
 def test_a_rank_that_talks_and_does_not_train_is_found_by_its_own_clock(monkeypatch) -> None:
     street = Street(monkeypatch, hang_seconds=4.0)
-    street.pass_by(2.0, 1)
+    for step in (1, 2):
+        street.pass_by(1.0, step)
     street.pass_by(4.0)
     assert street.found == {}
     street.pass_by(1.0)

@@ -362,3 +362,26 @@ def test_what_the_first_rank_clears_away_may_take_longer_than_a_collective(
     monkeypatch.setattr(loop, "drop_abandoned", lambda root, entries: time.sleep(2.0))
     supervision = {"timeout_seconds": 1.0}
     start(job(tokens, tmp_path, plan(data=2), steps=2, restarts=0, supervision=supervision))
+
+
+@pytest.mark.parametrize("begins", ["restore", "begin_with"])
+def test_what_a_rank_reads_of_a_checkpoint_may_take_longer_than_a_collective(
+    tokens: Path, tmp_path: Path, monkeypatch, begins: str
+) -> None:
+    """As on a host whose file system is slow."""
+    supervision = {"timeout_seconds": 1.0}
+    given = job(tokens, tmp_path / "run", plan(data=2), steps=2, restarts=0, supervision=supervision)
+    start(given)
+    reads = getattr(loop, begins)
+
+    def read_slowly(trainer, checkpoint) -> None:
+        time.sleep(2.0 * trainer.mesh.rank)
+        reads(trainer, checkpoint)
+
+    monkeypatch.setattr(loop, begins, read_slowly)
+    more: dict[str, Any] = {"steps": 3, "restarts": 0, "supervision": supervision}
+    if begins == "restore":
+        start(job(tokens, tmp_path / "run", plan(data=2), **more))
+    else:
+        there = str(tmp_path / "run" / CHECKPOINTS / "step-00000002")
+        start(job(tokens, tmp_path / "other", plan(data=2), start_from=there, **more))

@@ -12,10 +12,12 @@ directory takes its final name last, so a name that exists is complete.
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.errors import CheckpointError
 from trivium.plan.parameters import Box
 
@@ -65,6 +67,25 @@ def boxes_of_range(start: int, stop: int, shape: tuple[int, ...]) -> list[FlatBo
     return found + (_in_row(last, 0, end, shape) if end else [])
 
 
+def covers(shape: tuple[int, ...], boxes: Sequence[Box]) -> bool:
+    """Whether boxes lie in an array of `shape`, do not overlap, and together are all of it."""
+    for box in boxes:
+        if len(box.start) != len(shape) or len(box.shape) != len(shape):
+            return False
+        if any(first + size > whole for first, size, whole in zip(box.start, box.shape, shape, strict=True)):
+            return False
+    # Along the dimension in which most of them follow one another, few are beside any one.
+    starts = [len({box.start[axis] for box in boxes}) for axis in range(len(shape))]
+    axis = starts.index(max(starts)) if starts else 0
+    beside: list[Box] = []
+    for box in sorted(boxes, key=lambda b: b.start[axis:]):
+        beside = [b for b in beside if not shape or b.start[axis] + b.shape[axis] > box.start[axis]]
+        if any(box.intersect(b) for b in beside):
+            return False
+        beside.append(box)
+    return sum(box.elements for box in boxes) == prod(shape)
+
+
 def manifest_hash(manifest: dict[str, Any]) -> str:
     """sha256 of a manifest without its own hash, in canonical form."""
     plain = {k: v for k, v in manifest.items() if k != "sha256"}
@@ -84,7 +105,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         manifest = json.loads(text)
     except FileNotFoundError:
         raise CheckpointError(f"{directory} is not a checkpoint: {MANIFEST} is missing") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}; use an older checkpoint") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
@@ -94,6 +115,9 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} does not match its own sha256: it was damaged; use an older checkpoint"
         )
+    malformed = _malformed(manifest)
+    if malformed:
+        raise CheckpointError(f"{path}: {malformed} is not as a manifest has it; use an older checkpoint")
     stray = sorted(
         {p["file"] for t in manifest["tensors"].values() for p in t["pieces"]} - set(manifest["files"])
     )
@@ -101,6 +125,47 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     if stray:
         raise CheckpointError(f"{path} names '{stray[0]}', which is not one of its own hashed files")
     return manifest
+
+
+def _malformed(manifest: dict[str, Any]) -> str:
+    """The first part that has not the form it must have, or nothing: a hash says only that it was written so."""
+    tensors, files = manifest.get("tensors"), manifest.get("files")
+    if not (_is_count(manifest.get("step")) and isinstance(tensors, dict) and isinstance(files, dict)):
+        return "step, tensors or files"
+    for name, file in files.items():
+        if not (
+            isinstance(file, dict) and isinstance(file.get("sha256"), str) and _is_count(file.get("bytes"))
+        ):
+            return f"files.{name}"
+    for name, tensor in tensors.items():
+        if not (
+            isinstance(tensor, dict)
+            and tensor.get("dtype") in [*TORCH_DTYPES]
+            and _are_counts(tensor.get("shape"))
+            and isinstance(tensor.get("pieces"), list)
+            and all(map(_is_piece, tensor["pieces"]))
+        ):
+            return f"tensors.{name}"
+    about = [name for name in ("plan", "data") if not isinstance(manifest.get(name, {}), dict)]
+    return about[0] if about else ""
+
+
+def _is_piece(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("file"), str)
+        and isinstance(value.get("key"), str)
+        and _are_counts(value.get("start"))
+        and _are_counts(value.get("shape"))
+    )
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_count, value))
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0  # a truth value is no number
 
 
 def _in_row(row: int, start: int, stop: int, shape: tuple[int, ...]) -> list[FlatBox]:

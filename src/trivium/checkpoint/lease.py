@@ -5,7 +5,6 @@ systems do not share locks between hosts, or have none; there the lease decides,
 holder lives.
 """
 
-import errno
 import fcntl
 import json
 import math
@@ -19,17 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trivium.errors import MachineError
+from trivium.provenance import WITHOUT_LOCKS
 from trivium.units import format_seconds
 
 LEASE = "lease.json"
 RENEW_SECONDS = 10.0
 STALE_SECONDS = 120.0  # a lease that nobody renewed for so long is nobody's
+_LEAST_SECONDS = 2.5 * RENEW_SECONDS  # that another host's is looked at, however old: clocks of hosts differ
 _LOOK_SECONDS = 1.0  # between two looks at another host's
-WITHOUT_LOCKS = (
-    errno.ENOSYS,
-    errno.EOPNOTSUPP,
-    errno.ENOLCK,
-)  # Lustre mounted without flock, NFS without lockd
 
 
 class Holder(NamedTuple):
@@ -54,7 +50,7 @@ def holding(directory: Path, warn: Callable[[str], None]) -> Iterator[Holder]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         before = _read(descriptor)
-        _outlive(before, path, _may_live(descriptor, before), warn)
+        _outlive(before, path, _may_live(descriptor, before, _LEAST_SECONDS), warn)
         if not (path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())):
             raise MachineError(
                 f"{directory} was set aside by another job at this moment; run the same command again"
@@ -95,8 +91,11 @@ def refuse_if_held(directory: Path) -> None:
         raise MachineError(_refusal(directory / LEASE, holder))
 
 
-def _may_live(descriptor: int, holder: Holder | None) -> float:
-    """Seconds for which a holder that says nothing more counts as alive; endless where the kernel says that it is."""
+def _may_live(descriptor: int, holder: Holder | None, least: float = 0.0) -> float:
+    """Seconds for which a holder that says nothing more counts as alive; endless where the kernel says that it is.
+
+    least: for one that only the lease tells of.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         tells_of_this_host = True
@@ -108,7 +107,7 @@ def _may_live(descriptor: int, holder: Holder | None) -> float:
         tells_of_this_host = False
     if holder is None or (tells_of_this_host and holder.host == socket.gethostname()):
         return 0.0
-    return min(STALE_SECONDS, max(0.0, holder.renewed + STALE_SECONDS - time.time()))
+    return min(STALE_SECONDS, max(least, holder.renewed + STALE_SECONDS - time.time()))
 
 
 def _outlive(holder: Holder | None, path: Path, seconds: float, warn: Callable[[str], None]) -> None:

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from trivium.checkpoint.agree import found_by_first, problem_of_any
-from trivium.checkpoint.format import MANIFEST, read_manifest, step_of
+from trivium.checkpoint.format import MANIFEST, covers, read_manifest, step_of
 from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.errors import CheckpointError
 from trivium.parallel.mesh import Mesh
@@ -44,16 +44,16 @@ class Checkpoint:
         return sorted(self.manifest["tensors"])
 
     def verify(self, share: int = 0, shares: int = 1) -> None:
-        """Compare every `shares`-th file with its sha256, and see that the pieces of each tensor make it up.
+        """Compare every `shares`-th file with its sha256, and see that its pieces make up every `shares`-th tensor.
 
         Raises CheckpointError naming the first that differs.
         """
-        for name, tensor in self.manifest["tensors"].items():
-            held = sum(prod(piece["shape"]) for piece in tensor["pieces"])
-            if held != prod(tensor["shape"]):
+        for number, (name, tensor) in enumerate(sorted(self.manifest["tensors"].items())):
+            boxes = [Box(tuple(piece["start"]), tuple(piece["shape"])) for piece in tensor["pieces"]]
+            if number % shares == share and not covers(tuple(tensor["shape"]), boxes):
                 raise CheckpointError(
-                    f"{self.directory}: the pieces of {name} hold {held} elements, and it has "
-                    f"{prod(tensor['shape'])}; use an older checkpoint"
+                    f"{self.directory}: the pieces of {name} overlap, or are not all of its {tensor['shape']}; use an "
+                    f"older checkpoint"
                 )
         for number, (name, known) in enumerate(sorted(self.manifest["files"].items())):
             if number % shares != share:
@@ -110,9 +110,13 @@ class Checkpoint:
     def _slice(self, piece: dict[str, Any], region: tuple[slice, ...]) -> torch.Tensor:
         try:
             handle = self._file(piece["file"])
-            found: torch.Tensor = (
-                handle.get_slice(piece["key"])[region] if region else handle.get_tensor(piece["key"])
-            )
+            held = handle.get_slice(piece["key"])
+            if held.get_shape() != piece["shape"]:
+                raise CheckpointError(
+                    f"{self.directory / piece['file']}: {piece['key']} is {held.get_shape()}, and {MANIFEST} says "
+                    f"{piece['shape']}; use an older checkpoint"
+                )
+            found: torch.Tensor = held[region] if region else handle.get_tensor(piece["key"])
             return found
         except (OSError, SafetensorError) as error:
             raise CheckpointError(

@@ -5,6 +5,7 @@ import resource
 import sys
 import traceback
 from contextlib import nullcontext, suppress
+from io import TextIOWrapper
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -92,6 +93,8 @@ def main() -> None:
     words = [word for word in sys.argv[1:] if word != "--debug"]
     debug = len(words) < len(sys.argv) - 1
     _open_many_files()
+    if isinstance(sys.stdout, TextIOWrapper):  # a locale without … or ✓ costs these signs, and not the work
+        sys.stdout.reconfigure(errors="replace")
     # A training that is asked to end before it listens would be killed; importing alone takes it a second or two.
     waiting = held_back() if words[:1] == ["train"] else nullcontext()
     try:

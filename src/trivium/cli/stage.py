@@ -12,10 +12,10 @@ from trivium.checkpoint.lease import LEASE, Holder, holding, refuse_if_held
 from trivium.cli.run_config import RunConfig
 from trivium.cli.show import progress_of, say, seconds_line
 from trivium.cli.workspace import Workspace, read_result
-from trivium.config import to_tree
+from trivium.config import Tree, differences, to_tree
 from trivium.errors import DataError
 from trivium.progress import Progress
-from trivium.provenance import STAMP, describe, publishing, stage_key, stamp_hash, write_json
+from trivium.provenance import STAMP, describe, fingerprint, publishing, stage_key, stamp_hash, write_json
 from trivium.training.metrics import warn
 
 Result = Mapping[str, Any]
@@ -48,8 +48,8 @@ def _nothing(run: Run) -> dict[str, str]:
     return {}
 
 
-def _nothing_lasts(run: Run) -> str:
-    return ""
+def _nothing_lasts(what: Mapping[str, Any]) -> Tree:
+    return {}
 
 
 def _no_extent(run: Run) -> int:
@@ -69,7 +69,7 @@ class Stage:
     """What a station reads, does and reports.
 
     writes "whole": its folder appears when it is complete. "in place": it is written directly and goes on where
-    it was interrupted, as long as `lasting` (a digest of what must not change underneath it) is the same; once
+    it was interrupted, as long as `lasting` (of `what` it was begun with, all that must not change) is the same; once
     finished, it goes on only to a larger `extent` (steps), and one of the same extent is current. "afresh": it is
     written directly, and the work empties it first. check: raises what would make the work fail, before anything is
     written or moved. apart: what to say of an output that was set aside, in the folder it is in now.
@@ -84,7 +84,7 @@ class Stage:
     summary: Callable[[Result], list[str]]
     outside: Callable[[Run], dict[str, str]] = _nothing  # inputs that are not in the run directory
     writes: Literal["whole", "in place", "afresh"] = "whole"
-    lasting: Callable[[Run], str] = _nothing_lasts
+    lasting: Callable[[Mapping[str, Any]], Tree] = _nothing_lasts
     extent: Callable[[Run], int] = _no_extent
     check: Callable[[Run, State], None] = _nothing_to_refuse
     apart: Callable[[Run, Path], list[str]] = _nothing_said
@@ -135,15 +135,30 @@ def state_of(stage: Stage, run: Run) -> State:
     directory = run.at.folder(stage.folder)
     # Read before the stamp, which is removed before this is written: a rank that looks while the first one prepares
     # the folder never takes a training that goes on for a finished one.
-    before = read_result(directory / STARTED) if (directory / STARTED).is_file() else {}
+    before = _begun_with(directory)
     if is_current(stage, run):
         return "current"
-    if stage.writes != "in place" or before.get("lasting") != stage.lasting(run):
+    if stage.writes != "in place" or _changed(stage, run, before):
         return "anew"
     if not (directory / STAMP).is_file():
         return "goes on"
     longer = stage.extent(run) - int(before.get("extent", 0))
     return "current" if longer == 0 else "goes on" if longer > 0 else "anew"
+
+
+def _begun_with(directory: Path) -> Mapping[str, Any]:
+    return read_result(directory / STARTED) if (directory / STARTED).is_file() else {}
+
+
+def _changed(stage: Stage, run: Run, before: Mapping[str, Any]) -> list[str]:
+    """Why work that was begun with `before` is not gone on with: each `field: there -> here`."""
+    now = stage.lasting(stage.what(run))
+    if "config" in before:
+        return differences(stage.lasting(before), now)
+    # Where the first versions kept no more than a digest.
+    return (
+        [] if before.get("lasting") == fingerprint(now) else [f"{STARTED} tells of other settings, or none"]
+    )
 
 
 def perform(stage: Stage, run: Run, *, redo: bool = False) -> None:
@@ -192,7 +207,7 @@ def _output(stage: Stage, run: Run, *, redo: bool) -> Iterator[tuple[Run, Path]]
         return
     with _held(stage, run, redo=redo) as lease:
         (directory / STAMP).unlink(missing_ok=True)
-        write_json(directory / STARTED, {"lasting": stage.lasting(run), "extent": stage.extent(run)})
+        write_json(directory / STARTED, {**what, "extent": stage.extent(run)})
         yield replace(run, lease=lease), directory
         write_json(directory / STAMP, describe(**what))
 
@@ -206,9 +221,11 @@ def _held(stage: Stage, run: Run, *, redo: bool) -> Iterator[Holder]:
         if not filled or not (redo or state_of(stage, run) == "anew"):
             yield lease
             return
-        aside = _aside(directory)
+        changed, aside = _changed(stage, run, _begun_with(directory)), _aside(directory)
         directory.rename(aside)
-        say("\n  ".join([f"  what was in {directory} is now in {aside}", *stage.apart(run, aside)]))
+        say(f"  what was in {directory} is now in {aside}{': it had other settings' if changed else ''}")
+        for line in [*changed, *stage.apart(run, aside)]:
+            say(f"    {line}")
     # The lease went with the folder. Whoever takes the new one first has it, so look again.
     with _held(stage, run, redo=False) as lease:
         yield lease

@@ -1,6 +1,5 @@
 """`trivium tokenize`: documents become a tokenizer and token shards."""
 
-import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from trivium.cli.machine import cores
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run
 from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.errors import ConfigError
@@ -42,7 +42,7 @@ def worker_count(wanted: int | None) -> int:
     """How many workers --workers asks for: as many as this process may use cores when it says nothing."""
     if wanted is not None and wanted < 1:
         raise ConfigError(f"--workers {wanted}: at least one does the work; give 1 or more")
-    return wanted or len(os.sched_getaffinity(0))
+    return wanted or cores()
 
 
 def check_vocabulary(run: Run, reached: int) -> None:

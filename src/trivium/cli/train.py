@@ -25,11 +25,11 @@ from trivium.cli.price import dry_run_lines
 from trivium.cli.show import layout_text, say
 from trivium.cli.stage import Result, Run, Stage, State, perform, state_of
 from trivium.cli.tokenize import check_vocabulary
-from trivium.config import differences, to_tree
+from trivium.config import Tree, completed, differences, to_tree
 from trivium.errors import ConfigError, DataError
 from trivium.plan.plan import Plan
 from trivium.progress import Progress
-from trivium.provenance import fingerprint
+from trivium.training.config import TrainingConfig
 from trivium.units import counted, format_bytes, format_count
 
 RANKS_TOLD = 8  # with their memory, when a training has ended
@@ -145,16 +145,16 @@ def examined(job: Any, run: Run) -> tuple[Any, dict[str, str]]:
     return replace(job, examiner=examiner_of(ready, load_tokenizer(run.tokenizer), config)), missing
 
 
-def lasting(run: Run) -> str:
-    """A digest of what one training is: a checkpoint of one digest is never continued under another."""
-    tree = to_tree(run.config)
-    plan = _kept(tree["plan"], CHANGEABLE_PLAN)
+def lasting(what: Mapping[str, Any]) -> Tree:
+    """Of what a training was begun with, all that makes it this one: it is never continued under anything else."""
+    config = what["config"]
+    plan, training = completed(Plan, config["plan"]), completed(TrainingConfig, config["training"])
+    plan = {k: v for k, v in plan.items() if k not in CHANGEABLE_PLAN}
     plan["batch"] = {k: v for k, v in plan["batch"].items() if k != "micro"}
-    training = _kept(tree["training"], CHANGEABLE_TRAINING)
+    training = {k: v for k, v in training.items() if k not in CHANGEABLE_TRAINING}
     if training["decay_tokens"]:  # otherwise the learning rate depends on where the run ends
         del training["steps"]
-    tokens = TRAIN.inputs(run)["tokens"]
-    return fingerprint({"seed": tree["seed"], "plan": plan, "training": training, "tokens": tokens})
+    return {"seed": config["seed"], "plan": plan, "training": training, "tokens": what["inputs"]["tokens"]}
 
 
 def _kept(section: Mapping[str, Any], changeable: Sequence[str]) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def _kept(section: Mapping[str, Any], changeable: Sequence[str]) -> dict[str, An
 
 
 def apart(run: Run, before: Path) -> list[str]:
-    """What makes this another training than the one that was set aside, and how that one would have gone on."""
+    """How the training that was set aside would have gone on, if only settings of the training differ."""
     from trivium.checkpoint.load import published
     from trivium.training.record import read_record
     from trivium.training.run import CHECKPOINTS
@@ -181,7 +181,7 @@ def apart(run: Run, before: Path) -> list[str]:
     )
     saved = published(before / CHECKPOINTS)
     if not lines or not saved or not all(line.startswith("training.") for line in lines):
-        return lines  # a state is of one model, batch and precision
+        return []  # a state is of one model, batch and precision
     words = [
         "trivium",
         "train",
@@ -193,7 +193,7 @@ def apart(run: Run, before: Path) -> list[str]:
         "ANOTHER",
     ]
     words += ["--set", f"training.start_from={saved[-1]}", "--set", "training.start_with=state"]
-    return [*lines, f"to go on from its steps instead: {shlex.join(words)}"]
+    return [f"to go on from its steps instead: {shlex.join(words)}"]
 
 
 def check(run: Run, state: State) -> None:

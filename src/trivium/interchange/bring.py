@@ -43,6 +43,11 @@ def import_hf(folder: Path, root: Path) -> Path:
         raise ConfigError(f"{final} exists already; choose another --to")
     model = shape_of(_json(folder / "config.json"), str(folder / "config.json"))
     held, dtype = _files(folder)
+    if model.layers > len(held):  # before a table of a billion layers is made
+        raise DataError(
+            f"{folder}: config.json says {model.layers} layers, and the files hold {len(held)} tensors; they do not "
+            f"belong together: download the folder again"
+        )
     rows = list(twins(model))
     _refuse_unused(held, rows, folder)
     # Some folders leave out the prefix of the inner model.
@@ -156,7 +161,7 @@ def _tokenizer(folder: Path) -> dict[str, str]:
 def _json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read ({error}); name a folder of Hugging Face") from None
     if not isinstance(found, dict):
         raise DataError(f"{path} holds a {type(found).__name__}, not settings; name a folder of Hugging Face")

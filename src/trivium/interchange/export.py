@@ -19,7 +19,7 @@ from trivium.interchange.settings import config_of
 from trivium.model.whole import WholeModel
 from trivium.plan.parameters import Box
 from trivium.plan.plan import Plan
-from trivium.provenance import sync_directory, write_json
+from trivium.provenance import sync_directory, sync_tree, write_json
 from trivium.seeds import generator_for
 from trivium.tokens.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
 
@@ -62,7 +62,7 @@ def export_hf(source: Checkpoint, folder: Path, *, tokenizer: Path | None) -> Ex
         write_json(partial / "config.json", config)
         _write_words(partial, plan, words)
         difference = _difference(source, plan, partial)
-        sync_directory(partial)
+        sync_tree(partial)
         partial.rename(folder)
         sync_directory(folder.parent)
     finally:

@@ -140,7 +140,9 @@ def _from_gpt2(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _from_llama(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     rope = config.get("rope_parameters") or {}
-    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else rope
+    if not isinstance(rope, Mapping):
+        raise DataError(f"{where}: rope_parameters is {rope!r}, and must hold rope_type and rope_theta")
+    kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise DataError(f"{where}: rope_parameters.rope_type is {kind!r}, only 'default' is known")
     width = config["hidden_size"] // config["num_attention_heads"]

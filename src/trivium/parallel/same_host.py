@@ -90,14 +90,15 @@ class _Meeting:
             listener.settimeout(max(0.01, deadline - time.monotonic()))
             try:
                 connection, _ = listener.accept()
+                peer = next((r for r, card in self._near.items() if _is_process(connection, card.pid)), None)
+                if peer is None:
+                    continue  # not one of this job: any user may call, and is not listened to
                 connection.settimeout(_MEETING_SECONDS)
                 hello = connection.recv(_HELLO.size)
-                peer = _HELLO.unpack(hello)[0]
-                if _is_process(connection, self._near[peer].pid):
-                    connection.send(self._hello(self._reads(peer, hello)))
-                    self._answered[peer] = connection
-            except (OSError, struct.error, KeyError):
-                continue  # not one of this job, or gone again
+                connection.send(self._hello(self._reads(peer, hello)))
+                self._answered[peer] = connection
+            except (OSError, struct.error):
+                continue  # gone again
 
     def agreed(self) -> dict[int, socket.socket]:
         """The connections whose two ends can read each other."""
@@ -135,7 +136,7 @@ def _is_process(connection: socket.socket, pid: int) -> bool:
 
 
 def _listener() -> socket.socket | None:
-    """A socket of a name that nobody can guess, in no folder; none where the system has no such thing."""
+    """A socket of a name of its own, in no folder, whom anybody may call; none where the system has no such thing."""
     if not sys.platform.startswith("linux"):
         return None
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

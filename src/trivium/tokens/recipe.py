@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 import yaml
 from pydantic import Field, ValidationError
 
-from trivium.config import Config
+from trivium.config import Config, read_yaml
 from trivium.errors import ConfigError, nearest
 from trivium.tokens.blend import Blend
 from trivium.tokens.manifest import read_tokens_manifest
@@ -64,7 +64,7 @@ def load_recipe(name: str) -> Recipe:
                 f"recipe '{name}' is neither shipped nor a file; {nearest(name, recipe_names())}"
             )
     try:
-        return Recipe.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return Recipe.model_validate(read_yaml(path.read_text(encoding="utf-8")))
     except (ValidationError, yaml.YAMLError) as error:
         raise ConfigError(f"recipe '{name}': {' '.join(str(error).split())}; correct the file") from None
 

@@ -9,19 +9,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trivium.checkpoint.durable import write_text
+
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 TASKS = "tasks.jsonl"  # what published tasks said of the model while it trained
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
-    """Add one line; a line is written whole or, if the process dies, ignored by `read`.
+    """Add one line; a line is written whole or, if the process dies, ignored by `read` and ended by the next one.
 
     A disk that takes no more costs the line, which is told, and not the run.
     """
     try:
-        with open(path, "ab", buffering=0) as file:
+        with open(path, "a+b", buffering=0) as file:
             before, line = os.fstat(file.fileno()).st_size, json.dumps(record).encode() + b"\n"
+            if before and os.pread(file.fileno(), 1, before - 1) != b"\n":
+                line = b"\n" + line
             try:
                 if file.write(line) != len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -64,7 +68,7 @@ def forget_after(path: Path, step: int) -> None:
         return
     kept = [r for r in read(path) if _has_step(r) and r["step"] <= step]
     partial = path.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(r) + "\n" for r in kept), encoding="utf-8")
+    write_text(partial, "".join(json.dumps(r) + "\n" for r in kept))  # on the disk before it has the name
     partial.replace(path)
 
 

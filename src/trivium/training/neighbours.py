@@ -82,7 +82,7 @@ class Neighbours:
     @property
     def round_seconds(self) -> float:
         """Between two signs of life."""
-        return min(self.patience.limit("step") / ROUNDS_A_LIMIT, LONGEST_ROUND_SECONDS)
+        return min(self.patience.of_a_step / ROUNDS_A_LIMIT, LONGEST_ROUND_SECONDS)
 
     def turn(self) -> list[News] | None:
         """Leave a sign of life and look for others'. While all is well returns None; otherwise every rank ends, and
@@ -143,7 +143,7 @@ class Neighbours:
             self._name(late, max(silent.values()))
 
     def _is_late(self, rank: int, news: News, silent: float, now: float) -> bool:
-        unheard = self._unheard(rank, now) > self.patience.limit("step")
+        unheard = self._unheard(rank, now) > self.patience.of_a_step
         return unheard or silent > self.patience.limit(news.phase)
 
     def _unheard(self, rank: int, now: float) -> float:
@@ -163,7 +163,7 @@ class Neighbours:
         stacks = {rank: each.stack for rank, each in there.items()}
         guilty, how = blame(stacks, mute, SILENCE)
         if late.isdisjoint(guilty):  # who is late waits for one that starts or saves, and still may
-            self._patient_until = self._clock() + self.patience.limit("step")
+            self._patient_until = self._clock() + self.patience.of_a_step
             return
         named = [asdict(replace(news[rank], stack="")) for rank in guilty]
         if self.board.write_first(NAMED, json.dumps(named)):

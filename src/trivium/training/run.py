@@ -36,7 +36,7 @@ from trivium.training.same_work import refuse_fewer_steps, refuse_other_weights,
 from trivium.training.saves import Saves
 from trivium.training.slow_ranks import Worked, is_nth
 from trivium.training.spikes import SpikeWatch, finite_or_text
-from trivium.training.state import begin_with, fragments, progress_of, restore
+from trivium.training.state import begin_with, fragments, progress_of, read_together, restore
 from trivium.training.trainer import Samples, StepResult, Trainer
 from trivium.training.verified_tokens import refuse_other_ids, verify_together
 from trivium.units import counted
@@ -132,12 +132,12 @@ class _Loop:
         rule = adam_rule(self.config)
         trainer = Trainer(self.plan, self.mesh, seed=self.job.seed, rule=rule, initial=initial)
         if checkpoint is not None:
-            restore(trainer, checkpoint)
+            read_together(restore, trainer, checkpoint)
             layout = to_tree(self.plan.layout)
             self._note({"event": "resumed", "step": checkpoint.step, "layout": layout})
             return trainer, checkpoint.step
         if given is not None:
-            begin_with(trainer, given)
+            read_together(begin_with, trainer, given)
         return trainer, 0
 
     def _given(self, what: str) -> Checkpoint | None:

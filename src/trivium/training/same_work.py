@@ -4,13 +4,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trivium.config import build, differences
+from trivium.config import Config, build, completed, differences
 from trivium.errors import CheckpointError, ConfigError
+from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
+from trivium.plan.precision import Precision
 from trivium.training.config import TrainingConfig
 
 # What is compared. How the work is divided may change: layout, schedule, ZeRO stage, size of a micro-batch.
-SECTIONS = ("plan.model", "plan.batch", "plan.precision", "data")
+SECTIONS: Mapping[str, type[Config] | None] = {
+    "plan.model": ModelShape,
+    "plan.batch": Batch,
+    "plan.precision": Precision,
+    "data": None,
+}
 _SHOWN = 12
 # Of a model, what its weights do not depend on: a run that begins with them may choose it.
 _FREE = {"vocabulary_multiple", "dropout", "init_std", "documents", "end_of_text"}
@@ -20,11 +27,11 @@ def refuse_other_work(directory: Path, about: Mapping[str, Any], now: Mapping[st
     """CheckpointError with every difference when a checkpoint is of another model, batch, dtype, seed or corpus.
 
     about: the checkpoint's manifest. now: `plan`, `seed` and `data` of this run, as a manifest holds them. A section
-    that neither has is not compared.
+    that neither has is not compared; fields that a checkpoint of an older version lacks have their defaults.
     """
     found = differences({"seed": about.get("seed")}, {"seed": now.get("seed")})
-    for path in SECTIONS:
-        found += differences(_section(about, path), _section(now, path), f"{path}.")
+    for path, kind in SECTIONS.items():
+        found += differences(_section(about, path, kind), _section(now, path, kind), f"{path}.")
     if found:
         more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
         told = "\n".join(f"  {line}" for line in [*found[:_SHOWN], *more])
@@ -62,7 +69,8 @@ def _weights_of(model: Mapping[str, Any]) -> dict[str, Any]:
     return {**shape.model_dump(exclude=_FREE), "kv_heads": shape.kv, "ffn": shape.ffn_width}
 
 
-def _section(tree: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _section(tree: Mapping[str, Any], path: str, kind: type[Config] | None) -> dict[str, Any]:
     for key in path.split("."):
         tree = tree.get(key) or {}
-    return {k: v for k, v in tree.items() if k != "micro"}
+    whole = completed(kind, tree) if kind and tree else tree
+    return {k: v for k, v in whole.items() if k != "micro"}

@@ -1,16 +1,19 @@
 """What a rank gives to a checkpoint and takes from one: its owned slices, as boxes of unsplit tensors."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from trivium.checkpoint.agree import problem_of_any
 from trivium.checkpoint.format import boxes_of_range
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.save import Fragment, save
 from trivium.config import to_tree
+from trivium.errors import CheckpointError
 from trivium.parallel.buckets import Bucket, Slot
 from trivium.plan.parameters import Box, local_shape, shard_box
 from trivium.plan.plan import Plan
@@ -65,6 +68,16 @@ def save_state(trainer: Trainer, root: Path, step: int) -> Path:
         **progress_of(trainer),
     }
     return save(root, step, fragments(trainer), trainer.mesh, about)
+
+
+def read_together(
+    read: Callable[[Trainer, Checkpoint], None], trainer: Trainer, checkpoint: Checkpoint
+) -> None:
+    """Let every rank `read` in its own time, `restore` or `begin_with`: a host whose file system is slow makes no
+    collective of others time out. CheckpointError on every rank when one fails."""
+    problem = problem_of_any(partial(read, trainer, checkpoint), trainer.mesh)
+    if problem:
+        raise CheckpointError(problem)
 
 
 @torch.no_grad()

@@ -44,11 +44,17 @@ class Patience:
                 self._seconds.append((beat.at - self._last.at) / steps)
             self._last = beat
 
+    @property
+    def of_a_step(self) -> float:
+        """Seconds that no step takes, as far as is known."""
+        return max(3 * percentile_99(self._seconds), self.config.hang_seconds)
+
     def limit(self, phase: str) -> float:
-        """Seconds without a sign of life that count as hanging."""
+        """Seconds without a sign of life that count as hanging. Before a step is over nobody knows how long one takes:
+        the first has as long as a start."""
         if phase != "step":
             return self.config.stall_seconds
-        return max(3 * percentile_99(self._seconds), self.config.hang_seconds)
+        return self.of_a_step if self._seconds else max(self.config.stall_seconds, self.config.hang_seconds)
 
 
 class Watchdog:
@@ -77,7 +83,7 @@ class Watchdog:
             self._name(max(silent))
 
     def _hangs(self, rank: int, silent: float) -> bool:
-        return self._is_late(rank) or (silent > self.patience.limit("step") and is_stopped(self.pids[rank]))
+        return self._is_late(rank) or (silent > self.patience.of_a_step and is_stopped(self.pids[rank]))
 
     def _is_late(self, rank: int) -> bool:
         beat = self.pulse.of(rank)
@@ -90,7 +96,7 @@ class Watchdog:
         guilty, how = blame(stacks, stopped, "it is stopped (SIGSTOP or a debugger)")
         if not stopped and not any(self._is_late(rank) for rank in guilty):
             # Who is late waits for one that starts or saves, and still may.
-            self._patient_until = self._clock() + self.patience.limit("step")
+            self._patient_until = self._clock() + self.patience.of_a_step
             return
         limit = self.patience.limit(self.pulse.of(guilty[0]).phase)
         raise hanging(guilty, how, stacks, seconds, limit)
@@ -130,8 +136,8 @@ def hanging(
     others = f" (with ranks {listed(guilty[1:])})" if guilty[1:] else ""
     told = stacks[guilty[0]] or "  (it could not tell its stack)"
     report = (
-        f"hangs{others}: no sign of life for {seconds:.1f} s, where {limit:.1f} s are the limit; {how}; "
-        f"its stack:\n{told}"
+        f"hangs{others}: no sign of life for {seconds:.1f} s, where {limit:.1f} s are the limit; {how}. Is it only "
+        f"slow, raise training.supervision.hang_seconds and stall_seconds. Its stack:\n{told}"
     )
     return RankFailed(guilty[0], dict.fromkeys(stacks), report)
 

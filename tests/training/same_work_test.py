@@ -1,0 +1,36 @@
+"""What a checkpoint must be of to be gone on from: the same work, whichever version wrote it."""
+
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+
+from plans import small
+from trivium.config import to_tree
+from trivium.errors import CheckpointError
+from trivium.training.same_work import refuse_other_work
+
+NOW = {"seed": 1, "plan": to_tree(small()), "data": {"tokenizer_sha256": "a", "files": {"x.bin": "b"}}}
+
+
+def test_fields_that_a_checkpoint_of_an_older_version_lacks_have_their_defaults() -> None:
+    older = deepcopy(NOW)
+    del (
+        older["plan"]["model"]["init_std"],
+        older["plan"]["batch"]["ramp"],
+        older["plan"]["precision"]["weights"],
+    )
+    default = deepcopy(NOW)
+    default["plan"]["precision"] = {"weights": "fp32"}
+    default["plan"]["model"]["init_std"] = None
+    refuse_other_work(Path("step"), older, default)
+    default["plan"]["model"]["init_std"] = 0.5
+    with pytest.raises(CheckpointError, match=r"plan.model.init_std: None -> 0.5\n"):
+        refuse_other_work(Path("step"), older, default)
+
+
+def test_a_field_that_this_version_does_not_know_is_another_work() -> None:
+    newer = deepcopy(NOW)
+    newer["plan"]["model"]["experts"] = 8
+    with pytest.raises(CheckpointError, match=r"plan.model.experts: 8 -> \(absent\)"):
+        refuse_other_work(Path("step"), newer, NOW)
