@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trivium.config import build
-from trivium.corpus import first_pass
+from trivium.corpus import first_pass, parts
 from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.corpus.curate import curate
 from trivium.corpus.harvest import harvest
@@ -26,7 +26,7 @@ class Killed(BaseException):
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(first_pass, "PART_BYTES", 100_000)
+    monkeypatch.setattr(parts, "PART_BYTES", 100_000)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ killed at any moment leaves nothing that has to be doubted, and a new one does t
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -65,11 +65,16 @@ def begin_job(
             [state_of(path) for path in (*files, *_other_inputs(source), *files_beside(config))]
         ),
     }
-    if not (work / JOB).is_file() or _read_json(work / JOB) != json.loads(json.dumps(described)):
+    describe_job(work, described)
+    return read_job(str(work))
+
+
+def describe_job(work: Path, described: Mapping[str, Any]) -> None:
+    """Make this the folder of such a job; the pieces of any other are deleted."""
+    if not (work / JOB).is_file() or read_json(work / JOB) != json.loads(json.dumps(described)):
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
         write_json(work / JOB, described)
-    return read_job(str(work))
 
 
 def read_job(work: str) -> Job:
@@ -80,7 +85,7 @@ def read_job(work: str) -> Job:
 @lru_cache(maxsize=2)
 def _job_of(work: str, _: tuple[str, int, int]) -> Job:
     # Read once a process, not once a task: a job of a million files names them all.
-    described = _read_json(Path(work) / JOB)
+    described = read_json(Path(work) / JOB)
     source = Path(described["source"])
     return Job(
         identity=fingerprint(described),
@@ -177,6 +182,7 @@ def state_of(path: Path) -> tuple[str, int, int]:
     return path.name, state.st_size, state.st_mtime_ns
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A file of plain data that a job wrote."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found

@@ -15,17 +15,11 @@ from trivium.corpus.comparison import REASONS, Decisions, Fate, decisions_of, su
 from trivium.corpus.decontaminate import Counters, Hit, Keys, at_least, decontaminate
 from trivium.corpus.document import Document
 from trivium.corpus.engine.engine import Result
-from trivium.corpus.first_pass import (
-    COUNTS,
-    REJECTS,
-    Part,
-    all_parts,
-    evaluation_keys,
-    packed_lines,
-    reject_line,
-)
+from trivium.corpus.first_pass import Part, all_parts, evaluation_keys
 from trivium.corpus.job import Job, evaluation_texts, lay_down, read_job
+from trivium.corpus.judged import REJECTS, packed_lines, reject_line
 from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.parts import COUNTS
 from trivium.corpus.steps import Tally
 from trivium.corpus.store import SCHEMA, documents_in, documents_table, shard_name, write_shard
 from trivium.provenance import write_json
