@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium import __version__
+from trivium.errors import DataError
 
 STAMP = "provenance.json"
 _BLOCK_BYTES = 1 << 20
@@ -48,6 +49,20 @@ def write_json(path: Path, value: Any) -> None:
         os.fsync(file.fileno())
     partial.replace(path)
     sync_directory(path.parent)
+
+
+def read_described(path: Path, format: str, *, missing: str, remedy: str) -> dict[str, Any]:
+    """A JSON object that names its format; DataError where there is none (`missing`), or it is not of that format."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(missing) from None
+    except ValueError:
+        raise DataError(f"{path} is not JSON: it was truncated or edited; {remedy}") from None
+    named = found.get("format") if isinstance(found, dict) else type(found).__name__
+    if not isinstance(found, dict) or named != format:
+        raise DataError(f"{path} is not a {format} manifest (format: {named!r}); {remedy}")
+    return found
 
 
 def sync_directory(directory: Path) -> None:
