@@ -8,7 +8,6 @@ documents between them; each is a list of tasks that an engine does wherever it 
 """
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,7 +20,7 @@ from trivium.corpus.config import CurateConfig
 from trivium.corpus.engine.engine import Engine, Here
 from trivium.corpus.first_pass import Part, evaluation_keys, filter_file, index_heldout, list_parts
 from trivium.corpus.inputs import DOCUMENTS
-from trivium.corpus.job import HELDOUT, Job, begin_job, evaluation_items, evaluation_texts
+from trivium.corpus.job import HELDOUT, Job, begin_job, end_job, evaluation_items, evaluation_texts
 from trivium.corpus.judged import REJECTS as PART_REJECTS
 from trivium.corpus.parts import counts_of
 from trivium.corpus.publish import join_files, publish_shards, summed
@@ -62,7 +61,7 @@ def curate(
     numbers = [str(number) for number in range(len(shard_groups(job, parts)))]
     here.map(partial(clean_shard, str(job.work)), numbers, _told(progress, len(numbers), "decontaminating"))
     result = _publish(job, parts, out, common)
-    shutil.rmtree(job.work)
+    end_job(job.work.parent)
     return {**result, **_scored(source, out)}
 
 
@@ -126,7 +125,7 @@ def _require_documents(job: Job, parts: Sequence[Part]) -> None:
 
 def _publish(job: Job, parts: Sequence[Part], out: Path, common: Counter[str]) -> dict[str, Any]:
     """Put the pieces together as the station's output."""
-    folders = sorted(job.path(SHARDS).iterdir())
+    folders = [job.path(SHARDS, f"{number:05d}") for number in range(len(shard_groups(job, parts)))]
     counts = list(map(counts_of, folders))
     entries = [one["entry"] for one in counts]
     manifest = publish_shards(zip(folders, entries, strict=True), out / DOCUMENTS)

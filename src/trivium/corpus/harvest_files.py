@@ -27,7 +27,7 @@ from trivium.corpus.document import Document
 from trivium.corpus.engine.engine import Engine, Here, Result
 from trivium.corpus.extract import extract_step
 from trivium.corpus.heldout import choose, place_in_line, pool
-from trivium.corpus.job import JOB, describe_job, lay_down, mapped, read_json, state_of, write_array
+from trivium.corpus.job import JOB, end_job, folder_of_job, lay_down, mapped, read_json, state_of, write_array
 from trivium.corpus.own_ids import OwnIds, keys_of
 from trivium.corpus.parts import PART_BYTES, Piece, counts_of, do_parts, part_names
 from trivium.corpus.publish import put
@@ -95,9 +95,9 @@ def harvest_files(
     def told(what: str) -> Callable[[int], None]:
         return lambda done: progress(done, len(items), what)
 
-    runner.map(partial(survey, str(work)), items, told("reading"))
-    parts = part_names(work / SURVEYED, len(items))
-    counts = [counts_of(work / SURVEYED / name) for name in parts]
+    runner.map(partial(survey, str(job.work)), items, told("reading"))
+    parts = part_names(job.work / SURVEYED, len(items))
+    counts = [counts_of(job.work / SURVEYED / name) for name in parts]
     entries = _entries(job, counts)
     if not any(entry["documents"] for entry in entries):
         first = entries[0]
@@ -105,10 +105,10 @@ def harvest_files(
             f"{corpus} holds no document: {first['path']}: {first.get('reason', 'no text in it')}"
         )
     progress(0, None, "choosing what is held out")
-    decided = work / DECIDED
+    decided = job.work / DECIDED
     if not decided.is_dir():
         lay_down(decided, lambda into: _decide(job, parts, counts, into))
-    runner.map(partial(write, str(work)), items, told("writing"))
+    runner.map(partial(write, str(job.work)), items, told("writing"))
     _publish(job, out)
     write_json(out / SOURCES, entries)
     heldout = write_documents(out / HELDOUT, _held_out(job, parts))
@@ -116,7 +116,7 @@ def harvest_files(
     with open(decided / ITEMS, "rb") as file:
         items_made = sum(1 for _ in file)
     documents = sum(entry["documents"] for entry in entries) - heldout["documents"]
-    shutil.rmtree(work)
+    end_job(work)
     return summary(entries, documents=documents, heldout=heldout["documents"], items=items_made)
 
 
@@ -169,8 +169,7 @@ def _begin(work: Path, config: HarvestConfig, corpus: Path | str, *, seed: int) 
         "seed": seed,
         "inputs": fingerprint([state_of(file) for file in files if isinstance(file, Path)]),
     }
-    describe_job(work, described)
-    return _read_job(str(work))
+    return _read_job(str(folder_of_job(work, described)))
 
 
 def _streams(files: Sequence[Path | str]) -> list[tuple[int, int]]:

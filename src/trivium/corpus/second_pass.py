@@ -5,6 +5,7 @@ A shard is made of the documents of consecutive parts; which parts make which sh
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -50,7 +51,7 @@ def find_common(job: Job, parts: list[Part]) -> Counter[str]:
     return common
 
 
-def shard_groups(job: Job, parts: list[Part]) -> list[list[Part]]:
+def shard_groups(job: Job, parts: Sequence[Part]) -> list[list[Part]]:
     """Consecutive parts, as many as it takes to fill a shard; the held-out part is in none."""
     groups: list[list[Part]] = []
     size = job.config.shard_bytes

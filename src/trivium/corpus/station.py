@@ -17,7 +17,7 @@ from trivium.corpus.engine.engine import Engine, Here, Result
 from trivium.corpus.filters.named import named_steps
 from trivium.corpus.first_pass import PARTS
 from trivium.corpus.inputs import DOCUMENTS, documents_of, files_at
-from trivium.corpus.job import Job, begin_job, read_job
+from trivium.corpus.job import Job, begin_job, end_job, read_job
 from trivium.corpus.judged import REJECTS as PACKED
 from trivium.corpus.judged import judged, packed_lines, reject_line
 from trivium.corpus.parts import COUNTS, PART_BYTES, Piece, counts_of, do_parts, part_names
@@ -51,11 +51,11 @@ def run_steps(
     numbers = [str(number) for number in range(len(files))]
     what = ", ".join(config.filters) or "reading"
     (engine or Here()).map(
-        partial(judge_file, str(work)), numbers, lambda done: progress(done, len(files), what)
+        partial(judge_file, str(job.work)), numbers, lambda done: progress(done, len(files), what)
     )
     folders = [job.path(PARTS, name) for name in part_names(job.path(PARTS), len(files))]
     found = publish_parts(folders, out)
-    shutil.rmtree(work)
+    end_job(work)
     return found
 
 
