@@ -321,7 +321,7 @@ def _names(job: Job, parts: Sequence[str]) -> list[dict[int, str]]:
     return found
 
 
-def _line(job: Job, parts: Sequence[str]) -> list[tuple[int, int]]:
+def _line(job: Job, parts: Sequence[str]) -> Iterator[tuple[int, int]]:
     """The candidates as (part, number in it), the lowest place first; the first of all where none is in the pool."""
     places: list[NDArray[np.float64]] = [
         pq.read_table(job.work / SURVEYED / name / CANDIDATES, columns=["place"])["place"].to_numpy()
@@ -332,7 +332,7 @@ def _line(job: Job, parts: Sequence[str]) -> list[tuple[int, int]]:
     every = np.concatenate(places)
     order = np.lexsort((at, part, every))
     inside = int((every < pool(job.config)).sum())
-    return [(int(part[one]), int(at[one])) for one in order[: max(inside, 1)]]
+    return ((int(part[one]), int(at[one])) for one in order[: max(inside, 1)])
 
 
 def _candidate(part: Path, at: int, named: dict[int, str]) -> Document:
