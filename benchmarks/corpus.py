@@ -36,6 +36,7 @@ from extraction import measure
 from peers.environment import Environment
 
 from trivium.corpus.compare import differences_between
+from trivium.corpus.store import read_documents
 
 HERE = Path(__file__).resolve().parent
 THRESHOLD, SEED, COPIES_FRACTION = 0.8, 5, 0.12
@@ -115,6 +116,19 @@ def deduplication(corpus: Path, size: float, options: argparse.Namespace) -> dic
         if "failed" not in rows[one.name]:
             rows[one.name] |= judged(truth, rows_kept(one.out), pq.ParquetFile(corpus).metadata.num_rows)
     return _compared(rows, "deduplicate") | {"true_pairs": len(truth)}
+
+
+def deduplication_station(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
+    """Speed, recall and precision of `corpus dedup`, whose kernels alone the row above times."""
+    truth = true_pairs(corpus, options.work / "truth.npy", threshold=THRESHOLD)
+    kernels, one = (
+        _own(name, corpus, options.work / f"{name}.out") for name in ("deduplicate", "corpus dedup")
+    )
+    rows = _timed([kernels, one], size, options.rounds)
+    if "failed" not in rows[one.name]:
+        kept = np.array([int(document.id) for document in read_documents(one.out / "documents")])
+        rows[one.name] |= judged(truth, kept, pq.ParquetFile(corpus).metadata.num_rows)
+    return {"ours": one.name, "rows": rows, "true_pairs": len(truth)}
 
 
 def decontamination(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
@@ -233,6 +247,7 @@ def tokenization_memory(corpus: Path, size: float, options: argparse.Namespace) 
 
 ROWS: dict[str, Callable[[Path, float, argparse.Namespace], dict[str, Any]]] = {
     "deduplication": deduplication,
+    "deduplication station": deduplication_station,
     "decontamination": decontamination,
     "curation": curation,
     "curation of books": curation_of_books,

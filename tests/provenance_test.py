@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from trivium import provenance
-from trivium.errors import MachineError
+from trivium.corpus.store import read_manifest
+from trivium.errors import DataError, MachineError
 from trivium.provenance import (
     LOCK,
     STAMP,
@@ -24,6 +25,7 @@ from trivium.provenance import (
     stamp_hash,
     write_json,
 )
+from trivium.tokens.manifest import read_tokens_manifest
 
 WHAT = {"verb": "curate", "config": {"seed": 1}, "inputs": {"harvest": "abc"}}
 
@@ -196,3 +198,17 @@ def test_json_is_on_the_disk_under_its_name_when_it_is_said_to_be(tmp_path: Path
     monkeypatch.setattr(os, "fsync", seen)
     write_json(tmp_path / "x.json", {"a": 1})
     assert synced == [(False, False), (True, True)]
+
+
+@pytest.mark.parametrize("content", ["[1]", "7", '"text"', "{}", '{"format": "other"}', "{", b"\xff\xfe"])
+def test_a_manifest_that_is_none_is_named_with_what_to_do(tmp_path, content):
+    path = tmp_path / "manifest.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    for read, remedy in (
+        (read_manifest, "curate the corpus again"),
+        (read_tokens_manifest, "tokenize` again"),
+    ):
+        with pytest.raises(DataError, match=rf"manifest\.json is not .*; .*{remedy}"):
+            read(tmp_path)
+        with pytest.raises(DataError, match=r"holds no .* \(manifest\.json is missing\)"):
+            read(tmp_path / "nowhere")

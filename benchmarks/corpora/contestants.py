@@ -23,6 +23,7 @@ from trivium.corpus.curate import curate
 from trivium.corpus.decontaminate import Keys, cut, keys_of
 from trivium.corpus.dedup.cluster import components, survivors
 from trivium.corpus.dedup.similar import similar_pairs
+from trivium.corpus.deduplicate import deduplicate as station
 from trivium.corpus.engine.daft_engine import Daft
 from trivium.corpus.engine.engine import Engine, Here
 from trivium.corpus.kernels.texts import texts_of
@@ -45,6 +46,13 @@ def deduplicate(source: Path, out: Path) -> None:
     best = survivors(components(pairs, documents=table.num_rows), np.zeros(table.num_rows))
     kept = table.filter(pa.array(best == np.arange(table.num_rows)))
     pq.write_table(kept, out, compression="zstd")
+
+
+def dedup_station(source: Path, out: Path) -> None:
+    """`corpus dedup --by near`: the same, from reading any kind of file to documents, rejects and funnel."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    station(CurateConfig(), source, out, by="near", seed=1, work=out.with_name(f".{out.name}.work"))
 
 
 def curate_here(source: Path, out: Path) -> None:
@@ -133,6 +141,7 @@ def _write_pieces(pieces: dict[int, tuple[list[tuple[int, int]], int]], out: Pat
 
 CONTESTANTS: dict[str, Callable[[Path, Path], None]] = {
     "deduplicate": deduplicate,
+    "corpus dedup": dedup_station,
     "curate here": curate_here,
     "curate native": curate_native,
     "decontaminate": decontaminate_kernel,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium import __version__
-from trivium.errors import MachineError
+from trivium.errors import DataError, MachineError
 
 STAMP = "provenance.json"
 LOCK = ".lock"  # in an output that is being written
@@ -62,6 +62,20 @@ def write_json(path: Path, value: Any) -> None:
     finally:
         partial.unlink(missing_ok=True)  # what a full disk took of it
     sync_directory(path.parent)
+
+
+def read_described(path: Path, format: str, *, missing: str, remedy: str) -> dict[str, Any]:
+    """A JSON object that names its format; DataError where there is none (`missing`), or it is not of that format."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(missing) from None
+    except ValueError:
+        raise DataError(f"{path} is not JSON: it was truncated or edited; {remedy}") from None
+    named = found.get("format") if isinstance(found, dict) else type(found).__name__
+    if not isinstance(found, dict) or named != format:
+        raise DataError(f"{path} is not a {format} manifest (format: {named!r}); {remedy}")
+    return found
 
 
 def sync_directory(directory: Path) -> None:

@@ -13,6 +13,9 @@ import yaml
 from trivium.cli.main import VERBS
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import LAYOUTS, Given, RunConfig, origins, resolve
+from trivium.cli.stage import Run
+from trivium.cli.tokenize import check_vocabulary
+from trivium.cli.workspace import Workspace
 from trivium.config import leaves, preset_names, to_tree
 from trivium.errors import ConfigError
 from trivium.plan.parameters import count
@@ -69,6 +72,21 @@ def test_every_value_tells_where_it_came_from():
 def test_an_override_beats_ranks_and_ranks_beat_the_preset():
     given = Given("demo", ("plan.layout.data=1", "plan.layout.tensor=1"), ranks=8)
     assert resolve(given).plan.layout.world_size == 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokenizer", "fits"),
+    [(512, "x", True), (300, "x", True), (299, "x", False), (512, "null", False)],
+)
+def test_only_a_tokenizer_from_elsewhere_may_have_fewer_ids_than_the_model_has_rows(rows, tokenizer, fits):
+    fields = (f"plan.model.vocabulary={rows}", "tokens.vocabulary=300", f"tokens.tokenizer={tokenizer}")
+    run = Run(resolve(Given("demo", fields)), Workspace(Path("nowhere")))
+    assert (run.config.problems() == []) == fits
+    if fits:
+        check_vocabulary(run, 300)
+    else:
+        with pytest.raises(ConfigError, match="plan.model.vocabulary"):
+            check_vocabulary(run, 300)
 
 
 def test_vocabularies_that_differ_are_refused_with_both_values():

@@ -13,10 +13,11 @@ from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.corpus.curate import curate
 from trivium.corpus.dedup.minhash import jaccard, shingles
 from trivium.corpus.extract import extract_step
-from trivium.corpus.harvest import OwnIds, harvest
+from trivium.corpus.harvest import harvest
 from trivium.corpus.harvest_python import licence_of, package_folder
 from trivium.corpus.html_page import html_page
 from trivium.corpus.job import evaluation_items
+from trivium.corpus.own_ids import OwnIds, keys_of
 from trivium.corpus.read import input_files, read_any
 from trivium.corpus.store import read_documents
 from trivium.corpus.warc import Page, write_warc
@@ -207,10 +208,13 @@ def test_an_id_may_hold_whatever_ends_a_line_elsewhere(tmp_path):
 
 @given(st.lists(st.sampled_from(["a", "a~2", "a~3", "a~2~2", "b"]), max_size=12))
 def test_ids_of_a_corpus_are_different_and_the_same_whenever_it_is_read(names):
-    ids, again = OwnIds(), OwnIds()
+    ids, again = OwnIds(keys_of(names)), OwnIds(keys_of(names))
     own = [ids.of(name) for name in names]
     assert own == [again.of(name) for name in names]
     assert len(set(own)) == len(names)
+    assert {name for name, key in zip(names, keys_of(names), strict=True) if not ids.may_repeat(key)} <= set(
+        own
+    )
     assert all(one.startswith(name) for one, name in zip(own, names, strict=True))
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import numpy as np
 import pytest
 
 from trivium.config import build
-from trivium.corpus import first_pass
+from trivium.corpus import first_pass, parts
 from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.corpus.curate import curate
 from trivium.corpus.harvest import harvest
-from trivium.corpus.job import begin_job, read_job, write_array
+from trivium.corpus.job import begin_job, lay_down, read_job, write_array
+from trivium.corpus.parts import finished_parts
 from trivium.seeds import generator_for
 
 SMALL = HarvestConfig(max_bytes=500_000, packages=("networkx",), evaluation_items=30)
@@ -26,7 +28,7 @@ class Killed(BaseException):
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(first_pass, "PART_BYTES", 100_000)
+    monkeypatch.setattr(parts, "PART_BYTES", 100_000)
 
 
 @pytest.fixture(scope="module")
@@ -171,8 +173,31 @@ def test_pieces_judged_by_another_model_are_not_gone_on_with(tmp_path):
 
 def test_a_worker_reads_what_a_job_is_once_and_again_when_it_is_another(raw, tmp_path):
     """A job of a million files names them all; its million tasks cannot each read that."""
-    begin_job(tmp_path / "work", raw, CONFIG, seed=1)
-    job = read_job(str(tmp_path / "work"))
-    assert read_job(str(tmp_path / "work")) is job
-    begin_job(tmp_path / "work", raw, CONFIG, seed=2)
-    assert read_job(str(tmp_path / "work")).seed == 2
+    job = begin_job(tmp_path / "work", raw, CONFIG, seed=1)
+    assert read_job(str(job.work)) is job
+    other = begin_job(tmp_path / "work", raw, CONFIG, seed=2)
+    assert read_job(str(other.work)) is other and other.seed == 2
+
+
+def test_what_a_worker_of_another_job_still_writes_is_not_gone_on_with(raw, tmp_path):
+    """A worker may outlive its process, which was killed, and its job, as the user has changed the config."""
+    killed = begin_job(tmp_path / "work", raw, CONFIG, seed=1)
+    job = begin_job(tmp_path / "work", raw, CONFIG, seed=2)
+    killed.path("parts", "00000-00000").mkdir(parents=True)
+    assert finished_parts(job.path("parts"), 0) == []
+    assert begin_job(tmp_path / "work", raw, CONFIG, seed=2) == job and job.work.is_dir()
+
+
+def test_two_workers_may_lay_down_the_same_piece(tmp_path, monkeypatch):
+    def write(into):
+        (into / "a").write_text("the same")
+
+    def while_another_does(into):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: -1)
+            lay_down(tmp_path / "piece", write)
+        write(into)
+
+    lay_down(tmp_path / "piece", while_another_does)
+    assert [p.name for p in tmp_path.iterdir()] == ["piece"]
+    assert (tmp_path / "piece" / "a").read_text() == "the same"

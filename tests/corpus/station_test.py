@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from trivium.corpus import first_pass, station
+from trivium.corpus import parts
 from trivium.corpus.config import CurateConfig
 from trivium.corpus.document import Document
 from trivium.corpus.engine.daft_engine import Daft
@@ -71,9 +71,9 @@ def test_a_step_alone_does_what_it_does_among_others(tmp_path, raw):
 
 
 def test_killed_after_every_part_it_goes_on_to_the_same_bytes(tmp_path, raw, monkeypatch):
-    monkeypatch.setattr(station, "PART_BYTES", 2000)
+    monkeypatch.setattr(parts, "PART_BYTES", 2000)
     whole, _ = run(tmp_path, raw, "quality", name="whole")
-    real, kills = station.lay_down, 0
+    real, kills = parts.lay_down, 0
 
     class Killed(BaseException):
         pass
@@ -85,7 +85,7 @@ def test_killed_after_every_part_it_goes_on_to_the_same_bytes(tmp_path, raw, mon
     out = tmp_path / "killed"
     out.mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(station, "lay_down", lay_down)
+        patch.setattr(parts, "lay_down", lay_down)
         while kills < 100:
             try:
                 run_steps(CurateConfig(filters=("quality",)), raw, out, seed=1, work=tmp_path / "work")
@@ -122,7 +122,6 @@ def test_rejects_are_gzip_that_any_reader_reads(tmp_path, raw):
     with gzip.open(out / "rejects.jsonl.gz", "rt") as file:
         rows = [json.loads(line) for line in file]
     assert len(rows) == sum(funnel[1]["dropped"].values()) + funnel[0]["quarantined"]
-    assert first_pass.PART_BYTES == station.PART_BYTES
 
 
 def test_two_processes_give_the_bytes_of_one(tmp_path, raw):

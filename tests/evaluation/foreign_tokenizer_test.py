@@ -8,10 +8,10 @@ pytest.importorskip("lm_eval", reason="lm_eval (extra eval) is not installed")
 
 import tokenizers
 from lm_eval.api.instance import Instance
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from evaluation import hflm
 from evaluation.models import TEXTS, plan_of, write_checkpoint
+from tokens.foreign import llama_words
 from trivium.checkpoint.load import Checkpoint
 from trivium.errors import DataError
 from trivium.evaluation.answer import NativeScorer
@@ -23,7 +23,7 @@ from trivium.serving.config import Drawing
 from trivium.serving.speak import speak
 from trivium.serving.unfold import Unfolding
 from trivium.serving.writer import Writer
-from trivium.tokens.tokenizer import tokenizer_of_model
+from trivium.tokens.tokenizer import load_tokenizer
 
 MARKS = {"bos_token": "<s>", "eos_token": {"__type": "AddedToken", "content": "</s>"}, "unk_token": "<unk>"}
 PAIRS = [
@@ -32,29 +32,10 @@ PAIRS = [
 ]
 
 
-def llama_words(*, opens):
-    """As Llama's: words begin with ▁, unknown characters are bytes, and <s> stands first where it is wanted."""
-    library = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    library.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    special = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=special, show_progress=False)
-    library.train_from_iterator(TEXTS, trainer)
-    if opens:
-        library.post_processor = processors.TemplateProcessing(
-            single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
-        )
-    tree = json.loads(library.to_str())
-    tree["added_tokens"] = tree["added_tokens"][:3]  # bytes are no marks
-    return json.dumps(tree)
-
-
 @pytest.fixture(scope="module", params=[True, False], ids=["opens with <s>", "does not open"])
 def folder(request, tmp_path_factory):
     root = tmp_path_factory.mktemp("llama")
-    words = llama_words(opens=request.param)
+    words = llama_words(TEXTS, opens=request.param)
     size = tokenizers.Tokenizer.from_str(words).get_vocab_size()
     checkpoint = write_checkpoint(
         root, plan_of("llama", sequence=64, model={"vocabulary": size, "end_of_text": 2})
@@ -111,9 +92,9 @@ def test_a_config_without_marks_and_marks_without_tokens_are_named(folder, tmp_p
     words = (folder / "tokenizer.json").read_text()
     (tmp_path / "tokenizer.json").write_text(words)
     with pytest.raises(DataError, match=r"has no token <\|endoftext\|>"):
-        tokenizer_of_model(tmp_path / "tokenizer.json")
+        load_tokenizer(tmp_path / "tokenizer.json")
     for config, message in (("{}", "has no token"), ('{"eos_token": "<end>"}', "<end>"), ("[", "cannot be read"),
                             ('{"eos_token": {"text": 1}}', "cannot be read")):  # fmt: skip
         (tmp_path / "tokenizer_config.json").write_text(config)
         with pytest.raises(DataError, match=message):
-            tokenizer_of_model(tmp_path / "tokenizer.json")
+            load_tokenizer(tmp_path / "tokenizer.json")

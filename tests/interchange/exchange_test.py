@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from plans import small
 from ranks import on_ranks
+from tokens.foreign import folder_of, llama_words
 from trivium.certify.certificate import RULE
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.save import save
@@ -25,7 +26,7 @@ from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
-from trivium.tokens.tokenizer import train_tokenizer
+from trivium.tokens.tokenizer import given_tokenizer, train_tokenizer
 from trivium.training.state import begin_with, fragments
 from trivium.training.trainer import Trainer
 
@@ -205,6 +206,19 @@ def test_the_tokenizer_goes_along(tmp_path: Path) -> None:
     assert generation["eos_token_id"] == config["eos_token_id"] == config["bos_token_id"] == words.end_of_text
     back = Checkpoint.open(import_hf(tmp_path / "hf", tmp_path / "back"))
     assert back.manifest["data"]["tokenizer_sha256"] == words.sha256
+
+
+def test_the_marks_of_a_tokenizer_from_elsewhere_go_along(tmp_path: Path) -> None:
+    said = {"eos_token": "</s>", "bos_token": "<s>"}
+    place = folder_of(tmp_path / "given", llama_words(["some words"] * 3, opens=True), tokenizer_config=said)
+    words = given_tokenizer(str(place))
+    words.save(tmp_path / "tokenizer.json")
+    checkpoint = written(tmp_path / "ours", small(model={"vocabulary": words.vocabulary}))
+    export_hf(checkpoint, tmp_path / "hf", tokenizer=tmp_path / "tokenizer.json")
+    for name in ("generation_config.json", "config.json"):
+        config = json.loads((tmp_path / "hf" / name).read_text())
+        assert (config["bos_token_id"], config["eos_token_id"]) == (1, 2)
+    assert given_tokenizer(str(tmp_path / "hf")).identity == words.identity
 
 
 def test_the_tokenizer_of_another_model_does_not_go_along(tmp_path: Path) -> None:

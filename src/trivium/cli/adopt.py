@@ -64,7 +64,7 @@ def adopt(
     _refuse_to_replace(folder, sources.values(), redo=redo)
     # Where a pair lies is no part of what it is: a training goes on when its pairs have moved.
     inputs = {
-        "tokenizer": words.sha256,
+        "tokenizer": words.identity,
         "pairs": fingerprint([[source, _state(prefix)] for source, prefix in sources.items()]),
         "asked": fingerprint([pairs.weights, len(pairs.validation), pairs.fraction, pairs.ended]),
     }
@@ -86,13 +86,13 @@ def _tokenizer(given: Given) -> "Tokenizer":
     """The one that the config names."""
     from trivium.tokens.tokenizer import given_tokenizer
 
-    named = resolve(given).tokens.tokenizer
-    if named is None:
+    tokens = resolve(given).tokens
+    if tokens.tokenizer is None:
         raise ConfigError(
-            f"tokens.tokenizer is {named}: pairs hold ids, and only their tokenizer knows them; --set "
+            f"tokens.tokenizer is {tokens.tokenizer}: pairs hold ids, and only their tokenizer knows them; --set "
             "tokens.tokenizer=FILE, its tokenizer.json"
         )
-    return given_tokenizer(named)
+    return given_tokenizer(tokens.tokenizer, tokens.end_of_text)
 
 
 def _weighted(words: list[str]) -> tuple[tuple[Path, ...], tuple[float, ...]]:

@@ -200,20 +200,21 @@ def import_(
     from trivium.config import build
     from trivium.interchange.bring import import_hf, settings_of
     from trivium.plan.plan import Plan
-    from trivium.tokens.tokenizer import END_OF_TEXT, tokenizer_of_model
+    from trivium.tokens.tokenizer import given_tokenizer
 
     _known(source, "--from")
     path = import_hf(folder, to or out / "imported")
     if (folder / "tokenizer.json").is_file():
-        words = tokenizer_of_model(folder / "tokenizer.json")
-        if words.marks.end == END_OF_TEXT:
+        try:
+            words = given_tokenizer(str(folder))
             chosen = [f"tokens.tokenizer={folder.resolve()}"]
             chosen += [
                 f"{field}={words.vocabulary}" for field in ("tokens.vocabulary", "plan.model.vocabulary")
             ]
-            say(f"  make its tokens with\n  {_command('tokenize', out, chosen)}")
-        else:
-            say(f"  its documents end with {words.marks.end}; `trivium tokenize` writes only {END_OF_TEXT}")
+            say(f"  make its tokens, of documents that end with {words.marks.end}, with")
+            say(f"  {_command('tokenize', out, chosen)}")
+        except (ConfigError, DataError) as error:  # its weights are there all the same
+            say(f"  to make its tokens: {error}")
     say(f"  {path}; train from it with")
     model = build(Plan, Checkpoint.open(path).manifest["plan"]).model
     settings = [f"training.start_from={path.resolve()}", *settings_of(model)]

@@ -1,7 +1,7 @@
 """`trivium corpus`: raw text is harvested, then curated into documents."""
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
@@ -23,6 +23,14 @@ from trivium.units import format_bytes
 if TYPE_CHECKING:
     from trivium.corpus.engine.engine import Engine
 
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="|".join(ENGINES),
+        help="Where the work runs: in this process, on Daft's native runner, or on Ray.",
+    ),
+]
 SHOWN = 5  # damaged files named on the terminal
 
 app = typer.Typer(
@@ -37,15 +45,26 @@ def harvest(
     preset: Preset = None,
     sets: Sets = None,
     redo: Redo = False,
+    engine: EngineName = "here",
+    workers: Workers = None,
 ) -> None:
     """Collect raw text: Python's own documentation with junk planted in it, or your files."""
-    perform(HARVEST, open_run(out, given_for(out, preset, sets), corpus=corpus), redo=redo)
+    opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
+    perform(on_engine(HARVEST, _harvest, chosen_engine(engine, workers)), opened, redo=redo)
 
 
 @app.command()
-def curate(out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, redo: Redo = False) -> None:
+def curate(
+    out: Out = DEFAULT_OUT,
+    preset: Preset = None,
+    sets: Sets = None,
+    redo: Redo = False,
+    engine: EngineName = "here",
+    workers: Workers = None,
+) -> None:
     """Extract, filter, deduplicate, decontaminate and blend what was harvested."""
-    perform(CURATE, open_run(out, given_for(out, preset, sets)), redo=redo)
+    opened = open_run(out, given_for(out, preset, sets))
+    perform(on_engine(CURATE, _curate, chosen_engine(engine, workers)), opened, redo=redo)
 
 
 @app.command()
@@ -54,20 +73,14 @@ def run(
     out: Out = DEFAULT_OUT,
     corpus: Corpus = None,
     sets: Sets = None,
-    engine: Annotated[
-        str,
-        typer.Option(
-            "--engine",
-            metavar="|".join(ENGINES),
-            help="Where the work runs: in this process, on Daft's native runner, or on Ray.",
-        ),
-    ] = "native",
+    engine: EngineName = "native",
     workers: Workers = None,
 ) -> None:
     """From raw text to token shards; killed at any moment, the same command goes on."""
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
-    curate = replace(CURATE, work=partial(_curate, engine=chosen_engine(engine, workers)))
-    for stage in (HARVEST, curate, tokenizing(workers)):
+    runner = chosen_engine(engine, workers)
+    stages = on_engine(HARVEST, _harvest, runner), on_engine(CURATE, _curate, runner), tokenizing(workers)
+    for stage in stages:
         perform(stage, opened)
 
 
@@ -82,11 +95,22 @@ def corpus_files(corpus: Path) -> Iterator[Path]:
     yield from [corpus] if corpus.is_file() else sorted(p for p in corpus.rglob("*") if p.is_file())
 
 
-def _harvest(run: Run, out: Path, progress: Progress) -> Result:
+def on_engine(stage: Stage, work: Callable[..., Result], engine: "Engine | None") -> Stage:
+    """A station whose work runs on this engine; what it writes does not depend on it."""
+    return replace(stage, work=partial(work, engine=engine))
+
+
+def _harvest(run: Run, out: Path, progress: Progress, engine: "Engine | None" = None) -> Result:
     from trivium.corpus.harvest import harvest
 
     found: dict[str, Any] = harvest(
-        run.config.harvest, out, seed=run.config.seed, corpus=run.corpus, progress=progress
+        run.config.harvest,
+        out,
+        seed=run.config.seed,
+        corpus=run.corpus,
+        progress=progress,
+        engine=engine,
+        work=run.folder(".harvest.work"),
     )
     return found
 

@@ -57,7 +57,7 @@ class RunConfig(Config):
     def problems(self, world_size: int | None = None) -> list[str]:
         """Every contradiction between fields, each with path, value, law and remedy."""
         found = self.plan.check(world_size)
-        if self.tokens.vocabulary != self.plan.model.vocabulary:
+        if not self.predicts(self.tokens.vocabulary):
             found.append(
                 f"tokens.vocabulary ({self.tokens.vocabulary}) must equal plan.model.vocabulary "
                 f"({self.plan.model.vocabulary}): the model predicts the tokenizer's ids; set plan.model.vocabulary, "
@@ -70,6 +70,12 @@ class RunConfig(Config):
         elif self.machine not in machines:
             found.append(f"machine: '{self.machine}' is not known; {nearest(self.machine, machines)}")
         return found
+
+    def predicts(self, ids: int) -> bool:
+        """Whether the model has rows for so many ids: as many, or more where tokenizer and weights come from elsewhere,
+        whose rows were often rounded up."""
+        rows = self.plan.model.vocabulary
+        return ids == rows or (ids < rows and self.tokens.tokenizer is not None)
 
     def checked(self, world_size: int | None = None) -> "RunConfig":
         """The config itself when it is free of contradictions; otherwise ConfigError with all of them."""

@@ -48,7 +48,7 @@ def worker_count(wanted: int | None) -> int:
 def check_vocabulary(run: Run, reached: int) -> None:
     """Refuse to train a model for ids that the tokenizer does not have, or that it has not room for."""
     wanted = run.config.plan.model.vocabulary
-    if reached != wanted:
+    if not run.config.predicts(reached):
         raise ConfigError(
             f"the tokenizer reached {reached} ids, but plan.model.vocabulary is {wanted}; give more text, or "
             f"--set plan.model.vocabulary={reached} --set tokens.vocabulary={reached}"
@@ -71,17 +71,21 @@ def _tokenize(run: Run, out: Path, progress: Progress, workers: int | None = Non
 
 
 def _given_tokenizer(run: Run) -> dict[str, str]:
-    """The hash of the tokenizer that the config names: what matters is what is in the file."""
-    if run.config.tokens.tokenizer is None:
+    """The hash of the tokenizer that the config names: what matters is what is in the files."""
+    tokens = run.config.tokens
+    if tokens.tokenizer is None:
         return {}
     from trivium.tokens.tokenizer import given_tokenizer
 
-    return {"tokenizer": given_tokenizer(run.config.tokens.tokenizer).sha256}
+    return {"tokenizer": given_tokenizer(tokens.tokenizer, tokens.end_of_text).identity}
 
 
 def _lines(result: Result) -> list[str]:
     totals = result["totals"]
     lines = [f"  vocabulary {result['vocabulary']} ids ({result['dtype']} shards)"]
+    lines.append(f"  documents end with {result['end_token']} (id {result['end_of_text']})")
+    if result["opening"]:
+        lines[-1] += f" and begin with id {', '.join(map(str, result['opening']))}"
     for split in ("train", "validation"):
         part = totals[split]
         lines.append(f"  {split}: {part['tokens']:,} tokens of {part['documents']:,} documents")

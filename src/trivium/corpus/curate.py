@@ -8,7 +8,6 @@ documents between them; each is a list of tasks that an engine does wherever it 
 """
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,19 +18,11 @@ from trivium.corpus.blend import blend
 from trivium.corpus.comparison import decide
 from trivium.corpus.config import CurateConfig
 from trivium.corpus.engine.engine import Engine, Here
-from trivium.corpus.first_pass import (
-    COUNTS,
-    Part,
-    evaluation_keys,
-    filter_file,
-    index_heldout,
-    list_parts,
-)
-from trivium.corpus.first_pass import (
-    REJECTS as PART_REJECTS,
-)
+from trivium.corpus.first_pass import Part, evaluation_keys, filter_file, index_heldout, list_parts
 from trivium.corpus.inputs import DOCUMENTS
-from trivium.corpus.job import HELDOUT, Job, begin_job, evaluation_items, evaluation_texts
+from trivium.corpus.job import HELDOUT, Job, begin_job, end_job, evaluation_items, evaluation_texts
+from trivium.corpus.judged import REJECTS as PART_REJECTS
+from trivium.corpus.parts import counts_of
 from trivium.corpus.publish import join_files, publish_shards, summed
 from trivium.corpus.score import score
 from trivium.corpus.second_pass import SHARDS, clean_shard, find_common, shard_groups
@@ -70,7 +61,7 @@ def curate(
     numbers = [str(number) for number in range(len(shard_groups(job, parts)))]
     here.map(partial(clean_shard, str(job.work)), numbers, _told(progress, len(numbers), "decontaminating"))
     result = _publish(job, parts, out, common)
-    shutil.rmtree(job.work)
+    end_job(job.work.parent)
     return {**result, **_scored(source, out)}
 
 
@@ -134,8 +125,8 @@ def _require_documents(job: Job, parts: Sequence[Part]) -> None:
 
 def _publish(job: Job, parts: Sequence[Part], out: Path, common: Counter[str]) -> dict[str, Any]:
     """Put the pieces together as the station's output."""
-    folders = sorted(job.path(SHARDS).iterdir())
-    counts = [json.loads((folder / COUNTS).read_text(encoding="utf-8")) for folder in folders]
+    folders = [job.path(SHARDS, f"{number:05d}") for number in range(len(shard_groups(job, parts)))]
+    counts = list(map(counts_of, folders))
     entries = [one["entry"] for one in counts]
     manifest = publish_shards(zip(folders, entries, strict=True), out / DOCUMENTS)
     join_files(

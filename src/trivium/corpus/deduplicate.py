@@ -80,7 +80,7 @@ def _near(
     warm_up()
     root = source if source.is_dir() else source.parent
     files = files_at(source)
-    begin_job(work, root, config, seed=seed, files=files)
+    job = begin_job(work, root, config, seed=seed, files=files)
     key = fingerprint([str(root.resolve()), *map(state_of, files)])
     snapshots = read_index(index, config.dedup, seed=seed) if index else []
     keys = [one["key"] for one in snapshots]
@@ -88,7 +88,7 @@ def _near(
     before = snapshots[: keys.index(key)] if known else snapshots
     old = listed([index / PARTS / name for one in before for name in one["parts"]]) if index else []
     new = listed(
-        _parts(config, source, work, seed=seed, progress=progress), first=sum(p.documents for p in old)
+        _parts(config, source, job.work, seed=seed, progress=progress), first=sum(p.documents for p in old)
     )
     found = find_duplicates(old, new, config.dedup)
     first = new[0].first if new else 0

@@ -5,8 +5,9 @@ killed at any moment leaves nothing that has to be doubted, and a new one does t
 """
 
 import json
+import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -65,11 +66,25 @@ def begin_job(
             [state_of(path) for path in (*files, *_other_inputs(source), *files_beside(config))]
         ),
     }
-    if not (work / JOB).is_file() or _read_json(work / JOB) != json.loads(json.dumps(described)):
+    return read_job(str(folder_of_job(work, described)))
+
+
+def folder_of_job(work: Path, described: Mapping[str, Any]) -> Path:
+    """The folder of such a job's pieces in the folder `work`; those of any other job are deleted.
+
+    A worker may outlive a process that was killed: what it still writes goes to the folder of its own job.
+    """
+    folder = work / fingerprint(described)[:16]
+    if not (folder / JOB).is_file():
         shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        write_json(work / JOB, described)
-    return read_job(str(work))
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / JOB, described)
+    return folder
+
+
+def end_job(work: Path) -> None:
+    """Delete the folder of pieces, while a worker that outlived its process may write there."""
+    shutil.rmtree(work, ignore_errors=True)
 
 
 def read_job(work: str) -> Job:
@@ -80,7 +95,7 @@ def read_job(work: str) -> Job:
 @lru_cache(maxsize=2)
 def _job_of(work: str, _: tuple[str, int, int]) -> Job:
     # Read once a process, not once a task: a job of a million files names them all.
-    described = _read_json(Path(work) / JOB)
+    described = read_json(Path(work) / JOB)
     source = Path(described["source"])
     return Job(
         identity=fingerprint(described),
@@ -114,22 +129,33 @@ def evaluation_texts(job: Job) -> dict[str, str]:
 
 
 def lay_down(folder: Path, write: Callable[[Path], None]) -> None:
-    """Make a folder by `write`, which is given an empty one; it takes its place when it is whole."""
-    partial = folder.with_name(f".{folder.name}.partial")
+    """Make a folder by `write`, which is given an empty one; it takes its place when it is whole.
+
+    Where another process made the same meanwhile, that one stays.
+    """
+    partial = _partial(folder)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     write(partial)
-    if folder.exists():
-        shutil.rmtree(folder)
-    partial.rename(folder)
+    try:
+        partial.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        shutil.rmtree(partial)
 
 
 def save_array(path: Path, array: NDArray[Any]) -> None:
     """An array as a file that is there whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
+    partial = _partial(path)
     write_array(partial, array)
     partial.replace(path)
+
+
+def _partial(path: Path) -> Path:
+    """Where this process writes what takes this place when it is whole."""
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")
 
 
 def write_array(path: Path, array: NDArray[Any]) -> None:
@@ -177,6 +203,7 @@ def state_of(path: Path) -> tuple[str, int, int]:
     return path.name, state.st_size, state.st_mtime_ns
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A file of plain data that a job wrote."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found

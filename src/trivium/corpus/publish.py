@@ -19,7 +19,7 @@ def publish_shards(pieces: Iterable[tuple[Path, dict[str, Any]]], store: Path) -
     for folder, entry in pieces:
         if entry["documents"]:
             entries.append({**entry, "file": shard_name(len(entries))})
-            _put(folder / entry["file"], store / entries[-1]["file"])
+            put(folder / entry["file"], store / entries[-1]["file"])
     return write_manifest(store, entries)
 
 
@@ -45,7 +45,7 @@ def summed(lists: Iterable[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [{**total, "dropped": dict(sorted(total["dropped"].items()))} for total in totals.values()]
 
 
-def _put(piece: Path, place: Path) -> None:
+def put(piece: Path, place: Path) -> None:
     """A finished piece under its last name, without copying where the disk allows it."""
     try:
         os.link(piece, place)

@@ -46,6 +46,11 @@ class Damage:
     records: int = 1
 
     @property
+    def text_bytes(self) -> int:
+        """It has no text."""
+        return 0
+
+    @property
     def reason(self) -> str:
         """One line for a person."""
         return f"{self.trouble} at {self.offset}: {' '.join(self.detail.split())}"

@@ -5,6 +5,7 @@ A shard is made of the documents of consecutive parts; which parts make which sh
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,17 +16,11 @@ from trivium.corpus.comparison import REASONS, Decisions, Fate, decisions_of, su
 from trivium.corpus.decontaminate import Counters, Hit, Keys, at_least, decontaminate
 from trivium.corpus.document import Document
 from trivium.corpus.engine.engine import Result
-from trivium.corpus.first_pass import (
-    COUNTS,
-    REJECTS,
-    Part,
-    all_parts,
-    evaluation_keys,
-    packed_lines,
-    reject_line,
-)
+from trivium.corpus.first_pass import Part, all_parts, evaluation_keys
 from trivium.corpus.job import Job, evaluation_texts, lay_down, read_job
+from trivium.corpus.judged import REJECTS, packed_lines, reject_line
 from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.parts import COUNTS
 from trivium.corpus.steps import Tally
 from trivium.corpus.store import SCHEMA, documents_in, documents_table, shard_name, write_shard
 from trivium.provenance import write_json
@@ -56,7 +51,7 @@ def find_common(job: Job, parts: list[Part]) -> Counter[str]:
     return common
 
 
-def shard_groups(job: Job, parts: list[Part]) -> list[list[Part]]:
+def shard_groups(job: Job, parts: Sequence[Part]) -> list[list[Part]]:
     """Consecutive parts, as many as it takes to fill a shard; the held-out part is in none."""
     groups: list[list[Part]] = []
     size = job.config.shard_bytes

@@ -4,9 +4,8 @@ The work is cut into parts as in the first pass of curation, so it may be killed
 part, and gives the same bytes in any number of processes.
 """
 
-import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,12 @@ from trivium.corpus.curate import FUNNEL, REJECTS
 from trivium.corpus.document import Document
 from trivium.corpus.engine.engine import Engine, Here, Result
 from trivium.corpus.filters.named import named_steps
-from trivium.corpus.first_pass import (
-    COUNTS,
-    PART_BYTES,
-    PARTS,
-    finished_parts,
-    packed_lines,
-    part_name,
-    reject_line,
-    take,
-)
+from trivium.corpus.first_pass import PARTS
 from trivium.corpus.inputs import DOCUMENTS, documents_of, files_at
-from trivium.corpus.job import Job, begin_job, lay_down, read_job
+from trivium.corpus.job import Job, begin_job, end_job, read_job
+from trivium.corpus.judged import REJECTS as PACKED
+from trivium.corpus.judged import judged, packed_lines, reject_line
+from trivium.corpus.parts import COUNTS, PART_BYTES, Piece, counts_of, do_parts, part_names
 from trivium.corpus.publish import join_files, publish_shards, summed
 from trivium.corpus.quarantine import Damage
 from trivium.corpus.read import source_of
@@ -35,8 +28,6 @@ from trivium.corpus.steps import Reject, Steps, Tally
 from trivium.corpus.store import documents_table, shard_name, write_shard
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
-
-PART_REJECTS = "rejects.gz"
 
 
 def run_steps(
@@ -60,78 +51,42 @@ def run_steps(
     numbers = [str(number) for number in range(len(files))]
     what = ", ".join(config.filters) or "reading"
     (engine or Here()).map(
-        partial(judge_file, str(work)), numbers, lambda done: progress(done, len(files), what)
+        partial(judge_file, str(job.work)), numbers, lambda done: progress(done, len(files), what)
     )
-    folders = [
-        job.path(PARTS, part_name(number, place))
-        for number in range(len(files))
-        for place in range(len(finished_parts(job, number)))
-    ]
+    folders = [job.path(PARTS, name) for name in part_names(job.path(PARTS), len(files))]
     found = publish_parts(folders, out)
-    shutil.rmtree(work)
+    end_job(work)
     return found
 
 
 def judge_file(work: str, item: str) -> Result:
     """The task of one file, by its number: write the parts of it that are not there yet."""
     job = read_job(work)
-    number = int(item)
-    done = finished_parts(job, number)
-    if done and done[-1]["last"]:
-        return {}
-    path = job.files[number]
-    raw = documents_of(path, source=source_of(path, job.source))
-    for _ in range(sum(part["raw"] for part in done)):
-        next(raw)
-    last, count = False, len(done)
-    while not last:
-        taken, last = take(raw, PART_BYTES)
-        steps = Steps(named_steps(job.config, seed=job.seed))
-        write_part(job, part_name(number, count), taken, steps, last=last)
-        count += 1
-    return {}
+    path = job.files[int(item)]
+    return do_parts(
+        job.path(PARTS),
+        int(item),
+        lambda: documents_of(path, source=source_of(path, job.source)),
+        lambda piece: _write_part(job, piece),
+    )
 
 
-def write_part(job: Job, name: str, raw: Sequence[Document | Damage], steps: Steps, *, last: bool) -> None:
-    """Lay down what the steps leave of some records, with their rejects and counts."""
-    read = Tally("read")
-    lines: list[bytes] = []
-    kept: list[Document] = []
-    for result in steps.run(sound(raw, read, lines, job.source)):
-        if isinstance(result, Reject):
-            lines.append(reject_line(result.document, result.step, result.reason))
-        else:
-            kept.append(result)
-    tallies = [tally.as_json() for tally in (read, *steps.tallies)]
-
-    def write(into: Path) -> None:
-        entry = write_shard(into / shard_name(0), documents_table(kept))
-        (into / PART_REJECTS).write_bytes(packed_lines(lines))
-        write_json(into / COUNTS, {"raw": len(raw), "last": int(last), "entry": entry, "tallies": tallies})
-
-    lay_down(job.path(PARTS, name), write)
-
-
-def sound(
-    raw: Iterable[Document | Damage], read: Tally, lines: list[bytes], root: Path
-) -> Iterator[Document]:
-    """The documents among what was read; what could not be is counted and becomes a reject."""
-    for item in raw:
-        if isinstance(item, Damage):
-            where = Path(item.path).relative_to(root).as_posix()
-            read.quarantined += item.records
-            lines.append(reject_line(Document(where, "", ""), read.step, item.reason))
-        else:
-            read.keep(item)
-            yield item
+def _write_part(job: Job, piece: Piece[Document | Damage]) -> dict[str, Any]:
+    """What the steps leave of some records, and their rejects."""
+    found = judged(piece.records, Steps(named_steps(job.config, seed=job.seed)), job.source)
+    (piece.into / PACKED).write_bytes(found.rejects)
+    return {
+        "entry": write_shard(piece.into / shard_name(0), documents_table(found.kept)),
+        "tallies": found.tallies,
+    }
 
 
 def publish_parts(folders: Sequence[Path], out: Path) -> dict[str, Any]:
     """Finished parts as the output of a station; returns {"funnel": …}."""
-    counts = [json.loads((folder / COUNTS).read_text(encoding="utf-8")) for folder in folders]
+    counts = list(map(counts_of, folders))
     entries = [one["entry"] for one in counts]
     publish_shards(zip(folders, entries, strict=True), out / DOCUMENTS)
-    join_files([folder / PART_REJECTS for folder in folders], out / REJECTS)
+    join_files([folder / PACKED for folder in folders], out / REJECTS)
     funnel = summed(one["tallies"] for one in counts)
     write_json(out / FUNNEL, funnel)
     return {"funnel": funnel}
@@ -148,7 +103,7 @@ def write_results(
         into = folder / f"{number:05d}"
         into.mkdir(parents=True)
         entry = write_shard(into / shard_name(0), documents_table(kept))
-        (into / PART_REJECTS).write_bytes(packed_lines(lines))
+        (into / PACKED).write_bytes(packed_lines(lines))
         write_json(into / COUNTS, {"entry": entry, "tallies": []})
         lines.clear()
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from trivium.corpus.document import Document
 from trivium.errors import DataError
-from trivium.provenance import file_sha256, write_json
+from trivium.provenance import file_sha256, read_described, write_json
 
 FORMAT = "trivium-documents-1"
 MANIFEST = "manifest.json"
@@ -112,18 +112,8 @@ def write_manifest(directory: Path, shards: Sequence[dict[str, Any]]) -> dict[st
 
 def read_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a document store, checked to be one."""
-    path = directory / MANIFEST
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(
-            f"{directory} holds no documents ({MANIFEST} is missing); run `trivium corpus curate`"
-        ) from None
-    except ValueError:
-        raise DataError(f"{path} is not JSON: it was truncated or edited; curate the corpus again") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise DataError(f"{path} is not a {FORMAT} manifest (format: {manifest.get('format')!r})")
-    return manifest
+    missing = f"{directory} holds no documents ({MANIFEST} is missing); run `trivium corpus curate`"
+    return read_described(directory / MANIFEST, FORMAT, missing=missing, remedy="curate the corpus again")
 
 
 def read_documents(directory: Path, *, verify: bool = True) -> Iterator[Document]:

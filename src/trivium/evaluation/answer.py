@@ -22,7 +22,7 @@ from trivium.plan.parameters import shard_box
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.seeds import seed_for
-from trivium.tokens.tokenizer import Tokenizer, tokenizer_of_model
+from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
 
 TOGETHER = 8  # texts written side by side
 CHARACTERS_AT_ONCE = 1 << 24  # of requests that are ids at the same time: these take half a gigabyte
@@ -49,7 +49,7 @@ class NativeScorer:
         mesh = mesh or Mesh.single(ALONE.device)
         opened = Checkpoint.open_together(checkpoint_in(checkpoint), mesh)
         plan = build(Plan, opened.manifest["plan"])
-        words = tokenizer_of_model(tokenizer)
+        words = load_tokenizer(tokenizer)
         known = opened.manifest.get("data", {}).get("tokenizer_sha256")
         if words.vocabulary > plan.model.vocabulary:
             raise CheckpointError(

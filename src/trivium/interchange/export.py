@@ -21,7 +21,8 @@ from trivium.plan.parameters import Box
 from trivium.plan.plan import Plan
 from trivium.provenance import sync_directory, sync_tree, write_json
 from trivium.seeds import generator_for
-from trivium.tokens.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
+from trivium.tokens.marks import CONFIG, GENERATION, MAP
+from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
 
 FILE_BYTES = 5_000_000_000  # transformers' own size of a file
 TOLERANCE = 1e-5  # of logits, in fp32
@@ -53,7 +54,7 @@ def export_hf(source: Checkpoint, folder: Path, *, tokenizer: Path | None) -> Ex
     if (
         words is not None
     ):  # where documents see each other, the model's own id of their end is never asked for
-        config |= dict.fromkeys(("bos_token_id", "eos_token_id"), words.end_of_text)
+        config |= {"bos_token_id": words.before_text, "eos_token_id": words.end_of_text}
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -128,17 +129,18 @@ def _write_words(folder: Path, plan: Plan, words: Tokenizer | None) -> None:
     end, model = plan.model.end_of_text, plan.model
     generation: dict[str, Any] = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
     if words is not None:
-        generation = dict.fromkeys(generation, words.end_of_text)
+        generation = dict.fromkeys(generation, words.end_of_text) | {"bos_token_id": words.before_text}
         words.save(folder / "tokenizer.json")
-        named = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "unk_token": END_OF_TEXT}
+        marks = words.marks
+        named = {"bos_token": marks.begin or marks.end, "eos_token": marks.end, "unk_token": words.unknown}
         about = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": model.sequence,
             "clean_up_tokenization_spaces": False,  # text comes back as it was
         }
-        write_json(folder / "tokenizer_config.json", {**about, **named})
-        write_json(folder / "special_tokens_map.json", named)
-    write_json(folder / "generation_config.json", {**generation, "max_length": model.sequence})
+        write_json(folder / CONFIG, {**about, **marks.as_config, **named})
+        write_json(folder / MAP, named)
+    write_json(folder / GENERATION, {**generation, "max_length": model.sequence})
 
 
 def _difference(source: Checkpoint, plan: Plan, folder: Path) -> float:

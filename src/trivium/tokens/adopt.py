@@ -82,20 +82,21 @@ def adopt_pairs(pairs: Pairs, out: Path, tokenizer: Tokenizer, progress: Progres
     entries = {source: one.entry() for source, one in found.items()}
     weights = _weights(pairs, entries)
     counts = {split: np.zeros(tokenizer.vocabulary, np.int64) for split in SPLITS}
-    files = _linked(found.values(), out, _Ids(tokenizer, pairs.ended, counts), progress)
-    tokenizer.save(out / TOKENIZER)
+    ids = _Ids(tokenizer, pairs.ended, counts, [])
+    files = _linked(found.values(), out, ids, progress)
+    begun = 2 * sum(ids.begun) > sum(len(one.shard) for one in found.values())
+    written = tokenizer if begun else tokenizer.without_opening()
+    files |= {path.name: file_sha256(path) for path in written.save(out / TOKENIZER)}
     manifest: dict[str, Any] = {
         "format": FORMAT,
-        "tokenizer_sha256": tokenizer.sha256,
-        "vocabulary": tokenizer.vocabulary,
-        "end_of_text": tokenizer.end_of_text,
+        **written.manifest,
         "dtype": ", ".join(sorted({one.shard.tokens.dtype.name for one in found.values()})),
         "validation": "pairs of their own" if pairs.validation else "last documents of each pair",
         "sources": {source: {"weight": weights[source], **entry} for source, entry in entries.items()},
         "totals": {split: _totals(entries.values(), split) for split in SPLITS},
         "unigram_entropy": unigram_entropy(counts[TRAIN], counts[VALIDATION]),
         "validation_entropy": entropy(counts[VALIDATION]),
-        "files": files | {TOKENIZER: file_sha256(out / TOKENIZER)},
+        "files": files,
     }
     write_json(out / MANIFEST, manifest)
     return manifest
@@ -133,11 +134,15 @@ def _weights(pairs: Pairs, entries: Mapping[str, Mapping[str, Any]]) -> dict[str
 
 
 class _Ids(NamedTuple):
-    """What the ids of a pair must be, and how often each occurs in a split: [vocabulary]."""
+    """What the ids of a pair must be, and how often each occurs in a split: [vocabulary].
+
+    begun: of each block, how many documents begin as the tokenizer's do; most pairs are made one way throughout.
+    """
 
     tokenizer: Tokenizer
     ended: bool
     counts: Mapping[str, NDArray[np.int64]]
+    begun: list[int]
 
     def read(self, pair: Adopted, told: Callable[[int], None]) -> str:
         """Count and check a pair's ids; returns the sha256 of its `.bin`. told: how many tokens were read."""
@@ -163,6 +168,8 @@ class _Ids(NamedTuple):
                 f"{shard.prefix}.bin holds id {block[place]} at token {at + place}, but the tokenizer has ids 0 to "
                 f"{size - 1}; name the one that these tokens were made with in tokens.tokenizer"
             )
+        begin = np.searchsorted(starts, [at, at + len(block)])
+        self.begun.append(int((block[starts[slice(*begin)] - at] == (*self.tokenizer.opening, -1)[0]).sum()))
         first, behind = np.searchsorted(starts, [at, at + len(block)], side="right")
         wrong = block[starts[first:behind] - 1 - at] != self.tokenizer.end_of_text
         if self.ended and wrong.any():

@@ -15,6 +15,9 @@ class TokensConfig(Config):
 
     vocabulary: Annotated[int, Field(ge=BYTE_ALPHABET + 1)] = 2048  # target size; little text may give fewer
     tokenizer: str | None = None  # a tokenizer.json or its folder; None: one is trained on the corpus
+    end_of_text: Annotated[str, Field(min_length=1)] | None = (
+        None  # the token that closes documents; None: as found
+    )
     validation_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.03  # share of documents held out
     dtype: Literal["auto", "uint16", "int32"] = "auto"  # of the shards; auto: uint16 below 65,500 ids
     tokenizer_bytes: Annotated[int, Field(ge=1)] = 64 << 20  # at most this much text trains the tokenizer

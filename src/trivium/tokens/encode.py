@@ -20,6 +20,7 @@ from trivium.tokens.config import TokensConfig
 from trivium.tokens.entropy import entropy, unigram_entropy
 from trivium.tokens.gather import ShardSet
 from trivium.tokens.manifest import FORMAT, MANIFEST, SPLITS, TOKENIZER
+from trivium.tokens.marks import END_OF_TEXT
 from trivium.tokens.pieces import Work, encode_pieces, read_piece
 from trivium.tokens.split import TRAIN, VALIDATION, HeldOut, choose_held_out, parts_of, survey
 from trivium.tokens.tokenizer import Tokenizer, given_tokenizer, load_tokenizer, train_tokenizer
@@ -70,9 +71,7 @@ def tokenize(
     shutil.rmtree(pieces)
     manifest: dict[str, Any] = {
         "format": FORMAT,
-        "tokenizer_sha256": tokenizer.sha256,
-        "vocabulary": tokenizer.vocabulary,
-        "end_of_text": tokenizer.end_of_text,
+        **tokenizer.manifest,
         "dtype": dtype,
         "seed": seed,
         "validation": "whole documents" if held_out.tail_of < 0 else "tail of one document",
@@ -120,7 +119,7 @@ def file_stems(sources: Iterable[str]) -> dict[str, str]:
 
 
 def _given(config: TokensConfig) -> Tokenizer:
-    tokenizer = given_tokenizer(str(config.tokenizer))
+    tokenizer = given_tokenizer(str(config.tokenizer), config.end_of_text)
     if tokenizer.vocabulary != config.vocabulary:
         size = tokenizer.vocabulary
         raise ConfigError(
@@ -136,7 +135,7 @@ def _begin(work: Path, config: TokensConfig, store: Path, given: Tokenizer | Non
         "trivium": __version__,
         "config": to_tree(config),
         "documents": file_sha256(store / STORE_MANIFEST),
-        "tokenizer": given.sha256 if given else "",
+        "tokenizer": given.identity if given else "",
         "seed": seed,
     }
     if not (work / JOB).is_file() or json.loads((work / JOB).read_text(encoding="utf-8")) != job:
@@ -153,7 +152,8 @@ def _trained(
     path = work / TOKENIZER
     if path.is_file():
         return load_tokenizer(path)
-    tokenizer = train_tokenizer(_training_texts(store, held_out, share=share, seed=seed), config.vocabulary)
+    texts = _training_texts(store, held_out, share=share, seed=seed)
+    tokenizer = train_tokenizer(texts, config.vocabulary, config.end_of_text or END_OF_TEXT)
     partial = path.with_name(f".{path.name}.partial")
     tokenizer.save(partial)
     partial.replace(path)

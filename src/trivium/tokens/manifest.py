@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trivium.errors import DataError
-from trivium.provenance import file_sha256, unheard
+from trivium.provenance import file_sha256, read_described, unheard
 from trivium.tokens.shards import TokenShard
 
 FORMAT = "trivium-tokens-1"
@@ -21,24 +21,13 @@ _COUNTED = 1 << 22  # tokens at once
 
 def read_tokens_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a token directory, checked to be one."""
-    path = directory / MANIFEST
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise DataError(
-            f"{directory} holds no tokens ({MANIFEST} is missing); run `trivium tokenize`, or `trivium data adopt` "
-            "where pairs of .bin and .idx are there already"
-        ) from None
-    except ValueError:
-        raise DataError(
-            f"{path} is not JSON: it was truncated or edited; run `trivium tokenize` again"
-        ) from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
-        raise DataError(
-            f"{path} is not a {FORMAT} manifest (format: {found!r}); run `trivium tokenize` again"
-        )
-    return manifest
+    missing = (
+        f"{directory} holds no tokens ({MANIFEST} is missing); run `trivium tokenize`, or `trivium data adopt` "
+        "where pairs of .bin and .idx are there already"
+    )
+    return read_described(
+        directory / MANIFEST, FORMAT, missing=missing, remedy="run `trivium tokenize` again"
+    )
 
 
 def open_shards(directory: Path, split: str) -> dict[str, TokenShard]:

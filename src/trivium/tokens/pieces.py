@@ -66,10 +66,11 @@ def encode_pieces(work: Work, *, workers: int, total: int, progress: Progress) -
 def encode_piece(work: Work, path: Path, table: pa.Table, first: int) -> int:
     """Encode the documents of a table whose first is number `first`; returns their bytes."""
     parts = list(parts_of(table, first, work.held_out))
+    begin = np.array(work.tokenizer.opening, np.uint32)
     end = np.array([work.tokenizer.end_of_text], np.uint32)
     encoded = work.tokenizer.encode_arrays([part.text for part in parts])
-    lengths = np.array([len(ids) + 1 for ids in encoded], np.int64)
-    flat = np.concatenate([array for ids in encoded for array in (ids, end)])
+    lengths = np.array([len(begin) + len(ids) + 1 for ids in encoded], np.int64)
+    flat = np.concatenate([array for ids in encoded for array in (begin, ids, end)])
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     sizes = [len(part.text.encode()) for part in parts]
     columns = {

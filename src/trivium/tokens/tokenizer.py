@@ -6,31 +6,25 @@ several ranks on one machine can encode without multiplying threads. `encode_arr
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import takewhile
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tiktoken
 import tokenizers
 from numpy.typing import NDArray
 
-from trivium.errors import DataError
+from trivium.errors import ConfigError, DataError
+from trivium.provenance import fingerprint, write_json
 from trivium.tokens.bulk import equal_encoding
+from trivium.tokens.marks import CONFIG, END_OF_TEXT, GENERATION, MAP, Beside, Marks, beside
 
-END_OF_TEXT = "<|endoftext|>"
 FILE = "tokenizer.json"
-CONFIG = "tokenizer_config.json"
-
-
-class Marks(NamedTuple):
-    """The tokens that end and begin a document. opens: whether the beginning stands before every prompt; None: where
-    the description's own last step puts it."""
-
-    end: str = END_OF_TEXT
-    begin: str | None = None
-    opens: bool | None = None
+_WRITTEN = "{0} a{0} {0}\n{0}"  # a mark where text may have it
 
 
 class Tokenizer:
@@ -40,7 +34,7 @@ class Tokenizer:
         """`description`: the JSON text of the Hugging Face tokenizers library."""
         self.description, self.marks = description, marks
         self._library = tokenizers.Tokenizer.from_str(description)
-        # "<|endoftext|>" written in a document is text: only the corpus writer may end a document.
+        # The mark of an end written in a document is text: only the corpus writer may end a document.
         self._library.encode_special_tokens = True
         self._library.no_truncation()
         self._library.no_padding()
@@ -66,15 +60,50 @@ class Tokenizer:
         return self.end_of_text if self.marks.begin is None else self._id_of(self.marks.begin)
 
     @cached_property
+    def opening(self) -> list[int]:
+        """The ids that stand before every text, where that is the custom: the beginning of a document."""
+        if self.marks.opens is not None:
+            return [self.before_text] if self.marks.opens else []
+        encoded = self._library.encode("a")
+        added = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
+        return [token for token, _ in takewhile(itemgetter(1), added)]
+
+    def without_opening(self) -> "Tokenizer":
+        """The same, of documents that begin with their text."""
+        bare = Tokenizer(self.description, Marks(self.marks.end))
+        return Tokenizer(self.description, Marks(self.marks.end, opens=False)) if bare.opening else bare
+
+    @cached_property
     def is_concatenative(self) -> bool:
         """Whether the text of ids is that of their parts in turn; others take a space from the beginning."""
         decoder = json.loads(self.description).get("decoder") or {}
         return decoder.get("type") == "ByteLevel"
 
+    @property
+    def unknown(self) -> str:
+        """The token that stands for what has none; the end of a text where every text has ids."""
+        return json.loads(self.description)["model"].get("unk_token") or self.marks.end
+
     @cached_property
     def sha256(self) -> str:
         """Hash of the description, which is also the file's content."""
         return hashlib.sha256(self.description.encode()).hexdigest()
+
+    @cached_property
+    def identity(self) -> str:
+        """Equal ones make equal documents: the description's hash, with the marks where they are not ours."""
+        return self.sha256 if self.marks == Marks() else fingerprint([self.sha256, *self.marks])
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What the manifest of tokens says of it."""
+        return {
+            "tokenizer_sha256": self.sha256,
+            "vocabulary": self.vocabulary,
+            "end_of_text": self.end_of_text,
+            "end_token": self.marks.end,
+            "opening": self.opening,
+        }
 
     def encode(self, text: str) -> list[int]:
         """Ids of one text, without an end mark; starts no threads."""
@@ -87,10 +116,7 @@ class Tokenizer:
 
     def encode_prompts(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of texts to be continued: as `encode_batch`, with the beginning before them where that is the custom."""
-        if self.marks.opens is not None:
-            opening = [self.before_text] if self.marks.opens else []
-            return [opening + ids for ids in self.encode_batch(texts)]
-        return [e.ids for e in self._library.encode_batch_fast([_checked(t) for t in texts])]
+        return [self.opening + ids for ids in self.encode_batch(texts)]
 
     def prompt_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The same, of one id at least: there must be something to go on from."""
@@ -123,6 +149,16 @@ class Tokenizer:
         """Every token, in the library's spelling, and its id."""
         return dict(self._library.get_vocab())
 
+    def spelled(self) -> dict[int, str]:
+        """Every id, and its token."""
+        return {number: token for token, number in self.words().items()}
+
+    @property
+    def special(self) -> str:
+        """The tokens that no text can write, for an error."""
+        added = json.loads(self.description).get("added_tokens") or []
+        return ", ".join(token["content"] for token in added if token["special"])
+
     def _id_of(self, token: str) -> int:
         found: int | None = self._library.token_to_id(token)
         if found is None:
@@ -131,63 +167,98 @@ class Tokenizer:
             )
         return found
 
-    def save(self, path: Path) -> None:
-        """Write the description; `load_tokenizer` reads it."""
+    def save(self, path: Path) -> list[Path]:
+        """Write the description, and beside it which tokens end and begin documents where a reader would not know;
+        `load_tokenizer` reads both. Returns what was written."""
         path.write_text(self.description, encoding="utf-8", newline="")
+        if self.marks == Marks():
+            return [path]
+        write_json(path.with_name(CONFIG), self.marks.as_config)
+        return [path, path.with_name(CONFIG)]
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
-    """Learn a byte-level BPE of at most `vocabulary` ids; the same texts in the same order give the same one."""
+def train_tokenizer(texts: Iterable[str], vocabulary: int, end: str = END_OF_TEXT) -> Tokenizer:
+    """Learn a byte-level BPE of at most `vocabulary` ids; the same texts in the same order give the same one.
+
+    end: the token that closes documents.
+    """
     library = tokenizers.Tokenizer(tokenizers.models.BPE())
     library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=[end],
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     library.train_from_iterator(map(_checked, texts), trainer)
-    return Tokenizer(library.to_str())
+    return Tokenizer(library.to_str(), Marks(end))
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer in a `tokenizer.json`; DataError when it is missing, damaged, or not one of ours."""
-    tokenizer = Tokenizer(_description(path))
-    if END_OF_TEXT not in tokenizer.words():
-        raise DataError(f"{path} has no token {END_OF_TEXT}, which must close every document; tokenize again")
-    return tokenizer
+    """The tokenizer in a `tokenizer.json`, with the marks that the first file beside it names; else `<|endoftext|>`.
 
-
-def tokenizer_of_model(path: Path) -> Tokenizer:
-    """The tokenizer of a model that may come from elsewhere, at a `tokenizer.json`: what ends and begins its documents
-    is said by `tokenizer_config.json` beside it; without that file it must be one of ours. DataError where it does
-    not name its end, or a token that there is not."""
-    beside = path.with_name(CONFIG)
-    if not beside.is_file():
-        return load_tokenizer(path)
-    try:
-        tree = json.loads(beside.read_text(encoding="utf-8"))
-        end, begin = (_token_in(tree, name) for name in ("eos_token", "bos_token"))
-        opens = tree.get("add_bos_token") if begin is not None else None
-    except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+    DataError when it is missing or damaged, lacks the mark that ends or begins its documents, or several may end them.
+    """
+    found = Tokenizer(_description(path))
+    said = beside(path, found.spelled())
+    ends = next(iter(said.ends.values()), (END_OF_TEXT,))
+    marks = Marks(ends[0], said.begin, said.opens)
+    missing = [token for token in (*ends, said.begin) if token is not None and token not in found.words()]
+    if missing or len(ends) > 1:
+        problem = f"has no token {missing[0]}" if missing else f"may end with any of {', '.join(ends)}"
         raise DataError(
-            f"{beside} cannot be read as a tokenizer's config ({error!r}); download it again"
-        ) from None
-    tokenizer = Tokenizer(_description(path), Marks(end or END_OF_TEXT, begin, opens))
-    missing = [t for t in (tokenizer.marks.end, begin) if t is not None and t not in tokenizer.words()]
-    if missing:
-        raise DataError(
-            f"{path} has no token {missing[0]}, with which its documents end or begin; name one that it has as "
-            f"eos_token or bos_token in {beside}"
+            f"{path} {problem}, with which its documents end or begin; name one that it has as eos_token or bos_token "
+            f"in {path.with_name(CONFIG)}"
         )
-    return tokenizer
+    return Tokenizer(found.description, marks)
 
 
-def _token_in(tree: Mapping[str, Any], name: str) -> str | None:
-    """A token in a config: its text, or an object that holds it."""
-    found = tree.get(name)
-    return str(found["content"]) if isinstance(found, Mapping) else None if found is None else str(found)
+def given_tokenizer(place: str, end: str | None = None) -> Tokenizer:
+    """The tokenizer of `tokens.tokenizer`: this file, or the `tokenizer.json` of this folder, to write documents with.
+
+    end: `tokens.end_of_text`; None: the token that all files beside it agree on, `<|endoftext|>` where none names one.
+    DataError when there is no such file or it is damaged; ConfigError when it is not certain what ends a document, or
+    a text could write it.
+    """
+    path = tokenizer_file(place)
+    if not path.is_file():
+        raise DataError(
+            f"tokens.tokenizer: {path} does not exist; give a tokenizer.json of Hugging Face tokenizers, or a "
+            "folder that holds one"
+        )
+    found = Tokenizer(_description(path))
+    said = beside(path, found.spelled())
+    marks = Marks(_one_end(found, said, end, path), said.begin, said.opens)
+    if said.begin is not None and said.begin not in found.words():
+        raise DataError(
+            f"{path} has no token {said.begin}, which {CONFIG} beside it names as bos_token; mend that"
+        )
+    tokenizer = Tokenizer(found.description, marks)
+    if tokenizer.end_of_text in tokenizer.encode(_WRITTEN.format(marks.end)):
+        raise ConfigError(
+            f"tokens.end_of_text is {marks.end}, but a text that has these letters would become this token, and end in "
+            f'its midst; let added_tokens of {path} say "special": true of it, or --set tokens.end_of_text=TOKEN'
+        )
+    return tokenizer if tokenizer.opening else tokenizer.without_opening()
+
+
+def _one_end(found: Tokenizer, said: Beside, end: str | None, path: Path) -> str:
+    """The token that closes every document; ConfigError where it is not certain, or is none."""
+    named = {token for tokens in said.ends.values() for token in tokens}
+    if end is None and len(named) > 1:
+        raise ConfigError(
+            f"tokens.end_of_text is {end}, and the files beside {path} name several ({said.found}), but one token "
+            "closes every document; --set tokens.end_of_text=TOKEN, the one that ends a document"
+        )
+    chosen = end or next(iter(named), END_OF_TEXT)
+    if chosen not in found.words():
+        raise ConfigError(
+            f"tokens.end_of_text is {end}, but {path} has no token {chosen}, which must close every document "
+            f"({said.found or f'{CONFIG}, {MAP} and {GENERATION} beside it name none'}); "
+            f"--set tokens.end_of_text=TOKEN, one of its own: {found.special or 'it has no special tokens'}"
+        )
+    return chosen
 
 
 def _description(path: Path) -> str:
@@ -203,17 +274,6 @@ def _description(path: Path) -> str:
     except Exception as error:  # the library raises bare Exception for every kind of damage
         raise DataError(f"{path} is not a tokenizer ({error}); run `trivium tokenize` again") from None
     return description
-
-
-def given_tokenizer(place: str) -> Tokenizer:
-    """The tokenizer in this file, or in the `tokenizer.json` of this folder; DataError when there is none."""
-    path = tokenizer_file(place)
-    if not path.is_file():
-        raise DataError(
-            f"tokens.tokenizer: {path} does not exist; give a tokenizer.json of Hugging Face tokenizers, or a "
-            "folder that holds one"
-        )
-    return load_tokenizer(path)
 
 
 def tokenizer_file(place: str) -> Path:

@@ -2,6 +2,10 @@
 
 import hashlib
 import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -57,3 +61,21 @@ def test_the_corpus_does_not_depend_on_the_engine_or_on_the_number_of_workers(tm
 def test_an_engine_that_is_not_known_is_refused():
     with pytest.raises(ConfigError, match="did you mean 'native'"):
         Daft("nativ", workers=1)
+
+
+WORKER = "import os; from trivium.corpus.engine.engine import end_with; print(1, flush=True); end_with(os.getppid())"
+STARTER = f"""
+import subprocess, sys
+worker = subprocess.Popen([sys.executable, "-c", {WORKER!r}], stdout=subprocess.PIPE)
+worker.stdout.readline()
+print(worker.pid)
+"""
+
+
+def test_a_worker_ends_soon_after_the_process_that_started_it_was_killed():
+    """It would go on for hours with a file of its own, beside the workers of the process that goes on."""
+    told = subprocess.run([sys.executable, "-c", STARTER], capture_output=True, text=True, check=True).stdout
+    place, until = Path("/proc", told.strip()), time.monotonic() + 60
+    while place.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not place.exists()

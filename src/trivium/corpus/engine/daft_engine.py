@@ -1,13 +1,15 @@
 """The pipeline on Daft: on this machine (native runner) or on a Ray cluster, one process per worker."""
 
 import logging
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import daft
 
-from trivium.corpus.engine.engine import Done, Result, Task, packed_outcome, unpacked
+from trivium.corpus.engine.engine import Done, Result, Task, end_with, packed_outcome, unpacked
 from trivium.errors import ConfigError, MachineError, nearest
 
 NATIVE, RAY = "native", "ray"
@@ -80,6 +82,7 @@ class _Performer:
 
     def __init__(self, task: Task) -> None:
         self._task = task
+        threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
 
     @daft.method.batch(return_dtype=daft.DataType.string(), batch_size=1)
     def perform(self, items: daft.Series) -> list[str]:

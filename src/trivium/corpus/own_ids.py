@@ -1,0 +1,45 @@
+"""Every document of a corpus gets an id of its own: files number their rows each from 0."""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+Keys = NDArray[np.uint64]
+
+
+class OwnIds:
+    """Gives repeated ids numbers behind them: `7`, `7~2`, …; asked in the same order it gives the same ones.
+
+    It holds eight bytes for each id of the corpus, and the names of those that repeat.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        """keys: of all ids of the corpus."""
+        self._keys = np.sort(keys)
+        self._repeated = np.unique(self._keys[1:][self._keys[1:] == self._keys[:-1]])
+        self._times: dict[str, int] = {}
+
+    def may_repeat(self, keys: Keys) -> NDArray[np.bool_]:
+        """Which of these ids may stand more than once in the corpus; the others need not be asked for."""
+        return np.isin(keys, self._repeated)
+
+    def of(self, identity: str) -> str:
+        """The id itself the first time, then with the next number behind it that no id of the corpus has."""
+        times = self._times.get(identity, 0) + 1
+        while times > 1 and self._is_there(f"{identity}~{times}"):
+            times += 1
+        self._times[identity] = times
+        return identity if times == 1 else f"{identity}~{times}"
+
+    def _is_there(self, identity: str) -> bool:
+        (key,) = keys_of([identity])
+        at = int(np.searchsorted(self._keys, key))
+        return at < len(self._keys) and bool(self._keys[at] == key)
+
+
+def keys_of(identities: Sequence[str]) -> Keys:
+    """Eight bytes for each id. Different ids may have the same, once in billions: then one is asked for in vain."""
+    digests = (blake2b(one.encode("utf-8", "surrogatepass"), digest_size=8).digest() for one in identities)
+    return np.frombuffer(b"".join(digests), np.uint64)

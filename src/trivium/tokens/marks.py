@@ -1,0 +1,80 @@
+"""Which tokens end and begin a document: as the files beside a `tokenizer.json` say, in the words of transformers."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trivium.errors import DataError
+
+END_OF_TEXT = "<|endoftext|>"  # of the tokenizers that are trained here, and where no file names another
+CONFIG, MAP, GENERATION = "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"
+Tree = Mapping[str, Any]
+
+
+class Marks(NamedTuple):
+    """The tokens that end and begin a document. opens: whether the beginning stands before every text; None: where
+    the description's own last step puts it."""
+
+    end: str = END_OF_TEXT
+    begin: str | None = None
+    opens: bool | None = None
+
+    @property
+    def as_config(self) -> dict[str, Any]:
+        """What `tokenizer_config.json` says of them."""
+        named = {"bos_token": self.begin, "add_bos_token": self.opens}
+        return {"eos_token": self.end} | {key: value for key, value in named.items() if value is not None}
+
+
+class Beside(NamedTuple):
+    """What the files say. ends: the tokens that each file lets a text end with, by its name, the first to be believed
+    first; files that name none are left out."""
+
+    ends: Mapping[str, tuple[str, ...]]
+    begin: str | None
+    opens: bool | None
+
+    @property
+    def found(self) -> str:
+        """For an error: which file names which end."""
+        return "; ".join(f"{name}: {', '.join(tokens)}" for name, tokens in self.ends.items())
+
+
+def beside(path: Path, words: Mapping[int, str]) -> Beside:
+    """What the files beside a `tokenizer.json` say; words: its tokens by id. DataError when one cannot be read."""
+    trees = {name: _tree(path.with_name(name)) for name in (CONFIG, MAP, GENERATION)}
+    ids = trees[GENERATION].get("eos_token_id")
+    every = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    named = {name: _token(trees[name], "eos_token", path.with_name(name)) for name in (CONFIG, MAP)}
+    ends = {name: (token,) for name, token in named.items() if token is not None}
+    begins = [_token(trees[name], "bos_token", path.with_name(name)) for name in (CONFIG, MAP)]
+    begin = next((token for token in begins if token is not None), None)
+    opens = trees[CONFIG].get("add_bos_token")
+    spelled = {GENERATION: tuple(words.get(one, f"id {one}") for one in every)} if every else {}
+    return Beside(ends | spelled, begin, None if opens and begin is None else opens)
+
+
+def _tree(path: Path) -> Tree:
+    if not path.is_file():
+        return {}
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, repr(error)) from None
+    if not isinstance(tree, Mapping):
+        raise _unreadable(path, f"a {type(tree).__name__}")
+    return tree
+
+
+def _token(tree: Tree, name: str, path: Path) -> str | None:
+    """A token in a config: its text, or an object that holds it."""
+    found = tree.get(name)
+    token = found.get("content") if isinstance(found, Mapping) else found
+    if found is not None and not isinstance(token, str):
+        raise _unreadable(path, f"{name}: {found}")
+    return token
+
+
+def _unreadable(path: Path, found: str) -> DataError:
+    return DataError(f"{path} cannot be read as a tokenizer's config ({found}); download it again")

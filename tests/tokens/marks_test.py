@@ -1,0 +1,136 @@
+"""Tokenizers from elsewhere: what ends and begins their documents is found, given, or asked for; never guessed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tokens.adopt_test import adopted, megatron_pair
+from tokens.curated import documents, prose
+from tokens.encode_test import run
+from tokens.foreign import folder_of, llama_words
+from trivium.corpus.document import Document
+from trivium.errors import ConfigError, DataError
+from trivium.tokens.config import TokensConfig
+from trivium.tokens.manifest import open_shards, read_tokens_manifest, verify_tokens
+from trivium.tokens.marks import Marks
+from trivium.tokens.tokenizer import given_tokenizer, load_tokenizer
+
+LLAMA = llama_words([prose(n, 300) for n in range(3)], opens=True, size=320)
+BARE = llama_words([prose(n, 300) for n in range(3)], opens=False, size=320)
+OLD = {"eos_token": {"__type": "AddedToken", "content": "</s>"}, "bos_token": "<s>", "add_bos_token": True}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config": OLD},
+        {"special_tokens_map": {"eos_token": {"content": "</s>", "lstrip": False}}},
+        {"generation_config": {"eos_token_id": 2}},
+        {"generation_config": {"eos_token_id": [2]}, "tokenizer_config": {}},
+        {"tokenizer_config": OLD, "special_tokens_map": OLD, "generation_config": {"eos_token_id": 2}},
+    ],
+)
+def test_the_end_is_what_the_files_beside_the_tokenizer_agree_on(tmp_path: Path, files) -> None:
+    place = folder_of(tmp_path / "words", LLAMA, **files)
+    for found in (given_tokenizer(str(place)), load_tokenizer(place / "tokenizer.json")):
+        assert (found.marks.end, found.end_of_text, found.opening) == ("</s>", 2, [1])
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({}, r"end_of_text is None, but .* has no token <\|endoftext\|>.*one of its own: <unk>, <s>, </s>"),
+        ({"tokenizer_config": {"eos_token": "<end>"}}, r"has no token <end>.*tokenizer_config\.json: <end>"),
+        ({"generation_config": {"eos_token_id": 900}}, r"has no token id 900"),
+        (
+            {"tokenizer_config": OLD, "generation_config": {"eos_token_id": [0, 2]}},
+            r"name several \(tokenizer_config\.json: </s>; generation_config\.json: <unk>, </s>\), but one",
+        ),
+        (
+            {"tokenizer_config": OLD, "special_tokens_map": {"eos_token": "<s>"}},
+            r"special_tokens_map.json: <s>",
+        ),
+    ],
+)
+def test_where_the_end_is_not_certain_it_is_asked_for(tmp_path: Path, files, told) -> None:
+    place = folder_of(tmp_path / "words", LLAMA, **files)
+    with pytest.raises(ConfigError, match=told):
+        given_tokenizer(str(place))
+    assert given_tokenizer(str(place), "</s>").end_of_text == 2
+    with pytest.raises(ConfigError, match=r"tokens\.end_of_text is <eot>, but .* has no token <eot>"):
+        given_tokenizer(str(place), "<eot>")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    place = folder_of(tmp_path / "words", LLAMA, tokenizer_config=[], special_tokens_map=OLD)
+    with pytest.raises(DataError, match=r"tokenizer_config\.json cannot be read as a tokenizer's config"):
+        given_tokenizer(str(place))
+
+
+def test_an_end_that_a_text_could_write_is_refused(tmp_path: Path) -> None:
+    tree = json.loads(LLAMA)
+    tree["added_tokens"][2]["special"] = False
+    place = folder_of(tmp_path / "words", json.dumps(tree), tokenizer_config=OLD)
+    with pytest.raises(ConfigError, match="a text that has these letters would become this token"):
+        given_tokenizer(str(place))
+
+
+@pytest.mark.parametrize(("words", "opening"), [(LLAMA, [1]), (BARE, [])])
+def test_documents_begin_and_end_as_the_tokenizers_own_do(tmp_path: Path, words: str, opening) -> None:
+    marks = {k: v for k, v in OLD.items() if k != "add_bos_token"}
+    place = folder_of(tmp_path / "words", words, tokenizer_config=marks)
+    given = given_tokenizer(str(place))
+    docs = [
+        *documents({"prose": 30}),
+        Document("odd", "it writes </s> and <s> and <|endoftext|> itself", "prose"),
+    ]
+    config = TokensConfig(vocabulary=given.vocabulary, tokenizer=str(place), validation_fraction=0.1)
+    manifest, out = run(tmp_path, docs, {"prose": 1.0}, config)
+    assert (manifest["end_of_text"], manifest["end_token"], manifest["opening"]) == (2, "</s>", opening)
+    assert (out / "tokenizer.json").read_text() == words
+    kept = load_tokenizer(out / "tokenizer.json")
+    assert kept.identity == given.identity and kept.opening == opening
+    texts = []
+    for shard in (open_shards(out, split)["prose"] for split in ("train", "validation")):
+        for ids in (shard[n].tolist() for n in range(len(shard))):
+            begin, text, end = ids[: len(opening)], ids[len(opening) : -1], ids[-1]
+            assert begin == opening and end == 2 and 2 not in text and 1 not in text
+            texts.append(kept.decode(text))
+    assert sorted(texts) == sorted(d.text for d in docs)
+
+
+def test_another_end_is_other_tokens_and_no_piece_of_the_one_serves_for_the_other(
+    tmp_path, monkeypatch
+) -> None:
+    place = folder_of(tmp_path / "words", BARE, tokenizer_config={"eos_token": "</s>"})
+    config = TokensConfig(vocabulary=given_tokenizer(str(place)).vocabulary, tokenizer=str(place))
+    work = tmp_path / "work"
+    monkeypatch.setattr(
+        "trivium.tokens.encode.shutil.rmtree", lambda *_, **__: None
+    )  # what is killed leaves its pieces
+    run(tmp_path, documents({"prose": 9}), {"prose": 1.0}, config, "one", work=work)
+    monkeypatch.undo()
+    (place / "tokenizer_config.json").write_text('{"eos_token": "<s>"}')
+    other, out = run(tmp_path, documents({"prose": 9}), {"prose": 1.0}, config, "other", work=work)
+    assert other["end_of_text"] == open_shards(out, "train")["prose"][0][-1] == 1
+
+
+def test_a_trained_tokenizer_ends_documents_with_what_is_asked_for(tmp_path: Path) -> None:
+    config = TokensConfig(vocabulary=300, end_of_text="</s>", validation_fraction=0.1)
+    manifest, out = run(tmp_path, documents({"prose": 30}), {"prose": 1.0}, config)
+    kept = load_tokenizer(out / "tokenizer.json")
+    assert kept.marks == Marks("</s>") and kept.decode([manifest["end_of_text"]]) == "</s>"
+    assert given_tokenizer(str(out)).identity == kept.identity  # its folder may be given to another run
+
+
+def test_adopted_documents_need_not_begin_as_the_tokenizer_would(tmp_path: Path) -> None:
+    place = folder_of(tmp_path / "words", LLAMA, tokenizer_config=OLD)
+    words = given_tokenizer(str(place))
+    texts = [[7 + n, 8, 9, 2] for n in range(20)]
+    for name, ids, opening in (("with", [[1, *t] for t in texts], [1]), ("without", texts, [])):
+        (tmp_path / name).mkdir()
+        tokens = adopted(tmp_path / name, words, megatron_pair(tmp_path / name / "web", ids))
+        assert read_tokens_manifest(tokens)["opening"] == opening
+        assert load_tokenizer(tokens / "tokenizer.json").prompt_ids([""]) == [opening or [2]]
+        verify_tokens(tokens)
