@@ -11,8 +11,10 @@ from trivium.plan.model_shape import ModelShape
 # What is compared. How the work is divided may change: layout, schedule, ZeRO stage, size of a micro-batch.
 SECTIONS = ("plan.model", "plan.batch", "plan.precision", "data")
 _SHOWN = 12
-# Of a model, what its weights do not depend on: a run that begins with them may choose it.
+# Of a model, what its weights do not depend on: a run that begins with them may choose it. Of learned positions there
+# are as many as a sequence has.
 _FREE = {"vocabulary_multiple", "dropout", "init_std", "documents", "end_of_text"}
+_FREE_OF = {"gpt": _FREE, "llama": _FREE | {"sequence"}}
 
 
 def refuse_other_work(directory: Path, about: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -49,7 +51,8 @@ def refuse_other_weights(directory: Path, about: Mapping[str, Any], now: Mapping
 def _weights_of(model: Mapping[str, Any]) -> dict[str, Any]:
     """Of a model shape as plain data, what its weights depend on, defaults spelt out."""
     shape = build(ModelShape, model)
-    return {**shape.model_dump(exclude=_FREE), "kv_heads": shape.kv, "ffn": shape.ffn_width}
+    spelt_out = {"kv_heads": shape.kv, "head_width": shape.head_columns, "ffn": shape.ffn_width}
+    return {**shape.model_dump(exclude=_FREE_OF[shape.family]), **spelt_out}
 
 
 def _section(tree: Mapping[str, Any], path: str) -> dict[str, Any]:
