@@ -7,7 +7,9 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from plans import small
-from trivium.certify.certificate import TOLERANCE, Deviation, _tensor, certificate, coverage
+from trivium.certify.certificate import TOLERANCE, Deviation, _tensor, certificate, coverage, examine
+from trivium.certify.reference import compute_reference
+from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box, parameters
 
 PLAN = small()
@@ -43,6 +45,24 @@ def test_a_parameter_that_nobody_or_everybody_updates_is_a_deviation() -> None:
     missing = {k: n for k, n in once.items() if k != "head.norm.weight"}
     assert [d.parameter for d in coverage(PLAN, [missing]) if d.value] == ["head.norm.weight"]
     assert min(d.value for d in coverage(PLAN, [once, once])) == 1
+
+
+def test_a_gradient_that_is_zero_by_theory_deviates_from_nothing() -> None:
+    """Of the norms of queries and keys, where no token that counts sees two different ones: in the second step's two
+    sequences. Of the noise that is left, 1e-17, another order of sums would be another."""
+    few = {"documents": "apart", "end_of_text": 3, "vocabulary": 5, "vocabulary_multiple": 1, "sequence": 10}
+    sizes = {"layers": 2, "hidden": 8, "heads": 2, "head": "untied", "ffn": 7}
+    plan = small(
+        model={"family": "llama", "qk_norm": True, **few, **sizes}, batch={"sequences": 2, "micro": 1}
+    )
+    reference = compute_reference(plan)
+    norms = [
+        g
+        for name, g in reference.gradients[1].items()
+        if name.endswith(("query_norm.weight", "key_norm.weight"))
+    ]
+    assert len(norms) == 4 and max(g.abs().max() for g in norms) < 1e-15
+    assert certificate(plan, examine(plan, Mesh.single(), reference).deviations).passed
 
 
 def test_a_tensor_of_an_accelerator_is_compared_where_the_reference_lies() -> None:

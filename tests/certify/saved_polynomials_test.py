@@ -8,7 +8,7 @@ from trivium.cost.saved_bytes import PARTS, polynomials
 from trivium.errors import DataError
 from versions import fake_attention_is_exact
 
-FEW = plans(44)
+FEW = plans(80)
 
 
 @pytest.mark.skipif(

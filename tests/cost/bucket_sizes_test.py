@@ -16,6 +16,8 @@ LAYOUTS = [
     {"layout": {"tensor": 1, "pipeline": 2, "data": 1, "chunks": 2}, "schedule": "interleaved"},
     {"layout": {"pipeline": 4, "chunks": 2}, "sequence_parallel": True, "schedule": "interleaved"},
     {"model": {"family": "llama", "kv_heads": 2, "head": "untied"}, "layout": {"tensor": 2, "pipeline": 4}},
+    {"model": {"family": "llama", "kv_heads": 2, "qkv_bias": True, "qk_norm": True}, "layout": {"tensor": 2}},
+    {"model": {"family": "llama", "head_width": 24, "qk_norm": True}, "sequence_parallel": True},
     {"layout": {"chunks": 2}, "schedule": "zb-v"},
     {"layout": {"chunks": 2}, "schedule": "zb-v", "model": {"head": "untied"}},
 ]  # fmt: skip

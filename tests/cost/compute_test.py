@@ -3,7 +3,7 @@ from typing import Literal
 import pytest
 
 from cost.plans import mt_nlg, small
-from trivium.cost.compute import flops_per_token, hardware_flops, model_flops, stage_flops
+from trivium.cost.compute import flops_per_token, hardware_flops, layer_flops, model_flops, stage_flops
 from trivium.cost.stages import layers_by_stage
 from trivium.plan.model_shape import ModelShape
 
@@ -67,6 +67,15 @@ def test_stages_add_up_to_the_step():
     step = sum(stage_flops(plan, s, sequences=32).total for s in range(plan.layout.stages))
     assert step == hardware_flops(plan).total
     assert [list(r) for r in layers_by_stage(plan)] == [list(plan.layers_of(s)) for s in range(4)]
+
+
+def test_heads_of_a_given_width_cost_the_products_of_their_columns():
+    shape = {"layers": 1, "hidden": 64, "heads": 4, "kv_heads": 2, "vocabulary": 8, "sequence": 16, "ffn": 96}
+    wide = ModelShape(family="llama", head_width=24, **shape)
+    matrices = 64 * (4 * 24 + 2 * 2 * 24) + 4 * 24 * 64 + 3 * 64 * 96
+    assert layer_flops(wide, 16).forward == 2 * 16 * matrices + 2 * 2 * 16 * 16 * 4 * 24
+    narrow = ModelShape(family="llama", **shape)
+    assert layer_flops(narrow, 16) == layer_flops(narrow.model_copy(update={"head_width": 16}), 16)
 
 
 def test_six_flops_per_parameter_and_token_is_the_leading_term():

@@ -36,6 +36,8 @@ LAYOUTS = [
     {"layout": {"tensor": 1, "pipeline": 2, "data": 1, "chunks": 2}, "schedule": "interleaved"},
     {"layout": {"tensor": 2, "pipeline": 4, "data": 2, "chunks": 2}, "schedule": "interleaved"},
     {"model": {"family": "llama", "kv_heads": 2, "head": "untied"}, "layout": {"tensor": 2, "pipeline": 4}},
+    {"model": {"family": "llama", "kv_heads": 2, "qkv_bias": True, "qk_norm": True}, "layout": {"tensor": 2}},
+    {"model": {"family": "llama", "head_width": 24, "qk_norm": True}, "sequence_parallel": True},
 ]
 
 

@@ -83,6 +83,12 @@ def test_every_sublayer_of_mt_nlg_is_faster_when_triggered_and_within_the_bound(
         assert max(sublayer.product, sublayer.reduction) <= seconds < sublayer.alone
 
 
+def test_products_of_attention_are_as_wide_as_its_heads_together():
+    inner = {s.name: s.inner for s in sublayers(at(mt_nlg(model={"head_width": 320, "kv_heads": 16})))}
+    assert inner["attention output"] == 128 * 320 / 8
+    assert inner["gradient of attention's input"] == (128 + 2 * 16) * 320 / 8
+
+
 def test_a_triggered_step_is_faster_by_no_more_than_its_tensor_collectives():
     plan, ours = mt_nlg(), stack_named(OURS)
     plain = estimate(plan, SELENE, method="closed form")

@@ -32,7 +32,7 @@ def case(model: dict[str, int], **over: int) -> Case:
         "zero": 1,
         "sequence": 4096,
     }
-    given = {**fixed, **run, **model, **over}
+    given = {**fixed, **run, **model, "head_width": model["hidden"] // model["heads"], **over}
     return Case(**{"tensor": 1, "context": 1, "sequence_parallel": int(given.get("tensor", 1) > 1), **given})
 
 

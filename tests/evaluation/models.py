@@ -21,6 +21,7 @@ TOKENIZER = train_tokenizer([*TEXTS, "yes no ½ é 文字 \U0001f600"], 300)
 FAMILIES = {
     "gpt": {"family": "gpt"},
     "llama": {"family": "llama", "head": "untied", "kv_heads": 2, "ffn": 40},
+    "qwen3": {"family": "llama", "kv_heads": 2, "ffn": 40, "qk_norm": True, "head_width": 6},
 }
 
 

@@ -35,6 +35,9 @@ MODELS = {
     "gpt untied": {"family": "gpt", "head": "untied", "ffn": 40},
     "llama": {"family": "llama", "head": "untied"},
     "llama grouped tied": {"family": "llama", "kv_heads": 2, "rope_base": 500.0, "ffn": 40},
+    "llama of wide heads": {"family": "llama", "head_width": 10, "head": "untied"},
+    "qwen2": {"family": "llama", "kv_heads": 2, "qkv_bias": True},
+    "qwen3": {"family": "llama", "kv_heads": 2, "qk_norm": True, "head_width": 8, "head": "untied"},
 }
 
 
@@ -237,8 +240,14 @@ def test_the_tokenizer_of_another_model_does_not_go_along(tmp_path: Path) -> Non
 
 
 def test_what_no_architecture_there_computes_is_refused() -> None:
-    with pytest.raises(ConfigError, match="plan.model.kv_heads .2. must be"):
-        config_of(small(model={"kv_heads": 2}).model, dtype="float32")
+    both = {"family": "llama", "qkv_bias": True, "qk_norm": True}
+    for model, said in (
+        ({"kv_heads": 2}, "plan.model.kv_heads .2. must be"),
+        ({"head_width": 8}, "plan.model.head_width .8. must be hidden / heads .24 / 4."),
+        (both, "plan.model.qkv_bias and plan.model.qk_norm are both true"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            config_of(small(model=model).model, dtype="float32")
 
 
 @pytest.mark.parametrize(
@@ -251,7 +260,8 @@ def test_what_no_architecture_there_computes_is_refused() -> None:
         ({"rope_parameters": {"type": "linear"}}, "linear"),
         ({"rope_parameters": "yarn"}, "yarn"),
         ({"rope_parameters": "default"}, "must hold rope_type"),
-        ({"head_dim": 99}, "head_dim"),
+        ({"head_dim": 0}, "head_dim is 0"),
+        ({"head_dim": "wide"}, "head_dim is 'wide'"),
         ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
         ({"architectures": 7}, "7"),
         ({"architectures": [["BertModel"]]}, "BertModel"),
@@ -262,6 +272,44 @@ def test_what_this_engine_does_not_compute_is_refused(change, said: str) -> None
     assert shape_of(config, "x").family == "llama"
     with pytest.raises(DataError, match=said):
         shape_of({**config, **change}, "x")
+
+
+WINDOWS = {  # of how many positions, in a sequence of 8
+    "MistralForCausalLM": ({"sliding_window": None}, {"sliding_window": 8}),
+    "Qwen2ForCausalLM": (
+        {},
+        {"sliding_window": 4},
+        {"use_sliding_window": False, "sliding_window": 4},
+        {"use_sliding_window": True, "sliding_window": 8},
+    ),
+}
+WINDOWS["Qwen3ForCausalLM"] = WINDOWS["Qwen2ForCausalLM"]
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_window_is_refused_exactly_where_a_position_would_see_less(name: str) -> None:
+    config = config_of(small(model={"family": "llama"}).model, dtype="float32") | {"architectures": [name]}
+    for sees_all in WINDOWS[name]:
+        shape_of({**config, **sees_all}, "x")
+    law = (
+        r"x: sliding_window is 7, and must be null or at least max_position_embeddings \(8\): .* set "
+        r"max_position_embeddings to 7"
+    )
+    with pytest.raises(DataError, match=law):
+        shape_of({**config, "use_sliding_window": True, "sliding_window": 7}, "x")
+    if name == "MistralForCausalLM":  # which takes this size where config.json says nothing
+        with pytest.raises(DataError, match="sliding_window is 4096"):
+            shape_of({**config, "max_position_embeddings": 8192}, "x")
+
+
+def test_sizes_that_a_config_leaves_out_are_those_of_its_architecture() -> None:
+    config = config_of(small(model={"family": "llama", "heads": 12}).model, dtype="float32")
+    bare = {k: v for k, v in config.items() if k not in ("num_key_value_heads", "head_dim")}
+    mistral = shape_of({**bare, "architectures": ["MistralForCausalLM"], "num_attention_heads": 16}, "x")
+    qwen3 = shape_of({**bare, "architectures": ["Qwen3ForCausalLM"], "num_attention_heads": 64}, "x")
+    llama = shape_of(bare, "x")
+    assert (mistral.kv, qwen3.kv, qwen3.head_columns) == (8, 32, 128)
+    assert (llama.kv, llama.head_width, llama.head_columns) == (12, None, 2)
 
 
 @pytest.mark.parametrize("key", ["n_layer", "vocab_size", "n_positions"])

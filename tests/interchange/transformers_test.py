@@ -48,6 +48,13 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {**LLAMA, "num_key_value_heads": 4, "rope_theta": 500.0}),
     "llama grouped tied": ("Llama", {**LLAMA, "num_key_value_heads": 2, "tie_word_embeddings": True}),
     "llama one group": ("Llama", {**LLAMA, "num_key_value_heads": 1}),
+    "llama of wide heads": ("Llama", {**LLAMA, "num_key_value_heads": 2, "head_dim": 12}),
+    "mistral": ("Mistral", {**LLAMA, "num_key_value_heads": 2, "sliding_window": 16, "head_dim": 12}),
+    "mistral without a window": ("Mistral", {**LLAMA, "num_key_value_heads": 2, "sliding_window": None}),
+    "qwen2": ("Qwen2", {**LLAMA, "num_key_value_heads": 2, "sliding_window": 4}),
+    "qwen2 tied": ("Qwen2", {**LLAMA, "num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", {**LLAMA, "num_key_value_heads": 2, "head_dim": 12}),
+    "qwen3 tied": ("Qwen3", {**LLAMA, "num_key_value_heads": 1, "head_dim": 8, "tie_word_embeddings": True}),
 }
 
 
@@ -55,7 +62,7 @@ def theirs(name: str, folder: Path) -> Any:
     """A model of transformers with random weights, biases and norms too, saved in `folder`."""
     family, settings = THEIRS[name]
     config = getattr(transformers, f"{family}Config")(**settings, bos_token_id=0, eos_token_id=0)
-    architecture = "GPT2LMHeadModel" if family == "GPT2" else "LlamaForCausalLM"
+    architecture = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
     model = getattr(transformers, architecture)(config).eval()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -109,6 +116,9 @@ LAYOUTS = {
     "gpt2": {"tensor": 2, "pipeline": 2},
     "llama grouped tied": {"data": 2, "zero": 3},
     "llama": {"pipeline": 2, "chunks": 2},
+    "mistral": {"tensor": 2, "sequence_parallel": True},
+    "qwen2": {"tensor": 2, "zero": 2},
+    "qwen3": {"tensor": 2, "data": 2},
 }
 
 

@@ -24,10 +24,12 @@ from trivium.parallel.tensor import Region
 from trivium.plan.plan import Plan
 
 LLAMA = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}
+QWEN3 = {**LLAMA, "qkv_bias": True, "qk_norm": True, "head_width": 6}
 MANY_LAYERS = 12  # more than torch.compile takes of one function's variants before it gives up
 ALONE = [
     small(model={"layers": MANY_LAYERS}, compiled=True),
     small(model={**LLAMA, "layers": MANY_LAYERS}, compiled=True, zero=3),
+    small(model={**QWEN3, "layers": MANY_LAYERS}, compiled=True, recompute={"mode": "attention"}),
     small(model={"layers": MANY_LAYERS, "documents": "apart"}, compiled=True, recompute={"mode": "layer"}),
     small(
         model={"layers": MANY_LAYERS},
@@ -37,6 +39,8 @@ ALONE = [
 ]
 TOGETHER = [
     small(tensor=2, sequence_parallel=True, model=LLAMA, compiled=True),
+    small(tensor=2, model=QWEN3, compiled=True, recompute={"mode": "layer"}),
+    small(context=2, model=QWEN3, compiled=True),
     small(tensor=2, row_chunks=2, compiled=True, recompute={"activation_function": True}),
     small(pipeline=2, chunks=2, schedule="zb-v", compiled=True),
     small(context=2, zero=2, compiled=True),

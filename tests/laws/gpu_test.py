@@ -21,7 +21,14 @@ from trivium.training.trainer import Samples, Trainer
 pytestmark = pytest.mark.gpu
 
 LLAMA = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}
-PLANS = [small(), small(model=LLAMA), small(recompute={"mode": "layer"}), small(zero=3, schedule="zb-h1")]
+QWEN3 = {**LLAMA, "qkv_bias": True, "qk_norm": True, "head_width": 6}
+PLANS = [
+    small(),
+    small(model=LLAMA),
+    small(model=QWEN3),
+    small(recompute={"mode": "layer"}),
+    small(zero=3, schedule="zb-h1"),
+]
 
 
 @pytest.fixture

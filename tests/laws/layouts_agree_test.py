@@ -10,6 +10,8 @@ from trivium.certify.sweep import certify, describe
 from trivium.certify.ways import FAR, WAYS
 
 llama = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}
+qwen2 = {**llama, "qkv_bias": True}
+qwen3 = {**llama, "qk_norm": True, "head_width": 10}
 apart = {"documents": "apart", "end_of_text": 3}
 BACKWARDS = ("F0.1 F1.1 B1.1 B0.1", "F0.0 F1.0 B1.0 B0.0")  # the first stage on the last rank
 # The first stage on the second rank, the last on the third.
@@ -25,6 +27,7 @@ PLANS = {
         small(zero=0, model={"dropout": 0.1}),
         small(recompute={"mode": "layer"}, model={"dropout": 0.1}),
         small(recompute={"mode": "attention"}, model=llama),
+        small(recompute={"mode": "attention"}, model={**qwen3, **qwen2}),
     ],
     2: [
         small(tensor=2),
@@ -47,6 +50,13 @@ PLANS = {
         small(data=2, model={**apart, "dropout": 0.1}, zero=2),
         small(pipeline=2, schedule="zb-h1", model=apart, zero=2),
         small(pipeline=2, schedule="given", rows=BACKWARDS, batch={"sequences": 4}),
+        small(tensor=2, model=qwen2, zero=0),
+        small(pipeline=2, schedule="zb-h1", model=qwen2),
+        small(tensor=2, model=qwen3),
+        small(tensor=2, model=qwen3, sequence_parallel=True, recompute={"mode": "layer"}),
+        small(tensor=2, schedule="zb-h1", model=qwen3),
+        small(context=2, model={**qwen3, **apart}, zero=3),
+        small(context=2, context_attention="ulysses", model=qwen3, recompute={"mode": "attention"}),
     ],
     3: [
         small(tensor=3, model={"heads": 3}),

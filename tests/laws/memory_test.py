@@ -23,6 +23,7 @@ DTYPES = ("fp32", "bf16", "fp64")
 LARGEST, LARGEST_IN_BUDGET = 8, 4  # ranks of a layout
 RANDOM = 30  # plans
 GIVEN = ["F0.0 F1.0 B1.0 B0.0", "F0.1 B0.1 F1.1 B1.1"]
+QWEN3 = {"family": "llama", "kv_heads": 2, "head_width": 8, "qk_norm": True}
 MORE = [
     small(pipeline=2, schedule="given", rows=GIVEN, batch={"sequences": 4}),
     small(precision={"weights": "bf16", "gradients": "bf16"}),
@@ -30,6 +31,10 @@ MORE = [
     small(tensor=2, model={"family": "llama", "heads": 2, "head": "untied"}, batch={"micro": 1}),
     small(context=2, model={"heads": 1}, batch={"micro": 1}),
     small(tensor=2, model={"family": "llama", "heads": 2}, row_chunks=2),
+    small(model={**QWEN3, "kv_heads": None}, precision={"weights": "bf16"}),
+    small(tensor=2, model={**QWEN3, "qkv_bias": True}, recompute={"mode": "attention"}),
+    small(context=2, model=QWEN3, precision={"weights": "bf16"}),
+    small(context=2, model=QWEN3, context_attention="ulysses"),
 ]
 
 

@@ -19,11 +19,13 @@ from trivium.plan.schedule import Op
 from trivium.training.trainer import Samples, Trainer
 
 LLAMA = {"family": "llama", "heads": 4, "kv_heads": 2, "head": "untied"}
+QWEN3 = {**LLAMA, "qkv_bias": True, "qk_norm": True, "head_width": 8}
 PLANS = {
     1: [small(schedule="zb-h1"), small(schedule="1f1b-split", model=LLAMA, precision={"weights": "bf16"})],
     2: [
         small(pipeline=2, schedule="zb-h1", recompute={"mode": "layer"}),
         small(pipeline=2, schedule="1f1b-split", recompute={"mode": "attention"}),
+        small(tensor=2, schedule="zb-h1", model=QWEN3),
         small(tensor=2, schedule="zb-h1", sequence_parallel=True, model=LLAMA),
         small(pipeline=2, chunks=2, schedule="zb-v", recompute={"mode": "layer"}, model={"dropout": 0.1}),
     ],

@@ -11,6 +11,7 @@ from trivium.parallel.mesh import Mesh
 from trivium.plan.plan import Plan
 from trivium.training.trainer import Samples, Trainer
 
+QWEN3 = {"family": "llama", "kv_heads": 2, "head_width": 8, "qk_norm": True, "qkv_bias": True}
 PLANS = {
     2: [
         small(tensor=2),
@@ -25,6 +26,10 @@ PLANS = {
         small(context=2, context_attention="ulysses", precision={"weights": "bf16"}),
         small(context=2, precision={"weights": "bf16"}),
         small(data=2, zero=3, schedule="zb-h1"),
+        small(tensor=2, model=QWEN3),
+        small(tensor=2, model=QWEN3, sequence_parallel=True),
+        small(context=2, model=QWEN3),
+        small(context=2, model=QWEN3, context_attention="ulysses"),
         small(data=2, zero=1, precision={"weights": "bf16", "communication": "bf16"}),
     ],
     4: [

@@ -27,7 +27,7 @@ def plain_gpt(w: Weights, m: ModelShape, tokens: torch.Tensor) -> torch.Tensor:
         h = F.layer_norm(x, (m.hidden,), w[p + "attention.norm.weight"], w[p + "attention.norm.bias"])
         qkv = (h @ w[p + "attention.qkv.weight"].T + w[p + "attention.qkv.bias"]).view(B, S, m.heads, 3, -1)
         q, k, v = (qkv[..., i, :].transpose(1, 2) for i in range(3))
-        scores = (q @ k.transpose(-1, -2) / math.sqrt(m.head_width)).masked_fill(future, float("-inf"))
+        scores = (q @ k.transpose(-1, -2) / math.sqrt(m.head_columns)).masked_fill(future, float("-inf"))
         y = (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, S, m.hidden)
         x = x + y @ w[p + "attention.out.weight"].T + w[p + "attention.out.bias"]
         h = F.layer_norm(x, (m.hidden,), w[p + "mlp.norm.weight"], w[p + "mlp.norm.bias"])
@@ -45,7 +45,7 @@ def plain_llama(w: Weights, m: ModelShape, tokens: torch.Tensor) -> torch.Tensor
         return x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + m.norm_epsilon) * w[name]
 
     def rotate(x: torch.Tensor) -> torch.Tensor:  # B N S D
-        half = m.head_width // 2
+        half = m.head_columns // 2
         turn = torch.outer(torch.arange(S).double(), m.rope_base ** (-torch.arange(half).double() / half))
         z = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(turn), turn)
         return torch.cat([z.real, z.imag], -1)
@@ -55,13 +55,14 @@ def plain_llama(w: Weights, m: ModelShape, tokens: torch.Tensor) -> torch.Tensor
     each = m.heads // m.kv
     for n in range(m.layers):
         p = f"layers.{n}."
-        groups = (norm(x, p + "attention.norm.weight") @ w[p + "attention.qkv.weight"].T).view(
-            B, S, m.kv, each + 2, -1
-        )
-        q = rotate(groups[..., :each, :].flatten(2, 3).transpose(1, 2))
-        k = rotate(groups[..., each, :].transpose(1, 2)).repeat_interleave(each, 1)
+        qkv = norm(x, p + "attention.norm.weight") @ w[p + "attention.qkv.weight"].T
+        groups = (qkv + w.get(p + "attention.qkv.bias", 0)).view(B, S, m.kv, each + 2, -1)
+        q, k = groups[..., :each, :].flatten(2, 3), groups[..., each, :]
+        if m.qk_norm:
+            q, k = norm(q, p + "attention.query_norm.weight"), norm(k, p + "attention.key_norm.weight")
+        q, k = rotate(q.transpose(1, 2)), rotate(k.transpose(1, 2)).repeat_interleave(each, 1)
         v = groups[..., each + 1, :].transpose(1, 2).repeat_interleave(each, 1)
-        scores = (q @ k.transpose(-1, -2) / math.sqrt(m.head_width)).masked_fill(future, float("-inf"))
+        scores = (q @ k.transpose(-1, -2) / math.sqrt(m.head_columns)).masked_fill(future, float("-inf"))
         x = x + (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, S, -1) @ w[p + "attention.out.weight"].T
         h = norm(x, p + "mlp.norm.weight")
         gate, up = (h @ w[p + "mlp.up.weight"][i].T for i in range(2))
@@ -69,9 +70,12 @@ def plain_llama(w: Weights, m: ModelShape, tokens: torch.Tensor) -> torch.Tensor
     return norm(x, "head.norm.weight") @ w["head.weight"].T
 
 
+LLAMA = {"family": "llama", "hidden": 32, "heads": 4, "kv_heads": 2, "head": "untied"}
 CASES = [
     (plain_gpt, {"hidden": 24, "heads": 4}),
-    (plain_llama, {"family": "llama", "hidden": 32, "heads": 4, "kv_heads": 2, "head": "untied"}),
+    (plain_llama, LLAMA),
+    (plain_llama, {**LLAMA, "qkv_bias": True}),
+    (plain_llama, {**LLAMA, "qk_norm": True, "head_width": 6}),
 ]
 
 

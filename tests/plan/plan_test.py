@@ -50,6 +50,16 @@ def test_all_problems_are_listed_at_once() -> None:
         ({"partition__layers": (1, 2)}, "names 2 stages"),
         ({"partition__layers": (3,)}, "sums to 3"),
         ({"model__kv_heads": 3}, "multiple of plan.model.kv_heads (3)"),
+        (
+            {"model__family": "llama", "model__heads": 8},
+            "plan.model.hidden / heads (24 / 8 = 3) must be even",
+        ),
+        (
+            {"model__family": "llama", "model__head_width": 5},
+            "plan.model.head_width (5) must be even: rotary",
+        ),
+        ({"model__qkv_bias": True}, "plan.model.qkv_bias is true, and plan.model.family 'gpt'"),
+        ({"model__qk_norm": True}, "set plan.model.family=llama or plan.model.qk_norm=false"),
         ({"batch__ramp": {"start": 3, "increment": 5, "samples": 9}}, "never reaches"),
         ({"sequence_parallel": True, "layout__tensor": 4, "model__sequence": 6}, "plan.model.sequence (6)"),
         (
@@ -123,10 +133,44 @@ def test_partitions_cover_the_model_once_and_weigh_the_ends() -> None:
     assert weighted[-1] < weighted[1] and sum(weighted) == 10
 
 
-@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_the_width_of_heads_is_a_share_of_hidden_only_where_none_is_given() -> None:
+    assert broken(model__heads=5) and not broken(model__heads=5, model__head_width=6)
+    assert (small().model.head_columns, small(model={"head_width": 10}).model.head_columns) == (6, 10)
+
+
+MISTRAL_7B = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocabulary": 32000}
+QWEN25_05B = {"layers": 24, "hidden": 896, "heads": 14, "kv_heads": 2, "ffn": 4864, "vocabulary": 151936}
+QWEN25_7B = {"layers": 28, "hidden": 3584, "heads": 28, "kv_heads": 4, "ffn": 18944, "vocabulary": 152064}
+QWEN3_06B = {"layers": 28, "hidden": 1024, "heads": 16, "kv_heads": 8, "ffn": 3072, "vocabulary": 151936}
+QWEN3_8B = {"layers": 36, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 12288, "vocabulary": 151936}
+
+
+@pytest.mark.parametrize(
+    ("model", "published"),
+    [
+        ({**MISTRAL_7B, "head": "untied"}, 7_241_732_096),
+        ({**QWEN25_05B, "qkv_bias": True}, 494_032_768),
+        ({**QWEN25_7B, "qkv_bias": True, "head": "untied"}, 7_615_616_512),
+        ({**QWEN3_06B, "qk_norm": True, "head_width": 128}, 596_049_920),
+        ({**QWEN3_8B, "qk_norm": True, "head_width": 128, "head": "untied"}, 8_190_735_360),
+    ],
+)
+def test_published_models_have_the_parameters_that_their_folders_hold(
+    model: dict[str, object], published: int
+) -> None:
+    assert count(ModelShape(family="llama", sequence=4096, **model)) == published
+
+
+EVERY_LLAMA = {"qkv_bias": True, "qk_norm": True, "head_width": 12}
+
+
+@pytest.mark.parametrize(("family", "settings"), [("gpt", {}), ("llama", {}), ("llama", EVERY_LLAMA)])
 @pytest.mark.parametrize("tensor", [1, 2, 4])
-def test_shards_of_every_parameter_cover_it_exactly_once(family: str, tensor: int) -> None:
+def test_shards_of_every_parameter_cover_it_exactly_once(
+    family: str, settings: dict[str, object], tensor: int
+) -> None:
     model = ModelShape(
+        **settings,
         family=family,
         layers=2,
         hidden=32,

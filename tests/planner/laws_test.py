@@ -15,6 +15,14 @@ OTHERS = {
     "gpt": {},
     "llama with fewer key-value heads": {"family": "llama", "heads": 6, "kv_heads": 2, "ffn": 30},
     "gpt with an odd vocabulary and width": {"vocabulary": 1013, "ffn": 50, "layers": 4, "heads": 8},
+    "llama with heads of their own width": {
+        "family": "llama",
+        "heads": 5,
+        "head_width": 6,
+        "qk_norm": True,
+        "qkv_bias": True,
+        "ffn": 40,
+    },
     "llama with one key-value head": {"family": "llama", "kv_heads": 1, "head": "untied", "sequence": 16},
 }
 MODELS = {name: ModelShape(**{**BASE, **other}) for name, other in OTHERS.items()}

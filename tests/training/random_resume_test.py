@@ -36,7 +36,9 @@ def model(generator: np.random.Generator) -> dict[str, Any]:
     """What one training is."""
     family = generator.choice(["gpt", "llama"])
     head, dropout = generator.choice(["tied", "untied"]), float(generator.choice([0.0, 0.1]))
-    return {**MODEL, "family": str(family), "head": str(head), "dropout": dropout}
+    shape = {**MODEL, "family": str(family), "head": str(head), "dropout": dropout}
+    qwen = {"qkv_bias": True, "qk_norm": True, "head_width": 6}
+    return shape if family == "gpt" or generator.integers(2) else {**shape, **qwen}
 
 
 def plan(shape: dict[str, Any], **given: Any) -> Plan:

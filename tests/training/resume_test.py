@@ -355,6 +355,26 @@ def test_a_state_that_saw_what_a_rewind_left_out_is_refused() -> None:
         refuse_other_order(Path("given"), about, [{"step": 5, "cause": "", "gaps": [[16, 32]]}])
 
 
+def test_a_run_begins_with_weights_of_another_length_only_where_none_are_of_positions(
+    tokens: Path, tmp_path: Path
+) -> None:
+    """Folders of Hugging Face name the longest sequence; one that goes on chooses its own."""
+    for family in ("llama", "gpt"):
+        long, short = (
+            plan().model_copy(
+                update={"model": plan().model.model_copy(update={"family": family, "sequence": n})}
+            )
+            for n in (plan().model.sequence, plan().model.sequence // 2)
+        )
+        start(job(tokens, tmp_path / family, long, steps=1))
+        given = str(tmp_path / family / CHECKPOINTS / "step-00000001")
+        if family == "llama":
+            start(job(tokens, tmp_path / "shorter", short, steps=1, start_from=given))
+        else:
+            with pytest.raises(CheckpointError, match="plan.model.sequence"):
+                start(job(tokens, tmp_path / "refused", short, steps=1, start_from=given))
+
+
 def test_what_the_first_rank_clears_away_may_take_longer_than_a_collective(
     tokens: Path, tmp_path: Path, monkeypatch
 ) -> None:

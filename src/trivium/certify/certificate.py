@@ -35,6 +35,9 @@ RULE = AdamRule(
     weight_decay=RECIPE.weight_decay,
     clip=RECIPE.clip(0),
 )
+# Of the largest gradient: what a parameter's own is taken for where it is smaller. By theory it may be zero (of the
+# norms of queries and keys, where no token that counts sees two different ones): rounding noise is then all there is.
+SMALLEST = 1e-4
 
 
 class Deviation(NamedTuple):
@@ -207,12 +210,13 @@ def _capture(trainer: Trainer) -> dict[int, torch.Tensor]:
 
 
 def _gradients(trainer: Trainer, captured: dict[int, torch.Tensor], whole: Tensors) -> Iterator[Deviation]:
+    least = max(SMALLEST * max(float(g.abs().max()) for g in whole.values()), 1e-300)
     for number, shard in enumerate(trainer.optimizer.shards):
         owned = shard.bucket.owned
         for place in places(shard.bucket, owned, trainer.plan, trainer.mesh.tensor.index):
             first = place.first - owned.start
             here = captured[number][first : first + place.box.elements]
-            yield _tensor("gradient", place.slot.row.name, here, whole, place.box)
+            yield _tensor("gradient", place.slot.row.name, here, whole, place.box, least)
 
 
 def _weights(trainer: Trainer, whole: Tensors) -> Iterator[Deviation]:
@@ -240,11 +244,13 @@ def _scalar(quantity: str, here: float, expected: float) -> Deviation:
     return Deviation(quantity, "", abs(here - expected) / max(abs(expected), 1e-300))
 
 
-def _tensor(quantity: str, name: str, here: torch.Tensor, whole: Tensors, box: Box) -> Deviation:
+def _tensor(
+    quantity: str, name: str, here: torch.Tensor, whole: Tensors, box: Box, least: float = 1e-300
+) -> Deviation:
     everything = whole[name]
     expected = everything[tuple(slice(a, a + n) for a, n in zip(box.start, box.shape, strict=True))]
     away = (here.view(box.shape).cpu() - expected).abs().max()
-    return Deviation(quantity, name, float(away) / max(float(everything.abs().max()), 1e-300))
+    return Deviation(quantity, name, float(away) / max(float(everything.abs().max()), least))
 
 
 def _size(deviation: Deviation) -> float:

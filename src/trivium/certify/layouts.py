@@ -14,6 +14,7 @@ from trivium.plan.layout import AXES
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
 
+HEAD_WIDTH = 4  # where none is given
 # What may be chosen besides degrees and schedule. Combinations that the plan refuses are left out.
 CHOICES: Mapping[str, tuple[Tree, ...]] = {
     "zero": ({"zero": 0}, {"zero": 1}, {"zero": 2}, {"zero": 3}),
@@ -31,7 +32,11 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
         {"model": {"family": "gpt", "norm_epsilon": 0.1}, "queries": 2},
         {"model": {"family": "llama"}},
         {"model": {"family": "llama", "norm_epsilon": 0.1, "rope_base": 7.0}, "queries": 2},
+        {"model": {"family": "llama", "qkv_bias": True}, "queries": 2},
+        {"model": {"family": "llama", "qk_norm": True, "norm_epsilon": 0.1}, "queries": 2},
+        {"model": {"family": "llama", "qkv_bias": True, "qk_norm": True}},
     ),
+    "head width": ({}, {"model": {"head_width": HEAD_WIDTH + 2}}),
     "head": ({"model": {"head": "tied"}}, {"model": {"head": "untied"}}),
     "vocabulary": (
         {"model": {"vocabulary": 37, "vocabulary_multiple": 1}},
@@ -55,7 +60,6 @@ CANDIDATES = 24  # drawn for each base, of which the one with most new combinati
 ROUNDS = 2
 TOGETHER = 3
 LARGEST_TOLD = 3  # degrees from here on are alike
-HEAD_WIDTH = 4
 
 Features = frozenset[str]
 

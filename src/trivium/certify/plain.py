@@ -129,7 +129,7 @@ class PlainAdamW:
         scale = clip / (norm + 1e-6) if 0 < clip < norm else 1.0
         for name, weight in self.weights.items():
             g, m, v = gradients[name] * scale, self.moment1[name], self.moment2[name]
-            decays = not name.endswith((".bias", ".norm.weight"))
+            decays = not name.endswith((".bias", "norm.weight"))
             weight.mul_(1 - lr * (r.weight_decay if decays else 0.0))
             m.mul_(r.beta1).add_(g, alpha=1 - r.beta1)
             v.mul_(r.beta2).addcmul_(g, g, value=1 - r.beta2)
@@ -151,8 +151,11 @@ def _first(parameter: Parameter, model: ModelShape, seed: int) -> Tensor:
 def _norm(weights: Weights, model: ModelShape, x: Tensor, name: str) -> Tensor:
     if model.family == "gpt":
         x = x - x.mean(-1, keepdim=True)
-    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + model.norm_epsilon)
-    return x * weights[f"{name}.weight"] + weights.get(f"{name}.bias", 0.0)
+    return _rms(x, model) * weights[f"{name}.weight"] + weights.get(f"{name}.bias", 0.0)
+
+
+def _rms(x: Tensor, model: ModelShape) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + model.norm_epsilon)
 
 
 def _linear(weights: Weights, x: Tensor, name: str) -> Tensor:
@@ -161,10 +164,14 @@ def _linear(weights: Weights, x: Tensor, name: str) -> Tensor:
 
 def _attention(weights: Weights, model: ModelShape, x: Tensor, order: Order, at: str) -> Tensor:
     B, S, _ = x.shape
-    N, G, D = model.heads, model.kv_heads or model.heads, model.hidden // model.heads
+    N, G, D = model.heads, model.kv_heads or model.heads, model.head_width or model.hidden // model.heads
     rows = _linear(weights, _norm(weights, model, x, f"{at}.attention.norm"), f"{at}.attention.qkv")
     # The rows of a group: its N/G queries, its key, its value.
     q, k, v = torch.split(rows.view(B, S, G, N // G + 2, D), [N // G, 1, 1], dim=3)
+    if model.qk_norm:
+        q, k = (
+            _rms(x, model) * weights[f"{at}.attention.{n}_norm.weight"] for x, n in ((q, "query"), (k, "key"))
+        )
     if model.family == "llama":
         q, k = (_rotate(rows, order.numbers, model.rope_base) for rows in (q, k))
     scores = torch.einsum("bsgnd,btgd->bgnst", q, k.squeeze(3)) / math.sqrt(D)

@@ -1,8 +1,8 @@
 """A plan made small enough to certify in seconds, with everything kept that decides which code runs.
 
 Kept: layout, chunks, schedule, ZeRO stage, recompute, sequence parallelism, how ranks attend over a split sequence,
-documents, family, head, query heads per key-value head, dropout, which stages hold more layers than others, whether
-sizes are odd, and how the vocabulary is padded.
+documents, family, head, query heads per key-value head, heads of a width of their own, biases and norms of queries and
+keys, dropout, which stages hold more layers than others, whether sizes are odd, and how the vocabulary is padded.
 """
 
 from collections.abc import Callable, Iterator
@@ -83,7 +83,10 @@ def _fewer_layers(plan: Plan) -> Iterator[Tree]:
 def _narrower(plan: Plan) -> Iterator[Tree]:
     """As few heads as the split allows, each 4 columns wide (3 where the width is odd)."""
     model, tensor = plan.model, plan.layout.tensor
-    width = min(model.head_width, 4 if model.head_width % 2 == 0 else 3)
+    width = min(model.head_columns, 4 if model.head_columns % 2 == 0 else 3)
+    # Queries that are wider than the hidden columns together, or narrower, stay so.
+    queries_wide = model.heads * model.head_columns
+    share_of_hidden = max(1, width + 2 * ((model.hidden > queries_wide) - (model.hidden < queries_wide)))
     queries = model.heads // model.kv
     most = max(
         1, model.kv // tensor
@@ -92,8 +95,9 @@ def _narrower(plan: Plan) -> Iterator[Tree]:
         for per_group in (min(queries, 2 + queries % 2), queries):
             groups = share * tensor
             heads = groups * per_group
-            shape = {"heads": heads, "hidden": heads * width, "init_std": None}
+            shape = {"heads": heads, "hidden": heads * share_of_hidden, "init_std": None}
             shape["kv_heads"] = None if model.kv_heads is None else groups
+            shape["head_width"] = None if model.head_width is None else width
             columns = 7 if model.ffn_width // tensor % 2 else 8
             yield {"model": {**shape, "ffn": None if _plain_width(plan) else columns * tensor}}
             yield {"model": {**shape, "ffn": columns * tensor}}

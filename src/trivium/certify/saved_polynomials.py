@@ -21,7 +21,7 @@ from trivium.errors import DataError
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
 
-PLANS = 60
+PLANS = 100
 HEADING = (
     "# Elements that autograd keeps of one micro-batch on one rank: counted by certify/saved_polynomials.py\n"
 )
@@ -111,16 +111,19 @@ def _random_plan(generator: np.random.Generator, weights: str, *, again: bool) -
     def one_of(*choices: Any) -> Any:
         return choices[int(generator.integers(len(choices)))]
 
-    tensor, context, queries = one_of(1, 2, 3), one_of(1, 1, 2, 3), one_of(1, 1, 2, 3)
+    tensor, context, queries = one_of(1, 2, 3), one_of(1, 2, 3), one_of(1, 1, 2, 3)
     groups = tensor * one_of(1, 2, context)
-    apart = one_of(True, False)
+    apart, family = one_of(True, False), one_of("gpt", "llama", "llama")
     return Plan.model_validate({
         "model": {
-            "family": one_of("gpt", "llama"),
+            "family": family,
             "layers": 1,
             "hidden": groups * queries * one_of(4, 6, 10),
             "heads": groups * queries,
             "kv_heads": groups if queries > 1 else None,
+            "head_width": one_of(None, 8),
+            "qkv_bias": one_of(True, False) and family == "llama",
+            "qk_norm": one_of(True, False) and family == "llama",
             "ffn": tensor * int(generator.integers(5, 60)),
             "vocabulary": int(generator.integers(5, 90)),
             "vocabulary_multiple": one_of(1, 3, 4),

@@ -8,7 +8,15 @@ from trivium.plan.layout import AXES
 from trivium.plan.plan import Plan
 
 # Sizes that two ranks, and two times two, can share where three did.
-FOR_TWO: Tree = {"heads": 4, "kv_heads": None, "hidden": 16, "ffn": 28, "sequence": 8, "init_std": None}
+FOR_TWO: Tree = {
+    "heads": 4,
+    "kv_heads": None,
+    "head_width": None,
+    "hidden": 16,
+    "ffn": 28,
+    "sequence": 8,
+    "init_std": None,
+}
 # Every choice as it is where nobody chose; those that take most away first.
 SIMPLER: tuple[Tree, ...] = (
     *({"layout": {axis: degree}} for degree in (1, 2) for axis in AXES),
@@ -28,7 +36,10 @@ SIMPLER: tuple[Tree, ...] = (
     {"model": {"dropout": 0.0}},
     {"model": {"documents": "joined"}},
     {"model": {"kv_heads": None}},
-    {"model": {"family": "gpt", "kv_heads": None, "ffn": None}},
+    {"model": {"head_width": None}},
+    {"model": {"qkv_bias": False}},
+    {"model": {"qk_norm": False}},
+    {"model": {"family": "gpt", "kv_heads": None, "ffn": None, "qkv_bias": False, "qk_norm": False}},
     {"model": {"head": "untied"}},
     {"model": {"vocabulary_multiple": 1}},
     {"partition": {"layers": None}},
@@ -63,6 +74,8 @@ def _changed(plan: Plan, change: Tree) -> Plan | None:
     if any(n >= plan.layout.degree(axis) for axis, n in degrees.items()):
         return None
     tree = merge(plan.model_dump(), change)
+    if "data" in degrees and plan.batch.ramp is None:  # as many micro-batches for each replica
+        tree["batch"]["sequences"] = plan.batch.sequences // plan.layout.data * degrees["data"]
     if tree["layout"]["pipeline"] * tree["layout"]["chunks"] != plan.layout.stages:
         tree["partition"] = {"layers": None}
     candidate = Plan.model_validate(tree)

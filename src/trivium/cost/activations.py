@@ -35,9 +35,8 @@ def put_off_bytes(case: Case) -> Number:
     """What a layer's weight gradients keep of a micro-batch from the gradient of its input until they are computed:
     both factors of the four products. The gradients of those that leave a tensor region are whole on every tensor
     rank, and without sequence parallelism the inputs of those that enter it."""
-    queries, keys = case.heads * case.head_width, case.kv_heads * case.head_width
-    inputs = 2 * case.hidden / case.along + (queries + case.ffn) / case.tensor
-    gradients = 2 * case.hidden + (queries + 2 * keys + (1 + case.gated) * case.ffn) / case.tensor
+    inputs = 2 * case.hidden / case.along + (case.queries + case.ffn) / case.tensor
+    gradients = 2 * case.hidden + (case.queries + 2 * case.keys + (1 + case.gated) * case.ffn) / case.tensor
     return case.positions * case.weight_bytes * (inputs + gradients)
 
 
@@ -68,7 +67,7 @@ def _paper_layer_bytes(case: Case, mode: Number) -> Number:
     second product; by heads: softmax, and with dropout its mask and output (computed again in mode "attention")."""
     width, positions = case.weight_bytes, case.positions
     whole = positions * case.hidden * (4 * width + 2 * case.dropout)
-    attention = 2 * case.heads * case.head_width + 2 * case.kv_heads * case.head_width
+    attention = 2 * (case.queries + case.keys)
     feed_forward = case.ffn * (2 + case.gated - case.function_again)
     split = positions * (attention + feed_forward) * width
     scores = case.heads * case.local_sequence * positions * (width + case.dropout * (width + 1))

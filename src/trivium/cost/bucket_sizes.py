@@ -21,6 +21,7 @@ class Shard(NamedTuple):
 
     elements: int
     per_position: bool
+    per_head: bool
     table: bool
 
 
@@ -47,7 +48,8 @@ def stage_shards(model: ModelShape, tensor: int, held: Held) -> tuple[Shard, ...
     layout, like = Layout(tensor=tensor), model.model_copy(update={"layers": max(1, held.layers)})
     rows = stage_parameters(like, range(held.layers), first=held.first, last=held.last)
     return tuple(
-        Shard(math.prod(local_shape(p, like, layout)), p.per_position, p.name == TOKENS) for p in rows
+        Shard(math.prod(local_shape(p, like, layout)), p.per_position, p.per_head, p.name == TOKENS)
+        for p in rows
     )
 
 
@@ -64,7 +66,7 @@ def _sizes(
         if held.first or not (shard.table and both_ends)
     ]
     for shard in reversed(shards):
-        over_tensor = shard.per_position and sequence_parallel and layout.tensor > 1
+        over_tensor = (shard.per_head or (shard.per_position and sequence_parallel)) and layout.tensor > 1
         kind = (over_tensor, shard.table and model.head == "tied")
         kinds.setdefault(kind, []).append(shard.elements)
     return tuple(

@@ -25,7 +25,8 @@ MODES = {"none": NONE, "attention": ATTENTION, "layer": LAYER}
 class Case:
     """What costs depend on. Counts are of the whole model or run unless they say otherwise.
 
-    gated: SwiGLU and RMSNorm (Llama) instead of GELU and LayerNorm. vocabulary: rows with padding.
+    gated: SwiGLU and RMSNorm (Llama) instead of GELU and LayerNorm. qkv_bias, qk_norm: of queries, keys and values
+    alone, where others have none; on each head of queries and keys. vocabulary: rows with padding.
     micro: sequences of a micro-batch. micro_batches: of one replica in a step.
     scores_kept: attention keeps its scores (unfused), instead of computing them again in the backward (flash).
     ring: how context ranks attend (else Ulysses). apart: packed documents do not see each other. puts_off: weight
@@ -40,6 +41,7 @@ class Case:
     hidden: Number
     heads: Number
     kv_heads: Number
+    head_width: Number
     ffn: Number
     gated: Number  # 0 or 1
     sequence: Number
@@ -70,6 +72,8 @@ class Case:
     function_again: Number = 0  # 0 or 1
     ends_together: Number = 0  # 0 or 1
     fp16: Number = 0  # 0 or 1
+    qkv_bias: Number = 0  # 0 or 1
+    qk_norm: Number = 0  # 0 or 1
 
     @property
     def replicas(self) -> Number:
@@ -97,9 +101,14 @@ class Case:
         return np.where(np.asarray(self.sequence_parallel) > 0, self.tensor, 1)
 
     @property
-    def head_width(self) -> Number:
-        """Columns of an attention head."""
-        return self.hidden / self.heads
+    def queries(self) -> Number:
+        """Columns of all queries."""
+        return self.heads * self.head_width
+
+    @property
+    def keys(self) -> Number:
+        """Columns of all keys, and of all values."""
+        return self.kv_heads * self.head_width
 
 
 def case_of(plan: Plan) -> Case:
@@ -141,8 +150,11 @@ def model_numbers(model: ModelShape) -> dict[str, int]:
         "hidden": model.hidden,
         "heads": model.heads,
         "kv_heads": model.kv,
+        "head_width": model.head_columns,
         "ffn": model.ffn_width,
         "gated": int(model.family == "llama"),
+        "qkv_bias": int(model.qkv_bias),
+        "qk_norm": int(model.qk_norm),
         "sequence": model.sequence,
         "tied": int(model.head == "tied"),
         "dropout": int(model.dropout > 0),

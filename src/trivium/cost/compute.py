@@ -40,12 +40,12 @@ NOTHING = Flops(0.0, 0.0, 0.0)
 
 def attention_core_flops(model: ModelShape, tokens: int) -> float:
     """Forward of scores and weighted values: two products of sequence x head width per token and head."""
-    return 2 * 2.0 * tokens * model.sequence * model.heads * model.head_width
+    return 2 * 2.0 * tokens * model.sequence * model.heads * model.head_columns
 
 
 def layer_flops(model: ModelShape, tokens: int, mode: Mode = "none") -> Flops:
     """One layer on so many tokens, over all tensor ranks; the backward is two products per product."""
-    width, kv_width = model.heads * model.head_width, 2 * model.kv * model.head_width
+    width, kv_width = model.heads * model.head_columns, 2 * model.kv * model.head_columns
     matrices = 3 if model.family == "llama" else 2  # SwiGLU has a gate besides up and down
     per_token = 2 * model.hidden * (width + kv_width + width + matrices * model.ffn_width)
     core = attention_core_flops(model, tokens)

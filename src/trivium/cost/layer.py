@@ -121,10 +121,9 @@ def _by_mode(case: Case, *, attention: Number, layer: Number) -> Number:
 def _products(case: Case, device: Device) -> tuple[list[Number], Number]:
     """The four products of a layer forward, and the sum of their eight backward: of inputs and of weights."""
     c, positions = case, case.positions
-    columns = c.hidden * (1 + 2 * c.kv_heads / c.heads) / c.tensor
     shapes = (
-        (columns, c.hidden),
-        (c.hidden, c.hidden / c.tensor),
+        ((c.queries + 2 * c.keys) / c.tensor, c.hidden),
+        (c.hidden, c.queries / c.tensor),
         (c.ffn * (1 + c.gated) / c.tensor, c.hidden),
         (c.hidden, c.ffn / c.tensor),
     )
@@ -137,7 +136,7 @@ def _products(case: Case, device: Device) -> tuple[list[Number], Number]:
 
 def _elementwise(case: Case, device: Device, stack: Stack) -> tuple[Number, Number]:
     c, traffic = case, _traffic(case, device, stack)
-    rows, split = c.positions * c.hidden / c.along, c.positions * c.hidden / c.tensor
+    rows, split = c.positions * c.hidden / c.along, c.positions * c.queries / c.tensor
     inner = c.positions * c.ffn / c.tensor
     forward = 22.0 * rows + (4.0 + 2.0 * c.gated) * inner + 6.0 * split
     backward = 28.0 * rows + (6.0 + 4.0 * c.gated) * inner + 6.0 * split

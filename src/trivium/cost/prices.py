@@ -190,11 +190,10 @@ def sublayers(at: Setting) -> list[Sublayer]:
     c, device = at.case, at.device
     result = c.positions * c.hidden * c.weight_bytes
     reduction = all_gather_seconds(result, c.tensor, _tensor_road(at))
-    columns = c.hidden * (1 + 2 * c.kv_heads / c.heads) / c.tensor
     inner = (
-        ("attention output", False, c.hidden / c.tensor),
+        ("attention output", False, c.queries / c.tensor),
         ("feed-forward output", False, c.ffn / c.tensor),
-        ("gradient of attention's input", True, columns),
+        ("gradient of attention's input", True, (c.queries + 2 * c.keys) / c.tensor),
         ("gradient of feed-forward's input", True, c.ffn * (1 + c.gated) / c.tensor),
     )
     return [

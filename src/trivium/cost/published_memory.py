@@ -85,7 +85,7 @@ def _layer(case: Case, mode: Number) -> Number:
     of two norms; split, queries, keys, values and what attention returns, and three feed-forward widths."""
     c = case
     norms = 4 * c.hidden / c.along
-    attention = 2 * c.hidden * (1 + c.kv_heads / c.heads)
+    attention = 2 * (c.queries + c.keys)
     llama = c.positions * c.weight_bytes * (norms + (attention + 3 * c.ffn) / c.tensor)
     fused = np.asarray(c.scores_kept) == 0
     gpt_mode = np.where(fused & (np.asarray(mode) == NONE), 1, mode)  # as if the scores were computed again

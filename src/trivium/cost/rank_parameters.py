@@ -11,11 +11,12 @@ from trivium.cost.case import Case, Number
 def layer_parameters(case: Case) -> Number:
     """Of one layer on one tensor rank."""
     c = case
-    queries, keys = c.heads * c.head_width / c.tensor, c.kv_heads * c.head_width / c.tensor
+    queries, keys = c.queries / c.tensor, c.keys / c.tensor
     ffn = c.ffn / c.tensor
     weights = c.hidden * (2 * queries + 2 * keys + (2 + c.gated) * ffn) + 2 * c.hidden
-    biases = queries + 2 * keys + ffn + 2 * c.hidden + 2 * c.hidden  # norms have one too
-    return weights + (1 - c.gated) * biases
+    of_qkv = queries + 2 * keys
+    biases = of_qkv + ffn + 2 * c.hidden + 2 * c.hidden  # norms have one too
+    return weights + (1 - c.gated) * biases + c.qkv_bias * of_qkv + c.qk_norm * 2 * c.head_width
 
 
 def embedding_parameters(case: Case) -> Number:
@@ -37,5 +38,6 @@ def rank_parameters(case: Case, layers: Number, first: Number, last: Number) -> 
 
 def largest_parameter(case: Case, first: Number, last: Number) -> Number:
     """Elements of the largest parameter of such a rank."""
-    matrix = (1 + case.gated) * case.ffn / case.tensor * case.hidden
+    columns = np.maximum((1 + case.gated) * case.ffn, case.queries + 2 * case.keys)
+    matrix = columns / case.tensor * case.hidden
     return np.maximum(matrix, np.maximum(first, last) * table_parameters(case))

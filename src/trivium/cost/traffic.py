@@ -83,7 +83,7 @@ def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
 def _context(plan: Plan, layer: int) -> Counter[str]:
     """Of one micro-batch through one layer's attention, forward and backward."""
     model, ranks, tensor = plan.model, plan.layout.context, plan.layout.tensor
-    one_head = plan.local_sequence * plan.batch.micro * model.head_width
+    one_head = plan.local_sequence * plan.batch.micro * model.head_columns
     heads, kv = model.heads // tensor, model.kv // tensor
     narrow, wide = BYTES[plan.precision.weights], max(4, BYTES[plan.precision.weights])
     mode = plan.recompute.mode_of(layer)

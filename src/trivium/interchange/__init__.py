@@ -1,4 +1,4 @@
 """Reads checkpoints of ours, folders of Hugging Face models, and a training's metrics.
 
-Writes either as the other (GPT2LMHeadModel, LlamaForCausalLM), and metrics as TensorBoard and wandb keep them.
+Writes either as the other (GPT-2, Llama, Mistral, Qwen2, Qwen3), and metrics as TensorBoard and wandb keep them.
 """

@@ -66,6 +66,8 @@ _LLAMA_ENDS = {
 _LLAMA_LAYER = {
     "attention.norm": ("input_layernorm",),
     "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.query_norm": ("self_attn.q_norm",),
+    "attention.key_norm": ("self_attn.k_norm",),
     "attention.out": ("self_attn.o_proj",),
     "mlp.norm": ("post_attention_layernorm",),
     "mlp.up": ("mlp.gate_proj", "mlp.up_proj"),
@@ -112,13 +114,13 @@ def _turned(w: torch.Tensor, matrix: bool) -> torch.Tensor:
 
 def by_kind(w: torch.Tensor, model: ModelShape) -> Tensors:
     """Rows in groups (queries of a group, its key, its value) -> queries of all heads, keys, values."""
-    G, D = model.kv, model.head_width
+    G, D = model.kv, model.head_columns
     groups = w.view(G, model.heads // G + 2, D, *w.shape[1:])
     return tuple(x.reshape(-1, *w.shape[1:]) for x in (groups[:, :-2], groups[:, -2], groups[:, -1]))
 
 
 def by_group(there: Tensors, model: ModelShape) -> torch.Tensor:
     """Queries of all heads, keys, values -> rows in groups, as tensor ranks split them."""
-    G, D = model.kv, model.head_width
+    G, D = model.kv, model.head_columns
     groups = [x.reshape(G, -1, D, *x.shape[1:]) for x in there]
     return torch.cat(groups, dim=1).reshape(-1, *there[0].shape[1:])

@@ -72,6 +72,7 @@ def _gpt2(config: Mapping[str, Any], get: Get, tokens: Tensor) -> Tensor:
 def _llama(config: Mapping[str, Any], get: Get, tokens: Tensor) -> Tensor:
     B, S = tokens.shape
     N, G, D = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    (kind,) = config["architectures"]
 
     def norm(x: Tensor, name: str) -> Tensor:
         return (
@@ -80,8 +81,16 @@ def _llama(config: Mapping[str, Any], get: Get, tokens: Tensor) -> Tensor:
             * get(f"{name}.weight")
         )
 
-    def linear(x: Tensor, name: str) -> Tensor:
-        return x @ get(f"{name}.weight").T
+    def linear(x: Tensor, name: str, *, biased: bool = False) -> Tensor:
+        y = x @ get(f"{name}.weight").T
+        return y + get(f"{name}.bias") if biased else y
+
+    def heads_of(y: Tensor, n: str, at: str) -> Tensor:  # [B, heads, S, D] of queries, keys or values
+        heads = N if n == "q" else G
+        found = linear(y, f"{at}.{n}_proj", biased=kind == "Qwen2ForCausalLM").view(B, S, heads, D)
+        if kind == "Qwen3ForCausalLM" and n != "v":
+            found = norm(found, f"{at}.{n}_norm")
+        return found.transpose(1, 2)
 
     frequencies = config["rope_theta"] ** (-torch.arange(0, D, 2).double() / D)
     angles = torch.arange(S).double()[:, None] * frequencies
@@ -95,11 +104,7 @@ def _llama(config: Mapping[str, Any], get: Get, tokens: Tensor) -> Tensor:
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}"
         y = norm(x, f"{at}.input_layernorm")
-        heads = {"q": N, "k": G, "v": G}
-        q, k, v = (
-            linear(y, f"{at}.self_attn.{n}_proj").view(B, S, heads[n], D).transpose(1, 2)
-            for n in ("q", "k", "v")
-        )
+        q, k, v = (heads_of(y, n, f"{at}.self_attn") for n in ("q", "k", "v"))
         k, v = (z.repeat_interleave(N // G, dim=1) for z in (turn(k), v))
         y = _attend(turn(q), k, v).transpose(1, 2).reshape(B, S, N * D)
         x = x + linear(y, f"{at}.self_attn.o_proj")

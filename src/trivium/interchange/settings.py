@@ -1,24 +1,64 @@
 """A model's shape as the config.json of Hugging Face, and back."""
 
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 from trivium.config import build
 from trivium.errors import ConfigError, DataError
 from trivium.plan.model_shape import Family, ModelShape
 
-ARCHITECTURES: Mapping[Family, str] = {"gpt": "GPT2LMHeadModel", "llama": "LlamaForCausalLM"}
+
+class Architecture(NamedTuple):
+    """What one of Hugging Face's names says of a model besides its sizes.
+
+    kind: its `model_type`. window: whether positions see only a window of those before them: never, wherever
+    `sliding_window` has a size, or only with `use_sliding_window` besides. unsaid: what transformers take where a
+    config.json says nothing. said: what an export's says besides.
+    """
+
+    kind: str
+    family: Family
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    window: Literal["none", "sized", "used"] = "none"
+    unsaid: Mapping[str, Any] = MappingProxyType({})
+    said: Mapping[str, Any] = MappingProxyType({})
+
+
+# In the order in which an export looks for one: Mistral's blocks are Llama's.
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "GPT2LMHeadModel": Architecture("gpt2", "gpt"),
+    "LlamaForCausalLM": Architecture(
+        "llama", "llama", said={"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1}
+    ),
+    "MistralForCausalLM": Architecture(
+        "mistral", "llama", window="sized", unsaid={"num_key_value_heads": 8, "sliding_window": 4096}
+    ),
+    "Qwen2ForCausalLM": Architecture(
+        "qwen2",
+        "llama",
+        qkv_bias=True,
+        window="used",
+        unsaid={"num_key_value_heads": 32, "sliding_window": 4096},
+        said={"use_sliding_window": False},
+    ),
+    "Qwen3ForCausalLM": Architecture(
+        "qwen3",
+        "llama",
+        qk_norm=True,
+        window="used",
+        unsaid={"num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
+        said={"use_sliding_window": False, "attention_bias": False},
+    ),
+}
 
 
 def config_of(model: ModelShape, *, dtype: str) -> dict[str, Any]:
     """config.json for a model; ConfigError when no architecture of Hugging Face computes the same."""
-    if model.family == "gpt" and model.kv != model.heads:
-        raise ConfigError(
-            f"plan.model.kv_heads ({model.kv}) must be plan.model.heads ({model.heads}) for GPT2LMHeadModel, which "
-            f"has no grouped queries; use family llama for a model that is to be exported"
-        )
+    name = _architecture_of(model)
     common = {
-        "architectures": [ARCHITECTURES[model.family]],
+        "architectures": [name],
         "vocab_size": model.vocabulary,
         "initializer_range": model.std,
         "tie_word_embeddings": model.head == "tied",
@@ -28,7 +68,31 @@ def config_of(model: ModelShape, *, dtype: str) -> dict[str, Any]:
         "dtype": dtype,
         "torch_dtype": dtype,  # transformers before 4.56, and what was written against it
     }
-    return common | (_gpt2(model) if model.family == "gpt" else _llama(model))
+    return common | (_gpt2(model) if model.family == "gpt" else _llama(model, ARCHITECTURES[name]))
+
+
+def _architecture_of(model: ModelShape) -> str:
+    wanted = model.family, model.qkv_bias, model.qk_norm
+    named = [name for name, a in ARCHITECTURES.items() if (a.family, a.qkv_bias, a.qk_norm) == wanted]
+    if not named:
+        raise ConfigError(
+            "plan.model.qkv_bias and plan.model.qk_norm are both true, and no architecture of Hugging Face has both "
+            "(Qwen2ForCausalLM has the one, Qwen3ForCausalLM the other); train with one for a model that is to be "
+            "exported"
+        )
+    if model.family == "llama":
+        return named[0]
+    if model.kv != model.heads:
+        raise ConfigError(
+            f"plan.model.kv_heads ({model.kv}) must be plan.model.heads ({model.heads}) for GPT2LMHeadModel, which "
+            f"has no grouped queries; use family llama for a model that is to be exported"
+        )
+    if model.heads * model.head_columns != model.hidden:
+        raise ConfigError(
+            f"plan.model.head_width ({model.head_width}) must be hidden / heads ({model.hidden} / {model.heads}) for "
+            f"GPT2LMHeadModel, which knows no other; use family llama for a model that is to be exported"
+        )
+    return named[0]
 
 
 def _gpt2(model: ModelShape) -> dict[str, Any]:
@@ -49,50 +113,52 @@ def _gpt2(model: ModelShape) -> dict[str, Any]:
     }
 
 
-def _llama(model: ModelShape) -> dict[str, Any]:
+def _llama(model: ModelShape, architecture: Architecture) -> dict[str, Any]:
     return {
-        "model_type": "llama",
+        "model_type": architecture.kind,
         "max_position_embeddings": model.sequence,
         "hidden_size": model.hidden,
         "intermediate_size": model.ffn_width,
         "num_hidden_layers": model.layers,
         "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv,
-        "head_dim": model.head_width,
+        "head_dim": model.head_columns,
         "hidden_act": "silu",
         "rms_norm_eps": model.norm_epsilon,
         "rope_theta": model.rope_base,  # transformers before 5
         "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_base},
-        "attention_bias": False,
-        "mlp_bias": False,
         "attention_dropout": 0.0,
-        "pretraining_tp": 1,
+        **architecture.said,
     }
 
 
 def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
     """The shape of a model of Hugging Face; DataError when this engine would compute something else."""
-    families = {name: family for family, name in ARCHITECTURES.items()}
     named = config.get("architectures")
     name = named[0] if isinstance(named, list) and named else named
-    if not isinstance(name, str) or name not in families:
-        raise DataError(f"{where}: architectures {named!r} is not one of {', '.join(sorted(families))}")
-    sizes = _GPT2_SIZES if families[name] == "gpt" else _LLAMA_SIZES
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise DataError(f"{where}: architectures {named!r} is not one of {', '.join(sorted(ARCHITECTURES))}")
+    architecture = ARCHITECTURES[name]
+    config = {**architecture.unsaid, **config}
+    gpt = architecture.family == "gpt"
+    sizes = _GPT2_SIZES if gpt else _LLAMA_SIZES
     for key in ("vocab_size", *sizes):
         if not isinstance(config.get(key), int) or config[key] < 1:
             raise DataError(f"{where}: {key} is {config.get(key)!r}, and must be a whole number above 0")
-    wanted = _GPT2_MUST if families[name] == "gpt" else _LLAMA_MUST
+    wanted = _GPT2_MUST if gpt else _LLAMA_MUST
     for key, values in wanted.items():
         if config.get(key, values[0]) not in values:
             raise DataError(f"{where}: {key} is {config[key]!r}, and this engine computes {values[0]!r}")
-    tree = _from_gpt2(config) if families[name] == "gpt" else _from_llama(config, where)
+    tree = _from_gpt2(config) if gpt else _from_llama(config, architecture, where)
     ends = config.get("eos_token_id")
     end = ends[0] if isinstance(ends, list) and ends else ends  # chat models name several
     return build(
         ModelShape,
         {
             **tree,
-            "family": families[name],
+            "family": architecture.family,
+            "qkv_bias": architecture.qkv_bias,
+            "qk_norm": architecture.qk_norm,
             "vocabulary": config["vocab_size"],
             "head": "tied" if config.get("tie_word_embeddings", name == "GPT2LMHeadModel") else "untied",
             "init_std": config.get("initializer_range", 0.02),
@@ -138,25 +204,45 @@ def _from_gpt2(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _from_llama(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _from_llama(config: Mapping[str, Any], architecture: Architecture, where: str) -> dict[str, Any]:
+    _refuse_window(config, architecture, where)
     rope = config.get("rope_parameters") or {}
     if not isinstance(rope, Mapping):
         raise DataError(f"{where}: rope_parameters is {rope!r}, and must hold rope_type and rope_theta")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise DataError(f"{where}: rope_parameters.rope_type is {kind!r}, only 'default' is known")
-    width = config["hidden_size"] // config["num_attention_heads"]
-    if (config.get("head_dim") or width) != width:
-        raise DataError(
-            f"{where}: head_dim is {config['head_dim']}, and this engine has hidden / heads ({width})"
-        )
     return {
         "layers": config["num_hidden_layers"],
         "hidden": config["hidden_size"],
         "heads": config["num_attention_heads"],
         "kv_heads": config.get("num_key_value_heads") or config["num_attention_heads"],
+        "head_width": _head_width(config, where),
         "ffn": config["intermediate_size"],
         "sequence": config["max_position_embeddings"],
         "norm_epsilon": config.get("rms_norm_eps", 1e-6),
         "rope_base": rope.get("rope_theta", config.get("rope_theta", 10000.0)),
     }
+
+
+def _head_width(config: Mapping[str, Any], where: str) -> int | None:
+    """Columns of a head; None where they are hidden / heads."""
+    width, hidden, heads = config.get("head_dim"), config["hidden_size"], config["num_attention_heads"]
+    if width is not None and (not isinstance(width, int) or width < 1):
+        raise DataError(f"{where}: head_dim is {width!r}, and must be a whole number above 0, or null")
+    return None if width is None or width * heads == hidden else width
+
+
+def _refuse_window(config: Mapping[str, Any], architecture: Architecture, where: str) -> None:
+    """DataError where a position would not see all before it."""
+    slides = {"none": False, "sized": True, "used": bool(config.get("use_sliding_window"))}[
+        architecture.window
+    ]
+    window, sequence = config.get("sliding_window"), config["max_position_embeddings"]
+    if not slides or window is None or (isinstance(window, int) and window >= sequence):
+        return
+    raise DataError(
+        f"{where}: sliding_window is {window!r}, and must be null or at least max_position_embeddings ({sequence}): "
+        f"here every position sees all before it; to train on sequences that fit into the window, set "
+        f"max_position_embeddings to {window} there"
+    )

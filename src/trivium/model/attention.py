@@ -8,7 +8,7 @@ from torch import nn
 
 from trivium.model.inputs import Inputs
 from trivium.model.linear import ColumnLinear, RowLinear
-from trivium.model.norm import Norm
+from trivium.model.norm import HeadNorm, Norm
 from trivium.model.rotary import rotate
 from trivium.parallel.context import Context
 from trivium.parallel.recompute import recomputed
@@ -17,7 +17,9 @@ from trivium.plan.model_shape import ModelShape
 
 
 class Attention(nn.Module):
-    """norm -> queries, keys, values (columns split) -> attention per head -> out (rows split)."""
+    """norm -> queries, keys, values (columns split) -> attention per head -> out (rows split).
+
+    Queries and keys may have a norm over each head, and are turned by their positions (llama)."""
 
     def __init__(
         self, model: ModelShape, layer: int, region: Region, context: Context, *, recompute_core: bool
@@ -28,9 +30,11 @@ class Attention(nn.Module):
         # Made once: where a block is compiled, a name made from its number would make each layer a graph of its own.
         self.site = f"layers.{layer}.attention"
         self.N, self.G = model.heads // region.group.size, model.kv // region.group.size
-        bias, D = model.family == "gpt", model.head_width
+        bias, D = model.family == "gpt", model.head_columns
         self.norm = Norm(model)
-        self.qkv = ColumnLinear((self.N + 2 * self.G) * D, model.hidden, region, bias=bias)
+        self.qkv = ColumnLinear((self.N + 2 * self.G) * D, model.hidden, region, bias=bias or model.qkv_bias)
+        self.query_norm = HeadNorm(model) if model.qk_norm else None
+        self.key_norm = HeadNorm(model) if model.qk_norm else None
         self.out = RowLinear(model.hidden, self.N * D, region, bias=bias)
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
@@ -44,7 +48,7 @@ class Attention(nn.Module):
 
     def _core(self, qkv: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S, B, columns here] -> [S, B, N, D]."""
-        S, B, D = qkv.shape[0], qkv.shape[1], self.model.head_width
+        S, B, D = qkv.shape[0], qkv.shape[1], self.model.head_columns
         queries = self.N // self.G
         # Columns come in groups: the queries of a group, its key, its value.
         groups = qkv.view(S, B, self.G, queries + 2, D).permute(3, 1, 2, 0, 4)  # queries + 2, B G S D
@@ -58,6 +62,8 @@ class Attention(nn.Module):
             # Positions first in memory, as the result then is too, which goes on without a copy.
             q = several.permute(3, 1, 2, 0, 4).reshape(S, B, self.N, D).permute(1, 2, 0, 3)
             k, v = k.squeeze(0), v.squeeze(0)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k = self.query_norm(q), self.key_norm(k)
         if self.model.family == "llama":
             positions = inputs.order.unsqueeze(1) if inputs.positions is None else inputs.positions
             q, k = rotate(q, k, positions.T, self.model.rope_base)

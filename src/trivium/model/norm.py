@@ -1,4 +1,4 @@
-"""LayerNorm or RMSNorm over the hidden dimension."""
+"""LayerNorm or RMSNorm over the hidden dimension, RMSNorm over each head's."""
 
 import torch
 import torch.nn.functional as F
@@ -23,3 +23,16 @@ class Norm(nn.Module):
         if bias is None:
             return rms_norm(x, self.weight, self.epsilon)
         return F.layer_norm(x, self.shape, self.weight, bias, self.epsilon)
+
+
+class HeadNorm(nn.Module):
+    """RMSNorm over the columns of each head; one weight for all, whole on every rank that holds some of them."""
+
+    def __init__(self, model: ModelShape) -> None:
+        super().__init__()
+        self.epsilon = model.norm_epsilon
+        self.weight = nn.Parameter(torch.empty(model.head_columns))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., D] -> [..., D]."""
+        return rms_norm(x, self.weight, self.epsilon)

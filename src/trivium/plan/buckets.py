@@ -37,9 +37,9 @@ class Item(NamedTuple):
 class BucketRow(NamedTuple):
     """Items with weight decay, then those without, each in the order in which backward finishes them.
 
-    decayed: elements of the former. partial_over: groups over which their gradients are
-    summed before the data ranks': tensor ranks (sequence parallelism), pipeline ends (a tied table). tied: holds
-    a table whose gradient has two parts, so it is whole only when the step's last backward is."""
+    decayed: elements of the former. partial_over: groups over which their gradients are summed before the data
+    ranks': tensor ranks (sequence parallelism, norms of heads), pipeline ends (a tied table). tied: holds a table
+    whose gradient has two parts, so it is whole only when the step's last backward is."""
 
     items: tuple[Item, ...]
     decayed: int
@@ -113,7 +113,8 @@ def is_tied(plan: Plan, parameter: Parameter) -> bool:
 def partial_over(plan: Plan, parameter: Parameter) -> tuple[PartialOver, ...]:
     """The groups over which a parameter's gradient is partial, besides the data ranks."""
     over: list[PartialOver] = []
-    if parameter.per_position and plan.sequence_parallel and plan.layout.tensor > 1:
+    parted = parameter.per_head or (parameter.per_position and plan.sequence_parallel)
+    if parted and plan.layout.tensor > 1:
         over.append("tensor")
     if is_tied(plan, parameter) and plan.ends_apart:
         over.append("ends")

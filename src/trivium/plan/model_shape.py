@@ -15,7 +15,7 @@ class ModelShape(Config):
     """A decoder-only transformer.
 
     family "gpt": learned positions, LayerNorm before each half block, GELU, biases (MT-NLG, section 3.2).
-    family "llama": rotary positions, RMSNorm, SwiGLU, no biases.
+    family "llama": rotary positions, RMSNorm, SwiGLU, no biases but those of `qkv_bias`.
     """
 
     family: Family = "gpt"  # gpt: GPT-2's and MT-NLG's blocks; llama: rotary positions, RMSNorm, SwiGLU
@@ -23,6 +23,9 @@ class ModelShape(Config):
     hidden: Positive  # width of the residual stream
     heads: Positive  # of attention; hidden / heads columns each
     kv_heads: Positive | None = None  # None: as many as heads; fewer is grouped-query attention
+    head_width: Positive | None = None  # columns of a head; None: hidden / heads
+    qkv_bias: bool = False  # llama: biases of queries, keys and values (Qwen2); gpt has every bias
+    qk_norm: bool = False  # llama: RMSNorm on each head of queries and keys, before they are turned (Qwen3)
     ffn: Positive | None = None  # None: 4 x hidden (gpt), 8/3 x hidden rounded up to 64 (llama)
     vocabulary: Positive  # token ids in use; the table is padded, and padding is never predicted
     vocabulary_multiple: Positive = 128  # each tensor rank holds a multiple of this many rows
@@ -36,9 +39,9 @@ class ModelShape(Config):
     norm_epsilon: Annotated[float, Field(gt=0)] = 1e-5
 
     @property
-    def head_width(self) -> int:
+    def head_columns(self) -> int:
         """Columns per attention head."""
-        return self.hidden // self.heads
+        return self.head_width or self.hidden // self.heads
 
     @property
     def kv(self) -> int:
@@ -65,16 +68,29 @@ class ModelShape(Config):
     def problems(self) -> list[str]:
         """Contradictions inside the shape."""
         found = []
-        if self.hidden % self.heads:
+        if self.head_width is None and self.hidden % self.heads:
             found.append(
-                f"plan.model.hidden ({self.hidden}) must be a multiple of plan.model.heads ({self.heads}); "
+                f"plan.model.hidden ({self.hidden}) must be a multiple of plan.model.heads ({self.heads}), where "
+                f"plan.model.head_width is not given; "
                 f"nearest heads: {' or '.join(map(str, degrees_dividing(self.hidden, self.heads)))}"
             )
-        elif self.family == "llama" and self.head_width % 2:
-            found.append(
-                f"plan.model.hidden / heads ({self.hidden} / {self.heads} = {self.head_width}) must be even: "
-                f"rotary positions turn pairs of columns"
+        elif self.family == "llama" and self.head_columns % 2:
+            name = "hidden / heads" if self.head_width is None else "head_width"
+            value = (
+                f"{self.hidden} / {self.heads} = {self.head_columns}"
+                if self.head_width is None
+                else self.head_width
             )
+            found.append(
+                f"plan.model.{name} ({value}) must be even: rotary positions turn pairs of columns; nearest: "
+                f"{self.head_columns - 1 or 2} or {self.head_columns + 1} columns"
+            )
+        for name in ("qkv_bias", "qk_norm"):
+            if self.family == "gpt" and getattr(self, name):
+                found.append(
+                    f"plan.model.{name} is true, and plan.model.family 'gpt' has every bias and norms of its own; set "
+                    f"plan.model.family=llama or plan.model.{name}=false"
+                )
         if self.end_of_text >= self.vocabulary:
             found.append(
                 f"plan.model.end_of_text ({self.end_of_text}) must be one of the ids below plan.model.vocabulary "

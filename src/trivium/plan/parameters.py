@@ -22,7 +22,8 @@ class Parameter:
     owner: the layer number, or the end of the model, it belongs to. initial: "residual" is "normal" with the
     deviation divided by sqrt(2 layers), for matrices that write to the residual stream (GPT-2, Megatron).
     per_position: it acts on positions one by one, so under sequence parallelism each tensor rank's gradient
-    covers only its own positions and the sum over tensor ranks is the gradient.
+    covers only its own positions and the sum over tensor ranks is the gradient. per_head: it acts on heads one by
+    one, which tensor ranks always divide: so is the sum then, with sequence parallelism or without.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Parameter:
     decay: bool = True
     initial: Initial = "normal"
     per_position: bool = False
+    per_head: bool = False
 
     @property
     def elements(self) -> int:
@@ -132,11 +134,15 @@ def _head(model: ModelShape) -> Iterator[Parameter]:
 def _block(model: ModelShape, layer: int) -> Iterator[Parameter]:
     at = f"layers.{layer}"
     # Rows come in groups of (queries of the group, one key, one value), so that a split keeps groups whole.
-    qkv = (model.heads + 2 * model.kv) * model.head_width
+    qkv = (model.heads + 2 * model.kv) * model.head_columns
     yield from _norm(model, f"{at}.attention.norm", layer)
-    yield from _linear(model, f"{at}.attention.qkv", (qkv, model.hidden), layer, split=0)
+    yield from _linear(model, f"{at}.attention.qkv", (qkv, model.hidden), layer, split=0, bias=model.qkv_bias)
+    if model.qk_norm:
+        for name in ("query_norm", "key_norm"):
+            weight = f"{at}.attention.{name}.weight"
+            yield Parameter(weight, (model.head_columns,), layer, decay=False, initial="ones", per_head=True)
     yield from _linear(
-        model, f"{at}.attention.out", (model.hidden, model.heads * model.head_width), layer, split=1
+        model, f"{at}.attention.out", (model.hidden, model.heads * model.head_columns), layer, split=1
     )
     yield from _norm(model, f"{at}.mlp.norm", layer)
     if model.family == "llama":
@@ -148,11 +154,11 @@ def _block(model: ModelShape, layer: int) -> Iterator[Parameter]:
 
 
 def _linear(
-    model: ModelShape, name: str, shape: tuple[int, int], layer: int, *, split: int
+    model: ModelShape, name: str, shape: tuple[int, int], layer: int, *, split: int, bias: bool = False
 ) -> Iterator[Parameter]:
     column = split == 0
     yield Parameter(f"{name}.weight", shape, layer, split, initial="normal" if column else "residual")
-    if model.family == "gpt":
+    if bias or model.family == "gpt":
         # A row-split layer adds its bias once, after the sum over tensor ranks: whole, and per position.
         yield Parameter(
             f"{name}.bias",

@@ -153,6 +153,7 @@ def case_of_rows(rows: Sequence[Row]) -> Case:
         hidden=column("h"),
         heads=column("a"),
         kv_heads=column("kv"),
+        head_width=column("h") / column("a"),
         ffn=column("ffn"),
         gated=column("gated"),
         sequence=column("s"),

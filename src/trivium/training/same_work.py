@@ -19,8 +19,10 @@ SECTIONS: Mapping[str, type[Config] | None] = {
     "data": None,
 }
 _SHOWN = 12
-# Of a model, what its weights do not depend on: a run that begins with them may choose it.
+# Of a model, what its weights do not depend on: a run that begins with them may choose it. Of learned positions there
+# are as many as a sequence has.
 _FREE = {"vocabulary_multiple", "dropout", "init_std", "documents", "end_of_text"}
+_FREE_OF = {"gpt": _FREE, "llama": _FREE | {"sequence"}}
 
 
 def refuse_other_work(directory: Path, about: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -66,7 +68,8 @@ def refuse_fewer_steps(directory: Path, done: int, training: TrainingConfig) -> 
 def _weights_of(model: Mapping[str, Any]) -> dict[str, Any]:
     """Of a model shape as plain data, what its weights depend on, defaults spelt out."""
     shape = build(ModelShape, model)
-    return {**shape.model_dump(exclude=_FREE), "kv_heads": shape.kv, "ffn": shape.ffn_width}
+    spelt_out = {"kv_heads": shape.kv, "head_width": shape.head_columns, "ffn": shape.ffn_width}
+    return {**shape.model_dump(exclude=_FREE_OF[shape.family]), **spelt_out}
 
 
 def _section(tree: Mapping[str, Any], path: str, kind: type[Config] | None) -> dict[str, Any]:

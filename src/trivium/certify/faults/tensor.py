@@ -82,6 +82,15 @@ def row_bias_gradient_not_reduced(original: Function, mesh: Mesh) -> Function:
     return lambda plan, p: () if p.name.endswith(("out.bias", "down.bias")) else original(plan, p)
 
 
+@fault(buckets, "partial_over", plan(tensor=2, model={**LLAMA, "qk_norm": True}))
+def head_norm_gradient_not_reduced(original: Function, mesh: Mesh) -> Function:
+    """The norm over each head of queries and keys keeps the gradient of this tensor rank's heads where there is no
+    sequence parallelism, as other norms may."""
+    return lambda plan, p: (
+        original(plan, p) if plan.sequence_parallel else original(plan, replace(p, per_head=False))
+    )
+
+
 @fault(head, "split_cross_entropy", SPLIT)
 def padding_enters_the_softmax(original: Function, mesh: Mesh) -> Function:
     """Rows that pad the vocabulary take part in the softmax."""
@@ -173,6 +182,7 @@ FAULTS = (
     row_bias_once_per_rank,
     final_norm_not_reduced,
     row_bias_gradient_not_reduced,
+    head_norm_gradient_not_reduced,
     padding_enters_the_softmax,
     softmax_over_the_local_vocabulary,
     foreign_tokens_embedded,
