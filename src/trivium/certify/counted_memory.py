@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from trivium.certify.ways import Replaced
+from trivium.model import rms_norm
 from trivium.model.inputs import Inputs
 from trivium.model.stage import Stage
 from trivium.parallel.dtypes import DTYPES
@@ -19,14 +21,15 @@ from trivium.parallel.pretend import pretended
 from trivium.parallel.randomness import DropoutKey
 from trivium.parallel.sight import Sight
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import is_split
 
 
 def counted(plan: Plan, stage: int) -> Counted:
     """What the first rank that holds `stage` keeps of one micro-batch. Takes milliseconds, whatever the width."""
-    with pretended(plan.layout) as mesh, FakeTensorMode(), _dtype(DTYPES[plan.precision.weights]):
+    at_once = Replaced(rms_norm, "AT_ONCE", 1 << 62)  # of what takes no memory, all rows
+    dtype = _dtype(DTYPES[plan.precision.weights])
+    with pretended(plan.layout) as mesh, FakeTensorMode(), dtype, at_once.applied():
         part = Stage(plan, stage, mesh)
-        part.weight_gradients.separate = is_split(plan.schedule_table())
+        part.weight_gradients.separate = True  # no product leaves its gradient to autograd, as in training
         x = None if stage == 0 else torch.zeros(_border(plan), requires_grad=True)
         with SavedBytes(part.parameters()).counting() as found, warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")

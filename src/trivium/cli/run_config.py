@@ -24,7 +24,7 @@ from trivium.errors import ConfigError, nearest
 from trivium.evaluation.config import EvaluationConfig
 from trivium.plan.plan import Plan
 from trivium.serving.config import GenerationConfig, ServeConfig
-from trivium.tokens.config import TokensConfig
+from trivium.tokens.config import BYTE_ALPHABET, TokensConfig
 from trivium.training.config import TrainingConfig
 
 HERE = "here"  # the machine this runs on
@@ -148,11 +148,11 @@ def is_machine_file(machine: str) -> bool:
 
 
 def _with_what_follows(layer: Tree, folder: Path) -> Tree:
-    """A layer that says how many ids the model predicts, and nothing of the tokenizer, means both; and the path of a
-    machine file is relative to `folder`, if it is there."""
+    """A layer that says how many ids the model predicts, and nothing of the tokenizer, means both, unless they are
+    fewer than any tokenizer has; and the path of a machine file is relative to `folder`, if it is there."""
     follows: Tree = {}
     ids = _at(layer, "plan", "model", "vocabulary")
-    if isinstance(ids, int) and _at(layer, "tokens", "vocabulary") is None:
+    if isinstance(ids, int) and ids > BYTE_ALPHABET and _at(layer, "tokens", "vocabulary") is None:
         follows["tokens"] = {"vocabulary": ids}
     machine = _at(layer, "machine")
     if isinstance(machine, str) and is_machine_file(machine):

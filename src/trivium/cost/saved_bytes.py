@@ -56,10 +56,8 @@ def sizes(case: Case) -> dict[str, Number]:
     gpt, here = np.asarray(case.gated) == 0, np.asarray(case.context) == 1
     ring = ~here & (np.asarray(case.ring) == 1)
     ulysses, apart = ~here & ~ring, np.asarray(case.apart) == 1
-    # A rank with one head: what attention returns is, transposed, already what the next product reads, if that is one
-    # of ours (torch's own copies it where sequences are several).
-    ours = (np.asarray(case.puts_off) == 1) | (np.asarray(case.row_chunks) > 1)
-    lone = (heads == 1) & ((np.asarray(case.micro) == 1) | ours)
+    # A rank with one head: what attention returns is, transposed, already what the next product reads.
+    lone = heads == 1
     choices = {
         "gpt": gpt,
         "llama": ~gpt,
