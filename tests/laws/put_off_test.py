@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from plans import small
 from ranks import on_ranks
@@ -10,8 +11,10 @@ from trivium.certify.reference import random_rows
 from trivium.cost.activations import put_off_bytes
 from trivium.cost.case import case_of
 from trivium.cost.memory import memory_of_rank
+from trivium.parallel.gradient_sum import GradientSum
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
+from trivium.parallel.weight_gradients import WeightGradients
 from trivium.parallel.zero import AdamRule
 from trivium.plan.layout import Coordinate
 from trivium.plan.plan import Plan
@@ -89,3 +92,27 @@ def test_an_estimate_adds_them_where_activations_are_recomputed_and_nowhere_else
     one = put_off(schedule="1f1b-split", recompute=again)
     assert one > 0 and put_off(schedule="zb-h1", recompute=again) == 4 * one
     assert put_off(schedule="zb-h1") == 0
+
+
+def test_what_was_put_off_is_added_without_a_graph() -> None:
+    """What is added may require a gradient; the sum, which is reduced in place, may not."""
+    later, weight = WeightGradients(), torch.nn.Parameter(torch.zeros(3, 2))
+    later.separate = True
+    grad = torch.ones(5, 3, requires_grad=True)
+    with later.put_off("key"):
+        later.take(weight, grad, torch.ones(5, 2))
+    total = GradientSum(6, torch.float32, torch.device("cpu"))
+
+    class Sums:
+        def takes(self, weight: torch.nn.Parameter) -> bool:
+            return True
+
+        def add(self, weight: torch.nn.Parameter, grad: torch.Tensor, x: torch.Tensor) -> None:
+            total.add_product(0, grad, x)
+
+        def added(self, weight: torch.nn.Parameter) -> None:
+            raise AssertionError("it was put off")
+
+    later.sums = Sums()
+    later.finish("key", lambda parameter: None)
+    assert torch.equal(total.whole(), torch.full((6,), 5.0)) and not total.whole().requires_grad

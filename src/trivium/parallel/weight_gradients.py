@@ -90,6 +90,7 @@ class WeightGradients:
             return False
         return self.separate or self.sums.takes(weight)
 
+    @torch.no_grad()
     def finish(self, key: Hashable, accumulated: Callable[[torch.nn.Parameter], None]) -> None:
         """Compute what was put off under `key`, adding to each parameter's gradient."""
         for weight, grad, x in _whole(self._waiting.pop(key)):
