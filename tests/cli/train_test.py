@@ -151,18 +151,15 @@ def test_how_a_training_that_was_set_aside_would_go_on_is_told_where_its_state_i
     run = open_run(
         tmp_path / "run", given_for(tmp_path / "run", "demo", ["training.lr=0.001", "plan.zero=0"])
     )
-    before = tmp_path / "training.previous"
+    before, changed = tmp_path / "training.previous", ["training.lr: 0.002 -> 0.001"]
+    assert train.apart(run, before, changed) == []
     saved = before / "checkpoints" / "step-00000007"
     saved.mkdir(parents=True)
-    assert train.apart(run, before) == []
-    then = run.config.training.model_copy(update={"lr": 0.002, "restarts": 9})
-    plan = run.config.plan.model_copy(update={"zero": 1})
-    write_record(Record(before, tmp_path / "tokens", plan, then, run.config.seed, ()))
-    (remedy,) = train.apart(run, before)
+    (remedy,) = train.apart(run, before, changed)
     assert f"training.start_from={saved} --set training.start_with=state" in remedy
-    model = plan.model_copy(update={"model": plan.model.model_copy(update={"dropout": 0.5})})
-    write_record(Record(before, tmp_path / "tokens", model, then, run.config.seed, ()))
-    assert train.apart(run, before) == []
+    for other in ("plan.model.dropout: 0.5 -> 0.0", "seed: 1 -> 2", "tokens: a -> b"):
+        assert train.apart(run, before, [*changed, other]) == []
+    assert train.apart(run, before, []) == []
 
 
 def test_tokens_made_elsewhere_are_given_only_once_and_give_way_to_a_run_s_own(

@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-from pathlib import Path
 
 import pytest
 
 from corpus.harvest_test import write_user_files
-from corpus.resume_test import Killed, digests, is_piece
+from corpus.kills import ends
+from corpus.resume_test import digests
 from trivium.corpus import harvest_files, parts
 from trivium.corpus.config import HarvestConfig
 from trivium.corpus.document import Document
@@ -80,34 +80,12 @@ def test_two_processes_give_the_bytes_of_one(tmp_path, mine, monkeypatch):
 @pytest.mark.parametrize("before", [False, True])
 def test_killed_at_every_single_piece_it_ends_with_the_same_bytes(tmp_path, mine, monkeypatch, before):
     whole, out = harvested(mine, tmp_path / "whole"), tmp_path / "out"
-    work, kills = out.with_suffix(".work"), 0
-
-    def dying(real, survive):
-        placed = 0
-
-        def take_place(self, target):
-            nonlocal placed
-            if not is_piece(Path(target), work):
-                return real(self, target)
-            if before and placed == survive:
-                raise Killed
-            result = real(self, target)
-            placed += 1
-            if not before and placed == survive:
-                raise Killed
-            return result
-
-        return take_place
-
-    while True:
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "rename", dying(Path.rename, 1 + before))
-            try:
-                assert harvested(mine, out) == whole
-                break
-            except Killed:
-                kills += 1
-    assert 10 < kills < 200
+    work, kills, found = out.with_suffix(".work"), 0, []
+    while not ends(
+        lambda: found.append(harvested(mine, out)), monkeypatch, work, survive=1 + before, before=before
+    ):
+        kills += 1
+    assert found == [whole] and 10 < kills < 200
 
 
 @pytest.mark.parametrize("grown", [False, True])

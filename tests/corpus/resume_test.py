@@ -4,11 +4,13 @@ import errno
 import hashlib
 import os
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from corpus.kills import Killed, ends
 from trivium.config import build
 from trivium.corpus import first_pass, parts
 from trivium.corpus.config import CurateConfig, HarvestConfig
@@ -20,10 +22,6 @@ from trivium.seeds import generator_for
 
 SMALL = HarvestConfig(max_bytes=500_000, packages=("networkx",), evaluation_items=30)
 CONFIG = CurateConfig(shard_bytes=150_000)
-
-
-class Killed(BaseException):
-    """Nothing catches it, as nothing catches a kill."""
 
 
 @pytest.fixture(autouse=True)
@@ -57,38 +55,10 @@ def whole(raw, tmp_path):
     return found
 
 
-def is_piece(target, work):
-    """Whether a file or folder takes its place among the pieces, and not inside one that is being made."""
-    return work in target.parents and not any(n.startswith(".") for n in target.relative_to(work).parts)
-
-
 def run_killed(monkeypatch, raw, out, work, *, survive, before):
-    """Curate until so many pieces have taken their place, then die; whether it came to the end instead."""
-    placed = 0
-
-    def dying(real):
-        def take_place(self, target):
-            nonlocal placed
-            if not is_piece(Path(target), work):
-                return real(self, target)
-            if before and placed == survive:
-                raise Killed
-            result = real(self, target)
-            placed += 1
-            if not before and placed == survive:
-                raise Killed
-            return result
-
-        return take_place
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", dying(Path.rename))
-        patch.setattr(Path, "replace", dying(Path.replace))
-        try:
-            curate(CONFIG, raw, out, seed=1, work=work)
-        except Killed:
-            return False
-    return True
+    """Curate until so many pieces have taken their place; whether it came to the end instead."""
+    job = partial(curate, CONFIG, raw, out, seed=1, work=work)
+    return ends(job, monkeypatch, work, survive=survive, before=before)
 
 
 def test_a_curation_killed_after_every_single_piece_ends_with_the_same_bytes(

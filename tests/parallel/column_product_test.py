@@ -145,6 +145,10 @@ def recorded(patch: pytest.MonkeyPatch) -> list[str]:
         for name in ("all_gather", "reduce_scatter"):
             if hasattr(module, f"{name}_begin"):
                 patch.setattr(module, f"{name}_begin", beginning(name, getattr(module, f"{name}_begin")))
-        for name in ("gradient_of_inputs", "gradient_of_weight"):
-            patch.setattr(module, name, saying(name, getattr(module, name)))
+    for module, name in (
+        (column_product, "gradient_of_inputs"),
+        (column_product, "gradient_of_weight"),
+        (weight_gradients, "gradient_of_weight"),
+    ):
+        patch.setattr(module, name, saying(name, getattr(module, name)))
     return said

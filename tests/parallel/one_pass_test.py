@@ -9,14 +9,13 @@ from torch.optim.adamw import adamw
 from plans import small
 from trivium.certify.reference import random_rows
 from trivium.parallel.mesh import Mesh
-from trivium.parallel.one_pass import State, compiled_update, numbers_of, update_
-from trivium.parallel.zero import AdamRule, ShardedAdamW
+from trivium.parallel.one_pass import State, compiled_update, update_
+from trivium.parallel.zero import AdamRule, ShardedAdamW, adam_numbers
 from trivium.plan.buckets import SLICE_UNIT, bucket_table
 from trivium.training.trainer import Samples, Trainer
 
 RULE = AdamRule(beta1=0.8, beta2=0.99, epsilon=1e-6, weight_decay=0.3)
 LR = 1e-2
-CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
 
@@ -29,7 +28,7 @@ def test_the_state_is_that_of_torchs_adamw(decayed: int, step: int) -> None:
     moment2 = torch.rand(size, dtype=torch.float64)
     weights = torch.zeros(size, dtype=torch.bfloat16)
     state = State(master.clone(), moment1.clone(), moment2.clone(), weights)
-    numbers = numbers_of(RULE, step, lr, CPU, torch.float64)
+    numbers = torch.tensor(adam_numbers(RULE, step, lr), dtype=torch.float64)
     update_(state, grad.clone(), torch.tensor(factor), numbers, torch.tensor(decayed))
     for where, decay in ((slice(0, decayed), RULE.weight_decay), (slice(decayed, size), 0.0)):
         adamw(
@@ -85,7 +84,7 @@ def test_compiled_it_is_one_function_for_slices_of_any_length() -> None:
         for run in (update, update_):
             torch.manual_seed(size)
             state = State(*(torch.rand(size) for _ in range(3)), torch.zeros(size, dtype=torch.bfloat16))
-            numbers = numbers_of(RULE, size, 1e-2, CPU, torch.float32)
+            numbers = torch.tensor(adam_numbers(RULE, size, 1e-2))
             with torch.no_grad():
                 run(state, torch.rand(size).bfloat16(), torch.tensor(0.5), numbers, torch.tensor(size // 3))
             found.append(state)

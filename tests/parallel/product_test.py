@@ -93,3 +93,18 @@ def test_where_mkl_is_at_home_it_multiplies_everything(monkeypatch) -> None:
     into = torch.ones_like(weight)
     add_gradient_of_weight(into, grads, rows)
     assert is_near(into, grads.double().T @ rows.double() + 1)
+
+
+def test_a_device_that_cannot_add_narrow_products_to_wide_sums_is_told_from_one_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A processor cannot; of one without memory nobody knows."""
+    tried = products._multiplies_into_wide.__wrapped__
+    assert tried(torch.device("cpu"), torch.bfloat16) is False
+
+    def full(*matrices: torch.Tensor, first: bool) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(products, "_add_unrounded", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        tried(torch.device("cpu"), torch.bfloat16)

@@ -1,7 +1,7 @@
 """A stage: one station's work as the command line runs it. Finished stages are recognised and skipped."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -56,7 +56,7 @@ def _no_extent(run: Run) -> int:
     return 0
 
 
-def _nothing_said(run: Run, before: Path) -> list[str]:
+def _nothing_said(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
     return []
 
 
@@ -72,7 +72,8 @@ class Stage:
     it was interrupted, as long as `lasting` (of `what` it was begun with, all that must not change) is the same; once
     finished, it goes on only to a larger `extent` (steps), and one of the same extent is current. "afresh": it is
     written directly, and the work empties it first. check: raises what would make the work fail, before anything is
-    written or moved. apart: what to say of an output that was set aside, in the folder it is in now.
+    written or moved. apart: what more to say of an output that was set aside, in the folder
+    it is in now, because of what changed.
     """
 
     name: str
@@ -87,7 +88,7 @@ class Stage:
     lasting: Callable[[Mapping[str, Any]], Tree] = _nothing_lasts
     extent: Callable[[Run], int] = _no_extent
     check: Callable[[Run, State], None] = _nothing_to_refuse
-    apart: Callable[[Run, Path], list[str]] = _nothing_said
+    apart: Callable[[Run, Path, Sequence[str]], list[str]] = _nothing_said
 
     def config(self, run: Run) -> dict[str, Any]:
         """The part of the config that the output depends on."""
@@ -224,7 +225,7 @@ def _held(stage: Stage, run: Run, *, redo: bool) -> Iterator[Holder]:
         changed, aside = _changed(stage, run, _begun_with(directory)), _aside(directory)
         directory.rename(aside)
         say(f"  what was in {directory} is now in {aside}{': it had other settings' if changed else ''}")
-        for line in [*changed, *stage.apart(run, aside)]:
+        for line in [*changed, *stage.apart(run, aside, changed)]:
             say(f"    {line}")
     # The lease went with the folder. Whoever takes the new one first has it, so look again.
     with _held(stage, run, redo=False) as lease:

@@ -25,7 +25,7 @@ from trivium.cli.price import dry_run_lines
 from trivium.cli.show import layout_text, say
 from trivium.cli.stage import Result, Run, Stage, State, perform, state_of
 from trivium.cli.tokenize import check_vocabulary
-from trivium.config import Tree, completed, differences, to_tree
+from trivium.config import Tree, completed
 from trivium.errors import ConfigError, DataError
 from trivium.plan.plan import Plan
 from trivium.progress import Progress
@@ -157,41 +157,16 @@ def lasting(what: Mapping[str, Any]) -> Tree:
     return {"seed": config["seed"], "plan": plan, "training": training, "tokens": what["inputs"]["tokens"]}
 
 
-def _kept(section: Mapping[str, Any], changeable: Sequence[str]) -> dict[str, Any]:
-    return {k: v for k, v in section.items() if k not in changeable}
-
-
-def apart(run: Run, before: Path) -> list[str]:
+def apart(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
     """How the training that was set aside would have gone on, if only settings of the training differ."""
     from trivium.checkpoint.load import published
-    from trivium.training.record import read_record
     from trivium.training.run import CHECKPOINTS
 
-    try:
-        then = read_record(before)
-    except DataError:  # it wrote nothing yet
-        return []
-    lines = differences(
-        _kept(to_tree(then.plan), CHANGEABLE_PLAN), _kept(to_tree(run.config.plan), CHANGEABLE_PLAN), "plan."
-    )
-    lines += differences(
-        _kept(to_tree(then.training), CHANGEABLE_TRAINING),
-        _kept(to_tree(run.config.training), CHANGEABLE_TRAINING),
-        "training.",
-    )
     saved = published(before / CHECKPOINTS)
-    if not lines or not saved or not all(line.startswith("training.") for line in lines):
+    if not changed or not saved or not all(line.startswith("training.") for line in changed):
         return []  # a state is of one model, batch and precision
-    words = [
-        "trivium",
-        "train",
-        "--preset",
-        str(run.at.root),
-        "--tokens",
-        str(run.folder("tokens")),
-        "--out",
-        "ANOTHER",
-    ]
+    words = ["trivium", "train", "--preset", str(run.at.root), "--tokens", str(run.folder("tokens"))]
+    words += ["--out", "ANOTHER"]
     words += ["--set", f"training.start_from={saved[-1]}", "--set", "training.start_with=state"]
     return [f"to go on from its steps instead: {shlex.join(words)}"]
 

@@ -33,7 +33,7 @@ class Entry(NamedTuple):
 
 
 class _How(NamedTuple):
-    """In a tuple, so that autograd does not make a leaf of the weight (see weight_gradients)."""
+    """Hidden in a tuple from autograd, which would make a leaf of a weight that is an argument."""
 
     entry: Entry
     weight: torch.nn.Parameter

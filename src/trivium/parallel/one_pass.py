@@ -6,28 +6,12 @@ passes beside it.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-import numpy as np
 import torch
-
-from trivium.parallel.crossing import sent
 
 Tensor = torch.Tensor
 OnePass = Callable[..., None]
-
-
-class Rule(Protocol):
-    """AdamW's constants."""
-
-    @property
-    def beta1(self) -> float: ...
-    @property
-    def beta2(self) -> float: ...
-    @property
-    def epsilon(self) -> float: ...
-    @property
-    def weight_decay(self) -> float: ...
 
 
 class State(NamedTuple):
@@ -39,27 +23,28 @@ class State(NamedTuple):
     weights: Tensor | None
 
 
-def numbers_of(rule: Rule, step: int, lr: float, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """What the update of a step, counted from 1, multiplies by; [7], on the device.
+class Numbers(NamedTuple):
+    """What an update multiplies by. On the device one tensor of all: a compiled kernel is made for its floats, and
+    these change.
 
-    As a tensor: a compiled kernel is made for its floats, and these change.
+    decay: lr x weight decay. towards: 1 - beta of each moment. stays: beta of the second. rate: lr over the first
+    moment's correction. root: of the second's, to divide by. epsilon: added to the second's root.
     """
-    found = (
-        lr * rule.weight_decay,
-        1 - rule.beta1,
-        rule.beta2,
-        1 - rule.beta2,
-        lr / (1 - rule.beta1**step),
-        (1 - rule.beta2**step) ** -0.5,
-        rule.epsilon,
-    )
-    return sent(np.array(found), device, dtype)
+
+    decay: float
+    towards1: float
+    stays2: float
+    towards2: float
+    rate: float
+    root: float
+    epsilon: float
 
 
 def update_(state: State, grad: Tensor, factor: Tensor, numbers: Tensor, decayed: Tensor) -> None:
     """AdamW (Loshchilov and Hutter, arXiv 1711.05101) with `factor` times the gradient [n], of any dtype.
 
-    factor, decayed: of one element; so many elements from the first on have weight decay. numbers: `numbers_of`.
+    factor, decayed: of one element; so many elements from the first on have weight decay. numbers: [7], in the
+    order of `Numbers`.
     """
     master, moment1, moment2, weights = state
     decay, towards1, stays2, towards2, rate, root, epsilon = numbers.unbind()

@@ -84,7 +84,9 @@ def _multiplies_into_wide(device: torch.device, dtype: torch.dtype) -> bool:
     ones, into = (torch.ones(16, 16, device=device, dtype=d) for d in (dtype, torch.float32))
     try:
         _add_unrounded(into, ones, ones, first=False)
-    except RuntimeError:  # NotImplementedError is one
+    except (torch.OutOfMemoryError, torch.AcceleratorError):  # which say nothing of what it can
+        raise
+    except RuntimeError:  # not implemented, or not supported
         return False
     return bool((into == 17).all())
 

@@ -1,4 +1,5 @@
-"""A row-split product whose input may be computed again, and which may be cut along the positions.
+"""Products of a rank with its part of a weight: of a row-split one the input may be computed again, and it may be cut
+along the positions.
 
 Of an activation function's value what the function read is kept: half of what is kept otherwise, for GELU and for
 SwiGLU. The backward finds the value and what the function's own gradient needs together.
@@ -50,12 +51,21 @@ class Cut(NamedTuple):
 
 
 class _How(NamedTuple):
-    """In a tuple, so that autograd does not make a leaf of the weight (see weight_gradients)."""
+    """Hidden in a tuple from autograd, which would make a leaf of a weight that is an argument."""
 
     function: ActivationFunction | None
     cut: Cut | None
     weight: torch.nn.Parameter
     later: WeightGradients | None
+
+
+def linear(x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None, later: WeightGradients) -> Tensor:
+    """x [..., I] times weight [..., O, I] (leading dimensions side by side) plus bias."""
+    matrix = weight if weight.dim() == 2 else weight.flatten(0, -2)
+    if not later.takes(weight):
+        return product(x, matrix, bias)
+    found: Tensor = _Product.apply(x, matrix.detach(), bias, _How(None, None, weight, later))
+    return found
 
 
 def row_product(
@@ -74,11 +84,11 @@ def row_product(
     """
     takes = later.takes(weight)
     how = _How(function, cut, weight, later if takes else None)
-    found: Tensor = _RowProduct.apply(x, weight.detach() if takes else weight, bias, how)
+    found: Tensor = _Product.apply(x, weight.detach() if takes else weight, bias, how)
     return found
 
 
-class _RowProduct(torch.autograd.Function):
+class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: _How) -> Tensor:
         ctx.save_for_backward(x, weight)

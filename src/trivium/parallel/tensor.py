@@ -14,9 +14,9 @@ from trivium.parallel.collectives import all_reduce_, scatter_sequence, sum_over
 from trivium.parallel.column_product import Entry, column_product
 from trivium.parallel.dtypes import NARROW
 from trivium.parallel.mesh import Group
-from trivium.parallel.row_product import ActivationFunction, Cut, row_product
+from trivium.parallel.row_product import ActivationFunction, Cut, linear, row_product
 from trivium.parallel.vocabulary import ROWS
-from trivium.parallel.weight_gradients import WeightGradients, linear
+from trivium.parallel.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
 

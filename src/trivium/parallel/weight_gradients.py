@@ -7,13 +7,13 @@ gradients, for which nobody waits, where a rank would idle.
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from trivium.parallel.collectives import PendingResult, all_gather_begin
 from trivium.parallel.mesh import Group
-from trivium.parallel.product import add_gradient_of_weight, gradient_of_inputs, gradient_of_weight, product
+from trivium.parallel.product import add_gradient_of_weight, gradient_of_weight
 
 Tensor = torch.Tensor
 
@@ -122,36 +122,3 @@ def _whole(products: Sequence[_Product]) -> Iterator[tuple[torch.nn.Parameter, T
     for number, this in enumerate(products):
         begun += [p.begin_gather() for p in products[number + 1 : number + 2]]
         yield this.weight, this.grad, begun.pop(0).wait().flatten(0, -2)
-
-
-class _Target(NamedTuple):
-    """Where a weight's gradient goes; hidden in a tuple from autograd, which would make a direct argument a leaf."""
-
-    weight: torch.nn.Parameter
-    later: WeightGradients
-
-
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, target: _Target) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.target, ctx.has_bias = target, bias is not None
-        return product(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        (grad,) = grads
-        x, weight = ctx.saved_tensors
-        d_x = gradient_of_inputs(grad, weight) if ctx.needs_input_grad[0] else None
-        rows = grad.flatten(0, -2)
-        d_bias = rows.sum(0) if ctx.has_bias else None
-        ctx.target.later.take(ctx.target.weight, rows, x)
-        return d_x, None, d_bias, None
-
-
-def linear(x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None, later: WeightGradients) -> Tensor:
-    """x [..., inputs] times weight [..., outputs, inputs] (leading dimensions side by side) plus bias."""
-    matrix = weight if weight.dim() == 2 else weight.flatten(0, -2)
-    if not later.takes(weight):
-        return product(x, matrix, bias)
-    return _Linear.apply(x, matrix.detach(), bias, _Target(weight, later))

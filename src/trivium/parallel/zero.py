@@ -17,7 +17,7 @@ from trivium.parallel.buckets import Bucket
 from trivium.parallel.collectives import sum_over_ranks_begin
 from trivium.parallel.crossing import read_later, sent
 from trivium.parallel.mesh import Mesh
-from trivium.parallel.one_pass import OnePass, State, compiled_update, numbers_of
+from trivium.parallel.one_pass import Numbers, OnePass, State, compiled_update
 from trivium.plan.buckets import UPDATED_AT_ONCE
 
 Tensor = torch.Tensor
@@ -171,7 +171,7 @@ class ShardedAdamW:
         device, masters = self.mesh.device, self._masters
         if not isinstance(factor, Tensor):
             factor = torch.full((), factor, dtype=masters, device=device)
-        numbers = numbers_of(self.rule, self.steps_done + 1, lr, device, masters)
+        numbers = sent(np.array(adam_numbers(self.rule, self.steps_done + 1, lr)), device, masters)
         for shard, decayed in zip(self.shards, self._decayed, strict=True):
             state = State(shard.master, shard.moment1, shard.moment2, shard.copy)
             update(state, shard.summed(), factor, numbers, decayed)
@@ -238,6 +238,19 @@ class ShardedAdamW:
         """Take the masters from the weights (when a checkpoint brought weights alone)."""
         for shard in self.shards:
             shard.master.copy_(shard.bucket.shard)
+
+
+def adam_numbers(rule: AdamRule, step: int, lr: float) -> Numbers:
+    """Of a step, counted from 1."""
+    return Numbers(
+        decay=lr * rule.weight_decay,
+        towards1=1 - rule.beta1,
+        stays2=rule.beta2,
+        towards2=1 - rule.beta2,
+        rate=lr / (1 - rule.beta1**step),
+        root=(1 - rule.beta2**step) ** -0.5,
+        epsilon=rule.epsilon,
+    )
 
 
 def together(shards: Sequence[Shard], at_once: int) -> list[list[Shard]]:

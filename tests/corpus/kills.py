@@ -1,0 +1,47 @@
+"""Work that is killed where its pieces take their places."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class Killed(BaseException):
+    """Nothing catches it, as nothing catches a kill."""
+
+
+def is_piece(target: Path, work: Path) -> bool:
+    """Whether a file or folder takes its place among the pieces, and not inside one that is being made."""
+    return work in target.parents and not any(n.startswith(".") for n in target.relative_to(work).parts)
+
+
+def ends(
+    job: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, work: Path, *, survive: int, before: bool
+) -> bool:
+    """Work until so many pieces have taken their place, then die, before or after; whether it came to the end."""
+    placed = 0
+
+    def dying(real: Callable[[Path, Any], Path]) -> Callable[[Path, Any], Path]:
+        def take_place(self: Path, target: Any) -> Path:
+            nonlocal placed
+            if not is_piece(Path(target), work):
+                return real(self, target)
+            if before and placed == survive:
+                raise Killed
+            result = real(self, target)
+            placed += 1
+            if not before and placed == survive:
+                raise Killed
+            return result
+
+        return take_place
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", dying(Path.rename))
+        patch.setattr(Path, "replace", dying(Path.replace))
+        try:
+            job()
+        except Killed:
+            return False
+    return True
