@@ -43,6 +43,9 @@ PLANS = {
         small(data=2, tensor=2, zero=3, sequence_parallel=True),
         small(data=2, pipeline=2, chunks=2, zero=3, schedule="zb-v"),
         small(data=2, pipeline=2, zero=3, model={"head": "untied"}),
+        small(data=4, zero=1, shards=2, precision={"weights": "bf16", "communication": "bf16"}),
+        small(data=4, zero=2, shards=2, precision={"weights": "bf16", "communication": "bf16"}),
+        small(data=2, context=2, zero=3, shards=2),
     ],
     8: [small(tensor=2, pipeline=2, data=2, chunks=2, sequence_parallel=True)],
 }
@@ -53,7 +56,9 @@ def count(place: Place, plans: list[Plan]) -> None:
         mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
         trainer = Trainer(plan, mesh, seed=3, rule=RULE)
         trainer.train_step(0, Samples(0, plan.batch.sequences, random_rows(plan, 3)), 1e-3)
-        for axis, predicted in step_traffic(plan, mesh.at).items():
+        found = step_traffic(plan, mesh.at)
+        assert ("holders" in found) == (mesh.holders.size > 1), f"copies of {plan.layout}"
+        for axis, predicted in found.items():
             counted = {k: v for k, v in getattr(mesh, axis).traffic.items() if v}
             assert counted == dict(predicted), (
                 f"{axis} of {mesh.at} in {plan.layout}: {counted} != {predicted}"

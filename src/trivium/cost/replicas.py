@@ -54,17 +54,17 @@ def fullest_of_plan(plan: Plan) -> Fullest:
 
 
 def data_seconds(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
-    """Gradients summed over replicas, weights gathered (ZeRO), the sum of the two uses of a tied table, and what all
-    ranks agree on."""
+    """Gradients summed over replicas, among sharers and then among holders, weights gathered (ZeRO), the sum of the two
+    uses of a tied table, and what all ranks agree on."""
     shown = np.where(np.asarray(at.case.zero) >= 3, 0.0, _shown(at, pieces, fullest))
-    return shown + _ends_seconds(at) + _agreement_seconds(at)
+    return shown + _copies_seconds(at, fullest.elements) + _ends_seconds(at) + _agreement_seconds(at)
 
 
 def optimizer_seconds(at: Setting, fullest: Fullest) -> Number:
     """State read and written, weights and gradients of the whole rank, and the operations of a step."""
     case, device, elements = at.case, at.device, fullest.elements
-    owned = elements / np.where(np.asarray(case.zero) >= 1, case.replicas, 1)
-    held = elements / np.where(np.asarray(case.zero) >= 3, case.replicas, 1)
+    owned = elements / np.where(np.asarray(case.zero) >= 1, case.sharers, 1)
+    held = elements / np.where(np.asarray(case.zero) >= 3, case.sharers, 1)
     seconds = device.moved(SHARDED_BYTES * owned + WHOLE_BYTES * held, 0.0)
     if at.stack.deepspeed:
         seconds = seconds + at.constants.deepspeed_step_seconds * elements
@@ -72,7 +72,7 @@ def optimizer_seconds(at: Setting, fullest: Fullest) -> Number:
 
 
 def _shown(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
-    """What the traffic of replicas adds to a step, below ZeRO stage 3."""
+    """What the traffic of sharers adds to a step, below ZeRO stage 3; at stage 0 that of replicas."""
     reduce, gather = _halves(at, fullest.elements)
     zero, stack = np.asarray(at.case.zero), at.stack
     often = (zero == 2) & stack.reduces_often
@@ -90,11 +90,19 @@ def _shown(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
 
 def _halves(at: Setting, elements: Number) -> Halves:
     case = at.case
-    road = at.road(case.replicas, at.strides.replicas)
-    starts = (_buckets(at, elements) - 1) * all_gather_seconds(0.0, case.replicas, road)
-    reduce = all_gather_seconds(elements * case.reduction_bytes, case.replicas, road) + starts
-    gather = all_gather_seconds(elements * case.weight_bytes, case.replicas, road) + starts
+    road = at.road(case.sharers, at.strides.sharers)
+    starts = (_buckets(at, elements) - 1) * all_gather_seconds(0.0, case.sharers, road)
+    reduce = all_gather_seconds(elements * case.reduction_bytes, case.sharers, road) + starts
+    gather = all_gather_seconds(elements * case.weight_bytes, case.sharers, road) + starts
     return Halves(reduce, np.where(np.asarray(case.zero) >= 1, gather, reduce))
+
+
+def _copies_seconds(at: Setting, elements: Number) -> Number:
+    """A rank's slice of the gradients, summed over its holders after the last backward, beside nothing."""
+    case = at.case
+    road = at.road(case.copies, at.strides.holders)
+    starts = (_buckets(at, elements) - 1) * all_reduce_seconds(0.0, case.copies, road)
+    return all_reduce_seconds(elements / case.sharers * case.reduction_bytes, case.copies, road) + starts
 
 
 def _late_share(at: Setting, elements: Number) -> Number:
@@ -108,7 +116,7 @@ def _ends_seconds(at: Setting) -> Number:
     has a slice, that alone; the published stacks before anything is sharded."""
     case = at.case
     sliced = (np.asarray(case.zero) >= 1) & at.stack.buckets
-    owned = np.where(sliced, case.replicas, 1)
+    owned = np.where(sliced, case.sharers, 1)
     table = table_parameters(case) / owned * case.gradient_bytes
     apart = (
         (np.asarray(case.tied) > 0) & (np.asarray(case.pipeline) > 1) & (np.asarray(case.ends_together) == 0)

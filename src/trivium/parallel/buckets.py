@@ -3,6 +3,9 @@
 ZeRO stages, by what each replica keeps of a bucket: 0 everything; 1 a slice of the optimizer's state; 2 also
 only that slice of the gradients, which are reduced after every micro-batch; 3 also only that slice of the weights,
 which are gathered around the module that uses them.
+
+Slices are of a copy, which the sharers have together; between copies, only the sum of a step's gradients travels. At
+stage 0 each rank is a copy of its own.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,7 +62,9 @@ class Bucket:
         groups: Mapping[str, Group] = {"tensor": mesh.tensor, "ends": mesh.ends}
         self.slots, self.decayed, self.tied, self.padded = tuple(slots), row.decayed, row.tied, row.padded
         self.partial_over = tuple(groups[over] for over in row.partial_over)
-        self.replicas, self.zero, self.dtypes = mesh.replicas, zero, dtypes
+        alone = Group("sharers", (mesh.rank,), 0, None)
+        self.sharers, self.holders = (mesh.sharers, mesh.holders) if zero >= 1 else (alone, mesh.replicas)
+        self.zero, self.dtypes = zero, dtypes
         self.weights = torch.zeros(row.padded, dtype=dtypes.weights, device=mesh.device)
         for slot in slots:
             view = self.weights[slot.start : slot.stop].view(slot.parameter.shape)
@@ -89,17 +94,10 @@ class Bucket:
         return self._sum.flat
 
     @property
-    def sharded(self) -> bool:
-        """Whether each replica updates a slice of its own."""
-        return self.zero >= 1
-
-    @property
     def owned(self) -> slice:
-        """The elements this replica updates."""
-        if not self.sharded:
-            return slice(0, self.padded)
-        size = self.padded // self.replicas.size
-        return slice(self.replicas.index * size, (self.replicas.index + 1) * size)
+        """The elements this rank updates, and its holders with it."""
+        size = self.padded // self.sharers.size
+        return slice(self.sharers.index * size, (self.sharers.index + 1) * size)
 
     # Gradients
 
@@ -126,17 +124,29 @@ class Bucket:
             self._open = None
             self._unready = len(self.slots)
 
-    def reduced(self) -> Tensor:
-        """This rank's slice of the step's gradient, summed over all ranks that hold a part of it."""
+    def sum_copies(self) -> None:
+        """After the last backward: start the sum over the holders of this rank's slice, once for the whole step. Called
+        for all buckets, so that they travel together, before `reduced` waits for the first."""
         if self.zero < 2:
             self._begin_reduction()
-            assert self._pending is not None, "the reduction was begun just above"
-            mine = self._pending.wait().to(self.gradients.dtype)
-            self._pending = None
-        else:
+        if self.zero == 0:
+            return  # that was the sum over the holders
+        if self.zero >= 2:
             assert self._unready == len(self.slots), "a backward of this step is missing"
             self._collect()
-            mine = self._sum.whole()
+        if self.holders.size == 1:
+            return
+        if self.zero == 1:
+            assert self._pending is not None, "the reduction was begun just above"
+            mine = self._pending.wait()
+        else:
+            mine = self._sum.whole().to(self.dtypes.reduction)
+        self._pending = all_reduce_begin(mine, self.holders)
+
+    def reduced(self) -> Tensor:
+        """This rank's slice of the step's gradient, summed over all ranks that hold a part of it."""
+        mine = self._sum.whole() if self._pending is None else self._pending.wait().to(self.gradients.dtype)
+        self._pending = None
         for group in self.partial_over:
             all_reduce_(mine, group)
         return mine
@@ -181,11 +191,12 @@ class Bucket:
             self._begin(self._sum.whole())
 
     def _begin(self, whole: Tensor) -> None:
-        """Start the sum over replicas, each slice to its owner; at stage 0 the whole to all."""
-        if self.sharded:
-            self._pending = reduce_scatter_begin(whole.to(self.dtypes.reduction), self.replicas)
+        """Start the sum over the sharers, each slice to its owner; at stage 0 that of the whole over all replicas."""
+        narrow = whole.to(self.dtypes.reduction)
+        if self.zero >= 1:
+            self._pending = reduce_scatter_begin(narrow, self.sharers)
         else:
-            self._pending = all_reduce_begin(whole.to(self.dtypes.reduction), self.replicas)
+            self._pending = all_reduce_begin(narrow, self.holders)
 
     def _collect(self) -> None:
         """From stage 2 on: add the slice under way to this rank's gradients."""
@@ -196,9 +207,9 @@ class Bucket:
     # Weights
 
     def publish(self) -> None:
-        """After an update of the shards: every replica's slice, to all that keep whole weights."""
+        """After an update of the shards: every sharer's slice, to all that keep whole weights."""
         if 1 <= self.zero <= 2:
-            self._publishing = all_gather_into(self.weights, self.shard, self.replicas, wait=False)
+            self._publishing = all_gather_into(self.weights, self.shard, self.sharers, wait=False)
 
     def published(self) -> None:
         """Wait until the weights of a `publish` are here."""
@@ -229,7 +240,7 @@ class Bucket:
         storage = self.weights.untyped_storage()
         if self.zero >= 3 and storage.size() == 0:
             storage.resize_(self.padded * self.weights.element_size())
-            self._gathering = all_gather_into(self.weights, self.shard, self.replicas, wait=False)
+            self._gathering = all_gather_into(self.weights, self.shard, self.sharers, wait=False)
 
     def _free_weights(self) -> None:
         self.weights.untyped_storage().resize_(0)
