@@ -77,7 +77,8 @@ class Bucket:
         self._pending: PendingResult | None = None
         # Whether autograd adds gradients into the buffer, so that only the last of a step matters.
         self.adds_itself = zero < 2 and dtypes.gradients == dtypes.weights
-        self._unready = 0
+        self._unready = self._unfinished = 0
+        self._sums_copies = False
         self._held = 0
         self._gathering: Waitable | None = None  # before use, at stage 3
         self._publishing: Waitable | None = None  # after an update, below
@@ -103,18 +104,21 @@ class Bucket:
 
     def expect(self) -> None:
         """Before a step: nothing is accumulated yet."""
-        self._unready = len(self.slots)
+        self._unready = self._unfinished = len(self.slots)
+        self._sums_copies = False
 
-    def accumulated(self, slot: Slot, *, last: bool) -> None:
-        """A slot's parameter has a gradient of one more micro-batch; last: of the step's last."""
+    def accumulated(self, slot: Slot, *, last: bool) -> bool:
+        """A slot's parameter has a gradient of one more micro-batch; last: of the step's last. Returns whether the
+        step's last reduction has begun with it."""
         self._take(slot)
+        # A tied table's gradient has two parts, and is whole only when the step's last backward is.
+        ends = last and not self.tied
+        self._unfinished -= ends
+        finished = ends and self._unfinished == 0
         if self.zero < 2:
-            # A tied table's gradient has two parts, and is whole only when the step's last backward is.
-            if last and not self.tied:
-                self._unready -= 1
-                if self._unready == 0:
-                    self._begin_reduction()
-            return
+            if finished:
+                self._begin_reduction()
+            return finished
         self._unready -= 1
         if self._unready == 0:
             # As many contributions as slots: sums commute, so it matters not from which micro-batches they are.
@@ -123,10 +127,14 @@ class Bucket:
             self._begin(self._open.whole())
             self._open = None
             self._unready = len(self.slots)
+        return finished
 
     def sum_copies(self) -> None:
-        """After the last backward: start the sum over the holders of this rank's slice, once for the whole step. Called
-        for all buckets, so that they travel together, before `reduced` waits for the first."""
+        """After the step's last reduction began: start the sum over the holders of this rank's slice, once a step.
+        Called for all buckets, so that they travel together, before `reduced` waits for the first."""
+        if self._sums_copies:
+            return
+        self._sums_copies = self.holders.size > 1
         if self.zero < 2:
             self._begin_reduction()
         if self.zero == 0:
@@ -134,7 +142,7 @@ class Bucket:
         if self.zero >= 2:
             assert self._unready == len(self.slots), "a backward of this step is missing"
             self._collect()
-        if self.holders.size == 1:
+        if not self._sums_copies:
             return
         if self.zero == 1:
             assert self._pending is not None, "the reduction was begun just above"
@@ -263,6 +271,7 @@ class GradientWatch:
 
     def __init__(self, buckets: Iterable[Bucket]) -> None:
         self._buckets = list(buckets)
+        self._reducing: Bucket | None = None  # whose last reduction of the step began last
         # (stage, whether weight gradients come in actions of their own) whose last backward has begun.
         self._last: set[tuple[int, bool]] = set()
         self._places: dict[int, tuple[Slot, Bucket]] = {}
@@ -274,6 +283,7 @@ class GradientWatch:
     def start_step(self) -> None:
         """Forget the previous step."""
         self._last.clear()
+        self._reducing = None
         for bucket in self._buckets:
             bucket.expect()
 
@@ -294,19 +304,27 @@ class GradientWatch:
     def added(self, weight: torch.nn.Parameter) -> None:
         """A product was added in a backward."""
         slot, bucket = self._places[id(weight)]
-        bucket.accumulated(slot, last=(slot.stage, False) in self._last)
+        self._count(slot, bucket, last=(slot.stage, False) in self._last)
 
     def finished(self, parameter: torch.nn.Parameter) -> None:
         """A weight gradient that was put off has been added."""
         slot, bucket = self._places[id(parameter)]
-        bucket.accumulated(slot, last=(slot.stage, True) in self._last)
+        self._count(slot, bucket, last=(slot.stage, True) in self._last)
+
+    def _count(self, slot: Slot, bucket: Bucket, *, last: bool) -> None:
+        """When a bucket's last reduction begins, the one before it is about done: then its copies are summed, beside
+        what is left of the backward."""
+        if bucket.accumulated(slot, last=last):
+            if self._reducing is not None:
+                self._reducing.sum_copies()
+            self._reducing = bucket if bucket.zero >= 1 and bucket.holders.size > 1 else None
 
     def _by_autograd(self, slot: Slot, bucket: Bucket) -> Callable[[Tensor], None]:
         adds_itself, last, key = bucket.adds_itself, self._last, (slot.stage, False)
 
         def accumulated(parameter: Tensor) -> None:
             if not (adds_itself and key not in last and bucket.has_begun(slot)):
-                bucket.accumulated(slot, last=key in last)
+                self._count(slot, bucket, last=key in last)
 
         return accumulated
 
