@@ -8,11 +8,11 @@ from trivium.plan.plan import Plan
 def small(
     tensor: int = 1, pipeline: int = 1, data: int = 1, chunks: int = 1, context: int = 1, **more: Any
 ) -> Plan:
-    """A legal reduced plan; `model` and `batch` are merged into its own, and `order` is the layout's."""
+    """A legal reduced plan; `model` and `batch` are merged into its own, `order` and `shards` are the layout's."""
     model = {"layers": 4, "hidden": 24, "heads": 4, "vocabulary": 37, "vocabulary_multiple": 2, "sequence": 8}
     batch = {"sequences": 16, "micro": 2}
     layout = {"tensor": tensor, "pipeline": pipeline, "data": data, "chunks": chunks, "context": context}
-    layout |= {"order": more.pop("order")} if "order" in more else {}
+    layout |= {name: more.pop(name) for name in ("order", "shards") if name in more}
     return Plan(
         model={**model, **more.pop("model", {})},
         batch={**batch, **more.pop("batch", {})},

@@ -120,6 +120,25 @@ def test_more_data_ranks_make_a_step_shorter_and_zero_moves_no_more_than_an_all_
     assert zero[1] < zero[3]  # stage 3 also gathers weights for each
 
 
+def test_shards_of_a_node_keep_the_gathers_of_stage_3_inside_it_for_more_memory():
+    """Of 64 nodes with slow cards; as many shards as replicas are what none given are, in both methods."""
+    link = SELENE.fabric_link
+    slow = link.model_copy(update={"bandwidth": link.bandwidth / 10})
+    machine = SELENE.model_copy(update={"fabric_link": slow})
+    layout = {"tensor": 1, "pipeline": 1, "data": 512}
+    plan = mt_nlg(model={"layers": 8}, layout=layout, batch={"sequences": 4096}, zero=3)
+    all_together, in_nodes, everywhere = (
+        plan.model_copy(update={"layout": plan.layout.model_copy(update={"shards": n})})
+        for n in (None, 8, 512)
+    )
+    for method in ("simulated", "closed form"):
+        far, near, same = (estimate(p, machine, method=method) for p in (all_together, in_nodes, everywhere))
+        assert far == same
+        assert near.parts.data_collectives < 0.7 * far.parts.data_collectives
+        assert near.memory.state == pytest.approx(64 * far.memory.state, rel=1e-3)
+        assert near.parts.optimizer > far.parts.optimizer  # each rank updates 64 times as much
+
+
 def test_a_factor_learned_from_a_run_multiplies_every_part():
     ours = stack_named("trivium")
     once, twice = (estimate(small(), SELENE, stack=ours.model_copy(update={"factor": f})) for f in (1.0, 2.0))

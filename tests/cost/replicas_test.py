@@ -97,7 +97,8 @@ def test_where_both_ends_are_on_one_rank_a_tied_table_is_summed_there():
     assert ends_bytes(plan) == pytest.approx(0, abs=4e6)
 
 
-def test_stage_3_reduces_the_table_too():
+@pytest.mark.parametrize("shards", [None, 2, 4])
+def test_stage_3_reduces_the_table_too(shards):
     """Over the slowest of fabrics traffic is all there is; then twice the table is twice its gathers and reductions."""
     link = SELENE.fabric_link.model_copy(
         update={"bandwidth": 1e3, "efficiency": 1.0, "start_seconds": 0.0, "latency_seconds": 0.0}
@@ -105,16 +106,21 @@ def test_stage_3_reduces_the_table_too():
     machine = SELENE.model_copy(update={"fabric_link": link, "devices_per_node": 1})
     plan = mt_nlg(
         model={"layers": 2, "hidden": 512, "heads": 8, "head": "untied"},
-        layout={"tensor": 1, "pipeline": 1, "data": 8},
+        layout={"tensor": 1, "pipeline": 1, "data": 8, "shards": shards},
         batch={"sequences": 32},
         recompute={"mode": "none"},
         zero=3,
     )
-    counted = step_traffic(plan, Coordinate(0, 0, 0))["replicas"]
+    traffic = step_traffic(plan, Coordinate(0, 0, 0))
+    counted = traffic["sharers" if shards else "replicas"]
     parts = step_seconds(
         case_of(plan), machine, OURS, prior_constants(), strides=strides_of(plan.layout, machine)
     )
-    moved = counted["reduce_scatter"] / 8 * 7 + counted["all_gather"] * 7
+    sharers = shards or 8
+    moved = counted["reduce_scatter"] / sharers * (sharers - 1) + counted["all_gather"] * (sharers - 1)
+    if shards:
+        copies = 8 // shards
+        moved += 2 * traffic["holders"]["all_reduce"] * (copies - 1) / copies
     assert float(parts.data_collectives) == pytest.approx(moved / (1e3 * prior_constants().fabric), rel=0.02)
 
 
@@ -139,3 +145,12 @@ def test_as_many_ranks_of_a_group_of_replicas_are_in_a_node_as_are(order, tensor
             inside = np.bincount([rank // SELENE.devices_per_node for rank in first]).max()
             stride = strides_of(layout, SELENE).replicas
             assert ranks_in_node(SELENE, layout.replicas, stride) == inside
+            for shards in {2, layout.replicas // 2} & set(range(2, layout.replicas)):
+                parted = layout.model_copy(update={"shards": shards})
+                strides = strides_of(parted, SELENE)
+                for ranks, apart in (
+                    (first[:shards], strides.sharers),
+                    (first[::shards], strides.holders),
+                ):
+                    inside = np.bincount([rank // SELENE.devices_per_node for rank in ranks]).max()
+                    assert ranks_in_node(SELENE, len(ranks), apart) == inside, (parted, ranks)

@@ -96,11 +96,15 @@ PLANS = {
         small(data=2, context=2, order=("context", "pipeline", "tensor", "data"), model={"dropout": 0.1}),
         small(data=2, context=2, zero=3, order=("tensor", "context", "data", "pipeline"), model=llama),
         small(pipeline=2, data=2, zero=2, schedule="given", rows=BACKWARDS, batch={"sequences": 8}),
+        small(data=4, zero=1, shards=2, model={"dropout": 0.1}),
+        small(data=4, zero=2, shards=2, order=("data", "pipeline"), model=llama),
+        small(data=2, context=2, zero=3, shards=2),
     ],
     8: [
         small(tensor=2, pipeline=2, data=2),
         small(tensor=2, pipeline=2, data=2, chunks=2, sequence_parallel=True, recompute={"mode": "layer"}),
         small(pipeline=4, data=2, model={"head": "untied"}),
+        small(tensor=2, data=4, zero=3, shards=2, sequence_parallel=True),
     ],
 }
 

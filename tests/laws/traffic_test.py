@@ -1,6 +1,7 @@
 """Bytes predicted from a plan equal the bytes the runtime counts, per axis and collective."""
 
 import pytest
+import torch
 
 from plans import small
 from ranks import on_ranks
@@ -8,6 +9,7 @@ from trivium.certify.certificate import RULE, random_rows
 from trivium.cost.traffic import step_traffic
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
+from trivium.plan import buckets
 from trivium.plan.plan import Plan
 from trivium.training.trainer import Samples, Trainer
 
@@ -43,6 +45,9 @@ PLANS = {
         small(data=2, tensor=2, zero=3, sequence_parallel=True),
         small(data=2, pipeline=2, chunks=2, zero=3, schedule="zb-v"),
         small(data=2, pipeline=2, zero=3, model={"head": "untied"}),
+        small(data=4, zero=1, shards=2, precision={"weights": "bf16", "communication": "bf16"}),
+        small(data=4, zero=2, shards=2, precision={"weights": "bf16", "communication": "bf16"}),
+        small(data=2, context=2, zero=3, shards=2),
     ],
     8: [small(tensor=2, pipeline=2, data=2, chunks=2, sequence_parallel=True)],
 }
@@ -53,7 +58,9 @@ def count(place: Place, plans: list[Plan]) -> None:
         mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
         trainer = Trainer(plan, mesh, seed=3, rule=RULE)
         trainer.train_step(0, Samples(0, plan.batch.sequences, random_rows(plan, 3)), 1e-3)
-        for axis, predicted in step_traffic(plan, mesh.at).items():
+        found = step_traffic(plan, mesh.at)
+        assert ("holders" in found) == (mesh.holders.size > 1), f"copies of {plan.layout}"
+        for axis, predicted in found.items():
             counted = {k: v for k, v in getattr(mesh, axis).traffic.items() if v}
             assert counted == dict(predicted), (
                 f"{axis} of {mesh.at} in {plan.layout}: {counted} != {predicted}"
@@ -63,6 +70,29 @@ def count(place: Place, plans: list[Plan]) -> None:
 @pytest.mark.parametrize("ranks", sorted(PLANS))
 def test_predicted_traffic_equals_counted_traffic(ranks: int) -> None:
     on_ranks(ranks, count, PLANS[ranks])
+
+
+def begun_early(place: Place, plans: list[Plan]) -> None:
+    for plan in plans:
+        mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
+        trainer = Trainer(plan, mesh, seed=3, rule=RULE)
+        trainer.accumulate(0, Samples(0, plan.batch.sequences, random_rows(plan, 3)))
+        within, whole = (
+            mesh.holders.traffic["all_reduce"],
+            step_traffic(plan, mesh.at)["holders"]["all_reduce"],
+        )
+        assert whole / 2 < within < whole, f"{within} of {whole} in the backward of {plan.zero}"
+        trainer.optimizer.step(1e-3, loss=torch.zeros((), dtype=torch.float64))
+        assert mesh.holders.traffic["all_reduce"] == whole
+
+
+def test_copies_are_summed_beside_the_backward_bucket_by_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "BUCKET_ELEMENTS", 2000)
+    plans = [
+        small(data=4, zero=zero, shards=2, model={"head": "untied"}, schedule=schedule)
+        for zero, schedule in ((1, "1f1b"), (2, "1f1b-split"), (3, "1f1b"))
+    ]
+    on_ranks(4, begun_early, plans)
 
 
 def test_one_process_talks_to_nobody() -> None:

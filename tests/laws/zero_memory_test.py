@@ -36,7 +36,7 @@ def check(place: Place, plans: list[Plan], bytes_per_parameter: list[tuple[int, 
         trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
         psi = sum(row.padded for row in bucket_table(plan, 0))  # padding declared in the table
         found = counted(trainer)
-        assert sum(found.values()) == whole * psi + sharded * psi // mesh.replicas.size, (
+        assert sum(found.values()) == whole * psi + sharded * psi // mesh.sharers.size, (
             plan.zero,
             found,
             psi,
@@ -51,11 +51,17 @@ def check(place: Place, plans: list[Plan], bytes_per_parameter: list[tuple[int, 
             assert all(b.weights.untyped_storage().size() == 0 for b in trainer.buckets)
 
 
-@pytest.mark.parametrize("replicas", [{"data": 2}, {"data": 4}, {"data": 2, "context": 2}])
+@pytest.mark.parametrize(
+    "replicas", [{"data": 2}, {"data": 4}, {"data": 2, "context": 2}, {"data": 4, "shards": 2}]
+)
 def test_bytes_per_parameter_are_those_of_the_paper(replicas: dict[str, int]) -> None:
-    """16 Psi, 4 Psi + 12 Psi/d, 2 Psi + 14 Psi/d, 16 Psi/d; with fp32 gradients 18 in place of 16."""
-    plans = [small(**replicas, zero=z, precision=HALF) for z in range(4)]
-    plans += [small(**replicas, zero=z, precision=PAPERS) for z in range(4)]
+    """16 Psi, 4 Psi + 12 Psi/d, 2 Psi + 14 Psi/d, 16 Psi/d; with fp32 gradients 18 in place of 16. d: the sharers."""
+    whole = {name: n for name, n in replicas.items() if name != "shards"}
+    plans = [
+        small(**(replicas if zero else whole), zero=zero, precision=precision)
+        for precision in (HALF, PAPERS)
+        for zero in range(4)
+    ]
     expected = [(16, 0), (4, 12), (2, 14), (0, 16), (18, 0), (6, 12), (2, 16), (0, 18)]
     size = plans[0].layout.world_size
     on_ranks(size, check, plans, expected)

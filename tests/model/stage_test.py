@@ -26,7 +26,7 @@ def mesh_of(plan: Plan, rank: int) -> Mesh:
     groups = {
         a: Group(a, layout.peers(rank, a), layout.peers(rank, a).index(rank), None) for a in layout.order
     }
-    alone = {name: Group(name, (rank,), 0, None) for name in ("ends", "replicas")}
+    alone = {name: Group(name, (rank,), 0, None) for name in ("ends", "replicas", "sharers", "holders")}
     return Mesh(layout, rank, torch.device("meta"), **alone, **groups)
 
 

@@ -24,14 +24,15 @@ from trivium.training.trainer import Trainer
 def test_a_rank_has_its_place_in_every_group(place: Place) -> None:
     halves = {
         4: ({"data": 2, "context": 2}, {"pipeline": 2, "context": 2}),
-        8: ({"tensor": 2, "data": 2, "context": 2},),
+        8: ({"tensor": 2, "data": 2, "context": 2, "shards": 2},),
     }
     for degrees in halves[place.world_size]:
         for order in permutations(AXES):
             layout = Layout(**degrees, order=order)
             mesh = Mesh.connect(layout, place.rank, place.world_size)
             assert mesh.at == layout.coordinate(place.rank), order
-            for group in (mesh.tensor, mesh.data, mesh.context, mesh.pipeline, mesh.replicas, mesh.ends):
+            across = (mesh.replicas, mesh.ends, mesh.sharers, mesh.holders)
+            for group in (mesh.tensor, mesh.data, mesh.context, mesh.pipeline, *across):
                 if group.handle is not None:
                     assert dist.get_rank(group.handle) == group.index, (group.role, order)
                     assert dist.get_process_group_ranks(group.handle) == list(group.ranks), (
@@ -40,6 +41,10 @@ def test_a_rank_has_its_place_in_every_group(place: Place) -> None:
                     )
                 assert group.ranks[group.index] == place.rank, (group.role, order)
             assert set(mesh.replicas.ranks) == set(layout.peers(place.rank, "data", "context")), order
+            # Copies lie side by side: whoever shares one is nearer than all others that hold the same weights.
+            number, place_in_copy = divmod(mesh.replicas.index, layout.sharers)
+            assert (mesh.holders.index, mesh.sharers.index) == (number, place_in_copy), order
+            assert mesh.sharers.size * mesh.holders.size == layout.replicas, order
 
 
 @ranks(3)

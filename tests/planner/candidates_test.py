@@ -73,7 +73,10 @@ def test_no_legal_plan_is_missed(over):
 
 
 def test_the_numbers_of_a_row_are_those_of_its_plan():
-    found = enumerated(small(model={"vocabulary": 1013}, precision={"weights": "bf16"})).candidates
+    space = SearchSpace(shards=(None, 2))
+    found = enumerated(
+        small(model={"vocabulary": 1013}, precision={"weights": "bf16"}), space=space
+    ).candidates
     rows = np.random.default_rng(0).integers(len(found), size=60)
     case = found.case
     for row in rows:
@@ -134,3 +137,18 @@ def test_divisors_are_those_found_one_by_one_and_of_large_numbers_too():
     for number in (1, 2, 12, 36, 97, 840):
         assert divisors(number) == [n for n in range(1, number + 1) if number % n == 0]
     assert divisors(8 * 10**12)[-2:] == [4 * 10**12, 8 * 10**12]
+
+
+def test_a_search_that_is_asked_to_shares_copies_among_fewer_replicas_than_all():
+    asked = SearchSpace(shards=(None, 2, 4), micro=(1,), zero=(0, 3), chunks=(2,))
+    found = enumerated(ranks=8, space=asked).candidates
+    plans = [found.plan_at(row) for row in range(len(found))]
+    assert all(plan.check(8) == [] for plan in plans) and len(set(plans)) == len(plans)
+    assert {plan.layout.shards for plan in plans} == {None, 2, 4}
+    assert all(plan.layout.copies > 1 and plan.zero == 3 for plan in plans if plan.layout.shards)
+    plain = enumerated(ranks=8, space=asked.model_copy(update={"shards": (None,)})).candidates
+    assert {plan for plan in plans if plan.layout.shards is None} == set(
+        map(plain.plan_at, range(len(plain)))
+    )
+    copies = next(plan for plan in plans if plan.layout.shards)
+    assert plain.row_of(copies) is None and plans[found.row_of(copies)] == copies

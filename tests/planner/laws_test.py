@@ -40,6 +40,7 @@ CHOICES = {
     "function_again": (0,),
     "sequence_parallel": (0, 1),
     "zero": (1,),
+    "shards": (0,),
 }
 
 
@@ -59,12 +60,22 @@ def test_a_row_keeps_the_laws_exactly_when_its_plan_has_no_problem(name):
     assert 0.02 < np.mean(expected) < 0.5
 
 
+def test_shards_divide_replicas_and_need_something_to_shard():
+    few = {name: values[:1] for name, values in CHOICES.items()}
+    grid = product({**few, "data": (1, 2, 4), "context": (1, 2), "zero": (0, 1), "shards": (0, 2, 3, 4)})
+    every = Candidates(Subject(MODELS["gpt"], 12, Precision()), grid)
+    plans = [every.plan_at(row) for row in range(len(every))]
+    expected = [plan.check(plan.layout.world_size) == [] for plan in plans]
+    assert legal(every.subject, grid).tolist() == expected
+    assert any(ok and plan.layout.copies > 1 for ok, plan in zip(expected, plans, strict=True))
+
+
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
 def test_every_law_can_be_broken_and_names_the_numbers(law):
     broken = 0
     for model in MODELS.values():
         subject = Subject(model, 12, Precision())
-        grid = product({**CHOICES, "tensor": (1, 2, 5), "pipeline": (1, 2, 6)})
+        grid = product({**CHOICES, "tensor": (1, 2, 5), "pipeline": (1, 2, 6), "shards": (0, 5)})
         for row in np.flatnonzero(~law.keeps(subject, grid))[:3]:
             at = {column: int(grid[column][row]) for column in grid.columns}
             text = told(law, subject, at)

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from cost.plans import mt_nlg
+from cost.plans import mt_nlg, small
 from trivium.cli import main as entry
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import machine_named
 from trivium.errors import ConfigError
-from trivium.planner.scale import KINDS, geomean_speed_up, scaling, with_replicas
+from trivium.planner.scale import KINDS, degrees, geomean_speed_up, scaling, with_replicas
 
 SELENE = machine_named("selene")
 
@@ -88,3 +88,11 @@ def test_the_end_of_a_strong_curve_is_what_estimate_says_of_few_micro_batches(mi
     plan = mt_nlg(layout={"pipeline": 7, "data": 8}, schedule="zb-h1", batch={"sequences": 8 * micro_batches})
     (point,) = [p for p in scaling(plan, SELENE).curves["strong"] if p.data == 8]
     assert point.price.seconds == estimate(plan, SELENE).seconds
+
+
+def test_copies_of_the_sharded_state_stay_whole_along_a_curve():
+    layout = {"tensor": 1, "pipeline": 1, "data": 12, "context": 2, "shards": 8}
+    plan = small(layout=layout, batch={"sequences": 96}, zero=3)
+    assert degrees(plan, "weak", 40) == [4, 8, 12, 16, 20, 24, 28, 32, 36, 40]
+    assert degrees(plan, "strong", 40) == [4, 8, 12, 16, 24]
+    assert all(d % 4 == 0 for d in degrees(plan, "weak", 1 << 20))

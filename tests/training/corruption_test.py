@@ -26,6 +26,8 @@ LAYOUTS = (
     {"data": 2, "tensor": 2, "zero": 3, "sequence_parallel": True},
     {"pipeline": 2, "tensor": 2, "zero": 1},
     {"pipeline": 2, "data": 2, "zero": 0},
+    {"data": 4, "shards": 2, "zero": 1},
+    {"data": 4, "shards": 2, "zero": 3},
 )
 
 
@@ -36,7 +38,7 @@ def rows(first: int, count: int) -> Rows:
 
 def of(layout: dict, weights: str) -> Plan:
     given = plan({}, weights=weights, dropout=0.1)
-    degrees = {k: v for k, v in layout.items() if k in ("tensor", "pipeline", "data")}
+    degrees = {k: v for k, v in layout.items() if k in ("tensor", "pipeline", "data", "shards")}
     rest = {k: v for k, v in layout.items() if k not in degrees}
     batch = {"sequences": 12 if layout.get("data") == 3 else 8, "micro": 2}
     tree = given.model_dump() | {"layout": degrees, "batch": batch} | rest

@@ -54,6 +54,15 @@ def test_any_layout_resumes_any_layouts_checkpoint_exactly(tmp_path: Path) -> No
             on_ranks(read.layout.world_size, go_on, read, root, unbroken)
 
 
+def test_copies_of_the_state_resume_where_one_was_saved_and_the_other_way_round(tmp_path: Path) -> None:
+    copies, one = small(data=4, zero=3, shards=2, precision=FP64), small(data=4, zero=1, precision=FP64)
+    unbroken = steps(Trainer(LAYOUTS[0], Mesh.single(), seed=1, rule=RULE), 0, 4)[2:]
+    for number, (written, read) in enumerate(((copies, one), (one, copies))):
+        root = tmp_path / str(number)
+        on_ranks(4, begin, written, root)
+        on_ranks(4, go_on, read, root, unbroken)
+
+
 def one_step(place: Place, plan: Plan, root: Path) -> None:
     mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
     trainer = Trainer(plan, mesh, seed=1, rule=RULE)
@@ -62,7 +71,8 @@ def one_step(place: Place, plan: Plan, root: Path) -> None:
 
 
 def test_a_checkpoint_holds_every_element_of_every_tensor_exactly_once(tmp_path: Path) -> None:
-    for number, plan in enumerate([*LAYOUTS, small(data=2, precision={"weights": "bf16"})]):
+    copies = small(data=4, zero=3, shards=2, precision=FP64)
+    for number, plan in enumerate([*LAYOUTS, small(data=2, precision={"weights": "bf16"}), copies]):
         on_ranks(plan.layout.world_size, one_step, plan, tmp_path / str(number))
         manifest = Checkpoint.open(tmp_path / str(number) / "step-00000001").manifest
         kinds = {"weights", "moment1", "moment2"} | ({"master"} if plan.precision.has_master else set())
@@ -78,3 +88,8 @@ def test_a_checkpoint_holds_every_element_of_every_tensor_exactly_once(tmp_path:
                     elements *= n
                 held += elements
             assert held == size, f"{name}: {held} of {size}"
+        entries = manifest["tensors"].values()
+        writers = {piece["file"] for entry in entries for piece in entry["pieces"]}
+        assert len(writers) == (plan.layout.world_size if plan.zero else plan.layout.tensor), (
+            "all sharers write"
+        )

@@ -231,7 +231,7 @@ def _weights(trainer: Trainer, whole: Tensors) -> Iterator[Deviation]:
 def _answered_for(trainer: Trainer) -> dict[str, int]:
     answered: dict[str, int] = {}
     for bucket in trainer.buckets:
-        if not bucket.sharded and bucket.replicas.index != 0:
+        if bucket.holders.index != 0:
             continue
         for place in places(bucket, bucket.owned, trainer.plan, trainer.mesh.tensor.index):
             if place.slot.counts:

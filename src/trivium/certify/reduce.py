@@ -1,8 +1,9 @@
 """A plan made small enough to certify in seconds, with everything kept that decides which code runs.
 
-Kept: layout, chunks, schedule, ZeRO stage, recompute, sequence parallelism, how ranks attend over a split sequence,
-documents, family, head, query heads per key-value head, heads of a width of their own, biases and norms of queries and
-keys, dropout, which stages hold more layers than others, whether sizes are odd, and how the vocabulary is padded.
+Kept: layout with its shards, chunks, schedule, ZeRO stage, recompute, sequence parallelism, how ranks attend over a
+split sequence, documents, family, head, query heads per key-value head, heads of a width of their own, biases and norms
+of queries and keys, dropout, which stages hold more layers than others, whether sizes are odd, and how the vocabulary
+is padded.
 """
 
 from collections.abc import Callable, Iterator

@@ -24,6 +24,7 @@ SIMPLER: tuple[Tree, ...] = (
     {"schedule": "1f1b", "rows": None, "layout": {"chunks": 1}},
     *({"schedule": "1f1b", "rows": None, "layout": {"chunks": 1, "pipeline": degree}} for degree in (1, 2)),
     {"layout": {"order": AXES}},
+    {"layout": {"shards": None}},
     {"batch": {"ramp": None}},
     {"zero": 0},
     {"sequence_parallel": False},

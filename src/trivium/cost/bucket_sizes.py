@@ -70,7 +70,7 @@ def _sizes(
         kind = (over_tensor, shard.table and model.head == "tied")
         kinds.setdefault(kind, []).append(shard.elements)
     return tuple(
-        padded(sum(bucket), layout.replicas)
+        padded(sum(bucket), layout.sharers)
         for sizes in kinds.values()
-        for bucket in in_buckets(sizes, int, layout.replicas)
+        for bucket in in_buckets(sizes, int, layout.sharers)
     )

@@ -74,11 +74,22 @@ class Case:
     fp16: Number = 0  # 0 or 1
     qkv_bias: Number = 0  # 0 or 1
     qk_norm: Number = 0  # 0 or 1
+    shards: Number = 0  # of a copy of what ZeRO shards; 0: as many as replicas
 
     @property
     def replicas(self) -> Number:
         """Ranks that hold the same weights."""
         return self.data * self.context
+
+    @property
+    def sharers(self) -> Number:
+        """Replicas that share one copy of what ZeRO shards."""
+        return np.where(np.asarray(self.shards) > 0, self.shards, self.replicas)
+
+    @property
+    def copies(self) -> Number:
+        """Of what ZeRO shards."""
+        return self.replicas / self.sharers
 
     @property
     def ranks(self) -> Number:
@@ -122,6 +133,7 @@ def case_of(plan: Plan) -> Case:
         chunks=layout.chunks,
         data=layout.data,
         context=layout.context,
+        shards=layout.shards or 0,
         micro=plan.batch.micro,
         micro_batches=plan.batch.micro_batches(layout),
         recompute=MODES[plan.recompute.mode],

@@ -24,12 +24,15 @@ class Road(NamedTuple):
 
 
 class Strides(NamedTuple):
-    """How far apart neighbours along each axis are, in ranks. replicas: of the nearer of data and context."""
+    """How far apart neighbours along each axis are, in ranks. replicas: of the nearer of data and context. sharers,
+    holders: of the groups that replicas form where they share several copies of what ZeRO shards."""
 
     tensor: Number
     context: Number
     replicas: Number
     pipeline: Number
+    sharers: Number
+    holders: Number
 
 
 def all_reduce_seconds(tensor_bytes: Number, degree: Number, road: Link | Road) -> Number:
@@ -82,7 +85,8 @@ def road_of(road: Link | Road) -> Road:
 def default_strides(case: Case) -> Strides:
     """Of the default order of axes: tensor, context, data, pipeline, the fastest first."""
     near = case.tensor * case.context
-    return Strides(1, case.tensor, case.tensor, near * case.data)
+    holders = case.tensor * case.sharers
+    return Strides(1, case.tensor, case.tensor, near * case.data, case.tensor, holders)
 
 
 def ranks_in_node(machine: Machine, degree: Number, stride: Number) -> Number:

@@ -200,7 +200,8 @@ def planned_timeline(plan: Plan, machine: Machine, *, sequences: int | None = No
 
 def strides_of(layout: Layout, machine: Machine) -> Strides:
     """How far apart neighbours along each axis are, in the layout's order; of replicas, such that as many of a group
-    are in a node as where data and context are not next to each other."""
+    are in a node as where data and context are not next to each other; of sharers and holders as those of the first
+    rank are."""
     stride: dict[Axis, int] = {}
     distance = 1
     for axis in reversed(layout.order):
@@ -211,12 +212,29 @@ def strides_of(layout: Layout, machine: Machine) -> Strides:
         near *= min(layout.degree(axis), max(1, node // stride.get(axis, 1)))
     apart = [stride[axis] for axis in ("data", "context") if axis in stride and layout.degree(axis) > 1]
     crosses = near < layout.replicas
+    replicas = node / near if crosses else min(apart, default=1)
+    sharers, holders = replicas, 1.0
+    if layout.copies > 1:
+        peers = layout.peers(0, *layout.replica_axes)
+        sharers, holders = (
+            _stride_of(ranks, node) for ranks in (peers[: layout.sharers], peers[:: layout.sharers])
+        )
     return Strides(
         stride.get("tensor", 1),
         stride.get("context", 1),
-        node / near if crosses else min(apart, default=1),
+        replicas,
         stride.get("pipeline", 1),
+        sharers,
+        holders,
     )
+
+
+def _stride_of(ranks: tuple[int, ...], node: int) -> float:
+    """How far apart ranks are that ascend from the first of a node, such that as many are in that node as these."""
+    near = sum(rank < node for rank in ranks)
+    if near < len(ranks):
+        return node / near
+    return ranks[1] - ranks[0] if len(ranks) > 1 else 1
 
 
 def _pipeline_seconds(durations: Durations, transfers: tuple[float, ...]) -> list[float]:

@@ -133,7 +133,7 @@ def memory_of_cases(case: Case, schedule: Number | ScheduleName) -> MemoryEstima
     """The worst rank of every plan of a case: arrays with one entry per plan.
 
     schedule: a name, or numbers of SCHEDULES. Partitions are balanced; the padding of buckets (for each at most as
-    many elements as there are replicas) is left out.
+    many elements as there are sharers) is left out.
     """
     left, worst = _left_behind(case), None
     for which, at in moments_of_cases(case, schedule):
@@ -211,7 +211,7 @@ def _held(
 ) -> dict[str, Number]:
     """The fields of an estimate for a rank at a moment. elements: of its parameters."""
     c, zero = case, np.asarray(case.zero)
-    owned = np.ceil(elements / c.replicas)
+    owned = np.ceil(elements / c.sharers)
     narrow = np.asarray(c.weight_bytes) < np.asarray(c.master_bytes)
     gradient = c.gradient_bytes + (np.where(narrow, c.weight_bytes, 0) if counting == "paper" else 0)
     embedding, logits = at.embedded * left.embedding, at.headed * left.logits
@@ -266,7 +266,7 @@ def _open(case: Case, at: Moment, elements: Number) -> Number:
 
 def _bucket(case: Case, at: Moment) -> Number:
     """Elements of the largest bucket, about."""
-    limit = np.where(np.asarray(case.replicas) > 1, BUCKET_ELEMENTS, ELEMENTS_ALONE)
+    limit = np.where(np.asarray(case.sharers) > 1, BUCKET_ELEMENTS, ELEMENTS_ALONE)
     return np.maximum(limit, largest_parameter(case, at.first, at.last))
 
 
@@ -298,15 +298,15 @@ def _workspace(case: Case, at: Moment) -> Number:
 
 
 def _reduction(case: Case, at: Moment, elements: Number, owned: Number) -> Number:
-    """After the last backward: the gradients on the wire where their dtype is another, each replica's sum and its copy
-    as gradients are kept, and where masters are wider those in that dtype that an accelerator updates at once (a
-    processor: a bucket)."""
+    """After the last backward: the gradients on the wire where their dtype is another, each rank's sum and its copy
+    as gradients are kept (from stage 2 on only where copies sum in another dtype), and where masters are wider those
+    in that dtype that an accelerator updates at once (a processor: a bucket)."""
     c, zero = case, np.asarray(case.zero)
     together = np.asarray(c.replicas) > 1
-    recast = np.where(
-        (zero <= 1) & (np.asarray(c.reduction_bytes) != np.asarray(c.gradient_bytes)), elements, 0
-    )
-    summed = np.where((zero == 1) & together, owned, 0)
-    at_once = np.minimum(owned, UPDATED_AT_ONCE + _bucket(c, at) / np.where(zero >= 1, c.replicas, 1))
+    recasts = np.asarray(c.reduction_bytes) != np.asarray(c.gradient_bytes)
+    recast = np.where((zero <= 1) & recasts, elements, 0)
+    by_copies = (zero >= 2) & (np.asarray(c.copies) > 1) & recasts
+    summed = np.where((zero == 1) & together | by_copies, owned, 0)
+    at_once = np.minimum(owned, UPDATED_AT_ONCE + _bucket(c, at) / np.where(zero >= 1, c.sharers, 1))
     widened = np.where(np.asarray(c.gradient_bytes) != np.asarray(c.master_bytes), at_once, 0)
     return c.reduction_bytes * (recast + summed) + c.gradient_bytes * summed + c.master_bytes * widened

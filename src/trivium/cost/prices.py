@@ -265,9 +265,9 @@ def _layer_gathers(at: Setting, forward: Number, backward: Number) -> tuple[Numb
     asked = np.asarray(case.zero) >= 3
     if not asked.any():
         return 0.0, 0.0
-    elements, road = layer_parameters(case), at.road(case.replicas, at.strides.replicas)
-    gather = all_gather_seconds(elements * case.weight_bytes, case.replicas, road)
-    scatter = all_gather_seconds(elements * case.reduction_bytes, case.replicas, road)
+    elements, road = layer_parameters(case), at.road(case.sharers, at.strides.sharers)
+    gather = all_gather_seconds(elements * case.weight_bytes, case.sharers, road)
+    scatter = all_gather_seconds(elements * case.reduction_bytes, case.sharers, road)
 
     def added(work: Number, moving: Number) -> Number:
         return np.where(asked, at.added(work, moving), 0.0)
@@ -279,8 +279,8 @@ def _table_traffic(at: Setting, next_to_it: Number) -> tuple[Number, Number]:
     """What ZeRO stage 3 adds for the table of tokens: one gather, beside nothing, and one reduction of its gradient,
     beside the work that follows."""
     case = at.case
-    elements, road = table_parameters(case), at.road(case.replicas, at.strides.replicas)
-    gather = all_gather_seconds(elements * case.weight_bytes, case.replicas, road)
-    scatter = all_gather_seconds(elements * case.reduction_bytes, case.replicas, road)
+    elements, road = table_parameters(case), at.road(case.sharers, at.strides.sharers)
+    gather = all_gather_seconds(elements * case.weight_bytes, case.sharers, road)
+    scatter = all_gather_seconds(elements * case.reduction_bytes, case.sharers, road)
     asked = np.asarray(case.zero) >= 3
     return np.where(asked, gather, 0.0), np.where(asked, at.added(next_to_it, scatter), 0.0)

@@ -64,7 +64,7 @@ def _states(case: Case, at: Moment) -> Number:
     update = ADAM + np.where(np.asarray(c.gradient_bytes) < FP32_GRADIENT, FP32_GRADIENT, 0)
 
     def share(stage: int) -> Number:
-        return np.where(zero >= stage, 1 / np.asarray(c.replicas), 1.0)
+        return np.where(zero >= stage, 1 / np.asarray(c.sharers), 1.0)
 
     gathered = np.where(zero >= 3, PREFETCHED * layer_parameters(c), 0)
     per_parameter = c.weight_bytes * share(3) + c.gradient_bytes * share(2) + update * share(1)

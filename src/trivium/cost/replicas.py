@@ -54,17 +54,18 @@ def fullest_of_plan(plan: Plan) -> Fullest:
 
 
 def data_seconds(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
-    """Gradients summed over replicas, weights gathered (ZeRO), the sum of the two uses of a tied table, and what all
-    ranks agree on."""
-    shown = np.where(np.asarray(at.case.zero) >= 3, 0.0, _shown(at, pieces, fullest))
+    """Gradients summed over replicas, among sharers and then among holders, weights gathered (ZeRO), the sum of the two
+    uses of a tied table, and what all ranks agree on. At stage 3 the traffic of sharers is that of layers."""
+    of_layers = np.asarray(at.case.zero) >= 3
+    shown = np.where(of_layers, _shown_of_copies(at, pieces, fullest), _shown(at, pieces, fullest))
     return shown + _ends_seconds(at) + _agreement_seconds(at)
 
 
 def optimizer_seconds(at: Setting, fullest: Fullest) -> Number:
     """State read and written, weights and gradients of the whole rank, and the operations of a step."""
     case, device, elements = at.case, at.device, fullest.elements
-    owned = elements / np.where(np.asarray(case.zero) >= 1, case.replicas, 1)
-    held = elements / np.where(np.asarray(case.zero) >= 3, case.replicas, 1)
+    owned = elements / np.where(np.asarray(case.zero) >= 1, case.sharers, 1)
+    held = elements / np.where(np.asarray(case.zero) >= 3, case.sharers, 1)
     seconds = device.moved(SHARDED_BYTES * owned + WHOLE_BYTES * held, 0.0)
     if at.stack.deepspeed:
         seconds = seconds + at.constants.deepspeed_step_seconds * elements
@@ -73,28 +74,46 @@ def optimizer_seconds(at: Setting, fullest: Fullest) -> Number:
 
 def _shown(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
     """What the traffic of replicas adds to a step, below ZeRO stage 3."""
-    reduce, gather = _halves(at, fullest.elements)
+    (reduce, gather), copies = _halves(at, fullest.elements), _copies_seconds(at, fullest.elements)
     zero, stack = np.asarray(at.case.zero), at.stack
     often = (zero == 2) & stack.reduces_often
     if not stack.overlaps_data:
-        return reduce * np.where(often, at.case.micro_batches, 1) + gather
+        return reduce * np.where(often, at.case.micro_batches, 1) + copies + gather
     forward, backward = (fullest.layers * p.total for p in (pieces.layer_forward, pieces.layer_backward))
     whole = zero == 0  # one all-reduce, which ends before the update
-    last = np.where(whole, reduce + gather, reduce)
-    late = last * _late_share(at, fullest.elements)
-    reduced = at.added(backward, last - late) + late
+    reduced = _beside_last_backward(at, pieces, fullest, np.where(whole, reduce + gather, reduce + copies))
     earlier = np.where(often, (at.case.micro_batches - 1) * at.added(forward + backward, reduce), 0.0)
     next_to_it = optimizer_seconds(at, fullest) if stack.gathers_with_update else forward
     return reduced + earlier + np.where(whole, 0.0, at.added(next_to_it, gather))
 
 
+def _shown_of_copies(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
+    """What the traffic of holders adds to a step, at ZeRO stage 3."""
+    copies = _copies_seconds(at, fullest.elements)
+    return _beside_last_backward(at, pieces, fullest, copies) if at.stack.overlaps_data else copies
+
+
+def _beside_last_backward(at: Setting, pieces: Prices, fullest: Fullest, moving: Number) -> Number:
+    """What traffic of gradients adds to the backward that completes them; some are complete only after it."""
+    late = moving * _late_share(at, fullest.elements)
+    return at.added(fullest.layers * pieces.layer_backward.total, moving - late) + late
+
+
 def _halves(at: Setting, elements: Number) -> Halves:
     case = at.case
-    road = at.road(case.replicas, at.strides.replicas)
-    starts = (_buckets(at, elements) - 1) * all_gather_seconds(0.0, case.replicas, road)
-    reduce = all_gather_seconds(elements * case.reduction_bytes, case.replicas, road) + starts
-    gather = all_gather_seconds(elements * case.weight_bytes, case.replicas, road) + starts
+    road = at.road(case.sharers, at.strides.sharers)
+    starts = (_buckets(at, elements) - 1) * all_gather_seconds(0.0, case.sharers, road)
+    reduce = all_gather_seconds(elements * case.reduction_bytes, case.sharers, road) + starts
+    gather = all_gather_seconds(elements * case.weight_bytes, case.sharers, road) + starts
     return Halves(reduce, np.where(np.asarray(case.zero) >= 1, gather, reduce))
+
+
+def _copies_seconds(at: Setting, elements: Number) -> Number:
+    """Of the sum of a rank's slice of the gradients over its holders, where there are several copies."""
+    case = at.case
+    road = at.road(case.copies, at.strides.holders)
+    starts = (_buckets(at, elements) - 1) * all_reduce_seconds(0.0, case.copies, road)
+    return all_reduce_seconds(elements / case.sharers * case.reduction_bytes, case.copies, road) + starts
 
 
 def _late_share(at: Setting, elements: Number) -> Number:
@@ -108,7 +127,7 @@ def _ends_seconds(at: Setting) -> Number:
     has a slice, that alone; the published stacks before anything is sharded."""
     case = at.case
     sliced = (np.asarray(case.zero) >= 1) & at.stack.buckets
-    owned = np.where(sliced, case.replicas, 1)
+    owned = np.where(sliced, case.sharers, 1)
     table = table_parameters(case) / owned * case.gradient_bytes
     apart = (
         (np.asarray(case.tied) > 0) & (np.asarray(case.pipeline) > 1) & (np.asarray(case.ends_together) == 0)

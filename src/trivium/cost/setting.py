@@ -1,8 +1,10 @@
 """All that the seconds of a step depend on, in one place."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trivium.cost.case import Case, Number
 from trivium.cost.collectives import (
@@ -67,10 +69,15 @@ class Setting:
         nothing."""
         if not self.machine.ring_contention:
             return 1.0
-        replicas, stride = np.asarray(self.case.replicas), self.strides.replicas
-        near = ranks_in_node(self.machine, replicas, stride)
-        crowded = (near - 1) * (np.asarray(stride) > 1) * (replicas > 2 * near)
-        return 1 + self.constants.ring_contention * crowded
+        of_sharers = self._crowded(self.case.sharers, self.strides.sharers)
+        of_holders = self._crowded(self.case.copies, self.strides.holders)
+        slower: Number = 1 + self.constants.ring_contention * np.maximum(of_sharers, of_holders)
+        return slower
+
+    def _crowded(self, degree: Number, stride: Number) -> NDArray[Any]:
+        """Further ranks of a ring of gradients in each of its nodes, where it contends."""
+        near = ranks_in_node(self.machine, degree, stride)
+        return np.asarray((near - 1) * (np.asarray(stride) > 1) * (np.asarray(degree) > 2 * near))
 
 
 def setting(

@@ -12,6 +12,8 @@ from trivium.plan.transfers import Transfer, with_transfers
 SCALAR_BYTES = 8  # losses and norms are summed in fp64
 
 Traffic = dict[str, Counter[str]]  # group -> collective -> bytes
+ROLES = ("tensor", "pipeline", "replicas", "context", "ends")
+OF_COPIES = ("sharers", "holders")  # where ZeRO shards several; of one, the replicas are the sharers
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class _Sizes:
 
 def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
     """The traffic of a step of the full batch of the rank at a coordinate."""
-    traffic: Traffic = {axis: Counter() for axis in ("tensor", "pipeline", "replicas", "context", "ends")}
+    traffic: Traffic = {role: Counter() for role in (*ROLES, *OF_COPIES * (plan.layout.copies > 1))}
     micro_batches = plan.batch.micro_batches(plan.layout)
     sizes = _sizes(plan)
     if plan.layout.tensor > 1:
@@ -101,7 +103,7 @@ def _context(plan: Plan, layer: int) -> Counter[str]:
 
 def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> None:
     # Sums over other groups come after the data ranks', so each rank sums only its slice.
-    mine = row.padded // (plan.layout.replicas if plan.zero >= 1 else 1)
+    mine = row.padded // (plan.layout.sharers if plan.zero >= 1 else 1)
     accumulated = mine * BYTES[plan.gradient_dtype]
     if "tensor" in row.partial_over:
         traffic["tensor"]["all_reduce"] += accumulated
@@ -113,10 +115,13 @@ def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, mi
     if plan.zero == 0:
         traffic["replicas"]["all_reduce"] += reduced
     else:
+        sharers = traffic.get("sharers", traffic["replicas"])
         times = _contributions(plan, row, micro_batches) if plan.zero >= 2 else 1
-        traffic["replicas"]["reduce_scatter"] += times * reduced
+        sharers["reduce_scatter"] += times * reduced
         times = micro_batches * _uses(plan, row) if plan.zero >= 3 else 1
-        traffic["replicas"]["all_gather"] += times * mine * BYTES[plan.precision.weights]
+        sharers["all_gather"] += times * mine * BYTES[plan.precision.weights]
+        if "holders" in traffic:
+            traffic["holders"]["all_reduce"] += mine * BYTES[plan.reduction_dtype]
 
 
 def _contributions(plan: Plan, row: BucketRow, micro_batches: int) -> int:

@@ -3,6 +3,9 @@
 ZeRO stages, by what each replica keeps of a bucket: 0 everything; 1 a slice of the optimizer's state; 2 also
 only that slice of the gradients, which are reduced after every micro-batch; 3 also only that slice of the weights,
 which are gathered around the module that uses them.
+
+Slices are of a copy, which the sharers have together; between copies, only the sum of a step's gradients travels. At
+stage 0 each rank is a copy of its own.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,7 +62,9 @@ class Bucket:
         groups: Mapping[str, Group] = {"tensor": mesh.tensor, "ends": mesh.ends}
         self.slots, self.decayed, self.tied, self.padded = tuple(slots), row.decayed, row.tied, row.padded
         self.partial_over = tuple(groups[over] for over in row.partial_over)
-        self.replicas, self.zero, self.dtypes = mesh.replicas, zero, dtypes
+        alone = Group("sharers", (mesh.rank,), 0, None)
+        self.sharers, self.holders = (mesh.sharers, mesh.holders) if zero >= 1 else (alone, mesh.replicas)
+        self.zero, self.dtypes = zero, dtypes
         self.weights = torch.zeros(row.padded, dtype=dtypes.weights, device=mesh.device)
         for slot in slots:
             view = self.weights[slot.start : slot.stop].view(slot.parameter.shape)
@@ -72,7 +77,8 @@ class Bucket:
         self._pending: PendingResult | None = None
         # Whether autograd adds gradients into the buffer, so that only the last of a step matters.
         self.adds_itself = zero < 2 and dtypes.gradients == dtypes.weights
-        self._unready = 0
+        self._unready = self._unfinished = 0
+        self._sums_copies = False
         self._held = 0
         self._gathering: Waitable | None = None  # before use, at stage 3
         self._publishing: Waitable | None = None  # after an update, below
@@ -89,34 +95,30 @@ class Bucket:
         return self._sum.flat
 
     @property
-    def sharded(self) -> bool:
-        """Whether each replica updates a slice of its own."""
-        return self.zero >= 1
-
-    @property
     def owned(self) -> slice:
-        """The elements this replica updates."""
-        if not self.sharded:
-            return slice(0, self.padded)
-        size = self.padded // self.replicas.size
-        return slice(self.replicas.index * size, (self.replicas.index + 1) * size)
+        """The elements this rank updates, and its holders with it."""
+        size = self.padded // self.sharers.size
+        return slice(self.sharers.index * size, (self.sharers.index + 1) * size)
 
     # Gradients
 
     def expect(self) -> None:
         """Before a step: nothing is accumulated yet."""
-        self._unready = len(self.slots)
+        self._unready = self._unfinished = len(self.slots)
+        self._sums_copies = False
 
-    def accumulated(self, slot: Slot, *, last: bool) -> None:
-        """A slot's parameter has a gradient of one more micro-batch; last: of the step's last."""
+    def accumulated(self, slot: Slot, *, last: bool) -> bool:
+        """A slot's parameter has a gradient of one more micro-batch; last: of the step's last. Returns whether the
+        step's last reduction has begun with it."""
         self._take(slot)
+        # A tied table's gradient has two parts, and is whole only when the step's last backward is.
+        ends = last and not self.tied
+        self._unfinished -= ends
+        finished = ends and self._unfinished == 0
         if self.zero < 2:
-            # A tied table's gradient has two parts, and is whole only when the step's last backward is.
-            if last and not self.tied:
-                self._unready -= 1
-                if self._unready == 0:
-                    self._begin_reduction()
-            return
+            if finished:
+                self._begin_reduction()
+            return finished
         self._unready -= 1
         if self._unready == 0:
             # As many contributions as slots: sums commute, so it matters not from which micro-batches they are.
@@ -125,18 +127,34 @@ class Bucket:
             self._begin(self._open.whole())
             self._open = None
             self._unready = len(self.slots)
+        return finished
+
+    def sum_copies(self) -> None:
+        """After the step's last reduction began: start the sum over the holders of this rank's slice, once a step.
+        Called for all buckets, so that they travel together, before `reduced` waits for the first."""
+        if self._sums_copies:
+            return
+        self._sums_copies = self.holders.size > 1
+        if self.zero < 2:
+            self._begin_reduction()
+        if self.zero == 0:
+            return  # that was the sum over the holders
+        if self.zero >= 2:
+            assert self._unready == len(self.slots), "a backward of this step is missing"
+            self._collect()
+        if not self._sums_copies:
+            return
+        if self.zero == 1:
+            assert self._pending is not None, "the reduction was begun just above"
+            mine = self._pending.wait()
+        else:
+            mine = self._sum.whole().to(self.dtypes.reduction)
+        self._pending = all_reduce_begin(mine, self.holders)
 
     def reduced(self) -> Tensor:
         """This rank's slice of the step's gradient, summed over all ranks that hold a part of it."""
-        if self.zero < 2:
-            self._begin_reduction()
-            assert self._pending is not None, "the reduction was begun just above"
-            mine = self._pending.wait().to(self.gradients.dtype)
-            self._pending = None
-        else:
-            assert self._unready == len(self.slots), "a backward of this step is missing"
-            self._collect()
-            mine = self._sum.whole()
+        mine = self._sum.whole() if self._pending is None else self._pending.wait().to(self.gradients.dtype)
+        self._pending = None
         for group in self.partial_over:
             all_reduce_(mine, group)
         return mine
@@ -181,11 +199,12 @@ class Bucket:
             self._begin(self._sum.whole())
 
     def _begin(self, whole: Tensor) -> None:
-        """Start the sum over replicas, each slice to its owner; at stage 0 the whole to all."""
-        if self.sharded:
-            self._pending = reduce_scatter_begin(whole.to(self.dtypes.reduction), self.replicas)
+        """Start the sum over the sharers, each slice to its owner; at stage 0 that of the whole over all replicas."""
+        narrow = whole.to(self.dtypes.reduction)
+        if self.zero >= 1:
+            self._pending = reduce_scatter_begin(narrow, self.sharers)
         else:
-            self._pending = all_reduce_begin(whole.to(self.dtypes.reduction), self.replicas)
+            self._pending = all_reduce_begin(narrow, self.holders)
 
     def _collect(self) -> None:
         """From stage 2 on: add the slice under way to this rank's gradients."""
@@ -196,9 +215,9 @@ class Bucket:
     # Weights
 
     def publish(self) -> None:
-        """After an update of the shards: every replica's slice, to all that keep whole weights."""
+        """After an update of the shards: every sharer's slice, to all that keep whole weights."""
         if 1 <= self.zero <= 2:
-            self._publishing = all_gather_into(self.weights, self.shard, self.replicas, wait=False)
+            self._publishing = all_gather_into(self.weights, self.shard, self.sharers, wait=False)
 
     def published(self) -> None:
         """Wait until the weights of a `publish` are here."""
@@ -229,7 +248,7 @@ class Bucket:
         storage = self.weights.untyped_storage()
         if self.zero >= 3 and storage.size() == 0:
             storage.resize_(self.padded * self.weights.element_size())
-            self._gathering = all_gather_into(self.weights, self.shard, self.replicas, wait=False)
+            self._gathering = all_gather_into(self.weights, self.shard, self.sharers, wait=False)
 
     def _free_weights(self) -> None:
         self.weights.untyped_storage().resize_(0)
@@ -252,6 +271,7 @@ class GradientWatch:
 
     def __init__(self, buckets: Iterable[Bucket]) -> None:
         self._buckets = list(buckets)
+        self._reducing: Bucket | None = None  # whose last reduction of the step began last
         # (stage, whether weight gradients come in actions of their own) whose last backward has begun.
         self._last: set[tuple[int, bool]] = set()
         self._places: dict[int, tuple[Slot, Bucket]] = {}
@@ -263,6 +283,7 @@ class GradientWatch:
     def start_step(self) -> None:
         """Forget the previous step."""
         self._last.clear()
+        self._reducing = None
         for bucket in self._buckets:
             bucket.expect()
 
@@ -283,19 +304,27 @@ class GradientWatch:
     def added(self, weight: torch.nn.Parameter) -> None:
         """A product was added in a backward."""
         slot, bucket = self._places[id(weight)]
-        bucket.accumulated(slot, last=(slot.stage, False) in self._last)
+        self._count(slot, bucket, last=(slot.stage, False) in self._last)
 
     def finished(self, parameter: torch.nn.Parameter) -> None:
         """A weight gradient that was put off has been added."""
         slot, bucket = self._places[id(parameter)]
-        bucket.accumulated(slot, last=(slot.stage, True) in self._last)
+        self._count(slot, bucket, last=(slot.stage, True) in self._last)
+
+    def _count(self, slot: Slot, bucket: Bucket, *, last: bool) -> None:
+        """When a bucket's last reduction begins, the one before it is about done: then its copies are summed, beside
+        what is left of the backward."""
+        if bucket.accumulated(slot, last=last):
+            if self._reducing is not None:
+                self._reducing.sum_copies()
+            self._reducing = bucket if bucket.zero >= 1 and bucket.holders.size > 1 else None
 
     def _by_autograd(self, slot: Slot, bucket: Bucket) -> Callable[[Tensor], None]:
         adds_itself, last, key = bucket.adds_itself, self._last, (slot.stage, False)
 
         def accumulated(parameter: Tensor) -> None:
             if not (adds_itself and key not in last and bucket.has_begun(slot)):
-                bucket.accumulated(slot, last=key in last)
+                self._count(slot, bucket, last=key in last)
 
         return accumulated
 

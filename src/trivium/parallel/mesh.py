@@ -17,7 +17,7 @@ from trivium.parallel.loans import HostPeer
 from trivium.parallel.same_host import meet
 from trivium.plan.layout import AXES, Axis, Coordinate, Layout
 
-ROLES = (*AXES, "replicas", "ends")
+ROLES = (*AXES, "replicas", "ends", "sharers", "holders")
 URGENT = ("tensor", "context", "pipeline")  # whose messages the next computation waits for
 TAGS = range(1 << 30, (1 << 31) - 1)  # below are the numbers of pipeline transfers
 
@@ -89,7 +89,8 @@ class Mesh:
     """The groups of one rank.
 
     replicas: the ranks that hold the same weights (data and context). ends: the pipeline ranks with the first and the
-    last stage, which share a tied embedding.
+    last stage, which share a tied embedding. sharers: the replicas that share one copy of what ZeRO shards, which may
+    be all. holders: those that hold the same slice, one of each copy.
     """
 
     layout: Layout
@@ -101,6 +102,8 @@ class Mesh:
     context: Group
     replicas: Group
     ends: Group
+    sharers: Group
+    holders: Group
 
     @property
     def at(self) -> Coordinate:
@@ -147,6 +150,8 @@ class Mesh:
         groups = {role: join(role, each) for role, each in sets.items()}
         # Where there is one context rank the replicas are the data ranks: one communicator serves both.
         groups.setdefault("replicas", groups["data"])
+        groups.setdefault("sharers", groups["replicas"])
+        groups.setdefault("holders", Group("holders", (rank,), 0, None))
         return cls(layout=layout, rank=rank, device=device, **groups)
 
     @classmethod
@@ -159,7 +164,9 @@ def _sets_of_ranks(layout: Layout, held: tuple[int, int]) -> dict[str, list[tupl
     """By role, the groups that all ranks form together; held: the pipeline ranks of the first and the last stage."""
     found: dict[str, list[tuple[int, ...]]] = {axis: layout.peer_sets(axis) for axis in AXES}
     if layout.context > 1:
-        found["replicas"] = layout.peer_sets(*(a for a in layout.order if a in ("data", "context")))
+        found["replicas"] = layout.peer_sets(*layout.replica_axes)
+    if layout.copies > 1:
+        found["sharers"], found["holders"] = layout.sharer_sets(), layout.holder_sets()
     found["ends"] = [(peers[min(held)], peers[max(held)]) for peers in found["pipeline"]]
     return found
 

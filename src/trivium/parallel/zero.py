@@ -126,6 +126,8 @@ class ShardedAdamW:
         the totals and of what all ranks know, so that all say the same.
         With a scale, a norm that is not finite means that they overflowed: nothing is updated, on any rank alike.
         """
+        for bucket in self.buckets:
+            bucket.sum_copies()
         for number, shard in enumerate(self.shards):
             shard.grad = shard.bucket.reduced()
             if self.on_reduced is not None:
@@ -222,8 +224,7 @@ class ShardedAdamW:
         and to the numbers that go along; [5]. scale: of the loss and the gradients."""
         square = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         for shards in self._together:
-            # Replicas of the whole count once.
-            counted = [s for s in shards if s.bucket.sharded or self.mesh.replicas.index == 0]
+            counted = [s for s in shards if s.bucket.holders.index == 0]  # each slice once
             square += squares([s.summed() for s in counted], [s.norm_weight for s in counted], self._masters)
         along = sent(np.array(beside), self.mesh.device, torch.float64)
         both = torch.stack([square / scale**2, loss_share(loss, self.mesh) / scale])

@@ -57,20 +57,20 @@ def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
         owner = p.owner if plan.zero >= 3 else None
         kinds.setdefault((partial_over(plan, p), is_tied(plan, p), owner), []).append(item)
     return tuple(
-        _row(items, over, tied, plan.layout.replicas)
+        _row(items, over, tied, plan.layout.sharers)
         for (over, tied, _), every in kinds.items()
-        for items in in_buckets(every, lambda item: item.elements, plan.layout.replicas)
+        for items in in_buckets(every, lambda item: item.elements, plan.layout.sharers)
     )
 
 
 def in_buckets(
-    items: Iterable[Entry], elements_of: Callable[[Entry], int], replicas: int
+    items: Iterable[Entry], elements_of: Callable[[Entry], int], sharers: int
 ) -> Iterator[list[Entry]]:
     """Items of one kind, by bucket, in the order in which buckets are closed."""
-    limit = BUCKET_ELEMENTS if replicas > 1 else ELEMENTS_ALONE
+    limit = BUCKET_ELEMENTS if sharers > 1 else ELEMENTS_ALONE
     filling: list[Entry] = []
     for item in items:
-        if replicas == 1 and elements_of(item) >= limit:
+        if sharers == 1 and elements_of(item) >= limit:
             yield [item]
             continue
         filling.append(item)
@@ -81,16 +81,16 @@ def in_buckets(
         yield filling
 
 
-def _row(items: list[Item], over: tuple[PartialOver, ...], tied: bool, replicas: int) -> BucketRow:
+def _row(items: list[Item], over: tuple[PartialOver, ...], tied: bool, sharers: int) -> BucketRow:
     ordered = sorted(items, key=lambda i: not i.parameter.decay)
     decayed = sum(i.elements for i in items if i.parameter.decay)
     elements = sum(i.elements for i in items)
-    return BucketRow(tuple(ordered), decayed, over, tied, padded=padded(elements, replicas))
+    return BucketRow(tuple(ordered), decayed, over, tied, padded=padded(elements, sharers))
 
 
-def padded(elements: int, replicas: int) -> int:
-    """So that each replica owns an equal slice, which begins where an accelerator and NCCL read at full speed."""
-    unit = replicas * SLICE_UNIT if replicas > 1 else 1
+def padded(elements: int, sharers: int) -> int:
+    """So that each sharer owns an equal slice, which begins where an accelerator and NCCL read at full speed."""
+    unit = sharers * SLICE_UNIT if sharers > 1 else 1
     return -(-elements // unit) * unit
 
 

@@ -2,7 +2,9 @@
 
 import itertools
 from math import isqrt
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field
 
 from trivium.config import Config, Positive
 
@@ -34,6 +36,9 @@ class Layout(Config):
     context: Positive = 1  # ranks that share each sequence
     chunks: Positive = 1  # stages held by each pipeline rank
     order: tuple[Axis, ...] = AXES  # slowest axis first; the last one's ranks are neighbours
+    shards: Annotated[int, Field(ge=2)] | None = (
+        None  # neighbouring replicas that share one copy of what plan.zero shards; null: all of them
+    )
 
     @property
     def world_size(self) -> int:
@@ -41,8 +46,18 @@ class Layout(Config):
 
     @property
     def replicas(self) -> int:
-        """Ranks that hold the same weights: over these, gradients are summed and ZeRO shards."""
+        """Ranks that hold the same weights: over these, gradients are summed."""
         return self.data * self.context
+
+    @property
+    def sharers(self) -> int:
+        """Replicas that share one copy of what ZeRO shards."""
+        return self.shards or self.replicas
+
+    @property
+    def copies(self) -> int:
+        """Of what ZeRO shards."""
+        return self.replicas // self.sharers
 
     @property
     def stages(self) -> int:
@@ -79,6 +94,21 @@ class Layout(Config):
         firsts = [rank for rank, at in places if not any(getattr(at, axis) for axis in axes)]
         return [self.peers(rank, *axes) for rank in firsts]
 
+    @property
+    def replica_axes(self) -> tuple[Axis, ...]:
+        """The axes along which ranks hold the same weights, the slowest first: by these, peers ascend."""
+        return tuple(axis for axis in self.order if axis in ("data", "context"))
+
+    def sharer_sets(self) -> list[tuple[int, ...]]:
+        """The sets of ranks that share one copy of what ZeRO shards: neighbours among the replicas."""
+        sets, size = self.peer_sets(*self.replica_axes), self.sharers
+        return [peers[n : n + size] for peers in sets for n in range(0, len(peers), size)]
+
+    def holder_sets(self) -> list[tuple[int, ...]]:
+        """The sets of ranks that hold the same slice, one of each copy."""
+        sets = self.peer_sets(*self.replica_axes)
+        return [peers[n :: self.sharers] for peers in sets for n in range(self.sharers)]
+
     def problems(self, world_size: int | None = None) -> list[str]:
         """Contradictions inside the layout, and with the number of processes if that is known."""
         found = []
@@ -92,6 +122,13 @@ class Layout(Config):
             found.append(
                 f"plan.layout.chunks is {self.chunks} but plan.layout.pipeline is 1: chunks interleave the "
                 f"stages of several pipeline ranks; set chunks to 1 or pipeline to 2"
+            )
+        if self.shards is not None and self.replicas % self.shards:
+            legal = [n for n in degrees_dividing(self.replicas, self.shards) if n > 1]
+            found.append(
+                f"plan.layout.shards ({self.shards}) must divide the {self.replicas} replicas (data {self.data} x "
+                f"context {self.context}): each copy of the sharded state has as many ranks; set it to "
+                f"{' or '.join(map(str, [*legal, 'null']))}"
             )
         if world_size is not None and world_size != self.world_size:
             found.append(

@@ -67,6 +67,7 @@ class Plan(Config):
             *self.partition.problems(self.model, self.layout),
             *self._schedule_problems(),
             *self._compiler_problems(),
+            *self._shards_problems(),
         ]
 
     def checked(self, world_size: int | None = None) -> "Plan":
@@ -204,6 +205,14 @@ class Plan(Config):
         return [
             f"plan.compiled is true and plan.model.dropout {self.model.dropout}: masks are drawn by names, which "
             f"torch.compile cannot trace; set one of them to its default"
+        ]
+
+    def _shards_problems(self) -> list[str]:
+        if self.layout.shards is None or self.zero > 0:
+            return []
+        return [
+            f"plan.layout.shards is {self.layout.shards} but plan.zero is 0, which shards nothing; set plan.zero to 1, "
+            f"2 or 3, or plan.layout.shards to null"
         ]
 
     def _given_problems(self) -> list[str]:

@@ -97,6 +97,7 @@ def _steps(subject: Subject, space: SearchSpace) -> list[dict[str, list[int]]]:
         {"sequence_parallel": [int(value) for value in space.sequence_parallel]},
         {"recompute": [MODES[mode] for mode in space.recompute]},
         {"zero": list(space.zero)},
+        {"shards": [number or 0 for number in space.shards]},
     ]
 
 
@@ -108,6 +109,7 @@ def _once(grid: Grid, space: SearchSpace) -> Mask:
             (grid["tensor"] > 1) | (grid["sequence_parallel"] == int(space.sequence_parallel[0])),
             (grid["data"] * grid["context"] > 1) | (grid["zero"] == space.zero[0]),
             (grid["pipeline"] > 1) | (grid["schedule"] == plain),
+            (grid["shards"] != grid["data"] * grid["context"]) | (None not in space.shards),
         ]
     )
 

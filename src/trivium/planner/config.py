@@ -25,6 +25,9 @@ class SearchSpace(Config):
     recompute_every: tuple[Positive, ...] = (1, 2, 3, 4, 8)  # of layers: the largest with which a plan fits
     activation_function: bool = True  # may be computed again by plans that hold too much otherwise
     zero: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
+    shards: tuple[Annotated[int, Field(ge=2)] | None, ...] = (
+        None,
+    )  # ranks that share one copy; null: all replicas
     sequence_parallel: tuple[bool, ...] = (False, True)
     finalists: Positive = 50  # how many of the fastest are simulated action by action
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = USABLE  # of a device's memory

@@ -129,7 +129,9 @@ def _zero_text(plan: Plan) -> str:
     if plan.layout.data == 1 or plan.zero == 0:
         return f"ZeRO stage {plan.zero}: nothing is sharded over {counted(plan.layout.data, 'replica')}"
     sharded = ("optimizer state", "optimizer state and gradients", "weights, gradients and optimizer state")
-    return f"ZeRO stage {plan.zero}: {sharded[plan.zero - 1]} sharded over data ranks"
+    copies = f" in {plan.layout.copies} copies, each" if plan.layout.copies > 1 else ""
+    over = f"{plan.layout.sharers} of {plan.layout.replicas}" if copies else "data"
+    return f"ZeRO stage {plan.zero}: {sharded[plan.zero - 1]}{copies} sharded over {over} ranks"
 
 
 def _schedule_lines(plan: Plan) -> list[str]:

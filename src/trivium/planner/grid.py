@@ -34,7 +34,7 @@ class Subject:
 class Grid:
     """Rows of choices, named as a plan's fields are. sequences: of a step. schedule: an index into SCHEDULE_NAMES.
 
-    recompute: a number of cost.case.MODES; recompute_every, function_again as in cost.case.Case.
+    recompute: a number of cost.case.MODES; recompute_every, function_again, shards as in cost.case.Case.
     """
 
     columns: Mapping[str, Column]
@@ -95,7 +95,10 @@ class Candidates:
         return Plan.model_validate(
             {
                 "model": self.subject.model,
-                "layout": {name: at[name] for name in ("tensor", "pipeline", "data", "context", "chunks")},
+                "layout": {
+                    **{name: at[name] for name in ("tensor", "pipeline", "data", "context", "chunks")},
+                    "shards": at["shards"] or None,
+                },
                 "batch": {"sequences": at["sequences"], "micro": at["micro"]},
                 "schedule": SCHEDULE_NAMES[at["schedule"]],
                 "precision": self.subject.precision,
@@ -129,6 +132,7 @@ def columns_of(plan: Plan) -> dict[str, int]:
         "function_again": int(plan.recompute.activation_function),
         "sequence_parallel": int(plan.sequence_parallel),
         "zero": plan.zero,
+        "shards": plan.layout.shards or 0,
     }
 
 
@@ -154,6 +158,7 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
         "function_again",
         "sequence_parallel",
         "zero",
+        "shards",
     )
     return Case(
         **model_numbers(model),

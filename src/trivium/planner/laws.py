@@ -74,6 +74,12 @@ def _sequence(subject: Subject, grid: Grid) -> Mask:
     return (grid["sequence_parallel"] == 0) | split
 
 
+def _shards(subject: Subject, grid: Grid) -> Mask:
+    shards = grid["shards"]
+    divides = grid["data"] * grid["context"] % np.maximum(shards, 1) == 0
+    return (shards == 0) | (divides & (grid["zero"] > 0))
+
+
 LAWS = (
     Law("heads", ("tensor",), _heads, "tensor {tensor} does not divide the {m.heads} heads"),
     Law("kv_heads", ("tensor",), _kv_heads, "tensor {tensor} does not divide the {m.kv} key-value heads"),
@@ -114,6 +120,12 @@ LAWS = (
         ("tensor", "context", "sequence_parallel"),
         _sequence,
         "tensor {tensor} does not divide the {m.sequence} positions over context {context}",
+    ),
+    Law(
+        "shards",
+        ("shards", "data", "context", "zero"),
+        _shards,
+        "shards {shards} do not divide data {data} x context {context}, or ZeRO {zero} shards nothing",
     ),
 )
 

@@ -93,6 +93,7 @@ def _narrow(found: Found) -> SearchSpace:
             "micro": tuple(np.unique(grid["micro"]).tolist()),
             "context": tuple(np.unique(grid["context"]).tolist()),
             "zero": tuple(np.unique(grid["zero"]).tolist()),
+            "shards": tuple(number or None for number in np.unique(grid["shards"]).tolist()),
             "recompute": tuple(MODE_NAMES[n] for n in np.unique(grid["recompute"]).tolist()),
             "sequence_parallel": tuple(bool(n) for n in np.unique(grid["sequence_parallel"]).tolist()),
         }

@@ -5,6 +5,7 @@ Predictions of the cost model, not measurements. Beyond the machine's own size: 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -193,15 +194,18 @@ def _curve(plan: Plan, machine: Machine, kind: Kind, largest: int) -> list[Point
 
 
 def degrees(plan: Plan, kind: Kind, most: int) -> list[int]:
-    """Data degrees of a curve: for the same batch those that divide it; otherwise any. The plan's own is among them."""
-    own = plan.layout.data
+    """Data degrees of a curve: for the same batch those that divide it; otherwise any. The plan's own is among them.
+    Where replicas share several copies of the sharded state, as many share one at all degrees."""
+    own, shards = plan.layout.data, plan.layout.shards or 1
+    unit = shards // gcd(shards, plan.layout.context)  # of data ranks, for whole copies
     if kind == "strong":
         few = range(1, min(most, plan.batch.sequences) + 1)
         legal = [d for d in few if plan.batch.sequences % d == 0 and not with_replicas(plan, d, kind).check()]
     elif most <= MANY:
-        legal = list(range(1, most + 1))
+        legal = list(range(unit, most + 1, unit))
     else:
-        legal = sorted({*np.geomspace(1, most, MOST_POINTS).astype(int).tolist(), own})
+        units = np.geomspace(1, most // unit, MOST_POINTS).astype(int)
+        legal = sorted({*(unit * units).tolist(), own})
     if len(legal) > MOST_POINTS:  # even on a logarithmic axis
         wanted = np.geomspace(legal[0], legal[-1], MOST_POINTS)
         nearest = {min(legal, key=lambda d: abs(d - w)) for w in wanted}

@@ -195,8 +195,13 @@ def choice_text(winner: Winner) -> str:
     along = ", sequence parallel" if plan.sequence_parallel else ""
     return (
         f"{_layout_text(plan.layout)}, micro {plan.batch.micro}, {plan.schedule}, recompute {plan.recompute.words}"
-        f"{along}, ZeRO {plan.zero}: {format_seconds(winner.seconds)}, {format_bytes(winner.memory_bytes)} per rank"
+        f"{along}, ZeRO {_zero_text(plan)}: {format_seconds(winner.seconds)}, {format_bytes(winner.memory_bytes)} "
+        f"per rank"
     )
+
+
+def _zero_text(plan: Plan) -> str:
+    return f"{plan.zero}" + (f" over {plan.layout.shards}" if plan.layout.shards is not None else "")
 
 
 def _layout_text(layout: Layout) -> str:
@@ -232,7 +237,7 @@ def _cells(winner: Winner) -> tuple[str, ...]:
         plan.schedule,
         plan.recompute.words,
         "parallel" if plan.sequence_parallel else "whole",
-        str(plan.zero),
+        _zero_text(plan),
         format_seconds(winner.seconds),
         format_count(winner.tokens_per_second),
         f"{winner.utilisation:.1%}",

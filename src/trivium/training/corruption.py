@@ -1,7 +1,8 @@
 """Silent corruption: what several ranks hold alike is compared by checksums; who differs is named.
 
-Alike are, bit for bit: weights over replicas (below ZeRO stage 3), masters and moments over replicas (at stage 0),
-parameters that tensor ranks do not split, with their states, and a tied table at both ends of the pipeline.
+Alike are, bit for bit: weights over replicas (below ZeRO stage 3), masters and moments, at stage 3 weights too, over
+the holders of the same slice (at stage 0: over replicas), parameters that tensor ranks do not split, with their states,
+and a tied table at both ends of the pipeline.
 """
 
 from collections import Counter, defaultdict
@@ -73,7 +74,8 @@ def compare_replicas(trainer: Trainer) -> None:
 def replicated(trainer: Trainer) -> Iterator[tuple[Group, list[Held]]]:
     """What this rank holds like the other ranks of each group."""
     plan, mesh = trainer.plan, trainer.mesh
-    over_replicas, over_tensor, over_ends = list[Held](), list[Held](), list[Held]()
+    over_replicas, over_holders = list[Held](), list[Held]()
+    over_tensor, over_ends = list[Held](), list[Held]()
     for shard in trainer.optimizer.shards:
         bucket, states = shard.bucket, trainer.optimizer.states(shard)
         if shard.master.data_ptr() == bucket.shard.data_ptr():
@@ -81,8 +83,9 @@ def replicated(trainer: Trainer) -> Iterator[tuple[Group, list[Held]]]:
         name = bucket.slots[0].row.name
         if plan.zero < 3:
             over_replicas.append(Held(f"weights from {name} on", bucket.weights))
-        if plan.zero == 0:
-            over_replicas += [Held(f"{kind} from {name} on", values) for kind, values in states.items()]
+        else:
+            over_holders.append(Held(f"weights from {name} on", bucket.shard))
+        over_holders += [Held(f"{kind} from {name} on", values) for kind, values in states.items()]
         whole, first = (bucket.weights, 0) if plan.zero < 3 else (bucket.shard, bucket.owned.start)
         for part in _runs(bucket):
             alike = [("weights", whole, first)]
@@ -96,6 +99,7 @@ def replicated(trainer: Trainer) -> Iterator[tuple[Group, list[Held]]]:
             if bucket.tied and plan.ends_apart:
                 over_ends += cut
     yield mesh.replicas, over_replicas
+    yield mesh.replicas if plan.zero == 0 else mesh.holders, over_holders
     yield mesh.tensor, over_tensor
     yield mesh.ends, over_ends
 

@@ -79,7 +79,13 @@ class Worked:
 
     def _waits(self) -> tuple[float, float]:
         mesh = self.mesh
-        return mesh.tensor.waited[0] + mesh.context.waited[0], mesh.replicas.waited[0] + mesh.ends.waited[0]
+        of_gradients = {
+            mesh.replicas,
+            mesh.sharers,
+            mesh.holders,
+            mesh.ends,
+        }  # some of which may be one group
+        return mesh.tensor.waited[0] + mesh.context.waited[0], sum(group.waited[0] for group in of_gradients)
 
 
 def slow_among(table: Mapping[str, Sequence[float]], layout: Layout, factor: float) -> list[SlowRank]:

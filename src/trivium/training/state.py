@@ -33,10 +33,11 @@ def fragments(trainer: Trainer) -> list[Fragment]:
     """Every tensor this rank must write: weights, masters and moments of what it owns, each element once over
     all ranks."""
     found = []
-    for shard in trainer.optimizer.shards:
+    for number, shard in enumerate(trainer.optimizer.shards):
         bucket = shard.bucket
         owned = bucket.owned
-        if not bucket.sharded and bucket.replicas.index != 0:
+        # Of the holders of a slice one writes it, in turn: all ranks that share copies write.
+        if bucket.holders.index != (number % bucket.holders.size if bucket.zero >= 1 else 0):
             continue
         tensors = {"weights": bucket.shard, **trainer.optimizer.states(shard)}
         if not trainer.plan.precision.has_master:

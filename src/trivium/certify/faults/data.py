@@ -21,6 +21,7 @@ Tensor = torch.Tensor
 
 REPLICAS = plan(data=2, zero=0)
 SHARDED = plan(data=2, zero=1)
+IN_COPIES = plan(data=4, shards=2, zero=1)
 # Both ends on the first rank, and the head's weight gradients after all else.
 HEAD_LAST = (
     "F0.0 F1.0 F0.3 I0.3 F1.3 I1.3 I0.0 W0.0 I1.0 W1.0 W0.3 W1.3",
@@ -48,11 +49,33 @@ def slices_not_summed(original: Function, mesh: Mesh) -> Function:
     return begin
 
 
+@fault(buckets, "all_reduce_begin", IN_COPIES, plan(data=2, context=2, shards=2, zero=3))
+def copies_not_summed(original: Function, mesh: Mesh) -> Function:
+    """Where several copies of the sharded state exist, each is trained by the gradients of its own ranks alone."""
+    return lambda x, group: PendingResult(None, x)
+
+
+@fault(zero.ShardedAdamW, "_shares", IN_COPIES)
+def every_copy_counted(original: Function, mesh: Mesh) -> Function:
+    """The norm counts a slice once for each of the ranks that hold it."""
+
+    def shares(self: zero.ShardedAdamW, *arguments: Any) -> Tensor:
+        holders = [bucket.holders for bucket in self.buckets]
+        for bucket in self.buckets:
+            bucket.holders = replace(bucket.holders, index=0)
+        found: Tensor = original(self, *arguments)
+        for bucket, own in zip(self.buckets, holders, strict=True):
+            bucket.holders = own
+        return found
+
+    return shares
+
+
 @fault(Bucket, "reduced", REPLICAS, SHARDED)
 def average_taken_twice(original: Function, mesh: Mesh) -> Function:
     """Gradients are divided by the number of replicas in the loss and again after the sum; Adam hides the factor,
     the clip does not."""
-    return lambda self: original(self) / self.replicas.size
+    return lambda self: original(self) / (self.sharers.size * self.holders.size)
 
 
 @fault(GradientWatch, "start_step", REPLICAS, SHARDED)
@@ -206,6 +229,8 @@ def reduced_in_bf16(original: Function, mesh: Mesh) -> Function:
 FAULTS = (
     replicas_not_summed,
     slices_not_summed,
+    copies_not_summed,
+    every_copy_counted,
     average_taken_twice,
     reduced_before_the_last_micro_batch,
     tied_table_reduced_early,

@@ -49,11 +49,11 @@ def fault(owner: Any, attribute: str, *plans: Plan, way: Way = AS_IT_IS) -> Call
 def plan(
     tensor: int = 1, pipeline: int = 1, data: int = 1, chunks: int = 1, context: int = 1, **more: Any
 ) -> Plan:
-    """A small legal plan; `model` and `batch` are merged into its own, and `order` is the layout's."""
+    """A small legal plan; `model` and `batch` are merged into its own, `order` and `shards` are the layout's."""
     model = {"layers": 4, "hidden": 16, "heads": 4, "vocabulary": 37, "vocabulary_multiple": 2, "sequence": 8}
     batch = {"sequences": 8, "micro": 1}
     layout = {"tensor": tensor, "pipeline": pipeline, "data": data, "chunks": chunks, "context": context}
-    layout |= {"order": more.pop("order")} if "order" in more else {}
+    layout |= {name: more.pop(name) for name in ("order", "shards") if name in more}
     tree = {
         "model": {**model, **more.pop("model", {})},
         "batch": {**batch, **more.pop("batch", {})},
