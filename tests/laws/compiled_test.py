@@ -25,10 +25,11 @@ from trivium.plan.plan import Plan
 
 LLAMA = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}
 QWEN3 = {**LLAMA, "qkv_bias": True, "qk_norm": True, "head_width": 6}
+YARN = {"kind": "yarn", "factor": 4.0, "original": 4, "slow": 0.1, "fast": 2.0}
 MANY_LAYERS = 12  # more than torch.compile takes of one function's variants before it gives up
 ALONE = [
     small(model={"layers": MANY_LAYERS}, compiled=True),
-    small(model={**LLAMA, "layers": MANY_LAYERS}, compiled=True, zero=3),
+    small(model={**LLAMA, "rope_scaling": YARN, "layers": MANY_LAYERS}, compiled=True, zero=3),
     small(model={**QWEN3, "layers": MANY_LAYERS}, compiled=True, recompute={"mode": "attention"}),
     small(model={"layers": MANY_LAYERS, "documents": "apart"}, compiled=True, recompute={"mode": "layer"}),
     small(

@@ -11,6 +11,9 @@ from trivium.certify.ways import FAR, WAYS
 
 llama = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}
 qwen2 = {**llama, "qkv_bias": True}
+slowed = {"factor": 4.0, "original": 4, "slow": 0.1, "fast": 2.0}
+llama31, yarn = ({**llama, "rope_scaling": {"kind": kind, **slowed}} for kind in ("llama3", "yarn"))
+linear = {**llama, "rope_scaling": {"kind": "linear", "factor": 3.0}}
 qwen3 = {**llama, "qk_norm": True, "head_width": 10}
 apart = {"documents": "apart", "end_of_text": 3}
 BACKWARDS = ("F0.1 F1.1 B1.1 B0.1", "F0.0 F1.0 B1.0 B0.0")  # the first stage on the last rank
@@ -28,6 +31,7 @@ PLANS = {
         small(recompute={"mode": "layer"}, model={"dropout": 0.1}),
         small(recompute={"mode": "attention"}, model=llama),
         small(recompute={"mode": "attention"}, model={**qwen3, **qwen2}),
+        small(model=linear),
     ],
     2: [
         small(tensor=2),
@@ -52,6 +56,8 @@ PLANS = {
         small(pipeline=2, schedule="given", rows=BACKWARDS, batch={"sequences": 4}),
         small(tensor=2, model=qwen2, zero=0),
         small(pipeline=2, schedule="zb-h1", model=qwen2),
+        small(tensor=2, model=llama31, sequence_parallel=True, recompute={"mode": "layer"}),
+        small(context=2, model={**yarn, **apart}),
         small(tensor=2, model=qwen3),
         small(tensor=2, model=qwen3, sequence_parallel=True, recompute={"mode": "layer"}),
         small(tensor=2, schedule="zb-h1", model=qwen3),

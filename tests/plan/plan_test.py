@@ -41,6 +41,9 @@ def test_all_problems_are_listed_at_once() -> None:
         assert law in told
 
 
+SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 4}
+
+
 @pytest.mark.parametrize(
     ("changes", "law"),
     [
@@ -60,6 +63,29 @@ def test_all_problems_are_listed_at_once() -> None:
         ),
         ({"model__qkv_bias": True}, "plan.model.qkv_bias is true, and plan.model.family 'gpt'"),
         ({"model__qk_norm": True}, "set plan.model.family=llama or plan.model.qk_norm=false"),
+        (
+            {"model__rope_scaling": {"kind": "linear", "factor": 2}},
+            "plan.model.rope_scaling is of kind 'linear', and plan.model.family 'gpt' learns its positions",
+        ),
+        (
+            {
+                "model__family": "llama",
+                "model__rope_scaling": {"kind": "llama3", "factor": 8, "attention": 1},
+            },
+            "plan.model.rope_scaling.attention is 1.0, and kind 'llama3' has none; leave it out",
+        ),
+        (
+            {"model__family": "llama", "model__rope_scaling": {"kind": "yarn", "factor": 8, "slow": 1}},
+            "plan.model.rope_scaling.original and .fast must be given for kind 'yarn'",
+        ),
+        (
+            {"model__family": "llama", "model__rope_base": 1.0, "model__rope_scaling": SLOW_AND_FAST},
+            "plan.model.rope_base (1) must be above 1 for plan.model.rope_scaling.kind 'yarn'",
+        ),
+        (
+            {"model__family": "llama", "model__rope_scaling": {**SLOW_AND_FAST, "slow": 4}},
+            "plan.model.rope_scaling.slow (4 turns) must be below plan.model.rope_scaling.fast (4 turns)",
+        ),
         ({"batch__ramp": {"start": 3, "increment": 5, "samples": 9}}, "never reaches"),
         ({"sequence_parallel": True, "layout__tensor": 4, "model__sequence": 6}, "plan.model.sequence (6)"),
         (

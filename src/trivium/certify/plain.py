@@ -173,20 +173,60 @@ def _attention(weights: Weights, model: ModelShape, x: Tensor, order: Order, at:
             _rms(x, model) * weights[f"{at}.attention.{n}_norm.weight"] for x, n in ((q, "query"), (k, "key"))
         )
     if model.family == "llama":
-        q, k = (_rotate(rows, order.numbers, model.rope_base) for rows in (q, k))
+        speeds, length = _speeds(model, D), _length(model)
+        q, k = (_rotate(rows, order.numbers, speeds) * length for rows in (q, k))
     scores = torch.einsum("bsgnd,btgd->bgnst", q, k.squeeze(3)) / math.sqrt(D)
     shares = scores.masked_fill(~order.sees[:, None, None], float("-inf")).softmax(-1)
     y = torch.einsum("bgnst,btgd->bsgnd", shares, v.squeeze(3))
     return _linear(weights, y.reshape(B, S, N * D), f"{at}.attention.out")
 
 
-def _rotate(x: Tensor, numbers: Tensor, base: float) -> Tensor:
-    """x [B, S, G, n, D] as complex numbers (d, d + D/2), turned by position x base^(-2d/D)."""
-    D = x.shape[-1]
-    angles = numbers.double()[..., None] * base ** (-torch.arange(0, D, 2).double() / D)
+def _rotate(x: Tensor, numbers: Tensor, speeds: list[float]) -> Tensor:
+    """x [B, S, G, n, D] as complex numbers (d, d + D/2), turned by position x the speed of the pair."""
+    angles = numbers.double()[..., None] * torch.tensor(speeds, dtype=torch.float64)
     a, b = x.chunk(2, dim=-1)
     turned = torch.complex(a, b) * torch.polar(torch.ones_like(angles), angles)[:, :, None, None]
     return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def _speeds(model: ModelShape, D: int) -> list[float]:
+    """Radians for each position, of every pair of columns: base^(-2d/D), and less where they are slowed."""
+    return [_slowed(model, D, d) for d in range(D // 2)]
+
+
+def _slowed(model: ModelShape, D: int, d: int) -> float:
+    speed, given = math.exp(-2 * d / D * math.log(model.rope_base)), model.rope_scaling
+    if given is None:
+        return speed
+    slow = speed / given.factor
+    if given.kind == "linear":
+        return slow
+    wave = 2 * math.pi / speed  # positions for one turn
+    few, many, span = given.slow or 0, given.fast or 0, given.original or 0
+    if given.kind == "llama3":  # by Llama 3.1's reference code, in wave lengths
+        if wave < span / many:
+            return speed
+        if wave > span / few:
+            return slow
+        smooth = (span / wave - few) / (many - few)
+        return (1 - smooth) * slow + smooth * speed
+    # YaRN, arXiv 2309.00071: the bounds are pairs, found by solving span / wave = turns for d.
+    low, high = (
+        D * math.log(span / (n * 2 * math.pi)) / (2 * math.log(model.rope_base)) for n in (many, few)
+    )
+    low, high = max(math.floor(low), 0), min(math.ceil(high), D - 1)
+    ramp = min(max((d - low) / ((high - low) or 0.001), 0), 1)
+    return (1 - ramp) * speed + ramp * slow
+
+
+def _length(model: ModelShape) -> float:
+    """How much longer queries and keys become when they are turned."""
+    given = model.rope_scaling
+    if given is None or given.kind != "yarn":
+        return 1.0
+    if given.attention is not None:
+        return given.attention
+    return 1.0 if given.factor <= 1 else 0.1 * math.log(given.factor) + 1
 
 
 def _mlp(weights: Weights, model: ModelShape, x: Tensor, at: str) -> Tensor:

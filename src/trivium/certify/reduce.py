@@ -2,7 +2,8 @@
 
 Kept: layout, chunks, schedule, ZeRO stage, recompute, sequence parallelism, how ranks attend over a split sequence,
 documents, family, head, query heads per key-value head, heads of a width of their own, biases and norms of queries and
-keys, dropout, which stages hold more layers than others, whether sizes are odd, and how the vocabulary is padded.
+keys, rope scaling, dropout, which stages hold more layers than others, whether sizes are odd, and how the vocabulary
+is padded.
 """
 
 from collections.abc import Callable, Iterator

@@ -17,6 +17,7 @@ FOR_TWO: Tree = {
     "sequence": 8,
     "init_std": None,
 }
+PLAIN: Tree = {"qkv_bias": False, "qk_norm": False, "rope_scaling": None}  # what only llama may have
 # Every choice as it is where nobody chose; those that take most away first.
 SIMPLER: tuple[Tree, ...] = (
     *({"layout": {axis: degree}} for degree in (1, 2) for axis in AXES),
@@ -39,7 +40,8 @@ SIMPLER: tuple[Tree, ...] = (
     {"model": {"head_width": None}},
     {"model": {"qkv_bias": False}},
     {"model": {"qk_norm": False}},
-    {"model": {"family": "gpt", "kv_heads": None, "ffn": None, "qkv_bias": False, "qk_norm": False}},
+    {"model": {"rope_scaling": None}},
+    {"model": {"family": "gpt", "kv_heads": None, "ffn": None, **PLAIN}},
     {"model": {"head": "untied"}},
     {"model": {"vocabulary_multiple": 1}},
     {"partition": {"layers": None}},

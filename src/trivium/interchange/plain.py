@@ -92,9 +92,9 @@ def _llama(config: Mapping[str, Any], get: Get, tokens: Tensor) -> Tensor:
             found = norm(found, f"{at}.{n}_norm")
         return found.transpose(1, 2)
 
-    frequencies = config["rope_theta"] ** (-torch.arange(0, D, 2).double() / D)
-    angles = torch.arange(S).double()[:, None] * frequencies
-    cos, sin = (torch.cat([f(angles)] * 2, dim=-1).float() for f in (torch.cos, torch.sin))
+    speeds, length = _speeds(config["rope_parameters"], D)
+    angles = torch.arange(S).double()[:, None] * speeds
+    cos, sin = (torch.cat([length * f(angles)] * 2, dim=-1).float() for f in (torch.cos, torch.sin))
 
     def turn(x: Tensor) -> Tensor:
         a, b = x[..., : D // 2], x[..., D // 2 :]
@@ -113,6 +113,31 @@ def _llama(config: Mapping[str, Any], get: Get, tokens: Tensor) -> Tensor:
         x = x + linear(y, f"{at}.mlp.down_proj")
     table = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
     return norm(x, "model.norm") @ get(table).T
+
+
+def _speeds(rope: Mapping[str, Any], D: int) -> tuple[Tensor, float]:
+    """Radians for each position of every pair of columns [D/2], and what sines and cosines are multiplied by."""
+    kind, base = rope["rope_type"], rope["rope_theta"]
+    speeds = base ** (-torch.arange(0, D, 2).double() / D)
+    if kind == "default":
+        return speeds, 1.0
+    slow = speeds / rope["factor"]
+    if kind == "linear":
+        return slow, 1.0
+    span = rope["original_max_position_embeddings"]
+    if kind == "llama3":
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        smooth = (span * speeds / (2 * math.pi) - low) / (high - low)
+        between = (1 - smooth) * slow + smooth * speeds
+        return torch.where(smooth > 1, speeds, torch.where(smooth < 0, slow, between)), 1.0
+
+    def pair(turns: float) -> float:  # that turns so often over the span
+        return D * math.log(span / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = max(math.floor(pair(rope["beta_fast"])), 0), min(math.ceil(pair(rope["beta_slow"])), D - 1)
+    kept = 1 - ((torch.arange(D // 2) - low) / (high - low if high != low else 0.001)).clamp(0, 1)
+    unsaid = 0.1 * math.log(rope["factor"]) + 1 if rope["factor"] > 1 else 1.0
+    return slow * (1 - kept) + speeds * kept, rope.get("attention_factor", unsaid)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

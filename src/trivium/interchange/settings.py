@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from trivium.config import build
 from trivium.errors import ConfigError, DataError
+from trivium.interchange.rope import rope_config, rope_of
 from trivium.plan.model_shape import Family, ModelShape
 
 
@@ -125,8 +126,7 @@ def _llama(model: ModelShape, architecture: Architecture) -> dict[str, Any]:
         "head_dim": model.head_columns,
         "hidden_act": "silu",
         "rms_norm_eps": model.norm_epsilon,
-        "rope_theta": model.rope_base,  # transformers before 5
-        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_base},
+        **rope_config(model),
         "attention_dropout": 0.0,
         **architecture.said,
     }
@@ -187,7 +187,6 @@ _LLAMA_MUST: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "attention_bias": (False,),
     "mlp_bias": (False,),
-    "rope_scaling": (None,),
     "quantization_config": (None,),
 }
 
@@ -206,12 +205,6 @@ def _from_gpt2(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _from_llama(config: Mapping[str, Any], architecture: Architecture, where: str) -> dict[str, Any]:
     _refuse_window(config, architecture, where)
-    rope = config.get("rope_parameters") or {}
-    if not isinstance(rope, Mapping):
-        raise DataError(f"{where}: rope_parameters is {rope!r}, and must hold rope_type and rope_theta")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise DataError(f"{where}: rope_parameters.rope_type is {kind!r}, only 'default' is known")
     return {
         "layers": config["num_hidden_layers"],
         "hidden": config["hidden_size"],
@@ -221,7 +214,7 @@ def _from_llama(config: Mapping[str, Any], architecture: Architecture, where: st
         "ffn": config["intermediate_size"],
         "sequence": config["max_position_embeddings"],
         "norm_epsilon": config.get("rms_norm_eps", 1e-6),
-        "rope_base": rope.get("rope_theta", config.get("rope_theta", 10000.0)),
+        **rope_of(config, where),
     }
 
 

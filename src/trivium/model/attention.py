@@ -9,7 +9,7 @@ from torch import nn
 from trivium.model.inputs import Inputs
 from trivium.model.linear import ColumnLinear, RowLinear
 from trivium.model.norm import HeadNorm, Norm
-from trivium.model.rotary import rotate
+from trivium.model.rotary import Turning, rotate
 from trivium.parallel.context import Context
 from trivium.parallel.recompute import recomputed
 from trivium.parallel.tensor import Region
@@ -30,6 +30,7 @@ class Attention(nn.Module):
         # Made once: where a block is compiled, a name made from its number would make each layer a graph of its own.
         self.site = f"layers.{layer}.attention"
         self.N, self.G = model.heads // region.group.size, model.kv // region.group.size
+        self.turning = Turning(model.head_columns, model.rope_base, model.rope_scaling)
         bias, D = model.family == "gpt", model.head_columns
         self.norm = Norm(model)
         self.qkv = ColumnLinear((self.N + 2 * self.G) * D, model.hidden, region, bias=bias or model.qkv_bias)
@@ -66,7 +67,7 @@ class Attention(nn.Module):
             q, k = self.query_norm(q), self.key_norm(k)
         if self.model.family == "llama":
             positions = inputs.order.unsqueeze(1) if inputs.positions is None else inputs.positions
-            q, k = rotate(q, k, positions.T, self.model.rope_base)
+            q, k = rotate(q, k, positions.T, self.turning)
         memory = inputs.memory
         y = (
             self.context.attend(q, k, v, inputs.seen)

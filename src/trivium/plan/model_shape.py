@@ -7,6 +7,7 @@ from pydantic import Field
 
 from trivium.config import Config, NotNegative, Positive
 from trivium.plan.layout import degrees_dividing
+from trivium.plan.rope_scaling import RopeScaling
 
 Family = Literal["gpt", "llama"]
 
@@ -36,6 +37,7 @@ class ModelShape(Config):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # after the embedding and each half block
     init_std: Annotated[float, Field(gt=0)] | None = None  # None: sqrt(1 / (3 hidden)), MT-NLG section 3.2
     rope_base: Annotated[float, Field(gt=0)] = 10000.0  # of rotary positions
+    rope_scaling: RopeScaling | None = None  # llama: angles slowed for longer sequences; None: as they are
     norm_epsilon: Annotated[float, Field(gt=0)] = 1e-5
 
     @property
@@ -90,6 +92,13 @@ class ModelShape(Config):
                 found.append(
                     f"plan.model.{name} is true, and plan.model.family 'gpt' has every bias and norms of its own; set "
                     f"plan.model.family=llama or plan.model.{name}=false"
+                )
+        if self.rope_scaling is not None:
+            found += self.rope_scaling.problems(self.rope_base)
+            if self.family == "gpt":
+                found.append(
+                    f"plan.model.rope_scaling is of kind '{self.rope_scaling.kind}', and plan.model.family 'gpt' "
+                    f"learns its positions; set plan.model.family=llama or plan.model.rope_scaling=null"
                 )
         if self.end_of_text >= self.vocabulary:
             found.append(
