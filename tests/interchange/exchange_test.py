@@ -41,6 +41,7 @@ MODELS = {
     "llama 3.1": {"family": "llama", "rope_scaling": {"kind": "llama3", **SLOWED}},
     "llama, linear": {"family": "llama", "rope_scaling": {"kind": "linear", "factor": 4.0}},
     "qwen2, yarn": {"family": "llama", "qkv_bias": True, "rope_scaling": {"kind": "yarn", **SLOWED}},
+    "olmo2": {"family": "llama", "kv_heads": 2, "qk_norm": "all_heads", "norm_position": "after", "ffn": 40},
     "qwen3": {"family": "llama", "kv_heads": 2, "qk_norm": True, "head_width": 8, "head": "untied"},
 }
 
@@ -248,7 +249,11 @@ def test_what_no_architecture_there_computes_is_refused() -> None:
     for model, said in (
         ({"kv_heads": 2}, "plan.model.kv_heads .2. must be"),
         ({"head_width": 8}, "plan.model.head_width .8. must be hidden / heads .24 / 4."),
-        (both, "plan.model.qkv_bias and plan.model.qk_norm are both true"),
+        (both, "no architecture .* has .*plan.model.qkv_bias true, plan.model.qk_norm each_head"),
+        (
+            {"family": "llama", "norm_position": "after"},
+            "plan.model.norm_position after .*Olmo2ForCausalLM: llama",
+        ),
     ):
         with pytest.raises(ConfigError, match=said):
             config_of(small(model=model).model, dtype="float32")

@@ -58,6 +58,8 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral without a window": ("Mistral", {**LLAMA, "num_key_value_heads": 2, "sliding_window": None}),
     "qwen2": ("Qwen2", {**LLAMA, "num_key_value_heads": 2, "sliding_window": 4}),
     "qwen2 tied": ("Qwen2", {**LLAMA, "num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "olmo2": ("Olmo2", {**LLAMA, "rope_theta": 500.0}),
+    "olmo2 grouped tied": ("Olmo2", {**LLAMA, "num_key_value_heads": 2, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {**LLAMA, "num_key_value_heads": 2, "head_dim": 12}),
     "llama 3.1": ("Llama", {**LLAMA, "rope_theta": 500.0, "rope_scaling": LLAMA31}),
     "llama, linear": ("Llama", {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 2.5}}),
@@ -134,6 +136,7 @@ LAYOUTS = {
     "mistral": {"tensor": 2, "sequence_parallel": True},
     "qwen2": {"tensor": 2, "zero": 2},
     "qwen3": {"tensor": 2, "data": 2},
+    "olmo2 grouped tied": {"tensor": 2, "sequence_parallel": True},
 }
 
 

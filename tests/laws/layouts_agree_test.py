@@ -15,6 +15,7 @@ slowed = {"factor": 4.0, "original": 4, "slow": 0.1, "fast": 2.0}
 llama31, yarn = ({**llama, "rope_scaling": {"kind": kind, **slowed}} for kind in ("llama3", "yarn"))
 linear = {**llama, "rope_scaling": {"kind": "linear", "factor": 3.0}}
 qwen3 = {**llama, "qk_norm": True, "head_width": 10}
+olmo2 = {**llama, "qk_norm": "all_heads", "norm_position": "after"}
 apart = {"documents": "apart", "end_of_text": 3}
 BACKWARDS = ("F0.1 F1.1 B1.1 B0.1", "F0.0 F1.0 B1.0 B0.0")  # the first stage on the last rank
 # The first stage on the second rank, the last on the third.
@@ -32,6 +33,7 @@ PLANS = {
         small(recompute={"mode": "attention"}, model=llama),
         small(recompute={"mode": "attention"}, model={**qwen3, **qwen2}),
         small(model=linear),
+        small(model={**olmo2, "dropout": 0.1}, recompute={"mode": "layer"}),
     ],
     2: [
         small(tensor=2),
@@ -56,6 +58,9 @@ PLANS = {
         small(pipeline=2, schedule="given", rows=BACKWARDS, batch={"sequences": 4}),
         small(tensor=2, model=qwen2, zero=0),
         small(pipeline=2, schedule="zb-h1", model=qwen2),
+        small(tensor=2, model=olmo2),
+        small(tensor=2, model={**olmo2, "kv_heads": None}, schedule="zb-h1", recompute={"mode": "attention"}),
+        small(tensor=2, model=olmo2, sequence_parallel=True, recompute={"mode": "layer"}),
         small(tensor=2, model=llama31, sequence_parallel=True, recompute={"mode": "layer"}),
         small(context=2, model={**yarn, **apart}),
         small(tensor=2, model=qwen3),

@@ -9,6 +9,7 @@ Legend: B sequences, S positions, H hidden, N heads, G key-value heads, D head w
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -83,8 +84,13 @@ def loss_of(weights: Weights, model: ModelShape, tokens: Tensor, targets: Tensor
     x = drop(x, "embedding")
     for n in range(model.layers):
         at = f"layers.{n}"
-        x = x + drop(_attention(weights, model, x, order, at), f"{at}.attention")
-        x = x + drop(_mlp(weights, model, x, at), f"{at}.mlp")
+        for name, half in (("attention", partial(_attention, order=order)), ("mlp", _mlp)):
+            norm = partial(_norm, weights, model, name=f"{at}.{name}.norm")
+            if model.norm_position == "before":
+                y = half(weights, model, norm(x), at=at)
+            else:
+                y = norm(half(weights, model, x, at=at))
+            x = x + drop(y, f"{at}.{name}")
     table = weights["head.weight" if model.head == "untied" else "embedding.tokens.weight"]
     logits = _norm(weights, model, x, "head.norm") @ table.T
     return F.cross_entropy(logits[order.counts], targets[order.counts])
@@ -158,6 +164,12 @@ def _rms(x: Tensor, model: ModelShape) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + model.norm_epsilon)
 
 
+def _normed_heads(weights: Weights, model: ModelShape, x: Tensor, name: str) -> Tensor:
+    """x [B, S, G, n, D]: each head by itself, or one row of all of them."""
+    rows = x if model.qk_norm == "each_head" else x.flatten(2)
+    return (_rms(rows, model) * weights[f"{name}.weight"]).view(x.shape)
+
+
 def _linear(weights: Weights, x: Tensor, name: str) -> Tensor:
     return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
 
@@ -165,12 +177,13 @@ def _linear(weights: Weights, x: Tensor, name: str) -> Tensor:
 def _attention(weights: Weights, model: ModelShape, x: Tensor, order: Order, at: str) -> Tensor:
     B, S, _ = x.shape
     N, G, D = model.heads, model.kv_heads or model.heads, model.head_width or model.hidden // model.heads
-    rows = _linear(weights, _norm(weights, model, x, f"{at}.attention.norm"), f"{at}.attention.qkv")
+    rows = _linear(weights, x, f"{at}.attention.qkv")
     # The rows of a group: its N/G queries, its key, its value.
     q, k, v = torch.split(rows.view(B, S, G, N // G + 2, D), [N // G, 1, 1], dim=3)
-    if model.qk_norm:
+    if model.qk_norm != "none":
         q, k = (
-            _rms(x, model) * weights[f"{at}.attention.{n}_norm.weight"] for x, n in ((q, "query"), (k, "key"))
+            _normed_heads(weights, model, x, f"{at}.attention.{n}_norm")
+            for x, n in ((q, "query"), (k, "key"))
         )
     if model.family == "llama":
         speeds, length = _speeds(model, D), _length(model)
@@ -230,7 +243,6 @@ def _length(model: ModelShape) -> float:
 
 
 def _mlp(weights: Weights, model: ModelShape, x: Tensor, at: str) -> Tensor:
-    x = _norm(weights, model, x, f"{at}.mlp.norm")
     if model.family == "gpt":
         y = F.gelu(_linear(weights, x, f"{at}.mlp.up"), approximate="tanh")
     else:
