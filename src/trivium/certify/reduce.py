@@ -2,8 +2,8 @@
 
 Kept: layout, chunks, schedule, ZeRO stage, recompute, sequence parallelism, how ranks attend over a split sequence,
 documents, family, head, query heads per key-value head, heads of a width of their own, biases and norms of queries and
-keys, rope scaling, dropout, which stages hold more layers than others, whether sizes are odd, and how the vocabulary
-is padded.
+keys, norm position, rope scaling, dropout, which stages hold more layers than others, whether sizes are odd, and how
+the vocabulary is padded.
 """
 
 from collections.abc import Callable, Iterator
