@@ -15,7 +15,7 @@ slowed = {"factor": 4.0, "original": 4, "slow": 0.1, "fast": 2.0}
 llama31, yarn = ({**llama, "rope_scaling": {"kind": kind, **slowed}} for kind in ("llama3", "yarn"))
 linear = {**llama, "rope_scaling": {"kind": "linear", "factor": 3.0}}
 qwen3 = {**llama, "qk_norm": True, "head_width": 10}
-olmo2 = {**llama, "qk_norm": "all_heads", "norm_position": "after"}
+olmo2 = {**llama, "qk_norm": "all_heads", "norm_position": "after", "norm_epsilon": 0.1}
 apart = {"documents": "apart", "end_of_text": 3}
 BACKWARDS = ("F0.1 F1.1 B1.1 B0.1", "F0.0 F1.0 B1.0 B0.0")  # the first stage on the last rank
 # The first stage on the second rank, the last on the third.

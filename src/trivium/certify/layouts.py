@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import NamedTuple
 
-from trivium.certify.reduce import SMALLEST_SEQUENCE
+from trivium.certify.reduce import EPSILON_AFTER, SMALLEST_SEQUENCE
 from trivium.config import Tree, merge
 from trivium.plan.layout import AXES
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
 
 HEAD_WIDTH = 4  # where none is given
+AFTER: Tree = {"norm_position": "after", "norm_epsilon": EPSILON_AFTER}
 # Rotary positions slowed so that both pairs of columns are in part, and sequences go beyond the original positions.
 _IN_PART: Tree = {"factor": 4.0, "original": 8, "slow": 0.25, "fast": 2.0}
 LLAMA3, YARN = ({"kind": kind, **_IN_PART} for kind in ("llama3", "yarn"))
@@ -38,9 +39,9 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
         {"model": {"family": "llama", "qkv_bias": True}, "queries": 2},
         {"model": {"family": "llama", "qk_norm": "each_head", "norm_epsilon": 0.1}, "queries": 2},
         {"model": {"family": "llama", "qkv_bias": True, "qk_norm": "each_head"}},
-        {"model": {"family": "llama", "qk_norm": "all_heads", "norm_position": "after"}, "queries": 2},
+        {"model": {"family": "llama", "qk_norm": "all_heads", **AFTER}, "queries": 2},
         {"model": {"family": "llama", "qk_norm": "all_heads", "qkv_bias": True, "norm_epsilon": 0.1}},
-        {"model": {"family": "llama", "rope_scaling": LLAMA3, "norm_position": "after"}},
+        {"model": {"family": "llama", "rope_scaling": LLAMA3, **AFTER}},
         {"model": {"family": "llama", "rope_scaling": YARN}, "queries": 2},
     ),
     "head width": ({}, {"model": {"head_width": HEAD_WIDTH + 2}}),

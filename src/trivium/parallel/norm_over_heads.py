@@ -14,7 +14,7 @@ from trivium.parallel.mesh import Group
 
 Tensor = torch.Tensor
 
-AT_ONCE = 1 << 17  # elements, so that what is in between stays in a cache
+AT_ONCE = 1 << 17  # elements on a processor, so that what is in between stays in a cache
 
 
 def norm_over_heads(
@@ -92,6 +92,7 @@ def _columns(x: Tensor, group: Group) -> int:
 
 
 def _some(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same positions of each at a time."""
-    step = max(1, AT_ONCE // tensors[0][0].numel())
+    """The same positions of each at a time; on accelerators all at once, where each operation is a launch."""
+    first = tensors[0]
+    step = max(1, AT_ONCE // first[0].numel()) if first.device.type == "cpu" else len(first)
     return zip(*(t.split(step) for t in tensors), strict=True)

@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 SPLIT = plan(tensor=2)
 SEQUENCE = plan(tensor=2, sequence_parallel=True)
 LLAMA = {"family": "llama", "kv_heads": 2, "head": "untied", "ffn": 24}
-OLMO2 = {**LLAMA, "qk_norm": "all_heads", "norm_position": "after"}
+OLMO2 = {**LLAMA, "qk_norm": "all_heads", "norm_position": "after", "norm_epsilon": 0.1}
 
 
 @fault(column_product, "all_reduce_begin", SPLIT)
