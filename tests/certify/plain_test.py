@@ -67,11 +67,11 @@ def test_rotary_scores_depend_on_distance_alone() -> None:
 
     q = torch.randn(1, 6, 1, 1, 8).double()
     k = torch.randn(1, 6, 1, 1, 8).double()
-    numbers = torch.arange(6)[None]
+    numbers, speeds = torch.arange(6)[None], [1.0, 0.1, 0.01, 0.001]
 
     def scores(shift: int) -> torch.Tensor:
         return torch.einsum(
-            "bsgnd,btgnd->bst", _rotate(q, numbers + shift, 1e4), _rotate(k, numbers + shift, 1e4)
+            "bsgnd,btgnd->bst", _rotate(q, numbers + shift, speeds), _rotate(k, numbers + shift, speeds)
         )
 
     assert torch.allclose(scores(0), scores(11), atol=1e-12)

@@ -18,6 +18,7 @@ LAYOUTS = [
     {"model": {"family": "llama", "kv_heads": 2, "head": "untied"}, "layout": {"tensor": 2, "pipeline": 4}},
     {"model": {"family": "llama", "kv_heads": 2, "qkv_bias": True, "qk_norm": True}, "layout": {"tensor": 2}},
     {"model": {"family": "llama", "head_width": 24, "qk_norm": True}, "sequence_parallel": True},
+    {"model": {"family": "llama", "kv_heads": 4, "qk_norm": "all_heads"}, "layout": {"tensor": 4}},
     {"layout": {"chunks": 2}, "schedule": "zb-v"},
     {"layout": {"chunks": 2}, "schedule": "zb-v", "model": {"head": "untied"}},
 ]  # fmt: skip

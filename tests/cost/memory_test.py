@@ -38,6 +38,7 @@ LAYOUTS = [
     {"model": {"family": "llama", "kv_heads": 2, "head": "untied"}, "layout": {"tensor": 2, "pipeline": 4}},
     {"model": {"family": "llama", "kv_heads": 2, "qkv_bias": True, "qk_norm": True}, "layout": {"tensor": 2}},
     {"model": {"family": "llama", "head_width": 24, "qk_norm": True}, "sequence_parallel": True},
+    {"model": {"family": "llama", "kv_heads": 2, "qk_norm": "all_heads"}, "layout": {"tensor": 2}},
 ]
 
 

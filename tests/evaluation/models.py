@@ -18,9 +18,11 @@ from trivium.training.trainer import Trainer
 
 TEXTS = [p["text"] for p in passages(80)]
 TOKENIZER = train_tokenizer([*TEXTS, "yes no ½ é 文字 \U0001f600"], 300)
+YARN = {"kind": "yarn", "factor": 4.0, "original": 8, "slow": 0.25, "fast": 2.0}
 FAMILIES = {
     "gpt": {"family": "gpt"},
-    "llama": {"family": "llama", "head": "untied", "kv_heads": 2, "ffn": 40},
+    "llama": {"family": "llama", "head": "untied", "kv_heads": 2, "ffn": 40, "rope_scaling": YARN},
+    "olmo2": {"family": "llama", "kv_heads": 2, "ffn": 40, "qk_norm": "all_heads", "norm_position": "after"},
     "qwen3": {"family": "llama", "kv_heads": 2, "ffn": 40, "qk_norm": True, "head_width": 6},
 }
 

@@ -30,6 +30,7 @@ from trivium.tokens.tokenizer import given_tokenizer, train_tokenizer
 from trivium.training.state import begin_with, fragments
 from trivium.training.trainer import Trainer
 
+SLOWED = {"factor": 4.0, "original": 4, "slow": 0.25, "fast": 2.0}  # every pair in part
 MODELS = {
     "gpt": {"family": "gpt"},
     "gpt untied": {"family": "gpt", "head": "untied", "ffn": 40},
@@ -37,6 +38,10 @@ MODELS = {
     "llama grouped tied": {"family": "llama", "kv_heads": 2, "rope_base": 500.0, "ffn": 40},
     "llama of wide heads": {"family": "llama", "head_width": 10, "head": "untied"},
     "qwen2": {"family": "llama", "kv_heads": 2, "qkv_bias": True},
+    "llama 3.1": {"family": "llama", "rope_scaling": {"kind": "llama3", **SLOWED}},
+    "llama, linear": {"family": "llama", "rope_scaling": {"kind": "linear", "factor": 4.0}},
+    "qwen2, yarn": {"family": "llama", "qkv_bias": True, "rope_scaling": {"kind": "yarn", **SLOWED}},
+    "olmo2": {"family": "llama", "kv_heads": 2, "qk_norm": "all_heads", "norm_position": "after", "ffn": 40},
     "qwen3": {"family": "llama", "kv_heads": 2, "qk_norm": True, "head_width": 8, "head": "untied"},
 }
 
@@ -244,10 +249,18 @@ def test_what_no_architecture_there_computes_is_refused() -> None:
     for model, said in (
         ({"kv_heads": 2}, "plan.model.kv_heads .2. must be"),
         ({"head_width": 8}, "plan.model.head_width .8. must be hidden / heads .24 / 4."),
-        (both, "plan.model.qkv_bias and plan.model.qk_norm are both true"),
+        (both, "no architecture .* has .*plan.model.qkv_bias true, plan.model.qk_norm each_head"),
+        (
+            {"family": "llama", "norm_position": "after"},
+            "plan.model.norm_position after .*Olmo2ForCausalLM: llama",
+        ),
     ):
         with pytest.raises(ConfigError, match=said):
             config_of(small(model=model).model, dtype="float32")
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4}
 
 
 @pytest.mark.parametrize(
@@ -256,10 +269,19 @@ def test_what_no_architecture_there_computes_is_refused() -> None:
         ({"architectures": ["BertModel"]}, "BertModel"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"attention_bias": True}, "attention_bias"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "yarn"),
-        ({"rope_parameters": {"type": "linear"}}, "linear"),
-        ({"rope_parameters": "yarn"}, "yarn"),
-        ({"rope_parameters": "default"}, "must hold rope_type"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2}},
+            "rope_parameters.rope_type is 'dynamic'",
+        ),
+        ({"rope_scaling": {"type": "su"}}, "rope_scaling.rope_type is 'su', and must be default, linear"),
+        ({"rope_parameters": {"type": "linear"}}, "rope_parameters.factor is None, and must be a number"),
+        ({"rope_parameters": LLAMA3 | {"low_freq_factor": "1"}}, "low_freq_factor is '1'"),
+        ({"rope_parameters": YARN | {"truncate": False}}, "rope_parameters.truncate is False"),
+        ({"rope_parameters": YARN | {"mscale": 0.7}}, "rope_parameters.mscale is 0.7"),
+        ({"rope_parameters": YARN, "rope_scaling": LLAMA3}, "rope_parameters and rope_scaling differ"),
+        ({"rope_parameters": "yarn"}, "rope_parameters is 'yarn', and must hold rope_type"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "factor is 0.25"),
         ({"head_dim": 0}, "head_dim is 0"),
         ({"head_dim": "wide"}, "head_dim is 'wide'"),
         ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),

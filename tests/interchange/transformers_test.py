@@ -18,6 +18,7 @@ from trivium.cli.run_config import Given, resolve
 from trivium.config import build, to_tree
 from trivium.interchange.bring import import_hf
 from trivium.interchange.export import TOLERANCE, export_hf
+from trivium.interchange.settings import config_of
 from trivium.model.whole import WholeModel
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
@@ -42,6 +43,10 @@ LLAMA = {
     "max_position_embeddings": 16,
     "vocab_size": VOCABULARY,
 }
+# Sequences go beyond the original positions; some pairs of columns are slowed in full, some in part.
+LLAMA31 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0.05, "high_freq_factor": 1.0}
+LLAMA31["original_max_position_embeddings"] = 4
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4, "beta_slow": 0.001}
 THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {**GPT2, "resid_pdrop": 0.0}),
     "gpt2 untied": ("GPT2", {**GPT2, "resid_pdrop": 0.0, "tie_word_embeddings": False, "n_inner": 40}),
@@ -53,7 +58,16 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral without a window": ("Mistral", {**LLAMA, "num_key_value_heads": 2, "sliding_window": None}),
     "qwen2": ("Qwen2", {**LLAMA, "num_key_value_heads": 2, "sliding_window": 4}),
     "qwen2 tied": ("Qwen2", {**LLAMA, "num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "olmo2": ("Olmo2", {**LLAMA, "rope_theta": 500.0}),
+    "olmo2 grouped tied": ("Olmo2", {**LLAMA, "num_key_value_heads": 2, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {**LLAMA, "num_key_value_heads": 2, "head_dim": 12}),
+    "llama 3.1": ("Llama", {**LLAMA, "rope_theta": 500.0, "rope_scaling": LLAMA31}),
+    "llama, linear": ("Llama", {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 2.5}}),
+    "llama, yarn": (
+        "Llama",
+        {**LLAMA, "rope_parameters": YARN | {"attention_factor": 1.3, "beta_fast": 0.05}},
+    ),
+    "qwen2, yarn": ("Qwen2", {**LLAMA, "num_key_value_heads": 2, "rope_scaling": YARN}),
     "qwen3 tied": ("Qwen3", {**LLAMA, "num_key_value_heads": 1, "head_dim": 8, "tie_word_embeddings": True}),
 }
 
@@ -89,6 +103,9 @@ def test_a_model_of_transformers_says_the_same_here(tmp_path: Path, name: str) -
     rows = torch.randint(0, VOCABULARY, (3, 16), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         assert (model(rows).logits - here.logits(rows.tolist())).abs().max() <= TOLERANCE
+    back = config_of(here.model, dtype="float32").get("rope_parameters", {})
+    told = getattr(model.config, "rope_parameters", {})
+    assert back.items() >= told.items(), "the same positions are written back"
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +136,7 @@ LAYOUTS = {
     "mistral": {"tensor": 2, "sequence_parallel": True},
     "qwen2": {"tensor": 2, "zero": 2},
     "qwen3": {"tensor": 2, "data": 2},
+    "olmo2 grouped tied": {"tensor": 2, "sequence_parallel": True},
 }
 
 

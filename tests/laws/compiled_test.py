@@ -25,11 +25,14 @@ from trivium.plan.plan import Plan
 
 LLAMA = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}
 QWEN3 = {**LLAMA, "qkv_bias": True, "qk_norm": True, "head_width": 6}
+OLMO2 = {**LLAMA, "qk_norm": "all_heads", "norm_position": "after", "norm_epsilon": 0.1}
+YARN = {"kind": "yarn", "factor": 4.0, "original": 4, "slow": 0.1, "fast": 2.0}
 MANY_LAYERS = 12  # more than torch.compile takes of one function's variants before it gives up
 ALONE = [
     small(model={"layers": MANY_LAYERS}, compiled=True),
-    small(model={**LLAMA, "layers": MANY_LAYERS}, compiled=True, zero=3),
+    small(model={**LLAMA, "rope_scaling": YARN, "layers": MANY_LAYERS}, compiled=True, zero=3),
     small(model={**QWEN3, "layers": MANY_LAYERS}, compiled=True, recompute={"mode": "attention"}),
+    small(model={**OLMO2, "layers": MANY_LAYERS}, compiled=True),
     small(model={"layers": MANY_LAYERS, "documents": "apart"}, compiled=True, recompute={"mode": "layer"}),
     small(
         model={"layers": MANY_LAYERS},
@@ -41,6 +44,7 @@ TOGETHER = [
     small(tensor=2, sequence_parallel=True, model=LLAMA, compiled=True),
     small(tensor=2, model=QWEN3, compiled=True, recompute={"mode": "layer"}),
     small(context=2, model=QWEN3, compiled=True),
+    small(tensor=2, model=OLMO2, compiled=True),
     small(tensor=2, row_chunks=2, compiled=True, recompute={"activation_function": True}),
     small(pipeline=2, chunks=2, schedule="zb-v", compiled=True),
     small(context=2, zero=2, compiled=True),

@@ -22,10 +22,13 @@ pytestmark = pytest.mark.gpu
 
 LLAMA = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}
 QWEN3 = {**LLAMA, "qkv_bias": True, "qk_norm": True, "head_width": 6}
+YARN = {"kind": "yarn", "factor": 4.0, "original": 4, "slow": 0.1, "fast": 2.0}
+OLMO2 = {**LLAMA, "qk_norm": "all_heads", "norm_position": "after", "norm_epsilon": 0.1, "rope_scaling": YARN}
 PLANS = [
     small(),
     small(model=LLAMA),
     small(model=QWEN3),
+    small(model=OLMO2),
     small(recompute={"mode": "layer"}),
     small(zero=3, schedule="zb-h1"),
 ]

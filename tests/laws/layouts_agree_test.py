@@ -11,7 +11,11 @@ from trivium.certify.ways import FAR, WAYS
 
 llama = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}
 qwen2 = {**llama, "qkv_bias": True}
+slowed = {"factor": 4.0, "original": 4, "slow": 0.1, "fast": 2.0}
+llama31, yarn = ({**llama, "rope_scaling": {"kind": kind, **slowed}} for kind in ("llama3", "yarn"))
+linear = {**llama, "rope_scaling": {"kind": "linear", "factor": 3.0}}
 qwen3 = {**llama, "qk_norm": True, "head_width": 10}
+olmo2 = {**llama, "qk_norm": "all_heads", "norm_position": "after", "norm_epsilon": 0.1}
 apart = {"documents": "apart", "end_of_text": 3}
 BACKWARDS = ("F0.1 F1.1 B1.1 B0.1", "F0.0 F1.0 B1.0 B0.0")  # the first stage on the last rank
 # The first stage on the second rank, the last on the third.
@@ -28,6 +32,8 @@ PLANS = {
         small(recompute={"mode": "layer"}, model={"dropout": 0.1}),
         small(recompute={"mode": "attention"}, model=llama),
         small(recompute={"mode": "attention"}, model={**qwen3, **qwen2}),
+        small(model=linear),
+        small(model={**olmo2, "dropout": 0.1}, recompute={"mode": "layer"}),
     ],
     2: [
         small(tensor=2),
@@ -52,6 +58,11 @@ PLANS = {
         small(pipeline=2, schedule="given", rows=BACKWARDS, batch={"sequences": 4}),
         small(tensor=2, model=qwen2, zero=0),
         small(pipeline=2, schedule="zb-h1", model=qwen2),
+        small(tensor=2, model=olmo2),
+        small(tensor=2, model={**olmo2, "kv_heads": None}, schedule="zb-h1", recompute={"mode": "attention"}),
+        small(tensor=2, model=olmo2, sequence_parallel=True, recompute={"mode": "layer"}),
+        small(tensor=2, model=llama31, sequence_parallel=True, recompute={"mode": "layer"}),
+        small(context=2, model={**yarn, **apart}),
         small(tensor=2, model=qwen3),
         small(tensor=2, model=qwen3, sequence_parallel=True, recompute={"mode": "layer"}),
         small(tensor=2, schedule="zb-h1", model=qwen3),

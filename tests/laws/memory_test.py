@@ -24,6 +24,7 @@ LARGEST, LARGEST_IN_BUDGET = 8, 4  # ranks of a layout
 RANDOM = 30  # plans
 GIVEN = ["F0.0 F1.0 B1.0 B0.0", "F0.1 B0.1 F1.1 B1.1"]
 QWEN3 = {"family": "llama", "kv_heads": 2, "head_width": 8, "qk_norm": True}
+OLMO2 = {"family": "llama", "kv_heads": 2, "head_width": 8, "qk_norm": "all_heads", "norm_position": "after"}
 MORE = [
     small(pipeline=2, schedule="given", rows=GIVEN, batch={"sequences": 4}),
     small(precision={"weights": "bf16", "gradients": "bf16"}),
@@ -35,6 +36,8 @@ MORE = [
     small(tensor=2, model={**QWEN3, "qkv_bias": True}, recompute={"mode": "attention"}),
     small(context=2, model=QWEN3, precision={"weights": "bf16"}),
     small(context=2, model=QWEN3, context_attention="ulysses"),
+    small(tensor=2, model=OLMO2, precision={"weights": "bf16"}, recompute={"mode": "layer"}),
+    small(tensor=2, model={**OLMO2, "kv_heads": None, "dropout": 0.1}, sequence_parallel=True),
 ]
 
 

@@ -14,6 +14,7 @@ from trivium.plan.plan import Plan
 from trivium.training.trainer import Samples, Trainer
 
 QWEN3 = {"family": "llama", "kv_heads": 2, "head_width": 8, "qk_norm": True, "qkv_bias": True}
+OLMO2 = {"family": "llama", "kv_heads": 2, "head_width": 8, "qk_norm": "all_heads", "norm_position": "after"}
 PLANS = {
     2: [
         small(tensor=2),
@@ -29,6 +30,8 @@ PLANS = {
         small(context=2, precision={"weights": "bf16"}),
         small(data=2, zero=3, schedule="zb-h1"),
         small(tensor=2, model=QWEN3),
+        small(tensor=2, model=OLMO2, precision={"weights": "bf16"}, recompute={"mode": "layer"}),
+        small(tensor=2, model=OLMO2, sequence_parallel=True, recompute={"mode": "attention"}),
         small(tensor=2, model=QWEN3, sequence_parallel=True),
         small(context=2, model=QWEN3),
         small(context=2, model=QWEN3, context_attention="ulysses"),

@@ -55,18 +55,26 @@ def plain_llama(w: Weights, m: ModelShape, tokens: torch.Tensor) -> torch.Tensor
     each = m.heads // m.kv
     for n in range(m.layers):
         p = f"layers.{n}."
-        qkv = norm(x, p + "attention.norm.weight") @ w[p + "attention.qkv.weight"].T
+        h = norm(x, p + "attention.norm.weight") if m.norm_position == "before" else x
+        qkv = h @ w[p + "attention.qkv.weight"].T
         groups = (qkv + w.get(p + "attention.qkv.bias", 0)).view(B, S, m.kv, each + 2, -1)
         q, k = groups[..., :each, :].flatten(2, 3), groups[..., each, :]
-        if m.qk_norm:
+        if m.qk_norm == "all_heads":
+            q, k = (
+                norm(x.flatten(2), f"{p}attention.{n}_norm.weight").view(x.shape)
+                for x, n in ((q, "query"), (k, "key"))
+            )
+        elif m.qk_norm == "each_head":
             q, k = norm(q, p + "attention.query_norm.weight"), norm(k, p + "attention.key_norm.weight")
         q, k = rotate(q.transpose(1, 2)), rotate(k.transpose(1, 2)).repeat_interleave(each, 1)
         v = groups[..., each + 1, :].transpose(1, 2).repeat_interleave(each, 1)
         scores = (q @ k.transpose(-1, -2) / math.sqrt(m.head_columns)).masked_fill(future, float("-inf"))
-        x = x + (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, S, -1) @ w[p + "attention.out.weight"].T
-        h = norm(x, p + "mlp.norm.weight")
+        y = (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, S, -1) @ w[p + "attention.out.weight"].T
+        x = x + (norm(y, p + "attention.norm.weight") if m.norm_position == "after" else y)
+        h = norm(x, p + "mlp.norm.weight") if m.norm_position == "before" else x
         gate, up = (h @ w[p + "mlp.up.weight"][i].T for i in range(2))
-        x = x + (F.silu(gate) * up) @ w[p + "mlp.down.weight"].T
+        y = (F.silu(gate) * up) @ w[p + "mlp.down.weight"].T
+        x = x + (norm(y, p + "mlp.norm.weight") if m.norm_position == "after" else y)
     return norm(x, "head.norm.weight") @ w["head.weight"].T
 
 
@@ -76,6 +84,7 @@ CASES = [
     (plain_llama, LLAMA),
     (plain_llama, {**LLAMA, "qkv_bias": True}),
     (plain_llama, {**LLAMA, "qk_norm": True, "head_width": 6}),
+    (plain_llama, {**LLAMA, "qk_norm": "all_heads", "norm_position": "after"}),
 ]
 
 

@@ -41,6 +41,9 @@ def test_all_problems_are_listed_at_once() -> None:
         assert law in told
 
 
+SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 4}
+
+
 @pytest.mark.parametrize(
     ("changes", "law"),
     [
@@ -62,7 +65,31 @@ def test_all_problems_are_listed_at_once() -> None:
         ({"layout__data": 4, "layout__shards": 3}, "set it to 2 or 4 or null"),
         ({"layout__data": 4, "layout__shards": 2, "zero": 0}, "set plan.zero to 1, 2 or 3"),
         ({"model__qkv_bias": True}, "plan.model.qkv_bias is true, and plan.model.family 'gpt'"),
-        ({"model__qk_norm": True}, "set plan.model.family=llama or plan.model.qk_norm=false"),
+        ({"model__qk_norm": True}, "set plan.model.family=llama or plan.model.qk_norm=none"),
+        ({"model__norm_position": "after"}, "plan.model.norm_position is after, and plan.model.family 'gpt'"),
+        (
+            {"model__rope_scaling": {"kind": "linear", "factor": 2}},
+            "plan.model.rope_scaling is of kind 'linear', and plan.model.family 'gpt' learns its positions",
+        ),
+        (
+            {
+                "model__family": "llama",
+                "model__rope_scaling": {"kind": "llama3", "factor": 8, "attention": 1},
+            },
+            "plan.model.rope_scaling.attention is 1.0, and kind 'llama3' has none; leave it out",
+        ),
+        (
+            {"model__family": "llama", "model__rope_scaling": {"kind": "yarn", "factor": 8, "slow": 1}},
+            "plan.model.rope_scaling.original and .fast must be given for kind 'yarn'",
+        ),
+        (
+            {"model__family": "llama", "model__rope_base": 1.0, "model__rope_scaling": SLOW_AND_FAST},
+            "plan.model.rope_base (1) must be above 1 for plan.model.rope_scaling.kind 'yarn'",
+        ),
+        (
+            {"model__family": "llama", "model__rope_scaling": {**SLOW_AND_FAST, "slow": 4}},
+            "plan.model.rope_scaling.slow (4 turns) must be below plan.model.rope_scaling.fast (4 turns)",
+        ),
         ({"batch__ramp": {"start": 3, "increment": 5, "samples": 9}}, "never reaches"),
         ({"sequence_parallel": True, "layout__tensor": 4, "model__sequence": 6}, "plan.model.sequence (6)"),
         (
@@ -145,6 +172,7 @@ MISTRAL_7B = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 1
 QWEN25_05B = {"layers": 24, "hidden": 896, "heads": 14, "kv_heads": 2, "ffn": 4864, "vocabulary": 151936}
 QWEN25_7B = {"layers": 28, "hidden": 3584, "heads": 28, "kv_heads": 4, "ffn": 18944, "vocabulary": 152064}
 QWEN3_06B = {"layers": 28, "hidden": 1024, "heads": 16, "kv_heads": 8, "ffn": 3072, "vocabulary": 151936}
+OLMO2_1B = {"layers": 16, "hidden": 2048, "heads": 16, "ffn": 8192, "vocabulary": 100352}
 QWEN3_8B = {"layers": 36, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 12288, "vocabulary": 151936}
 
 
@@ -155,6 +183,7 @@ QWEN3_8B = {"layers": 36, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 122
         ({**QWEN25_05B, "qkv_bias": True}, 494_032_768),
         ({**QWEN25_7B, "qkv_bias": True, "head": "untied"}, 7_615_616_512),
         ({**QWEN3_06B, "qk_norm": True, "head_width": 128}, 596_049_920),
+        ({**OLMO2_1B, "qk_norm": "all_heads", "head": "untied"}, 1_484_916_736),
         ({**QWEN3_8B, "qk_norm": True, "head_width": 128, "head": "untied"}, 8_190_735_360),
     ],
 )
@@ -167,7 +196,12 @@ def test_published_models_have_the_parameters_that_their_folders_hold(
 EVERY_LLAMA = {"qkv_bias": True, "qk_norm": True, "head_width": 12}
 
 
-@pytest.mark.parametrize(("family", "settings"), [("gpt", {}), ("llama", {}), ("llama", EVERY_LLAMA)])
+OLMO2 = {"qk_norm": "all_heads", "norm_position": "after"}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"), [("gpt", {}), ("llama", {}), ("llama", EVERY_LLAMA), ("llama", OLMO2)]
+)
 @pytest.mark.parametrize("tensor", [1, 2, 4])
 def test_shards_of_every_parameter_cover_it_exactly_once(
     family: str, settings: dict[str, object], tensor: int

@@ -15,6 +15,7 @@ from trivium.certify.ways import Replaced
 from trivium.model import rms_norm
 from trivium.model.inputs import Inputs
 from trivium.model.stage import Stage
+from trivium.parallel import norm_over_heads
 from trivium.parallel.dtypes import DTYPES
 from trivium.parallel.measure import Counted, SavedBytes
 from trivium.parallel.pretend import pretended
@@ -25,9 +26,10 @@ from trivium.plan.plan import Plan
 
 def counted(plan: Plan, stage: int) -> Counted:
     """What the first rank that holds `stage` keeps of one micro-batch. Takes milliseconds, whatever the width."""
-    at_once = Replaced(rms_norm, "AT_ONCE", 1 << 62)  # of what takes no memory, all rows
+    # Of what takes no memory, all rows.
+    at_once, of_heads = (Replaced(m, "AT_ONCE", 1 << 62).applied() for m in (rms_norm, norm_over_heads))
     dtype = _dtype(DTYPES[plan.precision.weights])
-    with pretended(plan.layout) as mesh, FakeTensorMode(), dtype, at_once.applied():
+    with pretended(plan.layout) as mesh, FakeTensorMode(), dtype, at_once, of_heads:
         part = Stage(plan, stage, mesh)
         part.weight_gradients.separate = True  # no product leaves its gradient to autograd, as in training
         x = None if stage == 0 else torch.zeros(_border(plan), requires_grad=True)

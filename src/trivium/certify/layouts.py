@@ -8,13 +8,17 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from typing import NamedTuple
 
-from trivium.certify.reduce import SMALLEST_SEQUENCE
+from trivium.certify.reduce import EPSILON_AFTER, SMALLEST_SEQUENCE
 from trivium.config import Tree, merge
 from trivium.plan.layout import AXES
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
 
 HEAD_WIDTH = 4  # where none is given
+AFTER: Tree = {"norm_position": "after", "norm_epsilon": EPSILON_AFTER}
+# Rotary positions slowed so that both pairs of columns are in part, and sequences go beyond the original positions.
+_IN_PART: Tree = {"factor": 4.0, "original": 8, "slow": 0.25, "fast": 2.0}
+LLAMA3, YARN = ({"kind": kind, **_IN_PART} for kind in ("llama3", "yarn"))
 # What may be chosen besides degrees and schedule. Combinations that the plan refuses are left out.
 CHOICES: Mapping[str, tuple[Tree, ...]] = {
     "zero": ({"zero": 0}, {"zero": 1}, {"zero": 2}, {"zero": 3}),
@@ -33,8 +37,12 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
         {"model": {"family": "llama"}},
         {"model": {"family": "llama", "norm_epsilon": 0.1, "rope_base": 7.0}, "queries": 2},
         {"model": {"family": "llama", "qkv_bias": True}, "queries": 2},
-        {"model": {"family": "llama", "qk_norm": True, "norm_epsilon": 0.1}, "queries": 2},
-        {"model": {"family": "llama", "qkv_bias": True, "qk_norm": True}},
+        {"model": {"family": "llama", "qk_norm": "each_head", "norm_epsilon": 0.1}, "queries": 2},
+        {"model": {"family": "llama", "qkv_bias": True, "qk_norm": "each_head"}},
+        {"model": {"family": "llama", "qk_norm": "all_heads", **AFTER}, "queries": 2},
+        {"model": {"family": "llama", "qk_norm": "all_heads", "qkv_bias": True, "norm_epsilon": 0.1}},
+        {"model": {"family": "llama", "rope_scaling": LLAMA3, **AFTER}},
+        {"model": {"family": "llama", "rope_scaling": YARN}, "queries": 2},
     ),
     "head width": ({}, {"model": {"head_width": HEAD_WIDTH + 2}}),
     "head": ({"model": {"head": "tied"}}, {"model": {"head": "untied"}}),

@@ -9,6 +9,7 @@ Legend: B sequences, S positions, H hidden, N heads, G key-value heads, D head w
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -83,8 +84,13 @@ def loss_of(weights: Weights, model: ModelShape, tokens: Tensor, targets: Tensor
     x = drop(x, "embedding")
     for n in range(model.layers):
         at = f"layers.{n}"
-        x = x + drop(_attention(weights, model, x, order, at), f"{at}.attention")
-        x = x + drop(_mlp(weights, model, x, at), f"{at}.mlp")
+        for name, half in (("attention", partial(_attention, order=order)), ("mlp", _mlp)):
+            norm = partial(_norm, weights, model, name=f"{at}.{name}.norm")
+            if model.norm_position == "before":
+                y = half(weights, model, norm(x), at=at)
+            else:
+                y = norm(half(weights, model, x, at=at))
+            x = x + drop(y, f"{at}.{name}")
     table = weights["head.weight" if model.head == "untied" else "embedding.tokens.weight"]
     logits = _norm(weights, model, x, "head.norm") @ table.T
     return F.cross_entropy(logits[order.counts], targets[order.counts])
@@ -158,6 +164,12 @@ def _rms(x: Tensor, model: ModelShape) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + model.norm_epsilon)
 
 
+def _normed_heads(weights: Weights, model: ModelShape, x: Tensor, name: str) -> Tensor:
+    """x [B, S, G, n, D]: each head by itself, or one row of all of them."""
+    rows = x if model.qk_norm == "each_head" else x.flatten(2)
+    return (_rms(rows, model) * weights[f"{name}.weight"]).view(x.shape)
+
+
 def _linear(weights: Weights, x: Tensor, name: str) -> Tensor:
     return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
 
@@ -165,32 +177,72 @@ def _linear(weights: Weights, x: Tensor, name: str) -> Tensor:
 def _attention(weights: Weights, model: ModelShape, x: Tensor, order: Order, at: str) -> Tensor:
     B, S, _ = x.shape
     N, G, D = model.heads, model.kv_heads or model.heads, model.head_width or model.hidden // model.heads
-    rows = _linear(weights, _norm(weights, model, x, f"{at}.attention.norm"), f"{at}.attention.qkv")
+    rows = _linear(weights, x, f"{at}.attention.qkv")
     # The rows of a group: its N/G queries, its key, its value.
     q, k, v = torch.split(rows.view(B, S, G, N // G + 2, D), [N // G, 1, 1], dim=3)
-    if model.qk_norm:
+    if model.qk_norm != "none":
         q, k = (
-            _rms(x, model) * weights[f"{at}.attention.{n}_norm.weight"] for x, n in ((q, "query"), (k, "key"))
+            _normed_heads(weights, model, x, f"{at}.attention.{n}_norm")
+            for x, n in ((q, "query"), (k, "key"))
         )
     if model.family == "llama":
-        q, k = (_rotate(rows, order.numbers, model.rope_base) for rows in (q, k))
+        speeds, length = _speeds(model, D), _length(model)
+        q, k = (_rotate(rows, order.numbers, speeds) * length for rows in (q, k))
     scores = torch.einsum("bsgnd,btgd->bgnst", q, k.squeeze(3)) / math.sqrt(D)
     shares = scores.masked_fill(~order.sees[:, None, None], float("-inf")).softmax(-1)
     y = torch.einsum("bgnst,btgd->bsgnd", shares, v.squeeze(3))
     return _linear(weights, y.reshape(B, S, N * D), f"{at}.attention.out")
 
 
-def _rotate(x: Tensor, numbers: Tensor, base: float) -> Tensor:
-    """x [B, S, G, n, D] as complex numbers (d, d + D/2), turned by position x base^(-2d/D)."""
-    D = x.shape[-1]
-    angles = numbers.double()[..., None] * base ** (-torch.arange(0, D, 2).double() / D)
+def _rotate(x: Tensor, numbers: Tensor, speeds: list[float]) -> Tensor:
+    """x [B, S, G, n, D] as complex numbers (d, d + D/2), turned by position x the speed of the pair."""
+    angles = numbers.double()[..., None] * torch.tensor(speeds, dtype=torch.float64)
     a, b = x.chunk(2, dim=-1)
     turned = torch.complex(a, b) * torch.polar(torch.ones_like(angles), angles)[:, :, None, None]
     return torch.cat([turned.real, turned.imag], dim=-1)
 
 
+def _speeds(model: ModelShape, D: int) -> list[float]:
+    """Radians for each position, of every pair of columns: base^(-2d/D), and less where they are slowed."""
+    return [_slowed(model, D, d) for d in range(D // 2)]
+
+
+def _slowed(model: ModelShape, D: int, d: int) -> float:
+    speed, given = math.exp(-2 * d / D * math.log(model.rope_base)), model.rope_scaling
+    if given is None:
+        return speed
+    slow = speed / given.factor
+    if given.kind == "linear":
+        return slow
+    wave = 2 * math.pi / speed  # positions for one turn
+    few, many, span = given.slow or 0, given.fast or 0, given.original or 0
+    if given.kind == "llama3":  # by Llama 3.1's reference code, in wave lengths
+        if wave < span / many:
+            return speed
+        if wave > span / few:
+            return slow
+        smooth = (span / wave - few) / (many - few)
+        return (1 - smooth) * slow + smooth * speed
+    # YaRN, arXiv 2309.00071: the bounds are pairs, found by solving span / wave = turns for d.
+    low, high = (
+        D * math.log(span / (n * 2 * math.pi)) / (2 * math.log(model.rope_base)) for n in (many, few)
+    )
+    low, high = max(math.floor(low), 0), min(math.ceil(high), D - 1)
+    ramp = min(max((d - low) / ((high - low) or 0.001), 0), 1)
+    return (1 - ramp) * speed + ramp * slow
+
+
+def _length(model: ModelShape) -> float:
+    """How much longer queries and keys become when they are turned."""
+    given = model.rope_scaling
+    if given is None or given.kind != "yarn":
+        return 1.0
+    if given.attention is not None:
+        return given.attention
+    return 1.0 if given.factor <= 1 else 0.1 * math.log(given.factor) + 1
+
+
 def _mlp(weights: Weights, model: ModelShape, x: Tensor, at: str) -> Tensor:
-    x = _norm(weights, model, x, f"{at}.mlp.norm")
     if model.family == "gpt":
         y = F.gelu(_linear(weights, x, f"{at}.mlp.up"), approximate="tanh")
     else:

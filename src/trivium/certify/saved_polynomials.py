@@ -25,6 +25,13 @@ PLANS = 100
 HEADING = (
     "# Elements that autograd keeps of one micro-batch on one rank: counted by certify/saved_polynomials.py\n"
 )
+NORMS: tuple[dict[str, str], ...] = (  # of llama
+    {},
+    {"qk_norm": "each_head"},
+    {"norm_position": "after"},
+    {"qk_norm": "all_heads"},
+    {"qk_norm": "all_heads", "norm_position": "after"},
+)
 EMBEDDING, MIDDLE, HEAD = 0, 1, 2  # stages of a plan of `plans`
 
 # What is counted at once: a stage, the recompute mode of its layer, and the parts that it holds.
@@ -114,6 +121,7 @@ def _random_plan(generator: np.random.Generator, weights: str, *, again: bool) -
     tensor, context, queries = one_of(1, 2, 3), one_of(1, 2, 3), one_of(1, 1, 2, 3)
     groups = tensor * one_of(1, 2, context)
     apart, family = one_of(True, False), one_of("gpt", "llama", "llama")
+    width, bias, norms = one_of(None, 8), one_of(True, False), one_of(*NORMS)
     return Plan.model_validate({
         "model": {
             "family": family,
@@ -121,9 +129,9 @@ def _random_plan(generator: np.random.Generator, weights: str, *, again: bool) -
             "hidden": groups * queries * one_of(4, 6, 10),
             "heads": groups * queries,
             "kv_heads": groups if queries > 1 else None,
-            "head_width": one_of(None, 8),
-            "qkv_bias": one_of(True, False) and family == "llama",
-            "qk_norm": one_of(True, False) and family == "llama",
+            "head_width": width,
+            "qkv_bias": bias and family == "llama",
+            **(norms if family == "llama" else {}),
             "ffn": tensor * int(generator.integers(5, 60)),
             "vocabulary": int(generator.integers(5, 90)),
             "vocabulary_multiple": one_of(1, 3, 4),

@@ -17,6 +17,12 @@ FOR_TWO: Tree = {
     "sequence": 8,
     "init_std": None,
 }
+PLAIN: Tree = {
+    "qkv_bias": False,
+    "qk_norm": "none",
+    "norm_position": "before",
+    "rope_scaling": None,
+}  # as gpt has it
 # Every choice as it is where nobody chose; those that take most away first.
 SIMPLER: tuple[Tree, ...] = (
     *({"layout": {axis: degree}} for degree in (1, 2) for axis in AXES),
@@ -39,8 +45,10 @@ SIMPLER: tuple[Tree, ...] = (
     {"model": {"kv_heads": None}},
     {"model": {"head_width": None}},
     {"model": {"qkv_bias": False}},
-    {"model": {"qk_norm": False}},
-    {"model": {"family": "gpt", "kv_heads": None, "ffn": None, "qkv_bias": False, "qk_norm": False}},
+    {"model": {"qk_norm": "none"}},
+    {"model": {"norm_position": "before"}},
+    {"model": {"rope_scaling": None}},
+    {"model": {"family": "gpt", "kv_heads": None, "ffn": None, **PLAIN}},
     {"model": {"head": "untied"}},
     {"model": {"vocabulary_multiple": 1}},
     {"partition": {"layers": None}},

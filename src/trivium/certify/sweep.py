@@ -133,7 +133,9 @@ def describe(plan: Plan) -> str:
     )
     words += [f"head width {plan.model.head_width}"] if plan.model.head_width is not None else []
     words += ["qkv bias"] if plan.model.qkv_bias else []
-    words += ["qk norm"] if plan.model.qk_norm else []
+    words += [f"qk norm {plan.model.qk_norm}"] if plan.model.qk_norm != "none" else []
+    words += ["norms after"] if plan.model.norm_position == "after" else []
+    words += [f"rope {plan.model.rope_scaling.kind}"] if plan.model.rope_scaling is not None else []
     words += [f"chunks {x.chunks}"] if x.chunks > 1 else []
     words += ["sequence parallel"] if plan.sequence_parallel else []
     words += [f"zero {plan.zero}" + (f" over {x.shards}" if x.shards is not None else "")]

@@ -26,7 +26,8 @@ class Case:
     """What costs depend on. Counts are of the whole model or run unless they say otherwise.
 
     gated: SwiGLU and RMSNorm (Llama) instead of GELU and LayerNorm. qkv_bias, qk_norm: of queries, keys and values
-    alone, where others have none; on each head of queries and keys. vocabulary: rows with padding.
+    alone, where others have none; on each head of queries and keys. over_heads: on all of them together. norm_after:
+    half blocks end with their norm. vocabulary: rows with padding.
     micro: sequences of a micro-batch. micro_batches: of one replica in a step.
     scores_kept: attention keeps its scores (unfused), instead of computing them again in the backward (flash).
     ring: how context ranks attend (else Ulysses). apart: packed documents do not see each other. puts_off: weight
@@ -75,6 +76,8 @@ class Case:
     qkv_bias: Number = 0  # 0 or 1
     qk_norm: Number = 0  # 0 or 1
     shards: Number = 0  # of a copy of what ZeRO shards; 0: as many as replicas
+    over_heads: Number = 0  # 0 or 1
+    norm_after: Number = 0  # 0 or 1
 
     @property
     def replicas(self) -> Number:
@@ -166,7 +169,9 @@ def model_numbers(model: ModelShape) -> dict[str, int]:
         "ffn": model.ffn_width,
         "gated": int(model.family == "llama"),
         "qkv_bias": int(model.qkv_bias),
-        "qk_norm": int(model.qk_norm),
+        "qk_norm": int(model.qk_norm == "each_head"),
+        "over_heads": int(model.qk_norm == "all_heads"),
+        "norm_after": int(model.norm_position == "after"),
         "sequence": model.sequence,
         "tied": int(model.head == "tied"),
         "dropout": int(model.dropout > 0),

@@ -41,7 +41,8 @@ def layer_work(case: Case, device: Device, stack: Stack) -> Work:
     core_forward, core_backward = attention_seconds(case, device)
     other_forward, other_backward = _elementwise(case, device, stack)
     forward = sum(forwards) + core_forward + other_forward
-    whole = stack.recomputed * (forward - (forwards[-1] if stack.stops_early else 0.0))
+    spared = forwards[-1] * (1 - case.norm_after) if stack.stops_early else 0.0
+    whole = stack.recomputed * (forward - spared)
     return Work(
         forward,
         backward_products + core_backward + other_backward,

@@ -20,6 +20,7 @@ from trivium.cost.rank_parameters import layer_parameters, table_parameters
 from trivium.cost.setting import Setting
 
 LOSS_BYTES, LOSS_REDUCTIONS = 8, 3  # per position: largest score, sum of exponentials, the target's score
+NORM_BYTES = 8  # per position: the squares of queries and of keys, where a norm is over all heads
 
 
 class Piece(NamedTuple):
@@ -117,8 +118,9 @@ def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
     work, floor = layer_work(case, device, stack), launch_work(case, device)
     again = stack.recomputed * recomputed_share(case) * (np.asarray(case.recompute) == LAYER)
     shorter_forward, shorter_backward = hidden_seconds(at)
-    tensor_forward, sent, shown = 2 * tensor - shorter_forward, *_backward_messages(at, tensor)
-    tensor_backward = np.minimum(2 * shown, np.maximum(0.0, 2 * sent - shorter_backward))
+    norms = case.over_heads * all_reduce_seconds(NORM_BYTES * case.positions, case.tensor, _tensor_road(at))
+    tensor_forward, sent, shown = 2 * tensor - shorter_forward + norms, *_backward_messages(at, tensor)
+    tensor_backward = np.minimum(2 * shown, np.maximum(0.0, 2 * sent - shorter_backward)) + norms
     tensor_again = again * tensor_forward
     context_forward, context_backward = context_seconds(at)
     forward = np.maximum(work.forward, floor.forward - tensor_forward)

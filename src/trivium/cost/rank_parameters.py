@@ -16,7 +16,8 @@ def layer_parameters(case: Case) -> Number:
     weights = c.hidden * (2 * queries + 2 * keys + (2 + c.gated) * ffn) + 2 * c.hidden
     of_qkv = queries + 2 * keys
     biases = of_qkv + ffn + 2 * c.hidden + 2 * c.hidden  # norms have one too
-    return weights + (1 - c.gated) * biases + c.qkv_bias * of_qkv + c.qk_norm * 2 * c.head_width
+    of_norms = c.qk_norm * 2 * c.head_width + c.over_heads * (queries + keys)
+    return weights + (1 - c.gated) * biases + c.qkv_bias * of_qkv + of_norms
 
 
 def embedding_parameters(case: Case) -> Number:

@@ -61,7 +61,9 @@ def sizes(case: Case) -> dict[str, Number]:
     choices = {
         "gpt": gpt,
         "llama": ~gpt,
-        "qk_norm": np.asarray(case.qk_norm) == 1,
+        "qk_norm": (np.asarray(case.qk_norm) == 1) | (np.asarray(case.over_heads) == 1),
+        "each_head": np.asarray(case.qk_norm) == 1,
+        "over_heads": np.asarray(case.over_heads) == 1,
         "dropout": np.asarray(case.dropout) == 1,
         "stored": np.asarray(case.function_again) == 0,
         "split": split,

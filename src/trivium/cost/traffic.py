@@ -65,8 +65,14 @@ def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
         if plan.recompute.mode_of(layer) == "layer":
             again_enters += 2
             # Recomputing stops at the last kept tensor: the sum that ends the block is not needed again,
-            # unless dropout after it keeps its mask, or the product is cut and ends with its sums.
-            again_leaves += 2 if plan.model.dropout > 0 or plan.row_chunks > 1 else 1
+            # unless dropout or a norm after it keeps what it read, or the product is cut and ends with its sums.
+            needed = plan.model.dropout > 0 or plan.row_chunks > 1 or plan.model.norm_position == "after"
+            again_leaves += 2 if needed else 1
+        if (
+            plan.model.qk_norm == "all_heads"
+        ):  # squares of queries and of keys, and what goes back through them
+            passes = 2 + (plan.recompute.mode_of(layer) != "none")
+            total["all_reduce"] += passes * 2 * sizes.per_token
     if stage == plan.layout.stages - 1:
         enters += 1
         total["all_reduce"] += (

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.checkpoint.reshard import Part, write_whole
-from trivium.config import to_tree
+from trivium.config import leaves, to_tree
 from trivium.errors import ConfigError, DataError
 from trivium.interchange.names import INDEX, WEIGHTS, Twin, twins
 from trivium.interchange.settings import shape_of
@@ -71,8 +71,7 @@ def import_hf(folder: Path, root: Path) -> Path:
 
 def settings_of(model: ModelShape) -> list[str]:
     """The overrides, as `plan.model.layers=2`, that make a run of this model."""
-    plain = {k: v for k, v in to_tree(model).items() if v is not None}
-    return [f"plan.model.{k}={v}" for k, v in plain.items()]
+    return [f"plan.model.{path}={value}" for path, value in leaves(to_tree(model)) if value is not None]
 
 
 def _part(twin: Twin, where: dict[str, Path], folder: Path, dtype: torch.dtype) -> Part:

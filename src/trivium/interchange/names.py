@@ -75,6 +75,10 @@ _LLAMA_LAYER = {
 }
 
 
+# Where half blocks end with their norm; elsewhere `post_attention_layernorm` is before the second.
+_NORMS_AFTER = {"attention.norm": ("post_attention_layernorm",), "mlp.norm": ("post_feedforward_layernorm",)}
+
+
 def _gpt2(row: Parameter, name: str, layer: str, model: ModelShape) -> Twin:
     if not layer:
         return _alike(row, _GPT2_ENDS[name])
@@ -96,7 +100,8 @@ def _llama(row: Parameter, name: str, layer: str, model: ModelShape) -> Twin:
     if not layer:
         return _alike(row, _LLAMA_ENDS[name])
     module, _, kind = name.rpartition(".")
-    theirs = tuple(f"model.layers.{layer}.{m}.{kind}" for m in _LLAMA_LAYER[module])
+    named = _LLAMA_LAYER | (_NORMS_AFTER if model.norm_position == "after" else {})
+    theirs = tuple(f"model.layers.{layer}.{m}.{kind}" for m in named[module])
     if module == "attention.qkv":
         return Twin(row, theirs, lambda w: by_kind(w, model), lambda there: by_group(there, model))
     if module == "mlp.up":  # ours: gate and up, [2, ffn, H]

@@ -73,6 +73,7 @@ def _llama(config: Mapping[str, Any], get: Get, tokens: Tensor) -> Tensor:
     B, S = tokens.shape
     N, G, D = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
     (kind,) = config["architectures"]
+    olmo2 = kind == "Olmo2ForCausalLM"  # whose half blocks end with their norms
 
     def norm(x: Tensor, name: str) -> Tensor:
         return (
@@ -87,14 +88,17 @@ def _llama(config: Mapping[str, Any], get: Get, tokens: Tensor) -> Tensor:
 
     def heads_of(y: Tensor, n: str, at: str) -> Tensor:  # [B, heads, S, D] of queries, keys or values
         heads = N if n == "q" else G
-        found = linear(y, f"{at}.{n}_proj", biased=kind == "Qwen2ForCausalLM").view(B, S, heads, D)
+        found = linear(y, f"{at}.{n}_proj", biased=kind == "Qwen2ForCausalLM")
+        if olmo2 and n != "v":  # over all heads at once
+            found = norm(found, f"{at}.{n}_norm")
+        found = found.view(B, S, heads, D)
         if kind == "Qwen3ForCausalLM" and n != "v":
             found = norm(found, f"{at}.{n}_norm")
         return found.transpose(1, 2)
 
-    frequencies = config["rope_theta"] ** (-torch.arange(0, D, 2).double() / D)
-    angles = torch.arange(S).double()[:, None] * frequencies
-    cos, sin = (torch.cat([f(angles)] * 2, dim=-1).float() for f in (torch.cos, torch.sin))
+    speeds, length = _speeds(config["rope_parameters"], D)
+    angles = torch.arange(S).double()[:, None] * speeds
+    cos, sin = (torch.cat([length * f(angles)] * 2, dim=-1).float() for f in (torch.cos, torch.sin))
 
     def turn(x: Tensor) -> Tensor:
         a, b = x[..., : D // 2], x[..., D // 2 :]
@@ -103,16 +107,43 @@ def _llama(config: Mapping[str, Any], get: Get, tokens: Tensor) -> Tensor:
     x = get("model.embed_tokens.weight")[tokens]
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}"
-        y = norm(x, f"{at}.input_layernorm")
+        y = x if olmo2 else norm(x, f"{at}.input_layernorm")
         q, k, v = (heads_of(y, n, f"{at}.self_attn") for n in ("q", "k", "v"))
         k, v = (z.repeat_interleave(N // G, dim=1) for z in (turn(k), v))
         y = _attend(turn(q), k, v).transpose(1, 2).reshape(B, S, N * D)
-        x = x + linear(y, f"{at}.self_attn.o_proj")
-        y = norm(x, f"{at}.post_attention_layernorm")
+        y = linear(y, f"{at}.self_attn.o_proj")
+        x = x + (norm(y, f"{at}.post_attention_layernorm") if olmo2 else y)
+        y = x if olmo2 else norm(x, f"{at}.post_attention_layernorm")
         y = F.silu(linear(y, f"{at}.mlp.gate_proj")) * linear(y, f"{at}.mlp.up_proj")
-        x = x + linear(y, f"{at}.mlp.down_proj")
+        y = linear(y, f"{at}.mlp.down_proj")
+        x = x + (norm(y, f"{at}.post_feedforward_layernorm") if olmo2 else y)
     table = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
     return norm(x, "model.norm") @ get(table).T
+
+
+def _speeds(rope: Mapping[str, Any], D: int) -> tuple[Tensor, float]:
+    """Radians for each position of every pair of columns [D/2], and what sines and cosines are multiplied by."""
+    kind, base = rope["rope_type"], rope["rope_theta"]
+    speeds = base ** (-torch.arange(0, D, 2).double() / D)
+    if kind == "default":
+        return speeds, 1.0
+    slow = speeds / rope["factor"]
+    if kind == "linear":
+        return slow, 1.0
+    span = rope["original_max_position_embeddings"]
+    if kind == "llama3":
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        smooth = (span * speeds / (2 * math.pi) - low) / (high - low)
+        between = (1 - smooth) * slow + smooth * speeds
+        return torch.where(smooth > 1, speeds, torch.where(smooth < 0, slow, between)), 1.0
+
+    def pair(turns: float) -> float:  # that turns so often over the span
+        return D * math.log(span / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = max(math.floor(pair(rope["beta_fast"])), 0), min(math.ceil(pair(rope["beta_slow"])), D - 1)
+    kept = 1 - ((torch.arange(D // 2) - low) / (high - low if high != low else 0.001)).clamp(0, 1)
+    unsaid = 0.1 * math.log(rope["factor"]) + 1 if rope["factor"] > 1 else 1.0
+    return slow * (1 - kept) + speeds * kept, rope.get("attention_factor", unsaid)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ from typing import Any, Literal, NamedTuple
 
 from trivium.config import build
 from trivium.errors import ConfigError, DataError
-from trivium.plan.model_shape import Family, ModelShape
+from trivium.interchange.rope import rope_config, rope_of
+from trivium.plan.model_shape import Family, ModelShape, NormPosition, QkNormName
 
 
 class Architecture(NamedTuple):
@@ -20,10 +21,22 @@ class Architecture(NamedTuple):
     kind: str
     family: Family
     qkv_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: QkNormName = "none"
+    norm_position: NormPosition = "before"
     window: Literal["none", "sized", "used"] = "none"
     unsaid: Mapping[str, Any] = MappingProxyType({})
     said: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """The fields of a model's shape that it decides."""
+        return choices_of(self)
+
+
+def choices_of(model: "ModelShape | Architecture") -> dict[str, Any]:
+    """What tells architectures apart, by the field's name."""
+    names = ("family", "qkv_bias", "qk_norm", "norm_position")
+    return {name: getattr(model, name) for name in names}
 
 
 # In the order in which an export looks for one: Mistral's blocks are Llama's.
@@ -46,10 +59,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "Qwen3ForCausalLM": Architecture(
         "qwen3",
         "llama",
-        qk_norm=True,
+        qk_norm="each_head",
         window="used",
         unsaid={"num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
         said={"use_sliding_window": False, "attention_bias": False},
+    ),
+    "Olmo2ForCausalLM": Architecture(
+        "olmo2",
+        "llama",
+        qk_norm="all_heads",
+        norm_position="after",
+        unsaid={"rms_norm_eps": 1e-5},
+        said={"attention_bias": False},
     ),
 }
 
@@ -72,13 +93,13 @@ def config_of(model: ModelShape, *, dtype: str) -> dict[str, Any]:
 
 
 def _architecture_of(model: ModelShape) -> str:
-    wanted = model.family, model.qkv_bias, model.qk_norm
-    named = [name for name, a in ARCHITECTURES.items() if (a.family, a.qkv_bias, a.qk_norm) == wanted]
+    named = [name for name, a in ARCHITECTURES.items() if a.choices == choices_of(model)]
     if not named:
+        given = ", ".join(f"plan.model.{k} {str(v).lower()}" for k, v in choices_of(model).items())
+        known = "; ".join(f"{n}: {', '.join(map(str, a.choices.values()))}" for n, a in ARCHITECTURES.items())
         raise ConfigError(
-            "plan.model.qkv_bias and plan.model.qk_norm are both true, and no architecture of Hugging Face has both "
-            "(Qwen2ForCausalLM has the one, Qwen3ForCausalLM the other); train with one for a model that is to be "
-            "exported"
+            f"no architecture of Hugging Face has {given} ({known}); train with the choices of one for a model that is "
+            f"to be exported"
         )
     if model.family == "llama":
         return named[0]
@@ -125,8 +146,7 @@ def _llama(model: ModelShape, architecture: Architecture) -> dict[str, Any]:
         "head_dim": model.head_columns,
         "hidden_act": "silu",
         "rms_norm_eps": model.norm_epsilon,
-        "rope_theta": model.rope_base,  # transformers before 5
-        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_base},
+        **rope_config(model),
         "attention_dropout": 0.0,
         **architecture.said,
     }
@@ -156,9 +176,7 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
         ModelShape,
         {
             **tree,
-            "family": architecture.family,
-            "qkv_bias": architecture.qkv_bias,
-            "qk_norm": architecture.qk_norm,
+            **architecture.choices,
             "vocabulary": config["vocab_size"],
             "head": "tied" if config.get("tie_word_embeddings", name == "GPT2LMHeadModel") else "untied",
             "init_std": config.get("initializer_range", 0.02),
@@ -187,7 +205,6 @@ _LLAMA_MUST: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "attention_bias": (False,),
     "mlp_bias": (False,),
-    "rope_scaling": (None,),
     "quantization_config": (None,),
 }
 
@@ -206,12 +223,6 @@ def _from_gpt2(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _from_llama(config: Mapping[str, Any], architecture: Architecture, where: str) -> dict[str, Any]:
     _refuse_window(config, architecture, where)
-    rope = config.get("rope_parameters") or {}
-    if not isinstance(rope, Mapping):
-        raise DataError(f"{where}: rope_parameters is {rope!r}, and must hold rope_type and rope_theta")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise DataError(f"{where}: rope_parameters.rope_type is {kind!r}, only 'default' is known")
     return {
         "layers": config["num_hidden_layers"],
         "hidden": config["hidden_size"],
@@ -221,7 +232,7 @@ def _from_llama(config: Mapping[str, Any], architecture: Architecture, where: st
         "ffn": config["intermediate_size"],
         "sequence": config["max_position_embeddings"],
         "norm_epsilon": config.get("rms_norm_eps", 1e-6),
-        "rope_base": rope.get("rope_theta", config.get("rope_theta", 10000.0)),
+        **rope_of(config, where),
     }
 
 

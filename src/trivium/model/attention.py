@@ -8,8 +8,8 @@ from torch import nn
 
 from trivium.model.inputs import Inputs
 from trivium.model.linear import ColumnLinear, RowLinear
-from trivium.model.norm import HeadNorm, Norm
-from trivium.model.rotary import rotate
+from trivium.model.norm import HeadNorm, Norm, norm_heads
+from trivium.model.rotary import Turning, rotate
 from trivium.parallel.context import Context
 from trivium.parallel.recompute import recomputed
 from trivium.parallel.tensor import Region
@@ -17,9 +17,9 @@ from trivium.plan.model_shape import ModelShape
 
 
 class Attention(nn.Module):
-    """norm -> queries, keys, values (columns split) -> attention per head -> out (rows split).
+    """norm -> queries, keys, values (columns split) -> attention per head -> out (rows split); or the norm at the end.
 
-    Queries and keys may have a norm over each head, and are turned by their positions (llama)."""
+    Queries and keys may have a norm over each head or all of them, and are turned by their positions (llama)."""
 
     def __init__(
         self, model: ModelShape, layer: int, region: Region, context: Context, *, recompute_core: bool
@@ -30,20 +30,23 @@ class Attention(nn.Module):
         # Made once: where a block is compiled, a name made from its number would make each layer a graph of its own.
         self.site = f"layers.{layer}.attention"
         self.N, self.G = model.heads // region.group.size, model.kv // region.group.size
+        self.turning = Turning(model.head_columns, model.rope_base, model.rope_scaling)
         bias, D = model.family == "gpt", model.head_columns
-        self.norm = Norm(model)
+        self.norm, self.norm_first = Norm(model), model.norm_position == "before"
         self.qkv = ColumnLinear((self.N + 2 * self.G) * D, model.hidden, region, bias=bias or model.qkv_bias)
-        self.query_norm = HeadNorm(model) if model.qk_norm else None
-        self.key_norm = HeadNorm(model) if model.qk_norm else None
+        normed = model.qk_norm != "none"
+        self.query_norm = HeadNorm(model, self.N) if normed else None
+        self.key_norm = HeadNorm(model, self.G) if normed else None
         self.out = RowLinear(model.hidden, self.N * D, region, bias=bias)
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, H] -> [S here, B, H], to be added to x."""
         S, B = inputs.shape
-        qkv = self.qkv(self.norm(x))
+        qkv = self.qkv(self.norm(x) if self.norm_first else x)
         again = self.recompute_core and self.training
         core = recomputed(self._core, qkv, inputs) if again else self._core(qkv, inputs)
         y = self.out(core.reshape(S, B, -1))
+        y = y if self.norm_first else self.norm(y)
         return inputs.drop(y, self.model.dropout, self.site, self.region)
 
     def _core(self, qkv: torch.Tensor, inputs: Inputs) -> torch.Tensor:
@@ -63,10 +66,10 @@ class Attention(nn.Module):
             q = several.permute(3, 1, 2, 0, 4).reshape(S, B, self.N, D).permute(1, 2, 0, 3)
             k, v = k.squeeze(0), v.squeeze(0)
         if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
+            q, k = norm_heads(self.model, q, k, (self.query_norm, self.key_norm), self.region)
         if self.model.family == "llama":
             positions = inputs.order.unsqueeze(1) if inputs.positions is None else inputs.positions
-            q, k = rotate(q, k, positions.T, self.model.rope_base)
+            q, k = rotate(q, k, positions.T, self.turning)
         memory = inputs.memory
         y = (
             self.context.attend(q, k, v, inputs.seen)

@@ -29,7 +29,7 @@ class GateUp(nn.Module):
 
 
 class Mlp(nn.Module):
-    """norm -> up (columns split), GELU or SwiGLU -> down (rows split).
+    """norm -> up (columns split), GELU or SwiGLU -> down (rows split); or the norm at the end.
 
     function_again: what the activation function gives is computed again in the backward.
     """
@@ -41,7 +41,7 @@ class Mlp(nn.Module):
         self.model, self.layer, self.region, self.function_again = model, layer, region, function_again
         self.site = f"layers.{layer}.mlp"
         columns = model.ffn_width // region.group.size
-        self.norm = Norm(model)
+        self.norm, self.norm_first = Norm(model), model.norm_position == "before"
         gpt = model.family == "gpt"
         self.up = (
             ColumnLinear(columns, model.hidden, region, bias=True)
@@ -52,10 +52,11 @@ class Mlp(nn.Module):
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, H] -> [S here, B, H], to be added to x."""
-        x = self.up(self.norm(x))
+        x = self.up(self.norm(x) if self.norm_first else x)
         gpt = self.model.family == "gpt"
         if self.function_again:
             y = self.down.of_activated(x, Gelu() if gpt else SwiGlu())
         else:
             y = self.down(gelu(x) if gpt else swiglu(x))
+        y = y if self.norm_first else self.norm(y)
         return inputs.drop(y, self.model.dropout, self.site, self.region)

@@ -1,10 +1,14 @@
-"""LayerNorm or RMSNorm over the hidden dimension, RMSNorm over each head's."""
+"""LayerNorm or RMSNorm over the hidden dimension, RMSNorm over a head's or all heads'.
+
+Legend: B sequences, S positions, H hidden, N heads here, G key-value heads here, D head width.
+"""
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from trivium.model.rms_norm import rms_norm
+from trivium.parallel.tensor import Region
 from trivium.plan.model_shape import ModelShape
 
 
@@ -26,13 +30,20 @@ class Norm(nn.Module):
 
 
 class HeadNorm(nn.Module):
-    """RMSNorm over the columns of each head; one weight for all, whole on every rank that holds some of them."""
+    """The weight of queries' or keys' RMSNorm: over the columns of each head, one for all heads, whole on every rank
+    that holds some of them; or over all heads, one for every column of the `heads` here."""
 
-    def __init__(self, model: ModelShape) -> None:
+    def __init__(self, model: ModelShape, heads: int) -> None:
         super().__init__()
-        self.epsilon = model.norm_epsilon
-        self.weight = nn.Parameter(torch.empty(model.head_columns))
+        columns = model.head_columns * (heads if model.qk_norm == "all_heads" else 1)
+        self.weight = nn.Parameter(torch.empty(columns))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., D] -> [..., D]."""
-        return rms_norm(x, self.weight, self.epsilon)
+
+def norm_heads(
+    model: ModelShape, q: torch.Tensor, k: torch.Tensor, norms: tuple[HeadNorm, HeadNorm], region: Region
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of queries [B, N, S, D] and keys [B, G, S, D], as `plan.model.qk_norm` says."""
+    of_q, of_k, epsilon = norms[0].weight, norms[1].weight, model.norm_epsilon
+    if model.qk_norm == "all_heads":
+        return region.norm_over_heads(q, k, of_q, of_k, epsilon)
+    return rms_norm(q, of_q, epsilon), rms_norm(k, of_k, epsilon)

@@ -1,17 +1,68 @@
-"""Rotary positions (RoPE, arXiv 2104.09864): queries and keys turned by an angle that grows with the position."""
+"""Rotary positions (RoPE, arXiv 2104.09864): queries and keys turned by an angle that grows with the position.
+
+Legend: B sequences, S positions, N heads, G key-value heads, D head width.
+"""
+
+import math
+from typing import NamedTuple
 
 import torch
 
+from trivium.plan.rope_scaling import RopeScaling
+
+
+class Turning(NamedTuple):
+    """What decides the angles besides positions: the width of a head, the base, and how they are slowed, if at all."""
+
+    D: int
+    base: float
+    scaling: RopeScaling | None
+
+    def angles(self, device: torch.device) -> torch.Tensor:
+        """Of each pair of columns at position 1, [D/2] in fp64."""
+        plain = self.base ** (-torch.arange(0, self.D, 2, device=device, dtype=torch.float64) / self.D)
+        if self.scaling is None:
+            return plain
+        slowed = self._slowed(plain, self.scaling)
+        return plain * (1 - slowed) + plain / self.scaling.factor * slowed
+
+    @property
+    def magnitude(self) -> float:
+        """What sines and cosines are multiplied by."""
+        given = self.scaling
+        if given is None or given.kind != "yarn":
+            return 1.0
+        return given.attention or 0.1 * math.log(max(given.factor, 1.0)) + 1.0
+
+    def _slowed(self, plain: torch.Tensor, given: RopeScaling) -> torch.Tensor:
+        """Which share of each pair is slowed by the whole factor, 0 to 1, [D/2]."""
+        if given.kind == "linear":
+            return torch.ones_like(plain)
+        assert given.original and given.slow and given.fast, f"{given.kind} counts turns: {given}"
+        if given.kind == "llama3":
+            turns = given.original / (2 * math.pi) * plain
+            return ((given.fast - turns) / (given.fast - given.slow)).clamp(0, 1)
+        first, last = (
+            self.D / 2 * math.log(given.original / (turns * 2 * math.pi), self.base)
+            for turns in (given.fast, given.slow)
+        )  # the pairs that turn so often, as if there were one at every fraction
+        begin, end = max(math.floor(first), 0), min(math.ceil(last), self.D - 1)
+        pairs = torch.arange(len(plain), device=plain.device, dtype=plain.dtype)
+        return ((pairs - begin) / (end - begin or 0.001)).clamp(
+            0, 1
+        )  # 0.001: no division by zero, as in YaRN's code
+
 
 def rotate(
-    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, base: float
+    q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, turning: Turning
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q [B, N, S, D], k [B, G, S, D], positions [B or 1, S]; pairs (d, d + D/2) turn, as in Llama checkpoints of
     Hugging Face."""
-    D = q.shape[-1]
-    frequencies = base ** (-torch.arange(0, D, 2, device=q.device, dtype=torch.float64) / D)
-    angles = (positions.to(torch.float64).unsqueeze(-1) * frequencies).unsqueeze(1)  # B 1 S D/2
-    cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
+    angles = (positions.to(torch.float64).unsqueeze(-1) * turning.angles(q.device)).unsqueeze(1)  # B 1 S D/2
+    cos, sin = angles.cos(), angles.sin()
+    if turning.magnitude != 1:
+        cos, sin = cos * turning.magnitude, sin * turning.magnitude
+    cos, sin = cos.to(q.dtype), sin.to(q.dtype)
     return _turned(q, cos, sin), _turned(k, cos, sin)
 
 

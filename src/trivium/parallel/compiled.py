@@ -17,7 +17,7 @@ Kind = TypeVar("Kind", bound=type[Any])
 @cache
 def opaque_region() -> type[Region]:
     """A region whose products communicate, or put gradients off."""
-    return _opaque(Region, "linear", "column_product", "row_product")
+    return _opaque(Region, "linear", "column_product", "row_product", "norm_over_heads")
 
 
 @cache

@@ -14,6 +14,7 @@ from trivium.parallel.collectives import all_reduce_, scatter_sequence, sum_over
 from trivium.parallel.column_product import Entry, column_product
 from trivium.parallel.dtypes import NARROW
 from trivium.parallel.mesh import Group
+from trivium.parallel.norm_over_heads import norm_over_heads
 from trivium.parallel.row_product import ActivationFunction, Cut, linear, row_product
 from trivium.parallel.vocabulary import ROWS
 from trivium.parallel.weight_gradients import WeightGradients
@@ -60,6 +61,12 @@ class Region:
         if function is None:
             return self.leave(self.linear(x, weight))
         return self.leave(row_product(x, weight, None, later, function=function))
+
+    def norm_over_heads(
+        self, q: Tensor, k: Tensor, of_q: Tensor, of_k: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """RMSNorm of queries and keys [B, heads here, S, D] over the heads of all ranks; weights [heads here x D]."""
+        return norm_over_heads(q, k, of_q, of_k, epsilon=epsilon, group=self.group)
 
     def positions(self, sequence: int) -> slice:
         """The positions this rank holds outside the region."""

@@ -3,12 +3,20 @@
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from trivium.config import Config, NotNegative, Positive
 from trivium.plan.layout import degrees_dividing
+from trivium.plan.rope_scaling import RopeScaling
 
 Family = Literal["gpt", "llama"]
+QkNormName = Literal["none", "each_head", "all_heads"]
+NormPosition = Literal["before", "after"]
+_WAS_BOOLEAN = {False: "none", True: "each_head"}
+QkNorm = Annotated[
+    QkNormName,
+    BeforeValidator(lambda v: _WAS_BOOLEAN[v] if isinstance(v, bool) else v),
+]
 
 
 class ModelShape(Config):
@@ -25,7 +33,11 @@ class ModelShape(Config):
     kv_heads: Positive | None = None  # None: as many as heads; fewer is grouped-query attention
     head_width: Positive | None = None  # columns of a head; None: hidden / heads
     qkv_bias: bool = False  # llama: biases of queries, keys and values (Qwen2); gpt has every bias
-    qk_norm: bool = False  # llama: RMSNorm on each head of queries and keys, before they are turned (Qwen3)
+    # llama: RMSNorm of queries and keys before they are turned, on each head (Qwen3) or over all of them (OLMo-2);
+    # true and false, as older versions wrote it, are each_head and none
+    qk_norm: QkNorm = "none"
+    # llama: half blocks norm what they read, or what they add (OLMo-2); the final norm is there in both
+    norm_position: NormPosition = "before"
     ffn: Positive | None = None  # None: 4 x hidden (gpt), 8/3 x hidden rounded up to 64 (llama)
     vocabulary: Positive  # token ids in use; the table is padded, and padding is never predicted
     vocabulary_multiple: Positive = 128  # each tensor rank holds a multiple of this many rows
@@ -36,6 +48,7 @@ class ModelShape(Config):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # after the embedding and each half block
     init_std: Annotated[float, Field(gt=0)] | None = None  # None: sqrt(1 / (3 hidden)), MT-NLG section 3.2
     rope_base: Annotated[float, Field(gt=0)] = 10000.0  # of rotary positions
+    rope_scaling: RopeScaling | None = None  # llama: angles slowed for longer sequences; None: as they are
     norm_epsilon: Annotated[float, Field(gt=0)] = 1e-5
 
     @property
@@ -85,11 +98,19 @@ class ModelShape(Config):
                 f"plan.model.{name} ({value}) must be even: rotary positions turn pairs of columns; nearest: "
                 f"{self.head_columns - 1 or 2} or {self.head_columns + 1} columns"
             )
-        for name in ("qkv_bias", "qk_norm"):
-            if self.family == "gpt" and getattr(self, name):
+        for name, of_gpt in (("qkv_bias", False), ("qk_norm", "none"), ("norm_position", "before")):
+            value = getattr(self, name)
+            if self.family == "gpt" and value != of_gpt:
                 found.append(
-                    f"plan.model.{name} is true, and plan.model.family 'gpt' has every bias and norms of its own; set "
-                    f"plan.model.family=llama or plan.model.{name}=false"
+                    f"plan.model.{name} is {str(value).lower()}, and plan.model.family 'gpt' has every bias and norms "
+                    f"of its own; set plan.model.family=llama or plan.model.{name}={str(of_gpt).lower()}"
+                )
+        if self.rope_scaling is not None:
+            found += self.rope_scaling.problems(self.rope_base)
+            if self.family == "gpt":
+                found.append(
+                    f"plan.model.rope_scaling is of kind '{self.rope_scaling.kind}', and plan.model.family 'gpt' "
+                    f"learns its positions; set plan.model.family=llama or plan.model.rope_scaling=null"
                 )
         if self.end_of_text >= self.vocabulary:
             found.append(

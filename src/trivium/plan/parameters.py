@@ -1,7 +1,7 @@
 """The table of parameters: one row each, read by the model, the checkpoint, the optimizer and the cost model."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
@@ -137,10 +137,7 @@ def _block(model: ModelShape, layer: int) -> Iterator[Parameter]:
     qkv = (model.heads + 2 * model.kv) * model.head_columns
     yield from _norm(model, f"{at}.attention.norm", layer)
     yield from _linear(model, f"{at}.attention.qkv", (qkv, model.hidden), layer, split=0, bias=model.qkv_bias)
-    if model.qk_norm:
-        for name in ("query_norm", "key_norm"):
-            weight = f"{at}.attention.{name}.weight"
-            yield Parameter(weight, (model.head_columns,), layer, decay=False, initial="ones", per_head=True)
+    yield from _head_norms(model, f"{at}.attention", layer)
     yield from _linear(
         model, f"{at}.attention.out", (model.hidden, model.heads * model.head_columns), layer, split=1
     )
@@ -151,6 +148,17 @@ def _block(model: ModelShape, layer: int) -> Iterator[Parameter]:
     else:
         yield from _linear(model, f"{at}.mlp.up", (model.ffn_width, model.hidden), layer, split=0)
     yield from _linear(model, f"{at}.mlp.down", (model.hidden, model.ffn_width), layer, split=1)
+
+
+def _head_norms(model: ModelShape, at: str, layer: int) -> Iterator[Parameter]:
+    if model.qk_norm == "none":
+        return
+    for name, heads in (("query_norm", model.heads), ("key_norm", model.kv)):
+        row = Parameter(f"{at}.{name}.weight", (model.head_columns,), layer, decay=False, initial="ones")
+        if model.qk_norm == "each_head":
+            yield replace(row, per_head=True)
+        else:  # a weight for every column, which are split as the heads are
+            yield replace(row, shape=(heads * model.head_columns,), split=0)
 
 
 def _linear(

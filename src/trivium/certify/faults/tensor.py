@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from trivium.certify.faults.mutant import Function, fault, plan
+from trivium.certify.ways import Replaced
 from trivium.model import embedding, head, inputs, stage
 from trivium.model.linear import RowLinear
-from trivium.parallel import collectives, column_product, tensor, weight_gradients, zero
+from trivium.parallel import collectives, column_product, norm_over_heads, tensor, weight_gradients, zero
 from trivium.parallel.collectives import PendingResult
 from trivium.parallel.context import Context
 from trivium.parallel.mesh import Group, Mesh
@@ -23,6 +24,7 @@ Tensor = torch.Tensor
 SPLIT = plan(tensor=2)
 SEQUENCE = plan(tensor=2, sequence_parallel=True)
 LLAMA = {"family": "llama", "kv_heads": 2, "head": "untied", "ffn": 24}
+OLMO2 = {**LLAMA, "qk_norm": "all_heads", "norm_position": "after", "norm_epsilon": 0.1}
 
 
 @fault(column_product, "all_reduce_begin", SPLIT)
@@ -82,13 +84,31 @@ def row_bias_gradient_not_reduced(original: Function, mesh: Mesh) -> Function:
     return lambda plan, p: () if p.name.endswith(("out.bias", "down.bias")) else original(plan, p)
 
 
-@fault(buckets, "partial_over", plan(tensor=2, model={**LLAMA, "qk_norm": True}))
+@fault(buckets, "partial_over", plan(tensor=2, model={**LLAMA, "qk_norm": "each_head"}))
 def head_norm_gradient_not_reduced(original: Function, mesh: Mesh) -> Function:
     """The norm over each head of queries and keys keeps the gradient of this tensor rank's heads where there is no
     sequence parallelism, as other norms may."""
     return lambda plan, p: (
         original(plan, p) if plan.sequence_parallel else original(plan, replace(p, per_head=False))
     )
+
+
+@fault(norm_over_heads, "all_reduce_", plan(tensor=2, model=OLMO2))
+def squares_not_summed(original: Function, mesh: Mesh) -> Function:
+    """The norm over all heads of queries and keys divides by the squares of this tensor rank's heads, as if they were
+    all there are."""
+    return lambda x, group: x
+
+
+@fault(norm_over_heads._NormOverHeads, "backward", plan(tensor=2, model=OLMO2))
+def squares_gradient_not_summed(original: Function, mesh: Mesh) -> Function:
+    """The norm over all heads forgets, going back, that the heads of other tensor ranks were divided by these too."""
+
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        with Replaced(norm_over_heads, "all_reduce_", lambda x, group: x).applied():
+            return original(ctx, *grads)
+
+    return backward
 
 
 @fault(head, "split_cross_entropy", SPLIT)
@@ -183,6 +203,8 @@ FAULTS = (
     final_norm_not_reduced,
     row_bias_gradient_not_reduced,
     head_norm_gradient_not_reduced,
+    squares_not_summed,
+    squares_gradient_not_summed,
     padding_enters_the_softmax,
     softmax_over_the_local_vocabulary,
     foreign_tokens_embedded,

@@ -1,0 +1,47 @@
+"""How the angles of rotary positions are slowed, for a model that reads more positions than it was first trained on."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trivium.config import Config, Positive
+
+Kind = Literal["linear", "llama3", "yarn"]
+Above0 = Annotated[float, Field(gt=0)]
+
+NEEDED = {"linear": (), "llama3": ("original", "slow", "fast"), "yarn": ("original", "slow", "fast")}
+UNKNOWN = {"linear": ("original", "slow", "fast", "attention"), "llama3": ("attention",), "yarn": ()}
+
+
+class RopeScaling(Config):
+    """Each pair of columns turns at a speed of its own. "linear": all are `factor` times slower (arXiv 2306.15595).
+    Else a pair that turned less than `slow` times over the `original` positions is, one that turned more than `fast`
+    times is not, and those between are in part, more the slower they are: "llama3" by their turns (arXiv 2407.21783),
+    "yarn" by their place among the pairs (arXiv 2309.00071), which also multiplies sines and cosines by `attention`.
+    """
+
+    kind: Kind
+    factor: Above0  # how many times slower
+    original: Positive | None = None  # llama3, yarn: positions of a sequence in the first training
+    slow: Above0 | None = None  # llama3, yarn: turns over these, below which a pair is slowed in full
+    fast: Above0 | None = None  # llama3, yarn: turns over these, above which a pair is left as it was
+    attention: Above0 | None = (
+        None  # yarn: of sines and cosines; None: 0.1 ln(factor) + 1, or 1 for a factor below 1
+    )
+
+    def problems(self, base: float) -> list[str]:
+        """Contradictions inside, and with `base`, the model's rope_base."""
+        at, found = "plan.model.rope_scaling", []
+        for name in UNKNOWN[self.kind]:
+            if getattr(self, name) is not None:
+                found.append(
+                    f"{at}.{name} is {getattr(self, name)}, and kind '{self.kind}' has none; leave it out"
+                )
+        missing = [name for name in NEEDED[self.kind] if getattr(self, name) is None]
+        if missing:
+            return [*found, f"{at}.{' and .'.join(missing)} must be given for kind '{self.kind}'"]
+        if self.slow is not None and self.fast is not None and self.slow >= self.fast:
+            found.append(f"{at}.slow ({self.slow:g} turns) must be below {at}.fast ({self.fast:g} turns)")
+        if self.kind == "yarn" and base <= 1:
+            found.append(f"plan.model.rope_base ({base:g}) must be above 1 for {at}.kind 'yarn'")
+        return found
