@@ -12,6 +12,7 @@ import json
 import os
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -172,10 +173,12 @@ def _write(path: Path, table: pa.Table) -> None:
     content = sink.getvalue()
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with open(partial, "wb") as out:
-        out.write(hashlib.sha256(content).digest())
-        out.write(content)
-    partial.replace(path)
+    # Another curation that ends meanwhile may delete the folder, which it has no use for: then nothing is kept of this.
+    with suppress(FileNotFoundError):
+        with open(partial, "wb") as out:
+            out.write(hashlib.sha256(content).digest())
+            out.write(content)
+        partial.replace(path)
 
 
 def _read(path: Path) -> pa.Table | None:

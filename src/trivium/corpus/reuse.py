@@ -71,6 +71,7 @@ def forget_unused(kept: Path, source: Path, config: CurateConfig, *, seed: int) 
     """Delete kept work that this curation did not use; so there is never more than one curation's."""
     names = {TEXTS, *map(file_of_measure, measures_of(config, seed=seed))}
     folders = set(_folders(kept, source, config))
+    kept.mkdir(parents=True, exist_ok=True)
     for folder in kept.iterdir():
         if folder.is_dir() and _OURS.fullmatch(folder.name) and folder not in folders:
             shutil.rmtree(folder, ignore_errors=True)
