@@ -195,7 +195,7 @@ def test_a_changed_threshold_reads_no_raw_file_and_measures_nothing_and_a_change
     assert read == [] and {name for name, _ in measured[2:]} == {"language"}
 
 
-@pytest.mark.parametrize("harm", ["flip", "cut", "empty", "gone", "some gone"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "empty", "some gone"])
 def test_damaged_kept_work_is_done_anew(raw, tmp_path, harm):
     place = tmp_path / "kept"
     before = curated(raw, tmp_path, base(), place)
@@ -205,7 +205,7 @@ def test_damaged_kept_work_is_done_anew(raw, tmp_path, harm):
         middle = len(content) // 2
         flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
         path.write_bytes({"flip": flipped, "cut": content[:middle]}.get(harm, b""))
-        if "gone" in harm:
+        if harm == "some gone":
             path.unlink()
     assert curated(raw, tmp_path, base(), place) == before
     assert {path: path.read_bytes() for path in place.rglob("*.arrow")} == sound
@@ -220,10 +220,10 @@ def test_a_curation_that_keeps_may_be_killed_after_every_piece_and_what_it_kept_
     for wanted, changed in ((before, base()), (afresh, tree)):
         job = partial(curated, raw, tmp_path, changed, pieces / "kept", pieces / "work")
         kills = 0
-        while not ends(job, monkeypatch, pieces, survive=3, before=bool(kills % 2)):
+        while not ends(job, monkeypatch, pieces, survive=4, before=bool(kills % 2)):
             kills += 1
             assert kills < 100
-        assert kills > 5
+        assert kills > 4
         assert job() == wanted
 
 
