@@ -1,6 +1,7 @@
 """`trivium corpus`: raw text is harvested, then curated into documents."""
 
 import platform
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,9 +14,11 @@ import typer
 from trivium.cli.corpus_tools import blend, classify, dedup, extract_check, select, step
 from trivium.cli.corpus_views import diff, inspect, stats
 from trivium.cli.options import DEFAULT_OUT, Corpus, Out, Preset, Redo, Sets, given_for, open_run
-from trivium.cli.stage import CORPUS_PATH, Result, Run, Stage, perform
+from trivium.cli.show import say
+from trivium.cli.stage import CORPUS_PATH, Result, Run, Stage, is_current, perform
 from trivium.cli.tokenize import Workers, tokenizing
 from trivium.cli.workers import ENGINES, chosen_engine
+from trivium.config import differences
 from trivium.progress import Progress
 from trivium.provenance import file_sha256, fingerprint, read_stamp
 from trivium.units import format_bytes
@@ -31,6 +34,15 @@ EngineName = Annotated[
         help="Where the work runs: in this process, on Daft's native runner, or on Ray.",
     ),
 ]
+KeepWork = Annotated[
+    bool | None,
+    typer.Option(
+        "--keep-work/--no-keep-work",
+        help="Keep what is found of every text in DIR/.curated.kept, so that other thresholds need not find it again: "
+        "about half as large as the texts. Once there, it is used and brought up to date; --no-keep-work deletes it.",
+    ),
+]
+KEPT = ".curated.kept"
 SHOWN = 5  # damaged files named on the terminal
 
 app = typer.Typer(
@@ -61,10 +73,19 @@ def curate(
     redo: Redo = False,
     engine: EngineName = "here",
     workers: Workers = None,
+    keep_work: KeepWork = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Say what would be used again and what done anew; write nothing."),
+    ] = False,
 ) -> None:
     """Extract, filter, deduplicate, decontaminate and blend what was harvested."""
     opened = open_run(out, given_for(out, preset, sets))
-    perform(on_engine(CURATE, _curate, chosen_engine(engine, workers)), opened, redo=redo)
+    if dry_run:
+        for line in _foretold(opened, keep_work, redo=redo):
+            say(line)
+        return
+    _perform_curation(opened, keep_work, chosen_engine(engine, workers), redo=redo)
 
 
 @app.command()
@@ -75,13 +96,14 @@ def run(
     sets: Sets = None,
     engine: EngineName = "native",
     workers: Workers = None,
+    keep_work: KeepWork = None,
 ) -> None:
     """From raw text to token shards; killed at any moment, the same command goes on."""
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
     runner = chosen_engine(engine, workers)
-    stages = on_engine(HARVEST, _harvest, runner), on_engine(CURATE, _curate, runner), tokenizing(workers)
-    for stage in stages:
-        perform(stage, opened)
+    perform(on_engine(HARVEST, _harvest, runner), opened)
+    _perform_curation(opened, keep_work, runner)
+    perform(tokenizing(workers), opened)
 
 
 for verb in (step, dedup, select, blend, diff, inspect, stats):
@@ -115,9 +137,46 @@ def _harvest(run: Run, out: Path, progress: Progress, engine: "Engine | None" = 
     return found
 
 
-def _curate(run: Run, out: Path, progress: Progress, engine: "Engine | None" = None) -> Result:
-    from trivium.corpus.curate import curate
+def _perform_curation(run: Run, keep: bool | None, engine: "Engine | None", *, redo: bool = False) -> None:
+    perform(on_engine(CURATE, partial(_curate, keep=keep), engine), run, redo=redo)
+    if keep is False:
+        shutil.rmtree(run.folder(KEPT), ignore_errors=True)
 
+
+def _kept(run: Run, keep: bool | None) -> Path | None:
+    """The folder of kept work, where it is to be kept: when asked for, and since it once was."""
+    folder = run.folder(KEPT)
+    return folder if keep or (keep is None and folder.is_dir()) else None
+
+
+def _foretold(run: Run, keep: bool | None, *, redo: bool) -> list[str]:
+    """What a curation would do."""
+    directory = run.at.folder(CURATE.folder)
+    if is_current(CURATE, run) and not redo:
+        return [f"curate: up to date in {directory}"]
+    before = read_stamp(directory) or {}
+    changed = differences(before["config"], CURATE.config(run)) if "config" in before else []
+    return ["curate: to be done", *(f"  {line}" for line in changed), *_reuse_lines(run, _kept(run, keep))]
+
+
+def _reuse_lines(run: Run, kept: Path | None) -> list[str]:
+    from trivium.corpus.reuse import reuse_lines, reuse_of
+
+    if kept is None:
+        return ["  everything is done anew: nothing is kept (--keep-work keeps it for the next curation)"]
+    return reuse_lines(reuse_of(kept, run.folder("harvest"), run.config.curate, seed=run.config.seed))
+
+
+def _curate(
+    run: Run, out: Path, progress: Progress, engine: "Engine | None" = None, keep: bool | None = None
+) -> Result:
+    from trivium.corpus.curate import curate
+    from trivium.corpus.reuse import kept_bytes
+
+    kept = _kept(run, keep)
+    if kept is not None:
+        for line in _reuse_lines(run, kept):
+            say(line)
     found: dict[str, Any] = curate(
         run.config.curate,
         run.folder("harvest"),
@@ -126,8 +185,9 @@ def _curate(run: Run, out: Path, progress: Progress, engine: "Engine | None" = N
         progress=progress,
         engine=engine,
         work=run.folder(".curated.work"),
+        kept=kept,
     )
-    return found
+    return found if kept is None else {**found, KEPT: (kept, kept_bytes(kept))}
 
 
 def _harvest_lines(result: Result) -> list[str]:
@@ -149,7 +209,13 @@ def _harvest_lines(result: Result) -> list[str]:
 def _curate_lines(result: Result) -> list[str]:
     from trivium.corpus.curate import funnel_lines
 
-    return funnel_lines(dict(result))
+    lines = funnel_lines(dict(result))
+    if KEPT in result:
+        folder, size = result[KEPT]
+        lines.append(
+            f"kept for the next curation: {format_bytes(size)} in {folder} (--no-keep-work deletes it)"
+        )
+    return lines
 
 
 def _raw_input(run: Run) -> dict[str, str]:

@@ -8,6 +8,7 @@ in every run, order and process.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ from trivium.corpus.kernels.hashed import (
     logistic_scores,
 )
 from trivium.corpus.kernels.texts import Offsets, texts_of
-from trivium.corpus.steps import Drop, Keep, Step, Verdict, noted
+from trivium.corpus.measure import Found, Measure
+from trivium.corpus.steps import Drop, Keep, Step, Verdict, measured_step, noted
 from trivium.errors import ConfigError, DataError
+from trivium.provenance import file_sha256
 from trivium.seeds import generator_for, seed_for
 
 FORMAT = "trivium-classifier-1"
@@ -150,19 +153,39 @@ def trained_step(config: ClassifierConfig, *, seed: int) -> Step:
             "curate.classifier.model is not set, but curate.filters names 'classifier': train one with `train` "
             "and give its file"
         )
-    return classifier_step(Classifier.load(Path(config.model)), config, seed=seed)
+    path = Path(config.model)
+    known = file_sha256(path) if path.is_file() else ""
+    _model(config.model, known)  # one that is none is an error before anything is judged
+    return _step(Measure("classifier", _scores, {"model": config.model, "sha256": known}), config, seed=seed)
 
 
 def classifier_step(classifier: Classifier, config: ClassifierConfig, *, seed: int) -> Step:
-    """The step that keeps by score; metadata gains `classifier_score`."""
+    """The step that keeps by this classifier's score; metadata gains `classifier_score`."""
+    return _step(Measure("classifier", partial(_scores_by, classifier), {}), config, seed=seed)
 
-    def judge(document: Document) -> Verdict:
-        score = float(classifier.scores([document.text])[0])
+
+def _step(measure: Measure, config: ClassifierConfig, *, seed: int) -> Step:
+    def verdict(document: Document, found: Found) -> Verdict:
+        (score,) = found
         if not is_kept(document.id, score, config, seed=seed):
             return Drop("classified as crawl")
         return Keep(noted(document, classifier_score=round(score, 4)))
 
-    return Step("classifier", judge)
+    return measured_step("classifier", measure, verdict)
+
+
+def _scores(texts: Sequence[str], *, model: str, sha256: str) -> list[Found]:
+    return _scores_by(_model(model, sha256), texts)
+
+
+def _scores_by(classifier: Classifier, texts: Sequence[str]) -> list[Found]:
+    return [(score,) for score in classifier.scores(texts).tolist()] if texts else []
+
+
+@lru_cache(maxsize=1)
+def _model(path: str, _: str) -> Classifier:
+    # Read once a process, not once a part, unless its bytes are others.
+    return Classifier.load(Path(path))
 
 
 def _sample(count: int, most: int, seed: int, name: str) -> list[int]:

@@ -24,6 +24,7 @@ from trivium.corpus.job import HELDOUT, Job, begin_job, end_job, evaluation_item
 from trivium.corpus.judged import REJECTS as PART_REJECTS
 from trivium.corpus.parts import counts_of
 from trivium.corpus.publish import join_files, publish_shards, summed
+from trivium.corpus.reuse import forget_unused
 from trivium.corpus.score import score
 from trivium.corpus.second_pass import SHARDS, clean_shard, find_common, shard_groups
 from trivium.corpus.warm_up import warm_up
@@ -44,17 +45,20 @@ def curate(
     progress: Progress = silent,
     engine: Engine | None = None,
     work: Path | None = None,
+    kept: Path | None = None,
 ) -> dict[str, Any]:
     """Curate the harvest at `source` into the existing folder `out`; returns what it wrote about itself.
 
     `engine`: where the work runs; the result does not depend on it. `work`: the folder of finished pieces,
-    from which an interrupted curation goes on; it is deleted when the result is complete.
+    from which an interrupted curation goes on; it is deleted when the result is complete. `kept`: a folder where what
+    was found out of each text is kept for the next curation, and what an earlier one kept is used again; the result
+    does not depend on it.
     """
     here = engine or Here()
     progress(0, None, "compiling kernels (on the first run)")
     warm_up()
     job = begin_job(work or out / ".work", source, config, seed=seed)
-    parts = _filter(job, here, progress)
+    parts = _filter(job, here, progress, kept)
     _require_documents(job, parts)
     decide(job, parts, here, _told(progress, None, "finding near duplicates"))
     common = find_common(job, parts)
@@ -62,6 +66,8 @@ def curate(
     here.map(partial(clean_shard, str(job.work)), numbers, _told(progress, len(numbers), "decontaminating"))
     result = _publish(job, parts, out, common)
     end_job(job.work.parent)
+    if kept is not None:
+        forget_unused(kept, source, config, seed=seed)
     return {**result, **_scored(source, out)}
 
 
@@ -94,11 +100,11 @@ def funnel_lines(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _filter(job: Job, engine: Engine, progress: Progress) -> list[Part]:
+def _filter(job: Job, engine: Engine, progress: Progress, kept: Path | None) -> list[Part]:
     index_heldout(str(job.work), HELDOUT)
     numbers = [str(number) for number in range(len(job.files))]
     told = _told(progress, len(numbers), "extracting and filtering")
-    engine.map(partial(filter_file, str(job.work)), numbers, told)
+    engine.map(partial(filter_file, str(job.work), str(kept.absolute()) if kept else ""), numbers, told)
     return list_parts(job)
 
 

@@ -10,10 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trivium.corpus.config import CurateConfig
+from trivium.corpus.config import CurateConfig, DedupConfig
 from trivium.corpus.decontaminate import Keys
 from trivium.corpus.dedup.minhash import MinHash
 from trivium.corpus.document import Document
@@ -29,13 +30,24 @@ from trivium.corpus.job import (
     state_of,
     write_array,
 )
-from trivium.corpus.judged import REJECTS, judged
+from trivium.corpus.judged import REJECTS, Judged, as_read
+from trivium.corpus.kept import KeptFile, folder_of_file
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.kernels.words import text_keys
-from trivium.corpus.parts import COUNTS, Piece, counts_of, do_parts, part_names
-from trivium.corpus.quarantine import Damage
+from trivium.corpus.measure import Ask, Found, Measure, measured
+from trivium.corpus.parts import (
+    COUNTS,
+    Piece,
+    Stretch,
+    Take,
+    counts_of,
+    do_parts,
+    part_names,
+    place_of,
+    stretches,
+)
 from trivium.corpus.read import read_any
-from trivium.corpus.steps import Steps
+from trivium.corpus.steps import Steps, asking
 from trivium.corpus.store import MANIFEST, PASSING_PACKING, documents_table, read_documents
 from trivium.corpus.urls import url_key
 from trivium.provenance import write_json
@@ -46,21 +58,20 @@ PART_LIST = "parts.json"
 KEY, ADDRESS = "key", "address"
 
 
-def filter_steps(config: CurateConfig, *, seed: int) -> Steps:
-    """The steps that judge one document at a time, in order, with fresh tallies."""
-    return Steps([extract_step(config.extract), *named_steps(config, seed=seed)])
+def filter_file(work: str, kept: str, item: str) -> Result:
+    """The task of one raw file, by its number: write the parts of it that are not there yet.
 
-
-def filter_file(work: str, item: str) -> Result:
-    """The task of one raw file, by its number: write the parts of it that are not there yet."""
+    kept: the folder of kept work, or nothing.
+    """
     job = read_job(work)
     number = int(item)
     path = job.files[number]
+    folder = folder_of_file(Path(kept), path, job.source, job.config.extract) if kept else None
     return do_parts(
         job.path(PARTS),
         number,
-        lambda: read_any(path, source=path.name.split(".")[0]),
-        lambda piece: _write_part(job, piece),
+        _extracted(job, path, KeptFile(folder)),
+        lambda piece: _write_part(job, piece, KeptFile(folder)),
     )
 
 
@@ -72,7 +83,9 @@ def index_heldout(work: str, item: str) -> Result:
         source = job.source / HELDOUT
         documents = list(read_documents(source)) if (source / MANIFEST).is_file() else []
         nothing = Keys({}, job.config.decontamination)
-        lay_down(folder, lambda into: write_json(into / COUNTS, _features(job, into, documents, nothing)))
+        lay_down(
+            folder, lambda into: write_json(into / COUNTS, _features(job, into, documents, nothing, measured))
+        )
     return {}
 
 
@@ -130,24 +143,65 @@ def evaluation_keys(job: Job) -> Keys:
     return Keys(evaluation_texts(job), job.config.decontamination)
 
 
-def _write_part(job: Job, piece: Piece[Document | Damage]) -> dict[str, Any]:
-    found = judged(piece.records, filter_steps(job.config, seed=job.seed), job.source)
+def _extracted(job: Job, path: Path, kept: KeptFile) -> Take[Judged]:
+    """Takes stretches of a raw file, extracted: those that are kept, and the others by reading it."""
+    raw = stretches(lambda: read_any(path, source=path.name.split(".")[0]))
+
+    def take(place: int, before: int) -> Stretch[Judged]:
+        found = kept.texts(place)
+        if found is None:
+            records, count, last = raw(place, before)
+            found = Stretch(
+                as_read(records, job.source).by(Steps([extract_step(job.config.extract)])), count, last
+            )
+            kept.keep_texts(place, found)
+        return found
+
+    return take
+
+
+def _write_part(job: Job, piece: Piece[Judged], kept: KeptFile) -> dict[str, Any]:
+    figures = kept.figures(place_of(piece.name))
+    steps = [asking(step, figures) for step in named_steps(job.config, seed=job.seed)]
+    found = piece.records.by(Steps(steps))
     (piece.into / REJECTS).write_bytes(found.rejects)
     told = {"tallies": found.tallies, "damage": found.damage}
-    return {**_features(job, piece.into, found.kept, evaluation_keys(job)), **told}
+    features = _features(job, piece.into, found.kept, evaluation_keys(job), figures)
+    figures.save()
+    return {**features, **told}
 
 
-def _features(job: Job, into: Path, documents: Sequence[Document], evaluation: Keys) -> dict[str, Any]:
+def measures_of(config: CurateConfig, *, seed: int) -> list[Measure]:
+    """What a curation measures of single texts."""
+    steps = named_steps(config, seed=seed)
+    return [*(step.measure for step in steps if step.measure), _compared_by(config.dedup, seed=seed)]
+
+
+def _compared_by(config: DedupConfig, *, seed: int) -> Measure:
+    settings = {"bands": config.bands, "rows": config.rows, "shingle": config.shingle, "seed": seed}
+    return Measure("comparison", _keys_of_all, settings)
+
+
+def _keys_of_all(strings: Sequence[str], *, bands: int, rows: int, shingle: int, seed: int) -> list[Found]:
+    """What texts are compared by: of each its key, and its key in every band, as bytes."""
+    texts = texts_of(strings)
+    in_bands = MinHash(bands=bands, rows=rows, shingle=shingle, seed=seed).band_keys(texts)
+    keys = text_keys(texts)
+    return [(key.tobytes(), column.tobytes()) for key, column in zip(keys, in_bands.T, strict=True)]
+
+
+def _features(
+    job: Job, into: Path, documents: Sequence[Document], evaluation: Keys, ask: Ask
+) -> dict[str, Any]:
     """Write the documents, and what they are compared by; returns their counts, and which hold evaluation text."""
     table, dedup = documents_table(documents), job.config.dedup
     texts = texts_of(table["text"])
-    minhash = MinHash(bands=dedup.bands, rows=dedup.rows, shingle=dedup.shingle, seed=job.seed)
-    write_array(into / BANDS, minhash.band_keys(texts))
-    keys = pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(16), table.num_rows, [None, pa.py_buffer(text_keys(texts))]
-    )
+    keys = ask(_compared_by(dedup, seed=job.seed), [document.text for document in documents])
+    in_bands = np.frombuffer(b"".join(columns for _, columns in keys), np.uint64)
+    write_array(into / BANDS, in_bands.reshape(-1, dedup.bands).T)
+    of_texts = pa.array([key for key, _ in keys], pa.binary(16))
     addresses = list(map(url_key, documents)) if dedup.urls else [b""] * len(documents)
-    compared = table.append_column(KEY, keys).append_column(ADDRESS, pa.array(addresses, pa.binary()))
+    compared = table.append_column(KEY, of_texts).append_column(ADDRESS, pa.array(addresses, pa.binary()))
     pq.write_table(compared, into / TABLE, **PASSING_PACKING)
     found = evaluation.hits(texts)
     return {

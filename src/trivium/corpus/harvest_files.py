@@ -29,7 +29,7 @@ from trivium.corpus.extract import extract_step
 from trivium.corpus.heldout import choose, place_in_line, pool
 from trivium.corpus.job import JOB, end_job, folder_of_job, lay_down, mapped, read_json, state_of, write_array
 from trivium.corpus.own_ids import OwnIds, keys_of
-from trivium.corpus.parts import PART_BYTES, Piece, counts_of, do_parts, part_names
+from trivium.corpus.parts import PART_BYTES, Piece, counts_of, do_parts, part_names, stretches
 from trivium.corpus.publish import put
 from trivium.corpus.quarantine import Damage
 from trivium.corpus.raw_files import JSONL_FOLDER, WARC_FOLDER, RawFiles
@@ -144,15 +144,14 @@ def write(work: str, item: str) -> Result:
 
 
 def _each_part(
-    work: str, item: str, folder: str, do: Callable[[Job, Piece[Record]], dict[str, Any]]
+    work: str, item: str, folder: str, do: Callable[[Job, Piece[list[Record]]], dict[str, Any]]
 ) -> Result:
     job = _read_job(work)
     return do_parts(
         job.work / folder,
         int(item),
-        lambda: _records(job, int(item)),
+        stretches(lambda: _records(job, int(item)), at_least=job.config.shard_bytes),
         partial(do, job),
-        at_least=job.config.shard_bytes,
     )
 
 
@@ -212,7 +211,7 @@ def _records(job: Job, stream: int) -> Iterator[Record]:
             yield Record(number, item)
 
 
-def _survey_part(job: Job, piece: Piece[Record]) -> dict[str, Any]:
+def _survey_part(job: Job, piece: Piece[list[Record]]) -> dict[str, Any]:
     extract, read = extract_step(), pool(job.config)
     files: dict[int, dict[str, Any]] = {}
     ids: list[str] = []
@@ -251,7 +250,7 @@ def _write_survey(into: Path, ids: list[str], candidates: Sequence[tuple[float, 
     pq.write_table(table, into / CANDIDATES, row_group_size=_GROUP, **PASSING_PACKING)
 
 
-def _hashes(job: Job, piece: Piece[Record]) -> dict[int, dict[str, str]]:
+def _hashes(job: Job, piece: Piece[list[Record]]) -> dict[int, dict[str, str]]:
     """The sha256 of each file of the stream that a part ends."""
     found: dict[int, dict[str, str]] = {}
     for number in range(*job.streams[piece.stream]):
@@ -347,7 +346,7 @@ def _candidates(part: Path, group: int) -> pa.Table:
         return file.read_row_group(group)
 
 
-def _write_part(job: Job, piece: Piece[Record]) -> dict[str, Any]:
+def _write_part(job: Job, piece: Piece[list[Record]]) -> dict[str, Any]:
     surveyed, files = (
         job.work / SURVEYED / piece.name,
         RawFiles(piece.into, shard_bytes=job.config.shard_bytes),

@@ -55,7 +55,7 @@ def begin_job(
 
     files: what is read, below `source`; without them `source` is a harvest.
     """
-    files = _raw_files(source) if files is None else files
+    files = raw_files(source) if files is None else files
     described = {
         "trivium": __version__,
         "source": str(source.resolve()),
@@ -172,7 +172,8 @@ def mapped(path: Path) -> NDArray[Any]:
     return np.asarray(np.load(path, mmap_mode="c", allow_pickle=False))
 
 
-def _raw_files(source: Path) -> list[Path]:
+def raw_files(source: Path) -> list[Path]:
+    """The raw files of a harvest, in order; DataError when it has none."""
     folders = [source / name for name in (WARC_FOLDER, JSONL_FOLDER) if (source / name).is_dir()]
     if not folders:
         raise DataError(

@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,38 +16,50 @@ REJECTS = "rejects.gz"  # of a part
 
 
 class Judged(NamedTuple):
-    """What became of some records. rejects: packed; tallies: of reading and each step; damage: its first reason."""
+    """What became of some records, in their order: a document, or the line of a reject.
 
-    kept: list[Document]
-    rejects: bytes
+    tallies: of reading and each step so far; damage: the first reason why something could not be read.
+    """
+
+    items: list[Document | bytes]
     tallies: list[dict[str, Any]]
     damage: list[str]
 
+    @property
+    def kept(self) -> list[Document]:
+        """The documents that no step dropped."""
+        return [item for item in self.items if isinstance(item, Document)]
 
-def judged(records: Iterable[Document | Damage], steps: Steps, root: Path) -> Judged:
-    """Judge the documents among records; what could not be read is counted and becomes a reject, named below `root`."""
-    read, lines = Tally("read"), list[bytes]()
+    @property
+    def rejects(self) -> bytes:
+        """The lines of the rejects, packed."""
+        return packed_lines([item for item in self.items if isinstance(item, bytes)])
+
+    def by(self, steps: Steps) -> "Judged":
+        """The same, its documents judged by further steps."""
+        items = [_line_of(item) if isinstance(item, Reject) else item for item in steps.run(self.items)]
+        return Judged(items, [*self.tallies, *(tally.as_json() for tally in steps.tallies)], self.damage)
+
+
+def as_read(records: Sequence[Document | Damage], root: Path) -> Judged:
+    """Records before any step; what could not be read is counted and becomes a reject, named below `root`."""
+    read = Tally("read")
+    items: list[Document | bytes] = []
     damage: list[str] = []
-    kept: list[Document] = []
-
-    def sound() -> Iterator[Document]:
-        for item in records:
-            if isinstance(item, Damage):
-                where = Path(item.path).relative_to(root).as_posix()
-                damage.append(f"{where}: {item.reason}")
-                read.quarantined += item.records
-                lines.append(reject_line(Document(where, "", ""), read.step, item.reason))
-            else:
-                read.keep(item)
-                yield item
-
-    for result in steps.run(sound()):
-        if isinstance(result, Reject):
-            lines.append(reject_line(result.document, result.step, result.reason))
+    for record in records:
+        if isinstance(record, Damage):
+            where = Path(record.path).relative_to(root).as_posix()
+            damage.append(f"{where}: {record.reason}")
+            read.quarantined += record.records
+            items.append(reject_line(Document(where, "", ""), read.step, record.reason))
         else:
-            kept.append(result)
-    tallies = [tally.as_json() for tally in (read, *steps.tallies)]
-    return Judged(kept, packed_lines(lines), tallies, damage[:1])
+            read.keep(record)
+            items.append(record)
+    return Judged(items, [read.as_json()], damage[:1])
+
+
+def _line_of(reject: Reject) -> bytes:
+    return reject_line(reject.document, reject.step, reject.reason)
 
 
 def reject_line(document: Document, step: str, reason: str, **detail: Any) -> bytes:

@@ -4,7 +4,7 @@ Where a part begins depends on the records only, so neither a kill nor the numbe
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -25,51 +25,78 @@ class Sized(Protocol):
 
 
 Record = TypeVar("Record", bound=Sized)
+Records = TypeVar("Records")
 
 
-class Piece(NamedTuple, Generic[Record]):
+class Stretch(NamedTuple, Generic[Records]):
+    """The records of one part, or what was made of them; how many they were; whether no more follow."""
+
+    records: Records
+    raw: int
+    last: bool
+
+
+class Piece(NamedTuple, Generic[Records]):
     """A part that is being written: its stream and name, its records, whether no more follow, the folder it fills."""
 
     stream: int
     name: str
-    records: Sequence[Record]
+    records: Records
     last: bool
     into: Path
+
+
+# The stretch of a stream at a place among its parts, before which there are so many records; places rise.
+Take = Callable[[int, int], Stretch[Records]]
 
 
 def do_parts(
     folder: Path,
     number: int,
-    read: Callable[[], Iterator[Record]],
-    write: Callable[[Piece[Record]], dict[str, Any]],
-    *,
-    at_least: int = 0,
+    take: Take[Records],
+    write: Callable[[Piece[Records]], dict[str, Any]],
 ) -> Result:
     """Write the parts of a stream, by its number, that are not in `folder` yet.
 
-    write: fills a part's folder, and returns what is to be told of it beside the number of its records. at_least:
-    bytes in a part, where it is to have more than PART_BYTES.
+    write: fills a part's folder, and returns what is to be told of it beside the number of its records.
     """
     done = finished_parts(folder, number)
-    if not done or not done[-1]["last"]:
-        records = read()
-        for _ in islice(records, sum(part["raw"] for part in done)):
-            pass  # reading is cheap beside what was done to these
-        last, count = False, len(done)
-        while not last:
-            taken, last = take(records, max(PART_BYTES, at_least))
-            name = part_name(number, count)
+    before, count, last = sum(part["raw"] for part in done), len(done), bool(done and done[-1]["last"])
+    while not last:
+        name = part_name(number, count)
+        stretch = take(count, before)
 
-            def fill(into: Path, name: str = name, taken: list[Record] = taken, last: bool = last) -> None:
-                told = write(Piece(number, name, taken, last, into))
-                write_json(into / COUNTS, {**told, "raw": len(taken), "last": int(last)})
+        def fill(into: Path, name: str = name, stretch: Stretch[Records] = stretch) -> None:
+            told = write(Piece(number, name, stretch.records, stretch.last, into))
+            write_json(into / COUNTS, {**told, "raw": stretch.raw, "last": int(stretch.last)})
 
-            lay_down(folder / name, fill)
-            count += 1
+        lay_down(folder / name, fill)
+        before, count, last = before + stretch.raw, count + 1, stretch.last
     return {}
 
 
-def take(records: Iterator[Record], size: int) -> tuple[list[Record], bool]:
+def stretches(read: Callable[[], Iterator[Record]], *, at_least: int = 0) -> Take[list[Record]]:
+    """Takes stretches of a stream of records, which is opened when one is asked for.
+
+    at_least: bytes in a part, where it is to have more than PART_BYTES.
+    """
+    opened: list[Iterator[Record]] = []
+    passed = 0
+
+    def take(place: int, before: int) -> Stretch[list[Record]]:
+        nonlocal passed
+        if not opened:
+            opened.append(read())
+        for _ in islice(opened[0], before - passed):
+            pass  # reading is cheap beside what was done to these
+        taken, last = _taken(opened[0], max(PART_BYTES, at_least))
+        passed = before + len(taken)
+        return Stretch(taken, len(taken), last)
+
+    return take
+
+
+def _taken(records: Iterator[Record], size: int) -> tuple[list[Record], bool]:
     """The next records of at least so many bytes, and whether they are the last."""
     taken: list[Record] = []
     held = 0
@@ -101,6 +128,11 @@ def part_names(folder: Path, streams: int) -> list[str]:
 def part_name(number: int, place: int) -> str:
     """The name of a stream's part."""
     return f"{number:05d}-{place:05d}"
+
+
+def place_of(name: str) -> int:
+    """The place of a part in its stream, by its name."""
+    return int(name.rpartition("-")[2])
 
 
 def counts_of(part: Path) -> dict[str, Any]:

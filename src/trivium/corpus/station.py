@@ -19,8 +19,8 @@ from trivium.corpus.first_pass import PARTS
 from trivium.corpus.inputs import DOCUMENTS, documents_of, files_at
 from trivium.corpus.job import Job, begin_job, end_job, read_job
 from trivium.corpus.judged import REJECTS as PACKED
-from trivium.corpus.judged import judged, packed_lines, reject_line
-from trivium.corpus.parts import COUNTS, PART_BYTES, Piece, counts_of, do_parts, part_names
+from trivium.corpus.judged import as_read, packed_lines, reject_line
+from trivium.corpus.parts import COUNTS, PART_BYTES, Piece, counts_of, do_parts, part_names, stretches
 from trivium.corpus.publish import join_files, publish_shards, summed
 from trivium.corpus.quarantine import Damage
 from trivium.corpus.read import source_of
@@ -66,14 +66,14 @@ def judge_file(work: str, item: str) -> Result:
     return do_parts(
         job.path(PARTS),
         int(item),
-        lambda: documents_of(path, source=source_of(path, job.source)),
+        stretches(lambda: documents_of(path, source=source_of(path, job.source))),
         lambda piece: _write_part(job, piece),
     )
 
 
-def _write_part(job: Job, piece: Piece[Document | Damage]) -> dict[str, Any]:
+def _write_part(job: Job, piece: Piece[list[Document | Damage]]) -> dict[str, Any]:
     """What the steps leave of some records, and their rejects."""
-    found = judged(piece.records, Steps(named_steps(job.config, seed=job.seed)), job.source)
+    found = as_read(piece.records, job.source).by(Steps(named_steps(job.config, seed=job.seed)))
     (piece.into / PACKED).write_bytes(found.rejects)
     return {
         "entry": write_shard(piece.into / shard_name(0), documents_table(found.kept)),

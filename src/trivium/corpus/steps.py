@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from trivium.corpus.document import Document
+from trivium.corpus.measure import Ask, Found, Measure, measured
 
 _BATCH_CHARACTERS = 1 << 20  # judged at once: enough for kernels, little enough for the processor's cache
 
@@ -24,14 +25,20 @@ class Drop(NamedTuple):
 
 
 Verdict = Keep | Drop
+Other = TypeVar("Other")
 
 
 class Step(NamedTuple):
-    """A named judgement of single documents; `judge_all` says the same of many at once, where that is faster."""
+    """A named judgement of single documents; `judge_all` says the same of many at once, where that is faster.
+
+    measure, by_figures: where the verdict follows from figures of the text, what these are, and the verdict by them.
+    """
 
     name: str
     judge: Callable[[Document], Verdict]
     judge_all: Callable[[Sequence[Document]], list[Verdict]] | None = None
+    measure: Measure | None = None
+    by_figures: Callable[[Document, Found], Verdict] | None = None
 
     def verdicts(self, documents: Sequence[Document]) -> list[Verdict]:
         """The verdict on each document."""
@@ -41,6 +48,24 @@ class Step(NamedTuple):
 def batched_step(name: str, judge_all: Callable[[Sequence[Document]], list[Verdict]]) -> Step:
     """A step that is known by what it says of many documents."""
     return Step(name, lambda document: judge_all([document])[0], judge_all)
+
+
+def measured_step(
+    name: str, measure: Measure, by_figures: Callable[[Document, Found], Verdict], ask: Ask = measured
+) -> Step:
+    """A step that judges by the figures of a text, which it asks of `ask`."""
+
+    def judge_all(documents: Sequence[Document]) -> list[Verdict]:
+        return list(map(by_figures, documents, ask(measure, [document.text for document in documents])))
+
+    return Step(name, lambda document: judge_all([document])[0], judge_all, measure, by_figures)
+
+
+def asking(step: Step, ask: Ask) -> Step:
+    """The same step, if it judges by figures with these asked of `ask`."""
+    if step.measure is None or step.by_figures is None:
+        return step
+    return measured_step(step.name, step.measure, step.by_figures, ask)
 
 
 class Reject(NamedTuple):
@@ -87,21 +112,25 @@ class Steps:
         self.steps = tuple(steps)
         self.tallies = tuple(Tally(step.name) for step in self.steps)
 
-    def run(self, documents: Iterable[Document]) -> Iterator[Document | Reject]:
-        """Each document once, as kept by every step or as the reject of the first step that drops it, in order."""
-        held: list[Document] = []
+    def run(self, items: Iterable[Document | Other]) -> Iterator[Document | Reject | Other]:
+        """Each document once, as kept by every step or as the reject of the first step that drops it, in order.
+
+        What is no document stays where it is among them.
+        """
+        held: list[Document | Other] = []
         size = 0
-        for document in documents:
-            held.append(document)
-            size += len(document.text)
+        for item in items:
+            held.append(item)
+            size += len(item.text) if isinstance(item, Document) else 0
             if size >= _BATCH_CHARACTERS:
                 yield from self._judge(held)
                 held, size = [], 0
         yield from self._judge(held)
 
-    def _judge(self, documents: list[Document]) -> list[Document | Reject]:
-        results: list[Document | Reject] = list(documents)
-        places, current = list(range(len(documents))), documents
+    def _judge(self, items: Sequence[Document | Other]) -> list[Document | Reject | Other]:
+        results: list[Document | Reject | Other] = list(items)
+        numbered = [(place, item) for place, item in enumerate(items) if isinstance(item, Document)]
+        places, current = [place for place, _ in numbered], [document for _, document in numbered]
         for step, tally in zip(self.steps, self.tallies, strict=True):
             left: list[tuple[int, Document]] = []
             for place, document, verdict in zip(places, current, step.verdicts(current), strict=True):

@@ -15,7 +15,6 @@ from trivium.corpus.document import Document
 from trivium.corpus.filters import fineweb, quality, repetition
 from trivium.corpus.filters.named import FILTERS, named_steps
 from trivium.corpus.kernels.characters import BLANK, DIGIT, LETTER, ODD, WORD, character_classes
-from trivium.corpus.kernels.texts import joined
 
 # what the rules look at, and blanks, letters and signs that look or fold like it
 PIECES = [
@@ -45,14 +44,15 @@ spaced = st.lists(st.sampled_from(PIECES), max_size=60).map(" ".join)
 @example(["", " \n\n ", "word"])
 @example(["x" * 70_000 + "\n" + "y " * 9])
 def test_quality_figures_are_those_of_plain_python(batch):
-    assert quality.measure_all(joined(batch)) == [quality_figures(text) for text in batch]
+    assert quality.measure_all(batch) == [quality_figures(text) for text in batch]
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(texts, min_size=1, max_size=4), st.integers(0, 40))
 def test_fineweb_figures_are_those_of_plain_python(batch, short):
     config = FineWebConfig(short_line=short)
-    assert fineweb.measure_all(joined(batch), config) == [fineweb_figures(text, config) for text in batch]
+    found = fineweb.measure_all(batch, short_line=short)
+    assert found == [fineweb_figures(text, config) for text in batch]
 
 
 few_words = st.lists(
@@ -68,7 +68,7 @@ few_words = st.lists(
 )
 def test_repetition_shares_are_those_of_plain_python(batch, tops, repeated):
     config = RepetitionConfig(top_ngram=(0.2,) * tops, repeated_ngram=(0.1,) * repeated)
-    found = repetition.measure_all(joined(batch), config)
+    found = repetition.measure_all(batch, config)
     assert found == [repetition_rules(text, config) for text in batch]
 
 

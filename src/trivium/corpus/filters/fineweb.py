@@ -8,8 +8,9 @@ from trivium.corpus.document import Document
 from trivium.corpus.kernels.characters import WEB_STOP
 from trivium.corpus.kernels.measures import LINES, SHORT_LINES, STOPPED_LINES, WORDS, measures
 from trivium.corpus.kernels.repeats import AGAIN_CHARACTERS, PART_CHARACTERS, repeats
-from trivium.corpus.kernels.texts import Texts, joined
-from trivium.corpus.steps import Drop, Keep, Step, Verdict, batched_step, noted
+from trivium.corpus.kernels.texts import joined
+from trivium.corpus.measure import Found, Measure
+from trivium.corpus.steps import Drop, Keep, Step, Verdict, measured_step, noted
 
 
 class Figures(NamedTuple):
@@ -24,26 +25,25 @@ class Figures(NamedTuple):
 def fineweb_step(config: FineWebConfig) -> Step:
     """The step that drops a document at the first rule it breaks; metadata gains `fineweb`, the figures."""
 
-    def verdict(document: Document, figures: Figures) -> Verdict:
+    def verdict(document: Document, found: Found) -> Verdict:
+        figures = Figures(*found)
         broken = broken_rule(figures, config)
         shown = {name: round(value, 4) for name, value in figures._asdict().items()}
         return Drop(broken) if broken else Keep(noted(document, fineweb=shown))
 
-    def judge_all(documents: Sequence[Document]) -> list[Verdict]:
-        figures = measure_all(joined([document.text for document in documents]), config)
-        return list(map(verdict, documents, figures))
-
-    return batched_step("fineweb", judge_all)
+    measure = Measure("fineweb", measure_all, {"short_line": config.short_line})
+    return measured_step("fineweb", measure, verdict)
 
 
 def measure(text: str, config: FineWebConfig) -> Figures:
     """Every figure of a text; lines without anything in them are no lines."""
-    return measure_all(joined([text]), config)[0]
+    return measure_all([text], short_line=config.short_line)[0]
 
 
-def measure_all(texts: Texts, config: FineWebConfig) -> list[Figures]:
-    """Every figure of each text."""
-    counts, _ = measures(texts, short=config.short_line + 1, stops=WEB_STOP)
+def measure_all(strings: Sequence[str], *, short_line: int) -> list[Figures]:
+    """Every figure of each text. short_line: characters in a short line at most."""
+    texts = joined(strings)
+    counts, _ = measures(texts, short=short_line + 1, stops=WEB_STOP)
     parts, _ = repeats(texts, tops=0, repeated=0)
     return [_figures(*both) for both in zip(counts.tolist(), parts.tolist(), strict=True)]
 

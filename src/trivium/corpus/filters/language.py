@@ -5,12 +5,14 @@ they are surely of one language it is the text's; where they are not, the whole 
 """
 
 import re
+from collections.abc import Sequence
 
 import pycld2
 
 from trivium.corpus.config import LanguageConfig
 from trivium.corpus.document import Document
-from trivium.corpus.steps import Drop, Keep, Step, Verdict, noted
+from trivium.corpus.measure import Found, Measure
+from trivium.corpus.steps import Drop, Keep, Step, Verdict, measured_step, noted
 
 # pycld2 refuses control characters and lone surrogates
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
@@ -21,15 +23,20 @@ _UNKNOWN = "un"
 def language_step(config: LanguageConfig) -> Step:
     """The step that keeps the languages of `config.keep`; metadata gains `language` and `language_percent`."""
 
-    def judge(document: Document) -> Verdict:
-        code, percent = detect(document.text, sample=config.sample, sure=config.sure)
+    def verdict(document: Document, found: Found) -> Verdict:
+        code, percent = found
         if code not in config.keep:
             return Drop("undetermined" if code == _UNKNOWN else f"language {code}")
         if percent < config.percent:
             return Drop(f"mixed: less than {config.percent} % {code}")
         return Keep(noted(document, language=code, language_percent=percent))
 
-    return Step("language", judge)
+    measure = Measure("language", _detect_all, {"sample": config.sample, "sure": config.sure})
+    return measured_step("language", measure, verdict)
+
+
+def _detect_all(texts: Sequence[str], *, sample: int, sure: int) -> list[Found]:
+    return [detect(text, sample=sample, sure=sure) for text in texts]
 
 
 def detect(text: str, *, sample: int = 0, sure: int = 100) -> tuple[str, int]:

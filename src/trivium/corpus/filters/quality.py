@@ -1,7 +1,8 @@
 """Heuristics on a document's words and lines: each a named rule with its threshold in the config."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from trivium.corpus.config import QualityConfig
@@ -23,8 +24,9 @@ from trivium.corpus.kernels.measures import (
     WORDS,
     measures,
 )
-from trivium.corpus.kernels.texts import Texts, joined
-from trivium.corpus.steps import Drop, Keep, Step, Verdict, batched_step, noted
+from trivium.corpus.kernels.texts import joined
+from trivium.corpus.measure import Found, Measure
+from trivium.corpus.steps import Drop, Keep, Step, Verdict, measured_step, noted
 
 _SHORT_LINE = 30  # characters
 # C4's policy phrases; a line that holds one is no content
@@ -73,34 +75,37 @@ class Figures(NamedTuple):
 def quality_step(config: QualityConfig) -> Step:
     """The step that drops a document at the first rule it breaks; metadata gains `quality`, the figures."""
 
-    def verdict(document: Document, figures: Figures) -> Verdict:
+    def verdict(document: Document, found: Found) -> Verdict:
+        figures = Figures(*found)
         broken = broken_rule(figures, config)
         if broken:
             return Drop(broken)
         shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in figures._asdict().items()}
         return Keep(noted(document, quality=shown))
 
-    return _step("quality", verdict)
+    return measured_step("quality", _MEASURE, verdict)
 
 
 def gopher_step(config: QualityConfig) -> Step:
     """The step with the rules of Gopher alone (Rae et al., arXiv 2112.11446, A1.1); metadata gains `gopher`."""
 
-    def verdict(document: Document, figures: Figures) -> Verdict:
+    def verdict(document: Document, found: Found) -> Verdict:
+        figures = Figures(*found)
         broken = broken_rule(figures, config, only=_GOPHER)
         shown = {name: round(getattr(figures, name), 4) for name in _GOPHER_FIGURES}
         return Drop(broken) if broken else Keep(noted(document, gopher=shown))
 
-    return _step("gopher", verdict)
+    return measured_step("gopher", _MEASURE, verdict)
 
 
 def measure(text: str) -> Figures:
     """Every figure of a text."""
-    return measure_all(joined([text]))[0]
+    return measure_all([text])[0]
 
 
-def measure_all(texts: Texts) -> list[Figures]:
+def measure_all(strings: Sequence[str]) -> list[Figures]:
     """Every figure of each text."""
+    texts = joined(strings)
     counts, suspects = measures(texts, short=_SHORT_LINE)
     boilerplate = [0] * texts.num_texts
     for text, start, end, words in zip(*(column.tolist() for column in suspects), strict=True):
@@ -126,12 +131,7 @@ def _figures(counts: list[int], boilerplate: int) -> Figures:
     )
 
 
-def _step(name: str, verdict: Callable[[Document, Figures], Verdict]) -> Step:
-    def judge_all(documents: Sequence[Document]) -> list[Verdict]:
-        figures = measure_all(joined([document.text for document in documents]))
-        return list(map(verdict, documents, figures))
-
-    return batched_step(name, judge_all)
+_MEASURE = Measure("quality", measure_all, MappingProxyType({}))
 
 
 def is_boilerplate(line: str) -> bool:

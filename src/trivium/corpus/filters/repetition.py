@@ -12,8 +12,9 @@ from trivium.corpus.kernels.repeats import (
     PARTS,
     repeats,
 )
-from trivium.corpus.kernels.texts import Texts, joined
-from trivium.corpus.steps import Drop, Keep, Step, Verdict, batched_step, noted
+from trivium.corpus.kernels.texts import joined
+from trivium.corpus.measure import Found, Measure
+from trivium.corpus.steps import Drop, Keep, Step, Verdict, measured_step, noted
 
 Rule = tuple[str, float, float]  # its name, the share in a text, the largest share allowed
 
@@ -21,22 +22,32 @@ Rule = tuple[str, float, float]  # its name, the share in a text, the largest sh
 def repetition_step(config: RepetitionConfig) -> Step:
     """The step that drops a document at the first repetition rule it breaks; metadata gains `repetition`."""
 
-    def judge_all(documents: Sequence[Document]) -> list[Verdict]:
-        rules = measure_all(joined([document.text for document in documents]), config)
-        return list(map(_verdict, documents, rules))
+    def verdict(document: Document, counts: Found) -> Verdict:
+        parts, runs = counts
+        return _verdict(document, _rules(parts, runs, config))
 
-    return batched_step("repetition", judge_all)
+    return measured_step("repetition", Measure("repetition", _count_all, _lengths(config)), verdict)
 
 
 def measure(text: str, config: RepetitionConfig) -> list[Rule]:
     """Every rule, with its share in this text."""
-    return measure_all(joined([text]), config)[0]
+    return measure_all([text], config)[0]
 
 
-def measure_all(texts: Texts, config: RepetitionConfig) -> list[list[Rule]]:
+def measure_all(texts: Sequence[str], config: RepetitionConfig) -> list[list[Rule]]:
     """Every rule, with its share in each text."""
-    parts, runs = repeats(texts, tops=len(config.top_ngram), repeated=len(config.repeated_ngram))
-    return [_rules(*counts, config) for counts in zip(parts.tolist(), runs.tolist(), strict=True)]
+    counts = _count_all(texts, **_lengths(config))
+    return [_rules(parts, runs, config) for parts, runs in counts]
+
+
+def _lengths(config: RepetitionConfig) -> dict[str, int]:
+    """How many lengths of runs are counted, which is all that the counts depend on."""
+    return {"tops": len(config.top_ngram), "repeated": len(config.repeated_ngram)}
+
+
+def _count_all(texts: Sequence[str], *, tops: int, repeated: int) -> list[Found]:
+    parts, runs = repeats(joined(texts), tops=tops, repeated=repeated)
+    return list(zip(parts.tolist(), runs.tolist(), strict=True))
 
 
 def _verdict(document: Document, rules: list[Rule]) -> Verdict:

@@ -1,0 +1,44 @@
+"""`trivium corpus curate --keep-work`: what is kept is told, foretold, used and deleted."""
+
+import json
+from pydoc_data.topics import topics
+
+import pytest
+from typer.testing import CliRunner
+
+from trivium.cli import corpus
+
+SENTENCE = (
+    "The {} of the house was seen by all that have come to the village with {} friends in the year {}. "
+)
+
+
+@pytest.fixture
+def out(tmp_path):
+    text = tmp_path / "text.jsonl"
+    pages = [page for _, page in sorted(topics.items()) if len(page) > 1500][:20]
+    flowing = ("\n\n".join(" ".join(part.split()) for part in page.split("\n\n")) for page in pages)
+    text.write_text("".join(json.dumps({"text": page}) + "\n" for page in flowing))
+    said("harvest", "--out", tmp_path / "run", "--corpus", text, "--set", "harvest.evaluation_items=1")
+    return tmp_path / "run"
+
+
+def said(*words):
+    ended = CliRunner().invoke(corpus.app, list(map(str, words)))
+    assert ended.exit_code == 0, ended.output + repr(ended.exception)
+    return ended.output
+
+
+def test_kept_work_is_foretold_used_told_and_deleted(out):
+    stricter = ("--set", "curate.quality.words_low=60")
+    assert "--keep-work keeps it" in said("curate", "--out", out, "--dry-run")
+    assert not (out / "curated").exists()
+    assert "kept for the next curation: " in said("curate", "--out", out, "--keep-work")
+    again = "used again: texts, language, quality, repetition, keys for comparison\n"
+    foretold = said("curate", "--out", out, *stricter, "--dry-run")
+    assert "curate.quality.words_low: 50 -> 60\n" in foretold and again in foretold
+    assert again in said("curate", "--out", out, *stricter)
+    assert "up to date" in said("curate", "--out", out, "--dry-run")
+    said("curate", "--out", out, "--no-keep-work")
+    assert not (out / corpus.KEPT).exists()
+    assert "everything is done anew" in said("curate", "--out", out, "--redo", "--dry-run")
