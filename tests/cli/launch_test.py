@@ -82,18 +82,37 @@ def test_slurm_queues_again_what_may_go_on_and_never_what_was_cancelled(
     capsys, monkeypatch, tmp_path: Path, code: int, state: str, queued: bool
 ) -> None:
     text = printed(capsys, monkeypatch, "slurm", *two_nodes(), out=str(tmp_path))
+    assert runs_under_slurm(text, tmp_path, code, state) == queued
+
+
+def runs_under_slurm(text: str, folder: Path, code: int, state: str) -> bool:
+    """Run a job file whose ranks end with `code`; whether it queued itself again."""
     for name, script in (("scontrol", SCONTROL), ("srun", SRUN)):
-        (tmp_path / name).write_text(script)
-        (tmp_path / name).chmod(0o755)
-    environment = {
-        "PATH": f"{tmp_path}:/usr/bin:/bin",
-        "SLURM_JOB_ID": "7",
-        "STATE": state,
-        "CODE": str(code),
-    }
-    ran = subprocess.run(["bash"], input=text.encode(), cwd=tmp_path, env=environment)
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o755)
+    (folder / "requeued").unlink(missing_ok=True)
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "STATE": state, "CODE": str(code)}
+    ran = subprocess.run(["bash"], input=text.encode(), cwd=folder, env=environment)
     assert ran.returncode == code
-    assert (tmp_path / "requeued").exists() == queued
+    return (folder / "requeued").exists()
+
+
+def test_slurm_gives_up_where_a_job_gets_no_further_and_not_where_it_does(
+    capsys, monkeypatch, tmp_path: Path
+) -> None:
+    text = printed(capsys, monkeypatch, "slurm", *two_nodes("training.restarts=2"), out=str(tmp_path))
+
+    def fails_at(*checkpoints: str) -> bool:
+        for name in checkpoints:
+            (tmp_path / "training" / "checkpoints" / name).mkdir(parents=True, exist_ok=True)
+        return runs_under_slurm(text, tmp_path, 137, RUNS)
+
+    assert fails_at() and fails_at()
+    assert fails_at("step-00000100") and fails_at(
+        ".step-00000200.partial"
+    )  # what is half written is no progress
+    assert fails_at("step-99999990") and fails_at("step-100000000") and fails_at()
+    assert not fails_at()
 
 
 def test_a_job_of_some_devices_of_a_node_leaves_the_others(capsys, monkeypatch) -> None:

@@ -45,9 +45,14 @@ case $code in
   75) queue_again "preempted, saved" ;;
   2 | 3 | 4 | 5) echo "not queued again: config, machine, data or checkpoint is wrong" ;;
   *)
-    echo failed >> "$OUT/failures-$SLURM_JOB_ID"
-    if [ "$(wc -l < "$OUT/failures-$SLURM_JOB_ID")" -le {{restarts}} ]; then
+    # Failures count against a job only while it gets no further: those with the same newest checkpoint.
+    newest=$(find "$OUT/training/checkpoints" -maxdepth 1 -name 'step-*' -printf '%f\n' 2> /dev/null | sort -V | tail -n 1)
+    echo "${newest:-none}" >> "$OUT/failures-$SLURM_JOB_ID"
+    failures=$(grep -cxF "${newest:-none}" "$OUT/failures-$SLURM_JOB_ID")
+    if [ "$failures" -le {{restarts}} ]; then
       queue_again "failed with $code; it can go on from the last checkpoint"
+    else
+      echo "failed with $code, $failures times at the same checkpoint (${newest:-none}); not queued again"
     fi
     ;;
 esac
