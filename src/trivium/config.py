@@ -15,6 +15,7 @@ Tree = dict[str, Any]
 ModelT = TypeVar("ModelT", bound="Config")
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
+AboveZero = Annotated[float, Field(gt=0)]
 
 
 class Config(BaseModel):

@@ -4,7 +4,6 @@ import platform
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 
 from trivium.cli.corpus_tools import blend, classify, dedup, extract_check, select, step
 from trivium.cli.corpus_views import diff, inspect, stats
+from trivium.cli.machine import version_of
 from trivium.cli.options import DEFAULT_OUT, Corpus, Out, Preset, Redo, Sets, given_for, open_run
 from trivium.cli.stage import CORPUS_PATH, Result, Run, Stage, perform
 from trivium.cli.tokenize import Workers, tokenizing
@@ -155,7 +155,7 @@ def _curate_lines(result: Result) -> list[str]:
 def _raw_input(run: Run) -> dict[str, str]:
     """The user's files by name, size and time of change; the default corpus by the versions it is read from."""
     if run.corpus is None:
-        versions = {name: _version(name) for name in run.config.harvest.packages}
+        versions = {name: version_of(name) for name in run.config.harvest.packages}
         return {"corpus": fingerprint(versions | {"python": platform.python_version()})}
     path = str(run.corpus.resolve())
     before = (read_stamp(run.at.folder("harvest")) or {}).get("inputs", {})
@@ -171,13 +171,6 @@ def _beside(run: Run) -> dict[str, str]:
 
     hashes = [file_sha256(path) for path in files_beside(run.config.curate)]
     return {"beside": fingerprint(hashes)} if hashes else {}
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 HARVEST = Stage(
