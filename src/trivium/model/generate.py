@@ -69,23 +69,6 @@ class Draft:
         return self.max_tokens - len(self.drawn)
 
 
-def continue_text(
-    model: WholeModel,
-    prompt: Sequence[int],
-    *,
-    max_tokens: int,
-    choice: Choice,
-    done: Callable[[list[int]], bool],
-) -> list[int]:
-    """The tokens that follow `prompt`, at most `max_tokens`; `done` sees them so far and may end it.
-
-    A prompt longer than the model's sequence is cut on the left.
-    """
-    draft = Draft(prompt, choice, done, max_tokens)
-    continue_drafts(model, [draft])
-    return draft.drawn
-
-
 def continue_drafts(model: WholeModel, drafts: Sequence[Draft]) -> None:
     """Write every draft to its end, side by side."""
     write_together(model, drafts, partial(_choose, model))
