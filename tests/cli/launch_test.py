@@ -24,6 +24,14 @@ def printed(capsys, monkeypatch, target: str, *sets: str, out: str = "/runs/My r
     return capsys.readouterr().out
 
 
+@pytest.mark.parametrize("target", ["slurm", "kubernetes", "torchrun"])
+def test_a_job_file_names_the_tokens_that_train_is_to_read(capsys, monkeypatch, target: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["trivium", "launch", "--print", target, "--tokens", "/data/my tokens"])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert not ended.value.code and "--tokens '/data/my tokens'" in capsys.readouterr().out
+
+
 def is_shell(text: str) -> None:
     subprocess.run(["bash", "-n"], input=text.encode(), check=True)
 

@@ -116,6 +116,16 @@ def test_every_verb_has_its_help(call, verb: str):
     assert done.returncode == 0 and f"trivium {verb}" in done.stdout
 
 
+@pytest.mark.parametrize("verb", ["", "checkpoint", "config", "corpus", "data", "plan"])
+def test_no_line_of_a_list_of_verbs_is_cut_short(monkeypatch, capsys, verb: str):
+    monkeypatch.setattr(sys, "argv", ["trivium", *verb.split(), "--help"])
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        entry.main()
+    listed = capsys.readouterr().out.split("Commands:")[1]
+    assert listed.strip() and "..." not in listed
+
+
 def test_an_impossible_layout_is_refused_at_once_with_every_problem(call, tmp_path: Path):
     words = ["train", "--preset", "demo", "--set", "plan.layout.tensor=3", "--set", "plan.batch.micro=5"]
     done = call(*words)

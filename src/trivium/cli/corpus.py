@@ -38,7 +38,7 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command(short_help="Collect raw text, or your files.")
 def harvest(
     out: Out = DEFAULT_OUT,
     corpus: Corpus = None,
@@ -53,7 +53,7 @@ def harvest(
     perform(on_engine(HARVEST, _harvest, chosen_engine(engine, workers)), opened, redo=redo)
 
 
-@app.command()
+@app.command(short_help="Filter, deduplicate, decontaminate and blend it.")
 def curate(
     out: Out = DEFAULT_OUT,
     preset: Preset = None,
@@ -67,7 +67,7 @@ def curate(
     perform(on_engine(CURATE, _curate, chosen_engine(engine, workers)), opened, redo=redo)
 
 
-@app.command()
+@app.command(short_help="All of it, from raw text to token shards.")
 def run(
     preset: Annotated[str, typer.Argument(metavar="PRESET", help="A shipped preset or a YAML/JSON file.")],
     out: Out = DEFAULT_OUT,
@@ -84,9 +84,14 @@ def run(
         perform(stage, opened)
 
 
-for verb in (step, dedup, select, blend, diff, inspect, stats):
-    app.command()(verb)
-app.command("extract-check")(extract_check)
+app.command(short_help="One station alone, documents in and out.")(step)
+app.command(short_help="Drop documents that repeat earlier ones.")(dedup)
+app.command(short_help="Keep the documents closest to a target set.")(select)
+app.command(short_help="Show weights and epochs of a blend.")(blend)
+app.command(short_help="Compare the corpora of two runs, byte for byte.")(diff)
+app.command(short_help="Show a document's whole history.")(inspect)
+app.command(short_help="Show lengths, scores and reasons for rejection.")(stats)
+app.command("extract-check", short_help="Compare extractors on pages of known text.")(extract_check)
 app.add_typer(classify, name="classify")
 
 

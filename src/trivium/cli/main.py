@@ -39,7 +39,7 @@ VERBS = (
     Verb(
         "data",
         "trivium.cli.data",
-        "From tokens to documents and back, for every step of a run; tokens made elsewhere.",
+        "From tokens to documents and back; take tokens made elsewhere.",
     ),
     Verb("launch", "trivium.cli.launch", "Print a job file for Slurm, Kubernetes or torchrun."),
     Verb("checkpoint", "trivium.cli.checkpoint", "List, verify, compare, exchange and remove checkpoints."),
