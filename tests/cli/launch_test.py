@@ -65,7 +65,9 @@ case $1 in
 esac
 """
 SRUN = """#!/bin/bash
-[ "$1" = --nodes=1 ] && echo 29500 || exit "$CODE"
+[ "$1" = --nodes=1 ] && echo 29500 && exit
+[ -n "$EVENT" ] && printf '{"event": "%s", "step": 7}\\n' "$EVENT" >> training/events.jsonl
+exit "$CODE"
 """
 RUNS, LATE, CANCELLED = (
     "JobState=RUNNING Reason=None",
@@ -93,15 +95,32 @@ def test_slurm_queues_again_what_may_go_on_and_never_what_was_cancelled(
     assert runs_under_slurm(text, tmp_path, code, state) == queued
 
 
-def runs_under_slurm(text: str, folder: Path, code: int, state: str) -> bool:
-    """Run a job file whose ranks end with `code`; whether it queued itself again."""
+def test_slurm_takes_a_job_for_preempted_whose_last_ranks_were_ended_by_slurm(
+    capsys, monkeypatch, tmp_path: Path
+) -> None:
+    (tmp_path / "training").mkdir()
+    text = printed(capsys, monkeypatch, "slurm", *two_nodes("training.restarts=0"), out=str(tmp_path))
+    assert runs_under_slurm(text, tmp_path, 143, RUNS, ends=75, event="preempted")
+    assert not (tmp_path / "failures-7").exists()
+    assert not runs_under_slurm(text, tmp_path, 143, RUNS), "that was said by an earlier part of the run"
+    assert not runs_under_slurm(text, tmp_path, 143, RUNS, event="saved")
+
+
+def runs_under_slurm(
+    text: str, folder: Path, code: int, state: str, *, ends: int | None = None, event: str = ""
+) -> bool:
+    """Run a job file whose ranks tell an event and end with `code`; whether it queued itself again.
+
+    ends: the code with which the job then ends, where it is another.
+    """
     for name, script in (("scontrol", SCONTROL), ("srun", SRUN)):
         (folder / name).write_text(script)
         (folder / name).chmod(0o755)
     (folder / "requeued").unlink(missing_ok=True)
     environment = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "STATE": state, "CODE": str(code)}
+    environment["EVENT"] = event
     ran = subprocess.run(["bash"], input=text.encode(), cwd=folder, env=environment)
-    assert ran.returncode == code
+    assert ran.returncode == (code if ends is None else ends)
     return (folder / "requeued").exists()
 
 

@@ -16,6 +16,8 @@
 ulimit -S -n "$(ulimit -H -n)"
 
 OUT={{out}}
+EVENTS=$OUT/training/events.jsonl
+told=$(cat "$EVENTS" 2> /dev/null | wc -l)  # by former parts of the run
 trap : TERM USR1  # the ranks hear them too, and what follows depends on how they end
 
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -29,6 +31,11 @@ srun --distribution=block --kill-on-bad-exit=1 bash -c \
           LOCAL_WORLD_SIZE=$SLURM_NTASKS_PER_NODE; exec "$@"' \
   rank {{train}}
 code=$?
+
+# Of thousands of ranks some end a moment after the first. Slurm ends these, and tells that instead of the others' 75.
+if [ "$code" -gt 128 ] && tail -n "+$((told + 1))" "$EVENTS" 2> /dev/null | tail -n 1 | grep -q '"preempted"'; then
+  code=75
+fi
 
 # scancel asks the ranks to end, too, and Slurm would queue a job again that it is about to end.
 queue_again() {
