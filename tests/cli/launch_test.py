@@ -66,7 +66,7 @@ esac
 """
 SRUN = """#!/bin/bash
 [ "$1" = --nodes=1 ] && echo 29500 && exit
-[ -n "$EVENT" ] && printf '{"event": "%s", "step": 7}\\n' "$EVENT" >> training/events.jsonl
+[ -n "$EVENT" ] && printf '{"event": "%s", "time": %s}\\n' "$EVENT" "$(date +%s%N)" >> training/events.jsonl
 exit "$CODE"
 """
 RUNS, LATE, CANCELLED = (
@@ -140,6 +140,30 @@ def test_slurm_gives_up_where_a_job_gets_no_further_and_not_where_it_does(
     )  # what is half written is no progress
     assert fails_at("step-99999990") and fails_at("step-100000000") and fails_at()
     assert not fails_at()
+
+
+TORCHRUN = """#!/bin/bash
+[ -n "$EVENT" ] && printf '{"event": "%s", "time": %s}\\n' "$EVENT" "$(date +%s%N)" >> training/events.jsonl
+exit 1
+"""
+
+
+@pytest.mark.parametrize("target", ["torchrun", "kubernetes"])
+def test_a_job_that_failed_at_its_start_is_not_taken_for_one_that_was_preempted_before(
+    capsys, monkeypatch, tmp_path: Path, target: str
+) -> None:
+    text = printed(capsys, monkeypatch, target, "training.restarts=0", out=str(tmp_path))
+    if target == "kubernetes":
+        text = list(yaml.safe_load_all(text))[1]["spec"]["template"]["spec"]["containers"][0]["args"][0]
+    (tmp_path / "torchrun").write_text(TORCHRUN)
+    (tmp_path / "torchrun").chmod(0o755)
+    (tmp_path / "training").mkdir()
+
+    def ends(event: str) -> int:
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "OUT": str(tmp_path), "EVENT": event}
+        return subprocess.run(["bash", "-c", text], cwd=tmp_path, env=environment).returncode
+
+    assert [ends(event) for event in ("preempted", "", "saved", "preempted")] == [75, 1, 1, 75]
 
 
 def test_a_job_of_some_devices_of_a_node_leaves_the_others(capsys, monkeypatch) -> None:

@@ -17,7 +17,7 @@ ulimit -S -n "$(ulimit -H -n)"
 
 OUT={{out}}
 EVENTS=$OUT/training/events.jsonl
-told=$(cat "$EVENTS" 2> /dev/null | wc -l)  # by former parts of the run
+before=$(tail -n 1 "$EVENTS" 2> /dev/null)  # the last word of a former part of the run
 trap : TERM USR1  # the ranks hear them too, and what follows depends on how they end
 
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -33,7 +33,8 @@ srun --distribution=block --kill-on-bad-exit=1 bash -c \
 code=$?
 
 # Of thousands of ranks some end a moment after the first. Slurm ends these, and tells that instead of the others' 75.
-if [ "$code" -gt 128 ] && tail -n "+$((told + 1))" "$EVENTS" 2> /dev/null | tail -n 1 | grep -q '"preempted"'; then
+last=$(tail -n 1 "$EVENTS" 2> /dev/null)
+if [ "$code" -gt 128 ] && [ "$last" != "$before" ] && [[ $last == *'"preempted"'* ]]; then
   code=75
 fi
 
