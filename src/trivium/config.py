@@ -15,6 +15,7 @@ Tree = dict[str, Any]
 ModelT = TypeVar("ModelT", bound="Config")
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
+AboveZero = Annotated[float, Field(gt=0)]
 
 
 class Config(BaseModel):
@@ -57,7 +58,10 @@ def parse_assignments(assignments: Iterable[str]) -> Tree:
             if not isinstance(node, dict):
                 raise ConfigError(f"--set '{assignment}': '{section}' was already given a value")
         if field in node:
-            raise ConfigError(f"--set gives '{path}' twice ({node[field]} and {text}); give it once")
+            raise ConfigError(
+                f"'{path}' is given twice ({node[field]} and {text}), by --set or by an option that stands for it; "
+                "give it once"
+            )
         try:
             node[field] = read_yaml(text)
         except yaml.YAMLError:

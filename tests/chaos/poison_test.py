@@ -3,20 +3,12 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from trivium.chaos import poison
 from trivium.chaos.poison import KINDS, poison_often
 from trivium.training import culprit, spikes
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As the verb does: these models are too small to divide."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")  # as the verb does
 
 
 def test_every_poison_is_noticed_and_its_culprit_named(tmp_path: Path) -> None:

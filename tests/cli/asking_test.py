@@ -9,7 +9,6 @@ import yaml
 
 from evaluation.benchmark_test import HANS
 from evaluation.models import TEXTS, plan_of, write_checkpoint
-from serving.conftest import one_thread  # noqa: F401 (a fixture: these models are too small to share)
 from trivium.checkpoint.load import Checkpoint
 from trivium.cli.main import command_line
 from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
@@ -17,6 +16,7 @@ from trivium.interchange.export import export_hf
 from trivium.provenance import STAMP, describe, write_json
 from trivium.tokens.tokenizer import train_tokenizer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 FEW = ("generation.sampling.max_tokens=4", "generation.sampling.temperature=0")
 SMALL = ("bias.permutations=20", "bias.resamples=20", "bias.occupations=3", "bias.cooccurrence.samples=2",
          "bias.cooccurrence.tokens=4", 'bias.cooccurrence.axes=["gender"]', "bias.shots=[0,1]")  # fmt: skip

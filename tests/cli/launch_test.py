@@ -24,6 +24,14 @@ def printed(capsys, monkeypatch, target: str, *sets: str, out: str = "/runs/My r
     return capsys.readouterr().out
 
 
+@pytest.mark.parametrize("target", ["slurm", "kubernetes", "torchrun"])
+def test_a_job_file_names_the_tokens_that_train_is_to_read(capsys, monkeypatch, target: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["trivium", "launch", "--print", target, "--tokens", "/data/my tokens"])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert not ended.value.code and "--tokens '/data/my tokens'" in capsys.readouterr().out
+
+
 def is_shell(text: str) -> None:
     subprocess.run(["bash", "-n"], input=text.encode(), check=True)
 
@@ -57,7 +65,9 @@ case $1 in
 esac
 """
 SRUN = """#!/bin/bash
-[ "$1" = --nodes=1 ] && echo 29500 || exit "$CODE"
+[ "$1" = --nodes=1 ] && echo 29500 && exit
+[ -n "$EVENT" ] && printf '{"event": "%s", "time": %s}\\n' "$EVENT" "$(date +%s%N)" >> training/events.jsonl
+exit "$CODE"
 """
 RUNS, LATE, CANCELLED = (
     "JobState=RUNNING Reason=None",
@@ -82,18 +92,78 @@ def test_slurm_queues_again_what_may_go_on_and_never_what_was_cancelled(
     capsys, monkeypatch, tmp_path: Path, code: int, state: str, queued: bool
 ) -> None:
     text = printed(capsys, monkeypatch, "slurm", *two_nodes(), out=str(tmp_path))
+    assert runs_under_slurm(text, tmp_path, code, state) == queued
+
+
+def test_slurm_takes_a_job_for_preempted_whose_last_ranks_were_ended_by_slurm(
+    capsys, monkeypatch, tmp_path: Path
+) -> None:
+    (tmp_path / "training").mkdir()
+    text = printed(capsys, monkeypatch, "slurm", *two_nodes("training.restarts=0"), out=str(tmp_path))
+    assert runs_under_slurm(text, tmp_path, 143, RUNS, ends=75, event="preempted")
+    assert not (tmp_path / "failures-7").exists()
+    assert not runs_under_slurm(text, tmp_path, 143, RUNS), "that was said by an earlier part of the run"
+    assert not runs_under_slurm(text, tmp_path, 143, RUNS, event="saved")
+
+
+def runs_under_slurm(
+    text: str, folder: Path, code: int, state: str, *, ends: int | None = None, event: str = ""
+) -> bool:
+    """Run a job file whose ranks tell an event and end with `code`; whether it queued itself again.
+
+    ends: the code with which the job then ends, where it is another.
+    """
     for name, script in (("scontrol", SCONTROL), ("srun", SRUN)):
-        (tmp_path / name).write_text(script)
-        (tmp_path / name).chmod(0o755)
-    environment = {
-        "PATH": f"{tmp_path}:/usr/bin:/bin",
-        "SLURM_JOB_ID": "7",
-        "STATE": state,
-        "CODE": str(code),
-    }
-    ran = subprocess.run(["bash"], input=text.encode(), cwd=tmp_path, env=environment)
-    assert ran.returncode == code
-    assert (tmp_path / "requeued").exists() == queued
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o755)
+    (folder / "requeued").unlink(missing_ok=True)
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "STATE": state, "CODE": str(code)}
+    environment["EVENT"] = event
+    ran = subprocess.run(["bash"], input=text.encode(), cwd=folder, env=environment)
+    assert ran.returncode == (code if ends is None else ends)
+    return (folder / "requeued").exists()
+
+
+def test_slurm_gives_up_where_a_job_gets_no_further_and_not_where_it_does(
+    capsys, monkeypatch, tmp_path: Path
+) -> None:
+    text = printed(capsys, monkeypatch, "slurm", *two_nodes("training.restarts=2"), out=str(tmp_path))
+
+    def fails_at(*checkpoints: str) -> bool:
+        for name in checkpoints:
+            (tmp_path / "training" / "checkpoints" / name).mkdir(parents=True, exist_ok=True)
+        return runs_under_slurm(text, tmp_path, 137, RUNS)
+
+    assert fails_at() and fails_at()
+    assert fails_at("step-00000100") and fails_at(
+        ".step-00000200.partial"
+    )  # what is half written is no progress
+    assert fails_at("step-99999990") and fails_at("step-100000000") and fails_at()
+    assert not fails_at()
+
+
+TORCHRUN = """#!/bin/bash
+[ -n "$EVENT" ] && printf '{"event": "%s", "time": %s}\\n' "$EVENT" "$(date +%s%N)" >> training/events.jsonl
+exit 1
+"""
+
+
+@pytest.mark.parametrize("target", ["torchrun", "kubernetes"])
+def test_a_job_that_failed_at_its_start_is_not_taken_for_one_that_was_preempted_before(
+    capsys, monkeypatch, tmp_path: Path, target: str
+) -> None:
+    text = printed(capsys, monkeypatch, target, "training.restarts=0", out=str(tmp_path))
+    if target == "kubernetes":
+        text = list(yaml.safe_load_all(text))[1]["spec"]["template"]["spec"]["containers"][0]["args"][0]
+    (tmp_path / "torchrun").write_text(TORCHRUN)
+    (tmp_path / "torchrun").chmod(0o755)
+    (tmp_path / "training").mkdir()
+
+    def ends(event: str) -> int:
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "OUT": str(tmp_path), "EVENT": event}
+        return subprocess.run(["bash", "-c", text], cwd=tmp_path, env=environment).returncode
+
+    assert [ends(event) for event in ("preempted", "", "saved", "preempted")] == [75, 1, 1, 75]
 
 
 def test_a_job_of_some_devices_of_a_node_leaves_the_others(capsys, monkeypatch) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import pytest
 
@@ -115,6 +116,16 @@ def test_every_verb_has_its_help(call, verb: str):
     assert done.returncode == 0 and f"trivium {verb}" in done.stdout
 
 
+@pytest.mark.parametrize("verb", ["", "checkpoint", "config", "corpus", "data", "plan"])
+def test_no_line_of_a_list_of_verbs_is_cut_short(monkeypatch, capsys, verb: str):
+    monkeypatch.setattr(sys, "argv", ["trivium", *verb.split(), "--help"])
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        entry.main()
+    listed = capsys.readouterr().out.split("Commands:")[1]
+    assert listed.strip() and "..." not in listed
+
+
 def test_an_impossible_layout_is_refused_at_once_with_every_problem(call, tmp_path: Path):
     words = ["train", "--preset", "demo", "--set", "plan.layout.tensor=3", "--set", "plan.batch.micro=5"]
     done = call(*words)
@@ -166,14 +177,21 @@ def test_debug_shows_the_traceback_wherever_it_stands(call, tmp_path: Path):
         assert done.returncode == 2 and "Traceback" in done.stderr
 
 
-def test_an_unexpected_error_is_one_line_and_how_to_see_more(monkeypatch, capsys):
-    monkeypatch.setattr(entry, "command_line", _broken)
+class _Panic(BaseException):
+    """What a library of Rust raises when it panics."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError("it broke"), _Panic("it broke")])
+def test_an_unexpected_error_is_one_line_and_how_to_see_more(monkeypatch, capsys, error):
+    monkeypatch.setattr(entry, "command_line", Mock(side_effect=error))
     monkeypatch.setattr(sys, "argv", ["trivium", "demo"])
     with pytest.raises(SystemExit) as stopped:
         entry.main()
     text = capsys.readouterr().err
     assert stopped.value.code == 1
-    assert "error: RuntimeError: it broke" in text and "--debug" in text and "Traceback" not in text
+    assert (
+        f"error: {type(error).__name__}: it broke" in text and "--debug" in text and "Traceback" not in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -293,10 +311,6 @@ def test_a_training_that_is_asked_to_end_before_it_listens_hears_it_when_it_does
         signal.signal(signal.SIGUSR1, killed)
     assert stopped.value.code == 75 and "asked by SIGUSR1" in capsys.readouterr().err
     assert signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
-
-
-def _broken():
-    raise RuntimeError("it broke")
 
 
 def _interrupted():

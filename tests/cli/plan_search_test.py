@@ -51,6 +51,14 @@ def test_the_json_of_a_search_has_the_winners_in_order(call):
     assert (tree["machine"], tree["ranks"], tree["batch"]) == ("selene", 2240, 1920)
 
 
+def test_an_option_of_a_search_and_the_field_that_it_stands_for_mean_the_same(call):
+    model = ("--set", "plan.model.layers=70")
+    code, by_option, _ = call("search", *MT_NLG, *model, "--json")
+    sets = ("--preset", "mt-nlg-530b", "--set", "machine=selene", "--set", "plan.batch.sequences=1920")
+    assert code == 0 and by_option == call("search", *sets, "--nodes", "280", *model, "--json")[1]
+    assert json.loads(by_option)["winners"] != json.loads(call("search", *MT_NLG, "--json")[1])["winners"]
+
+
 def test_explain_tells_the_near_miss_of_mt_nlg(call):
     code, out, _ = call("explain", *MT_NLG, "--schedules", "1f1b,interleaved")
     assert code == 0
@@ -81,6 +89,15 @@ def test_a_search_for_this_machine_takes_the_ranks_of_the_config(call):
         ((*MT_NLG, "--schedules", "zb-h2"), "zb-h2"),
         ((*MT_NLG[:4], "--nodes", "281"), "no layout of 2248 ranks is legal"),
         ((*MT_NLG[:4], "--nodes", "281"), "nearest legal batch: 1,686 or 1,967"),
+        (
+            (*MT_NLG, "--set", "plan.layout.tensor=4"),
+            "--set plan.layout.tensor=4: a search takes only plan.model",
+        ),
+        (
+            (*MT_NLG, "--set", "plan.batch.sequences=960"),
+            "'plan.batch.sequences' is given twice (960 and 1920)",
+        ),
+        ((*MT_NLG, "--set", "machine=eos"), "'machine' is given twice (eos"),
     ],
 )
 def test_bad_input_is_refused_with_the_remedy(call, words, expected):

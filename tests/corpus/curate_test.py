@@ -6,13 +6,13 @@ import json
 
 import pytest
 
+from corpus.funnels import balances
 from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.corpus.curate import curate, funnel_lines
 from trivium.corpus.decontaminate import keys_of
 from trivium.corpus.dedup.minhash import jaccard, shingles
 from trivium.corpus.document import Document
 from trivium.corpus.harvest import harvest
-from trivium.corpus.steps import balances
 from trivium.corpus.store import read_documents, write_documents
 from trivium.errors import DataError
 from trivium.seeds import generator_for

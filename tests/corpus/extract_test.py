@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from trivium.corpus.clean import tidy
+from trivium.corpus.config import ExtractConfig
 from trivium.corpus.document import Document
 from trivium.corpus.encoding import decode
-from trivium.corpus.extract import RAW, extract_step, html_text
+from trivium.corpus.extract import RAW, extract_step, extractor
 from trivium.corpus.html_page import html_page
 from trivium.corpus.steps import Drop, Keep
 from trivium.seeds import generator_for
@@ -26,7 +27,7 @@ PARAGRAPHS = [
 @pytest.mark.parametrize("number", range(8))
 def test_a_page_gives_back_its_paragraphs_and_nothing_of_its_frame(number):
     page = html_page(PARAGRAPHS, title="Some title", generator=generator_for(number, "page"))
-    text = html_text(page)
+    text = tidy(extractor(ExtractConfig())(page))
     assert [line for line in text.split("\n\n") if line != "Some title"] == PARAGRAPHS
 
 
@@ -80,7 +81,7 @@ def test_articles_of_real_pages_are_found_with_a_word_f1_above_0_85():
     scores = []
     for name in sorted(truth)[:40]:
         page = gzip.decompress((folder / "pages" / f"{name}.html.gz").read_bytes())
-        scores.append(_f1(html_text(decode(page, None)), truth[name]["articleBody"]))
+        scores.append(_f1(tidy(extractor(ExtractConfig())(decode(page, None))), truth[name]["articleBody"]))
     assert sum(scores) / len(scores) > 0.85
 
 

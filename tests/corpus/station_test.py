@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from corpus.funnels import balances
 from trivium.corpus import parts
 from trivium.corpus.config import CurateConfig
 from trivium.corpus.document import Document
@@ -13,7 +14,7 @@ from trivium.corpus.filters.named import named_steps
 from trivium.corpus.history import rejects_of
 from trivium.corpus.inputs import documents_at
 from trivium.corpus.station import run_steps
-from trivium.corpus.steps import Steps, balances
+from trivium.corpus.steps import Steps
 from trivium.corpus.store import read_documents, write_documents
 from trivium.errors import ConfigError, DataError
 

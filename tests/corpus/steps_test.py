@@ -1,7 +1,8 @@
 """Laws of steps and their funnel."""
 
+from corpus.funnels import balances
 from trivium.corpus.document import Document
-from trivium.corpus.steps import Drop, Keep, Reject, Step, Steps, Tally, balances, figure_of, noted
+from trivium.corpus.steps import Drop, Keep, Reject, Step, Steps, Tally, figure_of, noted
 
 DOCUMENTS = [Document(str(n), "x" * n, "s") for n in range(10)]
 ODD = Step("odd", lambda d: Keep(noted(d, odd=True)) if len(d.text) % 2 else Drop("even"))

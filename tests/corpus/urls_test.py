@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trivium.corpus.document import Document
-from trivium.corpus.steps import Drop, Keep
-from trivium.corpus.urls import canonical_url, url_key, url_step
+from trivium.corpus.urls import canonical_url, url_key
 
 PAGE = "https://a.example/news/1?id=7&page=2"
 
@@ -31,17 +30,6 @@ def test_what_does_not_change_a_page_does_not_change_its_address(same):
 )  # fmt: skip
 def test_what_changes_a_page_changes_its_address(other):
     assert canonical_url(other) != canonical_url(PAGE)
-
-
-def test_a_later_snapshot_brings_only_new_addresses():
-    step = url_step()
-    first = [Document(str(n), "x", "2020-50", {"url": f"https://a.example/{n}"}) for n in range(6)]
-    second = [Document(str(n), "y", "2021-04", {"url": f"http://www.a.example/{n}/"}) for n in range(3, 9)]
-    without = [Document("n", "z", "books"), Document("m", "z", "books", {"url": "no address"})]
-    verdicts = [step.judge(document) for document in (*first, *second, *without)]
-    kept = [v.document.id for v in verdicts if isinstance(v, Keep)]
-    assert kept == ["0", "1", "2", "3", "4", "5", "6", "7", "8", "n", "m"]
-    assert verdicts.count(Drop("address seen before")) == 3
 
 
 @given(st.text(max_size=60))

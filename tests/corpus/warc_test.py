@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trivium.corpus.extract import html_text
+from trivium.corpus.config import ExtractConfig
+from trivium.corpus.extract import extractor
 from trivium.corpus.quarantine import Damage, Intake
 from trivium.corpus.read import read_any
 from trivium.corpus.streams import unpacked
@@ -149,4 +150,4 @@ def test_real_and_broken_warc_files_give_their_page_or_say_why_not():
             continue
         assert len(documents) == len(found) == 1, found
         assert "Example Domain" in documents[0].text or "IANA" in documents[0].text
-        assert html_text(documents[0].text)
+        assert extractor(ExtractConfig())(documents[0].text)

@@ -189,7 +189,7 @@ def test_a_table_without_anything_to_learn_from_is_refused(tmp_path):
 
 def test_what_a_stack_sums_before_it_is_scattered_is_scattered_once(tmp_path):
     """Llama 3's runs, at ZeRO stage 2: not after every micro-batch, as in our engine."""
-    row = changed(MEGATRON, src="llama3", fw="meta", zero=2, dp=64, n_gpus=512, gbs=2048, dp_overlap=1)
+    row = changed(MEGATRON, src="llama3", fw="meta", zero=2, dp=64, gbs=2048, dp_overlap=1)
     (read,) = read_rows(written(tmp_path, row)).rows
     assert not read.stack.reduces_often
     (batch,) = batches([read])

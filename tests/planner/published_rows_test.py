@@ -41,6 +41,8 @@ def test_memory_is_given_in_gib(tmp_path):
         ("zero", "4", "column zero: '4'"),
         ("fw", "megatronn", "column fw: 'megatronn'; did you mean 'megatron'"),
         ("mem_gb", "much", "column mem_gb: 'much'"),
+        ("n_gpus", "500", "column n_gpus: '500'; tp x pp x dp x cp is 512"),
+        ("n_gpus", "many", "column n_gpus: 'many'; it must be a number"),
     ],
 )
 def test_a_malformed_row_is_told_by_line_column_and_value_and_the_others_are_read(
@@ -51,6 +53,10 @@ def test_a_malformed_row_is_told_by_line_column_and_value_and_the_others_are_rea
     assert [row.line for row in table.rows] == [2, 4]
     (problem,) = table.problems
     assert problem.startswith("line 3, ") and told in problem
+
+
+def test_a_row_need_not_say_on_how_many_devices_it_ran(tmp_path):
+    assert read_rows(written(tmp_path, changed(MEGATRON, n_gpus=""))).problems == ()
 
 
 def test_a_row_with_too_few_values_is_told(tmp_path):

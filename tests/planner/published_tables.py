@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from trivium.planner.published_rows import DEGREES, DEVICES
+
 # A run of Megatron-LM on Selene (Narayanan et al., SC'21, arXiv 2104.04473, table 1), and an FSDP run of llm-foundry.
 HEADER = (
     "src,cluster,gpu,n_gpus,node,L,h,a,kv,ffn,gated,s,V,tp,pp,v,dp,cp,mbs,gbs,recompute,sp,zero,attn,dtype,fw,"
@@ -22,7 +24,9 @@ B200 = (
 
 
 def changed(row: str, **values: object) -> str:
-    """A row with some columns replaced."""
+    """A row with some columns replaced; it no longer says on how many devices where its degrees are others."""
+    if set(values) & set(DEGREES):
+        values = {DEVICES: ""} | values
     texts = dict(zip(HEADER.split(","), row.split(","), strict=True)) | {k: str(v) for k, v in values.items()}
     return ",".join(texts.values())
 

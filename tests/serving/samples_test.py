@@ -1,6 +1,6 @@
 from evaluation.models import plan_of, scorer_of
 from trivium.serving.config import Drawing, GenerationConfig
-from trivium.serving.samples import drawing_of, generate_samples
+from trivium.serving.samples import drawing_of, sample
 from trivium.serving.writer import Writer
 
 WRITER = Writer(scorer_of(plan_of()))
@@ -8,7 +8,9 @@ WRITER = Writer(scorer_of(plan_of()))
 
 def test_each_prompt_comes_back_with_its_continuation_and_the_settings_used():
     config = GenerationConfig(prompts=("One", "Two"), sampling=Drawing(max_tokens=5, stop=(".",)))
-    samples = generate_samples(config, WRITER, seed=1)
+    settings = drawing_of(config, seed=1)
+    texts = WRITER.write(config.prompts, settings)
+    samples = [sample(p, text, settings) for p, text in zip(config.prompts, texts, strict=True)]
     assert [s["prompt"] for s in samples] == ["One", "Two"]
     assert all(s["continuation"] for s in samples)
     assert samples[0]["settings"] | {"seed": 0} == {
@@ -24,4 +26,4 @@ def test_the_draws_depend_on_the_seed_of_the_run_and_on_that_of_the_sampling():
 
 
 def test_three_prompts_are_the_default():
-    assert len(generate_samples(GenerationConfig(sampling=Drawing(max_tokens=2)), WRITER, seed=1)) == 3
+    assert len(GenerationConfig().prompts) == 3

@@ -1,4 +1,5 @@
 import json
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -68,6 +69,27 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"tokenizer\.json"):
         load_tokenizer(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "damage"),
+    [
+        ("normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}),  # when it is read
+        ("pre_tokenizer", {"type": "FixedLength", "length": 0}),  # when a text is encoded
+    ],
+)
+def test_a_file_that_makes_the_library_panic_is_refused_by_name(tmp_path, part, damage):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(TOKENIZER.description) | {part: damage}))
+    with pytest.raises(DataError, match=r"tokenizer\.json is not a tokenizer"):
+        load_tokenizer(path)
+
+
+def test_an_interrupt_while_a_tokenizer_is_read_stays_an_interrupt(tmp_path, monkeypatch):
+    TOKENIZER.save(tmp_path / "tokenizer.json")
+    monkeypatch.setattr("tokenizers.Tokenizer.from_str", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        load_tokenizer(tmp_path / "tokenizer.json")
 
 
 def test_a_tokenizer_without_an_end_mark_is_refused(tmp_path):

@@ -26,6 +26,7 @@ from trivium.training.job import start
 from trivium.training.record import Record, read_record
 from trivium.training.run import TrainingJob
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 STEP = 6
 
 
@@ -34,15 +35,6 @@ def root(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("culprit")
     tokenized(root, {"short": 400}, words=6, validation_fraction=0.3)
     return root
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """These models are too small to divide."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def trained(root: Path, out: Path, poison: Poison | None, **more: Any) -> Record:

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,14 +14,14 @@ from trivium.chaos.life import Life
 from trivium.chaos.scene import job, plan, write_tokens
 from trivium.checkpoint.load import published
 from trivium.errors import Preempted
-from trivium.parallel.launch import RankFailed
+from trivium.parallel.launch import ALONE, RankFailed
 from trivium.training import run as loop
 from trivium.training import watchdog as watching
 from trivium.training.config import Supervision
 from trivium.training.job import start
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
 from trivium.training.preemption import Requests, held_back, listening
-from trivium.training.pulse import Pulse
+from trivium.training.pulse import Post, Pulse
 from trivium.training.run import CHECKPOINTS
 from trivium.training.watchdog import Watchdog, percentile_99, waits
 
@@ -192,6 +193,36 @@ def test_the_first_step_may_take_as_long_as_a_start(monkeypatch) -> None:
         RankFailed, match=r"where 9\.0 s are the limit.*raise training\.supervision\.hang_seconds"
     ):
         steps(clock, pulse, dog, 10.0, 1, 2)
+
+
+def test_a_step_may_take_any_time_while_its_micro_batches_give_signs_of_life(monkeypatch) -> None:
+    clock, pulse, dog = watched(monkeypatch, Supervision(hang_seconds=4.0, stall_seconds=9.0))
+    for step in (1, 2, 3):
+        for rank in range(2):
+            pulse.beat(rank, step, "step")
+        for micro_batch in range(1, 6):
+            clock.now += 4.0
+            pulse.go_on(0)
+            pulse.go_on(1)
+            if micro_batch >= step:  # when a step begins is not when it is first seen
+                dog.look()
+    assert dog.patience.of_a_step == pytest.approx(60.0)  # a step is still known to take 20 s
+    with pytest.raises(RankFailed, match=r"no sign of life for 64\.0 s"):
+        for _ in range(16):
+            clock.now += 4.0
+            dog.look()
+
+
+def test_every_micro_batch_of_training_and_of_validation_gives_a_sign_of_life(
+    tokens, tmp_path, monkeypatch
+) -> None:
+    signs, pulse = [], Pulse(1)
+    monkeypatch.setattr(Pulse, "go_on", lambda self, rank: signs.append(self.of(rank)[:2]))
+    begun = job(tokens, tmp_path, plan({}), steps=2, validation_samples=6)
+    loop.train_rank(ALONE, begun, Post(0, pulse))
+    micro_batches, validated = begun.plan.batch.micro_batches(begun.plan.layout), 6 // begun.plan.batch.micro
+    counted = {(1, "step"): micro_batches, (2, "step"): micro_batches, (2, "validating"): validated}
+    assert Counter(signs) == counted
 
 
 def test_a_rank_that_starts_or_saves_has_longer(monkeypatch) -> None:

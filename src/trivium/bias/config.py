@@ -4,9 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import Config
+from trivium.config import Config, Positive
 
-Positive = Annotated[int, Field(ge=1)]
 Variant = Literal["neutral", "competent", "incompetent"]
 Analysis = Literal["association", "adjectives", "sentiment", "winogender", "winobias"]
 AxisName = Literal["gender", "ethnicity", "religion"]

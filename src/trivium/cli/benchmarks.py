@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trivium.cli.answers import answered
-from trivium.cli.show import say, table
+from trivium.cli.show import percent, percent_range, say, table
 from trivium.config import build, merge, parse_assignments, to_tree
 from trivium.errors import ConfigError, DataError
 from trivium.evaluation.config import BenchmarkConfig
@@ -132,8 +132,15 @@ def tell(found: Mapping[str, Any]) -> None:
     """Print the table of results, what was left out, and what deserves a warning."""
     rows = [
         (
-            *(task, shots, _percent(r["accuracy"]), _range(r["interval"]), _percent(r["chance"]), r["n"]),
-            *(_percent(r["published"]), r["normalisation"], r["truncated"], _in_corpus(r)),
+            *(
+                task,
+                shots,
+                percent(r["accuracy"]),
+                percent_range(r["interval"]),
+                percent(r["chance"]),
+                r["n"],
+            ),
+            *(percent(r["published"]), r["normalisation"], r["truncated"], _in_corpus(r)),
         )
         for task, by_shots in found["tasks"].items()
         for shots, r in by_shots.items()
@@ -144,7 +151,7 @@ def tell(found: Mapping[str, Any]) -> None:
         say(line)
     for point in found["series"]:
         headline = ", ".join(
-            f"{task} {'/'.join(_percent(a) for a in by_shots.values())}"
+            f"{task} {'/'.join(percent(a) for a in by_shots.values())}"
             for task, by_shots in point["tasks"].items()
         )
         say(f"  step {point['step']:,}, {point['tokens']:,} tokens: {headline}")
@@ -164,7 +171,7 @@ def _in_corpus(result: Mapping[str, Any]) -> str:
     if found is None:
         return "-"
     clean = found["clean"]
-    return f"{found['n']} ({_percent(clean and clean['accuracy'])})"
+    return f"{found['n']} ({percent(clean and clean['accuracy'])})"
 
 
 def _shots(text: str) -> int | str:
@@ -191,11 +198,3 @@ def _seen(target: "Target") -> dict[str, Any]:
     if path is None or not path.is_file():
         return {}
     return {"cut_from_corpus": len(seen_while_curating(path))}
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
-
-
-def _range(interval: Sequence[float]) -> str:
-    return f"{100 * interval[0]:.1f} - {100 * interval[1]:.1f} %"

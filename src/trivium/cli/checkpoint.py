@@ -159,7 +159,7 @@ def reshard(
     say(f"  {rewrite(_opened(which, out), to, files=files)}")
 
 
-@app.command("export")
+@app.command("export", short_help="Write a checkpoint as a Hugging Face folder.")
 def export_(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The new folder.")],
     which: Which = None,
@@ -183,7 +183,7 @@ def export_(
         say(f"  without a tokenizer: no tokenizer.json is near {source.directory}; name one with --tokenizer")
 
 
-@app.command("import")
+@app.command("import", short_help="Take weights of a Hugging Face folder.")
 def import_(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of Hugging Face.")],
     source: Annotated[
@@ -232,7 +232,7 @@ def _known(name: str, option: str) -> None:
         raise ConfigError(f"{option} {name} is not a known format; known: hf")
 
 
-@app.command()
+@app.command(short_help="Delete checkpoints, never the last good one.")
 def rm(
     steps: Annotated[list[str], typer.Argument(metavar="STEP|DIR…", help="What to delete.")],
     out: Out = DEFAULT_OUT,

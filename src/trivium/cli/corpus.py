@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,7 @@ import typer
 
 from trivium.cli.corpus_tools import blend, classify, dedup, extract_check, select, step
 from trivium.cli.corpus_views import diff, inspect, stats
+from trivium.cli.machine import version_of
 from trivium.cli.options import DEFAULT_OUT, Corpus, Out, Preset, Redo, Sets, given_for, open_run
 from trivium.cli.show import say
 from trivium.cli.stage import CORPUS_PATH, Result, Run, Stage, is_current, perform
@@ -50,7 +50,7 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command(short_help="Collect raw text, or your files.")
 def harvest(
     out: Out = DEFAULT_OUT,
     corpus: Corpus = None,
@@ -65,7 +65,7 @@ def harvest(
     perform(on_engine(HARVEST, _harvest, chosen_engine(engine, workers)), opened, redo=redo)
 
 
-@app.command()
+@app.command(short_help="Filter, deduplicate, decontaminate and blend it.")
 def curate(
     out: Out = DEFAULT_OUT,
     preset: Preset = None,
@@ -88,7 +88,7 @@ def curate(
     _perform_curation(opened, keep_work, chosen_engine(engine, workers), redo=redo)
 
 
-@app.command()
+@app.command(short_help="All of it, from raw text to token shards.")
 def run(
     preset: Annotated[str, typer.Argument(metavar="PRESET", help="A shipped preset or a YAML/JSON file.")],
     out: Out = DEFAULT_OUT,
@@ -106,9 +106,14 @@ def run(
     perform(tokenizing(workers), opened)
 
 
-for verb in (step, dedup, select, blend, diff, inspect, stats):
-    app.command()(verb)
-app.command("extract-check")(extract_check)
+app.command(short_help="One station alone, documents in and out.")(step)
+app.command(short_help="Drop documents that repeat earlier ones.")(dedup)
+app.command(short_help="Keep the documents closest to a target set.")(select)
+app.command(short_help="Show weights and epochs of a blend.")(blend)
+app.command(short_help="Compare the corpora of two runs, byte for byte.")(diff)
+app.command(short_help="Show a document's whole history.")(inspect)
+app.command(short_help="Show lengths, scores and reasons for rejection.")(stats)
+app.command("extract-check", short_help="Compare extractors on pages of known text.")(extract_check)
 app.add_typer(classify, name="classify")
 
 
@@ -221,7 +226,7 @@ def _curate_lines(result: Result) -> list[str]:
 def _raw_input(run: Run) -> dict[str, str]:
     """The user's files by name, size and time of change; the default corpus by the versions it is read from."""
     if run.corpus is None:
-        versions = {name: _version(name) for name in run.config.harvest.packages}
+        versions = {name: version_of(name) for name in run.config.harvest.packages}
         return {"corpus": fingerprint(versions | {"python": platform.python_version()})}
     path = str(run.corpus.resolve())
     before = (read_stamp(run.at.folder("harvest")) or {}).get("inputs", {})
@@ -237,13 +242,6 @@ def _beside(run: Run) -> dict[str, str]:
 
     hashes = [file_sha256(path) for path in files_beside(run.config.curate)]
     return {"beside": fingerprint(hashes)} if hashes else {}
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 HARVEST = Stage(

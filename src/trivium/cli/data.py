@@ -19,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
 )
-app.command()(adopt)
+app.command(short_help="Train on Megatron-LM's .bin/.idx pairs as they are.")(adopt)
 
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 Step = Annotated[int, typer.Option("--step", metavar="S", help="A step, counted from 1 as in metrics.jsonl.")]
@@ -30,7 +30,7 @@ Tokens = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command()
+@app.command(short_help="Print exactly what a step consumed.")
 def batch(
     run: RunDirectory,
     step: Step,
@@ -48,7 +48,7 @@ def batch(
     _refuse_others(run, found, step)
 
 
-@app.command()
+@app.command(short_help="Name the document of one token.")
 def trace(
     run: RunDirectory,
     step: Step,
@@ -80,7 +80,7 @@ def where(
     _refuse_others(run, found, found["steps_done"])
 
 
-@app.command()
+@app.command(short_help="Count the samples of each source up to a step.")
 def counts(run: RunDirectory, step: Step, tokens: Tokens = None, as_json: AsJson = False) -> None:
     """Print how many samples of each source were taken up to a step (0: none yet)."""
     record = _record(run, tokens)
@@ -96,7 +96,7 @@ def counts(run: RunDirectory, step: Step, tokens: Tokens = None, as_json: AsJson
         say(line)
 
 
-@app.command()
+@app.command(short_help="Check every step's hash, and every document.")
 def check(run: RunDirectory, tokens: Tokens = None, as_json: AsJson = False) -> None:
     """Check every step's hash, and every document both ways; exit code 4 when anything disagrees."""
     found = lineage.round_trip(_record(run, tokens))
@@ -112,7 +112,7 @@ def check(run: RunDirectory, tokens: Tokens = None, as_json: AsJson = False) -> 
         raise DataError(f"{run}: lineage disagrees ({found}); tokens or records changed since the training")
 
 
-@app.command()
+@app.command(short_help="Name the document that spoils a step.")
 def culprit(run: RunDirectory, step: Step, tokens: Tokens = None, as_json: AsJson = False) -> None:
     """Do a step again, and name the micro-batch, row and document that spoil it, and the layer where it shows first.
 

@@ -1,7 +1,6 @@
 """`trivium evaluate`: a checkpoint on tasks made from held-out documents, or on published ones."""
 
 import inspect
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ from typer.core import TyperCommand
 
 from trivium.cli.benchmarks import FOLDER, Asked, config_of, evaluate_target, keep, tell
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run
-from trivium.cli.show import progress_of, say, table
+from trivium.cli.show import percent, percent_range, progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.errors import ConfigError
 from trivium.progress import Progress
@@ -147,10 +146,10 @@ def _lines(result: Result) -> list[str]:
         (
             task,
             shots,
-            _percent(scored["accuracy"]),
-            _interval(scored),
-            _percent(scored["chance"]),
-            _percent(scored["unigram"]),
+            percent(scored["accuracy"]),
+            percent_range(scored["interval"]),
+            percent(scored["chance"]),
+            percent(scored["unigram"]),
             f"{scored['nats_per_byte']:.3f} ({scored['unigram_nats_per_byte']:.3f})",
             scored["n"],
         )
@@ -161,15 +160,6 @@ def _lines(result: Result) -> list[str]:
         rows,
         header=("task", "shots", "accuracy", "interval", "chance", "unigram", "nats/byte (unigram)", "n"),
     )
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
-
-
-def _interval(scored: Mapping[str, Any]) -> str:
-    low, high = scored["interval"]
-    return f"{100 * low:.1f} - {100 * high:.1f} %"
 
 
 EVALUATE = Stage(

@@ -6,7 +6,7 @@ from trivium.checkpoint.durable import REMEDY
 from trivium.errors import MachineError, TriviumError
 
 
-def told(error: Exception) -> TriviumError:
+def told(error: BaseException) -> TriviumError:
     """The error itself when it was raised on purpose; MachineError, with what to do, when the system refused to read
     or write; otherwise what it was, and how to see where it came from."""
     if isinstance(error, TriviumError):

@@ -10,7 +10,7 @@ from trivium.cli.answers import answered
 from trivium.cli.benchmarks import about_checkpoint, keep
 from trivium.cli.evaluate import Data, Json
 from trivium.cli.options import Sets
-from trivium.cli.show import progress_of, say, table
+from trivium.cli.show import percent, progress_of, say, table
 from trivium.config import build, merge, parse_assignments, to_tree
 from trivium.errors import ConfigError
 from trivium.evaluation.config import IncontextConfig
@@ -114,8 +114,8 @@ def _tell(task: str, found: Mapping[str, Any]) -> None:
     say(f"  {task}, {found['n']} questions, {model['checkpoint']}, {model['parameters']:,} parameters")
     rows = [
         (
-            *(kind, name, _percent(m["accuracy"]), _percent(m["threshold_accuracy"])),
-            *(_percent(m["contextual_accuracy"]), f"{m['calibration_error']:.3f}"),
+            *(kind, name, percent(m["accuracy"]), percent(m["threshold_accuracy"])),
+            *(percent(m["contextual_accuracy"]), f"{m['calibration_error']:.3f}"),
             *(_signed(m["majority_bias"]), _signed(m["recency_bias"])),
         )
         for kind in ("shots", "order", "balance", "source", "template")
@@ -134,10 +134,6 @@ def _tell(task: str, found: Mapping[str, Any]) -> None:
     )
     for line in table(rows, header=header):
         say(line)
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
 
 
 def _signed(value: float | None) -> str:

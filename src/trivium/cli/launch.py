@@ -11,7 +11,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from trivium.cli.options import DEFAULT_OUT, Out, Preset, Ranks, Sets, given_for
+from trivium.cli.options import DEFAULT_OUT, Out, Preset, Ranks, Sets, Tokens, given_for
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import HERE, RunConfig, resolve
 from trivium.cli.show import layout_text, say
@@ -72,6 +72,7 @@ def launch(
     preset: Preset = None,
     sets: Sets = None,
     ranks: Ranks = None,
+    tokens: Tokens = None,
     image: Annotated[
         str, typer.Option("--image", metavar="NAME", help="Kubernetes: the container's image.")
     ] = "REPLACE-ME",
@@ -93,6 +94,7 @@ def launch(
     words += ["--preset", preset] if preset else []
     words += [word for each in sets or () for word in ("--set", each)]
     words += ["--ranks", str(ranks)] if ranks else []
+    words += ["--tokens", str(tokens)] if tokens else []
     for word in words:
         if not word.isprintable():
             raise ConfigError(

@@ -58,7 +58,7 @@ def gather(out: Path) -> Facts:
     shm = Path("/dev/shm")
     return Facts(
         python=(major, minor, patch),
-        torch=_version("torch"),
+        torch=version_of("torch"),
         cores=cores(),
         memory_bytes=memory_bytes(),
         disk_bytes=shutil.disk_usage(at).free,
@@ -169,7 +169,8 @@ def _at_least(name: str, good: bool, found: str, otherwise: Verdict, remedy: str
     return Check(name, "OK", found) if good else Check(name, otherwise, found, remedy)
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """Of an installed package; empty where there is none of this name."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

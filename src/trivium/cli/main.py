@@ -39,7 +39,7 @@ VERBS = (
     Verb(
         "data",
         "trivium.cli.data",
-        "From tokens to documents and back, for every step of a run; tokens made elsewhere.",
+        "From tokens to documents and back; take tokens made elsewhere.",
     ),
     Verb("launch", "trivium.cli.launch", "Print a job file for Slurm, Kubernetes or torchrun."),
     Verb("checkpoint", "trivium.cli.checkpoint", "List, verify, compare, exchange and remove checkpoints."),
@@ -106,7 +106,7 @@ def main() -> None:
         # What interrupts a verb comes as SystemExit: typer catches it, and says nothing.
         print("interrupted; run the same command again to go on", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    except Exception as error:
+    except BaseException as error:  # libraries of Rust panic with something that is no Exception
         failure = told(error)
         _print_error(str(failure), debug=debug)
         sys.exit(failure.exit_code)

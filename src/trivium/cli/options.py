@@ -37,8 +37,12 @@ Corpus = Annotated[
     typer.Option(
         "--corpus",
         metavar="PATH",
-        help="Your own text: a .txt, .md, .jsonl(.gz) or .warc(.gz) file, or a folder of them.",
+        help="Your own text: a .txt, .md, .jsonl, .warc or .wet file (also .gz, .zst), a .parquet file, or a folder.",
     ),
+]
+Tokens = Annotated[
+    Path | None,
+    typer.Option("--tokens", metavar="DIR", help="Token shards; default: DIR/tokens of --out."),
 ]
 Redo = Annotated[bool, typer.Option("--redo", help="Do it again even when the output is up to date.")]
 DryRun = Annotated[

@@ -10,7 +10,7 @@ import typer
 
 from trivium.cli.options import DEFAULT_PRESET, STANDARD_OUTPUT, Sets
 from trivium.cli.price import machine_of
-from trivium.cli.run_config import Given, resolve
+from trivium.cli.run_config import Given, resolve, with_options
 from trivium.cli.show import say, table
 from trivium.config import to_tree
 from trivium.cost.case import case_of
@@ -100,11 +100,9 @@ def estimate_plan(
     ] = None,
 ) -> None:
     """Take one plan apart: seconds, memory and traffic of every pipeline rank, time and cost of a training."""
-    config = resolve(Given(preset, tuple(sets or ()))).checked()
+    config = resolve(Given(preset, with_options(sets, {"machine": machine}))).checked()
     asked = Asked(preset, _count(tokens, "--tokens") if tokens is not None else None, failures)
-    told = tell(
-        config.plan, machine_of(machine or config.machine), asked, read_stack(stack) if stack else None
-    )
+    told = tell(config.plan, machine_of(config.machine), asked, read_stack(stack) if stack else None)
     if html is not None:
         _write_page(html, told)
     if json == STANDARD_OUTPUT:  # for a program, which reads nothing else there

@@ -8,7 +8,7 @@ import typer
 from trivium.cli.options import DEFAULT_PRESET, Sets
 from trivium.cli.plan_estimate import MachineOption, PresetOption
 from trivium.cli.price import machine_of
-from trivium.cli.run_config import Given, resolve
+from trivium.cli.run_config import Given, resolve, with_options
 from trivium.cli.show import say, table
 from trivium.planner.scale import LARGEST, T3_PUBLISHED, Point, Scaling, geomean_speed_up, scaling
 from trivium.provenance import write_json
@@ -36,8 +36,8 @@ def scale(
     ] = None,
 ) -> None:
     """Predict strong and weak scaling by more replicas; beside it, simulated, collectives triggered tile by tile."""
-    config = resolve(Given(preset, tuple(sets or ()))).checked()
-    found = scaling(config.plan, machine_of(machine or config.machine), largest=largest)
+    config = resolve(Given(preset, with_options(sets, {"machine": machine}))).checked()
+    found = scaling(config.plan, machine_of(config.machine), largest=largest)
     for line in lines(found, preset):
         say(line)
     if json is not None:

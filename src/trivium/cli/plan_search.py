@@ -1,14 +1,19 @@
 """`trivium plan search` and `trivium plan explain`: which layout, and why; no torch."""
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
 from typing import Annotated, Any
 
 import typer
 
+from trivium.cli.options import Sets
 from trivium.cli.price import machine_of
-from trivium.cli.run_config import Given, resolve
+from trivium.cli.run_config import Given, resolve, with_options
 from trivium.cli.show import say
-from trivium.config import build
+from trivium.config import build, leaves, parse_assignments
 from trivium.errors import ConfigError
 from trivium.planner.config import SearchSpace
 from trivium.planner.grid import Subject
@@ -21,7 +26,10 @@ from trivium.planner.search_text import explain_lines, explain_tree, search_line
 Model = Annotated[
     str,
     typer.Option(
-        "--model", metavar="NAME", help="A preset or config file; the model and batch of its plan are used."
+        "--model",
+        "--preset",
+        metavar="NAME",
+        help="A preset or config file; its machine, and model, batch and precision of its plan are used.",
     ),
 ]
 MachineName = Annotated[
@@ -50,70 +58,90 @@ Schedules = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def search(
-    model: Model,
-    machine: MachineName = None,
-    nodes: Nodes = None,
-    ranks: RankCount = None,
-    batch: BatchSize = None,
-    top: Top = 10,
-    schedules: Schedules = None,
-    as_json: AsJson = False,
-) -> None:
+# What a search takes of a config; all else of a plan it chooses.
+TAKEN = ("plan.model", "plan.precision", "plan.batch.sequences", "machine")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is searched for, and how it is told: the options of both verbs."""
+
+    model: Model
+    machine: MachineName = None
+    nodes: Nodes = None
+    ranks: RankCount = None
+    batch: BatchSize = None
+    sets: Sets = None
+    top: Top = 10
+    schedules: Schedules = None
+    as_json: AsJson = False
+
+
+def _verb(tell: Callable[[Asked], None]) -> Callable[..., None]:
+    """A command whose options are the fields of Asked."""
+
+    @wraps(tell)
+    def run(**options: Any) -> None:
+        tell(Asked(**options))
+
+    run.__signature__ = signature(Asked)  # type: ignore[attr-defined]
+    return run
+
+
+@_verb
+def search(asked: Asked) -> None:
     """Find the fastest layouts of a model on a machine: every legal plan, priced; the best simulated."""
-    found = _find(model, machine, nodes, ranks, batch, schedules)
-    if as_json:
-        _print(search_tree(found, top))
+    found = _find(asked)
+    if asked.as_json:
+        _print(search_tree(found, asked.top))
         return
-    for line in search_lines(found, top):
+    for line in search_lines(found, asked.top):
         say(line)
 
 
-def explain(
-    model: Model,
-    machine: MachineName = None,
-    nodes: Nodes = None,
-    ranks: RankCount = None,
-    batch: BatchSize = None,
-    top: Top = 10,
-    schedules: Schedules = None,
-    as_json: AsJson = False,
-) -> None:
+@_verb
+def explain(asked: Asked) -> None:
     """Say why: the winner, the runners-up and what limits each, what was rejected, and near misses."""
-    found = _find(model, machine, nodes, ranks, batch, schedules)
+    found = _find(asked)
     misses = near_misses(found)
-    if as_json:
-        _print(explain_tree(found, misses, top))
+    if asked.as_json:
+        _print(explain_tree(found, misses, asked.top))
         return
     for line in explain_lines(found, misses):
         say(line)
 
 
-def _find(
-    model: str,
-    machine: str | None,
-    nodes: int | None,
-    ranks: int | None,
-    batch: int | None,
-    schedules: str | None,
-) -> Found:
+def _find(asked: Asked) -> Found:
     """The search asked for. Raises ConfigError where nothing is legal or nothing fits."""
-    config = resolve(Given(model))
-    where = machine_of(machine or config.machine)
-    if nodes is not None:
-        where = where.with_nodes(nodes)
+    config, ranks = resolve(_given(asked)), asked.ranks
+    where = machine_of(config.machine)
+    if asked.nodes is not None:
+        where = where.with_nodes(asked.nodes)
     if ranks is None:
         ranks = where.devices if where.sharing == "exclusive" else config.plan.layout.world_size
-    names = {"schedules": [name.strip() for name in schedules.split(",")]} if schedules else {}
+    names = {"schedules": [name.strip() for name in asked.schedules.split(",")]} if asked.schedules else {}
     try:
         space = build(SearchSpace, names)
     except ConfigError as error:
-        raise ConfigError(f"--schedules {schedules}: {error}") from None
-    subject = Subject(config.plan.model, batch or config.plan.batch.sequences, config.plan.precision)
-    found = find(subject, where, ranks, space)
+        raise ConfigError(f"--schedules {asked.schedules}: {error}") from None
+    found = find(
+        Subject(config.plan.model, config.plan.batch.sequences, config.plan.precision), where, ranks, space
+    )
     if not len(found.ranking.order):
         raise ConfigError(does_not_fit(found))
     return found
+
+
+def _given(asked: Asked) -> Given:
+    """The model's config with what options say of it. Raises ConfigError for an override that would not count."""
+    for path, value in leaves(parse_assignments(asked.sets or ())):
+        if not any(f"{path}.".startswith(f"{taken}.") for taken in TAKEN):
+            raise ConfigError(
+                f"--set {path}={value}: a search takes only {', '.join(TAKEN)} of a config, and chooses the rest of a "
+                f"plan; leave it out, or price one plan: `trivium plan estimate --preset {asked.model} --set …`"
+            )
+    fields = {"machine": asked.machine, "plan.batch.sequences": asked.batch}
+    return Given(asked.model, with_options(asked.sets, fields))
 
 
 def _print(tree: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """The config of a whole run: the sections of every station, and where each value came from."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -91,6 +92,13 @@ class Given(NamedTuple):
     preset: str
     assignments: tuple[str, ...] = ()
     ranks: int | None = None
+
+
+def with_options(sets: Iterable[str] | None, options: Mapping[str, object]) -> tuple[str, ...]:
+    """Overrides, joined by those options, by the path of their field, that were given: a field that is given in both
+    ways is given twice."""
+    stated = (f"{path}={json.dumps(value)}" for path, value in options.items() if value is not None)
+    return (*(sets or ()), *stated)
 
 
 def resolve(given: Given) -> RunConfig:

@@ -97,6 +97,17 @@ def table(
     ]
 
 
+def percent(fraction: float | None) -> str:
+    """`12.3 %`; `-` of none."""
+    return "-" if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def percent_range(interval: Sequence[float]) -> str:
+    """`1.2 - 12.3 %`."""
+    low, high = interval
+    return f"{100 * low:.1f} - {100 * high:.1f} %"
+
+
 def seconds_line(stage: str, seconds: float) -> str:
     """`train: done in 1 min 15 s`."""
     return f"{stage}: done in {format_seconds(seconds)}"

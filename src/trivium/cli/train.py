@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -18,6 +18,7 @@ from trivium.cli.options import (
     Ranks,
     Redo,
     Sets,
+    Tokens,
     given_for,
     open_run,
 )
@@ -71,10 +72,7 @@ def train(
     preset: Preset = None,
     sets: Sets = None,
     ranks: Ranks = None,
-    tokens: Annotated[
-        Path | None,
-        typer.Option("--tokens", metavar="DIR", help="Token shards; default: DIR/tokens of --out."),
-    ] = None,
+    tokens: Tokens = None,
     redo: Redo = False,
     dry_run: DryRun = False,
 ) -> None:

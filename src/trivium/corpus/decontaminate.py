@@ -122,13 +122,6 @@ def keys_of(text: str, config: DecontaminationConfig) -> list[str]:
     return [" ".join(words[i : i + size]) for i in range(len(words) - size + 1)]
 
 
-def common_keys(texts: Sequence[str] | Texts, keys: Keys, *, common: int) -> Counter[str]:
-    """The keys that occur at least `common` times in the corpus, with their counts."""
-    column = texts if isinstance(texts, Texts) else texts_of(texts)
-    counts = Counter(hit.key for hits in keys.hits(column).values() for hit in hits)
-    return at_least(Counter({keys.text_of(key): count for key, count in counts.items()}), common)
-
-
 def at_least(counts: Counter[str], common: int) -> Counter[str]:
     """The keys with a count that makes them common phrases."""
     return Counter({key: count for key, count in counts.items() if count >= common})

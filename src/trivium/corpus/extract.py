@@ -8,7 +8,6 @@ from types import ModuleType
 from typing import Any
 
 from resiliparse.extract.html2text import extract_plain_text
-from resiliparse.parse.html import HTMLTree
 
 from trivium.corpus.clean import tidy
 from trivium.corpus.config import ExtractConfig
@@ -55,11 +54,6 @@ def extractor(config: ExtractConfig) -> Extractor:
     return _resiliparse if config.extractor == "resiliparse" else main_text
 
 
-def html_text(html: str, config: ExtractConfig = ExtractConfig()) -> str:
-    """The main content of a page as paragraphs separated by blank lines."""
-    return tidy(extractor(config)(html))
-
-
 def extraction_figures(html: str, text: str) -> dict[str, Any]:
     """How much of a page its text is, and of what kind: what a bad extraction shows in."""
     paragraphs = [paragraph for paragraph in text.split("\n\n") if paragraph]
@@ -70,11 +64,6 @@ def extraction_figures(html: str, text: str) -> dict[str, Any]:
         "prose": round(sum(len(p) for p in paragraphs if _is_prose(p)) / max(len(text), 1), 4),
         "damaged": text.count("\ufffd"),
     }
-
-
-def page_title(html: str) -> str:
-    """The page's own title, or nothing."""
-    return tidy(HTMLTree.parse(html).title or "")
 
 
 def _is_prose(paragraph: str) -> bool:

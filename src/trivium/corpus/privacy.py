@@ -68,11 +68,6 @@ def privacy_step(config: PrivacyConfig) -> Step:
     return batched_step("privacy", judge_all)
 
 
-def masked(text: str, config: PrivacyConfig) -> tuple[str, Counter[str]]:
-    """The text with every kind that is not kept replaced by its mask (`[EMAIL]`), and the finds of each kind."""
-    return _masked(text, config, int(may_be_personal(joined([text]))[0]))
-
-
 def _masked(text: str, config: PrivacyConfig, bits: int) -> tuple[str, Counter[str]]:
     found: Counter[str] = Counter()
     looks: dict[str, tuple[re.Pattern[str], bool, Callable[[str], bool]]] = {

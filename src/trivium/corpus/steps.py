@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 from trivium.corpus.document import Document
@@ -157,13 +156,3 @@ def figure_of(metadata: Mapping[str, Any], path: str) -> float:
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
     return float(found) if isinstance(found, int | float) else float("-inf")
-
-
-def balances(funnel: list[dict[str, Any]]) -> bool:
-    """Whether every step's documents are those of the step before, plus added, minus dropped and quarantined."""
-    pairs = pairwise(funnel)
-    return all(
-        before["documents"] + here["added"]
-        == here["documents"] + sum(here["dropped"].values()) + here["quarantined"]
-        for before, here in pairs
-    )

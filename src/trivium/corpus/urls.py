@@ -4,7 +4,6 @@ from hashlib import blake2b
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from trivium.corpus.document import Document
-from trivium.corpus.steps import Drop, Keep, Step, Verdict
 
 _TRACKING = (
     "utm_",
@@ -43,18 +42,3 @@ def url_key(document: Document) -> bytes:
     """16 bytes that are equal for documents of one address; empty for a document without one."""
     url = canonical_url(str(document.metadata.get("url", "")))
     return blake2b(url.encode("utf-8", "replace"), digest_size=16).digest() if url else b""
-
-
-def url_step() -> Step:
-    """The step that keeps the first document of each address; those without an address pass."""
-    seen: set[bytes] = set()
-
-    def judge(document: Document) -> Verdict:
-        key = url_key(document)
-        if key in seen:
-            return Drop("address seen before")
-        if key:
-            seen.add(key)
-        return Keep(document)
-
-    return Step("url", judge)

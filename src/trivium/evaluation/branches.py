@@ -121,11 +121,6 @@ def batches(found: Sequence[Family]) -> list[Batch]:
     return sorted(made, key=lambda b: -_padded(b.families))
 
 
-def tokens_read(made: Sequence[Batch]) -> int:
-    """Tokens the model reads for all of them, without padding."""
-    return sum(f.tokens for b in made for f in b.families)
-
-
 def _fits(batch: list[Family], family: Family) -> bool:
     padded = _padded([*batch, family])
     if padded > BATCH_TOKENS:

@@ -4,10 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import Config
+from trivium.config import Config, Positive
 from trivium.plan.layout import Layout
 
-Positive = Annotated[int, Field(ge=1)]
 TaskName = Literal["last_word", "continuation"]
 
 

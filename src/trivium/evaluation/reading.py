@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from trivium.evaluation.branches import Ask, Batch, Row
-from trivium.model.memory import Memory
+from trivium.model.kv_cache import KVCache
 from trivium.model.whole import WholeModel
 
 Tensor = torch.Tensor
@@ -31,11 +31,11 @@ def read_batch(model: WholeModel, batch: Batch, totals: Totals) -> None:
     trunks = [f.trunk for f in batch.families]
     width = max(map(len, trunks))
     branches = max(f.width for f in batch.families)
-    memory = Memory(width + branches) if branches else None
+    cache = KVCache(width + branches) if branches else None
     if width:
-        hidden = model.hidden(_padded(trunks, model.device), memory=memory)
-        if memory is not None:
-            memory.keep(width)
+        hidden = model.hidden(_padded(trunks, model.device), cache=cache)
+        if cache is not None:
+            cache.keep(width)
         in_trunk = [
             (ask.place * len(trunks) + b, ask)
             for b, family in enumerate(batch.families)
@@ -44,15 +44,15 @@ def read_batch(model: WholeModel, batch: Batch, totals: Totals) -> None:
             if ask.place < row.trunk
         ]
         _compare(model, hidden, in_trunk, totals)
-    if memory is None:
+    if cache is None:
         return
     lengths = torch.tensor([len(t) for t in trunks], device=model.device)
     for rows in batch.rounds:
-        memory.mask = _mask(rows, lengths, width, model.dtype)
+        cache.mask = _mask(rows, lengths, width, model.dtype)
         depths = _padded([row.depths for row in rows], model.device)
         positions = (lengths + depths).clamp(max=model.model.sequence - 1)  # of padding too
         tokens = _padded([row.tokens for row in rows], model.device)
-        hidden = model.hidden(tokens, positions=positions, memory=memory)
+        hidden = model.hidden(tokens, positions=positions, cache=cache)
         in_rows = [
             ((ask.place - row.trunk) * len(rows) + b, ask)
             for b, row in enumerate(rows)

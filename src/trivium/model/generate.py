@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trivium.model.memory import Memory
+from trivium.model.kv_cache import KVCache
 from trivium.model.whole import WholeModel
 from trivium.seeds import generator_for
 
@@ -69,23 +69,6 @@ class Draft:
         return self.max_tokens - len(self.drawn)
 
 
-def continue_text(
-    model: WholeModel,
-    prompt: Sequence[int],
-    *,
-    max_tokens: int,
-    choice: Choice,
-    done: Callable[[list[int]], bool],
-) -> list[int]:
-    """The tokens that follow `prompt`, at most `max_tokens`; `done` sees them so far and may end it.
-
-    A prompt longer than the model's sequence is cut on the left.
-    """
-    draft = Draft(prompt, choice, done, max_tokens)
-    continue_drafts(model, [draft])
-    return draft.drawn
-
-
 def continue_drafts(model: WholeModel, drafts: Sequence[Draft]) -> None:
     """Write every draft to its end, side by side."""
     write_together(model, drafts, partial(_choose, model))
@@ -140,14 +123,14 @@ def _write_remembering(model: WholeModel, drafts: list[AnyWriting], choose: Choo
     lengths = torch.tensor([len(t) for t in distinct], device=model.device)
     width = int(lengths.max())
     steps = min(max(d.left for d in drafts), model.model.sequence - width + 1)
-    memory = Memory(width + steps)
+    cache = KVCache(width + steps)
     padded = torch.tensor([[*t, *[0] * (width - len(t))] for t in distinct], device=model.device)
-    hidden = model.hidden(padded.T.contiguous(), memory=memory)
-    memory.keep(width)
+    hidden = model.hidden(padded.T.contiguous(), cache=cache)
+    cache.keep(width)
     if hidden is not None:
         hidden = hidden[lengths - 1, torch.arange(len(distinct), device=model.device)][whose]  # B H
     if len(distinct) < len(drafts):
-        memory.only(whose)
+        cache.only(whose)
     lengths = lengths[whose]
     mask = _mask(model, lengths, width, width + steps)
     for step in range(steps):
@@ -157,12 +140,12 @@ def _write_remembering(model: WholeModel, drafts: list[AnyWriting], choose: Choo
             return
         if len(going) <= len(drafts) // 2:
             rows = torch.tensor(going, device=model.device)
-            memory.only(rows)
+            cache.only(rows)
             drafts = [drafts[n] for n in going]
             lengths, mask, ids = lengths[rows], mask[rows], ids[rows]
-        memory.mask = mask[:, None, None, : memory.used + 1]
-        hidden = model.hidden(ids.unsqueeze(0), positions=(lengths + step).unsqueeze(0), memory=memory)
-        memory.keep(1)
+        cache.mask = mask[:, None, None, : cache.used + 1]
+        hidden = model.hidden(ids.unsqueeze(0), positions=(lengths + step).unsqueeze(0), cache=cache)
+        cache.keep(1)
         hidden = None if hidden is None else hidden[0]
 
 

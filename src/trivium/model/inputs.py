@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from trivium.model.memory import Memory
+from trivium.model.kv_cache import KVCache
 from trivium.parallel.randomness import DropoutKey, keyed_dropout
 from trivium.parallel.sight import Sight
 from trivium.parallel.tensor import Region
@@ -16,7 +16,7 @@ class Inputs:
 
     weights [S, B]: how much each token's loss counts, None for 1. positions [S, B]: each token's number within
     its document, None for within the sequence. sight: which positions see which, and which are here. dropout:
-    None in evaluation. memory: of what was read before, when only what follows is read.
+    None in evaluation. memory: the KV cache of what was read before, when only what follows is read.
 
     order [S]: the number within the sequence of each position here. seen: which positions see which; by default
     each sees itself and all before it.
@@ -29,7 +29,7 @@ class Inputs:
     sight: Sight | None = None
     here: torch.Tensor | None = None  # [S], numbers within the sequence; None for all, in order
     dropout: DropoutKey | None = None
-    memory: Memory | None = None
+    memory: KVCache | None = None
     order: torch.Tensor = field(init=False)
     seen: Sight = field(init=False)
 

@@ -8,8 +8,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trivium.model.inputs import Inputs
+from trivium.model.kv_cache import KVCache
 from trivium.model.likelihood import Likelihoods
-from trivium.model.memory import Memory
 from trivium.model.stage import Stage, build_stages
 from trivium.parallel.collectives import all_reduce_
 from trivium.parallel.mesh import Group, Mesh
@@ -115,13 +115,13 @@ class WholeModel:
 
     @torch.inference_mode()
     def hidden(
-        self, tokens: torch.Tensor, *, positions: torch.Tensor | None = None, memory: Memory | None = None
+        self, tokens: torch.Tensor, *, positions: torch.Tensor | None = None, cache: KVCache | None = None
     ) -> torch.Tensor | None:
         """Hidden states [S, B, H] behind the last block, where this rank holds it, otherwise None.
 
-        tokens [S, B]; positions [S, B], None for 0, 1, …; memory: of what was read before.
+        tokens [S, B]; positions [S, B], None for 0, 1, …; cache: of what was read before.
         """
-        inputs = Inputs(tokens=tokens, positions=positions, memory=memory)
+        inputs = Inputs(tokens=tokens, positions=positions, memory=cache)
         x = None
         for number, stage in self.stages.items():
             if not stage.is_first and number - 1 not in self.stages:

@@ -22,6 +22,8 @@ from trivium.cost.stack import Stack, stack_named
 from trivium.errors import DataError, nearest
 
 COUNTS = ("L", "h", "a", "kv", "ffn", "s", "V", "tp", "pp", "v", "dp", "cp", "mbs", "gbs")  # at least 1
+DEGREES = ("tp", "pp", "dp", "cp")  # their product is the number of ranks
+DEVICES = "n_gpus"  # a column that may be missing or empty; where it is not, it must be that product
 FLAGS = ("gated", "sp", "dp_overlap", "tie_balance")
 TEXTS = ("src", "cluster", "gpu", "fw")
 RECOMPUTE = {"none": NONE, "selective": ATTENTION, "full": LAYER, "op_selective": LAYER}
@@ -85,7 +87,7 @@ class Row(NamedTuple):
 
     @property
     def ranks(self) -> float:
-        return math.prod(self.numbers[name] for name in ("tp", "pp", "dp", "cp"))
+        return math.prod(self.numbers[name] for name in DEGREES)
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,7 @@ def _row(line: int, texts: Mapping[str, str]) -> Row:
             f"line {line}: it has another number of columns than the header; write one value for each"
         )
     numbers = {name: _number(line, name, texts[name], at_least=1, whole=True) for name in COUNTS}
+    _check_devices(line, texts.get(DEVICES, ""), math.prod(numbers[name] for name in DEGREES))
     numbers |= {name: _number(line, name, texts[name], at_least=0, whole=True) for name in FLAGS}
     numbers |= {name: float(_chosen(line, name, texts[name], known)) for name, known in CHOICES.items()}
     if texts["fw"] == "fsdp":
@@ -214,6 +217,14 @@ def _row(line: int, texts: Mapping[str, str]) -> Row:
         memory_bytes=_number(line, "mem_gb", memory, at_least=1e-6) * GIB if memory else None,
         fitted=texts["src"] not in reading().never_fitted and texts["quality"].strip() != "C",
     )
+
+
+def _check_devices(line: int, text: str, ranks: float) -> None:
+    """DataError where a row says how many devices it ran on and its degrees say otherwise."""
+    if text.strip() and _number(line, DEVICES, text, at_least=1, whole=True) != ranks:
+        raise _problem(
+            line, DEVICES, text, f"{' x '.join(DEGREES)} is {ranks:,.0f}; correct the one that is wrong"
+        )
 
 
 def _number(line: int, column: str, text: str, *, at_least: float, whole: bool = False) -> float:

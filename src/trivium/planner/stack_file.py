@@ -10,21 +10,19 @@ import numpy as np
 import yaml
 from pydantic import Field
 
-from trivium.config import Config, build, mapping_of_yaml, to_tree
+from trivium.config import AboveZero, Config, build, mapping_of_yaml, to_tree
 from trivium.errors import ConfigError, DataError
 
 FEWEST = 5  # steps that a factor is learned from
 WARM = 2  # first steps of a run, or after a resume, that are left out
 
-Positive = Annotated[float, Field(gt=0)]
-
 
 class LearnedStack(Config):
     """factor: median of measured over predicted seconds per step; low and high: its quartiles over `steps` steps."""
 
-    factor: Positive
-    low: Positive
-    high: Positive
+    factor: AboveZero
+    low: AboveZero
+    high: AboveZero
     steps: Annotated[int, Field(ge=1)]
     machine: str
     run: str

@@ -4,11 +4,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from trivium.config import Config
+from trivium.config import Config, Positive
 from trivium.evaluation.config import Sampling
 from trivium.plan.layout import Layout
 
-Positive = Annotated[int, Field(ge=1)]
 # Openings of the kind of text the default corpus holds: reference documentation in English.
 PROMPTS = (
     "The function returns the",

@@ -6,14 +6,7 @@ from typing import Any
 from trivium.config import to_tree
 from trivium.seeds import seed_for
 from trivium.serving.config import Drawing, GenerationConfig
-from trivium.serving.writer import Writer, Written
-
-
-def generate_samples(config: GenerationConfig, writer: Writer, *, seed: int) -> list[dict[str, Any]]:
-    """One {prompt, continuation, settings} per prompt of the config."""
-    settings = drawing_of(config, seed=seed)
-    texts = writer.write(config.prompts, settings)
-    return [sample(p, w, settings) for p, w in zip(config.prompts, texts, strict=True)]
+from trivium.serving.writer import Written
 
 
 def drawing_of(config: GenerationConfig, *, seed: int) -> Drawing:

@@ -11,19 +11,17 @@ from typing import Annotated, NamedTuple
 import yaml
 from pydantic import Field, ValidationError
 
-from trivium.config import Config, read_yaml
+from trivium.config import AboveZero, Config, read_yaml
 from trivium.errors import ConfigError, nearest
 from trivium.tokens.blend import Blend
 from trivium.tokens.manifest import read_tokens_manifest
 from trivium.units import format_count
 
-Positive = Annotated[float, Field(gt=0)]
-
 
 class SourceRow(Config):
     """One source: the tokens it has, its weight in any unit, and the epochs its authors state."""
 
-    tokens: Positive
+    tokens: AboveZero
     weight: Annotated[float, Field(ge=0)]
     epochs: float | None = None
 
@@ -32,7 +30,7 @@ class Recipe(Config):
     """A table of sources, and the tokens it was trained for."""
 
     sources: dict[str, SourceRow] = Field(min_length=1)
-    tokens_trained: Positive
+    tokens_trained: AboveZero
 
     @property
     def weights(self) -> dict[str, float]:

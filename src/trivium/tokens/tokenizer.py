@@ -270,8 +270,13 @@ def _description(path: Path) -> str:
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8 text: it was damaged; run `trivium tokenize` again") from None
     try:
-        tokenizers.Tokenizer.from_str(description)
-    except Exception as error:  # the library raises bare Exception for every kind of damage
+        # Some damage shows only when a text is encoded.
+        tokenizers.Tokenizer.from_str(description).encode("a")
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except (
+        BaseException
+    ) as error:  # the library raises bare Exception for most damage, and its panics are not even one
         raise DataError(f"{path} is not a tokenizer ({error}); run `trivium tokenize` again") from None
     return description
 

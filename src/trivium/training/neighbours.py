@@ -171,7 +171,7 @@ class Neighbours:
             failure = hanging(guilty, how, stacks, seconds, self.patience.limit(first.phase))
             failure = RankFailed(failure.rank, dict.fromkeys(range(self.place.world_size)), failure.report)
             phase = next(known for known in PHASES if known == first.phase)
-            self.tell(failure, Beat(first.step, phase, 0.0), first.host)
+            self.tell(failure, Beat(first.step, phase, 0.0, 0.0), first.host)
 
     def _news(self) -> list[News]:
         return [News(**json.loads(text)) for text in self.board.read(self._ranks)]

@@ -15,15 +15,18 @@ from trivium.training.preemption import Requests
 Phase = Literal["starting", "step", "validating", "evaluating", "saving"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 TELL_STACK = signal.SIGUSR2
-_ROW = struct.Struct("qqd")  # step, phase, time
+_ROW = struct.Struct("qqdd")  # step, phase, when it began, when it was last told of
+_TIME = struct.Struct("d")
 
 
 class Beat(NamedTuple):
-    """The last sign of life of a rank. step: counted from 1, the one it does or has just done; at: monotonic."""
+    """The last sign of life of a rank. step: counted from 1, the one it does or has just done; at: when it was given,
+    and since: when the step's phase began, both monotonic."""
 
     step: int
     phase: Phase
     at: float
+    since: float
 
 
 class Pulse:
@@ -37,14 +40,18 @@ class Pulse:
             self.beat(rank, 0, "starting")
 
     def beat(self, rank: int, step: int, phase: Phase) -> None:
-        """A sign of life."""
-        row = (step, PHASES.index(phase), time.monotonic())
-        _ROW.pack_into(self._memory, rank * _ROW.size, *row)
+        """A sign of life: a phase of a step begins."""
+        now = time.monotonic()
+        _ROW.pack_into(self._memory, rank * _ROW.size, step, PHASES.index(phase), now, now)
+
+    def go_on(self, rank: int) -> None:
+        """A sign of life in the midst of a phase."""
+        _TIME.pack_into(self._memory, (rank + 1) * _ROW.size - _TIME.size, time.monotonic())
 
     def of(self, rank: int) -> Beat:
         """The last sign of life of a rank."""
-        step, phase, at = _ROW.unpack_from(self._memory, rank * _ROW.size)
-        return Beat(step, PHASES[phase], at)
+        step, phase, since, at = _ROW.unpack_from(self._memory, rank * _ROW.size)
+        return Beat(step, PHASES[phase], at, since)
 
     def beats(self) -> list[Beat]:
         """Those of all ranks."""
@@ -81,8 +88,12 @@ class Post:
     pulse: Pulse = field(default_factory=lambda: Pulse(1))
 
     def beat(self, step: int, phase: Phase) -> None:
-        """A sign of life."""
+        """A sign of life: a phase of a step begins."""
         self.pulse.beat(self.rank, step, phase)
+
+    def go_on(self) -> None:
+        """A sign of life in the midst of a phase."""
+        self.pulse.go_on(self.rank)
 
     @property
     def ends(self) -> bool:
@@ -98,7 +109,7 @@ class Duty:
     post: Post
 
     def beat(self, step: int, phase: Phase) -> None:
-        """A sign of life."""
+        """A sign of life: a phase of a step begins."""
         self.post.beat(step, phase)
 
     @property

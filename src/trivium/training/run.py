@@ -131,6 +131,7 @@ class _Loop:
         initial = checkpoint is None and given is None
         rule = adam_rule(self.config)
         trainer = Trainer(self.plan, self.mesh, seed=self.job.seed, rule=rule, initial=initial)
+        trainer.goes_on = self.duty.post.go_on
         if checkpoint is not None:
             read_together(restore, trainer, checkpoint)
             layout = to_tree(self.plan.layout)

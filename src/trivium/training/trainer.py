@@ -95,6 +95,7 @@ class Trainer:
             stage.weight_gradients.sums = self._watch
         self.loss_scale = LossScale() if plan.precision.weights == "fp16" else None
         self.transport: Literal["posted", "batched"] | None = None  # as the backend wants it
+        self.goes_on: Callable[[], None] = lambda: None  # told before every forward of a micro-batch
         self._programs: dict[tuple[int, bool], Program] = {}
         self._digest = NO_ROWS  # of the rows this rank read last
 
@@ -181,7 +182,7 @@ class Trainer:
         micro_batches = plan.batch.micro_batches(plan.layout, samples.sequences)
         inputs = self._inputs(samples, micro_batches, step)
         functions = {
-            n: StageFunctions(_forward(stage, inputs), stage.weight_gradients)
+            n: StageFunctions(_forward(stage, inputs, self.goes_on), stage.weight_gradients)
             for n, stage in self.stages.items()
         }
         dtype = DTYPES[plan.precision.weights]
@@ -266,5 +267,12 @@ def _users(stage: Stage, buckets: Sequence[Bucket]) -> list[User]:
     return users
 
 
-def _forward(stage: Stage, inputs: list[Inputs]) -> Callable[[torch.Tensor | None, int], torch.Tensor]:
-    return lambda x, m: stage(x, inputs[m])
+def _forward(
+    stage: Stage, inputs: list[Inputs], goes_on: Callable[[], None]
+) -> Callable[[torch.Tensor | None, int], torch.Tensor]:
+    def forward(x: torch.Tensor | None, m: int) -> torch.Tensor:
+        goes_on()
+        y: torch.Tensor = stage(x, inputs[m])
+        return y
+
+    return forward

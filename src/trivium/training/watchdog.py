@@ -41,7 +41,7 @@ class Patience:
         steps = beat.step - (self._last.step if self._last else 0)
         if steps > 0:
             if self._last is not None and self._last.step > 0:
-                self._seconds.append((beat.at - self._last.at) / steps)
+                self._seconds.append((beat.since - self._last.since) / steps)
             self._last = beat
 
     @property

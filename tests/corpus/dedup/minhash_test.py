@@ -10,9 +10,7 @@ from trivium.corpus.config import DedupConfig
 from trivium.corpus.dedup.cluster import components
 from trivium.corpus.dedup.minhash import (
     MinHash,
-    bands_for,
     candidate_pairs,
-    chance_of_candidacy,
     jaccard,
     merged_pairs,
     shingles,
@@ -20,7 +18,6 @@ from trivium.corpus.dedup.minhash import (
 from trivium.corpus.kernels.shingles import jaccard_of_pairs, shingle_sets
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.plant import edited_copy
-from trivium.errors import ConfigError
 from trivium.seeds import generator_for
 
 
@@ -45,6 +42,11 @@ def corpus():
         for similarity in (0.95, 0.85, 0.75, 0.6):
             texts.append(edited_copy(original, similarity=similarity, low=0.0, generator=generator)[0])
     return texts
+
+
+def chance_of_candidacy(similarity: float, *, bands: int, rows: int) -> float:
+    """Probability that a pair of this Jaccard similarity is proposed (Broder 1997; Indyk and Motwani 1998)."""
+    return 1 - (1 - similarity**rows) ** bands
 
 
 def test_jaccard_of_shingles_equals_brute_force(corpus):
@@ -80,22 +82,13 @@ def test_the_chance_of_being_proposed_is_that_of_the_formula(corpus):
     assert chance_of_candidacy(0.8, bands=20, rows=13) == pytest.approx(0.68, abs=0.01)
 
 
-@pytest.mark.parametrize("threshold", [0.5, 0.7, 0.8, 0.9, 1.0])
-@pytest.mark.parametrize("recall", [0.9, 0.999])
-def test_bands_chosen_for_a_recall_reach_it_and_one_band_less_or_one_row_more_would_not(threshold, recall):
-    bands, rows = bands_for(threshold=threshold, recall=recall, functions=256)
-    assert bands * rows <= 256
-    assert chance_of_candidacy(threshold, bands=bands, rows=rows) >= recall
-    assert bands == 1 or chance_of_candidacy(threshold, bands=bands - 1, rows=rows) < recall
-    wider = 256 // (rows + 1)
-    assert wider == 0 or chance_of_candidacy(threshold, bands=wider, rows=rows + 1) < recall
-
-
-def test_the_default_bands_are_those_for_all_but_one_in_ten_thousand():
-    config = DedupConfig()
-    assert (config.bands, config.rows) == bands_for(threshold=config.threshold, recall=0.9999)
-    with pytest.raises(ConfigError, match="recall"):
-        bands_for(threshold=0.1, recall=0.9999999, functions=16)
+def test_the_default_bands_miss_one_in_ten_thousand_and_with_more_rows_would_miss_more():
+    config, functions = DedupConfig(), 128
+    chance = chance_of_candidacy(config.threshold, bands=config.bands, rows=config.rows)
+    assert chance >= 0.9999 and config.bands * config.rows <= functions
+    assert chance_of_candidacy(config.threshold, bands=config.bands - 1, rows=config.rows) < 0.9999
+    wider = config.rows + 1
+    assert chance_of_candidacy(config.threshold, bands=functions // wider, rows=wider) < 0.9999
 
 
 def test_a_bucket_of_many_costs_pairs_in_proportion_and_stays_connected():

@@ -6,8 +6,13 @@ from scipy.optimize import linprog
 from scipy.spatial.distance import cdist
 
 from trivium.corpus.selection.select import calibrated
-from trivium.corpus.selection.sinkhorn import blocks_of, sinkhorn
+from trivium.corpus.selection.sinkhorn import Blocks, sinkhorn
 from trivium.seeds import generator_for
+
+
+def blocks_of(costs: np.ndarray, batch: int) -> Blocks:
+    """A whole cost matrix, by rows."""
+    return lambda: ((slice(n, n + batch), costs[n : n + batch]) for n in range(0, len(costs), batch))
 
 
 def problem(n, m, seed=0):

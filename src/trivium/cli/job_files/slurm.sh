@@ -16,6 +16,8 @@
 ulimit -S -n "$(ulimit -H -n)"
 
 OUT={{out}}
+EVENTS=$OUT/training/events.jsonl
+before=$(tail -n 1 "$EVENTS" 2> /dev/null)  # the last word of a former part of the run
 trap : TERM USR1  # the ranks hear them too, and what follows depends on how they end
 
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -29,6 +31,12 @@ srun --distribution=block --kill-on-bad-exit=1 bash -c \
           LOCAL_WORLD_SIZE=$SLURM_NTASKS_PER_NODE; exec "$@"' \
   rank {{train}}
 code=$?
+
+# Of thousands of ranks some end a moment after the first. Slurm ends these, and tells that instead of the others' 75.
+last=$(tail -n 1 "$EVENTS" 2> /dev/null)
+if [ "$code" -gt 128 ] && [ "$last" != "$before" ] && [[ $last == *'"preempted"'* ]]; then
+  code=75
+fi
 
 # scancel asks the ranks to end, too, and Slurm would queue a job again that it is about to end.
 queue_again() {
@@ -45,9 +53,14 @@ case $code in
   75) queue_again "preempted, saved" ;;
   2 | 3 | 4 | 5) echo "not queued again: config, machine, data or checkpoint is wrong" ;;
   *)
-    echo failed >> "$OUT/failures-$SLURM_JOB_ID"
-    if [ "$(wc -l < "$OUT/failures-$SLURM_JOB_ID")" -le {{restarts}} ]; then
+    # Failures count against a job only while it gets no further: those with the same newest checkpoint.
+    newest=$(find "$OUT/training/checkpoints" -maxdepth 1 -name 'step-*' -printf '%f\n' 2> /dev/null | sort -V | tail -n 1)
+    echo "${newest:-none}" >> "$OUT/failures-$SLURM_JOB_ID"
+    failures=$(grep -cxF "${newest:-none}" "$OUT/failures-$SLURM_JOB_ID")
+    if [ "$failures" -le {{restarts}} ]; then
       queue_again "failed with $code; it can go on from the last checkpoint"
+    else
+      echo "failed with $code, $failures times at the same checkpoint (${newest:-none}); not queued again"
     fi
     ;;
 esac

@@ -14,6 +14,7 @@ export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={{grace}}
 child=
 trap '[ -n "$child" ] && kill -TERM "$child"' TERM USR1  # torchrun passes it on to its ranks, and waits for them
 
+before=$(tail -n 1 "$EVENTS" 2> /dev/null)  # the last word of a former part of the run
 for attempt in $(seq 0 {{restarts}}); do
   # Not restarted by torchrun (--max-restarts 0): its agents would meet again with one that died a moment ago.
   {{torchrun}} --nnodes {{nodes}} --nproc-per-node {{per_node}} --max-restarts 0 \
@@ -29,7 +30,8 @@ for attempt in $(seq 0 {{restarts}}); do
   done
   [ "$code" -eq 0 ] && exit 0
   # torchrun turns every exit code into 1; the ranks' last word says whether they were preempted.
-  if tail -n 1 "$EVENTS" 2> /dev/null | grep -q '"preempted"'; then
+  last=$(tail -n 1 "$EVENTS" 2> /dev/null)
+  if [ "$last" != "$before" ] && [[ $last == *'"preempted"'* ]]; then
     echo "preempted, saved; run the same again to go on"
     exit 75
   fi

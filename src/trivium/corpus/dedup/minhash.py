@@ -20,7 +20,6 @@ from trivium.corpus.kernels.shingles import (
 )
 from trivium.corpus.kernels.texts import Texts, texts_of
 from trivium.corpus.kernels.words import Hashes
-from trivium.errors import ConfigError
 from trivium.seeds import generator_for
 
 _HALF, _LATER = np.uint64(32), np.uint64(2**32 - 1)  # a pair in 64 bits
@@ -73,24 +72,3 @@ def merged_pairs(lists: Iterable[Pairs]) -> Pairs:
         np.not_equal(found[1:], found[:-1], out=new[1:])
         found = found[new]
     return np.stack([found >> _HALF, found & _LATER], axis=1).view(np.int64)
-
-
-def chance_of_candidacy(similarity: float, *, bands: int, rows: int) -> float:
-    """Probability that a pair of this Jaccard similarity is proposed."""
-    return float(1 - (1 - similarity**rows) ** bands)
-
-
-def bands_for(*, threshold: float, recall: float, functions: int = 128) -> tuple[int, int]:
-    """(bands, rows) that propose this share of pairs at the threshold with at most so many hash functions.
-
-    Of the choices, the one with the most rows: it proposes the fewest pairs that are not similar.
-    """
-    for rows in range(functions, 0, -1):
-        misses = math.log1p(-(threshold**rows)) if threshold < 1 else -math.inf
-        bands = max(1, math.ceil(math.log1p(-recall) / misses)) if misses < 0 else functions + 1
-        if bands * rows <= functions:
-            return bands, rows
-    raise ConfigError(
-        f"recall {recall} at a similarity of {threshold} takes more than {functions} hash functions; "
-        f"ask for less recall, a higher threshold, or give bands and rows"
-    )

@@ -29,17 +29,6 @@ class Transport:
     iterations: int
 
 
-def blocks_of(costs: Matrix, batch: int) -> Blocks:
-    """A whole cost matrix, by rows."""
-
-    def blocks() -> Iterator[tuple[slice, Matrix]]:
-        for first in range(0, len(costs), batch):
-            rows = slice(first, min(first + batch, len(costs)))
-            yield rows, costs[rows]
-
-    return blocks
-
-
 def sinkhorn(
     blocks: Blocks, a: Vector, b: Vector, *, epsilon: float, tolerance: float = 1e-6, iterations: int = 10_000
 ) -> Transport:

@@ -1,4 +1,4 @@
-"""Keys and values of tokens already read, so that what follows them is computed without reading them again.
+"""The KV cache: keys and values of tokens already read, so that what follows is computed without reading them again.
 
 Legend: S positions of a reading, B sequences, N heads here, G key-value heads here, D head width, K slots held.
 """
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 Tensor = torch.Tensor
 
 
-class Memory:
+class KVCache:
     """Room for `slots` tokens of every layer that reads with it.
 
     A reading writes its keys and values behind those that are held and sees both; `keep` makes them stay, and

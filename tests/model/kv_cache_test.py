@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from trivium.model.memory import attend_by_groups
+from trivium.model.kv_cache import attend_by_groups
 
 
 @pytest.mark.parametrize("positions", (1, 3))
