@@ -24,9 +24,12 @@ def printed(capsys, monkeypatch, target: str, *sets: str, out: str = "/runs/My r
     return capsys.readouterr().out
 
 
+TOKENS = ["--tokens", "/data/my tokens"]
+
+
 @pytest.mark.parametrize("target", ["slurm", "kubernetes", "torchrun"])
 def test_a_job_file_names_the_tokens_that_train_is_to_read(capsys, monkeypatch, target: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["trivium", "launch", "--print", target, "--tokens", "/data/my tokens"])
+    monkeypatch.setattr(sys, "argv", ["trivium", "launch", "--print", target, "--out", "/runs/a", *TOKENS])
     with pytest.raises(SystemExit) as ended:
         entry.main()
     assert not ended.value.code and "--tokens '/data/my tokens'" in capsys.readouterr().out
@@ -223,6 +226,13 @@ def test_a_line_break_in_what_a_job_file_passes_on_is_refused(capsys, monkeypatc
     with pytest.raises(SystemExit) as ended:
         entry.main()
     assert ended.value.code == 2 and "line break" in capsys.readouterr().err
+
+
+def test_a_pod_is_given_no_run_directory_that_would_be_gone_with_it(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["trivium", "launch", "--print", "kubernetes", "--out", "runs/mine"])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 2 and "--out /runs/mine" in capsys.readouterr().err
 
 
 def test_torchrun_on_one_host_needs_no_address_and_on_two_finds_them(capsys, monkeypatch) -> None:

@@ -84,6 +84,11 @@ def launch(
 
     Nothing is started. `machine` in the config says how many devices a node has.
     """
+    if target is Target.kubernetes and not out.is_absolute():
+        raise ConfigError(
+            f"--out {out} is relative, and in a pod it would lie beside the shared volume, and be gone with it; give "
+            f"the full path of a folder on that volume, as --out {Path('/runs') / out.name}"
+        )
     given = given_for(out, preset, sets, ranks)
     config = resolve(given).checked()
     if config.machine == HERE:
@@ -156,7 +161,7 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
         "backoff": training.restarts * where.nodes,
         "out": shlex.quote(str(out)),
         "out_value": _yaml(out),
-        "mount": _yaml(out.parent if out.is_absolute() else Path("/runs")),
+        "mount": _yaml(out.parent),
         "python": "python",
         "torchrun": "torchrun",
         "how": "#   bash this-file" if alone else "#   FIRST_HOST=address-of-one-of-them bash this-file",
