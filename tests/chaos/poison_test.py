@@ -8,8 +8,6 @@ from trivium.chaos import poison
 from trivium.chaos.poison import KINDS, poison_often
 from trivium.training import culprit, spikes
 
-pytestmark = pytest.mark.usefixtures("one_thread")  # as the verb does
-
 
 def test_every_poison_is_noticed_and_its_culprit_named(tmp_path: Path) -> None:
     found = poison_often(tmp_path, poisons=len(KINDS))

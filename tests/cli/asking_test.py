@@ -16,7 +16,6 @@ from trivium.interchange.export import export_hf
 from trivium.provenance import STAMP, describe, write_json
 from trivium.tokens.tokenizer import train_tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 FEW = ("generation.sampling.max_tokens=4", "generation.sampling.temperature=0")
 SMALL = ("bias.permutations=20", "bias.resamples=20", "bias.occupations=3", "bias.cooccurrence.samples=2",
          "bias.cooccurrence.tokens=4", 'bias.cooccurrence.axes=["gender"]', "bias.shots=[0,1]")  # fmt: skip

@@ -26,7 +26,6 @@ from trivium.training.job import start
 from trivium.training.record import Record, read_record
 from trivium.training.run import TrainingJob
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 STEP = 6
 
 
