@@ -88,6 +88,7 @@ def names_the_rank(place: Place, given: Plan, group: str, victim: int, expected:
         ({"data": 2, "zero": 1}, "replicas", 1, (0, 1)),
         ({"data": 2, "tensor": 2, "zero": 0}, "tensor", 3, (3,)),
         ({"pipeline": 2, "zero": 0}, "ends", 1, (0, 1)),
+        ({"data": 4, "shards": 2, "zero": 3}, "holders", 3, (1, 3)),
     ],
 )
 def test_one_bit_names_the_rank(layout, group, victim, expected) -> None:

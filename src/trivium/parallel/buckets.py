@@ -78,7 +78,7 @@ class Bucket:
         # Whether autograd adds gradients into the buffer, so that only the last of a step matters.
         self.adds_itself = zero < 2 and dtypes.gradients == dtypes.weights
         self._unready = self._unfinished = 0
-        self._sums_copies = False
+        self._summing_copies = False
         self._held = 0
         self._gathering: Waitable | None = None  # before use, at stage 3
         self._publishing: Waitable | None = None  # after an update, below
@@ -100,12 +100,17 @@ class Bucket:
         size = self.padded // self.sharers.size
         return slice(self.sharers.index * size, (self.sharers.index + 1) * size)
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether other ranks hold the same slice."""
+        return self.zero >= 1 and self.holders.size > 1
+
     # Gradients
 
     def expect(self) -> None:
         """Before a step: nothing is accumulated yet."""
         self._unready = self._unfinished = len(self.slots)
-        self._sums_copies = False
+        self._summing_copies = False
 
     def accumulated(self, slot: Slot, *, last: bool) -> bool:
         """A slot's parameter has a gradient of one more micro-batch; last: of the step's last. Returns whether the
@@ -130,34 +135,34 @@ class Bucket:
         return finished
 
     def sum_copies(self) -> None:
-        """After the step's last reduction began: start the sum over the holders of this rank's slice, once a step.
-        Called for all buckets, so that they travel together, before `reduced` waits for the first."""
-        if self._sums_copies:
-            return
-        self._sums_copies = self.holders.size > 1
-        if self.zero < 2:
-            self._begin_reduction()
-        if self.zero == 0:
-            return  # that was the sum over the holders
-        if self.zero >= 2:
-            assert self._unready == len(self.slots), "a backward of this step is missing"
-            self._collect()
-        if not self._sums_copies:
-            return
-        if self.zero == 1:
-            assert self._pending is not None, "the reduction was begun just above"
-            mine = self._pending.wait()
-        else:
-            mine = self._sum.whole().to(self.dtypes.reduction)
-        self._pending = all_reduce_begin(mine, self.holders)
+        """Where there are several copies, after the step's last reduction began: start the sum over the holders of this
+        rank's slice, once a step. Called for all buckets before `reduced` waits for the first: they travel together."""
+        if self.has_copies and not self._summing_copies:
+            self._summing_copies = True
+            self._pending = all_reduce_begin(self._of_sharers().to(self.dtypes.reduction), self.holders)
 
     def reduced(self) -> Tensor:
         """This rank's slice of the step's gradient, summed over all ranks that hold a part of it."""
-        mine = self._sum.whole() if self._pending is None else self._pending.wait().to(self.gradients.dtype)
-        self._pending = None
+        self.sum_copies()
+        mine = (self._taken() if self.has_copies else self._of_sharers()).to(self.gradients.dtype)
         for group in self.partial_over:
             all_reduce_(mine, group)
         return mine
+
+    def _of_sharers(self) -> Tensor:
+        """This rank's slice, summed over the sharers; at stage 0 the whole, over all replicas."""
+        if self.zero < 2:
+            self._begin_reduction()
+            return self._taken()
+        assert self._unready == len(self.slots), "a backward of this step is missing"
+        self._collect()
+        return self._sum.whole()
+
+    def _taken(self) -> Tensor:
+        """What the sum under way gives."""
+        assert self._pending is not None, "a sum was begun just before"
+        result, self._pending = self._pending.wait(), None
+        return result
 
     def has_begun(self, slot: Slot) -> bool:
         """Whether the sum holds a gradient of this slot's parameter."""
@@ -317,7 +322,7 @@ class GradientWatch:
         if bucket.accumulated(slot, last=last):
             if self._reducing is not None:
                 self._reducing.sum_copies()
-            self._reducing = bucket if bucket.zero >= 1 and bucket.holders.size > 1 else None
+            self._reducing = bucket
 
     def _by_autograd(self, slot: Slot, bucket: Bucket) -> Callable[[Tensor], None]:
         adds_itself, last, key = bucket.adds_itself, self._last, (slot.stage, False)

@@ -11,7 +11,7 @@ from trivium.cost.memory import predicted_memory
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.timeline import simulate
 from trivium.plan.layout import Layout
-from trivium.plan.mapping import crossings
+from trivium.plan.mapping import crossings, node_of
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import Action, Op, render
@@ -193,6 +193,10 @@ def _place_lines(plan: Plan, machine: Machine) -> list[str]:
     )
     if layout.world_size > on_node:
         shown.append(f"groups over nodes: {_crossing_axes(layout, machine.devices_per_node)}")
+        if layout.copies > 1:
+            sharers = layout.peers(0, *layout.replica_axes)[: layout.sharers]
+            nodes = {node_of(rank, machine.devices_per_node) for rank in sharers}
+            shown.append(f"ranks that share a copy of what ZeRO shards: on {counted(len(nodes), 'node')}")
     name = "this machine" if machine.sharing == "shared" else "first node"
     return [f"{name if i == 0 else '':{LABEL}}{line}" for i, line in enumerate(shown)]
 
