@@ -8,7 +8,7 @@ from trivium.cost.saved_bytes import PARTS, polynomials
 from trivium.errors import DataError
 from versions import fake_attention_is_exact
 
-FEW = plans(80)
+FEW = plans(60)
 
 
 @pytest.mark.skipif(

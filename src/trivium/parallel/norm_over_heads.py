@@ -35,19 +35,19 @@ class _NormOverHeads(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, of_q: Tensor, of_k: Tensor, epsilon: float, group: Group
     ) -> tuple[Tensor, ...]:
         wide = torch.promote_types(q.dtype, torch.float32)
-        scales = q.new_empty(2, q.shape[2], q.shape[0], 1, 1, dtype=wide)  # S B of each
+        scales = q.new_empty(2, q.shape[2], q.shape[0], 1, dtype=wide)  # S B of each
         for x, scale in zip((q, k), scales, strict=True):
             for given, into in _some(_rows(x), scale):
-                given = given.to(wide)
-                torch.sum(given * given, (-2, -1), keepdim=True, out=into)
+                torch.linalg.vector_norm(given.to(wide), dim=-1, keepdim=True, out=into)
+                into.square_()
         all_reduce_(scales, group)
         every = []
         for x, weight, scale in zip((q, k), (of_q, of_k), scales, strict=True):
             scale.div_(_columns(x, group)).add_(epsilon).rsqrt_()
-            rows, w = _rows(x), weight.view(x.shape[1], -1)
+            rows = _rows(x)
             every.append(torch.empty(rows.shape, dtype=x.dtype, device=x.device))
             for given, factor, into in _some(rows, scale, every[-1]):
-                into.copy_((given * factor).mul_(w))
+                into.copy_((given * factor).mul_(weight))
         ctx.save_for_backward(q, k, of_q, of_k, scales)
         ctx.group = group
         return tuple(_heads(y) for y in every)
@@ -59,16 +59,16 @@ class _NormOverHeads(torch.autograd.Function):
         every = list(zip(saved[:2], saved[2:], grads, scales, along, strict=True))
         d_weights, d_heads = [], []
         for x, weight, grad, scale, sums in every:
-            w = weight.view(x.shape[1], -1).to(wide)
+            w = weight.to(wide)
             d_weight = torch.zeros_like(w)
             for given, factor, change, into in _some(_rows(x), scale, _rows(grad), sums):
                 product = (given * factor).mul_(change)
-                d_weight += product.sum((0, 1))
-                torch.sum(product.mul_(w), (-2, -1), keepdim=True, out=into)
-            d_weights.append(d_weight.flatten().to(weight.dtype))
+                d_weight += product.sum(0)
+                into.copy_(torch.mv(product, w).unsqueeze(-1))
+            d_weights.append(d_weight.to(weight.dtype))
         all_reduce_(along, ctx.group)
         for x, weight, grad, scale, sums in every:
-            w, rows = weight.view(x.shape[1], -1).to(wide), _rows(x)
+            w, rows = weight.to(wide), _rows(x)
             sums.div_(-_columns(x, ctx.group))
             d_heads.append(torch.empty(rows.shape, dtype=x.dtype, device=x.device))
             for given, factor, change, total, into in _some(rows, scale, _rows(grad), sums, d_heads[-1]):
@@ -92,7 +92,9 @@ def _columns(x: Tensor, group: Group) -> int:
 
 
 def _some(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same positions of each at a time; on accelerators all at once, where each operation is a launch."""
+    """Rows of the same positions of each, heads side by side: some at a time; on accelerators, where each operation is
+    a launch, all at once. What is written to must be contiguous."""
     first = tensors[0]
     step = max(1, AT_ONCE // first[0].numel()) if first.device.type == "cpu" else len(first)
-    return zip(*(t.split(step) for t in tensors), strict=True)
+    for parts in zip(*(t.split(step) for t in tensors), strict=True):
+        yield tuple(part.flatten(2).flatten(0, 1) for part in parts)
