@@ -68,7 +68,7 @@ def reuse_lines(found: Sequence[Reuse]) -> list[str]:
 
 
 def forget_unused(kept: Path, source: Path, config: CurateConfig, *, seed: int) -> None:
-    """Delete kept work that this curation did not use; so there is never more than one curation's."""
+    """Delete the files of kept work that this curation did not use: texts stay once, and each measure once."""
     names = {TEXTS, *map(file_of_measure, measures_of(config, seed=seed))}
     folders = set(_folders(kept, source, config))
     kept.mkdir(parents=True, exist_ok=True)
