@@ -35,6 +35,8 @@ def fields_of(model: type[Config], prefix: str = "") -> Iterator[Field]:
         choices = (field.annotation, *get_args(field.annotation))  # `Ramp | None` is a section too
         section = next((c for c in choices if inspect.isclass(c) and issubclass(c, Config)), None)
         if section is not None:
+            if type(None) in choices:
+                yield Field(prefix + name, "null or the fields below", meanings.get(name, ""))
             yield from fields_of(section, f"{prefix}{name}.")
         else:
             yield Field(prefix + name, _allowed(schema["properties"][name]), meanings.get(name, ""))
