@@ -19,6 +19,7 @@ from trivium.evaluation.harness import HarnessModel
 from trivium.evaluation.requests import Request
 from trivium.interchange.export import export_hf
 from trivium.interchange.target import opened
+from trivium.seeds import generator_for
 from trivium.serving.config import Drawing
 from trivium.serving.speak import speak
 from trivium.serving.unfold import Unfolding
@@ -86,6 +87,22 @@ def test_what_is_written_piece_by_piece_keeps_its_spaces(folder):
     ids = words.encode_batch(["one é 文字 two three"])[0]
     unfolding = Unfolding(words, before=words.prompt_ids(["zero"])[0])
     assert "".join([*map(unfolding.push, ids), unfolding.close()]) == " one é 文字 two three"
+
+
+def test_bytes_that_spoil_those_before_them_are_not_told_too_soon(folder):
+    """A byte may be a letter, part of one, or none: then no byte beside it is one either."""
+    words = load_tokenizer(folder / "tokenizer.json")
+    generator, before = generator_for(1, "bytes"), words.prompt_ids(["zero"])[0]
+    some = [
+        *words.prompt_ids(["é?"])[0],
+        *sorted(words.byte_tokens)[60:66],
+        *sorted(words.byte_tokens)[195:199],
+    ]
+    some += range(300, 308)
+    for _ in range(300):
+        ids = generator.choice(some, 12).tolist()
+        unfolding = Unfolding(words, before=before)
+        assert "".join([*map(unfolding.push, ids), unfolding.close()]) == words.decode_after(before, ids)
 
 
 def test_a_config_without_marks_and_marks_without_tokens_are_named(folder, tmp_path):

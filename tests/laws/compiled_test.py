@@ -27,7 +27,7 @@ LLAMA = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}
 QWEN3 = {**LLAMA, "qkv_bias": True, "qk_norm": True, "head_width": 6}
 OLMO2 = {**LLAMA, "qk_norm": "all_heads", "norm_position": "after", "norm_epsilon": 0.1}
 YARN = {"kind": "yarn", "factor": 4.0, "original": 4, "slow": 0.1, "fast": 2.0}
-MANY_LAYERS = 12  # more than torch.compile takes of one function's variants before it gives up
+MANY_LAYERS = 9  # more than torch.compile takes of one function's variants before it gives up
 ALONE = [
     small(model={"layers": MANY_LAYERS}, compiled=True),
     small(model={**LLAMA, "rope_scaling": YARN, "layers": MANY_LAYERS}, compiled=True, zero=3),

@@ -303,18 +303,19 @@ def start_ranks(function: Callable[..., None], world_size: int, *arguments: Any)
     Fork, by name: the ranks share the imported torch, so eight start in about a second.
     """
     context = get_context("fork")
-    _before_fork()
     directory = tempfile.TemporaryDirectory(prefix="trivium-ranks-")
     rendezvous = f"file://{directory.name}/rendezvous"
     processes = []
-    for rank in range(world_size):
-        place = Place(rank, world_size, rank, rendezvous, world_size)
-        process = context.Process(
-            target=_enter, args=(function, place, arguments, directory.name, os.getpid()), name=f"rank-{rank}"
-        )
-        process.start()
-        processes.append(process)
-    gc.unfreeze()
+    with _ready_to_fork():
+        for rank in range(world_size):
+            place = Place(rank, world_size, rank, rendezvous, world_size)
+            process = context.Process(
+                target=_enter,
+                args=(function, place, arguments, directory.name, os.getpid()),
+                name=f"rank-{rank}",
+            )
+            process.start()
+            processes.append(process)
     return Ranks(processes, directory)
 
 
@@ -325,13 +326,22 @@ def run_ranks(
     start_ranks(function, world_size, *arguments).wait(timeout_seconds)
 
 
-def _before_fork() -> None:
-    """Give back what earlier work left free, and keep the collector from touching, and so copying, shared pages."""
+@contextlib.contextmanager
+def _ready_to_fork() -> Iterator[None]:
+    """Give back what earlier work left free, and keep the collector from touching, and so copying, shared pages. What
+    the caller has frozen stays frozen, and what is made after that is little."""
     gc.collect()
-    gc.freeze()
+    freezes = gc.get_freeze_count() == 0
+    if freezes:
+        gc.freeze()
     if sys.platform.startswith("linux"):
         with contextlib.suppress(OSError, AttributeError):  # musl has no malloc_trim
             ctypes.CDLL(None).malloc_trim(0)
+    try:
+        yield
+    finally:
+        if freezes:
+            gc.unfreeze()
 
 
 def _enter(

@@ -1,6 +1,7 @@
 """From tokens that arrive one by one to text: whole characters only, and never a part of a stop."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from trivium.tokens.tokenizer import Tokenizer
 
@@ -25,7 +26,7 @@ class Unfolding:
         self._waiting.append(token)
         self.begins = self.length
         text = self._text_of(self._waiting)
-        if text.endswith(BROKEN):
+        if token in self._tokenizer.byte_tokens or text.endswith(BROKEN):
             ready = self._take(self._certain(text), final=False)
             self.begins = self.length
             return ready
@@ -41,7 +42,11 @@ class Unfolding:
 
     def _certain(self, text: str) -> int:
         """How many of the tokens that wait are not of a character that may still be completed: that one is within the
-        last three, and what stands before it must not be torn out of another."""
+        last three, and what stands before it must not be torn out of another. A run of bytes that are read together may
+        still be spoiled as a whole."""
+        if self._waiting[-1] in self._tokenizer.byte_tokens:
+            run = takewhile(self._tokenizer.byte_tokens.__contains__, reversed(self._waiting))
+            return len(self._waiting) - len(list(run))
         for count in range(len(self._waiting) - LONGEST + 1, 0, -1):
             first, rest = self._waiting[:count], self._waiting[count:]
             if self._text_of(first) + self._tokenizer.decode_after([*self._before, *first], rest) == text:

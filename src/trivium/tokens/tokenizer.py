@@ -6,6 +6,7 @@ several ranks on one machine can encode without multiplying threads. `encode_arr
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import takewhile
@@ -24,6 +25,7 @@ from trivium.tokens.bulk import equal_encoding
 from trivium.tokens.marks import CONFIG, END_OF_TEXT, GENERATION, MAP, Beside, Marks, beside
 
 FILE = "tokenizer.json"
+BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _WRITTEN = "{0} a{0} {0}\n{0}"  # a mark where text may have it
 
 
@@ -78,6 +80,13 @@ class Tokenizer:
         """Whether the text of ids is that of their parts in turn; others take a space from the beginning."""
         decoder = json.loads(self.description).get("decoder") or {}
         return decoder.get("type") == "ByteLevel"
+
+    @cached_property
+    def byte_tokens(self) -> frozenset[int]:
+        """Ids of single bytes, where a run of them is read together: one that makes no character spoils them all."""
+        if '"ByteFallback"' not in json.dumps(json.loads(self.description).get("decoder")):
+            return frozenset()
+        return frozenset(id for token, id in self.words().items() if BYTE.fullmatch(token))
 
     @property
     def unknown(self) -> str:

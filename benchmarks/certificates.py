@@ -1,0 +1,109 @@
+"""Every certificate at once: generated layouts, random plans, seeded faults.
+
+    python benchmarks/certificates.py [--max-ranks 8] [--random 150] [--seed 61] [--report FOLDER]
+
+Runs `trivium certify` three times, and writes certificates-DATE.json and .md into the folder. About eight minutes on
+two cores. Exit code 1 when anything failed.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from circumstances import circumstances
+
+from trivium.certify.ways import WAYS
+from trivium.provenance import write_json
+
+Found = Mapping[str, Any]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--max-ranks", type=int, default=8)
+    parser.add_argument("--random", type=int, default=150)
+    parser.add_argument("--seed", type=int, default=61)
+    parser.add_argument("--report", type=Path, default=Path())
+    asked = parser.parse_args()
+    ranks = f"--max-ranks={asked.max_ranks}"
+    given = {
+        "sweep": ["--sweep", ranks],
+        "random": [f"--random={asked.random}", ranks, "--set", f"seed={asked.seed}"],
+        "faults": ["--mutants"],
+    }
+    found = {name: _certified(arguments) for name, arguments in given.items()}
+    record = {**circumstances("benchmarks/certificates.py", sys.argv[1:]), "seed": asked.seed, **found}
+    stem = asked.report / f"certificates-{record['date'][:10]}"
+    write_json(stem.with_suffix(".json"), record)
+    stem.with_suffix(".md").write_text(page(record, stem.name))
+    print(page(record, stem.name))
+    return int(found["sweep"]["failed"] + found["random"]["failed"] + _missed(found["faults"]) > 0)
+
+
+def _certified(arguments: Sequence[str]) -> Found:
+    """What `trivium certify` writes; exit code 1 is a verdict, another an error."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "found.json"
+        command = [sys.executable, "-m", "trivium.cli.main", "certify", *arguments, "--json", str(path)]
+        done = subprocess.run(command)
+        if done.returncode not in (0, 1):
+            raise SystemExit(done.returncode)
+        found: Found = json.loads(path.read_text())
+        return found
+
+
+def page(record: Found, name: str) -> str:
+    """The report as Markdown."""
+    machine, sweep, random = record["machine"], record["sweep"], record["random"]
+    changed = "+" if record["changed"] else ""
+    head = "passed | worst deviation"
+    lines = [
+        f"# Certificates, {record['date'][:10]}",
+        "",
+        f"{machine['processor']}, {machine['cores']} cores; torch {record['torch']}, commit {record['commit']}"
+        f"{changed}. Tolerance {sweep['tolerance']:g}, fp64. Every plan, with its deviation: [{name}.json]({name}.json)"
+        ". What is compared, and the ways through the engine: [certificate.md](../../docs/certificate.md).",
+        "",
+        f"| way | sweep: layouts | {head} | random, seed {record['seed']}: plans | {head} |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+        *(
+            f"| {way or 'all'} | {_cells(sweep['results'], way)} | {_cells(random['results'], way)} |"
+            for way in (*(w.name for w in WAYS), None)
+        ),
+        "",
+        _faults_line(record["faults"]),
+        "",
+        f"`{record['command']}`",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _cells(results: Sequence[Found], way: str | None) -> str:
+    """Of the plans that went one way, or any: how many, how many passed, the worst deviation."""
+    mine = [r for r in results if way in (None, r["way"])]
+    worst = max((r["worst"] for r in mine), default=0.0)
+    return f"{len(mine)} | {sum(r['passed'] for r in mine)} | {worst:.1e}"
+
+
+def _faults_line(faults: Found) -> str:
+    every = [by["deviation"] for fault in faults["mutants"] for by in fault["by"]]
+    smallest = min((d for d in every if isinstance(d, float)), default=0.0)  # of some there are no numbers
+    caught = f"{faults['caught']} of {faults['total']} caught"
+    return f"Seeded faults: {caught}; the smallest deviation of one is {smallest:.1e}."
+
+
+def _missed(faults: Found) -> int:
+    missed: int = faults["total"] - faults["caught"]
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
