@@ -56,9 +56,9 @@ def layer_doubled(original: Function, mesh: Mesh) -> Function:
 def targets_of_another_micro_batch(original: Function, mesh: Mesh) -> Function:
     """The last stage computes the loss with the targets of the micro-batch before."""
 
-    def forward(stage: Stage, inputs: list[Inputs]) -> Callable[[Tensor | None, int], Tensor]:
+    def forward(stage: Stage, inputs: list[Inputs], *others: Any) -> Any:
         late = int(stage.is_last and not stage.is_first)
-        return lambda x, m: stage(x, inputs[m - late])
+        return original(stage, [inputs[m - late] for m in range(len(inputs))], *others)
 
     return forward
 
