@@ -48,9 +48,8 @@ class Turning(NamedTuple):
         )  # the pairs that turn so often, as if there were one at every fraction
         begin, end = max(math.floor(first), 0), min(math.ceil(last), self.D - 1)
         pairs = torch.arange(len(plain), device=plain.device, dtype=plain.dtype)
-        return ((pairs - begin) / (end - begin or 0.001)).clamp(
-            0, 1
-        )  # 0.001: no division by zero, as in YaRN's code
+        span = end - begin or 0.001  # no division by zero, as in YaRN's code
+        return ((pairs - begin) / span).clamp(0, 1)
 
 
 def rotate(
