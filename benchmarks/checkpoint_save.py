@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from trivium.checkpoint.load import Checkpoint
-from trivium.checkpoint.save import Saving
+from trivium.checkpoint.save import Saving, copies
 from trivium.config import to_tree
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import AdamRule
@@ -46,7 +46,7 @@ def stalls(trainer: Trainer, root: Path, first_step: int) -> dict[str, float]:
         found["waiting"].append(time.perf_counter() - began)
         step += 1
         began = time.perf_counter()
-        saving = Saving(root, step, [f.copied() for f in fragments(trainer)], Mesh.single(), {})
+        saving = Saving(root, step, copies(fragments(trainer)), Mesh.single(), {})
         found["background"].append(time.perf_counter() - began)
         saving.advance(wait=True)
         found["background until durable"].append(time.perf_counter() - began)
@@ -77,12 +77,12 @@ def reading(trainer: Trainer, path: Path) -> dict[str, float]:
     }
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None, model: dict[str, int] = MODEL) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    plan = Plan.model_validate({"model": MODEL, "batch": {"sequences": 1}})
+    given = parser.parse_args(arguments)
+    plan = Plan.model_validate({"model": model, "batch": {"sequences": 1}})
     trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule())
     with tempfile.TemporaryDirectory(prefix="trivium-bench-") as folder:
         root = Path(folder)

@@ -11,7 +11,7 @@ import torch
 from loader import written_tokens
 from setting import HIDDEN_256, LR, Setting
 
-from trivium.checkpoint.save import Saving
+from trivium.checkpoint.save import Saving, copies
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import AdamRule
 from trivium.tokens.loader import batch_arrays
@@ -32,13 +32,13 @@ def overhead_rows() -> list[tuple[str, Callable[[int], dict[str, Any]]]]:
     return [(f"overheads {HIDDEN_256.name}", lambda rounds: overheads(HIDDEN_256, rounds))]
 
 
-def overheads(setting: Setting, rounds: int) -> dict[str, Any]:
-    """Median seconds of each, over that of a step."""
+def overheads(setting: Setting, rounds: int, tokens: int = TOKENS) -> dict[str, Any]:
+    """Median seconds of each, over that of a step. tokens: there are to read from."""
     torch.set_num_threads(1)
     trainer = Trainer(setting.plan(), Mesh.single(), seed=0, rule=AdamRule())
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        written_tokens(root / "tokens", {"one": 1.0}, TOKENS, vocabulary=setting.vocabulary)
+        written_tokens(root / "tokens", {"one": 1.0}, tokens, vocabulary=setting.vocabulary)
         data = TokenDataset.open(root / "tokens", "train", sequence=setting.sequence, seed=0)
         seconds: dict[str, list[float]] = {"step": [], **{name: [] for name in TARGETS}}
         for number in range(rounds):
@@ -49,8 +49,7 @@ def overheads(setting: Setting, rounds: int) -> dict[str, Any]:
             seconds["step"].append(_timed(lambda: trainer.train_step(number, samples, LR)))  # noqa: B023
             seconds["metrics"].append(_timed(lambda: append(root / "metrics.jsonl", STEP_LINE)))
             begin = time.perf_counter()
-            held = [f.copied() for f in fragments(trainer)]
-            saving = Saving(root / "checkpoints", number, held, Mesh.single(), {})
+            saving = Saving(root / "checkpoints", number, copies(fragments(trainer)), Mesh.single(), {})
             seconds["asynchronous save"].append(time.perf_counter() - begin)
             saving.advance(wait=True)
     medians = {name: statistics.median(times) for name, times in seconds.items()}

@@ -169,3 +169,22 @@ def test_the_accelerators_benchmark_measures_every_part_there(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(out.read_text())["parts"]["stage"]["sides"]["trivium"]["status"] == "measured"
+
+
+def test_what_a_step_pays_besides_its_arithmetic_is_measured(scripts):
+    from overheads import TARGETS, overheads
+    from setting import TINY
+
+    found = overheads(TINY, rounds=2, tokens=20_000)
+    assert found["status"] == "measured" and set(found["shares"]) == set(TARGETS)
+    assert all(seconds > 0 for seconds in found["seconds"].values())
+
+
+def test_the_stall_of_a_save_and_the_memory_of_a_read_are_measured(scripts, tmp_path):
+    import checkpoint_save
+
+    tiny = {"layers": 2, "hidden": 16, "heads": 2, "vocabulary": 64, "sequence": 8}
+    checkpoint_save.main(["--json", str(tmp_path / "out.json")], tiny)
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert set(found["stall_seconds"]) == {"waiting", "background", "background until durable"}
+    assert found["reading"]["read_bytes"] == found["checkpoint_bytes"]
