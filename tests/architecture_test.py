@@ -41,9 +41,17 @@ MAY_IMPORT = {
     # corpus: contamination is found with the n-grams that curation cuts out
     "evaluation": {"model", "tokens", "checkpoint", "parallel", "plan", "corpus"},
     "bias": {"evaluation"},
+    "reproduction": {
+        "planner",
+        "cost",
+        "plan",
+        "corpus.config",
+        "tokens.recipe",
+        "evaluation.tasks",
+    },
     "serving": {"evaluation", "model", "tokens", "parallel", "plan"},
 }
-WITHOUT_TORCH = {"plan", "cost", "planner", "corpus", "tokens", "report"} | BASE
+WITHOUT_TORCH = {"plan", "cost", "planner", "corpus", "tokens", "report", "reproduction"} | BASE
 DOOR = (
     "__init__.py"  # `import trivium`: it names what other files hold, and looks each up when it is asked for
 )

@@ -33,6 +33,7 @@ VERBS = (
     Verb("corpus", "trivium.cli.corpus", "Harvest raw text; curate it into a clean corpus."),
     Verb("tokenize", "trivium.cli.tokenize", "Train a tokenizer and write token shards."),
     Verb("plan", "trivium.cli.plan", "Show what a run is and what it costs, before anything runs."),
+    Verb("reproduce", "trivium.cli.reproduce", "Put the paper's figures beside ours."),
     Verb("certify", "trivium.cli.certify", "Prove that a layout computes what one process computes."),
     Verb("train", "trivium.cli.train", "Train under a layout; goes on from the last checkpoint."),
     Verb("metrics", "trivium.cli.metrics", "Show a training's steps; hand them to TensorBoard or wandb."),

@@ -1,0 +1,45 @@
+"""`trivium reproduce`: the figures of the paper beside those that Trivium computes."""
+
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trivium.cli.options import STANDARD_OUTPUT
+from trivium.cli.show import say, table
+from trivium.provenance import write_json
+from trivium.reproduction.page import HEADER, every_figure, markdown, rows, summary
+
+FORMAT = "trivium-reproduction-1"
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def reproduce(
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the figures as data; -: to standard output."),
+    ] = None,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the tables of docs/reproduction.md.")
+    ] = False,
+) -> None:
+    """Put the paper's figures (arXiv 2201.11990) beside ours: what follows from plan, schedule, cost model and blend.
+
+    Losses and accuracies need the trained model; `trivium evaluate` shows the published ones beside yours.
+    """
+    figures = every_figure()
+    if json == STANDARD_OUTPUT:  # for a program, which reads nothing else there
+        say(dumps({"format": FORMAT, "figures": [f.tree() for f in figures]}))
+        return
+    if as_markdown:
+        print(markdown(figures), end="")
+        return
+    for line in table(rows(figures), header=HEADER, indent=0):
+        say(line)
+    say(summary(figures))
+    if json is not None:
+        write_json(json, {"format": FORMAT, "figures": [f.tree() for f in figures]})
+        say(f"data written to {json}")
