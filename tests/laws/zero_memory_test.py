@@ -1,13 +1,19 @@
 """The bytes each ZeRO stage holds are those of the ZeRO paper (arXiv 1910.02054), plus declared padding."""
 
+import gc
+from typing import Any
+
 import pytest
+import torch
 
 from plans import small
 from ranks import on_ranks
 from trivium.certify.reference import random_rows
 from trivium.cost.memory import memory_of_rank
+from trivium.parallel.buckets import Bucket
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
+from trivium.parallel.pretend import pretended
 from trivium.parallel.zero import AdamRule
 from trivium.plan.buckets import bucket_table
 from trivium.plan.plan import Plan
@@ -65,3 +71,41 @@ def test_bytes_per_parameter_are_those_of_the_paper(replicas: dict[str, int]) ->
     expected = [(16, 0), (4, 12), (2, 14), (0, 16), (18, 0), (6, 12), (2, 16), (0, 18)]
     size = plans[0].layout.world_size
     on_ranks(size, check, plans, expected)
+
+
+def bytes_held() -> int:
+    """Of all tensors of this process, each storage once."""
+    found = (x.untyped_storage() for x in gc.get_objects() if type(x) in (torch.Tensor, torch.nn.Parameter))
+    return sum({x._cdata: x.nbytes() for x in found if x.device.type == "cpu"}.values())
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16"])
+def test_a_rank_that_keeps_slices_never_holds_the_whole_model_not_even_at_first(
+    monkeypatch: pytest.MonkeyPatch, weights: str
+) -> None:
+    """Only the slices, the bucket that is filled, and what fills it; or a model that fits could not begin."""
+    plan = small(data=8, zero=3, model={"layers": 24}, precision={"weights": weights})
+    held, before, init = [], bytes_held(), Bucket.__init__
+
+    def filled(self: Bucket, *given: Any) -> None:
+        held.append(bytes_held() - before)
+        init(self, *given)
+
+    monkeypatch.setattr(Bucket, "__init__", filled)
+    with pretended(plan.layout) as mesh:
+        trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
+    largest = max(bucket.padded * bucket.weights.element_size() for bucket in trainer.buckets)
+    assert len(held) == len(trainer.buckets) and max(held) <= counted(trainer)["weights"] + largest
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize("rank", range(4))
+def test_a_rank_keeps_what_is_predicted_and_no_tensor_besides(zero: int, rank: int) -> None:
+    """Also those that hold copies, which the norm does not count: of the tied table, or of what tensor ranks share."""
+    plan = small(tensor=2, pipeline=2, data=2, zero=zero, precision={"weights": "bf16"})
+    before = bytes_held()
+    with pretended(plan.layout, rank) as mesh:
+        trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
+        predicted = memory_of_rank(plan, mesh.at)
+    numbers = 8 * len(trainer.optimizer.shards)  # where weight decay ends
+    assert bytes_held() - before == predicted.weights + predicted.optimizer + numbers

@@ -1,5 +1,7 @@
 """An accelerator's update of many buckets at once is a processor's of one after the other."""
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -8,7 +10,10 @@ from plans import small
 from trivium.certify.reference import random_rows
 from trivium.parallel import zero
 from trivium.parallel.mesh import Mesh
+from trivium.parallel.pretend import pretended
 from trivium.parallel.zero import AdamRule, ShardedAdamW, squares, together
+from trivium.plan.parameters import parameters
+from trivium.training.state import places
 from trivium.training.trainer import Samples, Trainer
 
 
@@ -45,28 +50,42 @@ def test_the_update_is_the_same_however_many_buckets_at_once(
             torch.testing.assert_close(ours, theirs, **exact)
 
 
-def test_squares_of_many_are_those_of_each_and_only_what_counts() -> None:
+def test_squares_of_many_are_those_of_each() -> None:
     torch.manual_seed(0)
     gradients = [torch.randn(n, dtype=torch.float64) for n in (3, 7, 1)]
-    weights = [None, torch.tensor([0.0, 1, 1, 0, 1, 1, 1], dtype=torch.float64), None]
-    expected = sum(
-        float((g * g * (1 if w is None else w)).sum()) for g, w in zip(gradients, weights, strict=True)
-    )
-    wide = torch.float64
-    assert float(squares(gradients, weights, wide)) == pytest.approx(expected, rel=1e-14)
-    apart = sum(float(squares([g], [w], wide)) for g, w in zip(gradients, weights, strict=True))
-    assert apart == pytest.approx(expected, rel=1e-14)
-    assert squares([], [], wide) == 0
+    expected = sum(float(g.square().sum()) for g in gradients)
+    for at_once in (True, False):
+        found = squares(gradients, torch.float64, at_once=at_once)
+        assert float(found) == pytest.approx(expected, rel=1e-14)
+        assert squares([], torch.float64, at_once=at_once) == 0
 
 
-def test_squares_of_narrow_gradients_are_added_up_in_the_dtype_that_is_asked_for() -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_squares_of_narrow_gradients_are_added_up_in_the_dtype_that_is_asked_for(at_once: bool) -> None:
     """Of 70,000 ones each: in bf16 their norm, 264.6, is 264 or 266."""
     count = 70_000
     ones = [torch.ones(count, dtype=torch.bfloat16) for _ in range(2)]
-    weights = [None, torch.ones(count, dtype=torch.bfloat16)]
     for number in (1, 2):
-        found = float(squares(ones[:number], weights[:number], torch.float32))
+        found = float(squares(ones[:number], torch.float32, at_once=at_once))
         assert found == pytest.approx(number * count, rel=1e-6)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (2, 2), (1, 2)])
+def test_over_tensor_ranks_and_the_ends_of_a_pipeline_every_element_counts_once(
+    tensor: int, pipeline: int
+) -> None:
+    plan = small(tensor=tensor, pipeline=pipeline, data=2, zero=1)
+    counted = Counter[str]()
+    for rank in range(plan.layout.world_size):
+        with pretended(plan.layout, rank) as mesh:
+            trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
+            for shard in trainer.optimizer.shards:
+                for place in places(shard.bucket, shard.bucket.owned, plan, mesh.at.tensor):
+                    first = place.first - shard.bucket.owned.start
+                    here = range(first, first + place.box.elements)
+                    inside = (range(len(shard.master))[where] for where in shard.counted)
+                    counted[place.slot.row.name] += sum(n in part for part in inside for n in here)
+    assert counted == {p.name: p.elements for p in parameters(plan.model)}
 
 
 @pytest.mark.parametrize(("weights", "sequences"), [("bf16", 2), ("bf16", 8), ("fp32", 8)])

@@ -20,10 +20,11 @@ from trivium.model.mlp import Mlp
 from trivium.model.whole import WholeModel
 from trivium.tokens.lineage import Span
 from trivium.training.config import SpikesConfig, TrainingConfig
-from trivium.training.culprit import find_culprit
+from trivium.training.culprit import _Search, find_culprit
 from trivium.training.first_bad import LOSS, Place, Trail, bad_weights
 from trivium.training.job import start
 from trivium.training.record import Record, read_record
+from trivium.training.replay import replay_to
 from trivium.training.run import TrainingJob
 
 STEP = 6
@@ -135,6 +136,20 @@ def test_a_spike_that_a_replay_does_not_have_is_told(root: Path, tmp_path: Path,
         assert json.loads(said("--json"))["rows"] == [1]
     with pytest.raises(DataError, match="did steps 1 to 6"):
         find_culprit(record, 7)
+
+
+@pytest.mark.parametrize("head", ["tied", "untied"])
+def test_the_rows_of_a_step_done_together_are_the_step(root: Path, tmp_path: Path, head: str) -> None:
+    """Every weight's gradient counts, or a row whose own is large would not stand out."""
+    record = trained(root, tmp_path, None, model={"head": head})
+    replay = replay_to(record, STEP)
+    samples = replay.samples(STEP - 1)
+    step = replay.advance(update=False)
+    search = _Search(replay, STEP - 1, samples, 1.0)
+    together = search.strength(search.inputs(range(samples.sequences)))
+    assert together.loss == pytest.approx(step.loss, rel=1e-5)
+    norm = together.gradient_norm / record.plan.tokens(samples.sequences)
+    assert norm == pytest.approx(step.gradient_norm, rel=1e-4)
 
 
 def stage_and_inputs() -> tuple[Any, Inputs]:

@@ -5,21 +5,29 @@ import signal
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from fake_accelerator import accelerator
 from trivium.chaos.life import Life
 from trivium.chaos.scene import job, plan, write_tokens
+from trivium.checkpoint.agree import sums
 from trivium.checkpoint.load import published
 from trivium.errors import Preempted
+from trivium.parallel import clock as clocks
+from trivium.parallel.crossing import read_later
 from trivium.parallel.launch import ALONE, RankFailed
+from trivium.parallel.mesh import Mesh
 from trivium.training import run as loop
 from trivium.training import watchdog as watching
 from trivium.training.config import Supervision
 from trivium.training.job import start
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
+from trivium.training.neighbours import stack_of_main_thread
 from trivium.training.preemption import Requests, held_back, listening
 from trivium.training.pulse import Post, Pulse
 from trivium.training.run import CHECKPOINTS
@@ -274,3 +282,27 @@ def test_who_waits_for_others_is_told_by_the_innermost_calls() -> None:
     deep = '  File "/x/torch/nn/functional.py", line 1 in f\n' * 4
     assert waits('  File "/x/trivium/parallel/transport.py", line 40 in wait\n' + deep)
     assert not waits(deep + '  File "/x/trivium/parallel/transport.py", line 40 in wait\n')
+
+
+def test_a_rank_whose_accelerator_waits_for_others_waits(monkeypatch) -> None:
+    """Its processor has asked for everything, and waits for the totals, a sum over ranks, or the end of a step."""
+    stacks: list[str] = []
+
+    class Waits(Exception):
+        """Of the event that does not come."""
+
+    def synchronize() -> None:
+        stacks.append(stack_of_main_thread())
+        raise Waits
+
+    event = SimpleNamespace(record=lambda: None, synchronize=synchronize)
+    with accelerator() as seen:
+        monkeypatch.setattr(torch.cuda, "Event", lambda **_: event)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: synchronize())
+        clock, mesh = clocks.Clock(seen.device), Mesh.single(seen.device)
+        clock.mark()
+        told = read_later(torch.empty(4, device=seen.device))
+        for wait in (told, partial(sums, [1.0], mesh), clock.seconds, partial(clocks.finished, seen.device)):
+            with pytest.raises(Waits):
+                wait()
+    assert len(stacks) == 4 and all(map(waits, stacks))

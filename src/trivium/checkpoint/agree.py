@@ -9,6 +9,7 @@ import torch
 
 from trivium.errors import TriviumError
 from trivium.parallel.collectives import sum_over_ranks_
+from trivium.parallel.crossing import read_later
 from trivium.parallel.mesh import Mesh
 from trivium.provenance import unheard
 
@@ -19,7 +20,7 @@ _SLICE_SECONDS = 0.5  # longest wait between two meetings; far below any timeout
 def sums(numbers: Sequence[float], mesh: Mesh) -> list[float]:
     """Each number summed over the ranks; every rank must ask."""
     here = torch.tensor([float(n) for n in numbers], dtype=torch.float64, device=mesh.device)
-    return [float(n) for n in sum_over_ranks_(here, mesh).tolist()]
+    return read_later(sum_over_ranks_(here, mesh))()
 
 
 def told_by_first(problem: str, mesh: Mesh) -> str:

@@ -1,5 +1,7 @@
 """The part of the transformer between two pipeline borders."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -15,7 +17,7 @@ from trivium.parallel.dtypes import DTYPES
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.product import product
 from trivium.parallel.tensor import Region
-from trivium.plan.parameters import TOKENS, Box, Owner, Parameter, shard_box, stage_parameters
+from trivium.plan.parameters import TOKENS, Owner, Parameter, shard_box, stage_parameters
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import is_split
 
@@ -115,34 +117,40 @@ def build_stages(plan: Plan, mesh: Mesh, *, seed: int | None) -> dict[int, Stage
 
     A first and a last stage on the same rank share one tied table.
     """
-    stages: dict[int, Stage] = {}
-    for number in plan.stages_of(mesh.pipeline.index):
-        with torch.device("meta"):
-            stage = Stage(plan, number, mesh)
-        _place(stage, mesh.device)
-        stages[number] = stage.to(DTYPES[plan.precision.weights])
-        for name, parameter in stage.named_parameters():
-            box = shard_box(stage.table[name], plan.model, plan.layout, mesh.tensor.index)
-            _fill(parameter, stage.table[name], plan, seed, box)
+    stages = bare_stages(plan, mesh)
+    for stage in stages.values():
+        for name in stage.table:
+            placed(stage, name, plan, mesh, seed=seed)
+    share_table(stages, plan)
+    return stages
+
+
+def bare_stages(plan: Plan, mesh: Mesh) -> dict[int, Stage]:
+    """The stages of this rank by number, whose parameters take no memory until each is `placed`."""
+    with torch.device("meta"):
+        stages = {number: Stage(plan, number, mesh) for number in plan.stages_of(mesh.pipeline.index)}
+    return {number: stage.to(DTYPES[plan.precision.weights]) for number, stage in stages.items()}
+
+
+@torch.no_grad()
+def placed(stage: Stage, name: str, plan: Plan, mesh: Mesh, *, seed: int | None) -> nn.Parameter:
+    """A parameter of a bare stage, now in the memory of this rank's device, with its initial values (without a seed:
+    zeros)."""
+    path, _, own = name.rpartition(".")
+    module, row = stage.get_submodule(path), stage.table[name]
+    bare: nn.Parameter = getattr(module, own)
+    parameter = nn.Parameter(torch.zeros(bare.shape, dtype=bare.dtype, device=mesh.device))
+    setattr(module, own, parameter)
+    if seed is not None:  # padded vocabulary rows stay zero
+        box = shard_box(row, plan.model, plan.layout, mesh.tensor.index)
+        values = initial_values(row, plan.model, seed, box)
+        parameter[tuple(slice(0, n) for n in box.shape)] = values.to(parameter.device, parameter.dtype)
+    return parameter
+
+
+def share_table(stages: Mapping[int, Stage], plan: Plan) -> None:
+    """Let a first and a last stage on the same rank have one tied table, that of the first."""
     first, last = stages.get(0), stages.get(plan.layout.stages - 1)
     if plan.model.head == "tied" and first is not None and last is not None and first is not last:
         assert first.embedding is not None and last.embedding is not None, "both ends hold the tied table"
         last.embedding.tokens.weight = first.embedding.tokens.weight
-    return stages
-
-
-def _place(stage: Stage, device: torch.device) -> None:
-    """Give parameters memory. (`to_empty` would import a third of a second's worth of torch, in every rank.)"""
-    for module in stage.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            setattr(
-                module, name, nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device=device))
-            )
-
-
-@torch.no_grad()
-def _fill(target: torch.Tensor, parameter: Parameter, plan: Plan, seed: int | None, box: Box) -> None:
-    target.zero_()  # padded vocabulary rows stay zero
-    if seed is not None:
-        values = initial_values(parameter, plan.model, seed, box)
-        target[tuple(slice(0, n) for n in box.shape)] = values.to(target.device, target.dtype)

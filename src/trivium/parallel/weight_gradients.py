@@ -44,7 +44,7 @@ class Sums(Protocol):
         """What a backward adds to this weight's gradient is added."""
 
 
-class _Parameters:
+class _InParameters:
     """Autograd sums gradients up, in the parameters; so do the products that were put off."""
 
     def takes(self, weight: torch.nn.Parameter) -> bool:
@@ -61,6 +61,9 @@ class _Parameters:
         """Autograd's hooks tell."""
 
 
+BY_AUTOGRAD: Sums = _InParameters()
+
+
 class WeightGradients:
     """The products of a stage: added to `sums` in the backward, or put off, by the action that will compute them.
 
@@ -70,7 +73,7 @@ class WeightGradients:
 
     def __init__(self) -> None:
         self.separate = False
-        self.sums: Sums = _Parameters()
+        self.sums: Sums = BY_AUTOGRAD
         self._waiting: dict[Hashable, list[_Product]] = {}
         self._key: Hashable | None = None
 

@@ -47,7 +47,7 @@ class Shard:
     moment1: Tensor
     moment2: Tensor
     decayed: int
-    norm_weight: Tensor | None  # 1 where an element counts in the norm, else 0; None: all count
+    counted: tuple[slice, ...]  # the elements that count in the norm
     grad: Tensor | None = None
 
     def summed(self) -> Tensor:
@@ -224,8 +224,10 @@ class ShardedAdamW:
         and to the numbers that go along; [5]. scale: of the loss and the gradients."""
         square = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         for shards in self._together:
-            counted = [s for s in shards if s.bucket.holders.index == 0]  # each slice once
-            square += squares([s.summed() for s in counted], [s.norm_weight for s in counted], self._masters)
+            ours = [s for s in shards if s.bucket.holders.index == 0]  # of holders one counts
+            parts = [s.summed()[where] for s in ours for where in s.counted]
+            at_once = len(shards) > 1 or self.mesh.device.type != "cpu"
+            square += squares(parts, self._masters, at_once=at_once)
         along = sent(np.array(beside), self.mesh.device, torch.float64)
         both = torch.stack([square / scale**2, loss_share(loss, self.mesh) / scale])
         return torch.cat([both, along])
@@ -282,17 +284,13 @@ def scaled(shards: Sequence[Shard], factor: Tensor | float) -> list[Tensor]:
     return given
 
 
-def squares(
-    gradients: Sequence[Tensor], weights: Sequence[Tensor | None], dtype: torch.dtype
-) -> Tensor | float:
-    """Sum of the squares of all elements, each times its weight of 0 or 1, added up in `dtype`; None: all weigh 1."""
-    if len(gradients) > 1 or any(g.device.type != "cpu" for g in gradients):
-        # On an accelerator, in a few launches that read narrow gradients as they are.
-        weighted = [g if w is None else g * w for g, w in zip(gradients, weights, strict=True)]
-        return torch.stack(torch._foreach_norm(weighted, 2, dtype=dtype)).double().square().sum()
+def squares(gradients: Sequence[Tensor], dtype: torch.dtype, *, at_once: bool) -> Tensor | float:
+    """Sum of the squares of all elements, added up in `dtype`. at_once: in a few launches, as an accelerator should,
+    which read narrow gradients as they are."""
+    if at_once and gradients:
+        return torch.stack(torch._foreach_norm(list(gradients), 2, dtype=dtype)).double().square().sum()
     wide = (g.to(dtype) for g in gradients)
-    products = (torch.dot(g if w is None else g * w, g) for g, w in zip(wide, weights, strict=True))
-    return sum(p.to(torch.float64) for p in products)
+    return sum(torch.dot(g, g).to(torch.float64) for g in wide)
 
 
 def loss_share(loss: Tensor, mesh: Mesh) -> Tensor:
@@ -311,13 +309,18 @@ def _shard(bucket: Bucket, masters: torch.dtype) -> Shard:
     master = bucket.shard if bucket.shard.dtype == masters else bucket.shard.to(masters)
     decayed = min(max(bucket.decayed - bucket.owned.start, 0), len(master))
     moments = torch.zeros_like(master), torch.zeros_like(master)
-    return Shard(bucket, master, *moments, decayed, _norm_weight(bucket, bucket.dtypes.gradients))
+    return Shard(bucket, master, *moments, decayed, _counted(bucket))
 
 
-def _norm_weight(bucket: Bucket, dtype: torch.dtype) -> Tensor | None:
-    if all(s.counts for s in bucket.slots):
-        return None  # padding has no gradient
-    weight = torch.zeros(bucket.padded, dtype=dtype, device=bucket.weights.device)
+def _counted(bucket: Bucket) -> tuple[slice, ...]:
+    """Of this rank's slice; what follows one another as one."""
+    found: list[slice] = []
+    first, size = bucket.owned.start, len(bucket.shard)
     for slot in bucket.slots:
-        weight[slot.start : slot.stop] = float(slot.counts)
-    return weight[bucket.owned].clone()
+        start, stop = max(0, slot.start - first), min(size, slot.stop - first)
+        if not slot.counts or start >= stop:
+            continue
+        if found and found[-1].stop == start:
+            start = found.pop().start
+        found.append(slice(start, stop))
+    return tuple(found)

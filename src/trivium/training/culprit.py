@@ -15,6 +15,7 @@ from trivium.model.inputs import Inputs
 from trivium.model.stage import Stage
 from trivium.parallel.randomness import DropoutKey
 from trivium.parallel.sight import Sight
+from trivium.parallel.weight_gradients import BY_AUTOGRAD
 from trivium.progress import Progress, silent
 from trivium.tokens.lineage import Span
 from trivium.training.batches import Rows, inputs_of
@@ -84,6 +85,8 @@ class _Search:
         self.plan, self.mesh = replay.trainer.plan, replay.trainer.mesh
         self.stage: Stage = replay.trainer.stages[0]
         self.stage.eval()  # nothing is recomputed; dropout is the step's own, by its key
+        # Gradients are asked of autograd, which has none of a weight whose products go into the sum of a step.
+        self.stage.weight_gradients.sums = BY_AUTOGRAD
         self.batch = samples.read(samples.first, samples.sequences)
         # As the step scales it: in fp16 a gradient may overflow only so.
         self.scale = scale / self.plan.tokens(samples.sequences)

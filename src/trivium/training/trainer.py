@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from trivium.model.inputs import Inputs
-from trivium.model.stage import Stage, build_stages
+from trivium.model.stage import Stage, bare_stages, placed, share_table
 from trivium.parallel.buckets import Bucket, Dtypes, GradientWatch, make_buckets
 from trivium.parallel.clock import Clock, finished
 from trivium.parallel.collectives import all_reduce_, sum_over_ranks_
+from trivium.parallel.crossing import read_later
 from trivium.parallel.dtypes import DTYPES
 from trivium.parallel.gathered import User, gather_around
 from trivium.parallel.measure import SavedBytes
@@ -71,10 +72,11 @@ class Trainer:
     def __init__(self, plan: Plan, mesh: Mesh, *, seed: int, rule: AdamRule, initial: bool = True) -> None:
         assert mesh.joins(plan.ends), f"the mesh was connected for other ends of the model than {plan.ends}"
         self.plan, self.mesh, self.seed = plan, mesh, seed
-        self.stages = build_stages(plan, mesh, seed=seed if initial else None)
+        self.stages, birth = bare_stages(plan, mesh), seed if initial else None
         self.buckets: list[Bucket] = make_buckets(
             bucket_table(plan, mesh.at.pipeline),
-            lambda item: self.stages[item.stage].get_parameter(item.parameter.name),
+            # One bucket after the other: at ZeRO stage 3 no rank need have room for all of them.
+            lambda item: placed(self.stages[item.stage], item.parameter.name, plan, mesh, seed=birth),
             mesh,
             zero=plan.zero,
             dtypes=Dtypes(
@@ -83,6 +85,7 @@ class Trainer:
                 DTYPES[plan.reduction_dtype],
             ),
         )
+        share_table(self.stages, plan)
         if plan.zero >= 3:
             for stage in self.stages.values():
                 gather_around(_users(stage, self.buckets))
@@ -158,7 +161,8 @@ class Trainer:
         self._set_mode(training=False)
         program = self._program(samples.sequences, forward_only=True)[self.mesh.at.pipeline]
         loss = self._executor(samples, step=None).run(program).loss
-        return float(sum_over_ranks_(loss_share(loss, self.mesh), self.mesh))
+        total = sum_over_ranks_(loss_share(loss, self.mesh), self.mesh)
+        return read_later(total.unsqueeze(0))()[0]
 
     @contextmanager
     def weights_held(self) -> Iterator[Mapping[int, Stage]]:

@@ -20,7 +20,9 @@ ABSENT_SECONDS = 5.0
 # Where a rank is whose innermost calls are in one of these: it waits for others.
 WAITING_IN = (
     "torch/distributed/",
+    "parallel/clock.py",  # of its accelerator, which waits for others
     "parallel/collectives.py",
+    "parallel/crossing.py",
     "parallel/exchange.py",
     "parallel/loans.py",
     "parallel/transport.py",
