@@ -223,7 +223,9 @@ def _luck(score: dict[str, Any]) -> float:
     """The probability of so many right answers by chance, or of being so far above token frequencies: the larger."""
     right = round(score["accuracy"] * score["n"])
     by_tokens = score.get("unigram_p")
-    if by_tokens is None:
+    if score["accuracy"] <= (score["unigram"] or 0.0):
+        by_tokens = 1.0  # that test has two sides: far below token frequencies is unlikely, too
+    elif by_tokens is None:
         by_tokens = _at_least(right, score["n"], score["unigram"] or 0.0)
     return max(_at_least(right, score["n"], score["chance"]), by_tokens)
 
