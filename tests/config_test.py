@@ -111,6 +111,11 @@ def test_an_unknown_key_names_the_nearest_one():
     assert "did you mean 'sequences'?" in fails({"batch": {"sequence": 1}})
 
 
+def test_a_key_in_the_wrong_section_names_the_places_where_there_is_one():
+    assert fails({"start": 1}).endswith("no such key; did you mean 'batch.ramp.start'?")
+    assert fails({"batch": {"seed": 1}}).endswith("did you mean 'seed'?")
+
+
 def test_an_unknown_key_of_an_optional_section_names_the_nearest_one():
     assert "did you mean 'start'?" in fails({"batch": {"ramp": {"strt": 1}}})
 

@@ -198,8 +198,8 @@ def _explain(model: type[BaseModel], error: Any) -> str:
     value = error.get("input")
     shown = json.dumps(value, default=str) if not isinstance(value, str) else f"'{value}'"
     if error["type"] == "extra_forbidden":
-        owner = _owner(model, error["loc"][:-1])
-        hint = nearest(str(error["loc"][-1]), owner.model_fields) if owner else "remove it"
+        name, owner = str(error["loc"][-1]), _owner(model, error["loc"][:-1])
+        hint = nearest(name, owner.model_fields, also=_paths_to(name, model)) if owner else "remove it"
         return f"{path}: there is no such key; {hint}"
     if error["type"] == "missing":
         remedy = f"give it in the file, or with --set {path}=VALUE"
@@ -222,7 +222,20 @@ def _owner(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | N
         fields = getattr(owner, "model_fields", {})
         if key not in fields:
             return None
-        annotation = fields[key].annotation
-        choices = (annotation, *get_args(annotation))  # `Ramp | None` is a section too
-        owner = next((c for c in choices if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        owner = _section(fields[key].annotation)
     return owner if isinstance(owner, type) and issubclass(owner, BaseModel) else None
+
+
+def _paths_to(name: str, model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every path of a field of this name, in the order of the sections."""
+    for key, field in model.model_fields.items():
+        if key == name:
+            yield f"{prefix}{key}"
+        section = _section(field.annotation)
+        if section is not None:
+            yield from _paths_to(name, section, f"{prefix}{key}.")
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    choices = (annotation, *get_args(annotation))  # `Ramp | None` is a section too
+    return next((c for c in choices if isinstance(c, type) and issubclass(c, BaseModel)), None)

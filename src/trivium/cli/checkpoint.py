@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivium.cli.options import DEFAULT_OUT, Out
+from trivium.cli.options import DEFAULT_OUT, Out, SameAsOut
 from trivium.cli.show import layout_text, say, table
 from trivium.cli.workspace import Workspace
 from trivium.errors import CheckpointError, ConfigError, DataError
@@ -35,7 +35,7 @@ Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write
 
 @app.command("ls")
 def list_(
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="The same as --out RUN.")] = None,
+    run: SameAsOut = None,
     out: Out = DEFAULT_OUT,
     verify: Annotated[bool, typer.Option("--verify", help="Read and hash every file too.")] = False,
     json: Json = None,
