@@ -172,6 +172,17 @@ def test_what_cannot_be_done_ends_with_its_code_cause_and_remedy(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_path_that_is_a_folder_or_lies_below_a_file_is_told_as_such(call, tmp_path: Path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    for path, says in (
+        ("folder", "folder is a folder; name a file"),
+        ("file/x.json", "is below a file; name another"),
+    ):
+        done = call("plan", "estimate", "--json", path)
+        assert done.returncode == 3 and says in done.stderr and "--debug" not in done.stderr
+
+
 def test_debug_shows_the_traceback_wherever_it_stands(call, tmp_path: Path):
     words = ["train", "--set", "plan.layout.tensor=3"]
     for order in (["--debug", *words], [*words, "--debug"]):

@@ -25,7 +25,7 @@ app = typer.Typer(
 Which = Annotated[
     str | None,
     typer.Argument(
-        metavar="[STEP|DIR]",
+        metavar="STEP|DIR",
         help="A step of --out, a checkpoint's directory, or a run's for its newest; default: newest.",
     ),
 ]
@@ -234,7 +234,7 @@ def _known(name: str, option: str) -> None:
 
 @app.command(short_help="Delete checkpoints, never the last good one.")
 def rm(
-    steps: Annotated[list[str], typer.Argument(metavar="STEP|DIR…", help="What to delete.")],
+    steps: Annotated[list[str], typer.Argument(metavar="STEP|DIR", help="What to delete.")],
     out: Out = DEFAULT_OUT,
     last: Annotated[bool, typer.Option("--last", help="Even if no other good checkpoint remains.")] = False,
 ) -> None:

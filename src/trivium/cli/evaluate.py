@@ -22,7 +22,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 Target = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[RUN_OR_CHECKPOINT]",
+        metavar="RUN_OR_CHECKPOINT",
         help="Ask this run, checkpoint or folder of Hugging Face published tasks. Without it: the run of --out, on "
         "tasks made of its own held-out documents.",
     ),

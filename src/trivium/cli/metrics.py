@@ -45,7 +45,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def metrics(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN…", help="A run directory, or several to compare.")
+        list[Path], typer.Argument(metavar="RUN", help="A run directory, or several to compare.")
     ],
     to: Annotated[
         str | None,

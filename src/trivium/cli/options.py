@@ -16,7 +16,7 @@ DEFAULT_OUT = Path("runs/demo")
 STANDARD_OUTPUT = Path("-")
 
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="The run directory.")]
-SameAsOut = Annotated[Path | None, typer.Argument(metavar="[RUN]", help="The same as --out RUN.")]
+SameAsOut = Annotated[Path | None, typer.Argument(metavar="RUN", help="The same as --out RUN.")]
 Preset = Annotated[
     str | None,
     typer.Option(

@@ -21,7 +21,7 @@ def serve(
     target: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[RUN_OR_CHECKPOINT]",
+            metavar="RUN_OR_CHECKPOINT",
             help="A run, a checkpoint or a folder of Hugging Face. Without it: the run of --out.",
         ),
     ] = None,
