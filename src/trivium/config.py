@@ -74,7 +74,8 @@ def build(model: type[ModelT], tree: Mapping[str, Any]) -> ModelT:
     try:
         return model.model_validate(dict(tree))
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(model, e) for e in error.errors())) from None
+        found = error.errors()
+        raise ConfigError("\n".join(_explain(model, e) for e in found if not _follows(e, found))) from None
 
 
 def to_tree(config: Config) -> Tree:
@@ -193,6 +194,12 @@ def mapping_of_yaml(
     return tree
 
 
+def _follows(error: Any, found: Iterable[Any]) -> bool:
+    """Whether a list is too short only because what stands in it is wrong, which is told already."""
+    loc = error["loc"]
+    return error["type"] == "too_short" and any(e["loc"][:-1] == loc for e in found)
+
+
 def _explain(model: type[BaseModel], error: Any) -> str:
     path = ".".join(map(str, error["loc"]))
     value = error.get("input")
@@ -208,6 +215,9 @@ def _explain(model: type[BaseModel], error: Any) -> str:
         return f"{path}: a value is required here and none was given; {remedy}"
     if error["type"] == "model_type":
         return f"{path} is {shown}; it is a section: give its fields, as {path}.FIELD (`trivium config explain {path}`)"
+    if error["type"] == "too_short":
+        least = error["ctx"]["min_length"]
+        return f"{path} is {shown}; it must have {least} item{'' if least == 1 else 's'} or more"
     law = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return (
         f"{path} is {shown}: {law}"
