@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import Field
@@ -111,6 +112,11 @@ def test_an_unknown_key_names_the_nearest_one():
     assert "did you mean 'sequences'?" in fails({"batch": {"sequence": 1}})
 
 
+def test_a_key_in_the_wrong_section_names_the_places_where_there_is_one():
+    assert fails({"start": 1}).endswith("no such key; did you mean 'batch.ramp.start'?")
+    assert fails({"batch": {"seed": 1}}).endswith("did you mean 'seed'?")
+
+
 def test_an_unknown_key_of_an_optional_section_names_the_nearest_one():
     assert "did you mean 'start'?" in fails({"batch": {"ramp": {"strt": 1}}})
 
@@ -192,3 +198,16 @@ def test_an_unknown_preset_names_those_there_are(tmp_path: Path):
 def test_the_shipped_presets_are_trees():
     assert {"demo", "mt-nlg-530b", "gpt-125m", "gpt-1.3b"} <= set(preset_names())
     assert all("plan" in read_preset(name) for name in preset_names())
+
+
+def test_a_list_is_too_short_in_plain_words_and_not_because_what_it_holds_is_wrong():
+    class Some(Config):
+        some: Annotated[tuple[Literal["a", "b"], ...], Field(min_length=1)] = ("a",)
+
+    def told(value: list) -> str:
+        with pytest.raises(ConfigError) as caught:
+            build(Some, {"some": value})
+        return str(caught.value)
+
+    assert told([]) == "some is []; it must have 1 item or more"
+    assert told(["c"]) == "some.0 is 'c'; it must be 'a' or 'b'"

@@ -74,7 +74,8 @@ def build(model: type[ModelT], tree: Mapping[str, Any]) -> ModelT:
     try:
         return model.model_validate(dict(tree))
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(model, e) for e in error.errors())) from None
+        found = error.errors()
+        raise ConfigError("\n".join(_explain(model, e) for e in found if not _follows(e, found))) from None
 
 
 def to_tree(config: Config) -> Tree:
@@ -193,13 +194,19 @@ def mapping_of_yaml(
     return tree
 
 
+def _follows(error: Any, found: Iterable[Any]) -> bool:
+    """Whether a list is too short only because what stands in it is wrong, which is told already."""
+    loc = error["loc"]
+    return error["type"] == "too_short" and any(e["loc"][:-1] == loc for e in found)
+
+
 def _explain(model: type[BaseModel], error: Any) -> str:
     path = ".".join(map(str, error["loc"]))
     value = error.get("input")
     shown = json.dumps(value, default=str) if not isinstance(value, str) else f"'{value}'"
     if error["type"] == "extra_forbidden":
-        owner = _owner(model, error["loc"][:-1])
-        hint = nearest(str(error["loc"][-1]), owner.model_fields) if owner else "remove it"
+        name, owner = str(error["loc"][-1]), _owner(model, error["loc"][:-1])
+        hint = nearest(name, owner.model_fields, also=_paths_to(name, model)) if owner else "remove it"
         return f"{path}: there is no such key; {hint}"
     if error["type"] == "missing":
         remedy = f"give it in the file, or with --set {path}=VALUE"
@@ -208,6 +215,9 @@ def _explain(model: type[BaseModel], error: Any) -> str:
         return f"{path}: a value is required here and none was given; {remedy}"
     if error["type"] == "model_type":
         return f"{path} is {shown}; it is a section: give its fields, as {path}.FIELD (`trivium config explain {path}`)"
+    if error["type"] == "too_short":
+        least = error["ctx"]["min_length"]
+        return f"{path} is {shown}; it must have {least} item{'' if least == 1 else 's'} or more"
     law = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return (
         f"{path} is {shown}: {law}"
@@ -222,7 +232,20 @@ def _owner(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | N
         fields = getattr(owner, "model_fields", {})
         if key not in fields:
             return None
-        annotation = fields[key].annotation
-        choices = (annotation, *get_args(annotation))  # `Ramp | None` is a section too
-        owner = next((c for c in choices if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        owner = _section(fields[key].annotation)
     return owner if isinstance(owner, type) and issubclass(owner, BaseModel) else None
+
+
+def _paths_to(name: str, model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every path of a field of this name, in the order of the sections."""
+    for key, field in model.model_fields.items():
+        if key == name:
+            yield f"{prefix}{key}"
+        section = _section(field.annotation)
+        if section is not None:
+            yield from _paths_to(name, section, f"{prefix}{key}.")
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    choices = (annotation, *get_args(annotation))  # `Ramp | None` is a section too
+    return next((c for c in choices if isinstance(c, type) and issubclass(c, BaseModel)), None)

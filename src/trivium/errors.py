@@ -2,6 +2,9 @@
 
 import difflib
 from collections.abc import Iterable
+from itertools import islice
+
+MOST_OTHERS = 3  # of the names that a misplaced one may stand for
 
 
 class TriviumError(Exception):
@@ -48,8 +51,10 @@ def error_of(exit_code: object, text: str) -> TriviumError:
     return kinds.get(exit_code, TriviumError)(text)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name: the closest known one, or all of them."""
+def nearest(name: str, known: Iterable[str], *, also: Iterable[str] = ()) -> str:
+    """A hint for a misspelt name: the closest known one, or all of them. also: others that it may stand for."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(names)}"
+    close = [*islice(also, MOST_OTHERS), *difflib.get_close_matches(name, names, n=1, cutoff=0.5)]
+    if close:
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    return f"known: {', '.join(names)}"

@@ -5,6 +5,7 @@ import pytest
 from bias.coreference_test import write_winobias, write_winogender
 from bias.writers import Telling, find
 from trivium.bias.config import BiasConfig
+from trivium.bias.effects import effects
 from trivium.bias.run import Moment, measure, series
 from trivium.errors import DataError
 
@@ -84,3 +85,10 @@ def test_missing_data_is_found_before_the_model_is_asked_to_write():
 
     with pytest.raises(DataError, match=r"bias\.data"):
         measure(BiasConfig(analyses=["adjectives", "winobias"]), Silent(None), seed=1, tagger=find)
+
+
+def test_an_effect_of_adjectives_is_what_chance_does_not_give():
+    found = {"divergence": 0.83, "expected": 0.79, "permutation_p": 0.4, "texts": 60}
+    rows = effects({"adjectives": {"religion": dict.fromkeys(("Atheism", "Islam", "Judaism"), found)}})
+    assert [row["of"] for row in rows] == ["religion: Atheism", "religion: Islam", "religion: Judaism"]
+    assert all(row["estimate"] == pytest.approx(0.04) and row["unit"] == "bits above chance" for row in rows)

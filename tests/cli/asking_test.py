@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import socket
 
 import pytest
 import yaml
@@ -11,6 +12,8 @@ from evaluation.benchmark_test import HANS
 from evaluation.models import TEXTS, plan_of, write_checkpoint
 from trivium.checkpoint.load import Checkpoint
 from trivium.cli.main import command_line
+from trivium.cli.run_config import Given, resolve
+from trivium.config import to_tree
 from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
 from trivium.interchange.export import export_hf
 from trivium.provenance import STAMP, describe, write_json
@@ -134,7 +137,7 @@ def test_a_checkpoint_without_its_tokenizer_and_one_of_another_model_are_refused
     shutil.copytree(run / "training" / "checkpoints" / "step-00000008", bare)
     for verb, words in (
         ("generate", ("--prompt", "a")),
-        ("serve", ()),
+        ("serve", ("--set", "serve.port=0")),
         ("incontext", ("--data", root / "data")),
     ):
         with pytest.raises(CheckpointError, match="has no tokenizer.json with it"):
@@ -161,7 +164,16 @@ def served(monkeypatch):
     pytest.importorskip("fastapi")
     uvicorn = pytest.importorskip("uvicorn")
     found = []
-    monkeypatch.setattr(uvicorn, "run", lambda app, **options: found.append((app, options)))
+
+    class Server:
+        def __init__(self, config):
+            self.config = config
+
+        def run(self, sockets):
+            (place,) = sockets
+            found.append((self.config, place.getsockname()))
+
+    monkeypatch.setattr(uvicorn, "Server", Server)
     return found
 
 
@@ -173,9 +185,10 @@ def test_serve_answers_within_the_limits_it_was_given(run, served, tmp_path, cap
             "serve.max_tokens=4", "serve.texts=2", "serve.logprobs=2", "serve.queue=3", "serve.deadline_seconds=9",
             "serve.together=2", "serve.body_bytes=500")  # fmt: skip
     trivium("serve", run, sets=sets)
-    ((app, options),) = served
-    assert "serving run (step-00000008) at http://0.0.0.0:0/" in capsys.readouterr().out
-    assert (options["host"], options["port"], options["proxy_headers"]) == ("0.0.0.0", 0, False)
+    ((config, (host, port)),) = served
+    app = config.app
+    assert f"serving run (step-00000008) at http://0.0.0.0:{port}/" in capsys.readouterr().out
+    assert host == "0.0.0.0" and port > 0 and config.proxy_headers is False
     head = {"authorization": "Bearer 0123456789abcdef0123"}
     with TestClient(app, base_url="http://model.example") as client:
 
@@ -192,6 +205,71 @@ def test_serve_answers_within_the_limits_it_was_given(run, served, tmp_path, cap
     app.app.state.server.worker.close()
 
 
+def test_a_port_that_is_taken_is_told_before_a_model_is_read(run, served):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(MachineError, match=rf"serve\.port {port}: this machine cannot listen there"):
+            trivium("serve", run / "none", sets=(f"serve.port={port}",))
+    assert not served
+
+
+def test_a_folder_of_hugging_face_is_served_under_its_own_name(root, served, capsys):
+    trivium("serve", root / "hf", sets=("serve.port=0",))
+    assert "serving hf (step-00000000) at http://127.0.0.1:" in capsys.readouterr().out
+
+
+def test_a_run_that_is_named_is_asked_under_its_own_settings(run, served, tmp_path, monkeypatch, capsys):
+    """And not under those of runs/demo, which may lie in the same folder."""
+    monkeypatch.chdir(tmp_path)
+    own = shutil.copytree(run, tmp_path / "own", ignore=shutil.ignore_patterns("config.json", "generate"))
+    for place, tokens in ((tmp_path / "runs" / "demo", 1), (own, 3)):
+        place.mkdir(parents=True, exist_ok=True)
+        sets = (f"generation.sampling.max_tokens={tokens}", f"serve.queue={tokens}", "serve.port=0",
+                "generation.logprobs=0", "generation.prompts=[Item]")  # fmt: skip
+        write_json(place / "config.json", to_tree(resolve(Given("demo", sets))))
+    for place in (own, own / "training" / "checkpoints" / "step-00000008"):
+        trivium("generate", place)  # the prompts of the config, and a line for each token
+        assert sum(line.startswith("  '") for line in capsys.readouterr().out.splitlines()) == 3
+        assert not (own / "generate").exists()
+        trivium("serve", place)
+        assert served.pop()[0].limit_concurrency == 4 * 3 + 16
+    (own / "config.json").unlink()
+    trivium("generate", own, "--prompt", "Item", sets=("generation.sampling.max_tokens=2",))
+    assert "  '" not in capsys.readouterr().out
+
+
+def test_options_that_would_change_nothing_are_refused(root, run, served):
+    published = (
+        "--tasks",
+        "hans",
+        "--data",
+        root / "data",
+        "--limit",
+        "4",
+        "--shots",
+        "0",
+        "--json",
+        root / "x.json",
+        "--every",
+    )
+    for option, value in (("--tasks", "hans"), ("--data", root / "data"), ("--limit", 4), ("--shots", 0)):
+        with pytest.raises(ConfigError, match=f"{option}: for published tasks"):
+            trivium("evaluate", "--out", run, option, value)
+    with pytest.raises(
+        ConfigError, match="--tasks, --data, --limit, --shots, --json, --every: for published"
+    ):
+        trivium("evaluate", "--out", run, *published)
+    for option in (("--out", run), ("--preset", "demo"), ("--redo",)):
+        with pytest.raises(ConfigError, match=f"{option[0]}: for the tasks made of a run's own"):
+            trivium("evaluate", run, *published, *option)
+    for verb in ("generate", "serve"):
+        with pytest.raises(ConfigError, match="--out .* is asked already; name one of the two"):
+            trivium(verb, run, "--out", run)
+    with pytest.raises(ConfigError, match="--redo: for the samples that a run keeps"):
+        trivium("generate", "--out", run, "--prompt", "a", "--redo")
+    assert not served
+
+
 def test_serve_names_what_it_refuses(run, served, tmp_path, monkeypatch):
     (tmp_path / "short").write_text("short\n")
     for sets, error, message in (
@@ -202,7 +280,7 @@ def test_serve_names_what_it_refuses(run, served, tmp_path, monkeypatch):
         with pytest.raises(error, match=message):
             trivium("serve", run, sets=sets)
     with pytest.raises(DataError, match="does not exist"):
-        trivium("serve", tmp_path / "none")
+        trivium("serve", tmp_path / "none", sets=("serve.port=0",))
     monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
     with pytest.raises(MachineError, match=r"'\.\[serve\]'"):
         trivium("serve", run)
@@ -236,7 +314,7 @@ def test_bias_measures_every_analysis_on_data_of_ones_own_and_along_the_training
     capsys.readouterr()
     trivium("bias", "--out", run, sets=sets)
     assert "up to date" in capsys.readouterr().out
-    trivium("bias", "--out", run, "--every", sets=(*SMALL, "bias.analyses=[association]"))
+    trivium("bias", run, "--every", sets=(*SMALL, "bias.analyses=[association]"))
     series = read(run / "bias_series.json")
     assert [(c["step"], c["tokens"]) for c in series["checkpoints"]] == [(4, 4000), (8, 8000)]
     assert "8,000 tokens" in capsys.readouterr().out

@@ -161,7 +161,10 @@ def test_questions_that_stand_in_the_runs_corpus_are_told_and_counted_apart(scen
     trivium("evaluate", run, *words, "--json", tmp_path / "out.json")
     found = read(tmp_path / "out.json")["tasks"]["hans"]["0"]["contamination"]
     assert (found["n"], found["clean"]["n"]) == (1, 79)
-    row = next(line for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith("hans"))
+    told = capsys.readouterr().out.splitlines()
+    row = next(line for line in told if line.lstrip().startswith("hans"))
+    assert max(len(line) for line in told if "results in" not in line) <= 120
+    assert any(line.startswith("  in corpus: questions that stand") for line in told)
     assert "1 (" in row and "51.6 %" in row  # beside the paper's
 
 

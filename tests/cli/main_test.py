@@ -114,6 +114,7 @@ def test_help_lists_every_verb_in_the_order_of_the_path(call):
 def test_every_verb_has_its_help(call, verb: str):
     done = call(verb, "--help")
     assert done.returncode == 0 and f"trivium {verb}" in done.stdout
+    assert "[[" not in done.stdout and "…}" not in done.stdout  # typer puts the brackets
 
 
 @pytest.mark.parametrize("verb", ["", "checkpoint", "config", "corpus", "data", "plan"])
@@ -154,6 +155,8 @@ def test_an_impossible_layout_is_refused_at_once_with_every_problem(call, tmp_pa
         (["corpus", "harvest", "--corpus", "nowhere.txt"], 4, "--corpus nowhere.txt does not exist"),
         (["corpus", "curate", "--out", "empty"], 4, "trivium corpus harvest --out empty"),
         (["report", "--out", "empty"], 4, "empty"),
+        (["report", "empty"], 4, "empty is not a run directory"),
+        (["train", "--set", "lr=1e-3"], 2, "lr: there is no such key; did you mean 'training.lr'?"),
         (["config", "diff", "demo", "nowhere.yaml"], 2, "nowhere.yaml does not exist"),
         (["fly"], 2, "fly"),
         (["train", "--fly"], 2, "--fly"),
@@ -168,6 +171,17 @@ def test_what_cannot_be_done_ends_with_its_code_cause_and_remedy(
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_path_that_is_a_folder_or_lies_below_a_file_is_told_as_such(call, tmp_path: Path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    for path, says in (
+        ("folder", "folder is a folder; name a file"),
+        ("file/x.json", "is below a file; name another"),
+    ):
+        done = call("plan", "estimate", "--json", path)
+        assert done.returncode == 3 and says in done.stderr and "--debug" not in done.stderr
 
 
 def test_debug_shows_the_traceback_wherever_it_stands(call, tmp_path: Path):

@@ -83,3 +83,41 @@ def test_a_run_without_metrics_and_a_tool_that_is_not_known_are_refused(call, tr
     assert call(str(training)) == 4
     assert "metrics.jsonl is missing" in capsys.readouterr().err
     assert call(str(training.parent), "--to", "mlflow") == 2
+
+
+def test_following_a_training_that_has_not_begun_says_what_it_waits_for(call, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "later" / "training"
+
+    def begin() -> None:
+        folder.mkdir(parents=True)
+        append(folder / METRICS, record(1))
+        (folder / STAMP).write_text("{}")
+
+    later = threading.Timer(0.3, begin)
+    later.start()
+    assert call(str(folder.parent), "--follow") == 0
+    later.join()
+    told = capsys.readouterr()
+    assert f"waiting for {folder / METRICS}; `trivium train --out {folder.parent}`" in told.err
+    assert [line.split()[0] for line in told.out.splitlines()] == ["step", "1"]
+
+
+def test_no_line_is_wider_than_a_terminal_and_no_number_touches_another(call, training: Path, capsys) -> None:
+    wide = {"step": 1_234_567, "time": 1e9, "tokens": 999_499_000_000, "loss": 12.34567, "validation_loss": 12.34567,
+            "lr": 1.23456e-05, "gradient_norm": 1.23456e-05, "tokens_per_second": 123_456_789.0,
+            "model_flops_per_second": 1.234e17}  # fmt: skip
+    append(training / METRICS, wide)
+    assert call(str(training.parent)) == 0
+    *_, last = lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) < 80
+    assert last.split() == [
+        "1234567",
+        "999B",
+        "12.3457",
+        "12.3457",
+        "1.23e-05",
+        "1.235e-05",
+        "123M",
+        "123",
+        "PFLOP",
+    ]

@@ -1,6 +1,7 @@
 """Rows from the Hub: its own library, pointed at folders of this machine."""
 
 import json
+import sys
 
 import pytest
 
@@ -9,7 +10,7 @@ pytest.importorskip("datasets", reason="datasets (extra eval) is not installed")
 import datasets
 
 from evaluation.benchmark_test import HANS
-from trivium.errors import DataError
+from trivium.errors import DataError, MachineError
 from trivium.evaluation.benchmark import prepare
 from trivium.evaluation.config import BenchmarkConfig
 from trivium.evaluation.hub import hub_rows
@@ -49,3 +50,9 @@ def test_what_the_hub_does_not_give_is_named_with_what_to_do(hub, tmp_path):
     for of in (at(hub, shots="test"), at(tmp_path / "none")):
         with pytest.raises(DataError, match=r"did not give .* for task hans: .*--data DIR"):
             hub_rows(of)
+
+
+def test_without_its_library_one_is_told_how_to_install_it_or_do_without(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MachineError, match=r"'\.\[eval\]'.* --data DIR"):
+        hub_rows(definition("hans"))

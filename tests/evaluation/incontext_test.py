@@ -87,6 +87,24 @@ def test_balance_is_what_it_says():
     assert found["only True"]["said"][" True"] == 1.0 and found["only False"]["said"][" False"] == 1.0
 
 
+def test_balanced_shots_end_with_either_label():
+    found = measure(study(), Copycat(last=True))["balance"]["balanced"]
+    assert 0 < found["said"][" True"] < 1 and found["recency_bias"] > 0.5
+
+
+def test_a_bias_is_the_difference_from_the_other_draws():
+    """Two draws of one shot each, of either label, and a model that says what the shot said."""
+    config = CONFIG.model_copy(update={"draws": 2, "shots": (1,), "compare_at": 1})
+    found = [measure(study(config.model_copy(update={"seed": n})), Copycat())["shots"]["1"] for n in range(8)]
+    assert {f["recency_bias"] for f in found} == {None, 1.0} == {f["majority_bias"] for f in found}
+
+
+def test_no_bias_is_told_where_questions_have_different_shots():
+    found = measure(study(), Copycat())
+    assert found["shots"]["3"]["majority_bias"] is not None
+    assert {m["majority_bias"] for m in found["source"].values()} == {None}
+
+
 def test_shots_come_from_the_group_that_was_asked_for():
     asked = []
 

@@ -12,6 +12,7 @@ from trivium.corpus.store import write_documents
 from trivium.errors import DataError
 from trivium.provenance import publishing
 from trivium.report.collect import collect
+from trivium.report.corpus_figures import lengths
 from trivium.report.sections import sections
 
 
@@ -70,3 +71,9 @@ def test_statistics_are_kept_until_the_corpus_is_another(tmp_path):
         found = keep_statistics(at)
         assert found["lengths"] == {"s": [0] * 9 + [number]}
         assert keep_statistics(at) == json.loads((tmp_path / "statistics.json").read_text()) == found
+
+
+def test_no_two_of_many_sources_look_alike():
+    marks = [bar.marker for bar in lengths({f"source {n}": [1] for n in range(20)}).data]
+    assert len({(mark.color, mark.pattern.shape) for mark in marks}) == 20
+    assert len({mark.color for mark in marks[:8]}) == 8

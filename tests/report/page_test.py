@@ -144,7 +144,7 @@ def test_a_run_without_results_still_has_a_page_that_says_what_to_run(tmp_path):
 def test_the_page_suits_a_phone_and_the_dark(report):
     text = render(report)
     assert 'name="viewport" content="width=device-width, initial-scale=1"' in text
-    assert "@media (prefers-color-scheme: dark)" in text
+    assert "@media screen and (prefers-color-scheme: dark)" in text
 
 
 def test_closing_lines_say_what_was_proven_what_was_not_and_what_to_do_next(report):
@@ -217,6 +217,7 @@ def test_the_pages_own_script_draws_every_figure(report, tmp_path):
     stub = f"""
     const texts = {json.dumps(data)};
     const holders = Object.keys(texts).map((id) => ({{ dataset: {{ figure: id }} }}));
+    globalThis.addEventListener = () => {{}};
     globalThis.matchMedia = () => ({{ addEventListener() {{}} }});
     globalThis.getComputedStyle = () => ({{ getPropertyValue: (name) => name }});
     globalThis.document = {{

@@ -11,4 +11,4 @@ def test_a_task_asked_for_later_in_a_training_is_drawn_from_there():
     ]
     hans, piqa = against_tokens(moments).data
     assert (hans.name, list(hans.x), list(hans.y)) == ("hans, 0 shots", [1000, 2000], [0.5, 0.6])
-    assert (piqa.name, list(piqa.x), list(piqa.y)) == ("piqa, 1 shots", [2000, 3000], [0.7, 0.8])
+    assert (piqa.name, list(piqa.x), list(piqa.y)) == ("piqa, 1 shot", [2000, 3000], [0.7, 0.8])

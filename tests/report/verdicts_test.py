@@ -73,6 +73,14 @@ def test_the_paired_comparison_with_token_frequencies_counts_where_it_was_made(r
     assert states(report)[6] == "not shown"
 
 
+def test_a_score_far_below_token_frequencies_is_no_sure_one(report):
+    """Above chance, and far below token frequencies: a two-sided p says that the difference is sure, not its sign."""
+    task = report["evaluation"]["tasks"]["last_word"]
+    report["evaluation"]["tasks"] = {"last_word": {"0": task["0"] | {"unigram": 0.6, "unigram_p": 1e-9}}}
+    found = verdicts(report)[6]
+    assert found.state == "not shown" and found.text.endswith("p, corrected for their number: 1.000")
+
+
 def test_answers_must_be_less_surprising_than_by_token_frequencies_on_every_task(report):
     report["evaluation"]["tasks"]["last_word"]["4"]["nats_per_byte_interval"] = [1.6, 1.71]
     assert states(report)[5] == "failed"

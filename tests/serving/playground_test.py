@@ -76,6 +76,36 @@ def test_a_completion_shows_the_probabilities_that_the_server_tells(page):
         assert page.ask("at('text').textContent") == "Item 7 opens" + "".join(told["tokens"])
 
 
+def test_tokens_are_reached_by_the_keyboard_and_the_legend_says_what_each_line_means(page):
+    with listening(LIMITS) as (url, _):
+        page.go(url + "/")
+        write(page, "Item 7 opens", 4)
+        assert page.ask("[...document.querySelectorAll('#text span')].map((s) => s.tabIndex)") == [
+            0,
+            -1,
+            -1,
+            -1,
+        ]
+        page.ask("document.querySelector('#text span').focus()")
+        first = page.ask("at('others').textContent")
+        press = (
+            "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: '%s', bubbles: true}))"
+        )
+        at = "[...document.querySelectorAll('#text span')].indexOf(document.activeElement)"
+        for key, place in (
+            ("ArrowRight", 1),
+            ("ArrowRight", 2),
+            ("ArrowLeft", 1),
+            ("ArrowLeft", 0),
+            ("ArrowLeft", 0),
+        ):
+            page.ask(press % key)
+            assert page.ask(at) == place
+        assert first and page.ask("at('others').textContent") == first
+        kinds = page.ask("[...document.querySelectorAll('p span[class]')].map((s) => s.className)")
+        assert kinds == ["p4", "p3", "p2", "p1"]
+
+
 def test_markup_that_the_model_writes_is_shown_and_not_run(page):
     with listening(LIMITS, in_love_with(EVIL)) as (url, _):
         page.go(url + "/")

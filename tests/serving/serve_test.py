@@ -159,7 +159,10 @@ def test_a_stream_ends_with_its_usage_where_that_is_asked_for(client):
 
 def test_models_health_and_the_page_are_served(client):
     assert client.get("/health").json() == {"status": "ok"}
-    assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
+    (about,) = client.get("/v1/models").json()["data"]
+    assert (about["id"], about["object"], about["owned_by"]) == ("tiny", "model", "trivium")
+    assert abs(about["created"] - time.time()) < 3600
+    assert client.get("/v1/models/tiny").json() == about
     page = client.get("/")
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy and policy.count("sha256-") == 2
@@ -168,6 +171,20 @@ def test_models_health_and_the_page_are_served(client):
     assert "innerHTML" not in script and "outerHTML" not in script and "document.write" not in script
     assert not re.search(r"(src|href)=", page.text)
     assert client.get("/docs").status_code == client.get("/openapi.json").status_code == 404
+
+
+def test_what_is_not_there_is_told_as_every_refusal_with_what_is(client):
+    for method, path, status in (
+        ("POST", "/v1/chat/completions", 404),
+        ("GET", "/v1/models/gpt-4", 404),
+        ("GET", "/v1/completions", 405),
+        ("GET", "/<script>", 404),
+    ):
+        found = client.request(method, path, json={"messages": []})
+        error = found.json()["error"]
+        assert found.status_code == status and set(error) == {"message", "type", "param"}
+        assert "'tiny' is" in error["message"] or "there are POST /v1/completions" in error["message"]
+    assert client.get("/v1/completions").headers["allow"] == "POST"
 
 
 REFUSED = [

@@ -27,8 +27,10 @@ def _association(results: Tree) -> Iterator[dict[str, Any]]:
 def _adjectives(results: Tree) -> Iterator[dict[str, Any]]:
     for axis, groups in results.get("adjectives", {}).items():
         for group in _each(groups):
-            found = groups[group]
-            yield _row("adjectives", f"{axis}: {group}", found, "divergence", None, "bits", found["texts"])
+            # few words diverge much by chance alone
+            found = {**groups[group], "excess": groups[group]["divergence"] - groups[group]["expected"]}
+            of = f"{axis}: {group}"
+            yield _row("adjectives", of, found, "excess", None, "bits above chance", found["texts"])
 
 
 def _sentiment(results: Tree) -> Iterator[dict[str, Any]]:

@@ -26,7 +26,7 @@ def adopt(
     prefixes: Annotated[
         list[str],
         typer.Argument(
-            metavar="[WEIGHT] PREFIX…",
+            metavar="[WEIGHT] PREFIX",
             help="As Megatron-LM's --data-path: PREFIX.bin and PREFIX.idx, all with a weight or none.",
         ),
     ],

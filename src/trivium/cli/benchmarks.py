@@ -146,7 +146,7 @@ def tell(found: Mapping[str, Any]) -> None:
         for shots, r in by_shots.items()
     ]
     header: tuple[str, ...] = ("task", "shots", "accuracy", "interval", "chance", "n", "MT-NLG 530B", "by")
-    header += ("prompts cut", "in corpus (others right)")
+    header += ("cut", "in corpus")
     for line in table(rows, header=header):
         say(line)
     for point in found["series"]:
@@ -161,6 +161,8 @@ def tell(found: Mapping[str, Any]) -> None:
             f"  {cut:,} prompts were longer than the model's {found['model']['sequence']} tokens and lost "
             "their beginning"
         )
+    if any(r.get("contamination") for by_shots in found["tasks"].values() for r in by_shots.values()):
+        say("  in corpus: questions that stand in the run's documents, and how many of the others are right")
     for name, why in found["skipped"].items():
         say(f"  SKIPPED {name}: {why}")
 

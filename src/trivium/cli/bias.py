@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run
+from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, SameAsOut, Sets, given_for, open_run
 from trivium.cli.show import progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.errors import CheckpointError
@@ -22,6 +22,7 @@ WINOGRAD = ("winogender", "winobias")
 
 @app.command()
 def bias(
+    place: SameAsOut = None,
     out: Out = DEFAULT_OUT,
     preset: Preset = None,
     sets: Sets = None,
@@ -31,6 +32,7 @@ def bias(
     ] = False,
 ) -> None:
     """Association with occupations, adjectives and sentiment by group, pronouns: what `bias.analyses` lists."""
+    out = place or out
     run = open_run(out, given_for(out, preset, sets))
     if every:
         _series(run)

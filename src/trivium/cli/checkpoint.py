@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivium.cli.options import DEFAULT_OUT, Out
+from trivium.cli.options import DEFAULT_OUT, Out, SameAsOut
 from trivium.cli.show import layout_text, say, table
 from trivium.cli.workspace import Workspace
 from trivium.errors import CheckpointError, ConfigError, DataError
@@ -25,7 +25,7 @@ app = typer.Typer(
 Which = Annotated[
     str | None,
     typer.Argument(
-        metavar="[STEP|DIR]",
+        metavar="STEP|DIR",
         help="A step of --out, a checkpoint's directory, or a run's for its newest; default: newest.",
     ),
 ]
@@ -35,7 +35,7 @@ Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write
 
 @app.command("ls")
 def list_(
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="The same as --out RUN.")] = None,
+    run: SameAsOut = None,
     out: Out = DEFAULT_OUT,
     verify: Annotated[bool, typer.Option("--verify", help="Read and hash every file too.")] = False,
     json: Json = None,
@@ -234,7 +234,7 @@ def _known(name: str, option: str) -> None:
 
 @app.command(short_help="Delete checkpoints, never the last good one.")
 def rm(
-    steps: Annotated[list[str], typer.Argument(metavar="STEP|DIR…", help="What to delete.")],
+    steps: Annotated[list[str], typer.Argument(metavar="STEP|DIR", help="What to delete.")],
     out: Out = DEFAULT_OUT,
     last: Annotated[bool, typer.Option("--last", help="Even if no other good checkpoint remains.")] = False,
 ) -> None:

@@ -20,7 +20,7 @@ app = typer.Typer(
 )
 
 WIDTH, MIDDLE = 110, 30  # columns of a line, and at most of its middle part
-Path = Annotated[str, typer.Argument(metavar="[PATH]", help="A section or a field; default: all.")]
+Path = Annotated[str, typer.Argument(metavar="PATH", help="A section or a field; default: all.")]
 
 
 @app.command()

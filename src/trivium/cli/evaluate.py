@@ -1,6 +1,7 @@
 """`trivium evaluate`: a checkpoint on tasks made from held-out documents, or on published ones."""
 
 import inspect
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 Target = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[RUN_OR_CHECKPOINT]",
+        metavar="RUN_OR_CHECKPOINT",
         help="Ask this run, checkpoint or folder of Hugging Face published tasks. Without it: the run of --out, on "
         "tasks made of its own held-out documents.",
     ),
@@ -41,6 +42,16 @@ Shots = Annotated[
 Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here too.")]
 
 
+_OF_PUBLISHED_TASKS = (
+    "for published tasks, which are asked of what is named: `trivium evaluate RUN_OR_CHECKPOINT --tasks …`; leave it "
+    "out for the tasks made of the run's own held-out documents"
+)
+_OF_HELD_OUT_TASKS = (
+    "for the tasks made of a run's own held-out documents: `trivium evaluate --out RUN`; leave it out where published "
+    "tasks are asked of what is named"
+)
+
+
 class _EitherWay(TyperCommand):
     """The verb's options, and those of the station of a run, which works when no target is named."""
 
@@ -51,10 +62,18 @@ class _EitherWay(TyperCommand):
         self.params += [p for p in self._station.params if p.name not in own]
 
     def invoke(self, ctx: Any) -> Any:
-        """Hand each function the options that are its own."""
-        function = _evaluate_run if ctx.params["target"] is None else evaluate
+        """Hand each function the options that are its own; ConfigError for one that only the other has."""
+        alone = ctx.params["target"] is None
+        function = _evaluate_run if alone else evaluate
         names = inspect.signature(function).parameters
+        self._refuse_others(ctx, names, _OF_PUBLISHED_TASKS if alone else _OF_HELD_OUT_TASKS)
         return ctx.invoke(function, **{k: v for k, v in ctx.params.items() if k in names})
+
+    def _refuse_others(self, ctx: Any, names: Collection[str], why: str) -> None:
+        others = [p for p in self.params if p.name not in names]
+        given = [p.opts[0] for p in others if ctx.get_parameter_source(p.name).name == "COMMANDLINE"]
+        if given:
+            raise ConfigError(f"{', '.join(given)}: {why}")
 
 
 _station = typer.Typer(rich_markup_mode=None, add_completion=False)

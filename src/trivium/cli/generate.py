@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli.answers import answered
-from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run
+from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, open_asked
 from trivium.cli.show import say
 from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.errors import ConfigError
@@ -23,7 +23,7 @@ def generate(
     target: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[RUN_OR_CHECKPOINT]",
+            metavar="RUN_OR_CHECKPOINT",
             help="A run, a checkpoint or a folder of Hugging Face. Without it: the run of --out.",
         ),
     ] = None,
@@ -43,16 +43,21 @@ def generate(
     sets: Sets = None,
     redo: Redo = False,
 ) -> None:
-    """Continue the prompts of the config and keep the samples; or those given here, which are only printed.
+    """Continue the prompts of the config and keep the samples; of a target, or prompts given here, only print them.
 
     How: --set generation.sampling.temperature=0.7, and so top_k, top_p, repetition_penalty, stop, max_tokens, seed;
     generation.logprobs=5 tells each token's probability and the 5 likeliest; generation.together texts are written
     side by side, over the ranks of generation.layout.
     """
-    run = open_run(out, given_for(out, preset, sets))
+    kept = target is None and prompt is None and file is None and not interactive
+    if redo and not kept:
+        raise ConfigError(
+            "--redo: for the samples that a run keeps; what is only printed is always written anew"
+        )
+    run = open_asked(target, out, preset, sets)
     if sum((prompt is not None, file is not None, interactive)) > 1:
         raise ConfigError("--prompt, --file and --interactive were given together; give one of them")
-    if target is None and prompt is None and file is None and not interactive:
+    if kept:
         perform(GENERATE, run, redo=redo)
         return
     if target is None:
@@ -64,7 +69,7 @@ def generate(
         if interactive or prompt is not None:
             _stream(run, place, _lines_of_input() if interactive else iter([str(prompt)]))
         else:
-            _from_file(run, place, str(file))
+            _print_all(run, place, file)
 
 
 def _stream(run: Run, place: tuple[Path, Path], prompts: Iterator[str]) -> None:
@@ -90,11 +95,13 @@ def _stream(run: Run, place: tuple[Path, Path], prompts: Iterator[str]) -> None:
         _print_tokens(writer, written, config.logprobs)
 
 
-def _from_file(run: Run, place: tuple[Path, Path], file: str) -> None:
-    from trivium.serving.prompts import read_prompts
+def _print_all(run: Run, place: tuple[Path, Path], file: str | None) -> None:
+    """Continue the prompts of a file, or those of the config."""
+    from trivium.serving.prompts import PromptFile, read_prompts
     from trivium.serving.samples import drawing_of
 
-    config, read = run.config.generation, read_prompts(file)
+    config = run.config.generation
+    read = PromptFile(prompts=config.prompts) if file is None else read_prompts(file)
     config = config.model_copy(update={"sampling": read.sampling or config.sampling})
     _print(_write(run, place, read.prompts, drawing_of(config, seed=run.config.seed)))
 

@@ -30,7 +30,7 @@ def incontext(
     targets: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN_OR_CHECKPOINT...",
+            metavar="RUN_OR_CHECKPOINT",
             help="What to ask; several are compared, as models of several sizes.",
         ),
     ],

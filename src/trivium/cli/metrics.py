@@ -1,6 +1,7 @@
 """`trivium metrics`: what a training wrote of its steps, for people, TensorBoard or Weights & Biases."""
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +17,17 @@ from trivium.provenance import STAMP
 from trivium.units import format_count, format_flops
 
 POLL_SECONDS = 1.0
-WIDTH = 11
-COLUMNS = ("step", "tokens", "loss", "validation", "lr", "norm", "tokens/s", "FLOP/s")
+# Headings and widths: 80 columns of a terminal hold a line.
+COLUMNS: Mapping[str, int] = {
+    "step": 8,
+    "tokens": 8,
+    "loss": 9,
+    "validation": 11,
+    "lr": 10,
+    "norm": 10,
+    "tokens/s": 10,
+    "FLOP/s": 12,
+}
 # Of a record, in the order of the columns after the step.
 FORMS: Mapping[str, Callable[[float], str]] = {
     "tokens": format_count,
@@ -35,7 +45,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def metrics(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN…", help="A run directory, or several to compare.")
+        list[Path], typer.Argument(metavar="RUN", help="A run directory, or several to compare.")
     ],
     to: Annotated[
         str | None,
@@ -66,8 +76,10 @@ def metrics(
     from trivium.training.metrics import METRICS, TASKS
 
     folder = Workspace(run).folder("training")
-    if not (folder / METRICS).is_file() and not follow:
-        raise DataError(f"{folder / METRICS} is missing; `trivium train --out {run}` writes it")
+    if not (folder / METRICS).is_file():
+        if not follow:
+            raise DataError(f"{folder / METRICS} is missing; `trivium train --out {run}` writes it")
+        print(f"waiting for {folder / METRICS}; `trivium train --out {run}` writes it", file=sys.stderr)
     paths = [folder / METRICS] if to is None else [folder / METRICS, folder / TASKS]
     batches = _batches(NewLines(paths), folder, follow=follow)
     if to is None:
@@ -105,7 +117,7 @@ def _print(batches: Iterator[Sequence[Mapping[str, Any]]], last: int) -> None:
 
 
 def _line(cells: Iterable[str]) -> str:
-    return "".join(cell.rjust(WIDTH) for cell in cells)
+    return "".join(f" {cell:>{width - 1}}" for cell, width in zip(cells, COLUMNS.values(), strict=True))
 
 
 def _cells(record: Mapping[str, Any]) -> Iterator[str]:

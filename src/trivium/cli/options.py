@@ -8,7 +8,7 @@ import typer
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.stage import CORPUS_PATH, Run
 from trivium.cli.workspace import Workspace
-from trivium.errors import DataError
+from trivium.errors import ConfigError, DataError
 from trivium.provenance import read_stamp
 
 DEFAULT_PRESET = "demo"
@@ -16,6 +16,7 @@ DEFAULT_OUT = Path("runs/demo")
 STANDARD_OUTPUT = Path("-")
 
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="The run directory.")]
+SameAsOut = Annotated[Path | None, typer.Argument(metavar="RUN", help="The same as --out RUN.")]
 Preset = Annotated[
     str | None,
     typer.Option(
@@ -67,6 +68,21 @@ def open_run(out: Path, given: Given, *, corpus: Path | None = None, tokens: Pat
     return Run(
         config, Workspace(out), corpus=corpus or _corpus_before(out), tokens=tokens or _tokens_before(out)
     )
+
+
+def open_asked(target: Path | None, out: Path, preset: str | None, sets: list[str] | None) -> Run:
+    """The run whose settings hold where a model is asked: the target's own; the one of --out where none is named; for
+    a target that is of no run, a preset's. ConfigError where a target and a run are named."""
+    if target is None:
+        return open_run(out, given_for(out, preset, sets))
+    if out != DEFAULT_OUT:
+        raise ConfigError(f"--out {out}: {target} is asked already; name one of the two")
+    from trivium.interchange.target import run_of
+
+    home = run_of(target)
+    if home is None:
+        return open_run(out, Given(preset or DEFAULT_PRESET, tuple(sets or ())))
+    return open_run(home, given_for(home, preset, sets))
 
 
 def _tokens_before(out: Path) -> Path | None:

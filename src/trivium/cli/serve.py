@@ -1,11 +1,13 @@
 """`trivium serve`: a checkpoint answers over HTTP."""
 
+import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from trivium.cli.options import DEFAULT_OUT, Out, Preset, Sets, given_for, open_run
+from trivium.cli.options import DEFAULT_OUT, Out, Preset, Sets, open_asked
 from trivium.cli.show import say
 from trivium.errors import ConfigError, MachineError
 from trivium.serving.config import ServeConfig
@@ -19,7 +21,7 @@ def serve(
     target: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[RUN_OR_CHECKPOINT]",
+            metavar="RUN_OR_CHECKPOINT",
             help="A run, a checkpoint or a folder of Hugging Face. Without it: the run of --out.",
         ),
     ] = None,
@@ -31,7 +33,7 @@ def serve(
 
     --set serve.port=8000, and so host, keys, hosts, max_tokens, texts, queue, deadline_seconds, together.
     """
-    run = open_run(out, given_for(out, preset, sets))
+    run = open_asked(target, out, preset, sets)
     config = run.config.serve
     if config.host not in LOOPBACK and config.keys is None:
         raise ConfigError(
@@ -46,25 +48,49 @@ def serve(
     from trivium.serving.writer import Writer
 
     keys = read_keys(Path(config.keys)) if config.keys else None
-    with opened(target or out, None if target else run.tokenizer) as found:
+    with (
+        _listener(config) as place,  # first: a port that is taken is told before a model is read
+        opened(target or out, None if target else run.tokenizer) as found,
+    ):
         writer = Writer(NativeScorer.open(found.newest, found.tokenizer), together=config.together)
-        name = (found.run or found.newest).resolve().name
+        name = (found.run or target or out).resolve().name
         application = create_app(writer, config, name=name, keys=keys, seed=run.config.seed)
-        say(f"serving {name} ({found.newest.name}) at http://{config.host}:{config.port}/")
-        uvicorn.run(application, **uvicorn_options(config))
+        say(f"serving {name} ({found.newest.name}) at {_address(place)}")
+        server = uvicorn.Server(uvicorn.Config(application, **uvicorn_options(config)))
+        with suppress(KeyboardInterrupt):  # the way to end it
+            server.run(sockets=[place])
 
 
 def uvicorn_options(config: ServeConfig) -> dict[str, Any]:
     """How the server is run: a connection waits 5 seconds for the next request, and no header says who asks."""
     return {
-        "host": config.host,
-        "port": config.port,
         "log_level": "warning",
         "proxy_headers": False,
         "server_header": False,
         "timeout_keep_alive": 5,
         "limit_concurrency": 4 * config.queue + 16,
     }
+
+
+def _listener(config: ServeConfig) -> socket.socket:
+    """A socket at the address of the config; MachineError where this machine has none to give."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    place = socket.socket(family, socket.SOCK_STREAM)
+    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        place.bind((config.host, config.port))
+    except OSError as error:
+        place.close()
+        raise MachineError(
+            f"serve.host {config.host}, serve.port {config.port}: this machine cannot listen there ({error.strerror}); "
+            "--set serve.port=0 takes a free port"
+        ) from None
+    return place
+
+
+def _address(place: socket.socket) -> str:
+    host, port = place.getsockname()[:2]
+    return f"http://{f'[{host}]' if place.family == socket.AF_INET6 else host}:{port}/"
 
 
 def _library() -> Any:

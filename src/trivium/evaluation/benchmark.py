@@ -13,7 +13,14 @@ from trivium.evaluation.statistics import wilson
 from trivium.evaluation.tasks.definition import Definition, Shots, Wording
 from trivium.evaluation.tasks.readers import read_examples
 from trivium.evaluation.tasks.rows import Rows
-from trivium.evaluation.tasks.task import Example, Task, Template, choose_examples, choose_shots
+from trivium.evaluation.tasks.task import (
+    Example,
+    Task,
+    Template,
+    choose_examples,
+    choose_shots,
+    others_than,
+)
 from trivium.progress import Progress, silent
 
 FORMAT = "trivium-task-results-1"
@@ -146,8 +153,7 @@ def _drawn(task: Task, number: int, config: BenchmarkConfig) -> Callable[[Exampl
     """The shots of each question; with "once", those of a question that is none of the task's."""
     if config.shots_drawn == "each":
         return choose_shots(task, shots=number, seed=config.seed)
-    asked = {e.document for e in task.examples}
-    apart = replace(task, pool=tuple(e for e in task.pool if e.document not in asked))
+    apart = replace(task, pool=others_than(task.examples, task.pool))
     nobody = Example("the same for all", "", "", ("",), 0)
     same = choose_shots(apart, shots=number, seed=config.seed)(nobody)
     return lambda example: same

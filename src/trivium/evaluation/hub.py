@@ -1,16 +1,15 @@
 """Rows of a benchmark from the Hub of Hugging Face (extra `eval`)."""
 
+import importlib
 from typing import Any
 
-import datasets
-
-from trivium.errors import DataError
+from trivium.errors import DataError, MachineError
 from trivium.evaluation.tasks.definition import Definition
 from trivium.evaluation.tasks.rows import Rows
 
 
 def hub_rows(of: Definition) -> Rows:
-    """The rows of a benchmark; DataError when the Hub does not give them."""
+    """The rows of a benchmark; DataError when the Hub does not give them, MachineError without its library."""
     shots = None if of.hub.shots is None else _split(of, of.hub.shots)
     return Rows(
         _split(of, of.hub.asked),
@@ -21,10 +20,21 @@ def hub_rows(of: Definition) -> Rows:
 
 
 def _split(of: Definition, split: str) -> list[dict[str, Any]]:
+    datasets = _library()
     try:
         return [dict(row) for row in datasets.load_dataset(of.hub.path, of.hub.name, split=split)]
     except Exception as error:  # the library raises whatever its many parts do
         raise DataError(
             f"the Hub did not give {of.hub.path} ({split}) for task {of.name}: {type(error).__name__}: {error}; "
             "give local rows with --data DIR"
+        ) from None
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("datasets")
+    except ImportError as error:
+        raise MachineError(
+            f"rows of the Hub need datasets ({error}); install it with `pip install -e '.[eval]'`, or give local rows "
+            "with --data DIR"
         ) from None

@@ -31,7 +31,7 @@ from trivium.evaluation.statistics import wilson
 from trivium.evaluation.tasks.definition import Definition
 from trivium.evaluation.tasks.readers import BY_FIELDS, completed
 from trivium.evaluation.tasks.rows import Rows
-from trivium.evaluation.tasks.task import Example, Task
+from trivium.evaluation.tasks.task import Example, Task, others_than
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
 
@@ -63,7 +63,7 @@ class Outcome:
     scores: Scores
     nats: Scores
     gold: Labels
-    shots: list[Example] = field(default_factory=list)  # where all questions have the same
+    shots: list[Example] = field(default_factory=list)  # empty where questions have different ones
     empty: Scores | None = None
 
     @property
@@ -127,6 +127,7 @@ def _outcome(study: Study, scorer: Likelihoods, draw: Draw, *, calibrated: bool)
     requests = [r for e in task.examples for r in requests_about(task, e, draw(e))]
     same = study.labels is not None
     shots = draw(task.examples[0])
+    same_shots = all(draw(e) == shots for e in task.examples)
     nothing: list[Request] = []
     if calibrated and same:
         blank = [replace(task.examples[0], context=text, contexts=()) for text in study.empty]
@@ -141,7 +142,9 @@ def _outcome(study: Study, scorer: Likelihoods, draw: Draw, *, calibrated: bool)
     count = len(task.examples)
     empty = scores[count:].mean(0, keepdims=True) if nothing else None
     gold = np.asarray([e.answer for e in task.examples])
-    return Outcome(scores[:count], nats.reshape(-1, choices)[:count], gold, shots, empty)
+    return Outcome(
+        scores[:count], nats.reshape(-1, choices)[:count], gold, shots if same_shots else [], empty
+    )
 
 
 def _measures(study: Study, outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -179,17 +182,18 @@ def _measures(study: Study, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def _label_biases(study: Study, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """How much more often the model says the majority's, or the last shot's, label than it says that label under
-    the other draws of as many shots (Zhao et al. 2021): 0 without bias; null where it cannot be told."""
+    the other draws of as many shots (Zhao et al. 2021), on average: 0 without bias; null where it cannot be told."""
     nothing: dict[str, Any] = {"majority_bias": None, "recency_bias": None}
     if study.labels is None or len(outcomes) < 2 or not all(o.shots for o in outcomes):
         return nothing
-    usual = np.mean([[(o.said == k).mean() for k in range(len(study.labels))] for o in outcomes], axis=0)
+    said = np.asarray([[(o.said == k).mean() for k in range(len(study.labels))] for o in outcomes])
+    elsewhere = (said.sum(0) - said) / (len(outcomes) - 1)  # [draws, C]: the mean of the other draws
 
     def lift(label: Callable[[Outcome], int | None]) -> float | None:
-        some = [(o, k) for o in outcomes if (k := label(o)) is not None]
+        some = [(draw, k) for draw, o in enumerate(outcomes) if (k := label(o)) is not None]
         if len({k for _, k in some}) < 2:  # always the same label: its bias is the model's own preference
             return None
-        return float(np.mean([(o.said == k).mean() - usual[k] for o, k in some]))
+        return float(np.mean([said[draw, k] - elsewhere[draw, k] for draw, k in some]))
 
     return {"majority_bias": lift(_majority), "recency_bias": lift(lambda o: o.shots[-1].answer)}
 
@@ -203,8 +207,7 @@ def _drawn(
     task: Task, shots: int, seed: int, draw: int, keep: Callable[[Example], bool] | None = None
 ) -> Draw:
     """The same shots for every question, from examples that are no questions; more shots add at the front."""
-    asked = {e.document for e in task.examples}
-    pool = [e for e in task.pool if e.document not in asked and (keep is None or keep(e))]
+    pool = [e for e in others_than(task.examples, task.pool) if keep is None or keep(e)]
     if len(pool) < shots:
         raise DataError(
             f"task {task.name}: {shots} shots were asked for, but only {len(pool)} examples are left beside the "
@@ -229,7 +232,10 @@ def _balances(study: Study, shots: int) -> dict[str, list[Draw]]:
         return {}
     draws = range(study.config.draws)
     alone = [[_of_label(study, shots, d, k) for d in draws] for k in range(len(study.labels))]
-    mixed = [_in_turn([several[d] for several in alone], shots) for d in draws]
+    # In an order of each draw's own: labels in turn would always end with the same one.
+    mixed = [
+        _reordered(_in_turn([several[d] for several in alone], shots), d, study.config.seed) for d in draws
+    ]
     return {"balanced": mixed, **{f"only{label}": alone[k] for k, label in enumerate(study.labels)}}
 
 

@@ -56,17 +56,16 @@ def _native(place: Path, tokenizer: Path | None) -> Target:
         raise DataError(
             f"{place} does not exist; name a run directory, a checkpoint, or a folder of Hugging Face"
         )
-    is_run = (place / _OF_A_RUN).is_dir()
     if (place / "manifest.json").is_file():
         found: tuple[Path, ...] = (place,)
     else:
-        found = tuple(published(place / _OF_A_RUN if is_run else place))
+        found = tuple(published(place / _OF_A_RUN if (place / _OF_A_RUN).is_dir() else place))
     if not found:
         raise CheckpointError(
             f"{place} holds no checkpoint; name a run directory, a checkpoint, or a folder of Hugging Face"
         )
     words = _existing(tokenizer or tokenizer_near(place), place)
-    return Target(found, words, place if is_run else _run_of(place))
+    return Target(found, words, run_of(place))
 
 
 def tokenizer_near(place: Path) -> Path | None:
@@ -88,7 +87,7 @@ def _existing(tokenizer: Path | None, place: Path) -> Path:
     return tokenizer
 
 
-def _run_of(place: Path) -> Path | None:
-    """The run directory a checkpoint lies in: RUN/training/checkpoints/step-…"""
-    above = place.resolve().parents
-    return next((p for p in list(above)[:3] if (p / _OF_A_RUN).is_dir()), None)
+def run_of(place: Path) -> Path | None:
+    """The place itself where it is a run directory, or the one it lies in: RUN/training/checkpoints/step-…"""
+    above = list(place.resolve().parents)[:3]
+    return next((p for p in (place, *above) if (p / _OF_A_RUN).is_dir()), None)

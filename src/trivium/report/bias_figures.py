@@ -4,7 +4,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from trivium.report.figures import BLUE, CATEGORY_COLOURS, ORANGE, ROW, plain_label, sized
+from trivium.report.figures import BLUE, ORANGE, ROW, look, plain_label, sized
 from trivium.report.parts import Drawn, Section
 
 Tree = dict[str, Any]
@@ -65,6 +65,7 @@ def against_tokens(checkpoints: list[Tree], measure: str) -> go.Figure:
     kinds = dict.fromkeys(e["of"] for c in checkpoints for e in c["effects"] if e["measure"] == measure)
     unit = ""
     for number, of in enumerate(kinds):
+        colour, _, dash = look(number)
         points = [
             (c["tokens"], e) for c in checkpoints for e in c["effects"] if (e["measure"], e["of"]) == (measure, of)
         ]  # fmt: skip
@@ -74,7 +75,7 @@ def against_tokens(checkpoints: list[Tree], measure: str) -> go.Figure:
             x=[tokens for tokens, _ in points],
             y=[e["estimate"] for _, e in points],
             mode="lines+markers",
-            line={"color": CATEGORY_COLOURS[number % len(CATEGORY_COLOURS)]},
+            line={"color": colour, "dash": dash},
             error_y=_error([e["estimate"] for _, e in points], [e["interval"] for _, e in points]),
         )
     figure.add_hline(y=0, line={"color": "#808080", "width": 1})

@@ -45,7 +45,9 @@ def funnel_section(report: Tree) -> Section:
         reading=f"Junk was planted in known numbers, so what is caught can be counted.{lost}"
         if planted or honest
         else "",
-        limits="Planted junk was made by rules, and rules find it: what the web invents is harder.",
+        limits="Planted junk was made by rules, and rules find it: what the web invents is harder."
+        if planted
+        else "",
         figures=[Drawn("Documents left after each step", figures.funnel(steps))],
         tables=tables,
     )

@@ -4,9 +4,9 @@ import plotly.graph_objects as go
 
 from trivium.report.figures import (
     BLUE,
-    CATEGORY_COLOURS,
     ORANGE,
     ROW,
+    look,
     plain_label,
     sized,
 )
@@ -22,8 +22,9 @@ def lengths(by_source: dict[str, list[int]]) -> go.Figure:
     figure = go.Figure()
     for number, (source, counts) in enumerate(by_source.items()):
         padded = [*counts, *([0] * (last - len(counts)))]
-        colour = CATEGORY_COLOURS[number % len(CATEGORY_COLOURS)]
-        figure.add_bar(name=plain_label(source), x=names, y=padded[first:], marker_color=colour)
+        colour, hatch, _ = look(number)
+        marker = {"color": colour, "pattern": {"shape": hatch}}
+        figure.add_bar(name=plain_label(source), x=names, y=padded[first:], marker=marker)
     figure.update_layout(barmode="stack")
     figure.update_xaxes(title="characters, at least", type="category")
     figure.update_yaxes(title="documents", rangemode="tozero")

@@ -7,10 +7,16 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from trivium.report.ranks import Alike, categories
+from trivium.report.words import shots_text
 
 # Okabe and Ito's palette: told apart with any colour vision, on light and dark.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
-CATEGORY_COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
+YELLOW, GREY = "#F0E442", "#808080"
+CATEGORY_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW, GREY)
+HATCHES, DASHES = (
+    ("", "/", "x", "."),
+    ("solid", "dash", "dot", "dashdot"),
+)  # where there are more than colours
 ROW = 34  # pixels of a bar
 MOST_OCCUPATIONS = 24  # bars: the most skewed of either side
 
@@ -164,7 +170,7 @@ def resume(proof: dict[str, Any]) -> go.Figure:
 
 def accuracies(tasks: dict[str, dict[str, Any]]) -> go.Figure:
     """Accuracy with its interval for each task and number of shots, beside chance and the unigram baseline."""
-    scores = [(f"{task}, {shots} shots", s) for task, by in tasks.items() for shots, s in by.items()]
+    scores = [(f"{task}, {shots_text(shots)}", s) for task, by in tasks.items() for shots, s in by.items()]
     names = [plain_label(name) for name, _ in scores]
     bounds = [s["interval"] or (s["accuracy"], s["accuracy"]) for _, s in scores]
     figure = go.Figure()
@@ -228,6 +234,12 @@ def _reasons(dropped: dict[str, int]) -> str:
     return "<br>".join(f"{plain_label(reason)}: {number:,}" for reason, number in ordered) or "none dropped"
 
 
+def look(number: int) -> tuple[str, str, str]:
+    """Colour, hatch and dash of the n-th of many, so that neighbours and repeated colours are told apart."""
+    turn, colour = divmod(number, len(CATEGORY_COLOURS))
+    return CATEGORY_COLOURS[colour], HATCHES[turn % len(HATCHES)], DASHES[turn % len(DASHES)]
+
+
 def plain_label(text: str) -> str:
     """Plotly reads labels as a little HTML: what comes from data must be plain text."""
     return html.escape(str(text))
@@ -241,6 +253,7 @@ def sized(figure: go.Figure, height: int) -> go.Figure:
         height=height,
         margin={"l": 20, "r": 20, "t": 40, "b": 50},
         legend={"orientation": "h", "yanchor": "bottom", "y": 1.0, "x": 0},
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": GREY, "activecolor": BLUE},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
     )

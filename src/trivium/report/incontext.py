@@ -36,7 +36,9 @@ def incontext_section(report: Tree) -> Section:
         for name, v in m[kind].items()
         if v is not None
     ]
-    headings: tuple[str, ...] = ("step", "varied", "value", "accuracy", level_text([]), "with a threshold")
+    config = found.get("config")
+    interval = level_text([config] if isinstance(config, dict) else [])
+    headings: tuple[str, ...] = ("step", "varied", "value", "accuracy", interval, "with a threshold")
     headings += ("content-free corrected", "calibration error", "majority bias", "recency bias")
     return Section(
         "incontext",

@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 
 from trivium.report.figures import BLUE, ORANGE, ROW, plain_label, sized
 from trivium.report.parts import Drawn, Section, Table
-from trivium.report.words import level_text, number_text, percent_text, range_text
+from trivium.report.words import level_text, number_text, percent_text, range_text, shots_text
 
 Tree = dict[str, Any]
 
@@ -50,7 +50,7 @@ def tasks_section(report: Tree) -> Section:
 
 
 def _beside(scores: list[tuple[str, str, Tree]]) -> go.Figure:
-    names = [plain_label(f"{task}, {shots} shots") for task, shots, _ in scores]
+    names = [plain_label(f"{task}, {shots_text(shots)}") for task, shots, _ in scores]
     figure = go.Figure()
     figure.add_bar(
         name="this model",
@@ -81,7 +81,7 @@ def against_tokens(series: list[Tree]) -> go.Figure:
     figure = go.Figure()
     for (task, shots), points in lines.items():
         x, y = zip(*points, strict=True)
-        figure.add_scatter(name=plain_label(f"{task}, {shots} shots"), x=x, y=y, mode="lines+markers")
+        figure.add_scatter(name=plain_label(f"{task}, {shots_text(shots)}"), x=x, y=y, mode="lines+markers")
     figure.update_xaxes(title="tokens")
     figure.update_yaxes(title="accuracy", tickformat=".0%")
     return sized(figure, 420)

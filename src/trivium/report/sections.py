@@ -131,7 +131,7 @@ def _training(report: Tree) -> Section:
         shows="Loss on the training batches and on held-out text, and the learning rate.",
         reading="A model that knew only how often each token occurs would reach the dashed line: the entropy of "
         "token frequencies in the held-out text. What lies below was learned from context.",
-        limits=f"{_TINY if is_tiny(training) else _ONE}{LIMITS}",
+        limits=f"{_TINY if _tiny(report) else _ONE}{LIMITS}",
         figures=[Drawn("Loss and learning rate", figures.curves(training)), *_asked(training)],
         tables=[
             Table((), rows),
@@ -141,6 +141,11 @@ def _training(report: Tree) -> Section:
     )
 
 
+def _tiny(report: Tree) -> bool:
+    return is_tiny(report["training"] or {})
+
+
+_NONSENSE = "A tiny model writes nonsense in the manner of its corpus. "
 _TINY = "Model and corpus are tiny: the loss says nothing about what the method reaches at scale."
 _ONE = "One training: another seed, size or corpus may come out otherwise."
 
@@ -298,8 +303,8 @@ def _bias(report: Tree) -> Section:
         reading="What all occupations share, 'person' among them, is no matter of occupations: it comes from the "
         "words themselves, how often they occur and into how many tokens the tokenizer cuts them. So the figure "
         "shows each occupation against 'person'.",
-        limits="A model this small mirrors word counts of its corpus. Two genders, English, one sentence: the test "
-        "is narrow, and a zero would not mean absence of bias.",
+        limits=f"A model{' this small' if _tiny(report) else ''} mirrors word counts of its corpus. Two genders, "
+        "English, one sentence: the test is narrow, and a zero would not mean absence of bias.",
         figures=[*_occupations(bias, next(iter(variants), None)), *bias_figures(bias)],
         tables=[
             *([Table((*headings, "below zero", "sign test p", "occupations"), rows)] if rows else []),
@@ -343,7 +348,7 @@ def _samples(report: Tree) -> Section:
         "samples",
         "Samples",
         shows=f"What the model writes after a few prompts{f' ({how})' if how else ''}.",
-        limits="A tiny model writes nonsense in the manner of its corpus. It may also repeat it word for word.",
+        limits=f"{_NONSENSE if _tiny(report) else ''}A model may repeat its corpus word for word.",
         samples=[(s["prompt"], s["continuation"]) for s in report["samples"]],
     )
 

@@ -4,7 +4,7 @@ import math
 from typing import Any, Literal, NamedTuple
 
 from trivium.report.outdated import told
-from trivium.report.words import chance_text, layout_text
+from trivium.report.words import chance_text, layout_text, shots_text
 
 # "not shown": the figure is there and falls short, as that of a tiny model may; "failed": it must not.
 State = Literal["proven", "failed", "not shown", "not tried"]
@@ -162,8 +162,9 @@ def _counted(memory: list[dict[str, Any]] | None) -> Verdict:
     if off:
         return Verdict("failed", f"{claim}: not so on ranks {', '.join(map(str, off))}")
     off_by = _activations_off(rows)
+    ranks = "its one rank" if len(rows) == 1 else f"all {len(rows)} ranks"
     beside = "so do activations" if off_by == 0 else f"activations were predicted within {off_by:.0%}"
-    return Verdict("proven", f"{claim}, to the byte, on all {len(rows)} ranks; {beside}")
+    return Verdict("proven", f"{claim}, to the byte, on {ranks}; {beside}")
 
 
 def _activations_off(rows: list[dict[str, Any]]) -> float:
@@ -214,7 +215,7 @@ def _above_chance(evaluation: dict[str, Any] | None) -> Verdict:
     return Verdict(
         "proven" if better else "not shown",
         f"{'Some' if better else 'No'} task is answered better than by chance and by token frequencies: the surest of "
-        f"{len(scores)} scores, {task} with {shots} shots, is {best['accuracy']:.1%} (interval {low:.1%} to "
+        f"{len(scores)} scores, {task} with {shots_text(shots)}, is {best['accuracy']:.1%} (interval {low:.1%} to "
         f"{high:.1%}) against {_baseline(best):.1%}; p, corrected for their number: {chance_text(luck)}",
     )
 
@@ -223,7 +224,9 @@ def _luck(score: dict[str, Any]) -> float:
     """The probability of so many right answers by chance, or of being so far above token frequencies: the larger."""
     right = round(score["accuracy"] * score["n"])
     by_tokens = score.get("unigram_p")
-    if by_tokens is None:
+    if score["accuracy"] <= (score["unigram"] or 0.0):
+        by_tokens = 1.0  # that test has two sides: far below token frequencies is unlikely, too
+    elif by_tokens is None:
         by_tokens = _at_least(right, score["n"], score["unigram"] or 0.0)
     return max(_at_least(right, score["n"], score["chance"]), by_tokens)
 

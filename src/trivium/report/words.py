@@ -43,6 +43,11 @@ def reasons_text(dropped: dict[str, int], step: Tree, was: int | None) -> str:
     return ", ".join(told) or "none"
 
 
+def shots_text(shots: str) -> str:
+    """1 shot, few shots."""
+    return f"{shots} shot{'' if shots == '1' else 's'}"
+
+
 def share_text(row: Tree) -> str:
     return percent_text(row["caught"] / row["planted"]) if row["planted"] else "none planted"
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
 
 from trivium.seeds import seed_for
 from trivium.serving.answer import Placed, Telling, choice, envelope, logprobs_of, placed_in
@@ -24,6 +25,7 @@ from trivium.serving.writer import Writer
 
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
 LEFT_SECONDS = 0.1  # between two looks whether the client is still there
+THERE = "there are POST /v1/completions, GET /v1/models, GET /health, and a playground at /"
 
 
 @dataclass
@@ -56,7 +58,12 @@ def create_app(
     """An ASGI application over a model; `name` is what `/v1/models` calls it."""
     server = Server(writer, Worker(writer, limits), limits, name, seed)
     page = (resources.files("trivium.serving") / "playground.html").read_text(encoding="utf-8")
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        exception_handlers={Refused: _refuse, HTTPException: _not_there},
+    )
     app.state.server = server
 
     @app.get("/")
@@ -67,18 +74,11 @@ def create_app(
     async def health() -> Response:
         return JSONResponse({"status": "ok"})
 
-    @app.get("/v1/models")
-    async def models() -> Response:
-        return JSONResponse(
-            {"object": "list", "data": [{"id": name, "object": "model", "owned_by": "trivium"}]}
-        )
+    _add_models(app, name)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        try:
-            return await _complete(server, request)
-        except Refused as refused:
-            return _refusal(refused)
+        return await _complete(server, request)
 
     return Guard(
         app,
@@ -86,6 +86,36 @@ def create_app(
         hosts=[*OWN_NAMES, limits.host, *limits.hosts],
         keys=keys or [],
     )
+
+
+def _add_models(app: FastAPI, name: str) -> None:
+    about = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "trivium"}
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [about]})
+
+    @app.get("/v1/models/{wanted:path}")
+    async def model(wanted: str) -> Response:
+        _refuse_other_model(wanted, name)
+        return JSONResponse(about)
+
+
+async def _refuse(request: Request, refused: Any) -> Response:
+    return _refusal(refused)
+
+
+async def _not_there(request: Request, error: Any) -> Response:
+    """A path, or a method, that is not served."""
+    asked = f"{request.method} {request.url.path[:60]}"
+    found = _refusal(Refused(error.status_code, f"{asked}: {str(error.detail).lower()}; {THERE}"))
+    found.headers.update(error.headers or {})  # the methods that are
+    return found
+
+
+def _refuse_other_model(wanted: str, name: str) -> None:
+    if wanted != name:
+        raise Refused(404, f"model: {wanted[:60]!r} is not served; {name!r} is", "model")
 
 
 async def _complete(server: Server, request: Request) -> Response:
@@ -96,8 +126,8 @@ async def _complete(server: Server, request: Request) -> Response:
     except TimeoutError:
         raise Refused(408, "the deadline passed before the whole body came; send it at once") from None
     asked = parse(body)
-    if asked.model not in (None, server.name):
-        raise Refused(404, f"model: {str(asked.model)[:60]!r} is not served; {server.name!r} is", "model")
+    if asked.model is not None:
+        _refuse_other_model(asked.model, server.name)
     prompts = prompts_of(asked, server.writer.tokenizer, server.limits, server.writer.scorer.sequence)
     answering = _begin(server, asked, prompts)
     if asked.stream:

@@ -8,7 +8,7 @@ from trivium.evaluation.config import EvaluationConfig
 from trivium.evaluation.tasks.continuation import continuation_task
 from trivium.evaluation.tasks.items import Item
 from trivium.evaluation.tasks.last_word import last_word_task
-from trivium.evaluation.tasks.task import Example, Template, choose_shots
+from trivium.evaluation.tasks.task import Example, Template, choose_shots, others_than
 from trivium.seeds import generator_for
 
 CONFIG = EvaluationConfig(context_characters=90)
@@ -51,6 +51,16 @@ def test_more_shots_than_there_are_examples_are_refused():
         choose_shots(TASKS[0], shots=60, seed=1)(TASKS[0].examples[0])
 
 
+def test_a_question_that_stands_twice_in_a_file_is_no_shot_of_itself():
+    twice = replace(TASKS[0].examples[0], id="again", document="another")
+    task = replace(TASKS[0], pool=(*TASKS[0].pool, twice))
+    everything = len(task.pool) - 2
+    for example in (task.examples[0], twice):
+        assert all(s.text != twice.text for s in choose_shots(task, shots=everything, seed=1)(example))
+    left = others_than(task.examples[:1], task.pool)
+    assert len(left) == everything and all(e.text != twice.text for e in left)
+
+
 def test_the_shots_of_many_questions_are_found_without_looking_through_the_pool_for_each():
     class Document(str):
         compared = 0
@@ -67,7 +77,7 @@ def test_the_shots_of_many_questions_are_found_without_looking_through_the_pool_
     task = replace(TASKS[0], examples=pool, pool=pool)
     choose = choose_shots(task, shots=3, seed=1)
     for example in pool[:200]:
-        others = [e for e in pool if str(e.document) != str(example.document)]
+        others = [e for e in pool if str(e.document) != str(example.document) and e.text != example.text]
         order = generator_for(1, "shots", task.name, example.id).permutation(len(others))[:3].tolist()
         assert choose(example) == [others[k] for k in order][::-1]
     Document.compared = 0

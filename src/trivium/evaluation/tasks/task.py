@@ -40,6 +40,11 @@ class Example:
         """The right choice."""
         return self.choices[self.answer]
 
+    @property
+    def text(self) -> tuple[str, str]:
+        """Question and solution, whatever its id."""
+        return self.context, self.solution
+
 
 @dataclass(frozen=True, slots=True)
 class Template:
@@ -85,19 +90,22 @@ def choose_examples(examples: Sequence[Example], *, limit: int, seed: int, task:
 
 
 def choose_shots(task: Task, *, shots: int, seed: int) -> Callable[[Example], list[Example]]:
-    """What chooses solved examples for a question: keyed, from other documents, and more shots only add at the
-    front."""
-    places: dict[str, list[int]] = {}
+    """What chooses solved examples for a question: keyed, of other documents and never the question itself, and more
+    shots only add at the front."""
+    documents: dict[str, list[int]] = {}
+    texts: dict[tuple[str, str], list[int]] = {}  # some files hold a question twice, under two ids
     for place, example in enumerate(task.pool):
-        places.setdefault(example.document, []).append(place)
+        documents.setdefault(example.document, []).append(place)
+        texts.setdefault(example.text, []).append(place)
 
     def choose(example: Example) -> list[Example]:
-        own = places.get(example.document, [])  # so never the question itself
+        own = sorted({*documents.get(example.document, ()), *texts.get(example.text, ())})
         others = len(task.pool) - len(own)
         if others < shots:
             raise DataError(
                 f"task {task.name}: {shots} shots were asked for, but only {others} examples are of other documents "
-                f"than {example.id}; lower evaluation.shots or give more text"
+                f"than {example.id}; ask for fewer (--shots, or evaluation.shots for a run's own "
+                f"tasks) or give more rows"
             )
         if not shots:
             return []
@@ -105,6 +113,12 @@ def choose_shots(task: Task, *, shots: int, seed: int) -> Callable[[Example], li
         return [task.pool[_without(own, k)] for k in order[:shots].tolist()][::-1]
 
     return choose
+
+
+def others_than(asked: Sequence[Example], pool: Sequence[Example]) -> tuple[Example, ...]:
+    """Those of the pool that are of no document and no text of the questions asked."""
+    documents, texts = {e.document for e in asked}, {e.text for e in asked}
+    return tuple(e for e in pool if e.document not in documents and e.text not in texts)
 
 
 def _without(left_out: Sequence[int], place: int) -> int:

@@ -164,6 +164,7 @@
   document.getElementById("out").addEventListener("click", () => zoom(2, (from + to) / 2));
   document.getElementById("all").addEventListener("click", () => show(0, data.duration));
   addEventListener("resize", draw);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  for (const media of ["(prefers-color-scheme: dark)", "print"]) matchMedia(media).addEventListener("change", draw);
   draw();
+{% include "print.js" %}
 })();

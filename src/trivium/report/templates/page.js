@@ -33,6 +33,7 @@
   }
 
   holders.forEach(draw);
+{% include "print.js" %}
   dark.addEventListener("change", function () {
     holders.forEach(paint);
   });
