@@ -24,15 +24,17 @@ class SearchSpace(Config):
     data: Degrees = None  # degrees; null: any
     context: tuple[Positive, ...] = (1, 2, 4, 8)  # degrees
     micro: tuple[Positive, ...] = (1, 2, 4, 8, 16)  # sequences of a micro-batch
+    # of the pipeline; the first is that of plans without one, where it has one stage a rank
     schedules: tuple[Named, ...] = ("1f1b", "1f1b-split", "interleaved", "zb-h1", "zb-v")
     chunks: tuple[Positive, ...] | None = None  # stages of a rank when interleaved; null: every legal number
+    # what the backward computes again: attention's core, whole layers
     recompute: tuple[Literal["none", "attention", "layer"], ...] = ("none", "attention", "layer")
     recompute_every: tuple[Positive, ...] = (1, 2, 3, 4, 8)  # of layers: the largest with which a plan fits
     activation_function: bool = True  # may be computed again by plans that hold too much otherwise
     zero: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)  # stages
     # ranks that share one copy of what ZeRO shards; node: those of one node; null: all replicas
     shards: tuple[Shards, ...] = (None,)
-    sequence_parallel: tuple[bool, ...] = (False, True)
+    sequence_parallel: tuple[bool, ...] = (False, True)  # activations between tensor regions are split
     finalists: Positive = 50  # how many of the fastest are simulated action by action
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = USABLE  # of a device's memory
 
