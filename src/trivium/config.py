@@ -44,6 +44,19 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
     return merged
 
 
+def changes(base: Mapping[str, Any], wanted: Mapping[str, Any]) -> Tree:
+    """The leaves of `wanted` that `base` does not have: laid on top of it, they make it `wanted`, where every key of
+    `base` is one of `wanted`."""
+    found: Tree = {}
+    for key, value in wanted.items():
+        old = base.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            found |= {key: inner} if (inner := changes(old, value)) else {}
+        elif key not in base or value != old:
+            found[key] = value
+    return found
+
+
 def parse_assignments(assignments: Iterable[str]) -> Tree:
     """`a.b=value` texts as one tree, so that their order never matters; values are YAML scalars or lists."""
     tree: Tree = {}
@@ -218,6 +231,8 @@ def _explain(model: type[BaseModel], error: Any) -> str:
     if error["type"] == "too_short":
         least = error["ctx"]["min_length"]
         return f"{path} is {shown}; it must have {least} item{'' if least == 1 else 's'} or more"
+    if error["type"] in ("tuple_type", "list_type"):
+        return f"{path} is {shown}; it must be a list: write [{value}]"
     law = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return (
         f"{path} is {shown}: {law}"

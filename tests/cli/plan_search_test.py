@@ -1,13 +1,17 @@
 """Laws of `trivium plan search` and `trivium plan explain`."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 
 import pytest
+import yaml
 
 from trivium.cli import main as entry
+from trivium.cli.run_config import Given, resolve
+from trivium.planner.search_text import choice_tree
 
 MT_NLG = ("--model", "mt-nlg-530b", "--machine", "selene", "--nodes", "280", "--batch", "1920")
 PROBE = """
@@ -73,6 +77,49 @@ def test_the_json_of_explain_adds_what_was_rejected(call):
     ).keys()
 
 
+def test_a_search_tries_only_what_it_is_told_to(call):
+    only = ("tensor=[2,4]", "micro=[1]", "zero=[3]", "shards=[node]", "schedules=[1f1b,zb-h1]", "finalists=5")
+    sets = [word for each in only for word in ("--set", f"search.{each}")]
+    code, out, told = call("search", *MT_NLG, *sets, "--json")
+    winners = json.loads(out)["winners"]
+    assert code == 0 and winners, told
+    for each in winners:
+        layout = each["layout"]
+        assert layout["tensor"] in (2, 4) and layout["shards"] in (None, 8 // layout["tensor"])
+        assert each["micro"] == 1 and each["zero"] == 3 and each["schedule"] in ("1f1b", "zb-h1")
+    assert any(each["layout"]["shards"] for each in winners)
+    assert " ZeRO 3 over " in call("explain", *MT_NLG, *sets)[1]
+
+
+@pytest.mark.parametrize("verb", ["search", "explain"])
+def test_the_winner_is_written_as_a_preset_of_what_it_changes(call, tmp_path, verb):
+    mine, out = tmp_path / "mine" / "mine.yaml", tmp_path / "winner.yaml"
+    mine.parent.mkdir()
+    (mine.parent / "ours.yaml").write_text("base: selene\nnodes: 300\nname: ours")
+    mine.write_text("base: mt-nlg-530b\nmachine: ours.yaml\nplan: {compiled: true, batch: {micro: 2}}")
+    only = ("plan.model.layers=70", "search.micro=[1]", "search.data=[8]")
+    asked = ("--model", str(mine), "--nodes", "280", *(word for each in only for word in ("--set", each)))
+    code, _, told = call(verb, *asked, "--out", str(out))
+    assert code == 0 and str(out) in told
+    best = json.loads(call("search", *asked, "--top", "1", "--json")[1])["winners"][0]
+    before, after = resolve(Given(str(mine), only)), resolve(Given(str(out)))
+    assert choice_tree(after.plan) == {k: best[k] for k in choice_tree(after.plan)}
+    assert after.model_copy(update={"plan": before.plan}) == before and after.problems() == []
+    assert after.plan.batch.ramp == before.plan.batch.ramp and after.plan.model == before.plan.model
+    written = yaml.safe_load(out.read_text())
+    assert written["base"] == str(mine) and "hidden" not in written["plan"]["model"]
+
+
+def test_a_ramp_that_the_winner_cannot_keep_is_left_out_and_that_is_said(call, tmp_path):
+    asked = (*MT_NLG[:-1], "1960", "--schedules", "interleaved", "--set", "search.pipeline=[35]")
+    code, _, told = call("search", *asked, "--out", str(tmp_path / "winner.yaml"))
+    assert code == 0 and re.search("plan.batch.ramp is left out of .*winner.yaml: plan.batch.ramp", told), (
+        told
+    )
+    plan = resolve(Given(str(tmp_path / "winner.yaml"))).checked().plan
+    assert (plan.schedule, plan.batch.sequences, plan.batch.ramp) == ("interleaved", 1960, None)
+
+
 def test_a_search_for_this_machine_takes_the_ranks_of_the_config(call):
     code, out, _ = call("search", "--model", "demo", "--top", "2", "--json")
     assert code == 0 and json.loads(out)["winners"]
@@ -98,6 +145,22 @@ def test_a_search_for_this_machine_takes_the_ranks_of_the_config(call):
             "'plan.batch.sequences' is given twice (960 and 1920)",
         ),
         ((*MT_NLG, "--set", "machine=eos"), "'machine' is given twice (eos"),
+        ((*MT_NLG, "--set", "search.zerro=[1]"), "search.zerro: there is no such key; did you mean 'zero'?"),
+        ((*MT_NLG, "--set", "search.zero=1"), "search.zero is 1; it must be a list: write [1]"),
+        ((*MT_NLG, "--set", "search.micro=[2,2]"), "name each choice once; 2"),
+        (
+            (*MT_NLG, "--set", "search.data=[9]"),
+            "multiply to 2240 ranks: search.pipeline any x search.data [9] x search.context [1, 2, 4, 8] x",
+        ),
+        (
+            (*MT_NLG, "--schedules", "1f1b", "--set", "search.schedules=[zb-v]"),
+            "'search.schedules' is given twice",
+        ),
+        (
+            (*MT_NLG, "--set", "search.tensor=[1]", "--set", "search.zero=[0]"),
+            "another degree of tensor would fit",
+        ),
+        ((*MT_NLG, "--out", "winner.json"), "end it in .yaml"),
     ],
 )
 def test_bad_input_is_refused_with_the_remedy(call, words, expected):

@@ -11,7 +11,7 @@ import yaml
 from cli.main_test import Ended, imported, trivium
 from trivium.cli import main as entry
 from trivium.cli.plan_calibrate import learned_from
-from trivium.cli.plan_estimate import Asked, tell, tree, with_batch
+from trivium.cli.plan_estimate import Asked, seconds_by_batch, tell, tree, with_batch
 from trivium.cli.plan_probe import lines
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, resolve
@@ -79,6 +79,19 @@ def test_a_ramp_makes_a_training_longer_than_its_tokens_at_full_batch():
     told = tell(plan, machine, Asked("demo", tokens=1_000_000))
     full = 1_000_000 / plan.tokens(plan.batch.sequences) * told.seconds
     assert told.training is not None and told.training.seconds > full
+
+
+@pytest.mark.parametrize(
+    "order", [("tensor", "pipeline", "data", "context"), ("pipeline", "data", "context", "tensor")]
+)
+def test_smaller_batches_of_a_ramp_are_priced_where_the_ranks_sit(order):
+    """Also where tensor groups span nodes: within the error of the closed form."""
+    plan, machine = resolve(Given("mt-nlg-530b")).plan, machine_of("selene")
+    there = plan.model_copy(update={"layout": plan.layout.model_copy(update={"order": order})})
+    priced = seconds_by_batch(there, machine, estimate(with_batch(there, 1920), machine).seconds)
+    for few in (96, 320):
+        expected = estimate(with_batch(there, few), machine).seconds
+        assert priced(few) == pytest.approx(expected, rel=0.002)
 
 
 def test_a_learned_factor_multiplies_every_second_and_no_byte(call, tmp_path):

@@ -1,12 +1,15 @@
 """What replicas sum and the update, beside the plan's own tables."""
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from cost.plans import mt_nlg, small
 from trivium.cost.bucket_sizes import bucket_sizes
 from trivium.cost.case import case_of
-from trivium.cost.collectives import ranks_in_node
+from trivium.cost.collectives import default_strides, ranks_in_node
 from trivium.cost.constants import prior_constants
 from trivium.cost.estimate import Durations, strides_of
 from trivium.cost.hardware import machine_named
@@ -16,10 +19,11 @@ from trivium.cost.stack import stack_named
 from trivium.cost.stages import layers_by_stage, layers_of_ranks
 from trivium.cost.step_time import step_seconds
 from trivium.cost.traffic import step_traffic
-from trivium.plan.layout import Coordinate, Layout
+from trivium.plan.layout import AXES, Coordinate, Layout
 
 SELENE = machine_named("selene")
 OURS = stack_named("trivium")
+CASE = case_of(small())
 SCHEDULES = [("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zb-v", 2)]
 
 
@@ -124,33 +128,52 @@ def test_stage_3_reduces_the_table_too(shards):
     assert float(parts.data_collectives) == pytest.approx(moved / (1e3 * prior_constants().fabric), rel=0.02)
 
 
+@pytest.mark.parametrize("node", [6, 8])
 @pytest.mark.parametrize("tensor", [1, 2, 8])
 @pytest.mark.parametrize(
     "order",
     [
+        AXES,
         ("data", "pipeline", "context", "tensor"),
         ("context", "data", "pipeline", "tensor"),
         ("tensor", "data", "pipeline", "context"),
     ],
 )
-def test_as_many_ranks_of_a_group_of_replicas_are_in_a_node_as_are(order, tensor):
-    for context in (1, 2, 4):
-        for data in (1, 2, 8):
-            layout = Layout(tensor=tensor, pipeline=4, data=data, context=context, order=order)
-            first = [
-                rank
-                for rank in range(layout.world_size)
-                if layout.coordinate(rank).pipeline == layout.coordinate(rank).tensor == 0
-            ]
-            inside = np.bincount([rank // SELENE.devices_per_node for rank in first]).max()
-            stride = strides_of(layout, SELENE).replicas
-            assert ranks_in_node(SELENE, layout.replicas, stride) == inside
-            for shards in {2, layout.replicas // 2} & set(range(2, layout.replicas)):
-                parted = layout.model_copy(update={"shards": shards})
-                strides = strides_of(parted, SELENE)
-                for ranks, apart in (
-                    (first[:shards], strides.sharers),
-                    (first[::shards], strides.holders),
-                ):
-                    inside = np.bincount([rank // SELENE.devices_per_node for rank in ranks]).max()
-                    assert ranks_in_node(SELENE, len(ranks), apart) == inside, (parted, ranks)
+def test_as_many_ranks_of_a_group_of_replicas_are_in_a_node_as_are(order, tensor, node):
+    machine = SELENE.model_copy(update={"devices_per_node": node})
+    for context, data in itertools.product((1, 2, 3, 4), (1, 2, 3, 8)):
+        layout = Layout(tensor=tensor, pipeline=4, data=data, context=context, order=order)
+        first = [
+            rank
+            for rank in range(layout.world_size)
+            if layout.coordinate(rank).pipeline == layout.coordinate(rank).tensor == 0
+        ]
+        assert [layout.replica(number) for number in range(layout.replicas)] == first
+        inside = np.bincount([rank // node for rank in first]).max()
+        stride = strides_of(layout, machine).replicas
+        assert ranks_in_node(machine, layout.replicas, stride) == inside
+        for shards in (n for n in range(2, layout.replicas) if layout.replicas % n == 0):
+            parted = layout.model_copy(update={"shards": shards})
+            strides = strides_of(parted, machine)
+            for ranks, apart in ((first[:shards], strides.sharers), (first[::shards], strides.holders)):
+                inside = np.bincount([rank // node for rank in ranks]).max()
+                assert ranks_in_node(machine, len(ranks), apart) == inside, (parted, ranks)
+
+
+@pytest.mark.parametrize("node", [6, 8])
+def test_strides_of_the_usual_order_are_those_of_the_layout(node):
+    """Where tensor groups fill nodes without a rest, as a search has it, and copies do, or nodes copies."""
+    machine = SELENE.model_copy(update={"devices_per_node": node})
+    for tensor, context, data in itertools.product((1, 2, node), (1, 2, 3, 4), (1, 2, 3, 8)):
+        for shards in (None, 2, 3, 4, 6):
+            copy = tensor * (shards or node)
+            if data * context % (shards or 1) or (copy < node and node % copy):
+                continue
+            layout = Layout(tensor=tensor, pipeline=4, data=data, context=context, shards=shards)
+            case = replace(CASE, tensor=tensor, pipeline=4, data=data, context=context, shards=shards or 0)
+            own, usual = strides_of(layout, machine), default_strides(case)
+            groups = ((layout.replicas, "replicas"), (layout.sharers, "sharers"), (layout.copies, "holders"))
+            for degree, name in groups:
+                near = [ranks_in_node(machine, degree, getattr(s, name)) for s in (own, usual)]
+                assert near[0] == near[1], (layout, name)
+            assert own[:2] == usual[:2] and own.pipeline == usual.pipeline

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from cost.plans import small
+from trivium.config import build
 from trivium.cost.case import case_of
+from trivium.errors import ConfigError
 from trivium.plan.layout import Layout, divisors
 from trivium.plan.plan import Plan
 from trivium.planner.candidates import degrees, enumerate_plans
@@ -18,7 +20,7 @@ SPACE = SearchSpace()
 def enumerated(plan=None, ranks=8, space=SPACE, node=8):
     plan = plan or small()
     subject = Subject(plan.model, plan.batch.sequences, plan.precision)
-    return enumerate_plans(subject, ranks, space, (inside_a_node(node, ranks),))
+    return enumerate_plans(subject, ranks, space, (inside_a_node(node, ranks),), node=node)
 
 
 def every(*args, **kwargs) -> list[Plan]:
@@ -152,3 +154,56 @@ def test_a_search_that_is_asked_to_shares_copies_among_fewer_replicas_than_all()
     )
     copies = next(plan for plan in plans if plan.layout.shards)
     assert plain.row_of(copies) is None and plans[found.row_of(copies)] == copies
+
+
+def test_the_order_of_choices_does_not_matter():
+    """On one rank of a pipeline a schedule of several stages a rank is no choice, also where it is named first."""
+    space = SearchSpace(chunks=(2,), schedules=("interleaved", "zb-v", "1f1b", "zb-h1"), shards=(2, None))
+    turned = {
+        name: tuple(reversed(getattr(space, name))) for name in ("schedules", "shards", "micro", "context")
+    }
+    one, other = (set(every(space=each)) for each in (space, space.model_copy(update=turned)))
+    alone, others = ({plan for plan in plans if plan.layout.pipeline == 1} for plans in (one, other))
+    assert one - alone == other - others and len(alone) == len(others) > 0
+    assert {plan.schedule for plan in alone} == {"1f1b"} and {plan.schedule for plan in others} == {"zb-h1"}
+
+
+@pytest.mark.parametrize("axis", ["tensor", "pipeline", "data", "context"])
+def test_only_degrees_that_are_named_appear(axis):
+    named = every(space=SearchSpace(**{axis: (1, 4)}))
+    whole = every()
+    assert set(named) == {plan for plan in whole if plan.layout.degree(axis) in (1, 4)} and named != whole
+
+
+@pytest.mark.parametrize("shards", [(None, "node"), ("node",), ("node", 4, None), (None, 8, "node")])
+def test_copies_of_a_node_are_those_of_as_many_replicas_as_it_holds(shards):
+    """Nodes of 8 among 32 ranks: 8 / tensor replicas in each, where these are several, and fewer than all."""
+    space = SearchSpace(shards=shards, micro=(1,), zero=(0, 1, 3), schedules=("1f1b",))
+    plans = every(small(batch={"sequences": 64}), ranks=32, space=space)
+    assert len(set(plans)) == len(plans) and all(plan.check(32) == [] for plan in plans)
+    asked = space.model_copy(update={"shards": (None, 2, 4, 8)})
+    numbers = [n for n in shards if n != "node"]
+
+    def chosen(plan: Plan) -> bool:
+        given, near = plan.layout.shards, 8 // plan.layout.tensor
+        copies = near > 1 and plan.layout.replicas > near and plan.zero > 0
+        return given in numbers or given == (near if copies else None)
+
+    assert set(plans) == {
+        p for p in every(small(batch={"sequences": 64}), ranks=32, space=asked) if chosen(p)
+    }
+    assert any(plan.layout.copies > 1 for plan in plans)
+
+
+@pytest.mark.parametrize(
+    ("over", "says"),
+    [
+        ({"zero": ()}, "zero is .*at least one choice"),
+        ({"schedules": ("1f1b", "zb-v", "1f1b")}, "name each choice once; 1f1b"),
+        ({"shards": ("rack",)}, "shards"),
+        ({"tensor": (0,)}, "tensor.0 is 0"),
+    ],
+)
+def test_choices_that_are_none_or_are_twice_there_are_refused(over, says):
+    with pytest.raises(ConfigError, match=says):
+        build(SearchSpace, over)

@@ -91,6 +91,20 @@ def test_the_standing_of_the_runs_own_plan_does_not_depend_on_the_order_of_ranks
         assert any("this run's plan is number" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("layout", "says"),
+    [
+        ({"data": 1}, "nothing is sharded over 1 replica"),
+        ({"data": 1, "context": 2}, "sharded over 2 replicas"),
+        ({"data": 4, "context": 2, "pipeline": 1}, "sharded over 8 replicas"),
+        ({"data": 4, "context": 2, "shards": 4}, "in 2 copies, each sharded over 4 of 8 replicas"),
+    ],
+)
+def test_what_zero_shards_is_told_with_over_how_many_replicas(layout, says):
+    text = " ".join(" ".join(plan_lines(small(layout=layout), this_machine(2, GIB))).split())
+    assert f"ZeRO stage 1: {'' if 'nothing' in says else 'optimizer state '}{says}" in text
+
+
 def test_no_line_is_too_wide_for_a_terminal():
     for plan, machine in ((mt_nlg_plan(), machine_named("selene")), (small(), this_machine(2, GIB))):
         assert max(map(len, plan_lines(plan, machine))) <= COLUMNS

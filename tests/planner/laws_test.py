@@ -70,6 +70,53 @@ def test_shards_divide_replicas_and_need_something_to_shard():
     assert any(ok and plan.layout.copies > 1 for ok, plan in zip(expected, plans, strict=True))
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_random_rows_of_random_models_are_judged_as_their_plans_are(seed):
+    """Every column at once, and every field of a model that a law could read."""
+    draw = np.random.default_rng(seed)
+    heads = int(draw.choice([4, 6, 8, 12]))
+    llama = {
+        "family": "llama",
+        "kv_heads": draw.choice([None, 1, 2, heads // 2, heads]),
+        "head_width": draw.choice([None, 6, 10]),
+        "qkv_bias": bool(draw.integers(2)),
+        "qk_norm": draw.choice(["none", "each_head", "all_heads"]),
+        "norm_position": draw.choice(["before", "after"]),
+        "rope_scaling": draw.choice([None, {"kind": "linear", "factor": 2.0}]),
+    }
+    model = ModelShape(
+        **{
+            "layers": int(draw.integers(1, 9)),
+            "hidden": 2 * heads * int(draw.integers(1, 4)),
+            "heads": heads,
+            "ffn": draw.choice([None, 30, 48, 50]),
+            "vocabulary": 37,
+            "sequence": int(draw.choice([8, 12, 24, 30])),
+            "documents": draw.choice(["joined", "apart"]),
+            "head": draw.choice(["tied", "untied"]),
+            "dropout": draw.choice([0.0, 0.1]),
+            **(llama if seed % 2 else {}),
+        }
+    )
+    assert model.problems() == []
+    choices = {
+        **CHOICES,
+        "sequences": (8, 12, 16, 24),
+        "data": (1, 2, 3, 4),
+        "recompute": (0, 1, 2),
+        "recompute_every": (1, 2, 3),
+        "function_again": (0, 1),
+        "zero": (0, 1, 2, 3),
+        "shards": (0, 0, 2, 4),
+    }
+    subject = Subject(model, 12, Precision())
+    every = Candidates(subject, Grid({name: draw.choice(values, 3000) for name, values in choices.items()}))
+    plans = [every.plan_at(row) for row in range(len(every))]
+    expected = [plan.check(plan.layout.world_size) == [] for plan in plans]
+    assert legal(subject, every.grid).tolist() == expected
+    assert any(expected) and not all(expected)
+
+
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
 def test_every_law_can_be_broken_and_names_the_numbers(law):
     broken = 0

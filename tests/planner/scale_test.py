@@ -75,6 +75,10 @@ def test_the_verb_prints_the_curves_and_writes_them(monkeypatch, capsys, tmp_pat
     assert set(tree["curves"]) == {"strong", "weak"} and "simulated" in tree["t3"]["label"]
     text = page.read_text()
     assert "predicted" in text and "<script src" not in text  # it needs no network
+    monkeypatch.setattr(sys, "argv", ["trivium", *words, "--json", "-"])
+    with pytest.raises(SystemExit):
+        entry.main()
+    assert json.loads(capsys.readouterr().out) == tree
 
 
 def test_endless_curves_have_as_few_points(found):
@@ -96,3 +100,17 @@ def test_copies_of_the_sharded_state_stay_whole_along_a_curve():
     assert degrees(plan, "weak", 40) == [4, 8, 12, 16, 20, 24, 28, 32, 36, 40]
     assert degrees(plan, "strong", 40) == [4, 8, 12, 16, 24]
     assert all(d % 4 == 0 for d in degrees(plan, "weak", 1 << 20))
+
+
+def test_a_curve_begins_with_the_first_whole_copy():
+    plan = small(layout={"tensor": 1, "pipeline": 2, "data": 8, "shards": 4}, zero=3)
+    with pytest.raises(ConfigError, match=r"--largest 7 is fewer than the 8 devices of the 4 replicas"):
+        scaling(plan, SELENE, largest=7)
+    for points in scaling(plan, SELENE, largest=8).curves.values():
+        assert [p.devices for p in points] == [8]
+
+
+def test_endless_curves_of_copies_are_bounded_too():
+    plan = small(layout={"tensor": 1, "pipeline": 2, "data": 8, "shards": 4}, zero=3)
+    few = scaling(plan, SELENE.with_nodes(10**9), largest=10**10)
+    assert few.curves["weak"][-1].devices > 9 * 10**9

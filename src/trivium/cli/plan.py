@@ -148,7 +148,8 @@ def map_lines(layout: Layout, per_node: int, *, place: str, every: bool = False)
 
 def _plan(run: Run, out: Path, progress: Progress) -> Result:
     plan = run.config.plan
-    found: dict[str, Any] = plan_stage(plan, plan.layout.world_size, cores(), memory_bytes())
+    space = run.config.search
+    found: dict[str, Any] = plan_stage(plan, plan.layout.world_size, cores(), memory_bytes(), space)
     write_json(out / "plan.json", found)
     return found
 
@@ -161,7 +162,7 @@ PLAN = Stage(
     name="plan",
     verb="plan",
     folder="plan",
-    sections=("plan",),
+    sections=("plan", "search"),
     reads=(),
     work=_plan,
     summary=_lines,

@@ -26,7 +26,8 @@ def backtest(
         typer.Option("--fit", metavar="OTHER.csv", help="Learn the constants from this table alone."),
     ] = None,
     json: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="Write rows and statistics to this file.")
+        Path | None,
+        typer.Option("--json", metavar="OUT", help="Write rows and statistics; -: to standard output."),
     ] = None,
 ) -> None:
     """Predict every run of a table, and say how far the predictions are from its measurements, in percent."""

@@ -14,6 +14,7 @@ from trivium.cli.run_config import Given, resolve, with_options
 from trivium.cli.show import say, table
 from trivium.config import to_tree
 from trivium.cost.case import case_of
+from trivium.cost.estimate import strides_of
 from trivium.cost.hardware import Machine
 from trivium.cost.step_time import SCHEDULES, step_seconds
 from trivium.errors import ConfigError
@@ -148,10 +149,11 @@ def tell(plan: Plan, machine: Machine, asked: Asked, stack: LearnedStack | None 
 def seconds_by_batch(plan: Plan, machine: Machine, full: float) -> Callable[[int], float]:
     """Seconds of a step of so many sequences, when the full batch takes `full`: as the closed form has their ratio."""
     case, code = case_of(plan), SCHEDULES[plan.schedule]
+    strides = strides_of(plan.layout, machine)
 
     def closed(sequences: int) -> float:
         fewer = replace(case, micro_batches=plan.batch.micro_batches(plan.layout, sequences))
-        return float(step_seconds(fewer, machine, schedule=code).seconds)
+        return float(step_seconds(fewer, machine, schedule=code, strides=strides).seconds)
 
     whole = closed(plan.batch.sequences)
     return lambda sequences: full * closed(sequences) / whole

@@ -1,11 +1,12 @@
 """`trivium plan scale`: how a plan is predicted to scale to more devices, and what simulated T3 hardware would save."""
 
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trivium.cli.options import DEFAULT_PRESET, Sets
+from trivium.cli.options import DEFAULT_PRESET, STANDARD_OUTPUT, Sets
 from trivium.cli.plan_estimate import MachineOption, PresetOption
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, resolve, with_options
@@ -32,21 +33,26 @@ def scale(
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the curves.")
     ] = None,
     json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as data.")
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write the figures as data; -: to standard output."),
     ] = None,
 ) -> None:
     """Predict strong and weak scaling by more replicas; beside it, simulated, collectives triggered tile by tile."""
     config = resolve(Given(preset, with_options(sets, {"machine": machine}))).checked()
     found = scaling(config.plan, machine_of(config.machine), largest=largest)
+    if html is not None:
+        from trivium.report.scaling import write_curves
+
+        write_curves(html, f"{preset} on {found.machine.name}, predicted", found.tree()["curves"])
+    if json == STANDARD_OUTPUT:  # for a program, which reads nothing else there
+        say(dumps(found.tree()))
+        return
     for line in lines(found, preset):
         say(line)
     if json is not None:
         write_json(json, found.tree())
         say(f"data written to {json}")
     if html is not None:
-        from trivium.report.scaling import write_curves
-
-        write_curves(html, f"{preset} on {found.machine.name}, predicted", found.tree()["curves"])
         say(f"page written to {html}")
 
 

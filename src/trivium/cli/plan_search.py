@@ -5,17 +5,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from inspect import signature
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 
 from trivium.cli.options import Sets
 from trivium.cli.price import machine_of
-from trivium.cli.run_config import Given, resolve, with_options
+from trivium.cli.run_config import Given, RunConfig, resolve, with_options
 from trivium.cli.show import say
-from trivium.config import build, leaves, parse_assignments
+from trivium.config import changes, leaves, parse_assignments, preset_names, to_tree
 from trivium.errors import ConfigError
-from trivium.planner.config import SearchSpace
+from trivium.plan.plan import Plan
 from trivium.planner.grid import Subject
 from trivium.planner.near_misses import near_misses
 from trivium.planner.remedies import does_not_fit
@@ -52,14 +54,24 @@ Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many pl
 Schedules = Annotated[
     str | None,
     typer.Option(
-        "--schedules", metavar="NAMES", help="Only these, as 1f1b,interleaved. Default: all but gpipe."
+        "--schedules",
+        metavar="NAMES",
+        help="Only these, as 1f1b,interleaved: search.schedules of the config.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="Write the winner as a preset for other verbs: what it changes of --model.",
+    ),
+]
 
 
 # What a search takes of a config; all else of a plan it chooses.
-TAKEN = ("plan.model", "plan.precision", "plan.batch.sequences", "machine")
+TAKEN = ("plan.model", "plan.precision", "plan.batch.sequences", "machine", "search")
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,7 @@ class Asked:
     sets: Sets = None
     top: Top = 10
     schedules: Schedules = None
+    out: Out = None
     as_json: AsJson = False
 
 
@@ -90,7 +103,10 @@ def _verb(tell: Callable[[Asked], None]) -> Callable[..., None]:
 
 @_verb
 def search(asked: Asked) -> None:
-    """Find the fastest layouts of a model on a machine: every legal plan, priced; the best simulated."""
+    """Find the fastest layouts of a model on a machine: every legal plan, priced; the best simulated.
+
+    --set search.FIELD=VALUE restricts what it tries; `trivium config explain search` lists the fields.
+    """
     found = _find(asked)
     if asked.as_json:
         _print(search_tree(found, asked.top))
@@ -112,23 +128,22 @@ def explain(asked: Asked) -> None:
 
 
 def _find(asked: Asked) -> Found:
-    """The search asked for. Raises ConfigError where nothing is legal or nothing fits."""
+    """The search asked for, its winner written where that was asked for. Raises ConfigError where nothing is legal or
+    nothing fits."""
+    if asked.out is not None and asked.out.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"--out {asked.out}: a preset is YAML and known by its name; end it in .yaml")
     config, ranks = resolve(_given(asked)), asked.ranks
     where = machine_of(config.machine)
     if asked.nodes is not None:
         where = where.with_nodes(asked.nodes)
     if ranks is None:
         ranks = where.devices if where.sharing == "exclusive" else config.plan.layout.world_size
-    names = {"schedules": [name.strip() for name in asked.schedules.split(",")]} if asked.schedules else {}
-    try:
-        space = build(SearchSpace, names)
-    except ConfigError as error:
-        raise ConfigError(f"--schedules {asked.schedules}: {error}") from None
-    found = find(
-        Subject(config.plan.model, config.plan.batch.sequences, config.plan.precision), where, ranks, space
-    )
+    subject = Subject(config.plan.model, config.plan.batch.sequences, config.plan.precision)
+    found = find(subject, where, ranks, config.search)
     if not len(found.ranking.order):
         raise ConfigError(does_not_fit(found))
+    if asked.out is not None:
+        _write(asked.out, asked.model, config, found.ranking.winners(1)[0].plan)
     return found
 
 
@@ -140,8 +155,23 @@ def _given(asked: Asked) -> Given:
                 f"--set {path}={value}: a search takes only {', '.join(TAKEN)} of a config, and chooses the rest of a "
                 f"plan; leave it out, or price one plan: `trivium plan estimate --preset {asked.model} --set …`"
             )
-    fields = {"machine": asked.machine, "plan.batch.sequences": asked.batch}
+    names = [name.strip() for name in asked.schedules.split(",")] if asked.schedules is not None else None
+    fields = {"machine": asked.machine, "plan.batch.sequences": asked.batch, "search.schedules": names}
     return Given(asked.model, with_options(asked.sets, fields))
+
+
+def _write(path: Path, model: str, config: RunConfig, plan: Plan) -> None:
+    """A preset that makes `config`, which is of `model`, one of `plan`; says so on standard error."""
+    ramped = plan.model_copy(update={"batch": plan.batch.model_copy(update={"ramp": config.plan.batch.ramp})})
+    problems = ramped.check()
+    if problems:
+        typer.echo(f"plan.batch.ramp is left out of {path}: {problems[0]}", err=True)
+    wanted = config.model_copy(update={"plan": plan if problems else ramped})
+    base = model if model in preset_names() else str(Path(model).absolute())
+    changed = changes(to_tree(resolve(Given(model))), to_tree(wanted))
+    tree = {"base": base, "machine": config.machine, **changed}
+    path.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    typer.echo(f"the fastest plan is written to {path}: `trivium plan estimate --preset {path}`", err=True)
 
 
 def _print(tree: dict[str, Any]) -> None:

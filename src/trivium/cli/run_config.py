@@ -24,6 +24,7 @@ from trivium.cost.hardware import machine_names
 from trivium.errors import ConfigError, nearest
 from trivium.evaluation.config import EvaluationConfig
 from trivium.plan.plan import Plan
+from trivium.planner.config import SearchSpace
 from trivium.serving.config import GenerationConfig, ServeConfig
 from trivium.tokens.config import BYTE_ALPHABET, TokensConfig
 from trivium.training.config import TrainingConfig
@@ -46,6 +47,7 @@ class RunConfig(Config):
     machine: str = (
         HERE  # what plans are priced on: this machine, one of cost/machines/, or a machine file's path
     )
+    search: SearchSpace = SearchSpace()
     harvest: HarvestConfig = HarvestConfig()
     curate: CurateConfig = CurateConfig()
     tokens: TokensConfig = TokensConfig()

@@ -6,6 +6,7 @@ then the optimizer. The pieces are priced by cost/prices.py; docs/planner.md des
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, Literal
 
 import numpy as np
@@ -199,42 +200,32 @@ def planned_timeline(plan: Plan, machine: Machine, *, sequences: int | None = No
 
 
 def strides_of(layout: Layout, machine: Machine) -> Strides:
-    """How far apart neighbours along each axis are, in the layout's order; of replicas, such that as many of a group
-    are in a node as where data and context are not next to each other; of sharers and holders as those of the first
-    rank are."""
+    """How far apart neighbours along each axis are, in the layout's order; of replicas, sharers and holders, such that
+    as many of a group are in a node as of the first rank's in the first."""
     stride: dict[Axis, int] = {}
     distance = 1
     for axis in reversed(layout.order):
         stride[axis] = distance
         distance *= layout.degree(axis)
-    node, near = machine.devices_per_node, 1
-    for axis in ("data", "context"):
-        near *= min(layout.degree(axis), max(1, node // stride.get(axis, 1)))
-    apart = [stride[axis] for axis in ("data", "context") if axis in stride and layout.degree(axis) > 1]
-    crosses = near < layout.replicas
-    replicas = node / near if crosses else min(apart, default=1)
-    sharers, holders = replicas, 1.0
-    if layout.copies > 1:
-        peers = layout.peers(0, *layout.replica_axes)
-        sharers, holders = (
-            _stride_of(ranks, node) for ranks in (peers[: layout.sharers], peers[:: layout.sharers])
-        )
+    every, node = range(layout.replicas), machine.devices_per_node
     return Strides(
         stride.get("tensor", 1),
         stride.get("context", 1),
-        replicas,
+        _stride_of(layout, every, node),
         stride.get("pipeline", 1),
-        sharers,
-        holders,
+        _stride_of(layout, every[: layout.sharers], node),
+        _stride_of(layout, every[:: layout.sharers], node),
     )
 
 
-def _stride_of(ranks: tuple[int, ...], node: int) -> float:
-    """How far apart ranks are that ascend from the first of a node, such that as many are in that node as these."""
-    near = sum(rank < node for rank in ranks)
-    if near < len(ranks):
-        return node / near
-    return ranks[1] - ranks[0] if len(ranks) > 1 else 1
+def _stride_of(layout: Layout, replicas: range, node: int) -> float:
+    """How far apart some replicas of the first rank are, by their numbers, such that as many are in a node as of these
+    in the first."""
+    ranks = (layout.replica(number) for number in replicas)
+    near = sum(1 for _ in takewhile(lambda rank: rank < node, ranks))
+    if 1 < near == len(replicas):
+        return min(layout.replica(replicas[1]), node / near)
+    return node / near if near < len(replicas) else 1
 
 
 def _pipeline_seconds(durations: Durations, transfers: tuple[float, ...]) -> list[float]:

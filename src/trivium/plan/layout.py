@@ -99,6 +99,13 @@ class Layout(Config):
         """The axes along which ranks hold the same weights, the slowest first: by these, peers ascend."""
         return tuple(axis for axis in self.order if axis in ("data", "context"))
 
+    def replica(self, number: int) -> int:
+        """The rank of a replica of rank 0, by its number among them, ascending."""
+        at: dict[str, int] = {}
+        for axis in reversed(self.replica_axes):
+            number, at[axis] = divmod(number, self.degree(axis))
+        return self.rank(Coordinate(0, 0, 0)._replace(**at))
+
     def sharer_sets(self) -> list[tuple[int, ...]]:
         """The sets of ranks that share one copy of what ZeRO shards: neighbours among the replicas."""
         sets, size = self.peer_sets(*self.replica_axes), self.sharers

@@ -40,7 +40,7 @@ class Plan(Config):
     precision: Precision = Precision()
     recompute: Recompute = Recompute()
     zero: Literal[0, 1, 2, 3] = (
-        1  # what is sharded over data ranks: 1 optimizer state, 2 + gradients, 3 + weights
+        1  # what is sharded over replicas: 1 optimizer state, 2 + gradients, 3 + weights
     )
     sequence_parallel: bool = False  # activations between tensor regions split along the sequence
     context_attention: Literal["ring", "ulysses"] = "ring"  # how ranks that share a sequence attend

@@ -11,9 +11,10 @@ from trivium.plan.layout import divisors
 from trivium.plan.schedule import SCHEDULE_NAMES
 from trivium.planner.config import SearchSpace
 from trivium.planner.grid import Candidates, Column, Grid, Mask, Subject
-from trivium.planner.laws import LAWS, Law, told
+from trivium.planner.laws import INTERLEAVED, LAWS, ZB_V, Law, told
 
 SHOWN = 6  # values of a family that are named
+IN_A_NODE = -1  # shards: as many as there are replicas in a node, until it is known how many these are
 
 
 @dataclass(frozen=True)
@@ -45,19 +46,22 @@ def enumerate_plans(
     space: SearchSpace,
     search_laws: tuple[Law, ...] = (),
     waived: Collection[str] = (),
+    *,
+    node: int = 1,
 ) -> Enumerated:
-    """Every combination of the space on exactly `ranks` ranks.
+    """Every combination of the space on exactly `ranks` ranks, `node` of them in a node.
 
-    Choices without an effect are made once: sequence parallelism needs tensor ranks, ZeRO needs replicas, a
-    pipeline schedule needs a pipeline. search_laws: judged beside the laws of a plan. waived: names of laws that are
-    not judged.
+    Choices without an effect are made once: sequence parallelism needs tensor ranks, ZeRO needs replicas, copies of
+    what it shards need several nodes of them, a pipeline schedule needs a pipeline. search_laws: judged beside the laws
+    of a plan. waived: names of laws that are not judged.
     """
     laws = {law.name: law for law in (*search_laws, *LAWS) if law.name not in waived}
     steps = _steps(subject, space)
-    grid = Grid(degrees(ranks, space.context)).cross(sequences=[subject.sequences])
+    grid = _allowed(Grid(degrees(ranks, space.context)), space).cross(sequences=[subject.sequences])
     rejected: list[Rejected] = []
     for number, choices in enumerate([{}, *steps]):
         grid = grid.cross(**choices) if choices else grid
+        grid = _with_numbers(grid, space, node) if "shards" in choices else grid
         below = prod(len(next(iter(later.values()))) for later in steps[number:])
         known = [name for name, law in laws.items() if set(law.columns) <= grid.columns.keys()]
         for law in map(laws.pop, known):
@@ -83,6 +87,29 @@ def degrees(ranks: int, contexts: tuple[int, ...]) -> dict[str, Column]:
     return dict(zip(("tensor", "pipeline", "data", "context"), columns, strict=True))
 
 
+def _allowed(grid: Grid, space: SearchSpace) -> Grid:
+    """Rows whose degrees the space names, or does not restrict."""
+    chosen = {axis: getattr(space, axis) for axis in ("tensor", "pipeline", "data")}
+    for axis, allowed in chosen.items():
+        grid = grid if allowed is None else grid.take(np.isin(grid[axis], allowed))
+    return grid
+
+
+def _with_numbers(grid: Grid, space: SearchSpace, node: int) -> Grid:
+    """Rows whose replicas of a node are to share a copy, with how many these are: where nodes hold equal shares of
+    several, and something is sharded. Elsewhere all replicas do. Not where that is a row already."""
+    asked = grid["shards"] == IN_A_NODE
+    near, replicas = node // grid["tensor"], grid["data"] * grid["context"]
+    several = (near > 1) & (near < replicas) & (replicas % np.maximum(near, 1) == 0) & (grid["zero"] > 0)
+    numbers = np.where(asked, np.where(several, near, 0), grid["shards"])
+    others = [code for code in map(_shards_code, space.shards) if code != IN_A_NODE]
+    return Grid({**grid.columns, "shards": numbers}).take(~asked | ~np.isin(numbers, others))
+
+
+def _shards_code(shards: int | str | None) -> int:
+    return IN_A_NODE if isinstance(shards, str) else shards or 0
+
+
 def _steps(subject: Subject, space: SearchSpace) -> list[dict[str, list[int]]]:
     """Choices in the order in which rows are extended: what laws judge early comes early."""
     layers = subject.model.layers
@@ -97,13 +124,14 @@ def _steps(subject: Subject, space: SearchSpace) -> list[dict[str, list[int]]]:
         {"sequence_parallel": [int(value) for value in space.sequence_parallel]},
         {"recompute": [MODES[mode] for mode in space.recompute]},
         {"zero": list(space.zero)},
-        {"shards": [number or 0 for number in space.shards]},
+        {"shards": list(map(_shards_code, space.shards))},
     ]
 
 
 def _once(grid: Grid, space: SearchSpace) -> Mask:
     """Rows that differ in effect from the rows before them."""
-    plain = SCHEDULE_NAMES.index(space.schedules[0])
+    names = [SCHEDULE_NAMES.index(name) for name in space.schedules]
+    plain = next((name for name in names if name not in (INTERLEAVED, ZB_V)), names[0])  # of one stage a rank
     return np.logical_and.reduce(
         [
             (grid["tensor"] > 1) | (grid["sequence_parallel"] == int(space.sequence_parallel[0])),

@@ -1,36 +1,54 @@
 """What the search may vary."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from trivium.config import Config, Positive
 from trivium.cost.hardware import USABLE
 from trivium.plan.schedule import ScheduleName
 
 Named = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split"]
+Degrees = tuple[Positive, ...] | None
+Shards = Annotated[int, Field(ge=2)] | Literal["node"] | None
 
 
 class SearchSpace(Config):
-    """Every combination is a candidate, if the plan is legal. Degrees are all that multiply to the ranks.
+    """Every combination is a candidate, if the plan is legal. Degrees multiply to the ranks.
 
     gpipe is left out by default: it takes as long as 1f1b and holds more.
     """
 
-    micro: tuple[Positive, ...] = (1, 2, 4, 8, 16)  # sequences per micro-batch
-    context: tuple[Positive, ...] = (1, 2, 4, 8)  # ranks that share a sequence
+    tensor: Degrees = None  # degrees that may be chosen; null: any
+    pipeline: Degrees = None  # degrees; null: any
+    data: Degrees = None  # degrees; null: any
+    context: tuple[Positive, ...] = (1, 2, 4, 8)  # degrees
+    micro: tuple[Positive, ...] = (1, 2, 4, 8, 16)  # sequences of a micro-batch
+    # of the pipeline; the first is that of plans without one, where it has one stage a rank
     schedules: tuple[Named, ...] = ("1f1b", "1f1b-split", "interleaved", "zb-h1", "zb-v")
-    chunks: tuple[Positive, ...] | None = None  # stages per rank when interleaved; None: every legal number
+    chunks: tuple[Positive, ...] | None = None  # stages of a rank when interleaved; null: every legal number
+    # what the backward computes again: attention's core, whole layers
     recompute: tuple[Literal["none", "attention", "layer"], ...] = ("none", "attention", "layer")
     recompute_every: tuple[Positive, ...] = (1, 2, 3, 4, 8)  # of layers: the largest with which a plan fits
     activation_function: bool = True  # may be computed again by plans that hold too much otherwise
-    zero: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
-    shards: tuple[Annotated[int, Field(ge=2)] | None, ...] = (
-        None,
-    )  # ranks that share one copy; null: all replicas
-    sequence_parallel: tuple[bool, ...] = (False, True)
+    zero: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)  # stages
+    # ranks that share one copy of what ZeRO shards; node: those of one node; null: all replicas
+    shards: tuple[Shards, ...] = (None,)
+    sequence_parallel: tuple[bool, ...] = (False, True)  # activations between tensor regions are split
     finalists: Positive = 50  # how many of the fastest are simulated action by action
     memory_fraction: Annotated[float, Field(gt=0, le=1)] = USABLE  # of a device's memory
+
+    @field_validator("*")
+    @classmethod
+    def _choices(cls, value: Any) -> Any:
+        """Those of a field are at least one, and each is there once: twice, it would be two plans."""
+        if isinstance(value, tuple):
+            if not value:
+                raise ValueError("there must be at least one choice; leave the field out for the usual ones")
+            twice = {choice for choice in value if value.count(choice) > 1}
+            if twice:
+                raise ValueError(f"name each choice once; {', '.join(map(str, twice))} is there again")
+        return value
 
     def chunks_for(self, name: ScheduleName, layers: int) -> tuple[int, ...]:
         """Stages per rank that a schedule may have with a model of so many layers."""

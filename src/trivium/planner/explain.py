@@ -15,6 +15,7 @@ from trivium.plan.mapping import crossings, node_of
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import Action, Op, render
+from trivium.planner.config import SearchSpace
 from trivium.planner.grid import Subject
 from trivium.planner.near_misses import interleaving_misses
 from trivium.planner.published import full_batch, mt_nlg_plan, published_for
@@ -36,10 +37,12 @@ NOTHING = 1e-6  # of a step: smaller parts are rounding noise
 RANKING = 10  # plans of the search that are stored and printed
 
 
-def plan_stage(plan: Plan, ranks: int, cores: int, memory_bytes: int) -> dict[str, Any]:
+def plan_stage(
+    plan: Plan, ranks: int, cores: int, memory_bytes: int, space: SearchSpace = SearchSpace()
+) -> dict[str, Any]:
     """The plan stage's result: this run's plan, what a search finds here, and MT-NLG 530B, as data and text."""
     here = this_machine(cores, memory_bytes)
-    found = search(Subject(plan.model, plan.batch.sequences, plan.precision), here, ranks)
+    found = search(Subject(plan.model, plan.batch.sequences, plan.precision), here, ranks, space)
     selene, paper = machine_named("selene"), mt_nlg_plan()
     sections = {
         "here": ["This run", *plan_lines(plan, here)],
@@ -126,12 +129,13 @@ def _choice_lines(plan: Plan, machine: Machine) -> list[str]:
 
 
 def _zero_text(plan: Plan) -> str:
-    if plan.layout.data == 1 or plan.zero == 0:
-        return f"ZeRO stage {plan.zero}: nothing is sharded over {counted(plan.layout.data, 'replica')}"
+    replicas = plan.layout.replicas
+    if replicas == 1 or plan.zero == 0:
+        return f"ZeRO stage {plan.zero}: nothing is sharded over {counted(replicas, 'replica')}"
     sharded = ("optimizer state", "optimizer state and gradients", "weights, gradients and optimizer state")
     copies = f" in {plan.layout.copies} copies, each" if plan.layout.copies > 1 else ""
-    over = f"{plan.layout.sharers} of {plan.layout.replicas}" if copies else "data"
-    return f"ZeRO stage {plan.zero}: {sharded[plan.zero - 1]}{copies} sharded over {over} ranks"
+    over = f"{plan.layout.sharers} of {replicas}" if copies else str(replicas)
+    return f"ZeRO stage {plan.zero}: {sharded[plan.zero - 1]}{copies} sharded over {over} replicas"
 
 
 def _schedule_lines(plan: Plan) -> list[str]:

@@ -76,6 +76,11 @@ def _wider(space: SearchSpace) -> Iterator[tuple[str, SearchSpace]]:
     if max(space.context) < max(EVERYTHING.context):
         told = f"context up to {max(EVERYTHING.context)} would fit"
         yield told, space.model_copy(update={"context": EVERYTHING.context})
+    if None not in space.shards:
+        yield "one copy shared by all replicas would fit", space.model_copy(update={"shards": (None,)})
+    for axis in ("tensor", "pipeline", "data"):
+        if getattr(space, axis) is not None:
+            yield f"another degree of {axis} would fit", space.model_copy(update={axis: None})
 
 
 def _fits(found: Found, machine: Machine, ranks: int, space: SearchSpace) -> bool:

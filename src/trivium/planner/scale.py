@@ -119,10 +119,14 @@ def scaling(plan: Plan, machine: Machine, *, largest: int = LARGEST) -> Scaling:
     Raises ConfigError where not even one replica has as few, or where ranks share the machine's devices.
     """
     replica = plan.layout.world_size // plan.layout.data
-    if largest < replica:
+    least = replica * _unit(plan)
+    if largest < least:
+        of = "of one replica (tensor x pipeline x context of plan.layout)"
+        if plan.layout.shards is not None:
+            of = f"of the {plan.layout.shards} replicas that share one copy (plan.layout.shards)"
         raise ConfigError(
-            f"--largest {largest} is fewer than the {replica} devices of one replica (tensor x pipeline x context of "
-            f"plan.layout); raise it to {replica} or more, or split the model over fewer"
+            f"--largest {largest} is fewer than the {least} devices {of}; raise it to {least} or more, or split the "
+            f"model over fewer"
         )
     if machine.sharing == "shared":
         raise ConfigError(
@@ -196,8 +200,7 @@ def _curve(plan: Plan, machine: Machine, kind: Kind, largest: int) -> list[Point
 def degrees(plan: Plan, kind: Kind, most: int) -> list[int]:
     """Data degrees of a curve: for the same batch those that divide it; otherwise any. The plan's own is among them.
     Where replicas share several copies of the sharded state, as many share one at all degrees."""
-    own, shards = plan.layout.data, plan.layout.shards or 1
-    unit = shards // gcd(shards, plan.layout.context)  # of data ranks, for whole copies
+    own, unit = plan.layout.data, _unit(plan)
     if kind == "strong":
         few = range(1, min(most, plan.batch.sequences) + 1)
         legal = [d for d in few if plan.batch.sequences % d == 0 and not with_replicas(plan, d, kind).check()]
@@ -211,6 +214,12 @@ def degrees(plan: Plan, kind: Kind, most: int) -> list[int]:
         nearest = {min(legal, key=lambda d: abs(d - w)) for w in wanted}
         legal = sorted(nearest | ({own} & set(legal)))
     return legal
+
+
+def _unit(plan: Plan) -> int:
+    """The fewest data ranks that hold whole copies of the sharded state."""
+    shards = plan.layout.shards or 1
+    return shards // gcd(shards, plan.layout.context)
 
 
 def with_replicas(plan: Plan, data: int, kind: Kind) -> Plan:

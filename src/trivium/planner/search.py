@@ -7,6 +7,7 @@ import numpy as np
 
 from trivium.cost.hardware import Machine
 from trivium.errors import ConfigError
+from trivium.plan.layout import AXES
 from trivium.planner.candidates import Enumerated, enumerate_plans
 from trivium.planner.config import SearchSpace
 from trivium.planner.grid import Subject
@@ -48,7 +49,7 @@ def legal_plans(
 ) -> Enumerated:
     """Every legal plan whose tensor groups stay inside a node."""
     devices = ranks if machine.sharing == "shared" else machine.devices_per_node
-    return enumerate_plans(subject, ranks, space, (inside_a_node(devices, ranks),), waived)
+    return enumerate_plans(subject, ranks, space, (inside_a_node(devices, ranks),), waived, node=devices)
 
 
 def memory_limit(machine: Machine, ranks: int, space: SearchSpace) -> float:
@@ -60,6 +61,9 @@ def _no_legal_plan(
     subject: Subject, machine: Machine, ranks: int, space: SearchSpace, enumerated: Enumerated
 ) -> str:
     """Why not one combination is a legal plan, and what to change."""
+    if not enumerated.combinations:
+        asked = (f"search.{axis} {_named(getattr(space, axis))}" for axis in AXES)
+        return f"no degrees of a search multiply to {ranks} ranks: {' x '.join(asked)}; allow others, or other ranks"
     model = subject.model
     worst = sorted(enumerated.rejected, key=lambda family: -family.layouts)[:3]
     reasons = "; ".join(f"{family.example} ({family.layouts:,} layouts)" for family in worst)
@@ -72,6 +76,10 @@ def _no_legal_plan(
         f"no layout of {ranks} ranks is legal for plan.model (layers {model.layers}, heads {model.heads}) and "
         f"plan.batch.sequences {subject.sequences}: {reasons}; {remedy}"
     )
+
+
+def _named(degrees: tuple[int, ...] | None) -> str:
+    return "any" if degrees is None else f"[{', '.join(map(str, degrees))}]"
 
 
 def _legal_batches(subject: Subject, machine: Machine, ranks: int, space: SearchSpace) -> list[int]:

@@ -1,0 +1,119 @@
+"""A search against every plan written out, checked and priced one by one."""
+
+import itertools
+
+import pytest
+
+from cost.plans import small
+from planner.searches import subject_of
+from trivium.cost.estimate import estimate
+from trivium.cost.hardware import machine_named, this_machine
+from trivium.cost.memory import worst_rank
+from trivium.plan.plan import Plan
+from trivium.plan.recompute import Recompute
+from trivium.planner.config import SearchSpace
+from trivium.planner.search import search
+
+NODES_OF_TWO = machine_named("selene").model_copy(update={"devices_per_node": 2, "nodes": 4})
+SPACE = SearchSpace(
+    micro=(1, 2),
+    context=(1, 2),
+    schedules=("1f1b", "interleaved", "zb-h1", "zb-v"),
+    chunks=(2,),
+    recompute=("none", "layer"),
+    recompute_every=(1, 2),
+    zero=(0, 1, 3),
+    shards=(None, "node"),
+)
+WIDE = {
+    "family": "llama",
+    "hidden": 512,
+    "layers": 6,
+    "heads": 8,
+    "kv_heads": 4,
+    "head_width": 32,
+    "qk_norm": "all_heads",
+    "norm_position": "after",
+    "documents": "apart",
+    "head": "untied",
+    "vocabulary": 4000,
+    "sequence": 256,
+}
+
+
+def every_legal_plan(plan: Plan, ranks: int, node: int):
+    """By loops, and Plan.check; choices that can do nothing are made once."""
+    powers = [n for n in range(1, ranks + 1) if ranks % n == 0]
+    kinds = (("1f1b", 1), ("interleaved", 2), ("zb-h1", 1), ("zb-v", 2))
+    for tensor, pipeline, data, context in itertools.product(powers, powers, powers, SPACE.context):
+        replicas = data * context
+        if tensor * pipeline * replicas != ranks or node % tensor:
+            continue
+        for micro, (schedule, chunks), along, mode, zero, shards in itertools.product(
+            SPACE.micro, kinds, (False, True), SPACE.recompute, SPACE.zero, {None, node // tensor}
+        ):
+            if (tensor == 1 and along) or (replicas == 1 and zero) or (pipeline == 1 and schedule != "1f1b"):
+                continue
+            if shards is not None and (shards == 1 or shards == replicas or zero == 0):
+                continue
+            layout = {"tensor": tensor, "pipeline": pipeline, "data": data, "context": context}
+            other = plan.model_copy(
+                update={
+                    "layout": plan.layout.model_validate({**layout, "chunks": chunks, "shards": shards}),
+                    "batch": plan.batch.model_copy(update={"micro": micro}),
+                    "schedule": schedule,
+                    "zero": zero,
+                    "sequence_parallel": along,
+                    "recompute": Recompute(mode=mode),
+                }
+            )
+            if not other.check(ranks):
+                yield other
+
+
+def lean(plan: Plan, limit: float) -> Plan | None:
+    """The plan with the least computed again with which it fits, as docs/planning.md says it; None where none does."""
+
+    def with_(**recompute) -> Plan:
+        return plan.model_copy(update={"recompute": Recompute(**recompute)})
+
+    def fits(other: Plan) -> bool:
+        return worst_rank(other)[1].total <= limit
+
+    if plan.recompute.mode != "layer":
+        choices = [plan, with_(activation_function=True)]
+    elif fits(with_()):
+        choices = [plan]
+    else:
+        halves = [with_(mode="layer", every=2, activation_function=again) for again in (False, True)]
+        choices = [*halves, plan]
+    return next((choice for choice in choices if fits(choice)), None)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3, 0.1])
+@pytest.mark.parametrize("machine", [NODES_OF_TWO, this_machine(2, 8 << 30)], ids=["nodes", "cores"])
+def test_a_search_finds_and_orders_what_is_found_one_by_one(machine, share):
+    """share: of the plans, as many hold no more than the memory before anything is computed again for it."""
+    plan = small(model=WIDE, layout={"tensor": 1, "pipeline": 1, "data": 8}, precision={"weights": "bf16"})
+    node = 2 if machine is NODES_OF_TWO else 8
+    legal = list(every_legal_plan(plan, 8, node))
+    held = sorted(worst_rank(each)[1].total for each in legal)
+    each_rank = held[int(share * (len(held) - 1))]
+    devices = machine.devices if machine.sharing == "shared" else 8
+    there = machine.model_copy(update={"memory_bytes": each_rank * 8 // devices})
+    space = SPACE.model_copy(update={"memory_fraction": 1.0})
+    found = search(subject_of(plan), there, 8, space)
+    candidates = found.enumerated.candidates
+    assert {candidates.plan_at(row) for row in range(len(candidates))} == set(legal)
+    limit = there.memory_per_rank(8)
+    fitting = {other for each in legal if (other := lean(each, limit)) is not None}
+    ranked = found.ranking.priced.candidates.take(found.ranking.priced.fitting)
+    rows = {ranked.plan_at(row) for row in range(len(ranked))}
+    # Where weight gradients are put off, every second layer may fit and all of them not: a search leaves these out.
+    left_out = fitting - rows
+    assert rows <= fitting and len(rows) > 20
+    for each in left_out:
+        every_layer = each.model_copy(update={"recompute": Recompute(mode="layer")})
+        assert each.recompute.every == 2 and worst_rank(every_layer)[1].total > limit
+    best = min(estimate(each, there).seconds for each in fitting)
+    assert found.ranking.winners(1)[0].seconds == pytest.approx(best, rel=1e-5)
