@@ -226,8 +226,8 @@ def test_of_equal_texts_too_the_best_survives_wherever_it_stands(folders, tmp_pa
 def test_a_text_that_a_benchmark_writes_in_another_way_is_cut_out_too(folders, tmp_path, form):
     raw, out = raw_copy(folders, tmp_path)
     leaked = (
-        "The naïve café owner in Zürich offered the final profit of his office to a fiancée who, the records say, "
-        "refused it and left for a flat of her own."
+        "The naïve café owner in Zürich offered the final résumé of his office to a fiancée who, flawless records "
+        "say, refused the élite façade and left Málaga for a flat of her own in Köln."
     )
     others = [f"Sentence {n} of this page tells of thing{n} and of matter{7 * n}." for n in range(60)]
     row = {"id": "leaky", "text": " ".join([*others[:30], leaked, *others[30:]]), "source": "s"}

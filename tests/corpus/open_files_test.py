@@ -72,9 +72,9 @@ def test_a_corpus_of_many_parts_and_sources_is_made_with_few_open_files(tmp_path
 
 def test_an_index_of_many_parts_is_searched_with_few_open_files(tmp_path: Path):
     config = DedupConfig()
-    folders = [tmp_path / f"{number:05d}" for number in range(MANY)]
+    folders = [tmp_path / f"{number:05d}" for number in range(4 * MANY)]
     for number, folder in enumerate(folders):
-        write_part(folder, [Document(str(number), text(number % (MANY - 1)), "s")], config, seed=SEED)
+        write_part(folder, [Document(str(number), text(number % (4 * MANY - 1)), "s")], config, seed=SEED)
     every = listed(folders)
     with few_open_files():
         found = find_duplicates(every[:-1], every[-1:], config)
