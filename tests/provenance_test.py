@@ -212,3 +212,10 @@ def test_a_manifest_that_is_none_is_named_with_what_to_do(tmp_path, content):
             read(tmp_path)
         with pytest.raises(DataError, match=r"holds no .* \(manifest\.json is missing\)"):
             read(tmp_path / "nowhere")
+
+
+def test_plain_data_with_a_name_that_is_no_utf8_is_read_as_it_was_written(tmp_path: Path):
+    value = {os.fsdecode(b"caf\xe9"): ["é", "新闻", os.fsdecode(b"\xff")]}
+    write_json(tmp_path / "x.json", value)
+    assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8")) == value
+    assert "新闻" in (tmp_path / "x.json").read_text(encoding="utf-8")

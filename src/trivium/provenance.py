@@ -54,7 +54,8 @@ def write_json(path: Path, value: Any) -> None:
         f".{path.name}.{os.getpid()}.partial"
     )  # stations side by side write the same files
     try:
-        with open(partial, "w", encoding="utf-8") as file:
+        # A file may have a name that is no UTF-8; its half characters are written as JSON's escapes, and read as such.
+        with open(partial, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{text}\n")
             file.flush()
             os.fsync(file.fileno())

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from trivium.cli.corpus import CURATE, HARVEST, corpus_files
+from trivium.cli.corpus import CURATE, HARVEST
 from trivium.cli.options import open_run
 from trivium.cli.run_config import Given
 from trivium.cli.stage import is_current
+from trivium.errors import ConfigError, DataError
 from trivium.provenance import publishing
 
 
@@ -84,10 +85,54 @@ def test_a_run_without_a_corpus_is_of_the_default_one(tmp_path: Path):
     assert open_run(tmp_path / "run", Given("demo")).corpus is None
 
 
-def test_a_folder_is_read_with_its_folders_in_a_fixed_order(tmp_path: Path, text: Path):
-    (text / "b").mkdir()
-    (text / "b" / "c.txt").write_text("")
-    (text / "Z.txt").write_text("")
-    names = [p.relative_to(text).as_posix() for p in corpus_files(text)]
-    assert names == sorted(names) and len(names) == 3
-    assert list(corpus_files(text / "a.txt")) == [text / "a.txt"]
+def test_only_files_that_are_read_make_another_harvest(tmp_path: Path, text: Path):
+    harvested(tmp_path / "run", text)
+    (text / ".DS_Store").write_text("1")
+    (text / "notes.pdf").write_text("1")
+    assert is_current(HARVEST, open_run(tmp_path / "run", Given("demo")))
+    (text / "more.txt").write_text("1")
+    assert not is_current(HARVEST, open_run(tmp_path / "run", Given("demo")))
+
+
+def test_a_file_behind_a_linked_folder_is_followed_too(tmp_path: Path, text: Path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "b.txt").write_text("some text")
+    (text / "linked").symlink_to(tmp_path / "elsewhere")
+    harvested(tmp_path / "run", text)
+    (tmp_path / "elsewhere" / "b.txt").write_text("some other text")
+    assert not is_current(HARVEST, open_run(tmp_path / "run", Given("demo")))
+
+
+def test_the_same_text_by_a_relative_name_is_the_same(tmp_path: Path, text: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    harvested(tmp_path / "run", Path("text"))
+    assert is_current(HARVEST, open_run(tmp_path / "run", Given("demo")))
+
+
+def test_a_link_to_a_file_of_another_name_is_read_by_its_own(tmp_path: Path):
+    (tmp_path / "blob").write_text("some text")
+    (tmp_path / "a.txt").symlink_to(tmp_path / "blob")
+    harvested(tmp_path / "run", tmp_path / "a.txt")
+    later = open_run(tmp_path / "run", Given("demo"))
+    assert later.corpus == tmp_path / "a.txt" and is_current(HARVEST, later)
+
+
+def test_what_is_written_is_never_read_as_text_the_next_time(tmp_path: Path, text: Path):
+    with pytest.raises(ConfigError, match="lies in --corpus"):
+        open_run(text / "runs" / "mine", Given("demo"), corpus=text)
+    assert open_run(text / ".runs" / "mine", Given("demo"), corpus=text).corpus == text
+
+
+def test_a_corpus_may_be_an_address(tmp_path: Path, text: Path):
+    address = f"file://{text}"
+    run = open_run(tmp_path / "run", Given("demo"), corpus=address)
+    with publishing(tmp_path / "run" / "harvest", **HARVEST.what(run)):
+        pass
+    later = open_run(tmp_path / "run", Given("demo"))
+    assert later.corpus == address and is_current(HARVEST, later)
+    (text / "a.txt").write_text("some other text")
+    assert not is_current(HARVEST, later)
+    (text / "a.txt").unlink()
+    assert is_current(HARVEST, later)  # out of reach, and harvested before
+    with pytest.raises(DataError, match="cannot be listed"):
+        HARVEST.what(open_run(tmp_path / "other", Given("demo"), corpus="nosuch://bucket/x"))

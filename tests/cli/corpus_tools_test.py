@@ -9,9 +9,10 @@ from typer.testing import CliRunner
 from tokens.curated import curated, documents
 from trivium.cli.corpus import app
 from trivium.corpus.document import Document
+from trivium.corpus.inputs import documents_at
 from trivium.corpus.store import read_documents, write_documents
-from trivium.errors import ConfigError
-from trivium.provenance import read_stamp
+from trivium.errors import ConfigError, DataError
+from trivium.provenance import publishing, read_stamp
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 
@@ -56,6 +57,48 @@ def test_a_folder_that_trivium_did_not_make_is_never_written_over(stores):
     call("step", "read", stores / "good", stores / "out")
     call("step", "read", stores / "bad", stores / "out")  # its own output it may replace
     assert {d.source for d in read_documents(stores / "out" / "documents")} == {"bad"}
+
+
+def test_the_output_of_any_other_verb_is_never_replaced(stores):
+    with publishing(stores / "training", verb="train", config={}, inputs={}) as folder:
+        (folder / "weights").write_text("dear")
+    with pytest.raises(ConfigError, match="was made by `trivium train`"):
+        call("step", "read", stores / "good", stores / "training")
+    assert (stores / "training" / "weights").read_text() == "dear"
+
+
+def test_what_would_be_harvested_is_told_and_nothing_is_written(tmp_path):
+    for name in ("books/a.txt", "books/b.txt", "c.txt", "train-00000-of-00002.jsonl", "d.pdf"):
+        (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / name).write_text("12345")
+    said = call("harvest", "--corpus", tmp_path / "mine", "--out", tmp_path / "run", "--dry-run").splitlines()
+    assert said[0] == "harvest: to be done"
+    assert [line.split()[:2] for line in said[2:5]] == [["books", "2"], ["mine", "1"], ["train", "1"]]
+    assert said[5].endswith(": 1 .pdf") and not (tmp_path / "run").exists()
+
+
+def test_dropped_documents_are_shown_by_step_and_reason(stores):
+    call("step", "quality", stores / "bad", stores / "run" / "curated")
+    said = call("rejects", "--out", stores / "run", "--step", "quality", "--count", 3, "--characters", 20)
+    lines = said.splitlines()
+    assert len(lines) == 6 and all(" of bad: dropped by 'quality': " in line for line in lines[::2])
+    assert lines[1].startswith("  click here ") and lines[1].endswith(" …")
+    rows = [json.loads(line) for line in call("rejects", "--out", stores / "run", "--json").splitlines()]
+    assert len(rows) == 10 and len({row["id"] for row in rows}) == 10
+    with pytest.raises(DataError, match="no reject of .* --reason 'too long'"):
+        call("rejects", "--out", stores / "run", "--reason", "too long")
+
+
+def test_the_texts_of_benchmarks_are_written_for_decontamination(tmp_path):
+    rows = [
+        {"goal": f"ho\u0301w do I mend chair {n % 2}", "sol1": "a", "sol2": "b", "label": 0} for n in range(3)
+    ]
+    (tmp_path / "data" / "piqa").mkdir(parents=True)
+    (tmp_path / "data" / "piqa" / "validation.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    said = call("against", "mt-nlg", tmp_path / "out" / "bench.jsonl", "--data", tmp_path / "data")
+    assert "piqa: 2 texts" in said and "boolq: left out" in said
+    found = [document.text for document in documents_at(tmp_path / "out" / "bench.jsonl")]
+    assert found == ["hów do I mend chair 0", "hów do I mend chair 1"]
 
 
 def test_snapshots_are_deduplicated_against_an_index(stores):

@@ -3,6 +3,8 @@
 import gzip
 import hashlib
 import json
+import unicodedata
+from html import escape
 
 import pytest
 
@@ -10,10 +12,12 @@ from corpus.funnels import balances
 from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.corpus.curate import curate, funnel_lines
 from trivium.corpus.decontaminate import keys_of
+from trivium.corpus.dedup.exact import SAME_TEXT
 from trivium.corpus.dedup.minhash import jaccard, shingles
 from trivium.corpus.document import Document
 from trivium.corpus.harvest import harvest
 from trivium.corpus.store import read_documents, write_documents
+from trivium.corpus.warc import Page, write_warc
 from trivium.errors import DataError
 from trivium.seeds import generator_for
 
@@ -196,6 +200,56 @@ def test_of_near_duplicates_the_one_with_the_best_figure_survives_when_the_confi
     near = [r for r in rejects(out) if r["step"] == "near duplicates" and r["survivor"] in words]
     assert near
     assert all(r["metadata"]["quality"]["words"] <= words[r["survivor"]] for r in near)
+
+
+@pytest.mark.parametrize("by", [{"priority": ("good",)}, {"quality": "worth"}])
+def test_of_equal_texts_too_the_best_survives_wherever_it_stands(folders, tmp_path, by):
+    raw, out = raw_copy(folders, tmp_path)
+    texts = [d.text for d in read_documents(folders[0] / "out" / "documents")][:8]
+    places = [("first", 1), ("good", 2), ("last", 1)]
+    rows = [
+        {"id": f"{source}{n}", "text": text, "source": source, "worth": worth}
+        for source, worth in places
+        for n, text in enumerate(texts)
+    ]
+    for path in [*(raw / "jsonl").iterdir(), *(raw / "warc").iterdir()]:
+        path.unlink()
+    for number, row in enumerate(rows):
+        (raw / "jsonl" / f"part-{number:05d}.jsonl").write_text(json.dumps(row) + "\n")
+    result = curate(CurateConfig(dedup=by, filters=()), raw, out, seed=1234)
+    assert {d.id for d in read_documents(out / "documents")} == {f"good{n}" for n in range(8)}
+    assert balances(result["funnel"])
+    assert next(t for t in result["funnel"] if t["step"] == "exact duplicates")["dropped"] == {SAME_TEXT: 16}
+
+
+@pytest.mark.parametrize("form", ["decomposed", "ligatures", "page"])
+def test_a_text_that_a_benchmark_writes_in_another_way_is_cut_out_too(folders, tmp_path, form):
+    raw, out = raw_copy(folders, tmp_path)
+    leaked = (
+        "The naïve café owner in Zürich offered the final résumé of his office to a fiancée who, flawless records "
+        "say, refused the élite façade and left Málaga for a flat of her own in Köln."
+    )
+    others = [f"Sentence {n} of this page tells of thing{n} and of matter{7 * n}." for n in range(60)]
+    row = {"id": "leaky", "text": " ".join([*others[:30], leaked, *others[30:]]), "source": "s"}
+    (raw / "jsonl" / "part-90000.jsonl").write_text(json.dumps(row) + "\n")
+    bench = tmp_path / "bench.jsonl"
+    written = {
+        "decomposed": unicodedata.normalize("NFD", leaked),
+        "ligatures": leaked.replace("fi", "ﬁ").replace("fl", "ﬂ"),
+        "page": leaked,
+    }[form]
+    bench.write_text(json.dumps({"text": written}) + "\n")
+    if form == "page":
+        body = escape(leaked).encode("ascii", "xmlcharrefreplace")
+        bench = tmp_path / "bench.warc.gz"
+        write_warc(
+            bench, [Page("https://a.example/", "text/html", None, b"<article><p>%s</p></article>" % body)]
+        )
+    assert form == "page" or written != leaked
+    config = CurateConfig(decontamination={"against": (str(bench),)}, filters=())
+    found = curate(config, raw, out, seed=1234)["decontamination"]
+    assert f"{bench}:0" in found["items_seen"]
+    assert not any("fiancée who" in d.text for d in read_documents(out / "documents"))
 
 
 def test_a_truncated_file_is_quarantined_and_the_funnel_still_balances(folders, tmp_path):

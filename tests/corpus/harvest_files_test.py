@@ -14,7 +14,8 @@ from trivium.corpus.document import Document
 from trivium.corpus.engine.daft_engine import Daft
 from trivium.corpus.harvest import harvest
 from trivium.corpus.heldout import choose
-from trivium.corpus.read import input_files, read_any
+from trivium.corpus.listing import input_files
+from trivium.corpus.read import read_any
 from trivium.corpus.store import read_documents
 from trivium.errors import DataError
 

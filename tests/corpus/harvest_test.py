@@ -17,8 +17,9 @@ from trivium.corpus.harvest import harvest
 from trivium.corpus.harvest_python import licence_of, package_folder
 from trivium.corpus.html_page import html_page
 from trivium.corpus.job import evaluation_items
+from trivium.corpus.listing import input_files
 from trivium.corpus.own_ids import OwnIds, keys_of
-from trivium.corpus.read import input_files, read_any
+from trivium.corpus.read import read_any
 from trivium.corpus.store import read_documents
 from trivium.corpus.warc import Page, write_warc
 from trivium.errors import DataError
@@ -153,7 +154,7 @@ def test_a_users_files_of_every_kind_are_taken_and_curated(tmp_path):
     (tmp_path / "raw").mkdir()
     summary = harvest(HarvestConfig(), tmp_path / "raw", seed=1, corpus=tmp_path / "mine")
     texts = raw_texts(tmp_path / "raw")
-    assert {d.source for d in texts.values()} == {"books", "notes", "rows", "crawl"}
+    assert {d.source for d in texts.values()} == {"books", "mine", "rows", "crawl"}
     assert summary["documents"] + summary["heldout"] == sum(
         e["documents"] for e in json.loads((tmp_path / "raw" / "sources.json").read_text())
     )

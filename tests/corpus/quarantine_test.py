@@ -81,7 +81,8 @@ def test_memory_stays_bounded_whatever_is_read(tmp_path):
     for bad in BAD:
         (tmp_path / bad.name).write_bytes(bad.data)
     program = (
-        "import resource, sys\nfrom pathlib import Path\nfrom trivium.corpus.read import input_files, read_any\n"
+        "import resource, sys\nfrom pathlib import Path\n"
+        "from trivium.corpus.listing import input_files\nfrom trivium.corpus.read import read_any\n"
         "for path in input_files(Path(sys.argv[1])):\n    for _ in read_any(path, source='s'): pass\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
     )

@@ -2,8 +2,11 @@
 
 import gzip
 import json
+from datetime import datetime, timedelta
+from decimal import Decimal
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,8 +15,9 @@ from trivium.corpus.config import CurateConfig, ReadConfig
 from trivium.corpus.document import Document
 from trivium.corpus.extract import RAW
 from trivium.corpus.lines import Line, row_of
+from trivium.corpus.listing import input_files, relative_name
 from trivium.corpus.quarantine import Damage, Trouble
-from trivium.corpus.read import input_files, paragraphs_of, read_any, relative_name
+from trivium.corpus.read import paragraphs_of, read_any
 from trivium.corpus.station import run_steps
 from trivium.corpus.warc import Page, write_warc
 from trivium.errors import DataError
@@ -231,4 +235,57 @@ def test_a_file_that_begins_in_ascii_is_read_as_what_its_other_characters_say(
     ],
 )
 def test_a_line_is_read_as_the_standard_library_reads_it(line):
-    assert repr(row_of(Line(line, 1, 0))) == repr(json.loads(line.decode("utf-8-sig")))
+    assert repr(row_of(Line(line, 1, 0), ("text",))) == repr(json.loads(line.decode("utf-8-sig")))
+
+
+@pytest.mark.parametrize("before", [b"", b"\x50\x2a\x4d\x18\x04\x00\x00\x00size"])
+def test_every_frame_of_a_zstd_file_is_read_also_behind_frames_to_be_skipped(tmp_path, before):
+    lines = [json.dumps({"text": f"text {n}"}).encode() + b"\n" for n in range(3)]
+    packed = [before + pa.compress(line, codec="zstd", asbytes=True) for line in lines]
+    (tmp_path / "x.jsonl.zst").write_bytes(b"".join(packed))
+    assert [d.text for d in read_any(tmp_path / "x.jsonl.zst", source="s")] == ["text 0", "text 1", "text 2"]
+
+
+def test_the_field_of_the_text_may_have_another_name_or_stand_in_a_field(tmp_path):
+    rows = [
+        {"raw_content": "one", "text": "a title", "data": None, "lang": "en"},
+        {"data": {"body": "two", "n": 1}, "lang": "en"},
+    ]
+    limits = ReadConfig(text=("raw_content", "data.body"))
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "y.parquet")
+    for name in ("x.jsonl", "y.parquet"):
+        found = list(read_any(tmp_path / name, source="s", limits=limits))
+        assert [document.text for document in found] == ["one", "two"]
+        assert [document.metadata["lang"] for document in found] == ["en", "en"]
+        assert found[0].metadata["text"] == "a title"
+    (damage, _) = read_any(tmp_path / "x.jsonl", source="s", limits=ReadConfig(text=("nothing",)))
+    assert "harvest.read.text" in damage.detail
+
+
+def test_whatever_else_a_table_holds_its_texts_are_read_and_the_rest_is_plain(tmp_path):
+    moment = datetime(2021, 1, 15, 7, 30)
+    pq.write_table(
+        pa.table(
+            {
+                "text": pa.array(["one", "two"]).dictionary_encode(),
+                "metadata": [{"when": moment, "tags": ["a"], "cost": Decimal("1.5")}, None],
+                "took": pa.array([timedelta(seconds=3), None], pa.duration("s")),
+                "half": pa.array(np.array([0.5, 2], np.float16)),
+                "day": pa.array([moment.date(), None]),
+                "licence": pa.array(["mit", None]).dictionary_encode(),
+            }
+        ),
+        tmp_path / "x.parquet",
+    )
+    one, two = read_any(tmp_path / "x.parquet", source="s")
+    assert (one.text, two.text) == ("one", "two")
+    assert json.loads(json.dumps(one.metadata)) == one.metadata
+    assert one.metadata == {
+        "when": str(moment),
+        "tags": ["a"],
+        "cost": "1.5",
+        "half": 0.5,
+        "day": "2021-01-15",
+        "licence": "mit",
+    }

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import shutil
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from trivium.corpus.curate import curate
 from trivium.corpus.harvest import harvest
 from trivium.corpus.job import begin_job, lay_down, read_job, write_array
 from trivium.corpus.parts import finished_parts
+from trivium.errors import DataError
 from trivium.seeds import generator_for
 
 SMALL = HarvestConfig(max_bytes=500_000, packages=("networkx",), evaluation_items=30)
@@ -59,6 +61,18 @@ def run_killed(monkeypatch, raw, out, work, *, survive, before):
     """Curate until so many pieces have taken their place; whether it came to the end instead."""
     job = partial(curate, CONFIG, raw, out, seed=1, work=work)
     return ends(job, monkeypatch, work, survive=survive, before=before)
+
+
+def test_a_slip_in_the_blend_costs_nothing_that_was_done(raw, tmp_path, monkeypatch):
+    out, work = tmp_path / "out", tmp_path / "work"
+    out.mkdir()
+    with pytest.raises(DataError, match="did you mean 'networkx'"):
+        curate(build(CurateConfig, {"blend": {"netwrkx": 1.0}}), raw, out, seed=1, work=work)
+    shutil.rmtree(out)
+    out.mkdir()
+    monkeypatch.setattr(first_pass, "read_any", None)  # what is read now would be read twice
+    result = curate(build(CurateConfig, {"blend": {"networkx": 1.0}}), raw, out, seed=1, work=work)
+    assert result["blend"]["networkx"]["weight"] == 1.0 and not work.exists()
 
 
 def test_a_curation_killed_after_every_single_piece_ends_with_the_same_bytes(

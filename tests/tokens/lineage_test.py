@@ -1,7 +1,9 @@
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from trivium.errors import DataError
+from trivium.tokens import lineage as tables
 from trivium.tokens.lineage import LineageWriter, find_documents, read_lineage, spans
 from trivium.tokens.shards import ShardWriter, TokenShard
 
@@ -65,3 +67,16 @@ def test_the_pieces_of_a_document_are_told_from_others_whose_id_has_the_mark(tmp
     lineage.close()
     places = find_documents(tmp_path / "l.parquet", TokenShard.open(tmp_path / "s"), "web", asked)
     assert [place.document for place in places] == found
+
+
+def test_the_bytes_of_a_table_do_not_depend_on_how_its_documents_come(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "_GROUP", 16)
+    names, lengths = [f"d{n}" for n in range(100)], np.arange(100)
+    for size in (1, 7, 16, 33, 100):
+        writer = LineageWriter(tmp_path / f"{size}.parquet")
+        for first in range(0, 100, size):
+            writer.append(names[first : first + size], lengths[first : first + size])
+        writer.close()
+    assert len({path.read_bytes() for path in tmp_path.glob("*.parquet")}) == 1
+    table = pq.ParquetFile(tmp_path / "7.parquet")
+    assert table.read()["document"].to_pylist() == names and table.num_row_groups == 7

@@ -2,7 +2,8 @@
 
 import platform
 import shutil
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,15 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivium.cli.corpus_tools import blend, classify, dedup, extract_check, select, step
-from trivium.cli.corpus_views import diff, inspect, stats
+from trivium.cli.corpus_tools import against, blend, classify, dedup, extract_check, select, step
+from trivium.cli.corpus_views import diff, inspect, rejects, stats
 from trivium.cli.machine import version_of
 from trivium.cli.options import DEFAULT_OUT, Corpus, Out, Preset, Redo, Sets, given_for, open_run
-from trivium.cli.show import say
+from trivium.cli.show import say, table
 from trivium.cli.stage import CORPUS_PATH, Result, Run, Stage, is_current, perform
 from trivium.cli.tokenize import Workers, tokenizing
 from trivium.cli.workers import ENGINES, chosen_engine
 from trivium.config import differences
+from trivium.errors import DataError
 from trivium.progress import Progress
 from trivium.provenance import file_sha256, fingerprint, read_stamp
 from trivium.units import format_bytes
@@ -59,9 +61,16 @@ def harvest(
     redo: Redo = False,
     engine: EngineName = "here",
     workers: Workers = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say which files of --corpus would be read; write nothing.")
+    ] = False,
 ) -> None:
     """Collect raw text: Python's own documentation with junk planted in it, or your files."""
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
+    if dry_run:
+        for line in _listed(opened):
+            say(line)
+        return
     perform(on_engine(HARVEST, _harvest, chosen_engine(engine, workers)), opened, redo=redo)
 
 
@@ -112,14 +121,11 @@ app.command(short_help="Keep the documents closest to a target set.")(select)
 app.command(short_help="Show weights and epochs of a blend.")(blend)
 app.command(short_help="Compare the corpora of two runs, byte for byte.")(diff)
 app.command(short_help="Show a document's whole history.")(inspect)
+app.command(short_help="Show documents that were dropped, and why.")(rejects)
 app.command(short_help="Show lengths, scores and reasons for rejection.")(stats)
+app.command(short_help="Write the texts of benchmarks, to be cut out.")(against)
 app.command("extract-check", short_help="Compare extractors on pages of known text.")(extract_check)
 app.add_typer(classify, name="classify")
-
-
-def corpus_files(corpus: Path) -> Iterator[Path]:
-    """The files that --corpus names, in a fixed order."""
-    yield from [corpus] if corpus.is_file() else sorted(p for p in corpus.rglob("*") if p.is_file())
 
 
 def on_engine(stage: Stage, work: Callable[..., Result], engine: "Engine | None") -> Stage:
@@ -140,6 +146,27 @@ def _harvest(run: Run, out: Path, progress: Progress, engine: "Engine | None" = 
         work=run.folder(".harvest.work"),
     )
     return found
+
+
+def _listed(run: Run) -> list[str]:
+    """What a harvest would read: files and bytes of each source."""
+    from trivium.corpus.listing import list_files, source_of, states_of, told_endings
+
+    if run.corpus is None:
+        return [f"harvest: the prose of this Python and of {', '.join(run.config.harvest.packages)}"]
+    others = list_files(run.corpus).others
+    files: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for file, size, *_ in states_of(run.corpus):
+        source = source_of(file if isinstance(run.corpus, str) else Path(file), run.corpus)
+        files[source] += 1
+        sizes[source] += size or 0
+    lines = table(
+        [(source, files[source], format_bytes(sizes[source])) for source in sorted(files)],
+        header=("source", "files", "bytes"),
+    )
+    lines += [f"not read, as they are of another kind: {told_endings(others)}"] if others else []
+    return [f"harvest: {'up to date' if is_current(HARVEST, run) else 'to be done'}", *lines]
 
 
 def _perform_curation(run: Run, keep: bool | None, engine: "Engine | None", *, redo: bool = False) -> None:
@@ -206,6 +233,10 @@ def _harvest_lines(result: Result) -> list[str]:
         lines.append(f"  planted among {result['honest']:,} honest documents: {planted}")
     if result["quarantined"]:
         lines.append(f"  {result['quarantined']:,} unreadable records left out; sources.json names them")
+    if result.get("not_read"):
+        from trivium.corpus.listing import told_endings
+
+        lines.append(f"  not read, as they are of another kind: {told_endings(result['not_read'])}")
     damaged = result["damaged"]
     more = [f"  … and {len(damaged) - SHOWN} more in sources.json"] if len(damaged) > SHOWN else []
     return [*lines, *(f"  damaged: {line}" for line in damaged[:SHOWN]), *more]
@@ -228,12 +259,21 @@ def _raw_input(run: Run) -> dict[str, str]:
     if run.corpus is None:
         versions = {name: version_of(name) for name in run.config.harvest.packages}
         return {"corpus": fingerprint(versions | {"python": platform.python_version()})}
-    path = str(run.corpus.resolve())
+    from trivium.corpus.listing import states_of
+
+    # not where links lead: what they lead to may have another name, as in the cache of Hugging Face
+    corpus = run.corpus if isinstance(run.corpus, str) else run.corpus.absolute()
     before = (read_stamp(run.at.folder("harvest")) or {}).get("inputs", {})
-    if not run.corpus.exists() and before.get(CORPUS_PATH) == path:
-        return {"corpus": before["corpus"], CORPUS_PATH: path}  # harvested, and since then moved away
-    files = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in corpus_files(run.corpus)]
-    return {"corpus": fingerprint(files), CORPUS_PATH: path}
+    try:
+        return {"corpus": fingerprint(states_of(corpus)), CORPUS_PATH: str(corpus)}
+    except DataError:
+        there = isinstance(corpus, Path) and corpus.exists()
+        if there or before.get(CORPUS_PATH) != str(corpus):
+            raise
+        return {
+            "corpus": before["corpus"],
+            CORPUS_PATH: str(corpus),
+        }  # harvested, and since then out of reach
 
 
 def _beside(run: Run) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""The stations of the corpus one by one: `corpus step`, `dedup`, `select`, `classify`, `blend`, `extract-check`.
+"""The stations of the corpus one by one: `corpus step`, `dedup`, `select`, `classify`, `blend`, `against`,
+`extract-check`.
 
 Each reads a folder or file and writes a folder: documents/, rejects.jsonl.gz, funnel.json and its stamp.
 """
@@ -23,6 +24,9 @@ from trivium.units import format_bytes, parse_count
 
 if TYPE_CHECKING:
     from trivium.tokens.recipe import Recipe
+
+# verbs whose output the same or another of them may replace: nothing but theirs, for a training has a stamp too
+_REPLACED = ("corpus step", "corpus dedup", "corpus select", "corpus classify")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Preset = Annotated[
@@ -141,14 +145,15 @@ def train(
     sets: Sets = None,
 ) -> None:
     """Train the classifier of high-quality text against crawl; its accuracy is that on documents held out."""
+    from trivium.corpus.choose import texts_drawn
     from trivium.corpus.classifier import train as train_classifier
-    from trivium.corpus.inputs import documents_at
 
     config = _config(preset, sets)
+    most, seed = config.curate.classifier.documents, config.seed
 
     def work(into: Path, progress: Progress) -> dict[str, Any]:
-        good, crawl = ([document.text for document in documents_at(p)] for p in (positives, negatives))
-        model, report = train_classifier(good, crawl, config.curate.classifier, seed=config.seed)
+        good, crawl = (texts_drawn(path, most, seed=seed) for path in (positives, negatives))
+        model, report = train_classifier(good, crawl, config.curate.classifier, seed=seed)
         model.save(into / "classifier.npz")
         write_json(into / "report.json", report.as_json())
         return report.as_json()
@@ -212,6 +217,36 @@ def blend(
         say(line)
 
 
+def against(
+    tasks: Annotated[
+        str,
+        typer.Argument(metavar="TASKS", help="A group or names with commas, as of evaluate --tasks: mt-nlg."),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A file of JSON lines to be made.")],
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="Where their rows lie; default: the Hugging Face hub."),
+    ] = None,
+) -> None:
+    """Write the texts of benchmarks that MT-NLG and GPT-3 looked for, for curate.decontamination.against."""
+    from trivium.cli.benchmarks import Asked, config_of, rows_of
+    from trivium.evaluation.contamination import text_looked_for
+
+    ready, missing = rows_of(Asked(tasks, data, config_of(None, None, [])))
+    lines: list[str] = []
+    for benchmark in ready:
+        texts = dict.fromkeys(map(text_looked_for, benchmark.task.examples))
+        rows = ({"id": f"{benchmark.name}:{n}", "text": text} for n, text in enumerate(texts) if text)
+        before = len(lines)
+        lines += [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        say(f"{benchmark.name}: {len(lines) - before:,} texts")
+    for name, reason in missing.items():
+        say(f"{name}: left out, {reason}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("".join(lines), encoding="utf-8")
+    say(f"use them: --set curate.decontamination.against={out}")
+
+
 def extract_check(
     gold: Annotated[Path, typer.Argument(metavar="GOLD", help="A folder of pages with gold text.")],
     out: Annotated[
@@ -255,8 +290,9 @@ def _written(
     work: Callable[[Path, Progress], dict[str, Any]],
 ) -> dict[str, Any]:
     """Do a verb's work into a folder that appears, stamped, when it is complete."""
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and read_stamp(out) is None)):
-        raise ConfigError(f"OUT {out} is there and was not made by trivium; give a folder that is not")
+    if out.exists() and not (out.is_dir() and (_verb_of(out) in _REPLACED or not any(out.iterdir()))):
+        made = f"was made by `trivium {_verb_of(out)}`" if _verb_of(out) else "was not made by trivium"
+        raise ConfigError(f"OUT {out} is there and {made}; give a folder that is not")
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
     settings = {"seed": config.seed, "curate": to_tree(config)["curate"]}
     names = {name: fingerprint(str(path.resolve())) for name, path in inputs.items()}
@@ -265,6 +301,11 @@ def _written(
         publishing(out, verb=verb, config=settings, inputs=names) as partial,
     ):
         return work(partial, progress)
+
+
+def _verb_of(out: Path) -> str:
+    """The first two words of the verb that made a folder; none where it is not stamped."""
+    return " ".join(str((read_stamp(out) or {}).get("verb", "")).split()[:2])
 
 
 def _say_funnel(found: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`trivium corpus diff`, `inspect`, `stats`: looking at what a curation left."""
+"""`trivium corpus diff`, `inspect`, `rejects`, `stats`: looking at what a curation left."""
 
 import json
 from pathlib import Path
@@ -45,6 +45,34 @@ def inspect(
 
     found = history(out / "curated", document)
     for line in [json.dumps(found, ensure_ascii=False)] if as_json else history_lines(found):
+        say(line)
+
+
+def rejects(
+    out: Out = DEFAULT_OUT,
+    step: Annotated[
+        str, typer.Option("--step", metavar="NAME", help="Only of this step of the funnel.")
+    ] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Only those whose reason holds this text.")
+    ] = "",
+    count: Annotated[int, typer.Option("--count", metavar="N", min=1, help="How many, drawn evenly.")] = 10,
+    characters: Annotated[
+        int, typer.Option("--characters", metavar="N", min=0, help="How much of each text is shown.")
+    ] = 300,
+    as_json: AsJson = False,
+) -> None:
+    """Show some of the documents that were dropped, and why."""
+    from trivium.corpus.history import reject_lines, some_rejects
+
+    found = some_rejects(out / "curated", step=step, reason=reason, count=count)
+    if not found:
+        raise DataError(
+            f"no reject of {out / 'curated'} has --step '{step}' and --reason '{reason}'; `trivium corpus stats` "
+            "counts them"
+        )
+    whole = [json.dumps(row, ensure_ascii=False) for row in found] if as_json else []
+    for line in whole or reject_lines(found, characters=characters):
         say(line)
 
 

@@ -34,11 +34,12 @@ Ranks = Annotated[
     typer.Option("--ranks", metavar="8|4|1", help="Take the ready layout for so many processes."),
 ]
 Corpus = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--corpus",
         metavar="PATH",
-        help="Your own text: a .txt, .md, .jsonl, .warc or .wet file (also .gz, .zst), a .parquet file, or a folder.",
+        help="Your own text: a .txt, .md, .jsonl, .warc or .wet file (also .gz, .zst), a .parquet file, or a folder of "
+        "them; or a URL (s3://, gs://, hf://, https://) that fsspec has a package for.",
     ),
 ]
 Tokens = Annotated[
@@ -57,16 +58,19 @@ def given_for(out: Path, preset: str | None, sets: list[str] | None, ranks: int 
     return Given(preset or (str(stored) if stored.is_file() else DEFAULT_PRESET), tuple(sets or ()), ranks)
 
 
-def open_run(out: Path, given: Given, *, corpus: Path | None = None, tokens: Path | None = None) -> Run:
-    """The run, its config checked; nothing is written yet."""
+def open_run(out: Path, given: Given, *, corpus: Path | str | None = None, tokens: Path | None = None) -> Run:
+    """The run, its config checked; nothing is written yet. corpus: a path, or a URL."""
     config = resolve(given).checked()
-    for path, flag in ((corpus, "--corpus"), (tokens, "--tokens")):
-        if path is not None and not path.exists():
+    named = None if corpus is None else _path_or_url(corpus)
+    for path, flag in ((named, "--corpus"), (tokens, "--tokens")):
+        if isinstance(path, Path) and not path.exists():
             raise DataError(f"{flag} {path} does not exist; give a file or folder that does")
     if out.exists() and not out.is_dir():
         raise DataError(f"--out {out} is a file; give a directory")
+    if isinstance(named, Path):
+        _refuse_inside(out, named)
     return Run(
-        config, Workspace(out), corpus=corpus or _corpus_before(out), tokens=tokens or _tokens_before(out)
+        config, Workspace(out), corpus=named or _corpus_before(out), tokens=tokens or _tokens_before(out)
     )
 
 
@@ -85,6 +89,21 @@ def open_asked(target: Path | None, out: Path, preset: str | None, sets: list[st
     return open_run(home, given_for(home, preset, sets))
 
 
+def _path_or_url(named: Path | str) -> Path | str:
+    return named if isinstance(named, Path) or "://" in named else Path(named)
+
+
+def _refuse_inside(out: Path, corpus: Path) -> None:
+    """ConfigError where what is written would be read as text the next time; what is hidden is not read."""
+    where, here = out.resolve(), corpus.resolve()
+    inside = where.relative_to(here).parts if where.is_relative_to(here) else None
+    if inside is not None and not any(part.startswith(".") for part in inside):
+        raise ConfigError(
+            f"--out {out} lies in --corpus {corpus}: what is written there would be read as text the next time; give "
+            "an --out elsewhere, or a hidden one (.runs/mine)"
+        )
+
+
 def _tokens_before(out: Path) -> Path | None:
     """The tokens made elsewhere that this run directory was trained on, so that --tokens is given only once."""
     from trivium.tokens.manifest import tokens_of_training
@@ -93,8 +112,8 @@ def _tokens_before(out: Path) -> Path | None:
     return named if named is not None and named.is_dir() else None
 
 
-def _corpus_before(out: Path) -> Path | None:
+def _corpus_before(out: Path) -> Path | str | None:
     """The user's text that this run directory was harvested from, so that --corpus is given only once."""
     stamp = read_stamp(Workspace(out).folder("harvest"))
     path = stamp["inputs"].get(CORPUS_PATH) if stamp else None
-    return Path(path) if path else None
+    return _path_or_url(path) if path else None

@@ -30,7 +30,7 @@ class Run:
 
     config: RunConfig
     at: Workspace
-    corpus: Path | None = None  # the user's own text, for harvest
+    corpus: Path | str | None = None  # the user's own text, for harvest: a path, or a URL
     tokens: Path | None = None  # token shards made elsewhere, for training
     lease: Holder | None = None  # of the folder that this invocation writes in place
 

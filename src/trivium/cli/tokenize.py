@@ -18,6 +18,8 @@ Workers = Annotated[
     typer.Option("--workers", metavar="N", help="Pieces of work done at a time. Default: one for each core."),
 ]
 
+_TOLD_EXCESS = 1.5  # of a source's samples over its weight, from which it is said
+
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
@@ -81,6 +83,8 @@ def _given_tokenizer(run: Run) -> dict[str, str]:
 
 
 def _lines(result: Result) -> list[str]:
+    from trivium.tokens.blend import RESOLUTION, largest_excess
+
     totals = result["totals"]
     lines = [f"  vocabulary {result['vocabulary']} ids ({result['dtype']} shards)"]
     lines.append(f"  documents end with {result['end_token']} (id {result['end_of_text']})")
@@ -89,6 +93,12 @@ def _lines(result: Result) -> list[str]:
     for split in ("train", "validation"):
         part = totals[split]
         lines.append(f"  {split}: {part['tokens']:,} tokens of {part['documents']:,} documents")
+    source, excess = largest_excess({name: entry["weight"] for name, entry in result["sources"].items()})
+    if excess > _TOLD_EXCESS:
+        lines.append(
+            f"  weights are multiples of 1/{RESOLUTION}: source {source} is read {excess:.1f} times as often as its "
+            "weight says; put small sources into one folder"
+        )
     for name in ("unigram_entropy", "validation_unigram_entropy"):
         if name in result:
             lines.append(f"  unigram entropy of the validation text: {result[name]:.3f} nats per token")

@@ -13,6 +13,7 @@ from trivium.corpus.inputs import documents_at
 from trivium.corpus.selection.select import select
 from trivium.corpus.station import write_results
 from trivium.corpus.steps import Reject, Tally, noted
+from trivium.seeds import generator_for
 
 _TOGETHER = 512  # documents scored at once
 NOT_CHOSEN = "not among the chosen share"
@@ -43,6 +44,18 @@ def choose_documents(
             )
 
     return write_results(results(), out, [read, tally])
+
+
+def texts_drawn(source: Path, most: int, *, seed: int) -> list[str]:
+    """The texts of `most` documents at `source`, drawn evenly, in their order; all where there are no more.
+
+    Memory holds the texts that are drawn, and eight bytes for each document; the source is read twice.
+    """
+    count = sum(1 for _ in documents_at(source))
+    chosen = np.ones(count, dtype=bool)
+    if count > most:
+        chosen[generator_for(seed, "texts drawn").permutation(count)[most:]] = False
+    return [document.text for document, one in zip(documents_at(source), chosen, strict=True) if one]
 
 
 def score_documents(model: Path, source: Path, out: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from trivium.corpus.config import DedupConfig
 from trivium.corpus.dedup.cluster import components, ranks_of, survivors
 from trivium.corpus.dedup.exact import SAME_ADDRESS, SAME_ID, SAME_TEXT, FirstOnly
 from trivium.corpus.dedup.minhash import CHAIN, merged_pairs
@@ -31,6 +32,7 @@ from trivium.corpus.kernels.shingles import (
     shingle_sets,
 )
 from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.kernels.words import Hashes, text_keys
 from trivium.corpus.steps import figure_of
 
 
@@ -57,6 +59,23 @@ _FATES = "fates.npy"  # after exact deduplication
 _DECIDED, _PAIRS, _CANDIDATES, _SHINGLES, _SIMILAR = "decided", "pairs", "candidates", "shingles", "similar"
 _BY_LATER, _COMPARED = "by_later.npy", "compared.npy"  # pairs by their later document; all that stand in one
 _NAMED, _NAMES = "named.npy", "names.arrow"  # survivors of other documents, sorted, and the id of each
+_EXACT = (KEY, "id", ADDRESS)  # what documents may have in common exactly
+
+
+class Standing(NamedTuple):
+    """Which documents survive others: the rank of the source of each, and its figure, where one counts."""
+
+    ranks: NDArray[np.int64]
+    quality: NDArray[np.float64] | None
+
+    def of(self, rows: NDArray[np.int64]) -> "Standing":
+        """That of these documents."""
+        return Standing(self.ranks[rows], None if self.quality is None else self.quality[rows])
+
+    def order(self) -> NDArray[np.int64]:
+        """The documents' numbers, those that survive others first; those that stand alike as they come."""
+        figures = np.zeros(len(self.ranks)) if self.quality is None else self.quality
+        return np.lexsort((-figures, self.ranks))
 
 
 class Decisions(NamedTuple):
@@ -71,7 +90,8 @@ def decide(job: Job, parts: list[Part], engine: Engine, done: Done) -> None:
     """Compare all documents and lay down the decisions; what was laid down before is not done again."""
     if job.path(_DECIDED).is_dir():
         return
-    fates = _exact(parts)
+    standing = _standing(parts, job.config.dedup)
+    fates = _exact(parts, standing)
     _save_once(job.path(_FATES), fates)
     bands = [str(band) for band in range(job.config.dedup.bands)]
     engine.map(partial(pairs_of_band, str(job.work)), bands, done, light=True)
@@ -86,7 +106,7 @@ def decide(job: Job, parts: list[Part], engine: Engine, done: Done) -> None:
     engine.map(partial(shingles_of_part, str(job.work)), numbers, done, light=True)
     engine.map(partial(similar_to_part, str(job.work)), numbers, done, light=True)
     found = [np.load(job.path(_SIMILAR, f"{number}.npy"), allow_pickle=False) for number in numbers]
-    decisions = _near(job, parts, fates, np.concatenate(found))
+    decisions = _near(standing, parts[0].documents, fates, np.concatenate(found))
     lay_down(job.path(_DECIDED), partial(_save_decisions, decisions, parts))
     for name in (_PAIRS, _CANDIDATES, _SHINGLES, _SIMILAR):
         shutil.rmtree(job.path(name))
@@ -103,7 +123,8 @@ def pairs_of_band(work: str, item: str) -> Result:
     job = read_job(work)
     path = job.path(_PAIRS, f"{item}.npy")
     if not path.is_file():
-        keys = np.concatenate([mapped(part.folder / BANDS)[int(item)] for part in all_parts(job)])
+        # copied, as each file that is mapped is one that is open, and a process may have a thousand
+        keys = np.concatenate([mapped(part.folder / BANDS)[int(item)].copy() for part in all_parts(job)])
         keys[mapped(job.path(_FATES)) != Fate.KEPT] = NO_SHINGLES
         save_array(path, pairs_in_band(keys, chain=CHAIN))
     return {}
@@ -155,40 +176,62 @@ def similar_to_part(work: str, item: str) -> Result:
     return {}
 
 
-def _exact(parts: list[Part]) -> NDArray[np.uint8]:
-    """Fates after exact deduplication; held-out documents are all kept."""
-    first = FirstOnly()
-    fate_of = {"": Fate.KEPT, **{reason: fate for fate, reason in REASONS.items()}}
-    fates = [np.full(parts[0].documents, Fate.KEPT, np.uint8)]
-    for part in parts[1:]:
-        table = part.table(["id", KEY, ADDRESS])
-        columns = (table[name].to_pylist() for name in (KEY, "id", ADDRESS))
-        fates.append(np.array([fate_of[first.reason(*row)] for row in zip(*columns, strict=True)], np.uint8))
-    return np.concatenate(fates)
-
-
-def _near(job: Job, parts: list[Part], exact: NDArray[np.uint8], similar: NDArray[np.float64]) -> Decisions:
-    pairs: Pairs = similar[:, :2].astype(np.int64)
+def _standing(parts: list[Part], config: DedupConfig) -> Standing:
     # a held-out text wins over any other, so that training never sees it
-    priority = (_HELDOUT, *job.config.dedup.priority)
-    heldout = np.arange(len(exact)) < parts[0].documents
-    ranks = np.concatenate(
-        [
-            ranks_of([_HELDOUT] * parts[0].documents, priority=priority),
-            *(
-                ranks_of(part.table(["source"])["source"].to_pylist(), priority=priority)
-                for part in parts[1:]
-            ),
-        ]
-    )
-    quality = qualities(parts, job.config.dedup.quality) if job.config.dedup.quality else None
-    best = survivors(components(pairs, documents=len(exact)), ranks, quality)
+    priority = (_HELDOUT, *config.priority)
+    sources = (part.table(["source"])["source"].to_pylist() for part in parts[1:])
+    heldout = ranks_of([_HELDOUT] * parts[0].documents, priority=priority)
+    ranks = np.concatenate([heldout, *(ranks_of(one, priority=priority) for one in sources)])
+    return Standing(ranks, qualities(parts, config.quality) if config.quality else None)
+
+
+def _exact(parts: list[Part], standing: Standing) -> NDArray[np.uint8]:
+    """Fates after exact deduplication, of which the first in their standing stay; held-out documents are all kept.
+
+    Only documents that may repeat something are looked at one by one; of the others memory holds three numbers each.
+    """
+    keys = np.concatenate([_numbers(part) for part in parts[1:]], axis=1)
+    rows = parts[0].documents + np.flatnonzero(np.any(list(map(_stand_twice, keys)), axis=0))
+    picked = [part.table(list(_EXACT)).take(pa.array(_inside(rows, part) - part.first)) for part in parts[1:]]
+    columns = zip(*(pa.concat_tables(picked)[name].to_pylist() for name in _EXACT), strict=True)
+    compared, first = list(columns), FirstOnly()
+    fate_of = {"": Fate.KEPT, **{reason: fate for fate, reason in REASONS.items()}}
+    fates = np.full(len(standing.ranks), Fate.KEPT, np.uint8)
+    for place in standing.of(rows).order().tolist():
+        fates[rows[place]] = fate_of[first.reason(*compared[place])]
+    return fates
+
+
+def _numbers(part: Part) -> Hashes:
+    """A number for text, id and address of each document, [3, documents]: equal for what is equal; 0 is nothing."""
+    table = part.table(list(_EXACT))
+    texts = np.frombuffer(b"".join(table[KEY].to_pylist()), np.uint64)[::2]
+    addresses = b"".join(one[:8] or bytes(8) for one in table[ADDRESS].to_pylist())
+    return np.stack([texts, text_keys(texts_of(table["id"]))[:, 0], np.frombuffer(addresses, np.uint64)])
+
+
+def _stand_twice(numbers: Hashes) -> NDArray[np.bool_]:
+    """Which of these stand there more than once, nothing aside."""
+    order = np.argsort(numbers)
+    same = numbers[order[1:]] == numbers[order[:-1]]
+    found = np.zeros(len(numbers), dtype=bool)
+    found[order[1:][same]] = found[order[:-1][same]] = True
+    found[numbers == 0] = False
+    return found
+
+
+def _near(
+    standing: Standing, heldout: int, exact: NDArray[np.uint8], similar: NDArray[np.float64]
+) -> Decisions:
+    """heldout: how many documents are; they come first. similar: [pairs, 3], two documents and their similarity."""
+    pairs: Pairs = similar[:, :2].astype(np.int64)
+    best = survivors(components(pairs, documents=len(exact)), *standing)
     closest = np.zeros(len(exact))
     for column in (0, 1):
         np.maximum.at(closest, pairs[:, column], similar[:, 2])
     fates = exact.copy()
     near = (best != np.arange(len(exact))) & (exact == Fate.KEPT)
-    fates[near] = np.where(heldout[best[near]], Fate.NEAR_HELDOUT, Fate.NEAR)
+    fates[near] = np.where(best[near] < heldout, Fate.NEAR_HELDOUT, Fate.NEAR)
     return Decisions(fates, best, closest)
 
 

@@ -18,8 +18,17 @@ def _listed(value: object) -> object:
 
 
 class ReadConfig(Config):
-    """How large a thing may be before it is set aside unread; memory stays within a few times `longest_bytes`."""
+    """Where a row's text stands, and how large a thing may be before it is set aside unread.
 
+    Memory stays within a few times `longest_bytes`.
+    """
+
+    # where a row's text stands: the first of these fields that holds text; `data.text` is a field of a field
+    text: Annotated[tuple[str, ...], BeforeValidator(_listed), Field(min_length=1)] = (
+        "text",
+        "content",
+        "body",
+    )
     # bytes of one record, line or document, unpacked
     longest_bytes: AtLeastOne = 32 << 20
     # a gzip member or zstd file beyond that and so many times larger than its packed bytes is a bomb

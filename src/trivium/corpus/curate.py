@@ -64,7 +64,7 @@ def curate(
     common = find_common(job, parts)
     numbers = [str(number) for number in range(len(shard_groups(job, parts)))]
     here.map(partial(clean_shard, str(job.work)), numbers, _told(progress, len(numbers), "decontaminating"))
-    result = _publish(job, parts, out, common)
+    result = _publish(job, parts, out, common, config)
     end_job(job.work.parent)
     if kept is not None:
         forget_unused(kept, source, config, seed=seed)
@@ -85,6 +85,9 @@ def funnel_lines(result: dict[str, Any]) -> list[str]:
         lines.append(
             f"{entry['step']:<18}{entry['documents']:>10}{entry['bytes'] / 1e6:>9.2f}   {note}".rstrip()
         )
+    if result.get("priority_absent"):
+        names = ", ".join(result["priority_absent"])
+        lines.append(f"curate.dedup.priority names sources of which no document is left: {names}")
     for kind, counts in (result.get("planted") or {}).items():
         share = 100 * counts["caught"] / max(counts["planted"], 1)
         lines.append(
@@ -129,7 +132,9 @@ def _require_documents(job: Job, parts: Sequence[Part]) -> None:
     )
 
 
-def _publish(job: Job, parts: Sequence[Part], out: Path, common: Counter[str]) -> dict[str, Any]:
+def _publish(
+    job: Job, parts: Sequence[Part], out: Path, common: Counter[str], config: CurateConfig
+) -> dict[str, Any]:
     """Put the pieces together as the station's output."""
     folders = [job.path(SHARDS, f"{number:05d}") for number in range(len(shard_groups(job, parts)))]
     counts = list(map(counts_of, folders))
@@ -144,12 +149,13 @@ def _publish(job: Job, parts: Sequence[Part], out: Path, common: Counter[str]) -
     )
     result: dict[str, Any] = {
         "funnel": first + second,
-        "blend": blend(manifest["sources"], job.config.blend),
+        "blend": blend(manifest["sources"], config.blend),
         "decontamination": _decontamination(job, counts, common),
     }
     for name, key in ((FUNNEL, "funnel"), (BLEND, "blend"), (DECONTAMINATION, "decontamination")):
         write_json(out / name, result[key])
-    return result
+    absent = [source for source in config.dedup.priority if source not in manifest["sources"]]
+    return {**result, "priority_absent": absent}
 
 
 def _decontamination(job: Job, counts: Sequence[dict[str, Any]], common: Counter[str]) -> dict[str, Any]:

@@ -28,12 +28,13 @@ from trivium.corpus.engine.engine import Engine, Here, Result
 from trivium.corpus.extract import extract_step
 from trivium.corpus.heldout import choose, place_in_line, pool
 from trivium.corpus.job import JOB, end_job, folder_of_job, lay_down, mapped, read_json, state_of, write_array
+from trivium.corpus.listing import list_files, relative_name, source_of
 from trivium.corpus.own_ids import OwnIds, keys_of
 from trivium.corpus.parts import PART_BYTES, Piece, counts_of, do_parts, part_names, stretches
 from trivium.corpus.publish import put
 from trivium.corpus.quarantine import Damage
 from trivium.corpus.raw_files import JSONL_FOLDER, WARC_FOLDER, RawFiles
-from trivium.corpus.read import input_files, read_any, relative_name, source_of
+from trivium.corpus.read import read_any
 from trivium.corpus.steps import Drop
 from trivium.corpus.store import PASSING_PACKING, documents_in, documents_table, write_documents
 from trivium.corpus.streams import open_binary
@@ -87,7 +88,9 @@ def harvest_files(
     work: the folder of finished pieces, from which an interrupted harvest goes on; it is deleted at the end. Raises
     DataError when no document is there, or a file changed meanwhile.
     """
-    job = _begin(work, config, corpus, seed=seed)
+    where = corpus if isinstance(corpus, str) else corpus.absolute()
+    listing = list_files(where)
+    job = _begin(work, config, where, listing.files, seed=seed)
     if engine is not None:
         warm_up()
     runner, items = engine or Here(), [str(number) for number in range(len(job.streams))]
@@ -117,7 +120,8 @@ def harvest_files(
         items_made = sum(1 for _ in file)
     documents = sum(entry["documents"] for entry in entries) - heldout["documents"]
     end_job(work)
-    return summary(entries, documents=documents, heldout=heldout["documents"], items=items_made)
+    found = summary(entries, documents=documents, heldout=heldout["documents"], items=items_made)
+    return {**found, "not_read": dict(listing.others)}
 
 
 def summary(entries: Sequence[dict[str, Any]], *, documents: int, heldout: int, items: int) -> dict[str, Any]:
@@ -155,13 +159,13 @@ def _each_part(
     )
 
 
-def _begin(work: Path, config: HarvestConfig, corpus: Path | str, *, seed: int) -> Job:
-    where = corpus if isinstance(corpus, str) else corpus.absolute()
-    files = input_files(where)
+def _begin(
+    work: Path, config: HarvestConfig, corpus: Path | str, files: Sequence[Path | str], *, seed: int
+) -> Job:
     described = {
         "trivium": __version__,
-        "corpus": str(where),
-        "remote": isinstance(where, str),
+        "corpus": str(corpus),
+        "remote": isinstance(corpus, str),
         "files": [str(file) for file in files],
         "streams": _streams(files),
         "config": to_tree(config),
@@ -309,7 +313,8 @@ def _decide(job: Job, parts: Sequence[str], counts: Sequence[dict[str, Any]], in
 
 def _names(job: Job, parts: Sequence[str]) -> list[dict[int, str]]:
     """For each part, the rows that need another name than their own, and that name."""
-    keys = [mapped(job.work / SURVEYED / name / KEYS) for name in parts]
+    # copied, as each file that is mapped is one that is open, and a process may have a thousand
+    keys = [mapped(job.work / SURVEYED / name / KEYS).copy() for name in parts]
     ids = OwnIds(np.concatenate(keys))
     found: list[dict[int, str]] = []
     for name, mine in zip(parts, keys, strict=True):

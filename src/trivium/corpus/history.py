@@ -2,7 +2,8 @@
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from heapq import nsmallest
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from trivium.corpus.document import PIECE, Document
 from trivium.corpus.inputs import DOCUMENTS
 from trivium.corpus.store import documents_in, read_manifest
 from trivium.errors import DataError
+from trivium.seeds import seed_for
 
 
 def rejects_of(curated: Path) -> Iterator[dict[str, Any]]:
@@ -27,6 +29,22 @@ def rejects_of(curated: Path) -> Iterator[dict[str, Any]]:
         raise DataError(f"{path} is missing; run `trivium corpus curate` first") from None
     except (OSError, EOFError, ValueError) as error:
         raise DataError(f"{path} is damaged ({error}); curate the corpus again") from None
+
+
+def some_rejects(curated: Path, *, step: str = "", reason: str = "", count: int) -> list[dict[str, Any]]:
+    """So many rejects of a curation, drawn evenly from those of a step (none: of all) whose reason holds a text."""
+    asked = (row for row in rejects_of(curated) if step in ("", row["step"]) and reason in row["reason"])
+    return nsmallest(count, asked, key=lambda row: seed_for(0, "rejects", row["id"], row["step"]))
+
+
+def reject_lines(rows: Iterable[dict[str, Any]], *, characters: int) -> list[str]:
+    """Rejects for a terminal, with so many characters of the beginning of each."""
+    lines: list[str] = []
+    for row in rows:
+        lines.append(f"{row['id']} of {row['source']}: dropped by '{row['step']}': {row['reason']}")
+        begin = " ".join(row["text"][:characters].split())
+        lines += [f"  {begin}{' …' if len(row['text']) > characters else ''}"] if begin else []
+    return lines
 
 
 def history(curated: Path, identity: str) -> dict[str, Any]:

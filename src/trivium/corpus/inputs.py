@@ -8,8 +8,9 @@ import pyarrow.parquet as pq
 
 from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import Document
+from trivium.corpus.listing import input_files, source_of
 from trivium.corpus.quarantine import Damage
-from trivium.corpus.read import input_files, read_any, source_of
+from trivium.corpus.read import read_any
 from trivium.corpus.store import MANIFEST, documents_in, read_manifest, read_tables
 from trivium.errors import DataError
 

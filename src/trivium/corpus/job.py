@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from trivium import __version__
 from trivium.config import build, to_tree
 from trivium.corpus.config import CurateConfig
+from trivium.corpus.extract import extract_step
 from trivium.corpus.inputs import documents_at, files_at
+from trivium.corpus.listing import input_files
 from trivium.corpus.raw_files import JSONL_FOLDER, WARC_FOLDER
-from trivium.corpus.read import input_files
+from trivium.corpus.steps import Keep
 from trivium.errors import DataError
 from trivium.provenance import fingerprint, write_json
 
@@ -31,7 +33,8 @@ EVALUATION_ITEMS, HELDOUT = "evaluation_items.jsonl", "heldout"
 
 @dataclass(frozen=True)
 class Job:
-    """One curation: its folder of pieces, the harvest, its raw files in order, config, seed; a hash of it all."""
+    """One curation: its folder of pieces, the harvest, its raw files in order, config without blend, seed; a hash of
+    it all."""
 
     identity: str
     work: Path
@@ -53,6 +56,7 @@ def begin_job(
 ) -> Job:
     """The job of this folder; pieces that belong to another config, seed or input are deleted.
 
+    No piece depends on the blend, so it is no part of the job: a slip in it, which shows at the end, costs nothing.
     files: what is read, below `source`; without them `source` is a harvest.
     """
     files = raw_files(source) if files is None else files
@@ -60,7 +64,7 @@ def begin_job(
         "trivium": __version__,
         "source": str(source.resolve()),
         "files": [str(path.relative_to(source)) for path in files],
-        "config": to_tree(config),
+        "config": {**to_tree(config), "blend": {}},
         "seed": seed,
         "inputs": fingerprint(
             [state_of(path) for path in (*files, *_other_inputs(source), *files_beside(config))]
@@ -120,11 +124,16 @@ def evaluation_items(source: Path) -> dict[str, str]:
 
 
 def evaluation_texts(job: Job) -> dict[str, str]:
-    """Every text that must not be trained on, by its item: the harvest's, and those the config names."""
+    """Every text that must not be trained on, by its item: the harvest's, and those the config names.
+
+    They are extracted and tidied as the corpus is, or a letter written in another way would hide what stands there.
+    """
     found = evaluation_items(job.source)
+    extract = extract_step(job.config.extract)
     for place in job.config.decontamination.against:
         for number, document in enumerate(documents_at(Path(place))):
-            found[f"{place}:{number}"] = document.text
+            verdict = extract.judge(document)
+            found[f"{place}:{number}"] = verdict.document.text if isinstance(verdict, Keep) else ""
     return found
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json
@@ -11,7 +11,6 @@ from trivium.corpus.config import ReadConfig
 from trivium.corpus.quarantine import Trouble
 from trivium.corpus.streams import Chunk, Lost
 
-TEXT_FIELDS = ("text", "content", "body")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -57,16 +56,16 @@ def lines(parts: Iterable[Chunk | Lost], limits: ReadConfig) -> Iterator[Line | 
         yield Line(bytes(held), number, offset)
 
 
-def row_of(line: Line) -> dict[str, Any] | Lost:
-    """The JSON object on a line, which has a text under one of TEXT_FIELDS; or what is wrong with it."""
+def row_of(line: Line, fields: Sequence[str]) -> dict[str, Any] | Lost:
+    """The JSON object on a line, which has a text under one of these fields; or what is wrong with it."""
     try:
         row = _parsed(line.data)
     except UnicodeDecodeError as error:
         return Lost(Trouble.NOT_UTF8, f"line {line.number} is not UTF-8: {error.reason}", line.offset)
     except (ValueError, RecursionError) as error:
         return Lost(Trouble.NOT_JSON, f"line {line.number} is not JSON: {error}", line.offset)
-    if not isinstance(row, dict) or text_of(row) is None:
-        what = f"line {line.number} has no text under any of: {', '.join(TEXT_FIELDS)}"
+    if not isinstance(row, dict) or text_of(row, fields) is None:
+        what = f"line {line.number} has no text under any of: {', '.join(fields)} (harvest.read.text)"
         return Lost(Trouble.NO_TEXT, what, line.offset)
     if _SURROGATE.search(line.data) and not _encodable(row):
         return Lost(Trouble.SURROGATE, f"line {line.number} holds half of a character", line.offset)
@@ -81,9 +80,18 @@ def _parsed(data: bytes) -> Any:
         return json.loads(data.decode("utf-8-sig"))
 
 
-def text_of(row: dict[str, Any]) -> str | None:
-    """The first text among TEXT_FIELDS."""
-    return next((row[name] for name in TEXT_FIELDS if isinstance(row.get(name), str)), None)
+def text_of(row: dict[str, Any], fields: Sequence[str]) -> str | None:
+    """The first text among these fields; a point parts the name of a field from that of a field in it."""
+    found = (_at(row, name) for name in fields)
+    return next((text for text in found if isinstance(text, str)), None)
+
+
+def _at(row: dict[str, Any], path: str) -> Any:
+    if path in row:
+        return row[path]
+    name, _, rest = path.partition(".")
+    inner = row.get(name)
+    return _at(inner, rest) if rest and isinstance(inner, dict) else None
 
 
 def _too_long(number: int, offset: int, limits: ReadConfig) -> Lost:

@@ -1,12 +1,11 @@
 """Raw input of any kind → documents, with everything unreadable set aside, never passed over in silence."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO, overload
+from typing import Any, BinaryIO
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -14,69 +13,14 @@ from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import Document
 from trivium.corpus.encoding import Decoder, decode
 from trivium.corpus.extract import RAW
-from trivium.corpus.lines import TEXT_FIELDS, lines, row_of, text_of
+from trivium.corpus.lines import lines, row_of, text_of
+from trivium.corpus.listing import LINES, PAGES, PARQUET, kind_name, name_of, shown
 from trivium.corpus.quarantine import Damage, Intake, Trouble
 from trivium.corpus.streams import Lost, chunks, open_binary
 from trivium.corpus.warc import Page, read_warc
-from trivium.errors import DataError
 
-_KINDS = {
-    "pages": (".warc", ".wet"),
-    "lines": (".jsonl",),
-    "texts": (".txt", ".md"),
-    "parquet": (".parquet",),
-}
-_PACKED = ("", ".gz", ".zst")
-SUFFIXES = tuple(
-    stem + packed
-    for kind, stems in _KINDS.items()
-    for stem in stems
-    for packed in (_PACKED if kind != "parquet" else ("",))
-)
-_OWN_FIELDS = (*TEXT_FIELDS, "id", "source", RAW)  # of a row; what else it says becomes metadata
+_OWN_FIELDS = ("id", "source", RAW)  # of a row, beside its text; what else it says becomes metadata
 _BLOCK = 4 << 20  # bytes of a text file decoded at once
-
-
-@overload
-def input_files(path: Path) -> list[Path]: ...
-
-
-@overload
-def input_files(path: Path | str) -> list[Path | str]: ...
-
-
-def input_files(path: Path | str) -> list[Path] | list[Path | str]:
-    """The files at or under `path` that are named as readable, sorted: paths of a path, URLs of a URL for fsspec.
-
-    Links that lead nowhere are among them, so that reading reports them. DataError when there are none.
-    """
-    found: Sequence[Path | str]
-    if isinstance(path, str):
-        found = _remote_files(path)
-    elif not path.exists():
-        raise DataError(f"{path} does not exist; give a file or folder with {', '.join(SUFFIXES)} files")
-    else:
-        found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if _is_file_or_broken_link(p))
-    files = [p for p in found if _name(p).lower().endswith(SUFFIXES) and not _name(p).startswith(".")]
-    if not files:
-        what = "is not one of" if found == [path] else "holds no file ending in one of"
-        raise DataError(f"{path} {what} {', '.join(SUFFIXES)}; convert the texts to one of these")
-    return files
-
-
-def relative_name(path: Path | str, corpus: Path | str) -> str:
-    """How a file is called inside the corpus it was found in."""
-    if path == corpus:
-        return _name(path)
-    if isinstance(path, Path):
-        return path.relative_to(corpus).as_posix()
-    return path.removeprefix(str(corpus).rstrip("/")).lstrip("/")
-
-
-def source_of(path: Path | str, corpus: Path | str) -> str:
-    """The source a file belongs to: the folder it stands in directly under `corpus`, else its own stem."""
-    first, *rest = relative_name(path, corpus).split("/")
-    return first if rest else first.split(".")[0] or first
 
 
 def read_any(
@@ -93,9 +37,9 @@ def read_any(
     what was seen. Memory stays within a few times `limits.longest_bytes`, whatever the file's size.
     """
     counts = intake if intake is not None else Intake()
-    name = _name(path).lower().removesuffix(".gz").removesuffix(".zst")
+    name = kind_name(path)
     try:
-        if name.endswith(_KINDS["pages"]) and not _is_empty(path):
+        if name.endswith(PAGES) and not _is_empty(path):
             for page in read_warc(path, limits, counts):
                 yield page if isinstance(page, Damage) else page_document(page, source=source)
             return
@@ -143,9 +87,9 @@ def _items(
         yield Damage(path, Trouble.EMPTY, "the file has 0 bytes")
         return
     with open_binary(path) as file:
-        if name.endswith(_KINDS["parquet"]):
+        if name.endswith(PARQUET):
             yield from _read_parquet(file, path, source, limits)
-        elif name.endswith(_KINDS["lines"]):
+        elif name.endswith((*LINES, ".json")):
             yield from _read_lines(file, path, source, limits)
         else:
             yield from _read_text(file, path, source, longest, limits)
@@ -156,14 +100,14 @@ def _read_lines(
 ) -> Iterator[Document | Damage]:
     nothing = True
     for line in lines(chunks(file, limits, str(path)), limits):
-        found = line if isinstance(line, Lost) else row_of(line) if line.data.strip() else None
+        found = line if isinstance(line, Lost) else row_of(line, limits.text) if line.data.strip() else None
         if found is None:
             continue
         nothing = False
         if isinstance(found, Lost):
             yield Damage(path, found.trouble, found.detail, found.offset)
         else:
-            yield _row_document(found, source)
+            yield _row_document(found, source, limits)
     if nothing:
         yield Damage(path, Trouble.NO_LINE, "the file holds no line")
 
@@ -174,17 +118,19 @@ def _read_parquet(
     """Rows of a Parquet file; a row group that cannot be read is lost alone."""
     try:
         table = pq.ParquetFile(file, page_checksum_verification=True)
+        texts = {part for name in limits.text for part in (name, name.partition(".")[0])}
         columns = [
             field.name
             for field in table.schema_arrow
-            if field.name in (*_OWN_FIELDS, "metadata") or _is_plain(field.type)
+            if field.name in {*texts, *_OWN_FIELDS, "metadata"} or _is_plain(field.type)
         ]
         groups = [table.metadata.row_group(n).num_rows for n in range(table.num_row_groups)]
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         yield Damage(path, Trouble.PARQUET, f"its footer cannot be read: {error}")
         return
-    if not set(columns) & set(TEXT_FIELDS):
-        yield Damage(path, Trouble.NO_TEXT, f"no column is called any of: {', '.join(TEXT_FIELDS)}")
+    if not texts & set(columns):
+        what = f"no column is called any of: {', '.join(limits.text)} (harvest.read.text)"
+        yield Damage(path, Trouble.NO_TEXT, what)
         return
     row = 0
     for number, rows in enumerate(groups):
@@ -194,7 +140,7 @@ def _read_parquet(
                 names = batch.schema.names
                 for values in zip(*map(_of_json, batch.columns), strict=True):
                     scalars = dict(zip(names, values, strict=True))
-                    found = _parquet_document(scalars, path, source, row + read)
+                    found = _parquet_document(scalars, path, source, limits, row + read)
                     if isinstance(found, Document) and found.text_bytes > limits.longest_bytes:
                         what = f"row {row + read} has {found.text_bytes} bytes; the limit is {limits.longest_bytes}"
                         found = Damage(path, Trouble.TOO_LONG, what, row + read)
@@ -207,19 +153,23 @@ def _read_parquet(
         row += rows
 
 
-def _parquet_document(scalars: dict[str, Any], path: Path | str, source: str, row: int) -> Document | Damage:
+def _parquet_document(
+    scalars: dict[str, Any], path: Path | str, source: str, limits: ReadConfig, row: int
+) -> Document | Damage:
     try:
         values = {name: scalar.as_py() for name, scalar in scalars.items()}
     except UnicodeDecodeError as error:
         return Damage(path, Trouble.NOT_UTF8, f"row {row}: {error.reason}", row)
-    if text_of(values) is None:
+    if text_of(values, limits.text) is None:
         return Damage(path, Trouble.NO_TEXT, f"row {row} has no text", row)
     if isinstance(values.get("metadata"), str):  # as in a document store
         try:
             values["metadata"] = json.loads(values["metadata"])
         except (ValueError, RecursionError):
             values["metadata"] = {"metadata": values["metadata"]}
-    return _row_document({k: v for k, v in values.items() if v is not None}, source)
+    else:
+        values["metadata"] = _in_json(values.get("metadata"))
+    return _row_document({k: v for k, v in values.items() if v is not None}, source, limits)
 
 
 def _read_text(
@@ -242,8 +192,8 @@ def _read_text(
             yield Damage(path, Trouble.TOO_LONG, what)
             return
         for piece in filter(str.strip, pieces):
-            identity = _digest(source, _name(path), str(number), piece)
-            yield Document(identity, piece, source, {"file": _name(path)})
+            identity = _digest(source, name_of(path), str(number), piece)
+            yield Document(identity, piece, source, {"file": shown(name_of(path))})
             number += 1
     if number == 0:
         yield Damage(path, Trouble.BLANK, "the file holds nothing but blanks")
@@ -263,9 +213,11 @@ def _blocks(file: BinaryIO, limits: ReadConfig, name: str) -> Iterator[tuple[byt
     yield bytes(held), True
 
 
-def _row_document(row: dict[str, Any], source: str) -> Document:
-    text = text_of(row) or ""
-    metadata = {name: value for name, value in row.items() if name not in _OWN_FIELDS}
+def _row_document(row: dict[str, Any], source: str, limits: ReadConfig) -> Document:
+    text = text_of(row, limits.text) or ""
+    # of a field that holds the text in it nothing is kept, or the text would be there twice
+    own = {*_OWN_FIELDS, *limits.text, *(name.partition(".")[0] for name in limits.text)}
+    metadata = {name: value for name, value in row.items() if name not in own}
     if isinstance(metadata.get("metadata"), dict):
         metadata |= metadata.pop("metadata")
     named = row["source"] if isinstance(row.get("source"), str) and row["source"] else source
@@ -279,32 +231,29 @@ def _is_plain(kind: pa.DataType) -> bool:
     return bool(
         kinds.is_string(kind)
         or kinds.is_large_string(kind)
+        or (kinds.is_dictionary(kind) and kinds.is_string(kind.value_type))
         or kinds.is_integer(kind)
         or kinds.is_floating(kind)
         or kinds.is_boolean(kind)
-        or (kinds.is_temporal(kind) and getattr(kind, "tz", None) is None)  # a zone takes a database of zones
+        or kinds.is_time(kind)
+        or kinds.is_date(kind)
+        or (kinds.is_timestamp(kind) and kind.tz is None)  # a zone takes a database of zones
     )
 
 
 def _of_json(column: pa.Array) -> pa.Array:
+    if pa.types.is_float16(column.type):
+        return column.cast(pa.float32())
     return column.cast(pa.string()) if pa.types.is_temporal(column.type) else column
 
 
-def _remote_files(url: str) -> list[str]:
-    try:
-        system, path = fsspec.core.url_to_fs(url)
-        names = [path] if system.isfile(path) else sorted(system.find(path))
-        if not names:
-            raise FileNotFoundError("nothing is stored there")
-    except (ImportError, ValueError, OSError) as error:
-        raise DataError(
-            f"{url} cannot be listed: {error}; check the address and its fsspec package"
-        ) from None
-    return [url.rstrip("/") + name.removeprefix(path.rstrip("/")) for name in names]
-
-
-def _is_file_or_broken_link(path: Path) -> bool:
-    return path.is_file() or (path.is_symlink() and not path.exists())
+def _in_json(value: Any) -> Any:
+    """A value of nested columns as plain data: what JSON has no word for, such as times, as text."""
+    if isinstance(value, dict):
+        return {str(name): _in_json(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(_in_json, value))
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _is_empty(path: Path | str) -> bool:
@@ -312,10 +261,6 @@ def _is_empty(path: Path | str) -> bool:
         return path.stat().st_size == 0
     with open_binary(path) as file:
         return not file.read(1)
-
-
-def _name(path: Path | str) -> str:
-    return path.name if isinstance(path, Path) else path.rstrip("/").rpartition("/")[2]
 
 
 def _digest(*parts: str) -> str:

@@ -16,8 +16,8 @@ from trivium.corpus.comparison import REASONS, Decisions, Fate, decisions_of, su
 from trivium.corpus.decontaminate import Counters, Hit, Keys, at_least, decontaminate
 from trivium.corpus.document import Document
 from trivium.corpus.engine.engine import Result
-from trivium.corpus.first_pass import Part, all_parts, evaluation_keys
-from trivium.corpus.job import Job, evaluation_texts, lay_down, read_job
+from trivium.corpus.first_pass import PART_LIST, Part, all_parts, evaluation_keys
+from trivium.corpus.job import Job, evaluation_texts, lay_down, read_job, state_of
 from trivium.corpus.judged import REJECTS, packed_lines, reject_line
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.parts import COUNTS
@@ -69,9 +69,8 @@ def clean_shard(work: str, item: str) -> Result:
     job = read_job(work)
     folder = job.path(SHARDS, f"{int(item):05d}")
     if not folder.is_dir():
-        parts = all_parts(job)
         cleaner = _Cleaner(job)
-        pieces = [cleaner.clean(part) for part in shard_groups(job, parts)[int(item)]]
+        pieces = [cleaner.clean(part) for part in _groups(job, state_of(job.path(PART_LIST)))[int(item)]]
 
         def write(into: Any) -> None:
             entry = write_shard(into / shard_name(int(item)), pa.concat_tables(pieces))
@@ -158,6 +157,12 @@ class _Cleaner:
     def _reject(self, document: Document, step: str, reason: str, **detail: Any) -> None:
         self.tallies[step].dropped[reason] += 1
         self.lines.append(reject_line(document, step, reason, **detail))
+
+
+@lru_cache(maxsize=2)
+def _groups(job: Job, _: tuple[str, int, int]) -> list[list[Part]]:
+    # Once a process, not once a shard, as the job is: there are as many shards as parts, but for a factor.
+    return shard_groups(job, all_parts(job))
 
 
 @lru_cache(maxsize=2)

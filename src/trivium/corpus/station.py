@@ -20,10 +20,10 @@ from trivium.corpus.inputs import DOCUMENTS, documents_of, files_at
 from trivium.corpus.job import Job, begin_job, end_job, read_job
 from trivium.corpus.judged import REJECTS as PACKED
 from trivium.corpus.judged import as_read, packed_lines, reject_line
+from trivium.corpus.listing import source_of
 from trivium.corpus.parts import COUNTS, PART_BYTES, Piece, counts_of, do_parts, part_names, stretches
 from trivium.corpus.publish import join_files, publish_shards, summed
 from trivium.corpus.quarantine import Damage
-from trivium.corpus.read import source_of
 from trivium.corpus.steps import Reject, Steps, Tally
 from trivium.corpus.store import documents_table, shard_name, write_shard
 from trivium.progress import Progress, silent

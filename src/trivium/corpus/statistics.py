@@ -1,5 +1,6 @@
 """Distributions of a curated corpus: lengths and scores of what was kept, reasons and similarities of what was not."""
 
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ def corpus_statistics(curated: Path) -> dict[str, Any]:
     lengths: source → documents by characters, doubling from bin to bin (bin n: 2^n characters or more).
     rejected: step → reason → documents; similarities: near duplicates by tenths of their Jaccard similarity.
     """
-    values: dict[str, list[float]] = defaultdict(list)
+    values: dict[str, array[float]] = defaultdict(lambda: array("d"))
     lengths: dict[str, Counter[int]] = defaultdict(Counter)
     for document in read_documents(curated / DOCUMENTS, verify=False):
         values[f"characters of {document.source}"].append(len(document.text))
@@ -29,7 +30,7 @@ def corpus_statistics(curated: Path) -> dict[str, Any]:
         for name, value in numbers_in(document.metadata):
             values[name].append(value)
     rejected: dict[str, Counter[str]] = defaultdict(Counter)
-    similarities: list[float] = []
+    similarities = array("d")
     for row in rejects_of(curated):
         rejected[row["step"]][row["reason"]] += 1
         if "jaccard" in row:

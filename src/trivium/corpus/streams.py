@@ -7,6 +7,7 @@ so that only the damaged member is lost.
 import codecs
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ from trivium.corpus.config import ReadConfig
 from trivium.corpus.quarantine import Trouble
 
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_SKIPPED = re.compile(
+    rb"[\x50-\x5f]\x2a\x4d\x18"
+)  # begins a zstd frame that is passed over; pzstd writes some
 _MEMBER = b"\x1f\x8b\x08"  # how every gzip member begins: magic and the only method there is
 _LOOKED_AT = 256  # bytes that tell text from packed bytes
 _BLOCK_IN, _BLOCK_OUT = 1 << 16, 1 << 18
@@ -62,7 +66,7 @@ def chunks(file: BinaryIO, limits: ReadConfig, name: str = "") -> Iterator[Chunk
         file.seek(0)
         if magic.startswith(GZIP) or (name.lower().endswith(".gz") and not _is_text(magic)):
             yield from _gzip_chunks(file, limits)
-        elif magic.startswith(ZSTD):
+        elif magic.startswith(ZSTD) or _SKIPPED.match(magic):
             yield from _zstd_chunks(file, limits)
         else:
             yield from _plain_chunks(file)

@@ -21,6 +21,7 @@ _TYPE = re.compile(rb"^warc-type:[ \t]*(\w+)", re.I | re.M)
 _WANTED = (b"response", b"resource", b"conversion")  # conversion: the text records of WET files
 _CODECS = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate", "br": "br", "zstd": "zstd"}
 _DIGESTS = ("sha1:", "sha256:", "sha512:", "md5:")
+_CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]{1,40})", re.I)
 _CHUNK = re.compile(rb"\s*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
 
 
@@ -130,10 +131,12 @@ class _Unpacked(Exception):
 
 
 def _plain_page(record: WarcRecord) -> Page | str:
-    kind = _header(record, "Content-Type").partition(";")[0].strip().lower()
+    kind, _, parameters = _header(record, "Content-Type").partition(";")
+    kind, charset = kind.strip().lower(), _CHARSET.search(parameters)
     if not _readable(kind):
         return "content type"
-    return Page(_address(record), kind, None, record.reader.read(), _header(record, "WARC-Date"))
+    name = charset[1] if charset else None
+    return Page(_address(record), kind, name, record.reader.read(), _header(record, "WARC-Date"))
 
 
 def _http_page(record: WarcRecord, limits: ReadConfig) -> Page | str:

@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from trivium.corpus.clean import tidy
 from trivium.corpus.config import DecontaminationConfig
 from trivium.corpus.decontaminate import Keys, keys_of
 from trivium.corpus.document import Document
@@ -27,13 +28,18 @@ class Overlap:
     def flags(self, examples: Sequence[Example]) -> list[bool]:
         """For each question, whether any of its n-grams stands in the corpus."""
         return [
-            any(key in self._found for key in keys_of(e.overlap or e.context, self._config)) for e in examples
+            any(key in self._found for key in keys_of(text_looked_for(e), self._config)) for e in examples
         ]
+
+
+def text_looked_for(example: Example) -> str:
+    """What of a question is looked for in a corpus, tidied as its texts are: letters may be written in several ways."""
+    return tidy(example.overlap or example.context)
 
 
 def scan_corpus(documents: Path, examples: Iterable[Example], config: DecontaminationConfig) -> Overlap:
     """Search the documents of a folder (`trivium-documents-1`) for the n-grams of these questions."""
-    keys = Keys({str(n): e.overlap or e.context for n, e in enumerate(examples)}, config)
+    keys = Keys({str(n): text_looked_for(e) for n, e in enumerate(examples)}, config)
     found: set[str] = set()
     for some in _several(read_documents(documents, verify=False)):
         hits = keys.hits(texts_of([d.text for d in some]))

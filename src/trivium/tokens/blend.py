@@ -71,6 +71,15 @@ class Blend:
         return ordinals
 
 
+def largest_excess(weights: Mapping[str, float]) -> tuple[str, float]:
+    """The source that rounding lets come most often, and how many times as often as its weight says."""
+    shares, total = rounded(weights), sum(weights.values())
+    period = sum(shares.values())
+    excess = {source: share / period / (weights[source] / total) for source, share in shares.items()}
+    source = max(excess, key=lambda name: excess[name])
+    return source, excess[source]
+
+
 def rounded(weights: Mapping[str, float], resolution: int = RESOLUTION) -> dict[str, int]:
     """Integer shares closest to the weights (largest remainder); a positive weight keeps at least one share.
 

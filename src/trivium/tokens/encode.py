@@ -16,6 +16,7 @@ from trivium.errors import ConfigError, DataError
 from trivium.progress import Progress, silent
 from trivium.provenance import file_sha256, fingerprint, write_json
 from trivium.seeds import seed_for
+from trivium.tokens.blend import rounded
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.entropy import entropy, unigram_entropy
 from trivium.tokens.gather import ShardSet
@@ -52,6 +53,7 @@ def tokenize(
     if not total:
         raise DataError(f"{store} holds no text: curation left nothing; look at its funnel, or add text")
     weights = blend_weights(source / "blend.json", found.sources)
+    rounded(weights)  # more sources than can be blended are an error before any text is encoded
     held_out = choose_held_out(found, fraction=config.validation_fraction)
 
     progress(0, total, "training the tokenizer" if config.tokenizer is None else "reading the tokenizer")

@@ -20,6 +20,7 @@ from trivium.errors import DataError
 from trivium.tokens.shards import TokenShard
 
 SCHEMA = pa.schema([("document", pa.string()), ("tokens", pa.int64())])
+_GROUP = 1 << 16  # documents that are written together
 
 
 class Span(NamedTuple):
@@ -46,18 +47,36 @@ def lineage_file(shard: TokenShard) -> Path:
 
 
 class LineageWriter:
-    """Appends documents to the table beside a shard."""
+    """Appends documents to the table beside a shard.
+
+    Its file is open only once there are many: a corpus may have more sources than a process may have files.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = pq.ParquetWriter(path, SCHEMA, compression="zstd")
+        self._path = path
+        self._file: pq.ParquetWriter | None = None
+        self._held = [SCHEMA.empty_table()]
+        self._rows = 0  # of those
 
     def append(self, documents: pa.Array | Sequence[str], lengths: NDArray[np.int64]) -> None:
         """Add the id in the corpus, and the length in tokens, of each document."""
-        self._file.write_table(pa.table({"document": documents, "tokens": lengths}, schema=SCHEMA))
+        more = pa.table({"document": documents, "tokens": lengths}, schema=SCHEMA)
+        self._held.append(more)
+        self._rows += more.num_rows
+        if self._rows >= _GROUP:
+            together = pa.concat_tables(self._held)
+            whole = self._rows - self._rows % _GROUP
+            self._write(together.slice(0, whole))
+            self._held, self._rows = [together.slice(whole)], self._rows - whole
 
     def close(self) -> None:
         """Finish the table."""
-        self._file.close()
+        self._write(pa.concat_tables(self._held)).close()
+
+    def _write(self, table: pa.Table) -> pq.ParquetWriter:
+        self._file = self._file or pq.ParquetWriter(self._path, SCHEMA, compression="zstd")
+        self._file.write_table(table.combine_chunks(), row_group_size=_GROUP)
+        return self._file
 
 
 def read_lineage(path: Path, shard: TokenShard) -> list[str]:

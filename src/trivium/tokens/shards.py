@@ -80,38 +80,42 @@ def _told(path: Path) -> str:
 
 
 class ShardWriter:
-    """Appends documents to a shard; `close` writes the index, without which it is not a shard."""
+    """Appends documents to a shard; `close` writes the index, without which it is not a shard.
+
+    No file stays open between appends: a corpus may have more sources than a process may have files.
+    """
 
     def __init__(self, prefix: Path, *, dtype: str) -> None:
         self.prefix = prefix
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self._code = next(code for code, known in _dtypes().items() if known == self.dtype)
         self._lengths: list[NDArray[np.int64]] = []
-        self._file = open(files_of(prefix)[1], "wb")  # noqa: SIM115 closed by close()
+        self._path = files_of(prefix)[1]
+        self._path.write_bytes(b"")
 
     def append(self, ids: NDArray[np.integer], lengths: NDArray[np.integer]) -> None:
         """Add documents: their ids end to end, and how many each has; DataError when one does not fit its type."""
         limits = np.iinfo(self.dtype)
         if ids.size and not limits.min <= ids.min() <= ids.max() <= limits.max:
             raise DataError(
-                f"{self._file.name}: ids from {ids.min()} to {ids.max()} do not fit {self.dtype.name} "
+                f"{self._path}: ids from {ids.min()} to {ids.max()} do not fit {self.dtype.name} "
                 f"({limits.min} to {limits.max}); set tokens.dtype to int32"
             )
         if lengths.size and lengths.max() > _LONGEST:
             raise DataError(
-                f"{self._file.name}: a document of {lengths.max()} tokens; an index counts up to {_LONGEST}; lower "
+                f"{self._path}: a document of {lengths.max()} tokens; an index counts up to {_LONGEST}; lower "
                 "harvest.read.longest_bytes, or cut the text"
             )
         if lengths.sum() != ids.size:
             raise DataError(
-                f"{self._file.name}: {ids.size} ids for documents of {lengths.sum()} in all; give as many as they have"
+                f"{self._path}: {ids.size} ids for documents of {lengths.sum()} in all; give as many as they have"
             )
-        self._file.write(ids.astype(self.dtype).data)
+        with open(self._path, "ab") as file:
+            file.write(ids.astype(self.dtype).data)
         self._lengths.append(np.asarray(lengths, dtype=np.int64))
 
     def close(self) -> NDArray[np.int64]:
         """Finish the shard; returns the length of each document in tokens."""
-        self._file.close()
         lengths = np.concatenate([np.empty(0, np.int64), *self._lengths])
         _write_index(files_of(self.prefix)[0], self._code, self.dtype.itemsize, lengths)
         return lengths

@@ -85,7 +85,8 @@ def where(record: Record, document: str) -> dict[str, Any]:
     if not pieces:
         raise DataError(
             f"no training token of {record.tokens} comes from a document '{document}': it was dropped by curation, "
-            f"validates, or is none; `trivium corpus inspect '{document}'` tells what became of it"
+            f"validates, or is none; `trivium corpus inspect '{document}' --out {record.folder.parent}` tells what "
+            "became of it"
         )
     samples = record.plan.batch.at(done).first_sample
     found = [(piece, [_saw(record, s) for s in data.sightings(piece, samples)]) for piece in pieces]

@@ -3,8 +3,8 @@
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.kernels.words import text_keys
 
-SAME_TEXT, SAME_ID = "same text as an earlier document", "same id as an earlier document"
-SAME_ADDRESS = "same address as an earlier document"
+SAME_TEXT, SAME_ID = "same text as another document", "same id as another document"
+SAME_ADDRESS = "same address as another document"
 
 
 def text_key(text: str) -> bytes:

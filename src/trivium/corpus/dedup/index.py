@@ -168,7 +168,8 @@ def _candidates(parts: Sequence[IndexPart], first_new: int, *, bands: int) -> Pa
     """Pairs that agree in a band and whose later document is new; one band in memory at a time."""
 
     def of_band(band: int) -> Pairs:
-        keys = np.concatenate([np.empty(0, np.uint64), *(part.bands()[band] for part in parts)])
+        # copied, as each file that is mapped is one that is open, and a process may have a thousand
+        keys = np.concatenate([np.empty(0, np.uint64), *(part.bands()[band].copy() for part in parts)])
         found = pairs_in_band(keys, chain=CHAIN)
         return found[found[:, 1] >= first_new]
 
