@@ -29,6 +29,11 @@ def kind(plan: Plan) -> dict[str, object]:
         **{name: getattr(plan, name) for name in KEPT if name != "recompute"},
         "recompute": (plan.recompute.mode, plan.recompute.every > 1),
         "family": (model.family, model.head, model.dropout, model.documents),
+        "windows": (
+            model.window is None or model.window >= model.sequence,
+            {model.has_window(n) for n in range(model.layers)},
+            model.has_window(0),
+        ),
         "queries of a group": model.heads // model.kv,
         "padding": (missing // rows, missing % rows > 0),
         "empty stages": [c == 0 for c in counts],
@@ -51,6 +56,10 @@ def kind(plan: Plan) -> dict[str, object]:
         ),
         small(pipeline=3, model=BIG, partition={"layers": [12, 13, 5]}),
         small(pipeline=4, model=BIG, partition={"layers": [0, 10, 15, 5]}),
+        small(model={**BIG, "window": 512}),
+        small(pipeline=2, model={**BIG, "window": 4096, "window_from": 28}),
+        small(context=4, model={**BIG, "window": 1024, "full_every": 6}),
+        small(pipeline=3, model={**BIG, "window": 100, "window_from": 1, "full_every": 4}),
         small(
             tensor=2, model={**BIG, "family": "llama", "kv_heads": 4, "hidden": 768}, sequence_parallel=True
         ),
@@ -65,7 +74,7 @@ def kind(plan: Plan) -> dict[str, object]:
 )
 def test_a_big_plan_becomes_small_and_stays_of_its_kind(plan: Plan) -> None:
     found = reduced(plan)
-    assert found.check() == []
+    assert found.check() == [] and reduced(found) == found
     assert kind(found) == kind(plan)
     assert found.model.hidden <= 64 and found.model.vocabulary <= 2000 and found.model.sequence <= 24
     assert found.model.layers <= 3 * plan.layout.stages

@@ -11,7 +11,7 @@ from trivium.cost.activations import embedding_bytes, head_bytes, layer_bytes, l
 from trivium.cost.case import ATTENTION, LAYER, MODES, NONE, case_of
 from trivium.cost.stages import layers_by_stage
 from trivium.model import gelu
-from trivium.parallel import narrow_attention
+from trivium.parallel import narrow_attention, window_attention
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
 from versions import fake_attention_is_exact
@@ -28,6 +28,7 @@ LLAMA_405B = {
     "vocabulary": 128256,
     "head": "untied",
 }
+WINDOWS = {**LLAMA_405B, "window": 500, "window_from": 1}
 SPLITS = {
     "none": {"layout": {"tensor": 1}},
     "tensor": {"layout": {"tensor": 8}},
@@ -43,6 +44,7 @@ def in_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gelu, "PIECE", 1 << 40)
     monkeypatch.setattr(narrow_attention, "BLOCK_SCORES", 1 << 40)
     monkeypatch.setattr(narrow_attention, "QUERIES_OF_LONG", 1 << 12)
+    monkeypatch.setattr(window_attention, "QUERIES", 1 << 9)
 
 
 def predicted(plan: Plan, stage: int) -> float:
@@ -64,7 +66,7 @@ def test_predicted_bytes_are_those_counted_on_both_ends_of_a_small_model(plan: P
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("recompute", [{"mode": m} for m in MODES] + MIXED)
-@pytest.mark.parametrize("model", [{}, {"dropout": 0.1}, {"documents": "apart"}, LLAMA_405B])
+@pytest.mark.parametrize("model", [{}, {"dropout": 0.1}, {"documents": "apart"}, LLAMA_405B, WINDOWS])
 def test_predicted_bytes_are_those_counted_at_the_width_of_a_real_model(model, recompute, split) -> None:
     """MT-NLG's layers, and those of the largest Llama 3; no byte of them is allocated."""
     plan = mt_nlg(**merge(merge(WIDE, {"model": model, "recompute": recompute}), SPLITS[split]))

@@ -3,6 +3,7 @@ from typing import Literal
 import pytest
 
 from cost.plans import mt_nlg, small
+from trivium.cost.case import case_of
 from trivium.cost.compute import flops_per_token, hardware_flops, layer_flops, model_flops, stage_flops
 from trivium.cost.stages import layers_by_stage
 from trivium.plan.model_shape import ModelShape
@@ -41,6 +42,29 @@ def test_mt_nlg_executes_the_flops_behind_its_printed_126_tflops():
 
 def test_mt_nlg_model_flops_give_the_utilisation_palm_computed_for_it():
     assert model_flops(mt_nlg().model, 1920).total / 60.1 / 2240 / 312e12 == pytest.approx(0.302, abs=0.001)
+
+
+def test_a_window_counts_as_many_keys_for_every_query_in_the_layers_that_have_it():
+    plan = small(model={"window": 8, "window_from": 1})
+    whole, wide = small(), small(model={"window": 32})
+    tokens, width = 32 * 32, 4 * (plan.model.heads * plan.model.head_columns)
+    layers = plan.model.layers
+    spared = 3 * tokens * width * (32 - 8) * (layers - 1)
+    assert model_flops(whole.model, 32).total - model_flops(plan.model, 32).total == spared
+    assert hardware_flops(whole).total - hardware_flops(plan).total == spared
+    assert model_flops(wide.model, 32) == model_flops(whole.model, 32)
+    again = small(model={"window": 8, "window_from": 1}, recompute={"mode": "attention"})
+    assert hardware_flops(again).recompute == tokens * width * (32 + 8 * (layers - 1))
+
+
+@pytest.mark.parametrize("window", [1, 5, 31, 32, 40])
+def test_the_share_of_pairs_that_windows_leave_is_that_of_counting_them(window):
+    plan = small(model={"window": window, "window_from": 2, "full_every": 3})
+    layers, sequence = plan.model.layers, plan.model.sequence
+    through = [plan.model.window_of(n) or sequence for n in range(layers)]
+    pairs = [sum(min(query + 1, reach) for query in range(sequence)) for reach in through]
+    assert case_of(plan).seen == pytest.approx(sum(pairs) / (layers * sequence * (sequence + 1) / 2))
+    assert case_of(small()).seen == case_of(mt_nlg()).seen == 1
 
 
 def test_model_flops_leave_out_recomputation_and_padding():

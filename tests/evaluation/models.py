@@ -23,6 +23,15 @@ FAMILIES = {
     "gpt": {"family": "gpt"},
     "llama": {"family": "llama", "head": "untied", "kv_heads": 2, "ffn": 40, "rope_scaling": YARN},
     "olmo2": {"family": "llama", "kv_heads": 2, "ffn": 40, "qk_norm": "all_heads", "norm_position": "after"},
+    "mistral": {"family": "llama", "kv_heads": 2, "ffn": 40, "window": 7},
+    "ministral": {
+        "family": "llama",
+        "kv_heads": 2,
+        "ffn": 40,
+        "window": 5,
+        "window_from": 1,
+        "full_every": 2,
+    },
     "qwen3": {"family": "llama", "kv_heads": 2, "ffn": 40, "qk_norm": True, "head_width": 6},
 }
 

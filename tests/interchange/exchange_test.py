@@ -43,6 +43,11 @@ MODELS = {
     "qwen2, yarn": {"family": "llama", "qkv_bias": True, "rope_scaling": {"kind": "yarn", **SLOWED}},
     "olmo2": {"family": "llama", "kv_heads": 2, "qk_norm": "all_heads", "norm_position": "after", "ffn": 40},
     "qwen3": {"family": "llama", "kv_heads": 2, "qk_norm": True, "head_width": 8, "head": "untied"},
+    "mistral": {"family": "llama", "kv_heads": 2, "window": 3},
+    "mistral, all in sight": {"family": "llama", "window": 8},
+    "ministral": {"family": "llama", "window": 3, "window_from": 1, "full_every": 2},
+    "qwen2, later layers": {"family": "llama", "qkv_bias": True, "window": 3, "window_from": 2},
+    "qwen3, every other layer": {"family": "llama", "qk_norm": True, "window": 3, "full_every": 2},
 }
 
 
@@ -250,6 +255,7 @@ def test_what_no_architecture_there_computes_is_refused() -> None:
         ({"kv_heads": 2}, "plan.model.kv_heads .2. must be"),
         ({"head_width": 8}, "plan.model.head_width .8. must be hidden / heads .24 / 4."),
         (both, "no architecture .* has .*plan.model.qkv_bias true, plan.model.qk_norm each_head"),
+        ({"window": 3}, "plan.model.window is 3, and in GPT2LMHeadModel .* sees all"),
         (
             {"family": "llama", "norm_position": "after"},
             "plan.model.norm_position after .*Olmo2ForCausalLM: llama",
@@ -296,32 +302,74 @@ def test_what_this_engine_does_not_compute_is_refused(change, said: str) -> None
         shape_of({**config, **change}, "x")
 
 
-WINDOWS = {  # of how many positions, in a sequence of 8
-    "MistralForCausalLM": ({"sliding_window": None}, {"sliding_window": 8}),
-    "Qwen2ForCausalLM": (
-        {},
-        {"sliding_window": 4},
-        {"use_sliding_window": False, "sliding_window": 4},
-        {"use_sliding_window": True, "sliding_window": 8},
+SLIDES, ALL = "sliding_attention", "full_attention"
+WINDOWS = [  # of an architecture, what its config.json says, and which layers of four have a window of 3
+    ("MistralForCausalLM", {"sliding_window": None}, []),
+    ("MistralForCausalLM", {"sliding_window": 3}, [0, 1, 2, 3]),
+    ("MinistralForCausalLM", {"sliding_window": 3}, [0, 1, 2, 3]),
+    ("MinistralForCausalLM", {"sliding_window": 3, "layer_types": [ALL, SLIDES, SLIDES, ALL]}, [1, 2]),
+    ("MinistralForCausalLM", {"sliding_window": 3, "layer_types": [ALL] * 4}, []),
+    ("LlamaForCausalLM", {"sliding_window": 3, "layer_types": [SLIDES] * 4}, []),  # which asks for neither
+    *(
+        (name, {"max_window_layers": 2, **said}, layers)
+        for name in ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
+        for said, layers in (
+            ({"sliding_window": 3}, []),
+            ({"use_sliding_window": False, "sliding_window": 3, "layer_types": [ALL] * 4}, []),
+            ({"use_sliding_window": True, "sliding_window": 3}, [2, 3]),
+            ({"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 4}, []),
+            (
+                {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": None},
+                "max_window_layers",
+            ),
+            ({"use_sliding_window": True, "sliding_window": None}, []),
+            (
+                {"use_sliding_window": True, "sliding_window": 3, "layer_types": [SLIDES, ALL, SLIDES, ALL]},
+                [0, 2],
+            ),
+            (
+                {"use_sliding_window": False, "sliding_window": 3, "layer_types": [SLIDES] * 4},
+                "no window is in",
+            ),
+        )
     ),
-}
-WINDOWS["Qwen3ForCausalLM"] = WINDOWS["Qwen2ForCausalLM"]
+    ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window is 0, and must be a whole number above 0"),
+    ("MistralForCausalLM", {"sliding_window": "far"}, "sliding_window is 'far'"),
+    ("MinistralForCausalLM", {"sliding_window": 3, "layer_types": [SLIDES] * 3}, "for each of 4 layers"),
+    (
+        "MinistralForCausalLM",
+        {"sliding_window": 3, "layer_types": ["chunked"] * 4},
+        "layer_types is .'chunked'",
+    ),
+    (
+        "MinistralForCausalLM",
+        {"sliding_window": 3, "layer_types": [SLIDES, ALL, ALL, SLIDES]},
+        r"in layers \[0, 3\], and this engine computes it from some layer on",
+    ),
+]
 
 
-@pytest.mark.parametrize("name", WINDOWS)
-def test_a_window_is_refused_exactly_where_a_position_would_see_less(name: str) -> None:
-    config = config_of(small(model={"family": "llama"}).model, dtype="float32") | {"architectures": [name]}
-    for sees_all in WINDOWS[name]:
-        shape_of({**config, **sees_all}, "x")
-    law = (
-        r"x: sliding_window is 7, and must be null or at least max_position_embeddings \(8\): .* set "
-        r"max_position_embeddings to 7"
-    )
-    with pytest.raises(DataError, match=law):
-        shape_of({**config, "use_sliding_window": True, "sliding_window": 7}, "x")
-    if name == "MistralForCausalLM":  # which takes this size where config.json says nothing
-        with pytest.raises(DataError, match="sliding_window is 4096"):
-            shape_of({**config, "max_position_embeddings": 8192}, "x")
+@pytest.mark.parametrize(("name", "said", "expected"), WINDOWS)
+def test_a_window_is_taken_as_transformers_takes_it_or_refused(
+    name: str, said: dict[str, object], expected: list[int] | str
+) -> None:
+    llama = config_of(small(model={"family": "llama"}).model, dtype="float32") | {"architectures": [name]}
+    if isinstance(expected, str):
+        with pytest.raises(DataError, match=expected):
+            shape_of({**llama, **said}, "x")
+        return
+    model = shape_of({**llama, **said}, "x")
+    assert [n for n in range(4) if model.window_of(n) == 3] == expected
+    assert [n for n in range(4) if model.has_window(n)] == expected
+    assert small(model=model.model_dump()).check() == []
+
+
+def test_a_window_that_a_config_leaves_out_is_that_of_its_architecture() -> None:
+    config = config_of(small(model={"family": "llama", "sequence": 8192}).model, dtype="float32")
+    for name in ("MistralForCausalLM", "MinistralForCausalLM"):
+        assert shape_of({**config, "architectures": [name]}, "x").window == 4096
+    later = shape_of({**config, "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, "x")
+    assert later.window is None, "it begins behind the last of few layers"
 
 
 def test_sizes_that_a_config_leaves_out_are_those_of_its_architecture() -> None:

@@ -4,7 +4,7 @@ import shlex
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,16 +16,19 @@ from trivium.checkpoint.load import Checkpoint, published
 from trivium.cli import main as entry
 from trivium.cli.run_config import Given, resolve
 from trivium.config import build, to_tree
+from trivium.evaluation.answer import NativeScorer
+from trivium.evaluation.windows import Encoded
 from trivium.interchange.bring import import_hf
 from trivium.interchange.export import TOLERANCE, export_hf
 from trivium.interchange.settings import config_of
+from trivium.model.generate import Choice, Draft, continue_drafts
 from trivium.model.whole import WholeModel
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 from trivium.tokens.samples import TokenDataset
-from trivium.tokens.tokenizer import load_tokenizer
+from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
 from trivium.training.config import TrainingConfig
 from trivium.training.job import start
 from trivium.training.metrics import METRICS, read
@@ -46,6 +49,8 @@ LLAMA = {
 # Sequences go beyond the original positions; some pairs of columns are slowed in full, some in part.
 LLAMA31 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0.05, "high_freq_factor": 1.0}
 LLAMA31["original_max_position_embeddings"] = 4
+QWEN3 = {**LLAMA, "num_key_value_heads": 2, "head_dim": 8, "use_sliding_window": True}
+ALL, SLIDES = "full_attention", "sliding_attention"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4, "beta_slow": 0.001}
 THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {**GPT2, "resid_pdrop": 0.0}),
@@ -57,6 +62,31 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {**LLAMA, "num_key_value_heads": 2, "sliding_window": 16, "head_dim": 12}),
     "mistral without a window": ("Mistral", {**LLAMA, "num_key_value_heads": 2, "sliding_window": None}),
     "qwen2": ("Qwen2", {**LLAMA, "num_key_value_heads": 2, "sliding_window": 4}),
+    "mistral through a window": ("Mistral", {**LLAMA, "num_key_value_heads": 2, "sliding_window": 5}),
+    "ministral": (
+        "Ministral",
+        {
+            **LLAMA,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "sliding_window": 5,
+            "layer_types": [ALL, SLIDES, SLIDES, ALL],
+        },
+    ),
+    "qwen2 through a window": (
+        "Qwen2",
+        {
+            **LLAMA,
+            "num_key_value_heads": 4,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 1,
+        },
+    ),
+    "qwen3 through a window": (
+        "Qwen3",
+        {**QWEN3, "sliding_window": 4, "layer_types": [SLIDES, ALL] * 2},
+    ),
     "qwen2 tied": ("Qwen2", {**LLAMA, "num_key_value_heads": 4, "tie_word_embeddings": True}),
     "olmo2": ("Olmo2", {**LLAMA, "rope_theta": 500.0}),
     "olmo2 grouped tied": ("Olmo2", {**LLAMA, "num_key_value_heads": 2, "tie_word_embeddings": True}),
@@ -103,9 +133,37 @@ def test_a_model_of_transformers_says_the_same_here(tmp_path: Path, name: str) -
     rows = torch.randint(0, VOCABULARY, (3, 16), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         assert (model(rows).logits - here.logits(rows.tolist())).abs().max() <= TOLERANCE
-    back = config_of(here.model, dtype="float32").get("rope_parameters", {})
+    back = config_of(here.model, dtype="float32")
     told = getattr(model.config, "rope_parameters", {})
-    assert back.items() >= told.items(), "the same positions are written back"
+    assert back.get("rope_parameters", {}).items() >= told.items(), "the same positions are written back"
+    window = getattr(model.config, "sliding_window", None)
+    assert back.get("sliding_window") == window, "and the same window"
+    if window is not None and hasattr(model.config, "layer_types"):
+        assert back["layer_types"] == model.config.layer_types
+
+
+@pytest.mark.parametrize("name", [name for name in THEIRS if "window" in name or name == "ministral"])
+def test_beyond_the_window_it_writes_and_scores_what_transformers_does(tmp_path: Path, name: str) -> None:
+    model = theirs(name, tmp_path / "theirs")
+    here = ours(Checkpoint.open(import_hf(tmp_path / "theirs", tmp_path / "ours")))
+    prompts = [[5, 7, 11], [2, 3, 5, 7, 11, 13, 17, 19], [2, 3, 5, 7, 9], [2, 3, 5, 7, 9, 1, 4, 4]]
+    drafts = [Draft(p, Choice(0, 0, 1, 0), lambda drawn: False, 16 - len(p)) for p in prompts]
+    continue_drafts(here, drafts)
+    for prompt, draft in zip(prompts, drafts, strict=True):
+        wanted = {"min_new_tokens": 16 - len(prompt), "max_new_tokens": 16 - len(prompt)}
+        # An end of text would end it there, and is only one id of many here.
+        model.generation_config.eos_token_id = None
+        assert model.generate(torch.tensor([prompt]), do_sample=False, **wanted)[0].tolist() == draft.text
+    texts = [draft.text for draft in drafts]
+    asked = [Encoded(text[:n], text[n : n + 3]) for text in texts for n in (1, 6, 9, 12)]
+    asked += [Encoded(e.context, [*e.continuation[:1], 8]) for e in asked]
+    found = NativeScorer(here, cast(Tokenizer, None)).loglikelihood_of_ids(asked)
+    for (likelihood, _), (context, continuation) in zip(found, asked, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*context, *continuation]])).logits[0]
+        nats = logits.log_softmax(-1)[len(context) - 1 : -1]
+        expected = sum(float(nats[n, token]) for n, token in enumerate(continuation))
+        assert likelihood == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +194,8 @@ LAYOUTS = {
     "mistral": {"tensor": 2, "sequence_parallel": True},
     "qwen2": {"tensor": 2, "zero": 2},
     "qwen3": {"tensor": 2, "data": 2},
+    "mistral through a window": {"context": 2, "tensor": 2},
+    "qwen2 through a window": {"pipeline": 2, "data": 2},
     "olmo2 grouped tied": {"tensor": 2, "sequence_parallel": True},
 }
 

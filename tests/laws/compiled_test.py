@@ -33,6 +33,8 @@ ALONE = [
     small(model={**LLAMA, "rope_scaling": YARN, "layers": MANY_LAYERS}, compiled=True, zero=3),
     small(model={**QWEN3, "layers": MANY_LAYERS}, compiled=True, recompute={"mode": "attention"}),
     small(model={**OLMO2, "layers": MANY_LAYERS}, compiled=True),
+    small(model={**LLAMA, "window": 3, "layers": MANY_LAYERS}, compiled=True),
+    small(model={"window": 3, "layers": MANY_LAYERS, "documents": "apart"}, compiled=True),
     small(model={"layers": MANY_LAYERS, "documents": "apart"}, compiled=True, recompute={"mode": "layer"}),
     small(
         model={"layers": MANY_LAYERS},
@@ -45,6 +47,8 @@ TOGETHER = [
     small(tensor=2, model=QWEN3, compiled=True, recompute={"mode": "layer"}),
     small(context=2, model=QWEN3, compiled=True),
     small(tensor=2, model=OLMO2, compiled=True),
+    small(tensor=2, model={**LLAMA, "window": 3, "full_every": 2}, compiled=True),
+    small(context=2, model={**LLAMA, "window": 3, "window_from": 1}, compiled=True),
     small(tensor=2, row_chunks=2, compiled=True, recompute={"activation_function": True}),
     small(pipeline=2, chunks=2, schedule="zb-v", compiled=True),
     small(context=2, zero=2, compiled=True),
@@ -66,6 +70,18 @@ def test_one_process_compiles_one_whole_block_for_all_layers_and_the_loss(plan: 
     findings = examine(plan, Mesh.single(), compute_reference(plan))
     assert certificate(plan, findings.deviations).passed
     assert counters["stats"]["unique_graphs"] == 2 and not counters["graph_break"]
+
+
+def test_layers_with_a_window_and_without_are_two_graphs_however_many_there_are() -> None:
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()
+    counters.clear()
+    model = {**LLAMA, "window": 3, "window_from": 1, "full_every": 3, "layers": 2 * MANY_LAYERS}
+    plan = small(model=model, compiled=True, recompute={"mode": "attention"})
+    findings = examine(plan, Mesh.single(), compute_reference(plan))
+    assert certificate(plan, findings.deviations).passed
+    assert counters["stats"]["unique_graphs"] == 3 and not counters["graph_break"]
 
 
 def test_communication_stays_outside_of_what_is_compiled() -> None:

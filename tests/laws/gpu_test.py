@@ -10,6 +10,7 @@ from plans import small
 from trivium.certify.certificate import certificate, examine
 from trivium.certify.reference import compute_reference, random_rows
 from trivium.cost.memory import worst_rank
+from trivium.parallel import window_attention
 from trivium.parallel.crossing import read_later
 from trivium.parallel.gradient_sum import GradientSum
 from trivium.parallel.mesh import Mesh
@@ -29,6 +30,7 @@ PLANS = [
     small(model=LLAMA),
     small(model=QWEN3),
     small(model=OLMO2),
+    small(model={**LLAMA, "window": 3, "full_every": 2}),
     small(recompute={"mode": "layer"}),
     small(zero=3, schedule="zb-h1"),
 ]
@@ -58,6 +60,25 @@ def test_half_precision_follows_fp32_on_the_accelerator(weights: str, device: to
         samples = Samples(0, plan.batch.sequences, random_rows(plan))
         losses.append([trainer.train_step(s, samples, 1e-3).loss for s in range(3)])
     assert losses[0] == pytest.approx(losses[1], rel=3e-2)
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("window", [1, 5, 128, 299])
+def test_the_kernel_that_knows_windows_sees_what_a_mask_shows(
+    window: int, kv_heads: int, device: torch.device
+) -> None:
+    """In bf16, as it takes no other; the mask's side is attended in fp64."""
+    torch.manual_seed(1)
+    shapes = [(2, n, 300, 64) for n in (4, kv_heads, kv_heads, 4)]
+    *given, grad = (torch.randn(s, device=device, dtype=torch.bfloat16) for s in shapes)
+    ours, theirs = ([x.to(t).requires_grad_() for x in given] for t in (torch.bfloat16, torch.float64))
+    found, expected = (window_attention.attend(*some, window) for some in (ours, theirs))
+    assert "Flash" in type(found.grad_fn.next_functions[0][0]).__name__
+    found.backward(grad)
+    expected.backward(grad.double())
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=3e-2)
+    for mine, right in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad.double(), right.grad, rtol=0, atol=1e-1)
 
 
 @pytest.mark.parametrize("clip", [0.05, 1e9])

@@ -16,6 +16,9 @@ llama31, yarn = ({**llama, "rope_scaling": {"kind": kind, **slowed}} for kind in
 linear = {**llama, "rope_scaling": {"kind": "linear", "factor": 3.0}}
 qwen3 = {**llama, "qk_norm": True, "head_width": 10}
 olmo2 = {**llama, "qk_norm": "all_heads", "norm_position": "after", "norm_epsilon": 0.1}
+mistral = {**llama, "window": 3}
+ministral = {**llama, "window": 3, "window_from": 1, "full_every": 2}  # all, window, all, window
+qwen2_from = {**qwen2, "window": 5, "window_from": 2}
 apart = {"documents": "apart", "end_of_text": 3}
 BACKWARDS = ("F0.1 F1.1 B1.1 B0.1", "F0.0 F1.0 B1.0 B0.0")  # the first stage on the last rank
 # The first stage on the second rank, the last on the third.
@@ -34,6 +37,9 @@ PLANS = {
         small(recompute={"mode": "attention"}, model={**qwen3, **qwen2}),
         small(model=linear),
         small(model={**olmo2, "dropout": 0.1}, recompute={"mode": "layer"}),
+        small(model={"window": 3, "full_every": 2}, recompute={"mode": "attention"}),
+        small(model=mistral, recompute={"mode": "layer"}),
+        small(model={**ministral, **apart}),
     ],
     2: [
         small(tensor=2),
@@ -67,6 +73,14 @@ PLANS = {
         small(tensor=2, model=qwen3, sequence_parallel=True, recompute={"mode": "layer"}),
         small(tensor=2, schedule="zb-h1", model=qwen3),
         small(context=2, model={**qwen3, **apart}, zero=3),
+        small(tensor=2, model=mistral, sequence_parallel=True, recompute={"mode": "attention"}),
+        small(tensor=2, schedule="zb-h1", model={"window": 1, "full_every": 3}),
+        small(pipeline=2, model=qwen2_from),
+        small(pipeline=2, chunks=2, model=ministral, zero=2),
+        small(context=2, model=ministral),
+        small(context=2, model={**qwen2_from, **apart}, recompute={"mode": "layer"}),
+        small(context=2, context_attention="ulysses", model=mistral),
+        small(context=2, context_attention="ulysses", model={**ministral, **apart}, zero=3),
         small(context=2, context_attention="ulysses", model=qwen3, recompute={"mode": "attention"}),
     ],
     3: [
@@ -110,6 +124,8 @@ PLANS = {
         small(data=4, zero=1, shards=2, model={"dropout": 0.1}),
         small(data=4, zero=2, shards=2, order=("data", "pipeline"), model=llama),
         small(data=2, context=2, zero=3, shards=2),
+        small(context=4, model={**mistral, "sequence": 16}),
+        small(tensor=2, context=2, sequence_parallel=True, model={**ministral, "sequence": 16}),
     ],
     8: [
         small(tensor=2, pipeline=2, data=2),

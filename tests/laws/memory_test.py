@@ -24,6 +24,7 @@ LARGEST, LARGEST_IN_BUDGET = 8, 4  # ranks of a layout
 RANDOM = 30  # plans
 GIVEN = ["F0.0 F1.0 B1.0 B0.0", "F0.1 B0.1 F1.1 B1.1"]
 QWEN3 = {"family": "llama", "kv_heads": 2, "head_width": 8, "qk_norm": True}
+WINDOW = {"window": 3, "window_from": 1, "full_every": 2}
 OLMO2 = {"family": "llama", "kv_heads": 2, "head_width": 8, "qk_norm": "all_heads", "norm_position": "after"}
 MORE = [
     small(pipeline=2, schedule="given", rows=GIVEN, batch={"sequences": 4}),
@@ -38,6 +39,11 @@ MORE = [
     small(context=2, model=QWEN3, context_attention="ulysses"),
     small(tensor=2, model=OLMO2, precision={"weights": "bf16"}, recompute={"mode": "layer"}),
     small(tensor=2, model={**OLMO2, "kv_heads": None, "dropout": 0.1}, sequence_parallel=True),
+    small(model=WINDOW),
+    small(model={**QWEN3, **WINDOW}, precision={"weights": "bf16"}),
+    small(tensor=2, model={**QWEN3, **WINDOW, "documents": "apart"}),
+    small(context=2, model=WINDOW),
+    small(context=2, context_attention="ulysses", model={**QWEN3, **WINDOW}),
 ]
 
 

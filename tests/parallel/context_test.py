@@ -18,12 +18,15 @@ from trivium.parallel.sight import Seen, Sight
 from trivium.plan.layout import Layout
 
 B, N, G, S, D = 2, 4, 2, 16, 6
+PIECES = ((0, 12, 4), (4, 8, 4), (0, 14, 2), (6, 8, 2), (0, 7, 1))  # two of so many positions each
 
 
-def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
+def plain(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None, window: int | None
+) -> torch.Tensor:
     """Softmax over all keys at once, [B, N, S, D]."""
     k, v = (x.repeat_interleave(N // G, 1) for x in (k, v))
-    seen = torch.ones(S, S).tril().bool()[None, None]
+    seen = torch.ones(S, S).tril().triu(1 - (window or S)).bool()[None, None]
     if documents is not None:
         seen = seen & (documents.T[:, None, :, None] == documents.T[:, None, None, :])
     scores = (q @ k.transpose(-1, -2) / math.sqrt(D)).masked_fill(~seen, -math.inf)
@@ -39,19 +42,19 @@ def order_of(mode: str, ranks: int) -> tuple[torch.Tensor, ...]:
     return tuple(torch.cat([pieces[r], pieces[2 * ranks - 1 - r]]) for r in range(ranks))
 
 
-def compare(place: Place, mode: str, packed: bool) -> None:
+def compare(place: Place, mode: str, packed: bool, window: int | None = None) -> None:
     group = Mesh.connect(Layout(context=place.world_size), place.rank, place.world_size).context
     generator = torch.Generator().manual_seed(3)
     shapes = [(B, N, S, D), (B, G, S, D), (B, G, S, D)]
     whole = [torch.randn(x, generator=generator, dtype=torch.float64).requires_grad_() for x in shapes]
     weight = torch.randn((B, N, S, D), generator=generator, dtype=torch.float64)
     documents = torch.tensor([[0] * 5 + [1] * 2 + [2] * 9, [0] * 11 + [1] * 5]).T if packed else None
-    expected = plain(*whole, documents)
+    expected = plain(*whole, documents, window)
     (expected * weight).sum().backward()
     order = order_of(mode, place.world_size)
     mine = order[group.index]
     here = [x.detach()[:, :, mine].clone().requires_grad_() for x in whole]
-    seen = Sight(tuple(x.numpy() for x in order), documents)
+    seen = Sight(tuple(x.numpy() for x in order), documents).within(window)
     got = Context(group, "ulysses" if mode == "ulysses" else "ring").attend(*here, seen)
     (got * weight[:, :, mine]).sum().backward()
     torch.testing.assert_close(got, expected[:, :, mine], rtol=1e-12, atol=1e-12)
@@ -69,15 +72,31 @@ def test_a_split_sequence_attends_as_the_whole_one(mode: str, ranks: int, packed
     on_ranks(ranks, compare, mode, packed)
 
 
+def compare_windows(place: Place, mode: str, packed: bool) -> None:
+    for window in (1, 2, 3, 5, 8, 15):
+        compare(place, mode, packed, window)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("mode", "ranks"), [("ring", 1), ("ring", 2), ("scattered", 4), ("ulysses", 2)])
+def test_a_split_sequence_attends_through_a_window_as_the_whole_one(
+    mode: str, ranks: int, packed: bool
+) -> None:
+    on_ranks(ranks, compare_windows, mode, packed)
+
+
 @pytest.mark.parametrize("masks", [False, True])
-@pytest.mark.parametrize(("mode", "packed"), [("ring", True), ("scattered", False)])
+@pytest.mark.parametrize(
+    ("mode", "packed", "window"),
+    [("ring", True, None), ("scattered", False, None), ("ring", False, 5), ("scattered", True, 2)],
+)
 def test_what_is_seen_in_part_is_attended_some_queries_at_a_time(
-    mode: str, packed: bool, masks: bool, monkeypatch: pytest.MonkeyPatch
+    mode: str, packed: bool, window: int | None, masks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a kernel that takes masks, or by the formula."""
     monkeypatch.setattr(ring_attention, "QUERIES", 3)
     monkeypatch.setattr(fused_tile, "takes_masks", lambda q: masks)
-    on_ranks(2, compare, mode, packed)
+    on_ranks(2, compare, mode, packed, window)
 
 
 def test_what_tiles_say_is_what_the_mask_shows() -> None:
@@ -98,6 +117,33 @@ def test_what_tiles_say_is_what_the_mask_shows() -> None:
     assert found == set(Seen)
 
 
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 9, 30])
+def test_tiles_through_a_window_leave_out_what_nobody_sees_and_nothing_else(window: int) -> None:
+    """Of pieces whose positions follow one another, as a ring has them, exactly; of scattered ones at least that."""
+    generator = np.random.default_rng(window)
+    pieces = [np.concatenate([np.arange(a, a + n), np.arange(b, b + n)]) for a, b, n in PIECES]
+    scattered = [generator.permutation(24)[: 2 * n] for n in range(1, 9)]
+    found = set()
+    for sight in (Sight((a, b), None, window) for a in pieces + scattered for b in pieces + scattered):
+        whole = sight.mask(*(torch.from_numpy(x) for x in sight.order))[0, 0]
+        in_order = all((np.diff(half) == 1).all() for x in sight.order for half in np.split(x, 2))
+        covered = torch.zeros_like(whole)
+        for tile in sight.tiles(0, 1):
+            near = sight.in_reach(tile, 0, 1)
+            assert near is not None or not in_order
+            if near is None:
+                continue
+            part = whole[near.here, near.there]
+            covered[near.here, near.there] = True
+            assert not in_order or (part.any(0)[0] and part.any(0)[-1])
+            assert tile.seen is Seen.SOME or near == tile
+            assert tile.seen is not Seen.ALL or part.all()
+            assert tile.seen is not Seen.TRIANGLE or torch.equal(part, torch.ones_like(part).tril())
+            found.add(tile.seen)
+        assert not whole[~covered].any()
+    assert found == (set(Seen) if window > 1 else {Seen.ALL, Seen.SOME})
+
+
 def test_a_mask_lies_in_memory_as_accelerators_kernels_take_it() -> None:
     """Keys next to each other; of another torch writes down all scores instead."""
     documents, every = torch.zeros(3, 8, dtype=torch.int64).T, torch.arange(8)
@@ -116,7 +162,7 @@ def test_a_mask_lies_in_memory_as_accelerators_kernels_take_it() -> None:
 def test_keys_are_repeated_where_no_kernel_gives_one_to_several_heads(
     device: str, dtype: torch.dtype, packed: bool, repeated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = SimpleNamespace(documents=() if packed else None, mask=lambda *_: None)
+    seen = SimpleNamespace(documents=() if packed else None, window=None, mask=lambda *_: None)
     given: list[tuple[int, bool]] = []
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **more: Any) -> torch.Tensor:

@@ -90,6 +90,12 @@ SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 
             {"model__family": "llama", "model__rope_scaling": {**SLOW_AND_FAST, "slow": 4}},
             "plan.model.rope_scaling.slow (4 turns) must be below plan.model.rope_scaling.fast (4 turns)",
         ),
+        ({"model__window_from": 2}, "plan.model.window_from is 2, and plan.model.window is null"),
+        ({"model__full_every": 2}, "plan.model.full_every is 2, and plan.model.window is null"),
+        (
+            {"model__window": 3, "model__window_from": 4},
+            "plan.model.window_from (4) must be below plan.model.layers (4)",
+        ),
         ({"batch__ramp": {"start": 3, "increment": 5, "samples": 9}}, "never reaches"),
         ({"sequence_parallel": True, "layout__tensor": 4, "model__sequence": 6}, "plan.model.sequence (6)"),
         (
@@ -107,6 +113,29 @@ def test_degrees_that_do_not_multiply_to_the_processes_are_refused_with_what_wou
         ConfigError, match=r"tensor 2 x pipeline 2 x data 1 = 4 ranks, but there are 8.*data=2"
     ):
         small(tensor=2, pipeline=2).checked(8)
+
+
+def layers_with_a_window(**model: int) -> list[int]:
+    shape = small(model={"layers": 8, **model}).model
+    seen = [shape.window_of(n) for n in range(8)]
+    assert set(seen) <= {None, shape.window}
+    return [n for n in range(8) if seen[n] is not None]
+
+
+def test_the_layers_of_known_models_have_their_windows() -> None:
+    """Mistral 7B v0.1; Qwen2; Gemma-2 and gpt-oss; Gemma-3 (here every third); Ministral, which begins with one that
+    sees all; and a window as long as a sequence, which hides nothing."""
+    assert layers_with_a_window(window=3) == list(range(8))
+    assert layers_with_a_window(window=3, window_from=6) == [6, 7]
+    assert layers_with_a_window(window=3, full_every=2) == [0, 2, 4, 6]
+    assert layers_with_a_window(window=3, full_every=3) == [0, 1, 3, 4, 6, 7]
+    assert layers_with_a_window(window=3, window_from=1, full_every=4) == [1, 2, 3, 5, 6, 7]
+    assert layers_with_a_window(window=8) == []
+
+
+def test_a_window_that_every_layer_would_be_full_beside_is_no_plan() -> None:
+    with pytest.raises(ConfigError, match="full_every"):
+        build(Plan, {**small().model_dump(), "model": {**small().model.model_dump(), "full_every": 1}})
 
 
 def test_vocabulary_is_padded_not_refused() -> None:

@@ -54,6 +54,12 @@ CHOICES: Mapping[str, tuple[Tree, ...]] = {
     "dropout": ({}, {"model": {"dropout": 0.2}}),
     "split": ({"split": "balanced"}, {"split": "uneven"}, {"split": "with an empty stage"}),
     "documents": ({}, {"model": {"documents": "apart", "end_of_text": 3}}),
+    "window": (
+        {},
+        {"model": {"window": 3}},
+        {"model": {"window": 4, "window_from": 1}},
+        {"model": {"window": 5, "full_every": 2}},
+    ),
     "attention": ({"context_attention": "ring"}, {"context_attention": "ulysses"}),
     "batch": ({"ramp": False}, {"ramp": True}),
     "rows": ({}, {"row_chunks": 2}, {"row_chunks": 5}),

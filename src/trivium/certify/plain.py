@@ -75,6 +75,15 @@ def order_of(model: ModelShape, tokens: Tensor) -> Order:
     return Order(sees.sum(-1) - 1, sees, ~ends)
 
 
+def seen_in(model: ModelShape, layer: int, sees: Tensor) -> Tensor:
+    """Of what positions see [B, S, S], what they do in a layer: the nearest `window` of it, where the layer has one."""
+    after_first = layer - model.window_from
+    looks_back = model.full_every is not None and after_first % model.full_every == model.full_every - 1
+    if model.window is None or after_first < 0 or looks_back:
+        return sees
+    return sees.triu(1 - model.window)
+
+
 def loss_of(weights: Weights, model: ModelShape, tokens: Tensor, targets: Tensor, drop: Drop) -> Tensor:
     """Mean cross-entropy in nats over the batch's tokens that count; tokens and targets [B, S]."""
     order = order_of(model, tokens)
@@ -84,7 +93,8 @@ def loss_of(weights: Weights, model: ModelShape, tokens: Tensor, targets: Tensor
     x = drop(x, "embedding")
     for n in range(model.layers):
         at = f"layers.{n}"
-        for name, half in (("attention", partial(_attention, order=order)), ("mlp", _mlp)):
+        here = order._replace(sees=seen_in(model, n, order.sees))
+        for name, half in (("attention", partial(_attention, order=here)), ("mlp", _mlp)):
             norm = partial(_norm, weights, model, name=f"{at}.{name}.norm")
             if model.norm_position == "before":
                 y = half(weights, model, norm(x), at=at)

@@ -2,18 +2,22 @@
 
 Kept: layout with its shards, chunks, schedule, ZeRO stage, recompute, sequence parallelism, how ranks attend over a
 split sequence, documents, family, head, query heads per key-value head, heads of a width of their own, biases and norms
-of queries and keys, norm position, rope scaling, dropout, which stages hold more layers than others, whether sizes are
-odd, and how the vocabulary is padded.
+of queries and keys, norm position, rope scaling, windows (in some layers or all, whether they hide anything), dropout,
+which stages hold more layers than others, whether sizes are odd, and how the vocabulary is padded.
 """
 
 from collections.abc import Callable, Iterator
 
 from trivium.config import Tree, merge
 from trivium.errors import ConfigError
+from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 
 MAX_RANKS = 32  # one process each on this machine
 SMALLEST_SEQUENCE = 10  # a half of what each of two context ranks holds is then odd
+LARGEST_WINDOW = (
+    5  # positions: it hides something of the smallest sequence, and reaches over blocks and pieces of it
+)
 FEWEST_ROWS = 8  # of the vocabulary, on a tensor rank
 MOST_LAYERS_OF_A_STAGE = 3
 # What a narrow half block adds is tiny, and a norm after it makes as much more of its rounding noise as it is smaller
@@ -71,17 +75,28 @@ def _fewer_layers(plan: Plan) -> Iterator[Tree]:
     ranks = {count: n for n, count in enumerate(sorted({c for c in counts if c}), start=1)}
     few = [min(ranks.get(c, 0), MOST_LAYERS_OF_A_STAGE) for c in counts]
     every = {"every": min(plan.recompute.every, 2)}
-    if len(few) == 1:  # two blocks, so that one can be recomputed and one not
-        few = [min(counts[0], 2)]
+    if sum(few) == 1:  # two blocks, so that one can be recomputed, or have a window, and one not
+        few = [min(c, 2) for c in counts]
     explicit = plan.partition.layers is not None
     partition: Tree = {"layers": tuple(few) if explicit else None}
+    model = {"layers": sum(few), **_window_layers(plan.model, sum(few))}
     if not explicit:
         # The balanced split itself is certified too, where it gives the same kind of stages.
-        balanced = {"model": {"layers": sum(few)}, "partition": partition, "recompute": every}
+        balanced = {"model": model, "partition": partition, "recompute": every}
         candidate = Plan.model_validate(merge(plan.model_dump(), balanced))
         if candidate.partition.counts(candidate.model, candidate.layout) == tuple(few):
             yield balanced
-    yield {"model": {"layers": sum(few)}, "partition": {"layers": tuple(few)}, "recompute": every}
+    yield {"model": model, "partition": {"layers": tuple(few)}, "recompute": every}
+
+
+def _window_layers(model: ModelShape, layers: int) -> Tree:
+    """Which of so few layers have the window: as before, those that see all come first, in between, or nowhere."""
+    if model.window is None:
+        return {}
+    between = model.full_every is not None and model.window_from + model.full_every <= model.layers
+    every = 2 if between and layers > 1 + (model.window_from > 0) else None
+    first = -(-model.window_from * layers // model.layers)
+    return {"window_from": min(first, max(0, layers - (every or 1))), "full_every": every}
 
 
 def _narrower(plan: Plan) -> Iterator[Tree]:
@@ -132,8 +147,10 @@ def _fewer_words(plan: Plan) -> Iterator[Tree]:
 
 
 def _shorter(plan: Plan) -> Iterator[Tree]:
-    """The shortest legal sequence of the same parity."""
-    sequence = plan.model.sequence
+    """The shortest legal sequence of the same parity, of which a window still hides something, or still nothing."""
+    sequence, window = plan.model.sequence, plan.model.window
+    if window is not None and window < sequence:
+        window = min(window, LARGEST_WINDOW)
     for short in range(min(SMALLEST_SEQUENCE, sequence), sequence):
         if short % 2 == sequence % 2:
-            yield {"model": {"sequence": short}}
+            yield {"model": {"sequence": short, "window": window}}

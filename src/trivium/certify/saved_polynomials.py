@@ -135,6 +135,8 @@ def _random_plan(generator: np.random.Generator, weights: str, *, again: bool) -
             "ffn": tensor * int(generator.integers(5, 60)),
             "vocabulary": int(generator.integers(5, 90)),
             "vocabulary_multiple": one_of(1, 3, 4),
+            # What a layer keeps does not depend on its window, so no product has one.
+            "window": one_of(None, 1, 3, 7),
             "sequence": 2 * tensor * context * int(generator.integers(1, 6)),
             "head": one_of("tied", "untied"),
             "documents": "apart" if apart else "joined",

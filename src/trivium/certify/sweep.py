@@ -36,6 +36,7 @@ from trivium.errors import TriviumError
 from trivium.parallel.launch import Place, connected, run_ranks, start_ranks
 from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import AXES, Layout
+from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.provenance import code_commit
@@ -135,6 +136,7 @@ def describe(plan: Plan) -> str:
     words += ["qkv bias"] if plan.model.qkv_bias else []
     words += [f"qk norm {plan.model.qk_norm}"] if plan.model.qk_norm != "none" else []
     words += ["norms after"] if plan.model.norm_position == "after" else []
+    words += [_window_words(plan.model)] if plan.model.window is not None else []
     words += [f"rope {plan.model.rope_scaling.kind}"] if plan.model.rope_scaling is not None else []
     words += [f"chunks {x.chunks}"] if x.chunks > 1 else []
     words += ["sequence parallel"] if plan.sequence_parallel else []
@@ -148,6 +150,11 @@ def describe(plan: Plan) -> str:
     words += ["ramp"] if plan.batch.ramp is not None else []
     words += [f"ranks by {', '.join(x.order)}"] if x.order != AXES else []
     return ", ".join(words)
+
+
+def _window_words(model: ModelShape) -> str:
+    every = f", every {model.full_every} all" if model.full_every is not None else ""
+    return f"window {model.window} from layer {model.window_from}{every}"
 
 
 def _reference_rank(place: Place, plans: dict[str, Plan], folder: Path) -> None:

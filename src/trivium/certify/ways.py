@@ -26,6 +26,7 @@ from trivium.parallel import (
     tensor,
     vocabulary,
     wide_attention,
+    window_attention,
     zero,
 )
 from trivium.parallel.buckets import Bucket
@@ -122,6 +123,7 @@ SMALL_LIMITS = (
     Replaced(wide_attention, "LEAST_POSITIONS", 4),
     Replaced(wide_attention, "QUERIES", 4),
     Replaced(wide_attention, "FAR_APART", 300),
+    Replaced(window_attention, "QUERIES", 4),
 )
 # Products, GELU and attention as processors that are not MKL's maker's compute them, products by an operator of fp64.
 PRODUCTS_IN_PIECES = (
@@ -137,6 +139,7 @@ AS_ACCELERATORS = (
     Replaced(processor, "_AT_HOME", True),
     Replaced(fused_tile, "suits", lambda q: False),
     Replaced(fused_tile, "takes_masks", lambda q: False),
+    Replaced(window_attention, "suits", lambda q: False),
     Replaced(zero, "together", _updated_together),
 )
 ADDED_BY_US = (Replaced(Bucket, "adds_itself", property(lambda self: False, lambda self, value: None)),)

@@ -34,7 +34,8 @@ class Case:
     gradients are actions of their own. row_chunks: of a row-split product, each reduced beside the next.
     ends_together: the first and the last stage are on one rank of the pipeline. fp16: weights are, not bf16.
     function_again: the backward computes again what the activation function of the feed-forward half gives.
-    *_bytes: of one element.
+    *_bytes: of one element. seen: of the pairs of positions that see each other without windows, the share that does,
+    over the layers on average.
     ends_lighter: layers fewer on the first and the last stage, where embedding and logits count as layers.
     """
 
@@ -78,6 +79,7 @@ class Case:
     shards: Number = 0  # of a copy of what ZeRO shards; 0: as many as replicas
     over_heads: Number = 0  # 0 or 1
     norm_after: Number = 0  # 0 or 1
+    seen: Number = 1.0
 
     @property
     def replicas(self) -> Number:
@@ -158,7 +160,7 @@ def case_of(plan: Plan) -> Case:
     )
 
 
-def model_numbers(model: ModelShape) -> dict[str, int]:
+def model_numbers(model: ModelShape) -> dict[str, float]:
     """The fields of a case that a model alone decides."""
     return {
         "layers": model.layers,
@@ -176,7 +178,17 @@ def model_numbers(model: ModelShape) -> dict[str, int]:
         "tied": int(model.head == "tied"),
         "dropout": int(model.dropout > 0),
         "apart": int(model.documents == "apart"),
+        "seen": _seen(model),
     }
+
+
+def _seen(model: ModelShape) -> float:
+    """What windows leave of the pairs of positions that see each other, over the layers on average."""
+    sequence, total = model.sequence, 0.0
+    for window, layers in model.layers_by_window.items():
+        reach = window or sequence  # the first positions have fewer before them
+        total += layers * reach * (2 * sequence - reach + 1) / (sequence * (sequence + 1))
+    return total / model.layers
 
 
 def take(case: Case, which: Any) -> Case:

@@ -2,7 +2,8 @@
 
 A multiply-add is two FLOPs. Matrix products are counted, and nothing else: norms, activations, softmax, biases,
 the embedding look-up and the optimizer are left out, as in SC'21 and MT-NLG. Attention is counted over the whole
-square of positions, although half of it is masked. Model FLOPs are what the mathematics needs; hardware FLOPs
+square of positions, although half of it is masked, and through a window over as many keys of every query, although the
+first ones have fewer. Model FLOPs are what the mathematics needs; hardware FLOPs
 are what the plan executes: with recomputation, and with the rows that pad the vocabulary.
 """
 
@@ -38,17 +39,19 @@ class Flops(NamedTuple):
 NOTHING = Flops(0.0, 0.0, 0.0)
 
 
-def attention_core_flops(model: ModelShape, tokens: int) -> float:
-    """Forward of scores and weighted values: two products of sequence x head width per token and head."""
-    return 2 * 2.0 * tokens * model.sequence * model.heads * model.head_columns
+def attention_core_flops(model: ModelShape, tokens: int, window: int | None = None) -> float:
+    """Forward of scores and weighted values: two products of keys x head width per token and head."""
+    return 2 * 2.0 * tokens * (window or model.sequence) * model.heads * model.head_columns
 
 
-def layer_flops(model: ModelShape, tokens: int, mode: Mode = "none") -> Flops:
-    """One layer on so many tokens, over all tensor ranks; the backward is two products per product."""
+def layer_flops(model: ModelShape, tokens: int, mode: Mode = "none", *, window: int | None = None) -> Flops:
+    """One layer on so many tokens, over all tensor ranks; the backward is two products per product.
+
+    window: what `ModelShape.window_of` says of the layer."""
     width, kv_width = model.heads * model.head_columns, 2 * model.kv * model.head_columns
     matrices = 3 if model.family == "llama" else 2  # SwiGLU has a gate besides up and down
     per_token = 2 * model.hidden * (width + kv_width + width + matrices * model.ffn_width)
-    core = attention_core_flops(model, tokens)
+    core = attention_core_flops(model, tokens, window)
     forward = float(tokens * per_token) + core
     again = {"none": 0.0, "attention": core, "layer": forward}[mode]
     return Flops(forward, 2 * forward, again)
@@ -65,7 +68,8 @@ def stage_flops(plan: Plan, stage: int, *, sequences: int | None = None) -> Flop
     tokens = plan.tokens(plan.batch.micro if sequences is None else sequences)
     total = NOTHING
     for layer in layers_by_stage(plan)[stage]:
-        total = total.plus(layer_flops(plan.model, tokens, plan.recompute.mode_of(layer)))
+        mode, window = plan.recompute.mode_of(layer), plan.model.window_of(layer)
+        total = total.plus(layer_flops(plan.model, tokens, mode, window=window))
     if stage == plan.layout.stages - 1:
         rows = plan.model.padded_vocabulary(plan.layout.tensor)
         total = total.plus(head_flops(plan.model, tokens, rows=rows))
@@ -75,8 +79,10 @@ def stage_flops(plan: Plan, stage: int, *, sequences: int | None = None) -> Flop
 def model_flops(model: ModelShape, sequences: int) -> Flops:
     """What the mathematics needs for so many sequences: no recomputation, no padding."""
     tokens = sequences * model.sequence
-    layers = layer_flops(model, tokens).times(model.layers)
-    return layers.plus(head_flops(model, tokens, rows=model.vocabulary))
+    total = head_flops(model, tokens, rows=model.vocabulary)
+    for window, layers in model.layers_by_window.items():
+        total = total.plus(layer_flops(model, tokens, window=window).times(layers))
+    return total
 
 
 def hardware_flops(plan: Plan, sequences: int | None = None) -> Flops:

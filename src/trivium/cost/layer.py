@@ -78,11 +78,11 @@ def ends_work(case: Case, device: Device, stack: Stack) -> Ends:
 
 
 def attention_seconds(case: Case, device: Device) -> tuple[Number, Number]:
-    """Of its core, forward and backward. Fused: the arithmetic under the mask. Unfused: batched products, softmax and
-    dropout over whole squares."""
+    """Of its core, forward and backward. Fused: the arithmetic under the mask, and in the window. Unfused: batched
+    products, softmax and dropout over whole squares."""
     c = case
     batch, rows, columns = np.maximum(1, c.micro * c.heads / c.tensor), c.local_sequence, c.sequence
-    flops = 4.0 * batch * rows * columns * c.head_width * MASKED
+    flops = 4.0 * batch * rows * columns * c.head_width * MASKED * c.seen
     fused = device.attention(flops, batch, rows)
     kept = np.asarray(c.scores_kept) > 0
     if not kept.any():

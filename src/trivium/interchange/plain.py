@@ -110,7 +110,7 @@ def _llama(config: Mapping[str, Any], get: Get, tokens: Tensor) -> Tensor:
         y = x if olmo2 else norm(x, f"{at}.input_layernorm")
         q, k, v = (heads_of(y, n, f"{at}.self_attn") for n in ("q", "k", "v"))
         k, v = (z.repeat_interleave(N // G, dim=1) for z in (turn(k), v))
-        y = _attend(turn(q), k, v).transpose(1, 2).reshape(B, S, N * D)
+        y = _attend(turn(q), k, v, _window(config, layer)).transpose(1, 2).reshape(B, S, N * D)
         y = linear(y, f"{at}.self_attn.o_proj")
         x = x + (norm(y, f"{at}.post_attention_layernorm") if olmo2 else y)
         y = x if olmo2 else norm(x, f"{at}.post_attention_layernorm")
@@ -146,9 +146,18 @@ def _speeds(rope: Mapping[str, Any], D: int) -> tuple[Tensor, float]:
     return slow * (1 - kept) + speeds * kept, rope.get("attention_factor", unsaid)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _window(config: Mapping[str, Any], layer: int) -> int | None:
+    """How many positions a layer's queries see, themselves included; None for all before."""
+    if config.get("layer_types", ["sliding_attention"] * (layer + 1))[layer] == "full_attention":
+        return None
+    window: int | None = config.get("sliding_window")
+    return window
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
     """Causal attention, [B, N, S, D]."""
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-    S = q.shape[2]
-    hidden = torch.ones(S, S, dtype=torch.bool).triu(1)
+    place = torch.arange(q.shape[2])
+    ago = place[:, None] - place
+    hidden = (ago < 0) | (ago >= (window or len(place)))
     return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v

@@ -2,20 +2,20 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from trivium.config import build
 from trivium.errors import ConfigError, DataError
 from trivium.interchange.rope import rope_config, rope_of
+from trivium.interchange.windows import Windows, can_say, windows_config, windows_of
 from trivium.plan.model_shape import Family, ModelShape, NormPosition, QkNormName
 
 
 class Architecture(NamedTuple):
     """What one of Hugging Face's names says of a model besides its sizes.
 
-    kind: its `model_type`. window: whether positions see only a window of those before them: never, wherever
-    `sliding_window` has a size, or only with `use_sliding_window` besides. unsaid: what transformers take where a
-    config.json says nothing. said: what an export's says besides.
+    kind: its `model_type`. windows: how its config.json says which layers see a window of the positions before them.
+    unsaid: what transformers take where a config.json says nothing. said: what an export's says besides.
     """
 
     kind: str
@@ -23,7 +23,7 @@ class Architecture(NamedTuple):
     qkv_bias: bool = False
     qk_norm: QkNormName = "none"
     norm_position: NormPosition = "before"
-    window: Literal["none", "sized", "used"] = "none"
+    windows: Windows = "none"
     unsaid: Mapping[str, Any] = MappingProxyType({})
     said: Mapping[str, Any] = MappingProxyType({})
 
@@ -39,30 +39,32 @@ def choices_of(model: "ModelShape | Architecture") -> dict[str, Any]:
     return {name: getattr(model, name) for name in names}
 
 
-# In the order in which an export looks for one: Mistral's blocks are Llama's.
+# In the order in which an export looks for one: Mistral's and Ministral's blocks are Llama's, through a window.
 ARCHITECTURES: Mapping[str, Architecture] = {
     "GPT2LMHeadModel": Architecture("gpt2", "gpt"),
     "LlamaForCausalLM": Architecture(
         "llama", "llama", said={"attention_bias": False, "mlp_bias": False, "pretraining_tp": 1}
     ),
     "MistralForCausalLM": Architecture(
-        "mistral", "llama", window="sized", unsaid={"num_key_value_heads": 8, "sliding_window": 4096}
+        "mistral", "llama", windows="sized", unsaid={"num_key_value_heads": 8, "sliding_window": 4096}
+    ),
+    "MinistralForCausalLM": Architecture(
+        "ministral", "llama", windows="typed", unsaid={"num_key_value_heads": 8, "sliding_window": 4096}
     ),
     "Qwen2ForCausalLM": Architecture(
         "qwen2",
         "llama",
         qkv_bias=True,
-        window="used",
+        windows="used",
         unsaid={"num_key_value_heads": 32, "sliding_window": 4096},
-        said={"use_sliding_window": False},
     ),
     "Qwen3ForCausalLM": Architecture(
         "qwen3",
         "llama",
         qk_norm="each_head",
-        window="used",
+        windows="used",
         unsaid={"num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
-        said={"use_sliding_window": False, "attention_bias": False},
+        said={"attention_bias": False},
     ),
     "Olmo2ForCausalLM": Architecture(
         "olmo2",
@@ -101,8 +103,14 @@ def _architecture_of(model: ModelShape) -> str:
             f"no architecture of Hugging Face has {given} ({known}); train with the choices of one for a model that is "
             f"to be exported"
         )
+    saying = [name for name in named if can_say(model, ARCHITECTURES[name].windows)]
+    if not saying:
+        raise ConfigError(
+            f"plan.model.window is {model.window}, and in {' and '.join(named)} of Hugging Face every position sees all "
+            f"before it; train with plan.model.window=null for a model that is to be exported"
+        )
     if model.family == "llama":
-        return named[0]
+        return saying[0]
     if model.kv != model.heads:
         raise ConfigError(
             f"plan.model.kv_heads ({model.kv}) must be plan.model.heads ({model.heads}) for GPT2LMHeadModel, which "
@@ -147,6 +155,7 @@ def _llama(model: ModelShape, architecture: Architecture) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": model.norm_epsilon,
         **rope_config(model),
+        **windows_config(model, architecture.windows),
         "attention_dropout": 0.0,
         **architecture.said,
     }
@@ -222,7 +231,6 @@ def _from_gpt2(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_llama(config: Mapping[str, Any], architecture: Architecture, where: str) -> dict[str, Any]:
-    _refuse_window(config, architecture, where)
     return {
         "layers": config["num_hidden_layers"],
         "hidden": config["hidden_size"],
@@ -233,6 +241,7 @@ def _from_llama(config: Mapping[str, Any], architecture: Architecture, where: st
         "sequence": config["max_position_embeddings"],
         "norm_epsilon": config.get("rms_norm_eps", 1e-6),
         **rope_of(config, where),
+        **windows_of(config, architecture.windows, where),
     }
 
 
@@ -242,18 +251,3 @@ def _head_width(config: Mapping[str, Any], where: str) -> int | None:
     if width is not None and (not isinstance(width, int) or width < 1):
         raise DataError(f"{where}: head_dim is {width!r}, and must be a whole number above 0, or null")
     return None if width is None or width * heads == hidden else width
-
-
-def _refuse_window(config: Mapping[str, Any], architecture: Architecture, where: str) -> None:
-    """DataError where a position would not see all before it."""
-    slides = {"none": False, "sized": True, "used": bool(config.get("use_sliding_window"))}[
-        architecture.window
-    ]
-    window, sequence = config.get("sliding_window"), config["max_position_embeddings"]
-    if not slides or window is None or (isinstance(window, int) and window >= sequence):
-        return
-    raise DataError(
-        f"{where}: sliding_window is {window!r}, and must be null or at least max_position_embeddings ({sequence}): "
-        f"here every position sees all before it; to train on sequences that fit into the window, set "
-        f"max_position_embeddings to {window} there"
-    )

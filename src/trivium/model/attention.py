@@ -19,7 +19,8 @@ from trivium.plan.model_shape import ModelShape
 class Attention(nn.Module):
     """norm -> queries, keys, values (columns split) -> attention per head -> out (rows split); or the norm at the end.
 
-    Queries and keys may have a norm over each head or all of them, and are turned by their positions (llama)."""
+    Queries and keys may have a norm over each head or all of them, and are turned by their positions (llama); those
+    of a layer may see a window only, which the number of the layer in the model decides."""
 
     def __init__(
         self, model: ModelShape, layer: int, region: Region, context: Context, *, recompute_core: bool
@@ -30,6 +31,7 @@ class Attention(nn.Module):
         # Made once: where a block is compiled, a name made from its number would make each layer a graph of its own.
         self.site = f"layers.{layer}.attention"
         self.N, self.G = model.heads // region.group.size, model.kv // region.group.size
+        self.window = model.window_of(layer)
         self.turning = Turning(model.head_columns, model.rope_base, model.rope_scaling)
         bias, D = model.family == "gpt", model.head_columns
         self.norm, self.norm_first = Norm(model), model.norm_position == "before"
@@ -52,11 +54,11 @@ class Attention(nn.Module):
     def _core(self, qkv: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S, B, columns here] -> [S, B, N, D]."""
         S, B, D = qkv.shape[0], qkv.shape[1], self.model.head_columns
-        queries = self.N // self.G
+        queries, seen = self.N // self.G, inputs.seen.within(self.window)
         # Columns come in groups: the queries of a group, its key, its value.
         groups = qkv.view(S, B, self.G, queries + 2, D).permute(3, 1, 2, 0, 4)  # queries + 2, B G S D
         if queries == 1 and self.model.family == "gpt" and inputs.memory is None:
-            return self.context.attend_joined(groups, inputs.seen).permute(2, 0, 1, 3)
+            return self.context.attend_joined(groups, seen).permute(2, 0, 1, 3)
         # Taken apart at once, not sliced: the backward joins the gradients in one copy.
         if queries == 1:
             q, k, v = groups.unbind(0)
@@ -68,12 +70,11 @@ class Attention(nn.Module):
         if self.query_norm is not None and self.key_norm is not None:
             q, k = norm_heads(self.model, q, k, (self.query_norm, self.key_norm), self.region)
         if self.model.family == "llama":
-            positions = inputs.order.unsqueeze(1) if inputs.positions is None else inputs.positions
-            q, k = rotate(q, k, positions.T, self.turning)
+            q, k = rotate(q, k, inputs.numbers.T, self.turning)
         memory = inputs.memory
         y = (
-            self.context.attend(q, k, v, inputs.seen)
+            self.context.attend(q, k, v, seen)
             if memory is None
-            else memory.attend(self.layer, q, k, v)
+            else memory.attend(self.layer, q, k, v, window=self.window)
         )
         return y.permute(2, 0, 1, 3)  # S B N D

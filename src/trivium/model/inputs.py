@@ -42,6 +42,11 @@ class Inputs:
         return torch.arange(self.shape[0], device=self.tokens.device) if self.here is None else self.here
 
     @property
+    def numbers(self) -> torch.Tensor:
+        """[S, B or 1]: of each token within its document, or within the sequence."""
+        return self.order.unsqueeze(1) if self.positions is None else self.positions
+
+    @property
     def shape(self) -> tuple[int, int]:
         """(S, B)."""
         return self.tokens.shape[0], self.tokens.shape[1]

@@ -122,6 +122,8 @@ class WholeModel:
         tokens [S, B]; positions [S, B], None for 0, 1, …; cache: of what was read before.
         """
         inputs = Inputs(tokens=tokens, positions=positions, memory=cache)
+        if cache is not None and self.model.window is not None:
+            cache.place(inputs.numbers.expand_as(tokens).T)
         x = None
         for number, stage in self.stages.items():
             if not stage.is_first and number - 1 not in self.stages:

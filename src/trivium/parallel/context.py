@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from trivium.parallel import fused_tile, narrow_attention, wide_attention
+from trivium.parallel import fused_tile, narrow_attention, wide_attention, window_attention
 from trivium.parallel.collectives import all_to_all
 from trivium.parallel.mesh import Group
 from trivium.parallel.ring_attention import ring_attention
@@ -29,7 +29,7 @@ class Context:
 
     def attend_joined(self, qkv: Tensor, sight: Sight) -> Tensor:
         """Queries, keys and values of as many heads, [3, B, N, S, D] of this rank's positions -> [B, N, S, D]."""
-        if self.group.size == 1 and sight.documents is None:
+        if self.group.size == 1 and sight.documents is None and sight.window is None:
             for ours in (narrow_attention, wide_attention):
                 if ours.suits(qkv):
                     return ours.attend(qkv)
@@ -49,6 +49,8 @@ class Context:
 
 def _attend_here(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
     """All positions are here, in order."""
+    if sight.documents is None and sight.window is not None and sight.window < q.shape[2]:
+        return window_attention.attend(q, k, v, sight.window)
     grouped = q.shape[1] != k.shape[1]
     if grouped and not _knows_groups(q, masked=sight.documents is not None):
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))

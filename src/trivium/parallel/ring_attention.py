@@ -104,7 +104,10 @@ def _tiles(sight: Sight, here: int, there: int, q: Tensor) -> Iterator[Tile]:
             yield tile
             continue
         for start in range(tile.here.start, tile.here.stop, QUERIES):
-            yield Tile(slice(start, min(start + QUERIES, tile.here.stop)), tile.there, Seen.SOME)
+            some = Tile(slice(start, min(start + QUERIES, tile.here.stop)), tile.there, Seen.SOME)
+            near = sight.in_reach(some, here, there)
+            if near is not None:
+                yield near
 
 
 def _mask(tile: Tile, sight: Sight, here: int, there: int, q: Tensor) -> Tensor | None:

@@ -1,6 +1,7 @@
 """The transformer's shape, and what follows from it."""
 
 import math
+from collections import Counter
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
@@ -42,6 +43,10 @@ class ModelShape(Config):
     vocabulary: Positive  # token ids in use; the table is padded, and padding is never predicted
     vocabulary_multiple: Positive = 128  # each tensor rank holds a multiple of this many rows
     sequence: Positive  # positions per sample
+    window: Positive | None = None  # positions that a query sees, itself included; None: all before it
+    window_from: NotNegative = 0  # the first layer with the window; those before it see all
+    # of the layers from there on, every so many-th sees all (2: every other); None: none does
+    full_every: Annotated[int, Field(ge=2)] | None = None
     head: Literal["tied", "untied"] = "tied"  # does the output matrix share the embedding
     documents: Literal["joined", "apart"] = "joined"  # do packed documents see each other
     end_of_text: NotNegative = 0  # the id that ends a document
@@ -72,6 +77,25 @@ class ModelShape(Config):
     def std(self) -> float:
         """Standard deviation of the initial weights."""
         return self.init_std or math.sqrt(1 / (3 * self.hidden))
+
+    def window_of(self, layer: int) -> int | None:
+        """Positions that a query of a layer sees, by the layer's number in the model; None: all before it."""
+        hides = self.window is not None and self.window < self.sequence
+        return self.window if hides and self.has_window(layer) else None
+
+    def has_window(self, layer: int) -> bool:
+        """Whether a layer is one of those with the window, by its number in the model."""
+        number = layer - self.window_from + 1  # of the layers that may be
+        return (
+            self.window is not None and number > 0 and (not self.full_every or number % self.full_every > 0)
+        )
+
+    @property
+    def layers_by_window(self) -> dict[int | None, int]:
+        """How many layers see so many positions (None: all before)."""
+        if self.window is None:
+            return {None: self.layers}
+        return dict(Counter(map(self.window_of, range(self.layers))))
 
     def padded_vocabulary(self, tensor: int) -> int:
         """Rows of the embedding over `tensor` ranks: the vocabulary rounded up so that each has as many."""
@@ -112,6 +136,7 @@ class ModelShape(Config):
                     f"plan.model.rope_scaling is of kind '{self.rope_scaling.kind}', and plan.model.family 'gpt' "
                     f"learns its positions; set plan.model.family=llama or plan.model.rope_scaling=null"
                 )
+        found += self._window_problems()
         if self.end_of_text >= self.vocabulary:
             found.append(
                 f"plan.model.end_of_text ({self.end_of_text}) must be one of the ids below plan.model.vocabulary "
@@ -123,3 +148,20 @@ class ModelShape(Config):
                 f"each key-value head serves as many query heads"
             )
         return found
+
+    def _window_problems(self) -> list[str]:
+        if self.window is None:
+            given = {"window_from": self.window_from or None, "full_every": self.full_every}
+            return [
+                f"plan.model.{name} is {value}, and plan.model.window is null, so that every layer sees all; set "
+                f"plan.model.window to the positions that a query sees, or leave plan.model.{name} out"
+                for name, value in given.items()
+                if value is not None
+            ]
+        if self.window_from < self.layers:
+            return []
+        return [
+            f"plan.model.window_from ({self.window_from}) must be below plan.model.layers ({self.layers}), which are "
+            f"counted from 0: no layer would have plan.model.window ({self.window}); for that set "
+            f"plan.model.window=null and plan.model.window_from=0"
+        ]

@@ -14,6 +14,7 @@ from trivium.parallel import context as attention
 from trivium.parallel.buckets import Bucket
 from trivium.parallel.mesh import Group, Mesh
 from trivium.parallel.sight import Seen, Sight
+from trivium.plan.model_shape import ModelShape
 from trivium.training import batches, trainer
 from trivium.training.batches import Packing
 from trivium.training.trainer import Samples, Trainer
@@ -25,6 +26,8 @@ RING = plan(context=2)
 ULYSSES = plan(context=2, context_attention="ulysses")
 PACKED = plan(model=APART)
 PACKED_RING = plan(context=2, model=APART)
+WINDOW = {"window": 3}
+WINDOW_RING = plan(context=2, model=WINDOW)
 
 
 @fault(buckets, "all_reduce_begin", plan(context=2, zero=0), plan(data=2, context=2, zero=0))
@@ -66,8 +69,8 @@ def key_gradients_not_home(original: Function, mesh: Mesh) -> Function:
 def causal_by_local_numbers(original: Function, mesh: Mesh) -> Function:
     """The causal mask compares positions within a rank's part instead of within the sequence."""
 
-    def seen_of(queries: np.ndarray, keys: np.ndarray) -> Seen | None:
-        found: Seen | None = original(queries - queries.min(), keys - keys.min())
+    def seen_of(queries: np.ndarray, keys: np.ndarray, window: int | None) -> Seen | None:
+        found: Seen | None = original(queries - queries.min(), keys - keys.min(), window)
         return found
 
     return seen_of
@@ -130,6 +133,24 @@ def next_document_predicted(original: Function, mesh: Mesh) -> Function:
     return inputs_of
 
 
+@fault(Sight, "within", plan(model=WINDOW), plan(model={**APART, **WINDOW}), WINDOW_RING)
+def window_off_by_one(original: Function, mesh: Mesh) -> Function:
+    """The window is counted as so many positions before the query's own, which is then one more."""
+    return lambda self, window: original(self, None if window is None else window + 1)
+
+
+@fault(sight, "seen_of", WINDOW_RING)
+def tile_beyond_the_window(original: Function, mesh: Mesh) -> Function:
+    """Ring attention: what is whole by order alone is attended to whole, also where a window ends in it."""
+    return lambda queries, keys, window: original(queries, keys, None)
+
+
+@fault(ModelShape, "window_of", plan(pipeline=2, model={**WINDOW, "window_from": 2}))
+def window_by_layers_of_the_stage(original: Function, mesh: Mesh) -> Function:
+    """Which layers have the window is counted from the first layer of their stage."""
+    return lambda self, layer: original(self, layer % (self.layers // mesh.pipeline.size))
+
+
 FAULTS = (
     context_ranks_not_summed,
     slices_counted_by_axis,
@@ -141,4 +162,7 @@ FAULTS = (
     documents_see_each_other,
     positions_run_on,
     next_document_predicted,
+    window_off_by_one,
+    tile_beyond_the_window,
+    window_by_layers_of_the_stage,
 )

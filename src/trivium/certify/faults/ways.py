@@ -9,9 +9,10 @@ from trivium.certify.faults.context import APART
 from trivium.certify.faults.mutant import Function, fault, plan
 from trivium.certify.ways import FAR, LARGE, NARROW
 from trivium.model import gelu
-from trivium.parallel import collectives, ring_attention, tensor, wide_attention
+from trivium.parallel import collectives, ring_attention, tensor, wide_attention, window_attention
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.sight import Sight, Tile
+from trivium.parallel.window_attention import Block
 from trivium.parallel.zero import ShardedAdamW
 
 Tensor = torch.Tensor
@@ -39,6 +40,17 @@ def block_sees_a_later_key(original: Function, mesh: Mesh) -> Function:
         return found.roll(1, dims=1)
 
     return later
+
+
+@fault(window_attention, "_blocks", plan(model={"window": 3}), way=LARGE)
+def reach_of_the_last_query(original: Function, mesh: Mesh) -> Function:
+    """A block of queries is given the keys that its last query sees, of which the first saw earlier ones."""
+
+    def blocks(S: int, window: int) -> Iterator[Block]:
+        for here, there in original(S, window):
+            yield Block(here, slice(max(0, here.stop - window), there.stop))
+
+    return blocks
 
 
 @fault(tensor, "_some_rows", plan(tensor=2), way=LARGE)
@@ -124,6 +136,7 @@ def own_slice_at_the_first_place(original: Function, mesh: Mesh) -> Function:
 FAULTS = (
     last_piece_left_out,
     block_sees_a_later_key,
+    reach_of_the_last_query,
     first_rows_only,
     block_reaches_into_the_next_half,
     row_sums_left_out,
