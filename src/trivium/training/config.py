@@ -9,6 +9,8 @@ from trivium.config import Config, NotNegative, Positive
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean; at 1 it would never learn
 Seconds = Annotated[float, Field(ge=0)]
+DecayName = Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"]
+FinalDecayShape = Literal["1-sqrt", "linear"]
 
 
 class Supervision(Config):
@@ -56,9 +58,15 @@ class TrainingConfig(Config):
 
     steps: Positive = 200  # optimizer steps
     lr: Annotated[float, Field(gt=0)] = 3e-3  # peak learning rate
-    lr_final_fraction: Fraction = 0.1  # of the peak, at the end of the decay
+    lr_final_fraction: Fraction = 0.1  # of the peak: the final rate, at the end of the decay and after it
     warmup_tokens: NotNegative = 0  # linear from 0
-    decay_tokens: NotNegative = 0  # cosine, counted from token 0; 0: until the last step
+    # of the learning rate after the warm-up. cosine, linear: to the final rate at the end of the decay; constant: none;
+    # inverse_sqrt: by the root of warmup_tokens / tokens, never below the final rate; wsd (warm-up, stable, decay): none
+    # until `final_decay_tokens` before the end
+    decay: DecayName = "cosine"
+    decay_tokens: NotNegative = 0  # where the decay ends, counted from token 0; 0: at the last step
+    final_decay_tokens: NotNegative = 0  # wsd: tokens of the final decay, which ends where `decay_tokens` says
+    final_decay_shape: FinalDecayShape = "1-sqrt"  # wsd: of what is above the final rate (arXiv 2405.18392)
     weight_decay: Annotated[float, Field(ge=0)] = 0.1  # none on biases and norms
     clip: Annotated[float, Field(ge=0)] = 1.0  # global gradient norm; 0: never clipped
     beta1: Decay = 0.9

@@ -29,7 +29,7 @@ from trivium.training.describe import DEGREES, describe_rank, device_name
 from trivium.training.metrics import EVENTS, METRICS, TASKS, append, forget_after, warn
 from trivium.training.preemption import exit_at_once, listening
 from trivium.training.pulse import Duty, Post
-from trivium.training.rates import adam_rule, lr_of_step
+from trivium.training.rates import lr_of_step
 from trivium.training.record import Record, entries_of, left_out_of, write_entries, write_record
 from trivium.training.rewind import drop_abandoned, entries_in, leave_out, refuse_other_order
 from trivium.training.same_work import refuse_fewer_steps, refuse_other_weights, refuse_other_work
@@ -37,7 +37,7 @@ from trivium.training.saves import Saves
 from trivium.training.slow_ranks import Worked, is_nth
 from trivium.training.spikes import SpikeWatch, finite_or_text
 from trivium.training.state import begin_with, fragments, progress_of, read_together, restore
-from trivium.training.trainer import Samples, StepResult, Trainer
+from trivium.training.trainer import Samples, StepResult, Trainer, adam_rule
 from trivium.training.verified_tokens import refuse_other_ids, verify_together
 from trivium.units import counted
 

@@ -8,8 +8,10 @@ from trivium.config import Config, build, completed, differences
 from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
+from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
 from trivium.training.config import TrainingConfig
+from trivium.training.rates import decay_of, last_tokens_of
 
 # What is compared. How the work is divided may change: layout, schedule, ZeRO stage, size of a micro-batch.
 SECTIONS: Mapping[str, type[Config] | None] = {
@@ -62,6 +64,25 @@ def refuse_fewer_steps(directory: Path, done: int, training: TrainingConfig) -> 
         raise ConfigError(
             f"training.steps ({training.steps}) is below the {done} steps that {directory} has done; raise it, or "
             f"choose another --out"
+        )
+
+
+def refuse_cut_decay(directory: Path, about: Mapping[str, Any], training: TrainingConfig, plan: Plan) -> None:
+    """ConfigError when a final decay, gone on with from a checkpoint's state, would have begun before it: the rate
+    would jump into the middle of its fall. One that the checkpoint's own training had begun is gone on with."""
+    if training.decay != "wsd":
+        return
+    seen, (begin, end) = int(about["tokens_seen"]), decay_of(training, last_tokens_of(training, plan))
+    there = completed(TrainingConfig, about.get("training") or {})
+    asked = ("decay", "decay_tokens", "final_decay_tokens", "steps")
+    was = training.model_copy(update={name: there.get(name) for name in asked})
+    same = was.decay == "wsd" and decay_of(was, last_tokens_of(was, plan)) == (begin, end)
+    if seen > begin and not same:
+        raise ConfigError(
+            f"training.final_decay_tokens ({training.final_decay_tokens}) begin at token {begin}, and {directory} has "
+            f"seen {seen}: the learning rate would jump into the middle of its fall; lower them to "
+            f"{max(0, end - seen)} at most, raise training.steps (or training.decay_tokens), or start from an earlier "
+            f"checkpoint"
         )
 
 

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from typing import Literal, NamedTuple
 
@@ -29,6 +29,7 @@ from trivium.plan.schedule import Op, Schedule, forward
 from trivium.plan.transfers import Program, with_transfers
 from trivium.tokens.digest import NO_ROWS, Digest, digest
 from trivium.training.batches import Read, Rows, inputs_of, windows
+from trivium.training.config import TrainingConfig
 from trivium.training.loss_scale import LossScale
 
 
@@ -63,6 +64,11 @@ class Samples:
         """
         at = plan.batch.at(step)
         return cls(at.first_sample, at.sequences, partial(windows, ids, plan.model))
+
+
+def adam_rule(config: TrainingConfig) -> AdamRule:
+    """AdamW's constants in a recipe."""
+    return AdamRule(**{field.name: getattr(config, field.name) for field in fields(AdamRule)})
 
 
 class Trainer:
