@@ -34,6 +34,7 @@ ALONE = [
     small(model={**QWEN3, "layers": MANY_LAYERS}, compiled=True, recompute={"mode": "attention"}),
     small(model={**OLMO2, "layers": MANY_LAYERS}, compiled=True),
     small(model={"layers": MANY_LAYERS, "documents": "apart"}, compiled=True, recompute={"mode": "layer"}),
+    small(model={"layers": MANY_LAYERS, "documents": "apart", "z_loss": 0.05}, compiled=True),
     small(
         model={"layers": MANY_LAYERS},
         compiled=True,

@@ -360,7 +360,12 @@ def test_a_final_decay_branched_off_a_stable_training_is_that_of_one_planned_fro
     step = 8 * 8  # tokens
     stable = {"decay": "constant", "warmup_tokens": step, "checkpoint_every": 2, "keep_last": 9}
     start(job(tokens, tmp_path / "stable", plan(), steps=6, **stable))
-    decay = {"decay": "wsd", "final_decay_tokens": 3 * step, "final_decay_shape": shape, "lr_final_fraction": 0.0}
+    decay = {
+        "decay": "wsd",
+        "final_decay_tokens": 3 * step,
+        "final_decay_shape": shape,
+        "lr_final_fraction": 0.0,
+    }
     whole = {**stable, **decay, "steps": 7}
     start(job(tokens, tmp_path / "whole", plan(), **whole))
     given = tmp_path / "stable" / CHECKPOINTS / "step-00000004"
@@ -382,7 +387,9 @@ def test_a_final_decay_that_would_have_begun_before_the_state_it_goes_on_with_is
     state = {"start_with": "state", "start_from": str(tmp_path / "stable" / CHECKPOINTS / "step-00000003")}
     wsd = {"decay": "wsd", "steps": 6}
     late = job(tokens, tmp_path / "late", plan(), final_decay_tokens=4 * step, **wsd, **state)
-    with pytest.raises(ConfigError, match=r"\(256\) begin at token 128, .* seen 192: .* to 192 at most, raise"):
+    with pytest.raises(
+        ConfigError, match=r"\(256\) begin at token 128, .* seen 192: .* to 192 at most, raise"
+    ):
         check_start(late)
     check_start(job(tokens, tmp_path / "late", plan(), final_decay_tokens=3 * step, **wsd, **state))
     begun = job(tokens, tmp_path / "begun", plan(), final_decay_tokens=4 * step, **wsd)

@@ -21,10 +21,6 @@ SECTIONS: Mapping[str, type[Config] | None] = {
     "data": None,
 }
 _SHOWN = 12
-# Of a model, what its weights do not depend on: a run that begins with them may choose it. Of learned positions there
-# are as many as a sequence has.
-_FREE = {"vocabulary_multiple", "dropout", "init_std", "documents", "end_of_text"}
-_FREE_OF = {"gpt": _FREE, "llama": _FREE | {"sequence"}}
 
 
 def refuse_other_work(directory: Path, about: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -49,7 +45,8 @@ def refuse_other_weights(directory: Path, about: Mapping[str, Any], now: Mapping
     """CheckpointError when a new run cannot begin with a checkpoint's weights: another model, or another tokenizer
     where the checkpoint names one. about, now: as in `refuse_other_work`.
     """
-    there, here = ({"plan": {"model": _weights_of(x["plan"]["model"])}, "data": {}} for x in (about, now))
+    models = (build(ModelShape, x["plan"]["model"]).of_weights() for x in (about, now))
+    there, here = ({"plan": {"model": model}, "data": {}} for model in models)
     tokenizer = about.get("data", {}).get("tokenizer_sha256")
     if tokenizer:
         there["data"], here["data"] = (
@@ -64,6 +61,15 @@ def refuse_fewer_steps(directory: Path, done: int, training: TrainingConfig) -> 
         raise ConfigError(
             f"training.steps ({training.steps}) is below the {done} steps that {directory} has done; raise it, or "
             f"choose another --out"
+        )
+
+
+def refuse_weights_alone(directory: Path, about: Mapping[str, Any]) -> None:
+    """CheckpointError when a checkpoint has no moments, so that no training can go on with its state."""
+    if not any(name.startswith("moment1/") for name in about["tensors"]):
+        raise CheckpointError(
+            f"{directory} holds weights alone, and training.start_with=state takes moments too; set "
+            f"training.start_with=weights"
         )
 
 
@@ -84,13 +90,6 @@ def refuse_cut_decay(directory: Path, about: Mapping[str, Any], training: Traini
             f"{max(0, end - seen)} at most, raise training.steps (or training.decay_tokens), or start from an earlier "
             f"checkpoint"
         )
-
-
-def _weights_of(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a model shape as plain data, what its weights depend on, defaults spelt out."""
-    shape = build(ModelShape, model)
-    spelt_out = {"kv_heads": shape.kv, "head_width": shape.head_columns, "ffn": shape.ffn_width}
-    return {**shape.model_dump(exclude=_FREE_OF[shape.family]), **spelt_out}
 
 
 def _section(tree: Mapping[str, Any], path: str, kind: type[Config] | None) -> dict[str, Any]:
