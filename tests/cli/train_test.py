@@ -37,6 +37,7 @@ def begun(tmp_path: Path):
         ("plan.layout.context=2", "plan.layout.data=1", "plan.context_attention=ulysses"),
         ("plan.compiled=true",),
         ("training.checkpoint_every=3",),
+        ("training.profile.steps=[5]",),
     ],
 )
 def test_how_the_work_is_divided_may_change(division: tuple[str, ...], begun) -> None:
@@ -68,7 +69,8 @@ def test_a_training_goes_on_to_more_steps_where_its_rate_does_not_follow_them(
 
 
 @pytest.mark.parametrize(
-    "path", ["training.beta2", "training.decay", "training.evaluation", "plan.model.dropout", "plan.precision"]
+    "path",
+    ["training.beta2", "training.decay", "training.evaluation", "plan.model.dropout", "plan.precision"],
 )
 def test_a_training_that_an_older_version_began_goes_on_under_a_field_that_came_since(
     path: str, begun

@@ -27,7 +27,7 @@ from trivium.plan.plan import Plan
 from trivium.serving.config import GenerationConfig, ServeConfig
 from trivium.tokens.config import BYTE_ALPHABET, TokensConfig
 from trivium.training.config import TrainingConfig
-from trivium.training.rates import rate_problems
+from trivium.training.rates import recipe_problems
 
 HERE = "here"  # the machine this runs on
 
@@ -58,7 +58,7 @@ class RunConfig(Config):
 
     def problems(self, world_size: int | None = None) -> list[str]:
         """Every contradiction between fields, each with path, value, law and remedy."""
-        found = [*self.plan.check(world_size), *rate_problems(self.training, self.plan)]
+        found = [*self.plan.check(world_size), *recipe_problems(self.training, self.plan)]
         if not self.predicts(self.tokens.vocabulary):
             found.append(
                 f"tokens.vocabulary ({self.tokens.vocabulary}) must equal plan.model.vocabulary "

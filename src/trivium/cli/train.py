@@ -64,6 +64,7 @@ CHANGEABLE_TRAINING = (
     "restarts",
     "supervision",
     "spikes",
+    "profile",
 )
 
 

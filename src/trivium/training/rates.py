@@ -52,7 +52,7 @@ def decay_of(config: TrainingConfig, last_tokens: int) -> Decay:
 
 
 def ends_with_training(training: Mapping[str, Any]) -> bool:
-    """Whether the rate depends on how many steps there are to be. training: as plain data, maybe of an older version."""
+    """Whether the rate depends on how many steps there are to be. training: plain data, maybe of an older version."""
     return not training["decay_tokens"] and training.get("decay") not in ENDLESS
 
 
@@ -96,10 +96,15 @@ def rate_problems(config: TrainingConfig, plan: Plan) -> list[str]:
         where = "training.decay_tokens" if config.decay_tokens else f"{config.steps} training.steps"
         found.append(
             f"training.warmup_tokens ({warmup}) and training.final_decay_tokens ({final}) must fit into the {end} "
-            f"tokens before the end of the decay ({where}): the rate rises before it falls; lower one of them to "
-            f"{max(0, end - warmup)} and {max(0, end - final)} at most, or put the end later"
+            f"tokens before the end of the decay ({where}): the rate rises before it falls; lower them to at most "
+            f"{max(0, end - final)} or {max(0, end - warmup)}, or put the end later"
         )
     return found
+
+
+def recipe_problems(config: TrainingConfig, plan: Plan) -> list[str]:
+    """Contradictions of a recipe, in itself and with its plan."""
+    return [*rate_problems(config, plan), *config.profile.problems(config.steps, plan.layout.world_size)]
 
 
 def rate_line(config: TrainingConfig, plan: Plan) -> str:
