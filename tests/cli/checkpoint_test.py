@@ -98,6 +98,20 @@ def test_a_resharded_checkpoint_is_the_same_in_another_number_of_files(call, run
     assert call("reshard", "20", "--to", str(to))[0] == 2
 
 
+def test_an_average_is_exported_and_its_steps_are_named(call, run: Path) -> None:
+    code, told = call("average", "10", "20")
+    mean = run / "averaged" / step_name(20)
+    assert code == 0 and f"training.start_from={mean}" in told
+    assert "average_of" in call("show", str(mean))[1]
+    assert call("export", "--to", "hf", str(run / "hf"), str(mean))[0] == 0
+    one, two, both = (Checkpoint.open(path) for path in (folder(run, 10), folder(run, 20), mean))
+    name, box = "weights/layers.2.attention.qkv.weight", Box((0, 0), (72, 24))
+    halves = (one.read(name, box, torch.float64) + two.read(name, box, torch.float64)) / 2
+    assert torch.equal(both.read(name, box, torch.float32), halves.float())
+    damage(folder(run, 10))
+    assert call("average", "10", "20", "--to", str(run / "again"))[0] == 5
+
+
 def test_export_and_import_go_round(call, run: Path) -> None:
     assert call("export", "--to", "hf", str(run / "hf"), "20")[0] == 0
     code, told = call("import", "--from", "hf", str(run / "hf"))

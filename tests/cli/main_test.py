@@ -260,6 +260,7 @@ def test_a_dry_run_prints_config_and_price_and_touches_nothing(call, tmp_path: P
         done = call(verb, "--dry-run", "--set", "seed=7")
         assert done.returncode == 0, done.stderr
         assert "seed=7" in done.stdout and "predicted" in done.stdout and "nothing was started" in done.stdout
+        assert "learning rate: up to 0.003 at 100K tokens, cosine to 0.0003 at 1.43M" in done.stdout
         assert list(tmp_path.iterdir()) == []
 
 

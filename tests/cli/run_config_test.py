@@ -139,11 +139,12 @@ def test_what_is_wrong_in_a_file_is_said_with_its_name(tmp_path):
 
 
 def test_every_problem_of_every_section_is_reported_at_once():
-    given = Given("demo", ("plan.layout.tensor=3", "tokens.vocabulary=4096", "machine=x"))
+    wrong = ("plan.layout.tensor=3", "tokens.vocabulary=4096", "machine=x", "training.decay=wsd")
+    given = Given("demo", wrong)
     with pytest.raises(ConfigError) as caught:
         resolve(given).checked()
     text = str(caught.value)
-    assert all(word in text for word in ("plan.model.heads", "tokens.vocabulary", "machine"))
+    assert all(word in text for word in ("plan.model.heads", "tokens.vocabulary", "machine", "decay=wsd"))
 
 
 def test_a_stored_config_says_so_when_it_no_longer_fits(tmp_path):

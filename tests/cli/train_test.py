@@ -37,6 +37,7 @@ def begun(tmp_path: Path):
         ("plan.layout.context=2", "plan.layout.data=1", "plan.context_attention=ulysses"),
         ("plan.compiled=true",),
         ("training.checkpoint_every=3",),
+        ("training.profile.steps=[5]",),
     ],
 )
 def test_how_the_work_is_divided_may_change(division: tuple[str, ...], begun) -> None:
@@ -51,7 +52,25 @@ def test_what_is_computed_may_not(what: str, begun) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["training.beta2", "training.evaluation", "plan.model.dropout", "plan.precision"]
+    "decay, goes_on",
+    [
+        (("training.decay=cosine",), False),
+        (("training.decay=cosine", "training.decay_tokens=9000000"), True),
+        (("training.decay=constant",), True),
+        (("training.decay=inverse_sqrt",), True),
+        (("training.decay=wsd", "training.final_decay_tokens=100000"), False),
+    ],
+)
+def test_a_training_goes_on_to_more_steps_where_its_rate_does_not_follow_them(
+    decay: tuple[str, ...], goes_on: bool, begun
+) -> None:
+    few, more = (train.lasting(begun(*decay, f"training.steps={n}")) for n in (200, 300))
+    assert (few == more) is goes_on
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["training.beta2", "training.decay", "training.evaluation", "plan.model.dropout", "plan.precision"],
 )
 def test_a_training_that_an_older_version_began_goes_on_under_a_field_that_came_since(
     path: str, begun

@@ -36,6 +36,7 @@ ALONE = [
     small(model={**LLAMA, "window": 3, "layers": MANY_LAYERS}, compiled=True),
     small(model={"window": 3, "layers": MANY_LAYERS, "documents": "apart"}, compiled=True),
     small(model={"layers": MANY_LAYERS, "documents": "apart"}, compiled=True, recompute={"mode": "layer"}),
+    small(model={"layers": MANY_LAYERS, "documents": "apart", "z_loss": 0.05}, compiled=True),
     small(
         model={"layers": MANY_LAYERS},
         compiled=True,

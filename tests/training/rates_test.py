@@ -1,11 +1,17 @@
-"""The learning rate follows tokens, as in the paper."""
+"""The learning rate follows tokens, as in the paper, and falls as it is told to."""
+
+import math
+import re
+from typing import Any
 
 import pytest
 
+from plans import small
 from trivium.training.config import TrainingConfig
-from trivium.training.rates import learning_rate
+from trivium.training.rates import ENDLESS, learning_rate, rate_line, rate_problems
 
 PAPER = TrainingConfig(lr=5e-5, warmup_tokens=10**9, decay_tokens=340 * 10**9)
+PLAN = small(batch={"sequences": 20, "micro": 2}, model={"sequence": 8})  # 160 tokens a step
 
 
 def test_the_rate_rises_linearly_and_peaks_at_the_end_of_warm_up() -> None:
@@ -26,3 +32,134 @@ def test_without_decay_tokens_the_decay_ends_with_the_run() -> None:
     config = TrainingConfig(lr=1.0, warmup_tokens=100)
     assert learning_rate(config, 1000, 1000) == pytest.approx(0.1)
     assert learning_rate(config, 550, 1000) == pytest.approx(0.55)
+
+
+def megatrons(config: TrainingConfig, tokens: int, last: int) -> float:
+    """The rate as Megatron-LM's OptimizerParamScheduler.get_lr has it, in tokens where that has samples."""
+    top, low = config.lr, config.lr * config.lr_final_fraction
+    warmup, end = config.warmup_tokens, config.decay_tokens or last
+    if warmup > 0 and tokens <= warmup:
+        return top * tokens / warmup
+    if config.decay == "constant":
+        return top
+    if config.decay == "inverse_sqrt":
+        return max(low, top * max(warmup, 1) ** 0.5 / tokens**0.5)
+    if tokens > end:
+        return low
+    ratio = (tokens - warmup) / (end - warmup)
+    if config.decay == "linear":
+        left = 1.0 - ratio
+    elif config.decay == "cosine":
+        left = 0.5 * (math.cos(math.pi * ratio) + 1.0)
+    else:
+        anneal = end - config.final_decay_tokens
+        done = (tokens - anneal) / config.final_decay_tokens
+        falls = 1.0 - done if config.final_decay_shape == "linear" else 1.0 - max(0.0, done) ** 0.5
+        left = 1.0 if tokens <= anneal else falls
+    return low + left * (top - low)
+
+
+DECAYS: tuple[dict[str, Any], ...] = (
+    {"decay": "cosine"},
+    {"decay": "linear"},
+    {"decay": "constant"},
+    {"decay": "inverse_sqrt"},
+    {"decay": "wsd", "final_decay_tokens": 3000},
+    {"decay": "wsd", "final_decay_tokens": 3000, "final_decay_shape": "linear"},
+    {"decay": "wsd", "final_decay_tokens": 9000},
+)
+
+
+@pytest.mark.parametrize("decay", DECAYS, ids=str)
+@pytest.mark.parametrize("final", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("end", [0, 12_000, 8000])
+def test_every_decay_is_that_of_megatron_lm(decay: dict[str, Any], final: float, end: int) -> None:
+    end = (
+        0 if decay["decay"] in ENDLESS else max(end, 10_000 if decay.get("final_decay_tokens") == 9000 else 0)
+    )
+    config = TrainingConfig(lr=3e-3, lr_final_fraction=final, warmup_tokens=1000, decay_tokens=end, **decay)
+    for tokens in range(7, 10_000, 7):
+        rate = learning_rate(config, tokens, 10_000)
+        assert rate == pytest.approx(megatrons(config, tokens, 10_000), rel=1e-12, abs=1e-15)
+
+
+def test_where_nothing_is_said_the_rate_is_to_the_bit_what_it_always_was() -> None:
+    """A run that an older version began is gone on with."""
+    config = TrainingConfig(lr=3e-3, lr_final_fraction=0.07, warmup_tokens=977)
+
+    def before(tokens: int, last: int) -> float:
+        if tokens < config.warmup_tokens:
+            return config.lr * tokens / config.warmup_tokens
+        progress = min(1.0, (tokens - config.warmup_tokens) / max(1, last - config.warmup_tokens))
+        final = config.lr * config.lr_final_fraction
+        return final + (config.lr - final) * 0.5 * (1 + math.cos(math.pi * progress))
+
+    assert all(learning_rate(config, n, 90_001) == before(n, 90_001) for n in range(1, 100_000, 13))
+
+
+@pytest.mark.parametrize("shape", ["linear", "1-sqrt"])
+def test_until_its_final_decay_wsd_is_constant_to_the_bit(shape: str) -> None:
+    """So a decay can be branched off a training that knew of none."""
+    stable = TrainingConfig(decay="constant", warmup_tokens=100, lr=0.3)
+    wsd = {"decay": "wsd", "final_decay_tokens": 200, "final_decay_shape": shape, "lr_final_fraction": 0.3}
+    config = stable.model_copy(update=wsd)
+    rates = [learning_rate(config, n, 1000) for n in range(1, 1001)]
+    assert rates[:800] == [learning_rate(stable, n, 0) for n in range(1, 801)]
+    assert rates[800:] == sorted(rates[800:], reverse=True) and rates[800] < 0.3
+    assert rates[-1] == pytest.approx(0.09)
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (
+            {"final_decay_tokens": 5},
+            r"final_decay_tokens \(5\) is of training.decay=wsd alone.* is cosine; set",
+        ),
+        ({"decay": "constant", "decay_tokens": 9}, r"decay_tokens \(9\) .*=constant has no end; set"),
+        ({"decay": "inverse_sqrt"}, r"warmup_tokens \(0\) must be above 0 .*; give the tokens"),
+        ({"decay": "wsd"}, r"final_decay_tokens \(0\) must be above 0 .*=constant for the stable part"),
+        (
+            {"decay": "wsd", "final_decay_tokens": 1500, "warmup_tokens": 150},
+            r"\(150\) and .* \(1500\) must fit into the 1600 tokens .*\(10 training.steps\).* at most 100 or 1450, or",
+        ),
+        (
+            {"decay": "wsd", "final_decay_tokens": 20, "decay_tokens": 10},
+            r"must fit into the 10 tokens .*\(training.decay_tokens\)",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused_with_value_law_and_remedy(
+    given: dict[str, Any], words: str
+) -> None:
+    (problem,) = rate_problems(TrainingConfig(steps=10, **given), PLAN)
+    assert re.search(words, problem), problem
+
+
+@pytest.mark.parametrize("decay", DECAYS, ids=str)
+def test_what_does_not_is_not(decay: dict[str, Any]) -> None:
+    assert rate_problems(TrainingConfig(steps=100, warmup_tokens=1000, **decay), PLAN) == []
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        ({}, "0.003 from the start, cosine to 0.0003 at 1.6K"),
+        ({"warmup_tokens": 500, "decay": "linear"}, "up to 0.003 at 500 tokens, linear to 0.0003 at 1.6K"),
+        ({"decay": "constant"}, "0.003 from the start, 0.003 at the last step (1.6K)"),
+        (
+            {"warmup_tokens": 400, "decay": "inverse_sqrt"},
+            "up to 0.003 at 400 tokens, then by the inverse root, 0.0015 at the last step (1.6K)",
+        ),
+        (
+            {"decay": "wsd", "final_decay_tokens": 600, "lr_final_fraction": 0},
+            "0.003 from the start, stable until 1K, 1-sqrt to 0 at 1.6K",
+        ),
+        (
+            {"decay": "linear", "decay_tokens": 3200, "lr_final_fraction": 0},
+            "0.003 from the start, linear to 0 at 3.2K, 0.0015 at the last step (1.6K)",
+        ),
+    ],
+)
+def test_the_course_of_the_rate_is_told_in_words(given: dict[str, Any], told: str) -> None:
+    assert rate_line(TrainingConfig(steps=10, **given), PLAN) == f"learning rate: {told}"

@@ -24,7 +24,7 @@ from trivium.training import batches as reading
 from trivium.training import run as loop
 from trivium.training import saves as saves_module
 from trivium.training.config import TrainingConfig
-from trivium.training.job import start
+from trivium.training.job import check_start, start
 from trivium.training.lineage import round_trip
 from trivium.training.metrics import EVENTS, METRICS, read
 from trivium.training.prove import another_layout
@@ -82,6 +82,10 @@ def killing(at: int, victim: int = 0):
 
 def losses(out: Path) -> dict[int, float]:
     return {m["step"]: m["loss"] for m in read(out / METRICS) if "loss" in m}
+
+
+def rates(out: Path) -> dict[int, float]:
+    return {m["step"]: m["lr"] for m in read(out / METRICS) if "lr" in m}
 
 
 def batches(out: Path) -> dict[int, str]:
@@ -346,6 +350,52 @@ def test_a_state_goes_on_under_another_learning_rate_and_from_its_own_checkpoint
     whole, rest = losses(tmp_path / "a"), losses(tmp_path / "b")
     assert whole[4] == rest[4] and whole[6] != rest[6] and sorted(rest) == [4, 5, 6]
     assert [e["step"] for e in read(tmp_path / "b" / EVENTS) if e["event"] == "resumed"] == [3, 5]
+
+
+@pytest.mark.parametrize("shape", ["linear", "1-sqrt"])
+def test_a_final_decay_branched_off_a_stable_training_is_that_of_one_planned_from_the_start(
+    tokens: Path, tmp_path: Path, shape: str
+) -> None:
+    """As users of warm-up-stable-decay do: train without an end, and decay from any checkpoint of it."""
+    step = 8 * 8  # tokens
+    stable = {"decay": "constant", "warmup_tokens": step, "checkpoint_every": 2, "keep_last": 9}
+    start(job(tokens, tmp_path / "stable", plan(), steps=6, **stable))
+    decay = {
+        "decay": "wsd",
+        "final_decay_tokens": 3 * step,
+        "final_decay_shape": shape,
+        "lr_final_fraction": 0.0,
+    }
+    whole = {**stable, **decay, "steps": 7}
+    start(job(tokens, tmp_path / "whole", plan(), **whole))
+    given = tmp_path / "stable" / CHECKPOINTS / "step-00000004"
+    branch = job(tokens, tmp_path / "branch", plan(), start_from=str(given), start_with="state", **whole)
+    check_start(branch)
+    start(branch)
+    expected, rest = (losses(tmp_path / out) for out in ("whole", "branch"))
+    assert rest == {n: expected[n] for n in (5, 6, 7)}
+    assert hashes(tmp_path / "branch", 7) == hashes(tmp_path / "whole", 7)
+    assert {n: losses(tmp_path / "stable")[n] for n in range(1, 6)} == {n: expected[n] for n in range(1, 6)}
+    assert losses(tmp_path / "stable")[6] != expected[6] and rates(tmp_path / "branch")[7] == 0.0
+
+
+def test_a_final_decay_that_would_have_begun_before_the_state_it_goes_on_with_is_refused(
+    tokens: Path, tmp_path: Path
+) -> None:
+    step = 8 * 8  # tokens
+    start(job(tokens, tmp_path / "stable", plan(), steps=4, decay="constant"))
+    state = {"start_with": "state", "start_from": str(tmp_path / "stable" / CHECKPOINTS / "step-00000003")}
+    wsd = {"decay": "wsd", "steps": 6}
+    late = job(tokens, tmp_path / "late", plan(), final_decay_tokens=4 * step, **wsd, **state)
+    with pytest.raises(
+        ConfigError, match=r"\(256\) begin at token 128, .* seen 192: .* to 192 at most, raise"
+    ):
+        check_start(late)
+    check_start(job(tokens, tmp_path / "late", plan(), final_decay_tokens=3 * step, **wsd, **state))
+    begun = job(tokens, tmp_path / "begun", plan(), final_decay_tokens=4 * step, **wsd)
+    start(begun)
+    inside = {**state, "start_from": str(tmp_path / "begun" / CHECKPOINTS / "step-00000003")}
+    check_start(job(tokens, tmp_path / "other", plan(), final_decay_tokens=4 * step, **wsd, **inside))
 
 
 def test_a_state_that_saw_what_a_rewind_left_out_is_refused() -> None:

@@ -114,6 +114,8 @@ def examine(plan: Plan, mesh: Mesh, reference: Reference, way: Way = AS_IT_IS) -
         captured = _capture(trainer)
         here = _train(trainer, step)
         seen.append(_scalar("loss", here.loss, reference.losses[step]))
+        if plan.model.z_loss:
+            seen.append(_scalar("z-loss", here.z_loss or 0.0, reference.z_losses[step]))
         seen += _gradients(trainer, captured, reference.gradients[step])
         seen.append(_scalar("gradient norm", here.gradient_norm, reference.norms[step]))
         found += [d._replace(step=step) for d in seen]

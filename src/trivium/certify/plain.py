@@ -84,8 +84,15 @@ def seen_in(model: ModelShape, layer: int, sees: Tensor) -> Tensor:
     return sees.triu(1 - model.window)
 
 
-def loss_of(weights: Weights, model: ModelShape, tokens: Tensor, targets: Tensor, drop: Drop) -> Tensor:
-    """Mean cross-entropy in nats over the batch's tokens that count; tokens and targets [B, S]."""
+class Losses(NamedTuple):
+    """Means over the batch's tokens that count: cross-entropy in nats, and what training adds to it."""
+
+    cross_entropy: Tensor
+    z_loss: Tensor
+
+
+def losses_of(weights: Weights, model: ModelShape, tokens: Tensor, targets: Tensor, drop: Drop) -> Losses:
+    """Of tokens and targets [B, S]."""
     order = order_of(model, tokens)
     x = weights["embedding.tokens.weight"][tokens]
     if model.family == "gpt":
@@ -103,7 +110,9 @@ def loss_of(weights: Weights, model: ModelShape, tokens: Tensor, targets: Tensor
             x = x + drop(y, f"{at}.{name}")
     table = weights["head.weight" if model.head == "untied" else "embedding.tokens.weight"]
     logits = _norm(weights, model, x, "head.norm") @ table.T
-    return F.cross_entropy(logits[order.counts], targets[order.counts])
+    logits = logits[order.counts]
+    z_loss = model.z_loss * logits.logsumexp(-1).square().mean()
+    return Losses(F.cross_entropy(logits, targets[order.counts]), z_loss)
 
 
 def dropping(model: ModelShape, seed: int, step: int, samples: range) -> Drop:

@@ -3,7 +3,7 @@
 Kept: layout with its shards, chunks, schedule, ZeRO stage, recompute, sequence parallelism, how ranks attend over a
 split sequence, documents, family, head, query heads per key-value head, heads of a width of their own, biases and norms
 of queries and keys, norm position, rope scaling, windows (in some layers or all, whether they hide anything), dropout,
-which stages hold more layers than others, whether sizes are odd, and how the vocabulary is padded.
+z-loss, which stages hold more layers than others, whether sizes are odd, and how the vocabulary is padded.
 """
 
 from collections.abc import Callable, Iterator

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from trivium.certify.plain import PlainAdamW, Recipe, dropping, first_weights, keep_all, loss_of
+from trivium.certify.plain import PlainAdamW, Recipe, dropping, first_weights, keep_all, losses_of
 from trivium.config import to_tree
 from trivium.plan.batch import Batch
 from trivium.plan.plan import Plan
@@ -33,10 +33,12 @@ Reader = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 
 @dataclass(frozen=True)
 class Reference:
-    """losses and norms: by step. gradients: by step, before clipping, by parameter. weights: after the last step.
-    validation: the loss after the first step, without dropout, on the first `sequences` samples."""
+    """losses (cross-entropy), z-losses and norms: by step. gradients: by step, before clipping, by parameter. weights:
+    after the last step. validation: the cross-entropy after the first step, without dropout, on the first `sequences`
+    samples."""
 
     losses: tuple[float, ...]
+    z_losses: tuple[float, ...]
     norms: tuple[float, ...]
     gradients: tuple[Tensors, ...]
     weights: Tensors
@@ -89,26 +91,30 @@ def compute_reference(plan: Plan) -> Reference:
     """Train the plain model on the plan's batches, each as one whole."""
     read = random_rows(plan)
     optimizer = PlainAdamW(first_weights(plan.model, SEED), RECIPE)
-    losses, norms, gradients, first = [], [], [], 0
+    losses, z_losses, norms, gradients, first = [], [], [], [], 0
     for step, size in enumerate(_sizes(plan)):
         samples = range(first, first + size)
         weights = {k: w.clone().requires_grad_() for k, w in optimizer.weights.items()}
         tokens, targets = map(torch.from_numpy, read(first, size))
         drop = dropping(plan.model, SEED, step, samples)
-        loss = loss_of(weights, plan.model, tokens, targets, drop)
-        found = dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
+        loss, z_loss = losses_of(weights, plan.model, tokens, targets, drop)
+        gradient = torch.autograd.grad(loss + z_loss, list(weights.values()))
+        found = dict(zip(weights, gradient, strict=True))
         losses.append(float(loss.detach()))
+        z_losses.append(float(z_loss.detach()))
         norms.append(optimizer.step(found))
         gradients.append(found)
         first += size
         if step == 0:
             validation = _validation(plan, optimizer.weights)
-    return Reference(tuple(losses), tuple(norms), tuple(gradients), optimizer.weights, validation)
+    told = (tuple(losses), tuple(z_losses), tuple(norms))
+    return Reference(*told, tuple(gradients), optimizer.weights, validation)
 
 
 def write_reference(path: Path, reference: Reference) -> None:
     """One safetensors file, read by every rank."""
-    scalars = torch.tensor([*reference.losses, *reference.norms, reference.validation], dtype=torch.float64)
+    told = [*reference.losses, *reference.z_losses, *reference.norms, reference.validation]
+    scalars = torch.tensor(told, dtype=torch.float64)
     steps = {f"gradients/{n}/{k}": g for n, found in enumerate(reference.gradients) for k, g in found.items()}
     weights = {f"weights/{k}": w for k, w in reference.weights.items()}
     tensors = {"scalars": scalars, **steps, **weights}
@@ -119,14 +125,15 @@ def read_reference(path: Path) -> Reference:
     """What `write_reference` wrote."""
     tensors = load_file(path)
     *scalars, validation = tensors.pop("scalars").tolist()
-    steps = len(scalars) // 2
+    steps = len(scalars) // 3
 
     def under(prefix: str) -> Tensors:
         return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
 
     return Reference(
         losses=tuple(scalars[:steps]),
-        norms=tuple(scalars[steps:]),
+        z_losses=tuple(scalars[steps : 2 * steps]),
+        norms=tuple(scalars[2 * steps :]),
         gradients=tuple(under(f"gradients/{n}/") for n in range(steps)),
         weights=under("weights/"),
         validation=validation,
@@ -136,7 +143,7 @@ def read_reference(path: Path) -> Reference:
 def _validation(plan: Plan, weights: Tensors) -> float:
     tokens, targets = map(torch.from_numpy, random_rows(plan)(0, plan.batch.sequences))
     with torch.no_grad():
-        return float(loss_of(weights, plan.model, tokens, targets, keep_all))
+        return float(losses_of(weights, plan.model, tokens, targets, keep_all).cross_entropy)
 
 
 def _sizes(plan: Plan) -> list[int]:

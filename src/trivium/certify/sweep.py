@@ -146,6 +146,7 @@ def describe(plan: Plan) -> str:
     words += [f"layers {list(plan.partition.layers)}"] if plan.partition.layers is not None else []
     words += [f"vocabulary {plan.model.vocabulary}", plan.model.head]
     words += [f"dropout {plan.model.dropout:g}"] if plan.model.dropout else []
+    words += [f"z-loss {plan.model.z_loss:g}"] if plan.model.z_loss else []
     words += ["documents apart"] if plan.model.documents == "apart" else []
     words += ["ramp"] if plan.batch.ramp is not None else []
     words += [f"ranks by {', '.join(x.order)}"] if x.order != AXES else []

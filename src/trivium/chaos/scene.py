@@ -18,10 +18,10 @@ from trivium.tokens.encode import tokenize
 from trivium.tokens.samples import TokenDataset
 from trivium.training.batches import reader_of
 from trivium.training.config import TrainingConfig
-from trivium.training.rates import adam_rule, learning_rate
+from trivium.training.rates import learning_rate
 from trivium.training.run import TrainingJob
 from trivium.training.state import fragments, restore
-from trivium.training.trainer import Samples, Trainer
+from trivium.training.trainer import Samples, Trainer, adam_rule
 
 VOCABULARY = 300
 SEED = 11

@@ -1,4 +1,4 @@
-"""`trivium checkpoint`: list, verify, show, compare, rewrite, exchange and remove checkpoints."""
+"""`trivium checkpoint`: list, verify, show, compare, rewrite, average, exchange and remove checkpoints."""
 
 import shlex
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trivium.checkpoint.load import Checkpoint
 
 app = typer.Typer(
-    help="List, verify, compare, rewrite, exchange and remove checkpoints.",
+    help="List, verify, compare, rewrite, average, exchange and remove checkpoints.",
     rich_markup_mode=None,
     add_completion=False,
     no_args_is_help=True,
@@ -157,6 +157,22 @@ def reshard(
     from trivium.checkpoint.reshard import reshard as rewrite
 
     say(f"  {rewrite(_opened(which, out), to, files=files)}")
+
+
+@app.command(short_help="Write the mean of the weights of several checkpoints.")
+def average(
+    steps: Annotated[list[str], typer.Argument(metavar="STEP|DIR…", help="Two or more, each once.")],
+    out: Out = DEFAULT_OUT,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="DIR", help="Where it goes; default: DIR/averaged of --out."),
+    ] = None,
+) -> None:
+    """Write the mean of the weights of several checkpoints of one model, to evaluate, export or train from."""
+    from trivium.checkpoint.average import average as write_mean
+
+    path = write_mean([_opened(step, out) for step in steps], to or out / "averaged")
+    say(f"  {path}; train from it with --set training.start_from={shlex.quote(str(path.resolve()))}")
 
 
 @app.command("export", short_help="Write a checkpoint as a Hugging Face folder.")

@@ -9,6 +9,7 @@ from trivium.cost.estimate import estimate
 from trivium.cost.hardware import Machine, machine_from_file, machine_named, this_machine
 from trivium.errors import ConfigError
 from trivium.planner.explain import plan_lines
+from trivium.training.rates import rate_line
 from trivium.units import format_seconds
 
 
@@ -33,4 +34,5 @@ def dry_run_lines(given: Given) -> tuple[list[str], list[str]]:
         return lines, str(error).splitlines()
     steps = config.training.steps
     whole = f"{steps} steps of the full batch: about {format_seconds(steps * price.seconds)} by this estimate"
-    return [*lines, "", *told, whole, "nothing was started or written"], []
+    rate = rate_line(config.training, config.plan)
+    return [*lines, "", *told, whole, rate, "nothing was started or written"], []

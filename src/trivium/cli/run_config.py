@@ -28,6 +28,7 @@ from trivium.planner.config import SearchSpace
 from trivium.serving.config import GenerationConfig, ServeConfig
 from trivium.tokens.config import BYTE_ALPHABET, TokensConfig
 from trivium.training.config import TrainingConfig
+from trivium.training.rates import recipe_problems
 
 HERE = "here"  # the machine this runs on
 
@@ -59,7 +60,7 @@ class RunConfig(Config):
 
     def problems(self, world_size: int | None = None) -> list[str]:
         """Every contradiction between fields, each with path, value, law and remedy."""
-        found = self.plan.check(world_size)
+        found = [*self.plan.check(world_size), *recipe_problems(self.training, self.plan)]
         if not self.predicts(self.tokens.vocabulary):
             found.append(
                 f"tokens.vocabulary ({self.tokens.vocabulary}) must equal plan.model.vocabulary "

@@ -31,6 +31,7 @@ from trivium.errors import ConfigError, DataError
 from trivium.plan.plan import Plan
 from trivium.progress import Progress
 from trivium.training.config import TrainingConfig
+from trivium.training.rates import ends_with_training
 from trivium.units import counted, format_bytes, format_count
 
 RANKS_TOLD = 8  # with their memory, when a training has ended
@@ -63,6 +64,7 @@ CHANGEABLE_TRAINING = (
     "restarts",
     "supervision",
     "spikes",
+    "profile",
 )
 
 
@@ -150,7 +152,7 @@ def lasting(what: Mapping[str, Any]) -> Tree:
     plan = {k: v for k, v in plan.items() if k not in CHANGEABLE_PLAN}
     plan["batch"] = {k: v for k, v in plan["batch"].items() if k != "micro"}
     training = {k: v for k, v in training.items() if k not in CHANGEABLE_TRAINING}
-    if training["decay_tokens"]:  # otherwise the learning rate depends on where the run ends
+    if not ends_with_training(training):
         del training["steps"]
     return {"seed": config["seed"], "plan": plan, "training": training, "tokens": what["inputs"]["tokens"]}
 

@@ -150,9 +150,11 @@ def _uses(plan: Plan, row: BucketRow) -> int:
 
 
 def _add_scalars(traffic: Traffic, plan: Plan) -> None:
-    """One message over every axis: the norm, the loss, whether a rank was asked to end, two parts of a hash."""
+    """One message over every axis: the norm, the loss, whether a rank was asked to end, two parts of a hash, and the
+    z-loss where there is one."""
     counted = plan.model.documents == "apart"  # how many tokens count is known only together
-    counts = {"tensor": 5, "pipeline": 5, "replicas": 5 + counted}
+    sums = 5 + (plan.model.z_loss > 0)
+    counts = {"tensor": sums, "pipeline": sums, "replicas": sums + counted}
     for axis, count in counts.items():
         if getattr(plan.layout, axis) > 1:
             traffic[axis]["all_reduce"] += count * SCALAR_BYTES

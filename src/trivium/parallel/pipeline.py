@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -38,6 +39,7 @@ class Run:
     spans: list[Span] = field(default_factory=list)
     peak_held: int = 0  # most stage activations held at once
     peak_saved_bytes: int = 0  # most bytes kept for backward at once, when measured
+    z_loss: Tensor | None = None  # this rank's share of it, where the plan has one
 
 
 class StageFunctions(NamedTuple):
@@ -65,6 +67,7 @@ class Executor:
     saved_bytes: SavedBytes | None = None  # measures what is kept for backward
     clock: Clock = field(default_factory=Clock)  # of the spans
     transport: Literal["posted", "batched"] | None = None  # None: posted on gloo, batched elsewhere
+    around: Callable[[str], AbstractContextManager[Any]] | None = None  # each event, by its name: for a trace
 
     def run(self, program: Sequence[Event]) -> Run:
         """One pass over the program; gradients accumulate in the stages' parameters."""
@@ -78,13 +81,14 @@ class Executor:
             stage.weight_gradients.separate = (Op.WEIGHT_GRADIENT, number) in self._remaining
         posts = self.mesh.pipeline.is_gloo if self.transport is None else self.transport == "posted"
         transport = (PostedAhead if posts else Batched)(program, self.mesh, self.activation)
+        perform = self._perform if self.around is None else partial(self._perform_named, self.around)
         self.clock.mark()
         for event in program:
             transport.before(event)
             try:
                 self._wait_for_inputs(event)
                 self.clock.mark()  # a span is work: waiting for a neighbour is the gap before it
-                self._perform(event, transport)
+                perform(event, transport)
             except TriviumError:
                 raise
             except Exception as error:
@@ -100,6 +104,12 @@ class Executor:
         if isinstance(event, Action):
             for needed in inputs(event, self.last_stage, split=event.op is Op.INPUT_GRADIENT):
                 self._results.wait(needed)
+
+    def _perform_named(
+        self, around: Callable[[str], AbstractContextManager[Any]], event: Event, transport: Transport
+    ) -> None:
+        with around(str(event)):
+            self._perform(event, transport)
 
     def _perform(self, event: Event, transport: Transport) -> None:
         match event:

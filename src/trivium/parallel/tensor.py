@@ -16,7 +16,7 @@ from trivium.parallel.dtypes import NARROW
 from trivium.parallel.mesh import Group
 from trivium.parallel.norm_over_heads import norm_over_heads
 from trivium.parallel.row_product import ActivationFunction, Cut, linear, row_product
-from trivium.parallel.vocabulary import ROWS
+from trivium.parallel.vocabulary import ROWS, stretch, with_z_loss
 from trivium.parallel.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
@@ -126,7 +126,9 @@ class _SplitCrossEntropy(torch.autograd.Function):
     """Kept are the exponentials in the dtype of the logits; fp32 is there for some rows at a time."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Group, vocabulary: int) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, group: Group, vocabulary: int, z_loss: float
+    ) -> Tensor:
         first, V = group.index * logits.shape[-1], logits.shape[-1]
         scores, ids = logits.flatten(0, -2), targets.flatten() - first
         wide = torch.float32 if logits.dtype in NARROW else logits.dtype
@@ -148,21 +150,26 @@ class _SplitCrossEntropy(torch.autograd.Function):
             if found is not part:
                 part.copy_(found)
         total, target = all_reduce_(torch.stack([own, target]), group)
+        losses = total.log() - target
+        if z_loss:  # what would multiply the probabilities divides what the exponentials are divided by
+            logs = largest + total.log()
+            losses = with_z_loss(losses, logs, z_loss)
+            total.div_(stretch(logs, z_loss))
         ctx.save_for_backward(kept, index, here, total)
-        ctx.shape = logits.shape
-        return (total.log() - target).view(targets.shape)
+        ctx.shape, ctx.z_loss = logits.shape, z_loss
+        return losses.view(*losses.shape[:-1], *targets.shape)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         kept, index, here, total = ctx.saved_tensors  # changed in place: a step runs its backward once
-        grad = grads[0].flatten()
+        grad = (grads[0][0] if ctx.z_loss else grads[0]).flatten()
         factor = (grad / total).unsqueeze(-1)
         # The target's own, p - 1, before rounding. Where that is small the target is the largest, whose 1 is exact.
         of_target = kept.gather(-1, index) * factor - (grad * here).unsqueeze(-1)
         for part, scale in _some_rows(kept, factor):
             part.mul_(scale) if part.dtype == scale.dtype else part.copy_(part.to(scale.dtype).mul_(scale))
         kept.scatter_(-1, index, of_target.to(kept.dtype))
-        return kept.view(ctx.shape), None, None, None
+        return kept.view(ctx.shape), None, None, None, None
 
 
 def _some_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -170,10 +177,13 @@ def _some_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     return zip(*(t.split(ROWS) for t in tensors), strict=True)
 
 
-def split_cross_entropy(logits: Tensor, targets: Tensor, group: Group, vocabulary: int) -> Tensor:
+def split_cross_entropy(
+    logits: Tensor, targets: Tensor, group: Group, vocabulary: int, z_loss: float = 0.0
+) -> Tensor:
     """Cross-entropy per token, in nats, of logits whose vocabulary is split over the group.
 
     logits [S, B, V], targets [S, B]; returns [S, B], the same on every rank. Rows from `vocabulary` on are
-    padding: they enter neither the softmax nor the gradient.
+    padding: they enter neither the softmax nor the gradient. z_loss: the coefficient of one; above 0 it returns
+    [2, S, B], as `with_z_loss` has them.
     """
-    return _SplitCrossEntropy.apply(logits, targets, group, vocabulary)
+    return _SplitCrossEntropy.apply(logits, targets, group, vocabulary, z_loss)

@@ -21,6 +21,9 @@ from trivium.parallel.one_pass import Numbers, OnePass, State, compiled_update
 from trivium.plan.buckets import UPDATED_AT_ONCE
 
 Tensor = torch.Tensor
+BROUGHT = (
+    5  # numbers that each rank adds to in a step, besides a z-loss: square, loss, asked, and two of a digest
+)
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,14 @@ class Totals(NamedTuple):
     """Of the whole model and batch, the same on every rank.
 
     gradient_norm: before clipping. asked: by how many ranks. digest: the sums of what the ranks brought.
+    z_loss: where there is one.
     """
 
     gradient_norm: float
     loss: float
     asked: int = 0
     digest: tuple[int, ...] = ()
+    z_loss: float | None = None
 
 
 class ShardedAdamW:
@@ -112,6 +117,7 @@ class ShardedAdamW:
         lr: float,
         *,
         loss: Tensor,
+        z_loss: Tensor | None = None,
         loss_scale: float = 1.0,
         asks: bool = False,
         digest: tuple[int, int] = (0, 0),
@@ -119,7 +125,8 @@ class ShardedAdamW:
     ) -> Totals:
         """Update the weights from the accumulated gradients and clear them.
 
-        loss: this rank's share of the batch's mean loss. It and the gradients are of the loss times `loss_scale`.
+        loss: this rank's share of the batch's mean loss; z_loss: of what is told beside it. They and the gradients are
+        times `loss_scale`.
         asks: this rank was asked to end; carried along, so that all ranks learn of it after the same step.
         digest: two whole numbers of this rank, also carried along; their sums over all ranks stay below 2^53.
         accepts: sees the totals before anything is updated; where it says no, nothing is. It must be a function of
@@ -132,7 +139,8 @@ class ShardedAdamW:
             shard.grad = shard.bucket.reduced()
             if self.on_reduced is not None:
                 self.on_reduced(number, shard.gradient() / loss_scale)
-        sums = sum_over_ranks_begin(self._shares(loss, loss_scale, (asks, *digest)), self.mesh)
+        losses = (loss,) if z_loss is None else (loss, z_loss)
+        sums = sum_over_ranks_begin(self._shares(losses, loss_scale, (asks, *digest)), self.mesh)
         if self.rule.clip == 0 and loss_scale == 1.0 and accepts is None:
             # without waiting: where the pipeline drains early, others are still at work
             self._update(lr, 1.0)
@@ -219,9 +227,10 @@ class ShardedAdamW:
             shard.bucket.clear_gradients()
             shard.grad = None
 
-    def _shares(self, loss: Tensor, scale: float, beside: tuple[int, int, int]) -> Tensor:
-        """What this rank adds to the squared norm of the model's gradient, each parameter counted once, to the loss,
-        and to the numbers that go along; [5]. scale: of the loss and the gradients."""
+    def _shares(self, losses: Sequence[Tensor], scale: float, beside: tuple[int, int, int]) -> Tensor:
+        """What this rank adds to the squared norm of the model's gradient, each parameter counted once, to the losses,
+        and to the numbers that go along; [square, loss, beside, z-loss where there is one]. scale: of losses and
+        gradients."""
         square = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
         for shards in self._together:
             ours = [s for s in shards if s.bucket.holders.index == 0]  # of holders one counts
@@ -229,8 +238,8 @@ class ShardedAdamW:
             at_once = len(shards) > 1 or self.mesh.device.type != "cpu"
             square += squares(parts, self._masters, at_once=at_once)
         along = sent(np.array(beside), self.mesh.device, torch.float64)
-        both = torch.stack([square / scale**2, loss_share(loss, self.mesh) / scale])
-        return torch.cat([both, along])
+        loss, *z_loss = (loss_share(loss, self.mesh) / scale for loss in losses)
+        return torch.cat([torch.stack([square / scale**2, loss]), along, *(z.view(1) for z in z_loss)])
 
     def states(self, shard: Shard) -> dict[str, Tensor]:
         """The tensors of a shard by kind, each as long as the bucket's owned slice."""
@@ -299,9 +308,9 @@ def loss_share(loss: Tensor, mesh: Mesh) -> Tensor:
 
 
 def _totals(sums: Sequence[float]) -> Totals:
-    square, loss, *along = sums
-    asked, *digest = (round(n) for n in along)
-    return Totals(math.sqrt(square), loss, asked, tuple(digest))
+    square, loss, asked, *digest = sums[:BROUGHT]
+    z_loss = sums[BROUGHT] if len(sums) > BROUGHT else None
+    return Totals(math.sqrt(square), loss, round(asked), tuple(map(round, digest)), z_loss)
 
 
 def _shard(bucket: Bucket, masters: torch.dtype) -> Shard:

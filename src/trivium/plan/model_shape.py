@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from trivium.config import Config, NotNegative, Positive
+from trivium.config import Config, NotNegative, Positive, Tree
 from trivium.plan.layout import degrees_dividing
 from trivium.plan.rope_scaling import RopeScaling
 
@@ -14,6 +14,8 @@ Family = Literal["gpt", "llama"]
 QkNormName = Literal["none", "each_head", "all_heads"]
 NormPosition = Literal["before", "after"]
 _WAS_BOOLEAN = {False: "none", True: "each_head"}
+# What weights do not depend on: a training that begins with given ones may choose it.
+_FREE = {"vocabulary_multiple", "dropout", "z_loss", "init_std", "documents", "end_of_text"}
 QkNorm = Annotated[
     QkNormName,
     BeforeValidator(lambda v: _WAS_BOOLEAN[v] if isinstance(v, bool) else v),
@@ -51,6 +53,9 @@ class ModelShape(Config):
     documents: Literal["joined", "apart"] = "joined"  # do packed documents see each other
     end_of_text: NotNegative = 0  # the id that ends a document
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # after the embedding and each half block
+    # times the square of the logarithm of its sum of exponentials: added in training to the loss of each token that
+    # counts, told apart from it, and no part of a validation (PaLM, OLMo-2: 1e-5 to 1e-4); 0: nothing
+    z_loss: Annotated[float, Field(ge=0)] = 0.0
     init_std: Annotated[float, Field(gt=0)] | None = None  # None: sqrt(1 / (3 hidden)), MT-NLG section 3.2
     rope_base: Annotated[float, Field(gt=0)] = 10000.0  # of rotary positions
     rope_scaling: RopeScaling | None = None  # llama: angles slowed for longer sequences; None: as they are
@@ -101,6 +106,13 @@ class ModelShape(Config):
         """Rows of the embedding over `tensor` ranks: the vocabulary rounded up so that each has as many."""
         multiple = self.vocabulary_multiple * tensor
         return math.ceil(self.vocabulary / multiple) * multiple
+
+    def of_weights(self) -> Tree:
+        """What weights depend on, as plain data, defaults spelt out: models that share it may exchange theirs. Of
+        learned positions there are as many as a sequence has."""
+        free = _FREE if self.family == "gpt" else {*_FREE, "sequence"}
+        spelt_out = {"kv_heads": self.kv, "head_width": self.head_columns, "ffn": self.ffn_width}
+        return {**self.model_dump(exclude=free), **spelt_out}
 
     def problems(self) -> list[str]:
         """Contradictions inside the shape."""

@@ -5,10 +5,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from trivium.config import Config, NotNegative, Positive
+from trivium.units import listed
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a running mean; at 1 it would never learn
 Seconds = Annotated[float, Field(ge=0)]
+DecayName = Literal["cosine", "linear", "constant", "inverse_sqrt", "wsd"]
+FinalDecayShape = Literal["1-sqrt", "linear"]
 
 
 class Supervision(Config):
@@ -51,14 +54,46 @@ class Examination(Config):
     limit: Positive = 100  # questions of each task, chosen by the seed of the run
 
 
+class ProfileConfig(Config):
+    """Traces of single steps by torch.profiler; nothing of it changes what is computed."""
+
+    steps: tuple[Positive, ...] = ()  # counted from 1; each has a file of its own; none: no trace
+    on_ranks: tuple[NotNegative, ...] | None = (0,)  # that keep one; None: all
+    memory: bool = False  # with every allocation, as curves
+
+    def problems(self, steps: int, ranks: int) -> list[str]:
+        """Steps and ranks that a training of so many does not have."""
+        wrong = (
+            ("steps", [n for n in self.steps if n > steps], f"training.steps is {steps}, counted from 1"),
+            (
+                "on_ranks",
+                [n for n in self.on_ranks or () if n >= ranks],
+                f"there are {ranks} ranks, counted from 0",
+            ),
+        )
+        return [
+            f"training.profile.{name} has {listed(beyond)}, and {law}; leave them out"
+            for name, beyond, law in wrong
+            if beyond
+        ]
+
+
 class TrainingConfig(Config):
     """Learning rate and batch are functions of tokens, so they mean the same under any batch size."""
 
     steps: Positive = 200  # optimizer steps
     lr: Annotated[float, Field(gt=0)] = 3e-3  # peak learning rate
-    lr_final_fraction: Fraction = 0.1  # of the peak, at the end of the decay
+    lr_final_fraction: Fraction = 0.1  # of the peak: the final rate, at the end of the decay and after it
     warmup_tokens: NotNegative = 0  # linear from 0
-    decay_tokens: NotNegative = 0  # cosine, counted from token 0; 0: until the last step
+    # of the learning rate after the warm-up. cosine, linear: to the final rate at the end of the decay; constant: none;
+    # inverse_sqrt: by the root of warmup_tokens / tokens, to the final rate; wsd (warm-up, stable, decay): none until
+    # `final_decay_tokens` before the end
+    decay: DecayName = "cosine"
+    decay_tokens: NotNegative = 0  # where the decay ends, counted from token 0; 0: at the last step
+    final_decay_tokens: NotNegative = (
+        0  # wsd: tokens of the final decay, which ends where `decay_tokens` says
+    )
+    final_decay_shape: FinalDecayShape = "1-sqrt"  # wsd: of what is above the final rate (arXiv 2405.18392)
     weight_decay: Annotated[float, Field(ge=0)] = 0.1  # none on biases and norms
     clip: Annotated[float, Field(ge=0)] = 1.0  # global gradient norm; 0: never clipped
     beta1: Decay = 0.9
@@ -81,3 +116,4 @@ class TrainingConfig(Config):
     restarts: NotNegative = 2  # times a failed job is restarted from its last checkpoint
     supervision: Supervision = Supervision()
     spikes: SpikesConfig = SpikesConfig()
+    profile: ProfileConfig = ProfileConfig()

@@ -21,6 +21,7 @@ from trivium.training.metrics import warn
 from trivium.training.neighbours import keeping_watch
 from trivium.training.preemption import ignore_signals, listening
 from trivium.training.pulse import Beat, Post
+from trivium.training.rates import recipe_problems
 from trivium.training.run import (
     CHECKPOINTS,
     TrainingJob,
@@ -29,7 +30,13 @@ from trivium.training.run import (
     train_rank,
     validation_samples,
 )
-from trivium.training.same_work import refuse_fewer_steps, refuse_other_weights, refuse_other_work
+from trivium.training.same_work import (
+    refuse_cut_decay,
+    refuse_fewer_steps,
+    refuse_other_weights,
+    refuse_other_work,
+    refuse_weights_alone,
+)
 from trivium.training.supervise import Supervisor, Watch, located, note_failure
 
 
@@ -118,6 +125,7 @@ def check(job: TrainingJob) -> None:
     """Refuse what can be refused before any rank trains, and before anything is written."""
     place = torchrun_place()
     problems = job.plan.check(place.world_size if place is not None else None)
+    problems += recipe_problems(job.training, job.plan)
     unit = job.plan.validation_unit
     if job.training.validation_samples % unit:
         above = -(-job.training.validation_samples // unit) * unit
@@ -145,7 +153,9 @@ def check_start(job: TrainingJob) -> None:
         refuse_other_weights(given, about, now)
     else:
         refuse_other_work(given, about, now)
+        refuse_weights_alone(given, about)
         refuse_fewer_steps(given, int(about["step"]), job.training)
+        refuse_cut_decay(given, about, job.training, job.plan)
 
 
 def summarise(job: TrainingJob, predicted: Mapping[int, Mapping[str, int]]) -> dict[str, Any]:

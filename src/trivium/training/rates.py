@@ -1,34 +1,124 @@
-"""What the optimizer takes of a recipe: AdamW's constants, and the learning rate as a function of tokens."""
+"""The learning rate as a function of tokens, whatever `training.decay` is. No torch here."""
 
 import math
-from dataclasses import fields
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from trivium.parallel.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.training.config import TrainingConfig
+from trivium.units import format_count
+
+ENDLESS = ("constant", "inverse_sqrt")  # decays that have no end, and do not ask where training ends
 
 
-def adam_rule(config: TrainingConfig) -> AdamRule:
-    """AdamW's constants."""
-    names = (field.name for field in fields(AdamRule))
-    return AdamRule(**{name: getattr(config, name) for name in names})
+class Decay(NamedTuple):
+    """The tokens, counted from the first of the training, between which the rate falls."""
+
+    begin: int
+    end: int
 
 
 def learning_rate(config: TrainingConfig, tokens: int, last_tokens: int) -> float:
-    """Linear warm-up, then cosine to `lr_final_fraction` of the peak (MT-NLG section 3.2).
+    """Linear warm-up to the peak, then what `config.decay` says, down to `lr_final_fraction` of the peak.
 
     tokens: consumed at the end of the step. last_tokens: where the decay ends if the config does not say.
+    Cosine: MT-NLG section 3.2. inverse_sqrt: arXiv 1706.03762. wsd: arXiv 2404.06395; 1-sqrt: arXiv 2405.18392.
     """
     if tokens < config.warmup_tokens:
         return config.lr * tokens / config.warmup_tokens
-    end = config.decay_tokens or last_tokens
-    span = max(1, end - config.warmup_tokens)
-    progress = min(1.0, (tokens - config.warmup_tokens) / span)
     final = config.lr * config.lr_final_fraction
-    return final + (config.lr - final) * 0.5 * (1 + math.cos(math.pi * progress))
+    if config.decay == "constant":
+        return config.lr
+    if config.decay == "inverse_sqrt":
+        return max(final, config.lr * math.sqrt(config.warmup_tokens / tokens))
+    begin, end = decay_of(config, last_tokens)
+    if config.decay == "wsd" and tokens <= begin:
+        return config.lr  # to the bit, as under "constant"
+    return final + (config.lr - final) * _left(config, min(1.0, (tokens - begin) / max(1, end - begin)))
+
+
+def _left(config: TrainingConfig, done: float) -> float:
+    """Of what the peak is above the final rate, the share that is left where this share of the decay is done."""
+    shape = config.final_decay_shape if config.decay == "wsd" else config.decay
+    if shape == "linear":
+        return 1 - done
+    return 1 - math.sqrt(done) if shape == "1-sqrt" else 0.5 * (1 + math.cos(math.pi * done))
+
+
+def decay_of(config: TrainingConfig, last_tokens: int) -> Decay:
+    """Of a decay that has an end."""
+    end = config.decay_tokens or last_tokens
+    return Decay(end - config.final_decay_tokens if config.decay == "wsd" else config.warmup_tokens, end)
+
+
+def ends_with_training(training: Mapping[str, Any]) -> bool:
+    """Whether the rate depends on how many steps there are to be. training: plain data, maybe of an older version."""
+    return not training["decay_tokens"] and training.get("decay") not in ENDLESS
+
+
+def last_tokens_of(config: TrainingConfig, plan: Plan) -> int:
+    """Tokens consumed when the last step is done."""
+    return plan.tokens(plan.batch.at(config.steps).first_sample)
 
 
 def lr_of_step(config: TrainingConfig, plan: Plan, step: int) -> float:
     """The learning rate of a step, counted from 0."""
-    after, last = (plan.batch.at(n).first_sample for n in (step + 1, config.steps))
-    return learning_rate(config, plan.tokens(after), plan.tokens(last))
+    after = plan.tokens(plan.batch.at(step + 1).first_sample)
+    return learning_rate(config, after, last_tokens_of(config, plan))
+
+
+def rate_problems(config: TrainingConfig, plan: Plan) -> list[str]:
+    """Contradictions in what is said of the learning rate, of a plan without any."""
+    decay, final, warmup = config.decay, config.final_decay_tokens, config.warmup_tokens
+    found = []
+    if final and decay != "wsd":
+        found.append(
+            f"training.final_decay_tokens ({final}) is of training.decay=wsd alone, and training.decay is {decay}; set "
+            f"training.decay=wsd or training.final_decay_tokens=0"
+        )
+    if config.decay_tokens and decay in ENDLESS:
+        found.append(
+            f"training.decay_tokens ({config.decay_tokens}) is where a decay ends, and training.decay={decay} has no "
+            f"end; set training.decay_tokens=0, or another training.decay"
+        )
+    if decay == "inverse_sqrt" and not warmup:
+        found.append(
+            f"training.warmup_tokens ({warmup}) must be above 0 under training.decay=inverse_sqrt: the rate falls by "
+            f"the root of warmup_tokens / tokens; give the tokens of the warm-up"
+        )
+    if decay == "wsd" and not final:
+        found.append(
+            f"training.final_decay_tokens ({final}) must be above 0 under training.decay=wsd: it ends with a decay of "
+            f"so many tokens; give them, or set training.decay=constant for the stable part alone"
+        )
+    end = config.decay_tokens or last_tokens_of(config, plan)
+    if decay == "wsd" and warmup + final > end:
+        where = "training.decay_tokens" if config.decay_tokens else f"{config.steps} training.steps"
+        found.append(
+            f"training.warmup_tokens ({warmup}) and training.final_decay_tokens ({final}) must fit into the {end} "
+            f"tokens before the end of the decay ({where}): the rate rises before it falls; lower them to at most "
+            f"{max(0, end - final)} or {max(0, end - warmup)}, or put the end later"
+        )
+    return found
+
+
+def recipe_problems(config: TrainingConfig, plan: Plan) -> list[str]:
+    """Contradictions of a recipe, in itself and with its plan."""
+    return [*rate_problems(config, plan), *config.profile.problems(config.steps, plan.layout.world_size)]
+
+
+def rate_line(config: TrainingConfig, plan: Plan) -> str:
+    """The course of the rate in words."""
+    last = last_tokens_of(config, plan)
+    peak, at_last = f"{config.lr:.3g}", f"{learning_rate(config, last, last):.3g}"
+    warmup = config.warmup_tokens
+    rise = f"up to {peak} at {format_count(warmup)} tokens" if warmup else f"{peak} from the start"
+    ending = f"{at_last} at the last step ({format_count(last)})"
+    if config.decay in ENDLESS:
+        fall = "" if config.decay == "constant" else ", then by the inverse root"
+        return f"learning rate: {rise}{fall}, {ending}"
+    begin, end = decay_of(config, last)
+    stays = f", stable until {format_count(begin)}" if config.decay == "wsd" else ""
+    shape = config.final_decay_shape if config.decay == "wsd" else config.decay
+    final = f"{config.lr * config.lr_final_fraction:.3g} at {format_count(end)}"
+    return f"learning rate: {rise}{stays}, {shape} to {final}" + (f", {ending}" if end != last else "")

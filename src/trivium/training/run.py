@@ -28,8 +28,9 @@ from trivium.training.corruption import compare_replicas
 from trivium.training.describe import DEGREES, describe_rank, device_name
 from trivium.training.metrics import EVENTS, METRICS, TASKS, append, forget_after, warn
 from trivium.training.preemption import exit_at_once, listening
+from trivium.training.profile import tracing
 from trivium.training.pulse import Duty, Post
-from trivium.training.rates import adam_rule, lr_of_step
+from trivium.training.rates import lr_of_step
 from trivium.training.record import Record, entries_of, left_out_of, write_entries, write_record
 from trivium.training.rewind import drop_abandoned, entries_in, leave_out, refuse_other_order
 from trivium.training.same_work import refuse_fewer_steps, refuse_other_weights, refuse_other_work
@@ -37,7 +38,7 @@ from trivium.training.saves import Saves
 from trivium.training.slow_ranks import Worked, is_nth
 from trivium.training.spikes import SpikeWatch, finite_or_text
 from trivium.training.state import begin_with, fragments, progress_of, read_together, restore
-from trivium.training.trainer import Samples, StepResult, Trainer
+from trivium.training.trainer import Samples, StepResult, Trainer, adam_rule
 from trivium.training.verified_tokens import refuse_other_ids, verify_together
 from trivium.units import counted
 
@@ -252,7 +253,10 @@ class _Loop:
         batch = Samples(samples.first_sample, samples.sequences, read)
         self.spikes.cause = ""  # it is not asked about a step that overflows fp16
         accepts = self.spikes.accepts
-        return self.trainer.train_step(step, batch, lr, measure=measure, asks=self.duty.asks, accepts=accepts)
+        with tracing(self.trainer, self.config.profile, self.job.out, step + 1):
+            return self.trainer.train_step(
+                step, batch, lr, measure=measure, asks=self.duty.asks, accepts=accepts
+            )
 
     def _lr(self, step: int) -> float:
         return lr_of_step(self.config, self.plan, step)
@@ -311,6 +315,7 @@ class _Loop:
             "samples": batch.first_sample + batch.sequences,
             "sequences": batch.sequences,
             "loss": result.loss,
+            **({} if result.z_loss is None else {"z_loss": result.z_loss}),
             "lr": self._lr(step),
             "gradient_norm": result.gradient_norm,
             "batch_hash": result.batch_hash,

@@ -8,8 +8,10 @@ from trivium.config import Config, build, completed, differences
 from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
+from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
 from trivium.training.config import TrainingConfig
+from trivium.training.rates import decay_of, last_tokens_of
 
 # What is compared. How the work is divided may change: layout, schedule, ZeRO stage, size of a micro-batch.
 SECTIONS: Mapping[str, type[Config] | None] = {
@@ -19,10 +21,6 @@ SECTIONS: Mapping[str, type[Config] | None] = {
     "data": None,
 }
 _SHOWN = 12
-# Of a model, what its weights do not depend on: a run that begins with them may choose it. Of learned positions there
-# are as many as a sequence has.
-_FREE = {"vocabulary_multiple", "dropout", "init_std", "documents", "end_of_text"}
-_FREE_OF = {"gpt": _FREE, "llama": _FREE | {"sequence"}}
 
 
 def refuse_other_work(directory: Path, about: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -47,7 +45,8 @@ def refuse_other_weights(directory: Path, about: Mapping[str, Any], now: Mapping
     """CheckpointError when a new run cannot begin with a checkpoint's weights: another model, or another tokenizer
     where the checkpoint names one. about, now: as in `refuse_other_work`.
     """
-    there, here = ({"plan": {"model": _weights_of(x["plan"]["model"])}, "data": {}} for x in (about, now))
+    models = (build(ModelShape, x["plan"]["model"]).of_weights() for x in (about, now))
+    there, here = ({"plan": {"model": model}, "data": {}} for model in models)
     tokenizer = about.get("data", {}).get("tokenizer_sha256")
     if tokenizer:
         there["data"], here["data"] = (
@@ -65,11 +64,32 @@ def refuse_fewer_steps(directory: Path, done: int, training: TrainingConfig) -> 
         )
 
 
-def _weights_of(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a model shape as plain data, what its weights depend on, defaults spelt out."""
-    shape = build(ModelShape, model)
-    spelt_out = {"kv_heads": shape.kv, "head_width": shape.head_columns, "ffn": shape.ffn_width}
-    return {**shape.model_dump(exclude=_FREE_OF[shape.family]), **spelt_out}
+def refuse_weights_alone(directory: Path, about: Mapping[str, Any]) -> None:
+    """CheckpointError when a checkpoint has no moments, so that no training can go on with its state."""
+    if not any(name.startswith("moment1/") for name in about["tensors"]):
+        raise CheckpointError(
+            f"{directory} holds weights alone, and training.start_with=state takes moments too; set "
+            f"training.start_with=weights"
+        )
+
+
+def refuse_cut_decay(directory: Path, about: Mapping[str, Any], training: TrainingConfig, plan: Plan) -> None:
+    """ConfigError when a final decay, gone on with from a checkpoint's state, would have begun before it: the rate
+    would jump into the middle of its fall. One that the checkpoint's own training had begun is gone on with."""
+    if training.decay != "wsd":
+        return
+    seen, (begin, end) = int(about["tokens_seen"]), decay_of(training, last_tokens_of(training, plan))
+    there = completed(TrainingConfig, about.get("training") or {})
+    asked = ("decay", "decay_tokens", "final_decay_tokens", "steps")
+    was = training.model_copy(update={name: there.get(name) for name in asked})
+    same = was.decay == "wsd" and decay_of(was, last_tokens_of(was, plan)) == (begin, end)
+    if seen > begin and not same:
+        raise ConfigError(
+            f"training.final_decay_tokens ({training.final_decay_tokens}) begin at token {begin}, and {directory} has "
+            f"seen {seen}: the learning rate would jump into the middle of its fall; lower them to "
+            f"{max(0, end - seen)} at most, raise training.steps (or training.decay_tokens), or start from an earlier "
+            f"checkpoint"
+        )
 
 
 def _section(tree: Mapping[str, Any], path: str, kind: type[Config] | None) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from trivium.plan.schedule import Op, Schedule, forward
 from trivium.plan.transfers import Program, with_transfers
 from trivium.tokens.digest import NO_ROWS, Digest, digest
 from trivium.training.batches import Read, Rows, inputs_of, windows
+from trivium.training.config import TrainingConfig
 from trivium.training.loss_scale import LossScale
 
 
@@ -46,6 +47,7 @@ class StepResult(NamedTuple):
     update_seconds: float
     asked: bool = False  # some rank was asked to end
     batch_hash: str = ""  # of the rows that were read, on whatever rank
+    z_loss: float | None = None  # mean over the same tokens, beside the loss; None where there is none
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,11 @@ class Samples:
         """
         at = plan.batch.at(step)
         return cls(at.first_sample, at.sequences, partial(windows, ids, plan.model))
+
+
+def adam_rule(config: TrainingConfig) -> AdamRule:
+    """AdamW's constants in a recipe."""
+    return AdamRule(**{field.name: getattr(config, field.name) for field in fields(AdamRule)})
 
 
 class Trainer:
@@ -99,6 +106,9 @@ class Trainer:
         self.loss_scale = LossScale() if plan.precision.weights == "fp16" else None
         self.transport: Literal["posted", "batched"] | None = None  # as the backend wants it
         self.goes_on: Callable[[], None] = lambda: None  # told before every forward of a micro-batch
+        self.around: Callable[[str], AbstractContextManager[Any]] | None = (
+            None  # events, while they are traced
+        )
         self._programs: dict[tuple[int, bool], Program] = {}
         self._digest = NO_ROWS  # of the rows this rank read last
 
@@ -123,6 +133,7 @@ class Trainer:
         totals = self.optimizer.step(
             lr,
             loss=run.loss,
+            z_loss=run.z_loss,
             loss_scale=scale,
             asks=asks,
             digest=self._digest,
@@ -135,7 +146,13 @@ class Trainer:
             self.loss_scale.update(finite=math.isfinite(totals.gradient_norm))
         batch_hash = str(Digest(*totals.digest))
         return StepResult(
-            totals.loss, totals.gradient_norm, run, update_seconds, totals.asked > 0, batch_hash
+            totals.loss,
+            totals.gradient_norm,
+            run,
+            update_seconds,
+            totals.asked > 0,
+            batch_hash,
+            totals.z_loss,
         )
 
     def accumulate(self, step: int, samples: Samples, *, measure: bool = False) -> Run:
@@ -153,7 +170,10 @@ class Trainer:
         if measure:
             executor.saved_bytes = SavedBytes(b.weights for b in self.buckets)
             executor.clock = Clock(self.mesh.device)
-        return executor.run(program)
+        run = executor.run(program)
+        if self.plan.model.z_loss:
+            run.z_loss = self._z_loss() * executor.loss_scale
+        return run
 
     @torch.no_grad()
     def validate(self, samples: Samples) -> float:
@@ -198,6 +218,7 @@ class Trainer:
             loss_scale=1 / self._tokens_that_count(samples, inputs),
             watch=self._watch,
             transport=self.transport,
+            around=self.around,
         )
 
     def _inputs(self, samples: Samples, micro_batches: int, step: int | None) -> list[Inputs]:
@@ -225,6 +246,13 @@ class Trainer:
         here = torch.stack([i.weights.sum() for i in inputs if i.weights is not None]).sum()
         found = all_reduce_(here.to(torch.float64), self.mesh.replicas).clamp(min=1)
         return float(found) if found.device.type == "cpu" else found
+
+    def _z_loss(self) -> torch.Tensor:
+        """Of the micro-batches whose loss was computed here, summed; 0 where that is done on other ranks."""
+        heads = (stage.head for stage in self.stages.values() if stage.head is not None)
+        found = [z_loss for head in heads for z_loss in head.take_z_losses()]
+        zero = torch.zeros((), device=self.mesh.device, dtype=torch.float64)
+        return torch.stack(found).sum(dtype=torch.float64) if found else zero
 
     def _set_mode(self, *, training: bool) -> None:
         for stage in self.stages.values():

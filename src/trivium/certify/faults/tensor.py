@@ -10,7 +10,15 @@ from trivium.certify.faults.mutant import Function, fault, plan
 from trivium.certify.ways import Replaced
 from trivium.model import embedding, head, inputs, stage
 from trivium.model.linear import RowLinear
-from trivium.parallel import collectives, column_product, norm_over_heads, tensor, weight_gradients, zero
+from trivium.parallel import (
+    collectives,
+    column_product,
+    norm_over_heads,
+    tensor,
+    vocabulary,
+    weight_gradients,
+    zero,
+)
 from trivium.parallel.collectives import PendingResult
 from trivium.parallel.context import Context
 from trivium.parallel.mesh import Group, Mesh
@@ -23,6 +31,7 @@ Tensor = torch.Tensor
 
 SPLIT = plan(tensor=2)
 SEQUENCE = plan(tensor=2, sequence_parallel=True)
+Z_LOSS = plan(tensor=2, model={"z_loss": 0.05})
 LLAMA = {"family": "llama", "kv_heads": 2, "head": "untied", "ffn": 24}
 OLMO2 = {**LLAMA, "qk_norm": "all_heads", "norm_position": "after", "norm_epsilon": 0.1}
 
@@ -114,7 +123,7 @@ def squares_gradient_not_summed(original: Function, mesh: Mesh) -> Function:
 @fault(head, "split_cross_entropy", SPLIT)
 def padding_enters_the_softmax(original: Function, mesh: Mesh) -> Function:
     """Rows that pad the vocabulary take part in the softmax."""
-    return lambda logits, targets, group, vocabulary: original(logits, targets, group, 1 << 30)
+    return lambda logits, targets, group, vocabulary, *more: original(logits, targets, group, 1 << 30, *more)
 
 
 @fault(tensor, "all_reduce_", SPLIT)
@@ -127,6 +136,29 @@ def softmax_over_the_local_vocabulary(original: Function, mesh: Mesh) -> Functio
         return torch.cat([x[:1], original(x[1:].contiguous(), group)])
 
     return all_reduce_
+
+
+@fault(tensor, "stretch", Z_LOSS)
+def z_loss_without_its_gradient(original: Function, mesh: Mesh) -> Function:
+    """The z-loss of a split vocabulary is told, and enters no gradient."""
+    return lambda logs, z_loss: torch.ones_like(logs)
+
+
+@fault(vocabulary, "stretch", plan(pipeline=2, model={"z_loss": 0.05}))
+def z_loss_as_if_not_squared(original: Function, mesh: Mesh) -> Function:
+    """The gradient of the z-loss lacks the factor 2 of its square."""
+    return lambda logs, z_loss: original(logs, z_loss / 2)
+
+
+@fault(head, "_counted", plan(model={"z_loss": 0.05, "documents": "apart", "end_of_text": 3}))
+def z_loss_of_every_token(original: Function, mesh: Mesh) -> Function:
+    """Tokens that do not count are in the z-loss that is told."""
+
+    def counted(losses: Tensor, given: inputs.Inputs) -> Tensor:
+        told = torch.is_grad_enabled() and not losses.requires_grad
+        return losses.sum() if told else original(losses, given)
+
+    return counted
 
 
 @fault(embedding, "embed", SPLIT)
@@ -207,6 +239,9 @@ FAULTS = (
     squares_gradient_not_summed,
     padding_enters_the_softmax,
     softmax_over_the_local_vocabulary,
+    z_loss_without_its_gradient,
+    z_loss_as_if_not_squared,
+    z_loss_of_every_token,
     foreign_tokens_embedded,
     replicated_counted_per_rank,
     masks_differ_between_tensor_ranks,

@@ -1,0 +1,134 @@
+"""Traces of steps: they name what the engine's tables name, and change nothing of what is computed."""
+
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plans import small
+from trivium.certify.reference import random_rows
+from trivium.chaos.scene import SEED, VOCABULARY, write_tokens
+from trivium.parallel.mesh import Mesh
+from trivium.parallel.zero import AdamRule
+from trivium.plan.plan import Plan
+from trivium.plan.transfers import with_transfers
+from trivium.training import profile as tracing_module
+from trivium.training.config import ProfileConfig, TrainingConfig
+from trivium.training.job import start
+from trivium.training.metrics import METRICS, read
+from trivium.training.profile import FOLDER, OF_BUCKETS, named, tracing
+from trivium.training.rates import recipe_problems
+from trivium.training.run import TrainingJob
+from trivium.training.trainer import Samples, Trainer
+
+EVENT = re.compile(r"[FBIW]\d+\.\d+(:\d+>\d+)?")
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokens(tmp_path_factory.mktemp("profile"))
+
+
+def plan(**degrees: Any) -> Plan:
+    return small(model={"vocabulary": VOCABULARY, "dropout": 0.1}, batch={"sequences": 16}, **degrees)
+
+
+def train(tokens: Path, out: Path, of: Plan, **profile: Any) -> list[dict[str, Any]]:
+    """Its metrics."""
+    config = TrainingConfig(steps=STEPS, validation_samples=16, restarts=0, profile=ProfileConfig(**profile))
+    start(TrainingJob(of, config, SEED, tokens, out))
+    return [m for m in read(out / METRICS) if "loss" in m]
+
+
+def names(path: Path) -> list[str]:
+    """Of everything that was named in a trace, in the order in which it began."""
+    with gzip.open(path, "rt") as file:
+        events = json.load(file)["traceEvents"]
+    told = [e for e in events if e.get("cat") == "user_annotation"]
+    return [e["name"] for e in sorted(told, key=lambda e: e["ts"])]
+
+
+LAYOUTS: tuple[dict[str, Any], ...] = (
+    {"pipeline": 2, "chunks": 2},
+    {"pipeline": 2, "schedule": "zb-h1"},
+    {"data": 2, "zero": 3},
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_traced_losses_are_the_same_to_the_bit_and_a_rank_s_trace_is_its_row_of_the_table(
+    tokens: Path, tmp_path: Path, layout: dict[str, Any]
+) -> None:
+    of = plan(**layout)
+    traced = train(tokens, tmp_path / "traced", of, steps=[2, 4], on_ranks=None, memory=True)
+    plain = train(tokens, tmp_path / "plain", of)
+    same = ("loss", "gradient_norm", "batch_hash")
+    assert [[m[k] for k in same] for m in traced] == [[m[k] for k in same] for m in plain]
+    assert not (tmp_path / "plain" / FOLDER).exists()
+    ranks = range(of.layout.world_size)
+    paths = {
+        (s, r): tmp_path / "traced" / FOLDER / f"step-{s:08d}-rank-{r:05d}.json.gz"
+        for s in (2, 4)
+        for r in ranks
+    }
+    assert sorted((tmp_path / "traced" / FOLDER).iterdir()) == sorted(paths.values())
+    program = with_transfers(of.schedule_table())
+    for (_, rank), path in paths.items():
+        found = names(path)
+        row = program[of.layout.coordinate(rank).pipeline]
+        assert [name for name in found if EVENT.fullmatch(name)] == [str(event) for event in row]
+        assert found.count("update") == 1 and "reduce bucket 0" in found
+        assert ("gather bucket 0" in found) == (of.zero == 3)
+
+
+def test_only_the_ranks_that_were_chosen_keep_a_trace(tokens: Path, tmp_path: Path) -> None:
+    train(tokens, tmp_path, plan(pipeline=2), steps=[3], on_ranks=[1])
+    assert [p.name for p in (tmp_path / FOLDER).iterdir()] == ["step-00000003-rank-00001.json.gz"]
+
+
+def test_a_trace_that_cannot_be_written_costs_no_training(tokens: Path, tmp_path: Path) -> None:
+    (tmp_path / FOLDER).write_text("in the way")
+    assert len(train(tokens, tmp_path, plan(), steps=[2])) == STEPS
+
+
+def test_what_is_named_for_a_trace_is_as_it_was_afterwards_also_when_a_step_fails() -> None:
+    trainer = Trainer(small(), Mesh.single(), seed=1, rule=AdamRule())
+    objects = [trainer.optimizer, *trainer.buckets]
+    before = [set(vars(each)) for each in objects]
+    with pytest.raises(ValueError, match="in the step"), named(trainer):
+        assert all(set(OF_BUCKETS) <= set(vars(bucket)) for bucket in trainer.buckets)
+        raise ValueError("in the step")
+    assert [set(vars(each)) for each in objects] == before and trainer.around is None
+
+
+def test_where_nothing_is_traced_nothing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def asked(*given: Any, **more: Any) -> None:
+        raise AssertionError(f"asked of {given}")
+
+    for name in ("record_function", "profile"):
+        monkeypatch.setattr(tracing_module, name, asked)
+    trainer = Trainer(small(), Mesh.single(), seed=1, rule=AdamRule())
+    samples = Samples(0, 16, random_rows(trainer.plan))
+    with tracing(trainer, ProfileConfig(steps=(1,), on_ranks=(3,)), tmp_path, 1):
+        trainer.train_step(0, samples, 1e-3)
+    with (
+        pytest.raises(AssertionError, match="asked of"),
+        tracing(trainer, ProfileConfig(steps=(1,)), tmp_path, 1),
+    ):
+        trainer.train_step(0, samples, 1e-3)
+
+
+@pytest.mark.parametrize(
+    "profile, words",
+    [
+        ({"steps": (3, 11, 12)}, r"profile.steps has 11, 12, and training.steps is 10"),
+        ({"steps": (3,), "on_ranks": (0, 2)}, r"profile.on_ranks has 2, and there are 2 ranks"),
+    ],
+)
+def test_steps_and_ranks_that_there_are_not_are_refused(profile: dict[str, Any], words: str) -> None:
+    (problem,) = recipe_problems(TrainingConfig(steps=10, profile=ProfileConfig(**profile)), small(data=2))
+    assert re.search(words, problem), problem
