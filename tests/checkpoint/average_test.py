@@ -18,6 +18,7 @@ from trivium.errors import CheckpointError, ConfigError
 from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
+from trivium.training.same_work import refuse_weights_alone
 from trivium.training.state import begin_with, fragments
 from trivium.training.trainer import Trainer
 
@@ -84,6 +85,14 @@ def test_a_training_begins_with_it(tmp_path: Path) -> None:
         rows = whole(found, f"weights/{name}")
         here = parameter[tuple(slice(0, n) for n in rows.shape)].double()
         torch.testing.assert_close(here, rows, rtol=0, atol=0)
+
+
+def test_no_training_goes_on_with_its_state_as_it_has_none(tmp_path: Path) -> None:
+    sources = [made(tmp_path / "run", small(), step) for step in STEPS]
+    found = Checkpoint.open(average(sources, tmp_path / "mean"))
+    refuse_weights_alone(sources[0].directory, sources[0].manifest)
+    with pytest.raises(CheckpointError, match="holds weights alone.*set training.start_with=weights"):
+        refuse_weights_alone(found.directory, found.manifest)
 
 
 Wrong = Callable[[Path, Checkpoint], list[Checkpoint]]
