@@ -106,8 +106,8 @@ def _architecture_of(model: ModelShape) -> str:
     saying = [name for name in named if can_say(model, ARCHITECTURES[name].windows)]
     if not saying:
         raise ConfigError(
-            f"plan.model.window is {model.window}, and in {' and '.join(named)} of Hugging Face every position sees all "
-            f"before it; train with plan.model.window=null for a model that is to be exported"
+            f"plan.model.window is {model.window}, and in {' and '.join(named)} of Hugging Face every position sees "
+            f"all before it; train with plan.model.window=null for a model that is to be exported"
         )
     if model.family == "llama":
         return saying[0]
