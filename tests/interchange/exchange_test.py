@@ -255,7 +255,7 @@ def test_what_no_architecture_there_computes_is_refused() -> None:
         ({"kv_heads": 2}, "plan.model.kv_heads .2. must be"),
         ({"head_width": 8}, "plan.model.head_width .8. must be hidden / heads .24 / 4."),
         (both, "no architecture .* has .*plan.model.qkv_bias true, plan.model.qk_norm each_head"),
-        ({"window": 3}, "plan.model.window is 3, and in GPT2LMHeadModel .* sees all"),
+        ({"window": 3}, "plan.model.window is 3, and in GPT2LMHeadModel .* sees all before"),
         (
             {"family": "llama", "norm_position": "after"},
             "plan.model.norm_position after .*Olmo2ForCausalLM: llama",
