@@ -182,7 +182,10 @@ def _options(module: str) -> list[set[str]]:
     return [{t.lstrip("-") for p in c.params for t in p.opts if t.startswith("-")} for c in commands]
 
 
-README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+PAGES = "".join(
+    (Path(__file__).parents[2] / page).read_text("utf-8")
+    for page in ("README.md", "docs/coming-from.md", "docs/recipe.md")
+)
 
 
 def has(model: type, path: list[str]) -> bool:
@@ -195,8 +198,8 @@ def has(model: type, path: list[str]) -> bool:
     return any(has(kind, path[1:]) for kind in (field.annotation, *get_args(field.annotation)))
 
 
-def test_every_field_that_the_readme_names_is_one():
-    named = set(re.findall(r"(?:`|--set )((?:plan|training|tokens)\.[a-z_.]*[a-z_])", README))
+def test_every_field_that_the_pages_for_newcomers_name_is_one():
+    named = set(re.findall(r"(?:`|--set )((?:plan|training|tokens)\.[a-z_.]*[a-z_])", PAGES))
     assert len(named) > 20
     assert {name for name in named if not has(RunConfig, name.split("."))} == set()
 
