@@ -49,8 +49,9 @@ $(TESTABLE): $(INSTALLED)
 demo: $(INSTALLED)
 	$(BIN)/trivium demo --out $(OUT)
 
+# Neighbours stay together while there is enough for all: what a module makes once for its tests is made once.
 test: setup
-	$(PYTEST) -n $(WORKERS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal
 
 test-all: setup
 	$(PYTEST) -m "not gpu" --timeout 1800
@@ -67,7 +68,7 @@ check: setup
 	$(BIN)/ruff format --check $(PYTHON_FOLDERS)
 	$(BIN)/ruff check $(PYTHON_FOLDERS)
 	$(BIN)/mypy src/trivium
-	$(PYTEST) -n $(WORKERS) $(FAST) $(NOT_FAST:%=--ignore=%)
+	$(PYTEST) -n $(WORKERS) --dist worksteal $(FAST) $(NOT_FAST:%=--ignore=%)
 
 format: setup
 	$(BIN)/ruff format $(PYTHON_FOLDERS)

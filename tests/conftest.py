@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 
 import pytest
 
@@ -9,8 +10,11 @@ import pytest
 def pytest_configure(config: pytest.Config) -> None:
     """Hide accelerators from all but the tests that are for them, and let autograd start while it sees none.
 
-    One thread: models of tests are too small to be divided, and several tests run at a time.
+    One thread: models of tests are too small to be divided, and several tests run at a time. Compiled Python is kept,
+    also where the environment says otherwise: tests start some hundred processes, and each would compile every file.
     """
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if "not gpu" not in config.option.markexpr:
         return
     os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")

@@ -1,7 +1,9 @@
 """Small plans for tests."""
 
+from functools import cache
 from typing import Any
 
+from trivium.certify.layouts import generated_plans
 from trivium.plan.plan import Plan
 
 
@@ -19,3 +21,9 @@ def small(
         layout=layout,
         **{"schedule": "interleaved" if chunks > 1 else "1f1b", **more},
     ).checked()
+
+
+@cache
+def swept(max_ranks: int) -> tuple[Plan, ...]:
+    """The layouts of the certificate's sweep, drawn once for the tests that a process runs: it takes seconds."""
+    return tuple(generated_plans(max_ranks))

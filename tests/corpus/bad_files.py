@@ -3,6 +3,7 @@
 import gzip
 import io
 import zlib
+from functools import cache
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -41,6 +42,7 @@ def zstd(data):
     return pa.compress(data, codec="zstd", asbytes=True)
 
 
+@cache  # it takes a second
 def bomb(size):
     squeeze = zlib.compressobj(9, wbits=31)
     return b"".join(squeeze.compress(bytes(1 << 20)) for _ in range(size >> 20)) + squeeze.flush()

@@ -5,9 +5,8 @@ from functools import cache
 
 import pytest
 
-from plans import small
+from plans import small, swept
 from ranks import on_ranks
-from trivium.certify.layouts import generated_plans
 from trivium.certify.random_plans import random_plans
 from trivium.certify.reference import random_rows
 from trivium.cost.memory import memory_of_rank
@@ -51,7 +50,7 @@ MORE = [
 def covering_sample() -> dict[int, list[Plan]]:
     """The generated layouts and random ones by world size, their dtypes in turn, and what neither chooses."""
     found: dict[int, list[Plan]] = {}
-    for number, plan in enumerate([*generated_plans(LARGEST), *random_plans(RANDOM, LARGEST, seed=1)]):
+    for number, plan in enumerate([*swept(LARGEST), *random_plans(RANDOM, LARGEST, seed=1)]):
         precision = Precision(weights=DTYPES[number % len(DTYPES)])
         found.setdefault(plan.layout.world_size, []).append(plan.model_copy(update={"precision": precision}))
     for plan in MORE:

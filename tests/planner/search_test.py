@@ -59,8 +59,9 @@ def test_the_ten_best_for_mt_nlg_are_the_ten_best_of_all_simulated_in_full():
     assert [winner.seconds for winner in found.ranking.winners(10)] == pytest.approx(every[:10], rel=1e-5)
 
 
-@pytest.mark.parametrize("found", [small_search(), mt_nlg_search()], ids=["here", "selene"])
-def test_the_seconds_of_finalists_are_those_of_the_estimate_of_each_plan(found):
+@pytest.mark.parametrize("searched", [small_search, mt_nlg_search], ids=["here", "selene"])
+def test_the_seconds_of_finalists_are_those_of_the_estimate_of_each_plan(searched):
+    found = searched()
     fitting = found.ranking.priced.candidates.take(found.ranking.priced.fitting)
     quick = np.flatnonzero(fitting.grid["pipeline"] * fitting.case.micro_batches < 3000)
     some = fitting.take(np.random.default_rng(1).choice(quick, 8, replace=False))

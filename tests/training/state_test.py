@@ -1,6 +1,8 @@
 """Train, change the layout, resume, train: the same as never having stopped."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from plans import small
 from ranks import on_ranks
@@ -22,6 +24,17 @@ LAYOUTS = [
 ]
 
 
+def in_ranks(does: Callable[..., None], cases: Sequence[tuple[Any, ...]]) -> None:
+    """`does(place, plan, ...)` for each case. Those of as many ranks share them: starting takes longest."""
+    for size in sorted({plan.layout.world_size for plan, *_ in cases}):
+        on_ranks(size, one_after_the_other, does, [c for c in cases if c[0].layout.world_size == size])
+
+
+def one_after_the_other(place: Place, does: Callable[..., None], cases: Sequence[tuple[Any, ...]]) -> None:
+    for case in cases:
+        does(place, *case)
+
+
 def steps(trainer: Trainer, first: int, last: int) -> list[float]:
     read = random_rows(trainer.plan, 1)
     size = trainer.plan.batch.sequences
@@ -41,17 +54,19 @@ def go_on(place: Place, plan: Plan, root: Path, expected: list[float]) -> None:
     restore(trainer, Checkpoint.open(root / "step-00000002"))
     losses = steps(trainer, 2, 4)
     for here, there in zip(losses, expected, strict=True):
-        assert abs(here - there) <= 1e-12 * abs(there), f"{plan.layout}: {losses} != {expected}"
+        assert abs(here - there) <= 1e-12 * abs(there), (
+            f"{plan.layout} from {root.name}: {losses} != {expected}"
+        )
 
 
 def test_any_layout_resumes_any_layouts_checkpoint_exactly(tmp_path: Path) -> None:
     unbroken = steps(Trainer(LAYOUTS[0], Mesh.single(), seed=1, rule=RULE), 0, 4)[2:]
-    for number, written in enumerate(LAYOUTS):
-        root = tmp_path / str(number)
-        on_ranks(written.layout.world_size, begin, written, root)
+    roots = [tmp_path / str(number) for number in range(len(LAYOUTS))]
+    in_ranks(begin, list(zip(LAYOUTS, roots, strict=True)))
+    for root in roots:
         Checkpoint.open(root / "step-00000002").verify()
-        for read in (LAYOUTS[number], LAYOUTS[(number + 1) % 4], LAYOUTS[(number + 2) % 4]):
-            on_ranks(read.layout.world_size, go_on, read, root, unbroken)
+    further = [(n, (n + away) % len(LAYOUTS)) for n in range(len(LAYOUTS)) for away in range(3)]
+    in_ranks(go_on, [(LAYOUTS[reads], roots[written], unbroken) for written, reads in further])
 
 
 def test_copies_of_the_state_resume_where_one_was_saved_and_the_other_way_round(tmp_path: Path) -> None:
@@ -72,9 +87,11 @@ def one_step(place: Place, plan: Plan, root: Path) -> None:
 
 def test_a_checkpoint_holds_every_element_of_every_tensor_exactly_once(tmp_path: Path) -> None:
     copies = small(data=4, zero=3, shards=2, precision=FP64)
-    for number, plan in enumerate([*LAYOUTS, small(data=2, precision={"weights": "bf16"}), copies]):
-        on_ranks(plan.layout.world_size, one_step, plan, tmp_path / str(number))
-        manifest = Checkpoint.open(tmp_path / str(number) / "step-00000001").manifest
+    plans = [*LAYOUTS, small(data=2, precision={"weights": "bf16"}), copies]
+    roots = [tmp_path / str(number) for number in range(len(plans))]
+    in_ranks(one_step, list(zip(plans, roots, strict=True)))
+    for plan, root in zip(plans, roots, strict=True):
+        manifest = Checkpoint.open(root / "step-00000001").manifest
         kinds = {"weights", "moment1", "moment2"} | ({"master"} if plan.precision.has_master else set())
         assert {n.split("/")[0] for n in manifest["tensors"]} == kinds
         for name, entry in manifest["tensors"].items():
