@@ -109,5 +109,5 @@ def test_what_goes_along_with_the_norm_is_not_waited_for() -> None:
     with accelerator() as seen:
         mesh = Mesh.single(seen.device)
         optimizer = ShardedAdamW([], mesh, AdamRule(), torch.float32)
-        shares = optimizer._shares(torch.zeros((), device=seen.device), 1.0, (1, 2, 3))
+        shares = optimizer._shares((torch.zeros((), device=seen.device),), 1.0, (1, 2, 3))
     assert shares.device == seen.device and seen.copies and not seen.waits
