@@ -4,9 +4,13 @@ A new choice is one line in CHOICES, a new axis none: both are combined with all
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from math import prod
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trivium.certify.reduce import EPSILON_AFTER, SMALLEST_SEQUENCE
 from trivium.config import Tree, merge
@@ -91,6 +95,34 @@ class Base(NamedTuple):
     def ranks(self) -> int:
         return prod(self.degrees.values())
 
+    @property
+    def features(self) -> Features:
+        """What each of its plans has."""
+        kinds = {f"{axis} {min(n, LARGEST_TOLD)}" for axis, n in self.degrees.items()}
+        return frozenset(kinds | {f"{self.schedule} {self.chunks}"})
+
+
+class Together:
+    """Which features some plan has had together, three at a time: a cube over them, as there are thousands of threes in
+    a plan and thousands of plans to choose from."""
+
+    def __init__(self, features: Iterable[str]) -> None:
+        self.number = {feature: n for n, feature in enumerate(sorted(features))}
+        self.had = np.zeros((len(self.number),) * TOGETHER, dtype=bool)
+
+    def new(self, features: Features) -> int:
+        """How many threes of them no plan had."""
+        had = self.had[self._places(features)]
+        return len(had) - int(had.sum())
+
+    def add(self, features: Features) -> None:
+        """A plan has them."""
+        self.had[self._places(features)] = True
+
+    def _places(self, features: Features) -> tuple[NDArray[np.int64], ...]:
+        numbers = np.array(sorted(self.number[feature] for feature in features))
+        return tuple(numbers[column] for column in _threes(len(numbers)))
+
 
 class Drawn(NamedTuple):
     """A legal plan and what it combines."""
@@ -104,14 +136,29 @@ def generated_plans(max_ranks: int) -> list[Plan]:
 
     Each base is drawn again in every round, and kept if it brings three features together that no plan before did.
     """
-    covered: set[Features] = set()
+    every = list(bases(max_ranks))
+    together = Together(
+        {f for base in every for f in base.features} | {f for key in CHOICES for f in _named(key)}
+    )
     found: list[Plan] = []
-    for round_number, base in itertools.product(range(ROUNDS), bases(max_ranks)):
-        best = max(_draw(base, round_number), key=lambda d: len(_new(d, covered)), default=None)
-        if best is not None and _new(best, covered) and best.plan not in found:
-            covered |= _new(best, covered)
+    for round_number, base in itertools.product(range(ROUNDS), every):
+        best = max(_draw(base, round_number), key=lambda drawn: together.new(drawn.features), default=None)
+        if best is not None and together.new(best.features) and best.plan not in found:
+            together.add(best.features)
             found.append(best.plan)
     return found
+
+
+@cache
+def _threes(count: int) -> tuple[NDArray[np.int64], ...]:
+    """Every three of `count` places, in ascending order, by column."""
+    return tuple(np.array(list(itertools.combinations(range(count), TOGETHER))).T)
+
+
+@cache
+def _named(key: str) -> tuple[str, ...]:
+    """The features that the choices of a key are."""
+    return tuple(f"{key} {number}" for number in range(len(CHOICES[key])))
 
 
 def bases(max_ranks: int) -> Iterator[Base]:
@@ -132,8 +179,6 @@ def _draw(base: Base, round_number: int) -> Iterator[Drawn]:
     """Legal plans of a base, their choices drawn by name."""
     name = [f"{k}={v}" for k, v in base.degrees.items()]
     generator = generator_for(0, "certify", "layouts", round_number, base.schedule, base.chunks, *name)
-    kinds = {f"{axis} {min(n, LARGEST_TOLD)}" for axis, n in base.degrees.items()}
-    kinds.add(f"{base.schedule} {base.chunks}")
     for _ in range(CANDIDATES):
         picked = {k: int(generator.integers(len(v))) for k, v in CHOICES.items()}
         tree: Tree = {}
@@ -141,7 +186,7 @@ def _draw(base: Base, round_number: int) -> Iterator[Drawn]:
             tree = merge(tree, CHOICES[key][number])
         plan = plan_of(base, tree)
         if not plan.check():
-            yield Drawn(frozenset(kinds | {f"{k} {n}" for k, n in picked.items()}), plan)
+            yield Drawn(base.features | {_named(key)[number] for key, number in picked.items()}, plan)
 
 
 def plan_of(base: Base, tree: Tree) -> Plan:
@@ -195,8 +240,3 @@ def _batch(base: Base, *, ramp: bool) -> Tree:
         "sequences": 3 * unit,
         "ramp": {"start": unit, "increment": unit, "samples": 3 * unit},
     }
-
-
-def _new(drawn: Drawn, covered: set[Features]) -> set[Features]:
-    every = itertools.combinations(sorted(drawn.features), TOGETHER)
-    return {frozenset(c) for c in every} - covered
