@@ -5,8 +5,6 @@ import resource
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from trivium.corpus import harvest_files, parts
 from trivium.corpus.config import CurateConfig, DedupConfig, HarvestConfig
 from trivium.corpus.curate import curate
@@ -16,7 +14,7 @@ from trivium.corpus.harvest import harvest
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 
-MANY, ROOM = 80, 40  # parts or sources, and files that may be opened beside those that are open
+MANY, ROOM = 60, 40  # parts or sources, and files that may be opened beside those that are open
 SEED = 3
 
 
@@ -37,29 +35,25 @@ def text(number):
     return f"Document {number} is of its own, and that is all there is to say of it: {' '.join(words)}."
 
 
-@pytest.fixture(scope="module")
-def mine(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("many") / "mine"
-    for number in range(MANY):
+def corpus(folder: Path, sources: int) -> Path:
+    for number in range(sources):
         (folder / f"s{number}").mkdir(parents=True)
         rows = [{"id": n, "text": text(7 * number + n)} for n in range(3)]
         (folder / f"s{number}" / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
-def test_a_corpus_of_many_parts_and_sources_is_made_with_few_open_files(tmp_path: Path, mine, monkeypatch):
+def test_a_corpus_of_many_parts_and_sources_is_made_with_few_open_files(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(parts, "PART_BYTES", 1)
     monkeypatch.setattr(harvest_files, "PART_BYTES", 1)
+    harvesting, mine = HarvestConfig(shard_bytes=1), corpus(tmp_path / "mine", MANY)
+    warm, few = tmp_path / "warm", corpus(tmp_path / "few", 2)
     for name in ("harvest", "curated", "tokens"):
         (tmp_path / name).mkdir()
-    harvesting = HarvestConfig(shard_bytes=1)
-    harvest(
-        harvesting, tmp_path / "harvest", seed=SEED, corpus=mine
-    )  # the first time, kernels open files too
-    curate(CurateConfig(filters=()), tmp_path / "harvest", tmp_path / "curated", seed=SEED)
-    for name in ("harvest", "curated"):
-        (tmp_path / name).rename(tmp_path / f"{name}.before")
-        (tmp_path / name).mkdir()
+        (warm / name).mkdir(parents=True)
+    # The first time, kernels open files too.
+    harvest(harvesting, warm / "harvest", seed=SEED, corpus=few)
+    curate(CurateConfig(filters=()), warm / "harvest", warm / "curated", seed=SEED)
     with few_open_files():
         harvest(harvesting, tmp_path / "harvest", seed=SEED, corpus=mine)
         curate(CurateConfig(filters=()), tmp_path / "harvest", tmp_path / "curated", seed=SEED)
