@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from trivium.plan.schedule import Action, Schedule, inputs, is_split, last_stage, rounds
+from trivium.plan.schedule import Action, Op, Schedule, inputs, is_split, last_stage, rounds
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,11 @@ class Timeline:
             {"pipeline_rank": self.rank_of[action], "action": str(action), "start": start, "end": end}
             for action, (start, end) in order
         ]
+
+
+def unit_seconds(action: Action) -> float:
+    """Of actions of equal size, a backward twice a forward: what the form of a schedule alone costs."""
+    return 2.0 if action.op is Op.BACKWARD else 1.0
 
 
 def simulate(schedule: Schedule, seconds: Callable[[Action], float], transfer: float = 0.0) -> Timeline:

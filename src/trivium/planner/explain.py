@@ -9,12 +9,12 @@ from trivium.cost.estimate import Estimate, estimate, planned_timeline
 from trivium.cost.hardware import Machine, machine_named, this_machine
 from trivium.cost.memory import predicted_memory
 from trivium.cost.stages import layers_by_stage
-from trivium.cost.timeline import simulate
+from trivium.cost.timeline import simulate, unit_seconds
 from trivium.plan.layout import Layout
 from trivium.plan.mapping import crossings, node_of
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import Action, Op, render
+from trivium.plan.schedule import render
 from trivium.planner.config import SearchSpace
 from trivium.planner.grid import Subject
 from trivium.planner.near_misses import interleaving_misses
@@ -143,7 +143,7 @@ def _schedule_lines(plan: Plan) -> list[str]:
     if layout.pipeline == 1:
         return ["schedule      one pipeline rank: micro-batches one after the other, no bubble"]
     # Actions of equal size, a backward twice a forward: what the form of the schedule alone costs.
-    bubble = simulate(plan.schedule_table(), _unit_seconds).bubble_fraction
+    bubble = simulate(plan.schedule_table(), unit_seconds).bubble_fraction
     law = f", (p - 1) / (m x chunks) = {layout.pipeline - 1} / ({micro_batches} x {layout.chunks})"
     few, rows = _few_micro_batches(plan)
     shown = rows if len(rows) <= FEW_RANKS else [*rows[: FEW_RANKS - 1], *rows[-1:]]
@@ -170,10 +170,6 @@ def _few_micro_batches(plan: Plan) -> tuple[int, list[str]]:
             if max(map(len, rows)) <= COLUMNS - LABEL:
                 return few, rows
     return pattern, rows
-
-
-def _unit_seconds(action: Action) -> float:
-    return 2.0 if action.op is Op.BACKWARD else 1.0
 
 
 def _place_lines(plan: Plan, machine: Machine) -> list[str]:

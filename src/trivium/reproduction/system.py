@@ -8,21 +8,21 @@ from trivium.cost.compute import hardware_flops
 from trivium.cost.hardware import machine_named
 from trivium.cost.memory import memory_of_rank
 from trivium.cost.stages import layers_by_stage
-from trivium.cost.timeline import simulate
+from trivium.cost.timeline import simulate, unit_seconds
 from trivium.plan.batch import Batch
 from trivium.plan.layout import Coordinate
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import Action, Op, make_schedule
+from trivium.plan.schedule import make_schedule
 from trivium.planner.campaign import campaign
 from trivium.planner.published import Published, full_batch, mt_nlg_plan, published_runs
 from trivium.reproduction.figure import Figure
 
-SHOW = "trivium plan show --preset mt-nlg-530b"
-ESTIMATE = "trivium plan estimate --preset mt-nlg-530b --tokens 270B"
+PRESET = "mt-nlg-530b"
+SHOW = f"trivium plan show --preset {PRESET}"
+ESTIMATE = f"trivium plan estimate --preset {PRESET} --tokens 270B"
 MEMORY_LAWS = "pytest tests/cost/memory_test.py"
 TOKENS = 270 * 10**9  # trained on
-PRESET = "mt-nlg-530b"
 
 
 def system_figures() -> list[Figure]:
@@ -97,11 +97,7 @@ def _pipeline() -> list[Figure]:
 def efficiency(stages: int, micro_batches: int) -> float:
     """Busy over all time of 1F1B with free transfers, by its own table: m / (m + p - 1)."""
     table = make_schedule("1f1b", pipeline=stages, micro_batches=micro_batches)
-    return 1 / (1 + simulate(table, _unit_seconds).bubble_fraction)
-
-
-def _unit_seconds(action: Action) -> float:
-    return 2.0 if action.op is Op.BACKWARD else 1.0
+    return 1 / (1 + simulate(table, unit_seconds).bubble_fraction)
 
 
 def _throughput() -> list[Figure]:

@@ -4,11 +4,11 @@ from trivium.config import build, read_preset
 from trivium.corpus.config import CurateConfig
 from trivium.plan.plan import Plan
 from trivium.reproduction.figure import Figure
+from trivium.reproduction.system import PRESET, SHOW
 from trivium.tokens.recipe import contents_after, load_recipe
 
-PRESET, RECIPE = "mt-nlg-530b", "mt-nlg"
+RECIPE = "mt-nlg"
 BLEND = "trivium corpus blend mt-nlg"
-SHOW = "trivium plan show --preset mt-nlg-530b"
 EXPLAIN = "trivium config explain curate"
 
 
