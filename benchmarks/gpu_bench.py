@@ -46,8 +46,12 @@ class Bench:
 
     def clear(self) -> None:
         """Give memory back, and forget graphs: of a second shape the compiler would make one for any shape."""
-        gc.collect()
         torch.compiler.reset()
+        self.free()
+
+    def free(self) -> None:
+        """Give memory back; what was compiled stays."""
+        gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -101,22 +105,67 @@ def failure(error: BaseException) -> dict[str, Any]:
 def by_turns(bench: Bench, builders: Mapping[str, Callable[[], Step]]) -> dict[str, dict[str, Any]]:
     """Each step's median seconds and peak bytes; steps that fail, or that no time is left for, with their reason.
 
-    All stay in memory, so that each is measured in turn with all others; one that fails leaves. A peak is of the step
-    that has it: what the others hold is taken off.
+    As many as there is memory for stay in it, so that each is measured in turn with all others; one that fails leaves.
+    Those that there was no memory for come after them, in turn with the first, which is built again: `beside` is its
+    median in the rounds that a step was measured in. A peak is of the step that has it: what the others hold is taken
+    off.
     """
     result: dict[str, dict[str, Any]] = {}
+    waiting = dict(builders)
+    first = next(iter(builders))
+    while waiting:
+        found, late = _in_memory(bench, {first: builders[first], **waiting})
+        if len(waiting.keys() & late) == len(waiting):  # not even beside the first alone
+            found |= {name: late.pop(name) for name in [next(iter(waiting))]}
+        result = {**found, **result}
+        waiting = {name: builders[name] for name in waiting if name in late}
+        bench.clear()
+    return {name: result[name] for name in builders}
+
+
+def _in_memory(
+    bench: Bench, builders: Mapping[str, Callable[[], Step]]
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """What was found of those that there was memory for at once; and what is said of the others."""
+    found: dict[str, dict[str, Any]] = {}
+    late: dict[str, dict[str, Any]] = {}
     steps: dict[str, Step] = {}
     own: dict[str, int] = {}
     for name, build in builders.items():
         if (skipped := bench.skipped(TO_BUILD)) is not None:
-            result[name] = skipped
+            found[name] = skipped
             continue
         before = bench.held_bytes()
         try:
             steps[name] = _warm(build())
         except Exception as error:
-            result[name] = failure(error)
+            _failed(error, name, found, late)
+            bench.free()
         own[name] = bench.held_bytes() - before
+    times = _rounds(bench, steps, found, late)
+    for name, step in steps.items():
+        try:
+            peak = bench.peak_bytes(step)
+        except Exception as error:
+            _failed(error, name, found, late)
+            continue
+        found[name] = {
+            "status": "measured",
+            "seconds": statistics.median(times[name]),
+            "fastest": min(times[name]),
+            "peak_bytes": max(0, peak - (bench.held_bytes() - own[name])),
+        }
+    beside = found.get(next(iter(builders)), {}).get("seconds")
+    for side in found.values():
+        if side["status"] == "measured":
+            side["beside"] = beside
+    return found, late
+
+
+def _rounds(
+    bench: Bench, steps: dict[str, Step], found: dict[str, Any], late: dict[str, Any]
+) -> dict[str, list[float]]:
+    """Seconds of every step, round by round; one that fails leaves `steps`."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(ROUNDS):
         if number and bench.skipped():
@@ -125,21 +174,16 @@ def by_turns(bench: Bench, builders: Mapping[str, Callable[[], Step]]) -> dict[s
             try:
                 times[name].append(bench.seconds(steps[name], STEPS_AT_ONCE))
             except Exception as error:
-                result[name] = failure(error)
+                _failed(error, name, found, late)
                 del steps[name]
-    for name, step in steps.items():
-        try:
-            peak = bench.peak_bytes(step)
-        except Exception as error:
-            result[name] = failure(error)
-            continue
-        result[name] = {
-            "status": "measured",
-            "seconds": statistics.median(times[name]),
-            "fastest": min(times[name]),
-            "peak_bytes": max(0, peak - (bench.held_bytes() - own[name])),
-        }
-    return result
+                bench.free()
+    return times
+
+
+def _failed(error: Exception, name: str, found: dict[str, Any], late: dict[str, Any]) -> None:
+    # A trainer says at which action it failed, and of what.
+    no_room = isinstance(error, torch.OutOfMemoryError) or isinstance(error.__cause__, torch.OutOfMemoryError)
+    (late if no_room else found)[name] = failure(error)
 
 
 def _warm(step: Step) -> Step:

@@ -97,6 +97,42 @@ def test_a_side_that_fails_leaves_the_others_measured(gpu):
     }
 
 
+def test_what_has_no_room_beside_the_others_is_measured_after_them_beside_the_first(gpu, monkeypatch):
+    """On a card of 80 GB, which has no room for five trainings of 1.3 billion parameters."""
+    alive: set[str] = set()
+    built: list[str] = []
+
+    class Side:
+        def __init__(self, name: str, size: int) -> None:
+            if size + len(alive) > 3:
+                raise ValueError("at its first action") from torch.OutOfMemoryError("no room")
+            self.name = name
+            alive.add(name)
+            built.append(name)
+
+        def __call__(self) -> None:
+            pass
+
+        def __del__(self) -> None:
+            alive.discard(getattr(self, "name", ""))
+
+    # What a step takes, in seconds: the second time that the first is built the machine is half as fast.
+    pace = {"ours": iter([1.0] * 8 + [2.0] * 8), "near": iter([1.5] * 8), "far": iter([2.0] * 8)}
+    monkeypatch.setattr(gpu.Bench, "seconds", lambda self, act, times=1: next(pace[act.name]))
+    sizes = {"ours": 1, "near": 1, "far": 2, "huge": 9}
+    monkeypatch.setattr(gpu_bench(gpu), "WARM_UP", 0)
+    sides = gpu.by_turns(bench_of(gpu), {n: lambda n=n, s=s: Side(n, s) for n, s in sizes.items()})
+    assert [side["status"] for side in sides.values()] == ["measured", "measured", "measured", "failed"]
+    assert list(sides) == list(sizes) and built[:4] == ["ours", "near", "ours", "far"] and not alive
+    assert {n: sides[n]["beside"] for n in ("ours", "near", "far")} == {"ours": 1.0, "near": 1.0, "far": 2.0}
+    # As long as ours in the same rounds: the faster of the two.
+    assert gpu._against_peers(sides, {"near", "far"}) == {"best": "ours", "fastest_peer": "far", "ratio": 1.0}
+
+
+def gpu_bench(gpu: ModuleType) -> ModuleType:
+    return sys.modules[gpu.by_turns.__module__]
+
+
 def test_a_peak_is_of_the_step_itself_without_what_was_held_before(gpu, monkeypatch):
     """Such as the workspaces of libraries, which no planner knows."""
     bench = bench_of(gpu)

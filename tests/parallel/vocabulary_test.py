@@ -6,7 +6,13 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from trivium.cost.memory import LOSS_ROWS
-from trivium.parallel.vocabulary import ROWS, LossInPlace, loss_and_gradient, vocabulary_loss
+from trivium.parallel.vocabulary import (
+    ROWS,
+    LossInPlace,
+    in_few_passes,
+    loss_and_gradient,
+    vocabulary_loss,
+)
 from trivium.parallel.weight_gradients import WeightGradients
 
 VOCABULARY, PADDED, HIDDEN = 45, 50, 8
@@ -34,12 +40,13 @@ def test_what_is_compiled_looks_nothing_up(z_loss: float):
     assert not any(look_up in names for look_up in ("gather", "index", "embedding", "take"))
 
 
-BOTH = pytest.mark.parametrize("compiled", (None, loss_and_gradient))  # and what torch.compile is given
+# A processor's, what torch.compile is given, and an accelerator's without it.
+EVERY_WAY = pytest.mark.parametrize("compiled", (None, loss_and_gradient, in_few_passes))
 
 
 @pytest.mark.parametrize("tokens", (1, ROWS // 2, ROWS // 2 + 1, ROWS + 17))
 @pytest.mark.parametrize("separate", (False, True))
-@BOTH
+@EVERY_WAY
 def test_losses_and_gradients_are_those_of_the_whole(
     tokens: int, separate: bool, compiled: LossInPlace | None
 ) -> None:
@@ -61,7 +68,7 @@ def test_losses_and_gradients_are_those_of_the_whole(
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
 
 
-@BOTH
+@EVERY_WAY
 def test_a_target_whose_probability_underflows_has_a_finite_loss(compiled: LossInPlace | None) -> None:
     table = torch.nn.Parameter(torch.eye(4))
     x = torch.tensor([[[200.0, 0.0, 0.0, 0.0]]], requires_grad=True)
@@ -81,7 +88,24 @@ def test_without_gradients_nothing_is_kept_and_the_loss_is_the_same() -> None:
     torch.testing.assert_close(alone, kept.detach(), rtol=1e-13, atol=0)
 
 
-@BOTH
+@pytest.mark.parametrize("z_loss", (0.0, 0.1))
+def test_an_accelerators_loss_is_the_same_without_gradients(z_loss: float) -> None:
+    torch.manual_seed(0)
+    scores, targets = torch.randn(7, PADDED, dtype=torch.float64), torch.arange(7)
+    alone = in_few_passes(scores.clone(), targets, VOCABULARY, z_loss, wanted=False)
+    torch.testing.assert_close(alone, in_few_passes(scores, targets, VOCABULARY, z_loss), rtol=0, atol=0)
+
+
+def test_the_gradient_of_a_sure_target_is_not_that_of_a_rounded_probability() -> None:
+    """1 - 2^-12 is 1 in bf16."""
+    scores = torch.zeros(1, 4, dtype=torch.bfloat16)
+    scores[0, 0] = 9.5
+    exact = torch.softmax(scores.double(), -1)[0, 0] - 1
+    in_few_passes(scores, torch.tensor([0]), 4, 0.0)
+    assert scores[0, 0].double().item() == pytest.approx(exact.item(), rel=2**-8)
+
+
+@EVERY_WAY
 def test_padding_never_changes_a_loss_and_gets_no_gradient(compiled: LossInPlace | None) -> None:
     x, values, targets, _ = made(30)
     table = torch.nn.Parameter(values)
@@ -91,7 +115,7 @@ def test_padding_never_changes_a_loss_and_gets_no_gradient(compiled: LossInPlace
     assert (table.grad[VOCABULARY:] == 0).all() and (table.grad[:VOCABULARY] != 0).any()
 
 
-@BOTH
+@EVERY_WAY
 def test_narrow_scores_are_widened_before_the_softmax(compiled: LossInPlace | None) -> None:
     x, values, targets, weights = made(300, torch.bfloat16)
     table = torch.nn.Parameter(values)
@@ -140,7 +164,7 @@ def with_z(x: torch.Tensor, table: torch.Tensor, targets: torch.Tensor) -> tuple
 
 @pytest.mark.parametrize("tokens", (1, ROWS // 2 + 1, ROWS + 17))
 @pytest.mark.parametrize("separate", (False, True))
-@BOTH
+@EVERY_WAY
 def test_a_z_loss_is_told_apart_and_its_gradient_is_that_of_both(
     tokens: int, separate: bool, compiled: LossInPlace | None
 ) -> None:
@@ -161,7 +185,7 @@ def test_a_z_loss_is_told_apart_and_its_gradient_is_that_of_both(
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
 
 
-@BOTH
+@EVERY_WAY
 def test_a_z_loss_of_narrow_scores_is_computed_wide(compiled: LossInPlace | None) -> None:
     x, values, targets, weights = made(300, torch.bfloat16)
     table = torch.nn.Parameter(values)

@@ -120,8 +120,8 @@ def _write_remembering(model: WholeModel, drafts: list[AnyWriting], choose: Choo
     distinct = list(dict.fromkeys(texts))
     number = {text: n for n, text in enumerate(distinct)}
     whose = torch.tensor([number[t] for t in texts], device=model.device)
+    width = max(len(t) for t in distinct)
     lengths = torch.tensor([len(t) for t in distinct], device=model.device)
-    width = int(lengths.max())
     steps = min(max(d.left for d in drafts), model.model.sequence - width + 1)
     cache = KVCache(width + steps)
     padded = torch.tensor([[*t, *[0] * (width - len(t))] for t in distinct], device=model.device)

@@ -1,7 +1,7 @@
 """How likely given tokens are, and which is likeliest, without ever holding all logits.
 
-The vocabulary is gone through in blocks that stay in the processor's cache, and over tensor ranks only three numbers
-a row travel.
+The vocabulary is gone through in blocks: on a processor they stay in its cache, on an accelerator they are large
+enough to keep it at work. Over tensor ranks only three numbers a row travel.
 
 Legend: T rows of hidden states, H hidden, V vocabulary rows here, A tokens asked about.
 """
@@ -15,7 +15,7 @@ from trivium.parallel.mesh import Group
 from trivium.parallel.product import product
 
 Tensor = torch.Tensor
-BLOCK = 1 << 20  # logits at once
+BLOCK, ACCELERATORS_BLOCK = 1 << 20, 1 << 26  # logits at once
 
 
 class Likelihoods(NamedTuple):
@@ -52,7 +52,8 @@ def _whole(x: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """[T] each: log of the sum of exponentials, largest logit, and its row of the table."""
     total = torch.full((len(x),), -torch.inf, dtype=torch.float64, device=x.device)
     largest, likeliest = total.clone(), torch.zeros(len(x), dtype=torch.long, device=x.device)
-    step = max(128, BLOCK // max(1, len(x)))
+    block = BLOCK if x.device.type == "cpu" else ACCELERATORS_BLOCK
+    step = max(128, block // max(1, len(x)))
     for start in range(0, len(table), step):
         logits = product(x, table[start : start + step]).float()
         top, where = logits.max(-1)
