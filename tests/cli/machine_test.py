@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trivium.cli import machine
-from trivium.cli.machine import Facts, check_compiler, gather, judge
+from trivium.cli.machine import Facts, Gpus, check_compiler, gather, judge
 from trivium.errors import MachineError
 
 FIT = Facts(
@@ -20,6 +20,7 @@ FIT = Facts(
     out=Path("runs/demo"),
     writable="",
     messages="",
+    gpus=Gpus(""),
 )
 
 
@@ -43,6 +44,7 @@ def test_a_fit_machine_passes_every_check():
         ({"ports": 3}, "ports", "WARN", "3 of 8"),
         ({"ports": 0}, "ports", "FAIL", "0 of 8"),
         ({"messages": "not permitted"}, "messages", "WARN", "over loopback: not permitted"),
+        ({"gpus": Gpus("/dev/nvidiactl")}, "GPUs", "WARN", "torch 2.13.0+cpu sees none"),
         ({"files": 256}, "files", "WARN", "256"),
     ],
 )
@@ -50,6 +52,18 @@ def test_each_lack_is_found_with_its_figure_and_remedy(lack: dict, name: str, ve
     found = [check for check in judge(FIT._replace(**lack)) if check.verdict != "OK"]
     assert [(check.name, check.verdict) for check in found] == [(name, verdict)]
     assert shown in found[0].found and found[0].remedy
+
+
+def test_gpus_are_counted_by_a_process_of_its_own(monkeypatch, tmp_path: Path):
+    (tmp_path / "driver").touch()
+    monkeypatch.setattr(machine, "DRIVERS", (str(tmp_path / "driver"),))
+    monkeypatch.setattr(machine, "ASKED_OF_TORCH", "print(85 << 30, 'Card of Names')\n" * 2)
+    found = gather(tmp_path).gpus
+    assert found == Gpus(str(tmp_path / "driver"), 2 * (("Card of Names", 85 << 30),))
+    (told,) = (c for c in judge(FIT._replace(gpus=found)) if c.name == "GPUs")
+    assert told.verdict == "OK" and told.found == "2 x Card of Names, 85 GiB each"
+    monkeypatch.setattr(machine, "ASKED_OF_TORCH", "print(85, 'half')\nraise SystemExit(1)")
+    assert gather(tmp_path).gpus.seen == ()
 
 
 def test_what_a_platform_does_not_have_is_no_lack():

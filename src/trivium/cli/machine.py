@@ -4,6 +4,8 @@ import os
 import platform
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from importlib import metadata
@@ -22,6 +24,15 @@ DISK_BYTES = 300 << 20
 SHM_BYTES = 64 << 20
 PORTS = 8
 FILES = 1024
+DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of NVIDIA, of AMD, of Windows' Linux
+# A process of its own asks: here no rank could be forked any more that uses what was asked about.
+ASKED_OF_TORCH = """
+import torch
+for number in range(torch.cuda.device_count()):
+    found = torch.cuda.get_device_properties(number)
+    print(found.total_memory, found.name)
+"""
+ANSWERS_WITHIN = 60.0  # seconds
 
 Verdict = Literal["OK", "WARN", "FAIL"]
 
@@ -33,6 +44,13 @@ class Check(NamedTuple):
     verdict: Verdict
     found: str
     remedy: str = ""
+
+
+class Gpus(NamedTuple):
+    """driver: its device file, or empty. seen: by torch, the name and bytes of each."""
+
+    driver: str
+    seen: tuple[tuple[str, int], ...] = ()
 
 
 class Facts(NamedTuple):
@@ -49,6 +67,7 @@ class Facts(NamedTuple):
     out: Path
     writable: str  # empty, or why not
     messages: str  # empty, or why ranks cannot read each other's memory
+    gpus: Gpus
 
 
 def gather(out: Path) -> Facts:
@@ -68,6 +87,7 @@ def gather(out: Path) -> Facts:
         out=out,
         writable=_why_not_writable(at),
         messages=why_siblings_cannot_read(),
+        gpus=_gpus(),
     )
 
 
@@ -82,6 +102,7 @@ def judge(facts: Facts) -> Iterator[Check]:
         "install Python 3.11 or newer and run `make setup`",
     )
     yield _torch(facts.torch)
+    yield _judged_gpus(facts.gpus, facts.torch)
     yield _at_least("cores", facts.cores >= CORES, str(facts.cores), "WARN", "it works, about twice as long")
     yield _at_least(
         "memory",
@@ -159,6 +180,22 @@ def _torch(version: str) -> Check:
     return _at_least("torch", numbers >= TORCH, version, "FAIL", remedy)
 
 
+def _judged_gpus(gpus: Gpus, torch: str) -> Check:
+    if not gpus.driver:
+        return Check("GPUs", "OK", "none; ranks compute on cores")
+    alike = {f"{name}, {format_bytes(size)} each" for name, size in gpus.seen}
+    return _at_least(
+        "GPUs",
+        bool(gpus.seen),
+        f"{len(gpus.seen)} x {' and '.join(sorted(alike))}"
+        if gpus.seen
+        else f"{gpus.driver} is there, and torch {torch} sees none",
+        "WARN",
+        "ranks compute on cores; install a torch that the driver supports (nvidia-smi names its CUDA; versions ending "
+        "in +cpu have none), or mend CUDA_VISIBLE_DEVICES",
+    )
+
+
 def _messages(why_not: str) -> Check:
     remedy = "it works, and is slower; in a container, allow it with --cap-add=SYS_PTRACE"
     found = f"over loopback: {why_not}" if why_not else "ranks read each other's memory"
@@ -208,6 +245,20 @@ def _free_ports() -> int:
     for each in held:
         each.close()
     return len(held)
+
+
+def _gpus() -> Gpus:
+    driver = next((d for d in DRIVERS if Path(d).exists()), "")
+    if not driver:
+        return Gpus("")
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", ASKED_OF_TORCH], capture_output=True, text=True, timeout=ANSWERS_WITHIN
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return Gpus(driver)
+    each = (line.split(" ", 1) for line in asked.stdout.splitlines() if asked.returncode == 0)
+    return Gpus(driver, tuple((name, int(size)) for size, name in each))
 
 
 def _file_limit() -> int | None:
