@@ -4,7 +4,7 @@ Legend: B sequences, S positions, H hidden, N heads here, D head width, E feed-f
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -45,12 +45,12 @@ class Shape:
     sequence: int
     sequences: int
 
-    def plan(self, **more: Any) -> Plan:
-        """In bf16."""
-        model = {k: getattr(self, k) for k in ("layers", "hidden", "heads", "vocabulary", "sequence")}
+    def plan(self, *, model: Mapping[str, Any] | None = None, **more: Any) -> Plan:
+        """In bf16. model: what else it is."""
+        shape = {k: getattr(self, k) for k in ("layers", "hidden", "heads", "vocabulary", "sequence")}
         return Plan.model_validate(
             {
-                "model": {**model, "head": "untied"},
+                "model": {**shape, "head": "untied", **(model or {})},
                 "batch": {"sequences": self.sequences, "micro": self.sequences},
                 "precision": {"weights": "bf16"},
                 **more,

@@ -63,7 +63,8 @@ class GradientSum:
         self._open()
         end = 0
         for start in sorted((*self._stops, self.flat.numel())):
-            self.flat[end:start].zero_()
+            if start > end:
+                self.flat[end:start].zero_()
             end = self._stops.get(start, start)
         return self.flat
 

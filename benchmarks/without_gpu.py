@@ -1,0 +1,254 @@
+"""What the host does for an accelerator, without one: launches, waits, and the bytes that torch's allocator hands out.
+
+    python benchmarks/without_gpu.py --json out.json [--report folder]
+
+For a Python whose torch is built with CUDA, on a machine that need have no GPU. torch's own allocator, dispatch and
+autograd run, and inductor and Triton compile for a Hopper; the runtime below them (pretended_cuda/runtime.c, built here
+with cc) promises memory and counts kernels, which do nothing. So nothing here is a speed of a GPU, and no number that a
+step computes means anything. Attention is PyTorch's flash kernel's: cuDNN's asks the device itself.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE / "pretended_cuda" / "runtime.c"
+# What the headers take from a package that torch does not bring.
+ANNOTATIONS = "\n".join(
+    [
+        "#define __builtin_align__(n) __attribute__((aligned(n)))",
+        "#define __align__(n) __attribute__((aligned(n)))",
+        *(f"#define {name}" for name in ("__host__", "__device__", "__device_builtin__", "CUDARTAPI")),
+        *(f"#define __device_builtin_{kind}_type__" for kind in ("texture", "surface")),
+    ]
+)
+WARM_UP, ROUNDS = 3, 11
+
+
+def main(arguments: list[str]) -> int:
+    """Build the runtime and start anew with it; under it, measure. Exit code 3 where something is lacking."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", required=True, help="where the figures go")
+    parser.add_argument("--report", help="folder for a dated Markdown report and the figures beside it")
+    options = parser.parse_args(arguments)
+    if "pretended" not in os.environ.get("LD_PRELOAD", ""):
+        return _anew()
+    record = _measured(arguments)
+    Path(options.json).write_text(json.dumps(record, indent=1))
+    if options.report:
+        folder = Path(options.report)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"without-gpu-{record['date'][:10]}.json").write_text(json.dumps(record, indent=1))
+        (folder / f"without-gpu-{record['date'][:10]}.md").write_text(page(record))
+    print(page(record))
+    return 0
+
+
+def _anew() -> int:
+    lacking = _lacking()
+    if lacking:
+        print(f"error: {lacking}", file=sys.stderr)
+        return 3
+    with tempfile.TemporaryDirectory() as folder:
+        library = build(Path(folder))
+        (Path(folder) / "libcuda.so.1").symlink_to(library)
+        preloaded = {
+            "LD_PRELOAD": str(library),
+            "LD_LIBRARY_PATH": folder,
+            "TRITON_LIBCUDA_PATH": folder,
+            "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
+            "PYTHONPATH": os.pathsep.join([str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]),
+        }
+        return subprocess.run([sys.executable, *sys.argv], env={**os.environ, **preloaded}).returncode
+
+
+def _lacking() -> str:
+    if _headers() is None:
+        return (
+            f"{sys.executable} has no torch with CUDA 13: in a virtual environment, pip install torch==2.11.0"
+        )
+    if shutil.which("cc") is None:
+        return "no C compiler is on the PATH as cc: install one"
+    return ""
+
+
+def _headers() -> Path | None:
+    found = importlib.util.find_spec("nvidia")
+    folders = (Path(p) for p in (found.submodule_search_locations or ()) if found) if found else ()
+    return next((h.parent for f in folders for h in f.glob("cu13/include/driver_types.h")), None)
+
+
+def build(folder: Path) -> Path:
+    """The runtime as a library in this folder."""
+    (folder / "crt").mkdir()
+    for name in ("host_defines.h", "host_config.h"):
+        (folder / "crt" / name).write_text(ANNOTATIONS)
+    library = folder / "libpretended.so"
+    command = ["cc", "-w", "-O2", "-fPIC", "-shared", f"-I{folder}", f"-I{_headers()}", str(SOURCE)]
+    subprocess.run([*command, "-o", str(library), "-ldl", "-lpthread"], check=True)
+    return library
+
+
+class Events:
+    """What the runtime noted during a step, by name."""
+
+    def __init__(self) -> None:
+        import ctypes
+
+        self._library = ctypes.CDLL(os.environ["LD_PRELOAD"])
+        self._library.pretended_count.restype = ctypes.c_long
+        self._library.pretended_name.restype = ctypes.c_char_p
+        self._library.pretended_name.argtypes = [ctypes.c_long]
+
+    def of(self, step: Callable[[], None]) -> Counter[str]:
+        """Of one more step."""
+        self._library.pretended_begin()
+        step()
+        names = (self._library.pretended_name(i) for i in range(self._library.pretended_count()))
+        return Counter((name or b"").decode(errors="replace") for name in names)
+
+
+def _measured(arguments: list[str]) -> dict[str, Any]:
+    import torch
+    from circumstances import circumstances
+    from gpu_bench import Bench
+
+    bench = Bench(torch.device("cuda", 0), False, time.monotonic() + 3600)
+    workspace = bench.workspace_bytes()
+    rows = {}
+    for name, sides in _cases(bench.device).items():
+        rows[name] = _turns(bench, sides)
+        print(f"{name}: {json.dumps(rows[name])[:200]}", file=sys.stderr, flush=True)
+        bench.clear()
+    return {
+        **circumstances("benchmarks/without_gpu.py", arguments),
+        "device": torch.cuda.get_device_name(0),
+        "cuda": torch.version.cuda,
+        "workspace_bytes": workspace,
+        "rows": rows,
+    }
+
+
+def _cases(device: Any) -> dict[str, dict[str, tuple[Callable[[], Any], Any]]]:
+    """By shape, each side's builder, and the plan whose memory is predicted, or None."""
+    from gpu_sides import SHAPES, plain_step, transformers_step, trivium_step
+
+    llama = {"family": "llama", "kv_heads": 4}
+    variants: dict[str, dict[str, Any]] = {
+        "trivium": {},
+        "trivium, blocks compiled": {"compiled": True},
+        "trivium, attention recomputed": {"recompute": {"mode": "attention"}},
+        "trivium, layers recomputed": {"recompute": {"mode": "layer"}},
+        "trivium, four micro-batches": {"batch": {"sequences": 16, "micro": 4}},
+        "trivium, fp32": {"precision": {"weights": "fp32"}},
+        "trivium, Llama blocks": {"model": llama},
+        "trivium, Llama blocks compiled": {"model": llama, "compiled": True},
+    }
+    cases: dict[str, dict[str, tuple[Callable[[], Any], Any]]] = {}
+    for shape in sorted(SHAPES, key=lambda s: s.hidden):
+        few = dict(list(variants.items())[: len(variants) if shape.name == "125M" else 4])
+        sides = {n: (partial(trivium_step, shape, device, **v), shape.plan(**v)) for n, v in few.items()}
+        sides["plain loop, blocks compiled"] = (partial(plain_step, shape, device, compiled="blocks"), None)
+        if importlib.util.find_spec("transformers"):
+            sides["transformers, blocks compiled"] = (
+                partial(transformers_step, shape, device, compiled="blocks"),
+                None,
+            )
+        cases[shape.name] = sides
+    return cases
+
+
+def _turns(bench: Any, sides: Mapping[str, tuple[Callable[[], Any], Any]]) -> dict[str, Any]:
+    """One side after the other, alone: a peak is then its own."""
+    from gpu_bench import failure
+
+    from trivium.cost.memory import worst_rank
+
+    rows: dict[str, Any] = {}
+    events = Events()
+    for name, (build_step, plan) in sides.items():
+        try:
+            before = bench.held_bytes()
+            step = build_step()
+            for _ in range(WARM_UP):
+                step()
+            peak = bench.peak_bytes(step) - before
+            seen = events.of(step)
+            seconds = statistics.median(_processor_seconds(step) for _ in range(ROUNDS))
+        except Exception as error:
+            rows[name] = failure(error)
+            continue
+        waits = {n: c for n, c in seen.items() if n.startswith("wait")}
+        predicted = None if plan is None else worst_rank(plan)[1].total
+        rows[name] = {
+            "status": "measured",
+            "launches": seen.total() - sum(waits.values()),
+            "waits": waits,
+            "processor_seconds": seconds,
+            "peak_bytes": peak,
+            "predicted_bytes": predicted,
+            "bytes_error": None if predicted is None else predicted / peak - 1,
+        }
+        del step
+        bench.clear()
+    return rows
+
+
+def _processor_seconds(step: Callable[[], None]) -> float:
+    begin = time.process_time()
+    step()
+    return time.process_time() - begin
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """The report as Markdown."""
+    lines = [
+        f"# An accelerator's host, without the accelerator, {record['date'][:10]}",
+        "",
+        "No GPU was there: the CUDA runtime was a pretended one, kernels did nothing. Launches, waits and bytes are "
+        "those of torch's own dispatch, compiler and allocator; processor time is this machine's.",
+        "",
+        f"- torch {record['torch']}, CUDA {record['cuda']}, Python {record['python']}",
+        f"- {record['machine']['processor']}",
+        f"- commit {record['commit']}{' with uncommitted changes' if record['changed'] else ''}",
+        f"- command: `{record['command']}`",
+        "",
+        "| size | side | launches | waits | processor ms | peak bytes | predicted | error |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for shape, rows in record["rows"].items():
+        lines += [_line(shape, name, row) for name, row in rows.items()]
+    lines += ["", f"Peaks are without cuBLAS's workspaces, {record['workspace_bytes']:,} bytes here.", ""]
+    return "\n".join(lines)
+
+
+def _line(shape: str, name: str, row: Mapping[str, Any]) -> str:
+    if row["status"] != "measured":
+        return f"| {shape} | {name} | {row['status']}: {row['reason']} | | | | | |"
+    predicted = row["predicted_bytes"]
+    told = "| |" if predicted is None else f"{predicted:,} | {row['bytes_error']:+.2%} |"
+    waits = sum(row["waits"].values())
+    return (
+        f"| {shape} | {name} | {row['launches']:,} | {waits} | {1000 * row['processor_seconds']:.1f} | "
+        f"{row['peak_bytes']:,} | {told}"
+    )
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE))
+    sys.exit(main(sys.argv[1:]))
