@@ -67,7 +67,7 @@ def plan(
 
 
 def _refuse_before(verb: str, context: typer.Context) -> None:
-    """ConfigError for an option of `trivium plan` alone before a verb, which has its own, perhaps of another meaning."""
+    """ConfigError for an option of `trivium plan` before a verb, whose own may mean something else."""
     assert isinstance(context.command, TyperGroup), f"{context.command} has the verbs of `trivium plan`"
     there = context.command.commands[verb].params
     known = {option for one in there for option in one.opts}

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from trivium.corpus.config import CurateConfig, DedupConfig
 from trivium.corpus.decontaminate import Keys
 from trivium.corpus.dedup.minhash import MinHash
-from trivium.corpus.document import Document
+from trivium.corpus.document import Document, whole_of
 from trivium.corpus.engine.engine import Result
 from trivium.corpus.extract import extract_step
 from trivium.corpus.filters.named import named_steps
@@ -193,7 +193,8 @@ def _keys_of_all(strings: Sequence[str], *, bands: int, rows: int, shingle: int,
 def _features(
     job: Job, into: Path, documents: Sequence[Document], evaluation: Keys, ask: Ask
 ) -> dict[str, Any]:
-    """Write the documents, and what they are compared by; returns their counts, and which hold evaluation text."""
+    """Write the documents, and what they are compared by; returns their counts, the ids that look like those of
+    pieces, and which hold evaluation text."""
     table, dedup = documents_table(documents), job.config.dedup
     texts = texts_of(table["text"])
     keys = ask(_compared_by(dedup, seed=job.seed), [document.text for document in documents])
@@ -207,5 +208,6 @@ def _features(
     return {
         "documents": table.num_rows,
         "text_bytes": int(texts.offsets[-1] - texts.offsets[0]),
+        "marked": [document.id for document in documents if whole_of(document.id) != document.id],
         "hits": {str(row): [evaluation.text_of(hit.key) for hit in hits] for row, hits in found.items()},
     }

@@ -299,8 +299,8 @@ def _judge(accepts: Callable[[Totals], bool] | None, scale: float) -> Callable[[
 
 def _cannot_be_scaled(step: int, totals: Totals) -> str:
     return (
-        f"step {step}: the gradient norm is {totals.gradient_norm} and the loss {totals.loss} in fp16 at a loss scale of "
-        f"{LEAST:g}, the smallest; no weight was changed. Lower the learning rate, look at this batch, or take "
+        f"step {step}: the gradient norm is {totals.gradient_norm} and the loss {totals.loss} in fp16 at a loss scale "
+        f"of {LEAST:g}, the smallest; no weight was changed. Lower the learning rate, look at this batch, or take "
         "plan.precision.weights=bf16; a program that wants to pass over such steps gives `accepts` to train_step"
     )
 
