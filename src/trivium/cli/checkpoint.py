@@ -195,7 +195,10 @@ def export_(
     source = _opened(which, out)
     words = tokenizer or tokenizer_near(source.directory)
     found = export_hf(source, folder, tokenizer=words)
-    say(f"  {found.folder}: {found.files} files of weights; logits differ by at most {found.difference:.2g}")
+    say(
+        f"  {found.folder}: {found.files} files of weights; logits differ by at most {found.difference:.2g} at "
+        f"{found.positions} positions"
+    )
     if words is None:
         say(f"  without a tokenizer: no tokenizer.json is near {source.directory}; name one with --tokenizer")
 
