@@ -244,6 +244,21 @@ def test_an_equal_text_names_the_document_that_is_left_also_where_that_one_survi
     }
 
 
+def test_what_a_harvest_took_is_not_refused_as_too_long_when_it_is_read_again(tmp_path):
+    """Neither for the limit of a document, which the harvest raised, nor as a bomb, for it is packed well."""
+    longest = HarvestConfig().read.longest_bytes
+    text = "Some words of a text without an end. " * (longest // 37 + 1)
+    rows = [{"id": "long", "text": text}, *({"id": f"d{n}", "text": f"A short one, {n}."} for n in range(9))]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for folder in ("raw", "out"):
+        (tmp_path / folder).mkdir()
+    read = {"longest_bytes": 2 * longest}
+    harvest(HarvestConfig(read=read), tmp_path / "raw", seed=1, corpus=tmp_path / "in.jsonl")
+    result = curate(CurateConfig(filters=()), tmp_path / "raw", tmp_path / "out", seed=1)
+    assert result["funnel"][0]["quarantined"] == 0
+    assert "long" in {d.id for d in read_documents(tmp_path / "out" / "documents")}
+
+
 def test_no_piece_gets_the_id_of_another_document(folders, tmp_path):
     raw, out = raw_copy(folders, tmp_path)
     before = list(read_documents(folders[0] / "out" / "documents"))

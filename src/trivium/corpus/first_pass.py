@@ -46,6 +46,7 @@ from trivium.corpus.parts import (
     place_of,
     stretches,
 )
+from trivium.corpus.raw_files import AS_WRITTEN
 from trivium.corpus.read import read_any
 from trivium.corpus.steps import Steps, asking
 from trivium.corpus.store import MANIFEST, PASSING_PACKING, documents_table, read_documents
@@ -145,7 +146,7 @@ def evaluation_keys(job: Job) -> Keys:
 
 def _extracted(job: Job, path: Path, kept: KeptFile) -> Take[Judged]:
     """Takes stretches of a raw file, extracted: those that are kept, and the others by reading it."""
-    raw = stretches(lambda: read_any(path, source=path.name.split(".")[0]))
+    raw = stretches(lambda: read_any(path, source=path.name.split(".")[0], limits=AS_WRITTEN))
 
     def take(place: int, before: int) -> Stretch[Judged]:
         found = kept.texts(place)
