@@ -11,6 +11,7 @@ from trivium.config import (
     Config,
     build,
     differences,
+    first_lines,
     leaves,
     mapping_of_yaml,
     merge,
@@ -143,6 +144,13 @@ def test_a_config_never_changes():
 def test_a_config_survives_a_round_trip_through_plain_data():
     config = Whole(seed=3, batch=Batch(ramp=Ramp(start=4)))
     assert build(Whole, to_tree(config)) == config
+
+
+def test_of_very_many_differences_the_first_are_told_and_how_many_there_are_more():
+    assert first_lines([]) == ""
+    assert first_lines(["a: 1 -> 2", "b: 1 -> 2"], 2) == "  a: 1 -> 2\n  b: 1 -> 2"
+    told = first_lines(differences({}, {f"f{n:02d}": n for n in range(20)})).splitlines()
+    assert len(told) == 13 and told[0] == "  f00: (absent) -> 0" and told[-1] == "  and 8 more"
 
 
 def test_differences_name_each_path_with_both_values():

@@ -26,6 +26,7 @@ from trivium.corpus.dedup.similar import similar_pairs
 from trivium.corpus.deduplicate import deduplicate as station
 from trivium.corpus.engine.daft_engine import Daft
 from trivium.corpus.engine.engine import Engine, Here
+from trivium.corpus.inputs import Input
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.warm_up import warm_up
 
@@ -52,7 +53,7 @@ def dedup_station(source: Path, out: Path) -> None:
     """`corpus dedup --by near`: the same, from reading any kind of file to documents, rejects and funnel."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
-    station(CurateConfig(), source, out, by="near", seed=1, work=out.with_name(f".{out.name}.work"))
+    station(CurateConfig(), Input(source), out, by="near", seed=1, work=out.with_name(f".{out.name}.work"))
 
 
 def curate_here(source: Path, out: Path) -> None:

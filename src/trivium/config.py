@@ -1,7 +1,7 @@
 """Configs are frozen pydantic models; presets are YAML; overrides are typed and applied together."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
@@ -115,6 +115,12 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
         elif a != b:
             lines.append(f"{prefix}{key}: {a} -> {b}")
     return lines
+
+
+def first_lines(differing: Sequence[str], most: int = 12) -> str:
+    """What `differences` found, as indented lines of an error; of very many the first, and how many more there are."""
+    more = [f"and {len(differing) - most} more"] if len(differing) > most else []
+    return "\n".join(f"  {line}" for line in [*differing[:most], *more])
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -320,6 +320,13 @@ def test_bias_measures_every_analysis_on_data_of_ones_own_and_along_the_training
     assert "8,000 tokens" in capsys.readouterr().out
 
 
+def test_bias_takes_no_option_that_would_not_count(run):
+    with pytest.raises(ConfigError, match="--redo: --every measures every checkpoint anew"):
+        trivium("bias", run, "--every", "--redo")
+    with pytest.raises(ConfigError, match="--out runs/another: .* name one of the two"):
+        trivium("bias", run, "--out", "runs/another")
+
+
 def test_bias_names_what_is_missing(run, tmp_path):
     run = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("config.json"))
     (tmp_path / "one.txt").write_text("nurse\n")

@@ -74,6 +74,21 @@ def test_verify_names_the_damaged_file_and_exits_with_5(call, run: Path) -> None
     assert code == 5 and "pieces-00000" in told and "1 of 2" in told
 
 
+def test_verify_takes_all_of_a_run_or_one_and_none_is_no_success(call, run: Path, tmp_path: Path) -> None:
+    code, told = call("verify", str(run), "--all")
+    assert code == 0 and told.count("files") == 2
+    code, told = call("verify", "20", "--all")
+    assert code == 2 and "--all: 20 names one checkpoint" in told
+    shutil.rmtree(run / "training" / "checkpoints")
+    code, told = call("verify", "--all")
+    assert code == 5 and "holds no checkpoint" in told
+
+
+def test_a_run_is_named_once(call, tmp_path: Path) -> None:
+    code, told = call("ls", str(tmp_path / "another"))
+    assert code == 2 and "name one of the two" in told
+
+
 def test_show_tells_progress_and_tensors(call) -> None:
     code, told = call("show", "10", "--tensors")
     assert code == 0 and "640" in told and "moment2/layers.0.mlp.up.weight" in told and "96 x 24" in told

@@ -22,10 +22,24 @@ def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     return run
 
 
+@pytest.mark.parametrize(("columns", "widest"), [("80", 80), ("113", 113), ("300", 120), (None, 100)])
 @pytest.mark.parametrize("verb", ["show", "explain"])
-def test_no_line_is_wider_than_a_terminal_that_is_wide(say, verb: str) -> None:
+def test_no_line_is_wider_than_the_terminal(
+    say, monkeypatch: pytest.MonkeyPatch, verb: str, columns: str | None, widest: int
+) -> None:
+    """Where it is narrow the longest paths go on in the next line; piped none does, so that all can be searched for."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
     code, told, _ = say(verb)
-    assert code == 0 and max(map(len, told.splitlines())) <= 120
+    lines = told.splitlines()
+    assert code == 0 and widest - 5 < max(map(len, lines)) <= widest
+    section, field = "curate.repetition", "duplicate_paragraph_characters"
+    if columns == "80":
+        at = next(n for n, line in enumerate(lines) if f"{line} ".startswith(f"  {field} "))
+        assert lines[at - 1].startswith(f"{section}.  ")
+    else:
+        assert any(line.startswith(f"{section}.{field}  ") for line in lines)
 
 
 def test_long_values_go_on_in_the_next_line_and_lose_nothing(say) -> None:

@@ -8,8 +8,10 @@ from typer.testing import CliRunner
 
 from tokens.curated import curated, documents
 from trivium.cli.corpus import app
+from trivium.corpus.classifier import train
+from trivium.corpus.config import ClassifierConfig
 from trivium.corpus.document import Document
-from trivium.corpus.inputs import documents_at
+from trivium.corpus.inputs import Input, documents_at
 from trivium.corpus.store import read_documents, write_documents
 from trivium.errors import ConfigError, DataError
 from trivium.provenance import publishing, read_stamp
@@ -48,6 +50,33 @@ def test_a_step_writes_documents_rejects_funnel_and_stamp(stores):
     assert "quality: " in said and not (stores / ".out.work").exists()
     call("step", "language", stores / "out", stores / "next", "--set", "curate.language.percent=50")
     assert all(d.metadata["language"] == "en" for d in read_documents(stores / "next" / "documents"))
+
+
+@pytest.mark.parametrize("verb", ["read", "dedup", "select", "train", "score"])
+def test_the_settings_of_reading_hold_in_every_verb_that_reads(tmp_path, verb):
+    """Where a row's text stands, and the longest that is read; without them nothing here is a document."""
+    rows = [json.dumps({"id": f"r{n}", "body_text": text}) for n, text in enumerate([*GOOD, "x" * 3000])]
+    for name in ("in", "target"):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows[: len(GOOD) + (verb == "read")]))
+    places = [tmp_path / "in.jsonl", tmp_path / "target.jsonl", tmp_path / "out"]
+    if verb in ("train", "score"):
+        (tmp_path / "model").mkdir()
+        positives, negatives = GOOD, BAD
+        train(positives, negatives, ClassifierConfig(), seed=1)[0].save(tmp_path / "model" / "classifier.npz")
+    words = {
+        "read": ("step", "read", places[0], places[2]),
+        "dedup": ("dedup", places[0], places[2], "--by", "text"),
+        "select": ("select", *places),
+        "train": ("classify", "train", *places),
+        "score": ("classify", "score", tmp_path / "model" / "classifier.npz", places[0], places[2]),
+    }[verb]
+    call(*words, "--set", "harvest.read.text=[body_text]", "--set", "harvest.read.longest_bytes=2500")
+    if verb == "read":
+        (funnel,) = json.loads((tmp_path / "out" / "funnel.json").read_text())
+        assert (funnel["documents"], funnel["quarantined"]) == (len(GOOD), 1)
+    if verb != "train":
+        assert {d.text for d in read_documents(tmp_path / "out" / "documents")} <= {*GOOD}
+    assert read_stamp(tmp_path / "out")["config"]["harvest"]["read"]["longest_bytes"] == 2500
 
 
 def test_a_folder_that_trivium_did_not_make_is_never_written_over(stores):
@@ -97,7 +126,7 @@ def test_the_texts_of_benchmarks_are_written_for_decontamination(tmp_path):
     (tmp_path / "data" / "piqa" / "validation.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     said = call("against", "mt-nlg", tmp_path / "out" / "bench.jsonl", "--data", tmp_path / "data")
     assert "piqa: 2 texts" in said and "boolq: left out" in said
-    found = [document.text for document in documents_at(tmp_path / "out" / "bench.jsonl")]
+    found = [document.text for document in documents_at(Input(tmp_path / "out" / "bench.jsonl"))]
     assert found == ["hów do I mend chair 0", "hów do I mend chair 1"]
 
 

@@ -237,9 +237,11 @@ def test_a_pod_is_given_no_run_directory_that_would_be_gone_with_it(capsys, monk
 
 def test_torchrun_on_one_host_needs_no_address_and_on_two_finds_them(capsys, monkeypatch) -> None:
     one = printed(capsys, monkeypatch, "torchrun")
+    assert "Start it on one host:\n#   bash this-file\n\n" in one and "hosts" not in one.partition("OUT=")[0]
     is_shell(one)
     assert "--standalone" in one and "FIRST_HOST" not in one and "--nproc-per-node 8" in one
     two = printed(capsys, monkeypatch, "torchrun", *two_nodes("training.restarts=5"))
+    assert "# All hosts share '/runs/My run'." in two and "on each of 2 hosts" in two
     is_shell(two)
     assert "--nnodes 2" in two and "$FIRST_ADDR" in two and "seq 0 5" in two
 

@@ -142,6 +142,27 @@ def test_what_cannot_be_priced_is_refused_with_its_value(call, words, says):
     assert done.returncode == 2 and says in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--out", "x", "search"], "--out x stands before 'search' .* `trivium plan search --out"),
+        (
+            ["--out", "runs/demo", "map"],
+            "--out runs/demo stands before 'map' .* 'map' has none: leave it out",
+        ),
+        (["--redo", "search"], "--redo stands before 'search' .* 'search' has none: leave it out"),
+        (["--preset", "demo", "estimate"], "--preset demo stands before .* `trivium plan estimate --preset"),
+        (["--set", "seed=1", "--set", "seed=2", "show"], "--set seed=1 seed=2 stands before 'show'"),
+        (["--ranks", "4", "scale"], "--ranks 4 stands before 'scale'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_an_option_before_a_verb_is_not_passed_over(call, words, says):
+    done = call("plan", *words)
+    assert done.returncode == 2 and re.search(says, done.stderr), done.stderr
+    assert not done.stdout
+
+
 def test_a_machine_file_is_a_machine_by_its_path(tmp_path):
     tree_of = {"base": "dgx-h100", "name": "ours", "nodes": 3, "price_per_hour": 2.5}
     (tmp_path / "ours.yaml").write_text(yaml.safe_dump(tree_of))

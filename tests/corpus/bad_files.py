@@ -113,7 +113,7 @@ def _packed_lines():
         Bad("rubbish-after.jsonl.gz", gzip.compress(GOOD) + b"rubbish", Trouble.PACKED, 1),
         Bad("cut.jsonl.gz", packed[: len(packed) // 2], Trouble.CUT, -1),
         Bad("bomb.jsonl.gz", bomb(300 << 20), Trouble.BOMB, 0),
-        Bad("cut.jsonl.zst", zstd(many)[:-20], Trouble.PACKED, -1),
+        Bad("cut.jsonl.zst", zstd(many)[:-20], Trouble.CUT, -1),
         Bad("not.jsonl.zst", b"\x28\xb5\x2f\xfd" + b"rubbish" * 9, Trouble.PACKED, 0),
         Bad("bomb.jsonl.zst", zstd(bytes(100 << 20)), Trouble.BOMB, 0),
     ]

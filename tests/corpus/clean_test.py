@@ -8,7 +8,7 @@ from trivium.corpus.clean import tidy
 
 # Any text, and text dense in what mis-decoded text, controls and compositions are made of.
 ODDITIES = st.text(max_size=200) | st.text(
-    "ÃÂâ€œ™ÐÑŒœÅ &;\n\x07\x80\x85\x9d\u00a0\u0301\u206a\u212b\ufeffab", max_size=40
+    "ÃÂâ€œ™ÐÑŒœÅ &;\n\x07\x80\x85\x9d\u00a0\u00ad\u0301\u206a\u212b\ufeffab", max_size=40
 )
 
 
@@ -16,6 +16,13 @@ def test_control_characters_blanks_and_empty_lines_are_cleaned():
     assert tidy("a\x00b\x07 \t\u00a0 c \r\n\r\n\r\n d\x81\ufeff") == "ab c\n\nd"
     assert tidy("cafe\u0301") == "café"
     assert tidy("ﬁne ﬂow ＡＢ") == "fine flow AB"
+
+
+def test_soft_hyphens_part_no_words_and_tell_of_letters_that_were_wrongly_decoded():
+    assert tidy("a hy\u00adphen\u00adated word, \u00ad at\u00ad\nthe end of a line") == (
+        "a hyphenated word, at\nthe end of a line"
+    )
+    assert tidy("el país más frío".encode().decode("latin-1")) == "el país más frío"
 
 
 def test_indentation_stays_and_nothing_else_of_blanks():

@@ -16,6 +16,7 @@ from trivium.corpus.dedup.exact import SAME_TEXT
 from trivium.corpus.dedup.minhash import jaccard, shingles
 from trivium.corpus.document import Document
 from trivium.corpus.harvest import harvest
+from trivium.corpus.history import history, history_lines
 from trivium.corpus.store import read_documents, write_documents
 from trivium.corpus.warc import Page, write_warc
 from trivium.errors import DataError
@@ -220,6 +221,56 @@ def test_of_equal_texts_too_the_best_survives_wherever_it_stands(folders, tmp_pa
     assert {d.id for d in read_documents(out / "documents")} == {f"good{n}" for n in range(8)}
     assert balances(result["funnel"])
     assert next(t for t in result["funnel"] if t["step"] == "exact duplicates")["dropped"] == {SAME_TEXT: 16}
+    survivors = {row["id"]: row["survivor"] for row in rejects(out) if row["reason"] == SAME_TEXT}
+    assert survivors == {f"{source}{n}": f"good{n}" for source in ("first", "last") for n in range(8)}
+    assert {one["id"] for one in history(out, "good3")["copies"]} == {"first3", "last3"}
+    assert "survivor: good3" in "\n".join(history_lines(history(out, "last3")))
+
+
+def test_an_equal_text_names_the_document_that_is_left_also_where_that_one_survives_for_the_first(
+    folders, tmp_path
+):
+    raw, out = raw_copy(folders, tmp_path)
+    text = next(d.text for d in read_documents(folders[0] / "out" / "documents"))
+    for path in [*(raw / "jsonl").iterdir(), *(raw / "warc").iterdir()]:
+        path.unlink()
+    rows = [("near", f"{text} And a few words more.", 2), ("first", text, 1), ("again", text, 0)]
+    lines = (json.dumps({"id": name, "text": of, "worth": worth}) + "\n" for name, of, worth in rows)
+    (raw / "jsonl" / "part-00000.jsonl").write_text("".join(lines))
+    curate(CurateConfig(dedup={"quality": "worth"}, filters=()), raw, out, seed=1234)
+    assert {row["id"]: (row["step"], row["survivor"]) for row in rejects(out)} == {
+        "first": ("near duplicates", "near"),
+        "again": ("exact duplicates", "near"),
+    }
+
+
+def test_what_a_harvest_took_is_not_refused_as_too_long_when_it_is_read_again(tmp_path):
+    """Neither for the limit of a document, which the harvest raised, nor as a bomb, for it is packed well."""
+    longest = HarvestConfig().read.longest_bytes
+    text = "Some words of a text without an end. " * (longest // 37 + 1)
+    rows = [{"id": "long", "text": text}, *({"id": f"d{n}", "text": f"A short one, {n}."} for n in range(9))]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for folder in ("raw", "out"):
+        (tmp_path / folder).mkdir()
+    read = {"longest_bytes": 2 * longest}
+    harvest(HarvestConfig(read=read), tmp_path / "raw", seed=1, corpus=tmp_path / "in.jsonl")
+    result = curate(CurateConfig(filters=()), tmp_path / "raw", tmp_path / "out", seed=1)
+    assert result["funnel"][0]["quarantined"] == 0
+    assert "long" in {d.id for d in read_documents(tmp_path / "out" / "documents")}
+
+
+def test_no_piece_gets_the_id_of_another_document(folders, tmp_path):
+    raw, out = raw_copy(folders, tmp_path)
+    before = list(read_documents(folders[0] / "out" / "documents"))
+    whole = next(d.id.removesuffix("#1") for d in before if d.id.endswith("#1"))
+    other = {"id": f"{whole}#0", "text": before[0].text[::-1], "source": "s"}
+    (raw / "jsonl" / "part-90000.jsonl").write_text(json.dumps(other) + "\n")
+    curate(CurateConfig(filters=()), raw, out, seed=1234)
+    ids = [d.id for d in read_documents(out / "documents")]
+    assert len(ids) == len({*ids})
+    assert [one["text"] for one in history(out, f"{whole}#0")["kept"]] == [other["text"]]
+    pieces = [one["id"] for one in history(out, whole)["kept"]]
+    assert len(pieces) > 1 and pieces == [f"{whole}#{n + 1}" for n in range(len(pieces))]
 
 
 @pytest.mark.parametrize("form", ["decomposed", "ligatures", "page"])

@@ -14,6 +14,7 @@ import pytest
 from trivium.corpus.config import CurateConfig, ReadConfig
 from trivium.corpus.document import Document
 from trivium.corpus.extract import RAW
+from trivium.corpus.inputs import Input
 from trivium.corpus.lines import Line, row_of
 from trivium.corpus.listing import input_files, relative_name
 from trivium.corpus.quarantine import Damage, Trouble
@@ -134,7 +135,7 @@ def test_a_link_that_leads_nowhere_is_reported_as_what_it_is(tmp_path):
     assert all(one.trouble is Trouble.UNREADABLE for n in ("gone.txt", "self.jsonl") for one in found[n])
     assert found["a.txt"][0].text == found["there.md"][0].text == "Some words."
     (tmp_path / "out").mkdir()
-    steps = run_steps(CurateConfig(), tmp_path, tmp_path / "out", seed=1, work=tmp_path / "work")
+    steps = run_steps(CurateConfig(), Input(tmp_path), tmp_path / "out", seed=1, work=tmp_path / "work")
     assert steps["funnel"][0]["quarantined"] == 2
 
 
@@ -289,3 +290,21 @@ def test_whatever_else_a_table_holds_its_texts_are_read_and_the_rest_is_plain(tm
         "day": "2021-01-15",
         "licence": "mit",
     }
+
+
+@pytest.mark.parametrize("left", [0.999, 0.9, 0.5, 0.02])
+def test_a_cut_zstd_file_gives_all_that_can_be_unpacked(tmp_path, left):
+    """Frames of a few lines each: those before the cut are whole."""
+    lines = [json.dumps({"text": f"text {n**5}"}).encode() + b"\n" for n in range(20_000)]
+    frames = [
+        pa.compress(b"".join(lines[n : n + 40]), codec="zstd", asbytes=True) for n in range(0, len(lines), 40)
+    ]
+    ends = np.cumsum([len(frame) for frame in frames])
+    cut = int(ends[-1] * left)
+    (tmp_path / "x.jsonl.zst").write_bytes(b"".join(frames)[:cut])
+    found = list(read_any(tmp_path / "x.jsonl.zst", source="s"))
+    texts = [one.text for one in found if isinstance(one, Document)]
+    assert len(texts) >= 40 * int((ends <= cut).sum())
+    assert texts == [f"text {n**5}" for n in range(len(texts))]
+    (damage,) = [one for one in found if isinstance(one, Damage)]
+    assert damage.trouble == Trouble.CUT and damage.offset == 0

@@ -7,12 +7,12 @@ import pytest
 
 from corpus.funnels import balances
 from trivium.corpus import parts
-from trivium.corpus.config import CurateConfig
+from trivium.corpus.config import CurateConfig, ReadConfig
 from trivium.corpus.document import Document
 from trivium.corpus.engine.daft_engine import Daft
 from trivium.corpus.filters.named import named_steps
 from trivium.corpus.history import rejects_of
-from trivium.corpus.inputs import documents_at
+from trivium.corpus.inputs import Input, documents_at
 from trivium.corpus.station import run_steps
 from trivium.corpus.steps import Steps
 from trivium.corpus.store import read_documents, write_documents
@@ -35,11 +35,11 @@ def raw(tmp_path):
     return tmp_path / "raw"
 
 
-def run(tmp_path, source, *names, name="out", **more):
+def run(tmp_path, source, *names, name="out", limits=ReadConfig(), **more):
     out = tmp_path / name
     out.mkdir()
     config = CurateConfig(filters=names)
-    found = run_steps(config, source, out, seed=1, work=tmp_path / f"{name}.work", **more)
+    found = run_steps(config, Input(source, limits), out, seed=1, work=tmp_path / f"{name}.work", **more)
     return out, found["funnel"]
 
 
@@ -63,10 +63,10 @@ def test_a_step_alone_does_what_it_does_among_others(tmp_path, raw):
     quality, funnel = run(tmp_path, clean, "quality", name="quality")
     assert balances(funnel)
     steps = Steps(named_steps(CurateConfig(filters=("clean", "quality")), seed=1))
-    expected = [d for d in steps.run(documents_at(read)) if isinstance(d, Document)]
+    expected = [d for d in steps.run(documents_at(Input(read))) if isinstance(d, Document)]
     assert list(read_documents(quality / "documents")) == expected
     assert {r["id"] for r in rejects_of(quality)} | {d.id for d in expected} == {
-        d.id for d in documents_at(read)
+        d.id for d in documents_at(Input(read))
     }
     assert 0 < len(expected) < 80
 
@@ -89,7 +89,7 @@ def test_killed_after_every_part_it_goes_on_to_the_same_bytes(tmp_path, raw, mon
         patch.setattr(parts, "lay_down", lay_down)
         while kills < 100:
             try:
-                run_steps(CurateConfig(filters=("quality",)), raw, out, seed=1, work=tmp_path / "work")
+                run_steps(CurateConfig(filters=("quality",)), Input(raw), out, seed=1, work=tmp_path / "work")
                 break
             except Killed:
                 kills += 1
@@ -100,17 +100,17 @@ def test_killed_after_every_part_it_goes_on_to_the_same_bytes(tmp_path, raw, mon
 def test_a_store_is_read_with_its_metadata_and_a_folder_without_texts_is_an_error(tmp_path):
     documents = [Document("a", GOOD * 9, "s", {"url": "http://x/"}), Document("b", "x", "t")]
     write_documents(tmp_path / "store", documents)
-    assert list(documents_at(tmp_path / "store")) == documents
+    assert list(documents_at(Input(tmp_path / "store"))) == documents
     out, _ = run(tmp_path, tmp_path / "store")
     assert list(read_documents(out / "documents")) == documents
     (tmp_path / "nothing").mkdir()
     with pytest.raises(DataError, match="holds no file"):
-        list(documents_at(tmp_path / "nothing"))
+        list(documents_at(Input(tmp_path / "nothing")))
 
 
 def test_verbs_that_need_whole_input_refuse_a_damaged_part_and_say_what_to_do(raw):
     with pytest.raises(DataError, match="corpus step read"):
-        list(documents_at(raw))
+        list(documents_at(Input(raw)))
 
 
 def test_a_step_that_is_none_is_refused_before_anything_is_read(tmp_path, raw):

@@ -19,7 +19,11 @@ from versions import fake_attention_is_exact
 DTYPES = ("fp32", "bf16", "fp64") if fake_attention_is_exact() else ("fp32", "bf16")
 WIDE = {"model": {"layers": 3}, "layout": {"pipeline": 1, "data": 1}, "batch": {"sequences": 2, "micro": 2}}
 SAMPLED = 25  # layouts of the sweep
-MIXED = [{"mode": "layer", "every": 2}, {"activation_function": True}]
+MIXED = [
+    {"mode": "layer", "every": 2},
+    {"activation_function": True},
+    {"mode": "layer", "activation_function": True},
+]
 LLAMA_405B = {
     "family": "llama",
     "hidden": 16384,

@@ -19,11 +19,13 @@ from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.interchange import export as exporter
 from trivium.interchange import names
 from trivium.interchange.bring import import_hf
-from trivium.interchange.export import TOLERANCE, export_hf
+from trivium.interchange.export import TOLERANCE, compared_positions, export_hf
+from trivium.interchange.plain import logits
 from trivium.interchange.settings import config_of, shape_of
 from trivium.model.whole import WholeModel
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
+from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
 from trivium.tokens.tokenizer import given_tokenizer, train_tokenizer
@@ -126,6 +128,45 @@ def test_a_wrong_export_does_not_get_its_name(tmp_path: Path, monkeypatch, wrong
     with pytest.raises(CheckpointError, match="logits differ"):
         export_hf(checkpoint, tmp_path / "hf", tokenizer=None)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ours"]
+
+
+@pytest.mark.parametrize("model", ["gpt", "llama 3.1", "mistral"])
+def test_what_goes_wrong_only_late_in_the_sequence_is_seen(tmp_path: Path, monkeypatch, model: str) -> None:
+    """Positions that are learned, angles of the last ones, a window longer than what came before."""
+    plan = small(model={**MODELS[model], "sequence": 512, **({"window": 300} if model == "mistral" else {})})
+    checkpoint = written(tmp_path / "ours", plan)
+    found = export_hf(checkpoint, tmp_path / "hf", tokenizer=None)
+    assert found.positions == 512 and found.difference <= TOLERANCE
+
+    def late(folder: Path, rows: torch.Tensor) -> torch.Tensor:
+        config = json.loads((folder / "config.json").read_text())
+        if model == "gpt":
+            held = load_file(folder / "model.safetensors")
+            held["transformer.wpe.weight"][400:] = 0
+            save_file(held, folder / "model.safetensors")
+        elif model == "mistral":
+            config["sliding_window"] = 400
+        else:
+            config["rope_parameters"]["rope_theta"] *= 1 + 3e-5
+        (folder / "config.json").write_text(json.dumps(config))
+        return logits(folder, rows)
+
+    monkeypatch.setattr(exporter, "logits", late)
+    with pytest.raises(CheckpointError, match="logits differ"):
+        export_hf(checkpoint, tmp_path / "wrong", tokenizer=None)
+    monkeypatch.setattr(exporter, "compared_positions", lambda model: 64)
+    export_hf(checkpoint, tmp_path / "early", tokenizer=None)  # where nothing is wrong
+
+
+def test_of_a_large_model_fewer_positions_are_compared() -> None:
+    def shape(**sizes: int) -> ModelShape:
+        return small(model={"vocabulary": 50_257} | sizes).model
+
+    assert compared_positions(small().model) == small().model.sequence
+    assert compared_positions(shape(layers=12, hidden=768, heads=12, sequence=1024)) == 1024
+    assert compared_positions(shape(layers=24, hidden=2048, heads=16, sequence=2048)) == 128
+    assert compared_positions(shape(layers=96, hidden=12288, heads=96, sequence=2048)) == 64
+    assert compared_positions(shape(layers=1, hidden=64, heads=64, sequence=8192, vocabulary=1000)) == 1024
 
 
 def test_large_models_go_into_several_files_with_an_index(tmp_path: Path, monkeypatch) -> None:

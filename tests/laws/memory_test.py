@@ -38,6 +38,7 @@ MORE = [
     small(context=2, model=QWEN3, context_attention="ulysses"),
     small(tensor=2, model=OLMO2, precision={"weights": "bf16"}, recompute={"mode": "layer"}),
     small(tensor=2, model={**OLMO2, "kv_heads": None, "dropout": 0.1}, sequence_parallel=True),
+    small(precision={"weights": "bf16"}, recompute={"mode": "layer", "activation_function": True}),
     small(model=WINDOW),
     small(model={**QWEN3, **WINDOW}, precision={"weights": "bf16"}),
     small(tensor=2, model={**QWEN3, **WINDOW, "documents": "apart"}),

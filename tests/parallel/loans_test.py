@@ -14,7 +14,7 @@ import torch
 
 from ranks import on_ranks, ranks
 from trivium.errors import ConfigError
-from trivium.parallel import process_memory, same_host
+from trivium.parallel import collectives, process_memory, same_host
 from trivium.parallel.collectives import (
     all_gather,
     all_gather_into,
@@ -239,6 +239,22 @@ def both_roads(place: Place) -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_collectives_by_memory_are_those_by_the_network(size: int) -> None:
     on_ranks(size, both_roads)
+
+
+def more_ranks_than_numbers(place: Place) -> None:
+    """As for 130 ranks and 129 numbers of fp64, the fewest that do not travel with the words."""
+    collectives.INLINE_BYTES = 0
+    group = Mesh.connect(Layout(data=place.world_size), place.rank, place.world_size).data
+    assert group.by_memory
+    for numbers in (1, group.size - 1):
+        of_rank = [values(numbers, rank, torch.float64) for rank in range(group.size)]
+        x = of_rank[place.rank].flatten()[:numbers]
+        total = torch.stack([one.flatten()[:numbers] for one in of_rank]).sum(0)
+        torch.testing.assert_close(all_reduce_(x.clone(), group), total)
+
+
+def test_fewer_numbers_than_ranks_are_summed_by_slices_of_which_some_are_empty() -> None:
+    on_ranks(3, more_ranks_than_numbers)
 
 
 def the_last_cannot(place: Place, layout: Layout, how: str) -> None:

@@ -44,18 +44,37 @@ def test_some_plans_fit_as_they_are_and_some_by_each_means(tight):
 
 def test_what_a_plan_computes_again_is_the_least_with_which_it_fits(tight):
     """Beside every choice tried for every plan."""
-    legal, priced = tight.enumerated.candidates, tight.ranking.priced
-    limit, found = priced.memory_limit, priced.candidates.grid
+    assert_least(tight.enumerated.candidates, tight.ranking.priced.memory_limit)
+
+
+def test_it_is_the_least_at_every_limit_also_for_plans_that_fit_only_with_some_layers_recomputed():
+    legal = tall_search(8000, SPACE.model_copy(update={"zero": (1,)})).enumerated.candidates
+    layers = legal.take(np.flatnonzero(legal.grid["recompute"] == LAYER))
+    all_again = memory_bytes(layers)
+    fourth, function = (
+        memory_bytes(layers.changed(**c)) for c in ({"recompute_every": 4}, {"function_again": 1})
+    )
+    limits = [
+        (all_again[k] + less[k]) / 2 for less in (fourth, function) for k in np.flatnonzero(less < all_again)
+    ]
+    assert len(limits) > 8
+    for limit in limits:
+        assert_least(legal, limit)
+
+
+def assert_least(legal, limit):
+    leaner, found_bytes = as_lean_as_needed(legal, limit, SPACE)
+    found = leaner.grid
     plain, function = memory_bytes(legal), memory_bytes(legal.changed(function_again=1))
     whole = memory_bytes(legal.changed(recompute=NONE))
     every = {
         (k, again): memory_bytes(legal.changed(recompute_every=k, function_again=again))
         for k in SPACE.recompute_every
-        for again in ((0, 1) if k > 1 else (0,))
+        for again in (0, 1)
     }
     for row in range(len(legal)):
         choice = (int(found["recompute_every"][row]), bool(found["function_again"][row]))
-        held = priced.memory_bytes[row]
+        held = found_bytes[row]
         if legal.grid["recompute"][row] != LAYER:
             again = plain[row] > limit and function[row] < plain[row]
             assert choice == (1, again) and held == (function if again else plain)[row]

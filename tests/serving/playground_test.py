@@ -76,6 +76,60 @@ def test_a_completion_shows_the_probabilities_that_the_server_tells(page):
         assert page.ask("at('text').textContent") == "Item 7 opens" + "".join(told["tokens"])
 
 
+def test_tokens_that_are_parts_of_a_character_are_shown_as_it_with_their_probability_together(page):
+    with listening(LIMITS) as (url, _):
+        page.go(url + "/")
+        told = [
+            ("😀 n", [("<token 1>", 0.5, 0), ("<token 2>", 0.5, 0), ("<token 3>", 0.8, 0), (" n", 0.9, 1)]),
+            (
+                "äé",
+                [("<token 4>", 0.1, 3), ("<token 5>", 0.5, 3), ("<token 6>", 0.5, 4), ("<token 7>", 0.5, 4)],
+            ),
+            ("", [("<|end|>", 0.7, 5)]),
+        ]
+        for text, tokens in told:
+            spelt, likely, places = map(list, zip(*tokens, strict=True))
+            logs = [math.log(p) for p in likely]
+            tops = [{token: log} for token, log in zip(spelt, logs, strict=True)]
+            logprobs = {"tokens": spelt, "token_logprobs": logs, "top_logprobs": tops, "text_offset": places}
+            page.ask(f"show({json.dumps({'text': text, 'logprobs': logprobs})})")
+        shown = [[text, title] for text, title, _ in page.ask(TOKENS)]
+        assert shown == [
+            ["😀", "20.00 %"],
+            [" n", "90.00 %"],
+            ["ä", "5.00 %"],
+            ["é", "25.00 %"],
+            ["<|end|>", "70.00 %"],
+        ]
+        page.ask("document.querySelectorAll('#text span')[2].click()")
+        rows = page.ask("[...document.querySelectorAll('#others tr')].map((r) => r.textContent)")
+        assert rows == ['"<token 4>"10.00 %', '"<token 5>"50.00 %']
+
+
+def test_whatever_is_drawn_the_page_shows_the_text_that_is_answered(page):
+    with listening(LIMITS) as (url, _):
+        page.go(url + "/")
+        parts = 0
+        for seed in range(6):
+            page.ask(f"at('temperature').value = 3; at('top_p').value = 1; at('seed').value = {seed}")
+            page.ask("at('prompt').value = 'é文'; at('max_tokens').value = 24; at('write').click()")
+            page.wait_for("!at('write').disabled")
+            asked = {
+                "prompt": "é文",
+                "max_tokens": 24,
+                "temperature": 3,
+                "top_p": 1,
+                "seed": seed,
+                "logprobs": 5,
+            }
+            answer = requests.post(f"{url}/v1/completions", json=asked, timeout=30).json()["choices"][0]
+            tokens = answer["logprobs"]["tokens"]
+            parts += sum(token.startswith("<token") for token in tokens)
+            end = tokens[-1] if tokens[-1] == "<|endoftext|>" else ""
+            assert page.ask("at('text').textContent") == "é文" + answer["text"] + end
+        assert parts, "no part of a character was drawn"
+
+
 def test_tokens_are_reached_by_the_keyboard_and_the_legend_says_what_each_line_means(page):
     with listening(LIMITS) as (url, _):
         page.go(url + "/")

@@ -1,4 +1,6 @@
 import struct
+import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trivium.errors import DataError
+from trivium.tokens import shards
 from trivium.tokens.shards import ShardWriter, TokenShard
 
 CODES = {"uint8": 1, "int32": 4, "int64": 5, "uint16": 8}
@@ -103,6 +106,62 @@ def test_no_document_beyond_the_last_is_given(tmp_path):
     write(tmp_path / "s", DOCUMENTS)
     with pytest.raises(IndexError, match="document 4"):
         TokenShard.open(tmp_path / "s")[4]
+
+
+def test_a_shard_is_opened_without_its_index_in_memory_or_a_file_open_for_it(tmp_path):
+    """Every rank opens every source; who asks for documents pays for them."""
+    documents = 300_000
+    writer = ShardWriter(tmp_path / "s", dtype="uint16")
+    writer.append(np.arange(documents) % 7, np.ones(documents, np.int64))
+    writer.close()
+    size = (tmp_path / "s.idx").stat().st_size
+    tracemalloc.start()
+    files = len([*Path("/proc/self/fd").iterdir()])
+    whole = TokenShard.open(tmp_path / "s")
+    part = whole.part(1000, 200_000)
+    held, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < size // 100 and peak < size // 2
+    assert len([*Path("/proc/self/fd").iterdir()]) == files + 1, "that of the ids alone"
+    assert (len(part), part.tokens[:3].tolist()) == (200_000, [6, 0, 1])
+    assert part.document_starts[[0, 1, -1]].tolist() == [0, 1, 200_000]
+
+
+def test_parts_are_the_documents_they_name_also_parts_of_parts(tmp_path):
+    reference_write(tmp_path / "s", DOCUMENTS, "int32", marks=[0, 1, 3, 3, 4])
+    shard = TokenShard.open(tmp_path / "s")
+    whole = [shard[i].tolist() for i in range(len(shard))]
+    assert whole == [[5, 6, 7], [65000], [], list(range(40))]
+    for first in range(6):
+        for count in range(6):
+            part = shard.part(first, count)
+            assert [part[i].tolist() for i in range(len(part))] == whole[first : first + count]
+            assert (
+                part.document_starts.tolist()
+                == np.cumsum([0, *map(len, whole[first : first + count])]).tolist()
+            )
+            again = part.part(1, 2)
+            assert [again[i].tolist() for i in range(len(again))] == whole[first : first + count][1:3]
+
+
+@pytest.mark.parametrize("place", [3, shards._CHECKED_AT_ONCE - 1, shards._CHECKED_AT_ONCE, 150_000])
+@pytest.mark.parametrize("what", ["lengths", "pointers", "marks"])
+def test_damage_is_found_wherever_it_is_in_a_long_index(tmp_path, what, place):
+    documents = 150_001
+    writer = ShardWriter(tmp_path / "s", dtype="uint16")
+    writer.append(np.zeros(documents, np.int64), np.ones(documents, np.int64))
+    writer.close()
+    data = bytearray((tmp_path / "s.idx").read_bytes())
+    at = {"lengths": 34 + 4 * place, "pointers": 34 + 4 * documents + 8 * place}
+    at["marks"] = 34 + 12 * documents + 8 * place
+    data[at[what] : at[what] + 4] = struct.pack("<i", {"lengths": -1, "pointers": 7, "marks": 1 << 30}[what])
+    (tmp_path / "s.idx").write_bytes(data)
+    says = {
+        "lengths": f"sequence {place} has length -1",
+        "pointers": f"sequence {place} is said to start at byte 7",
+    }
+    with pytest.raises(DataError, match=says.get(what, "marks must rise")):
+        TokenShard.open(tmp_path / "s")
 
 
 def patched(at, value):

@@ -1,16 +1,19 @@
 """fp16 trains with a dynamic loss scale, alike in every layout; overflowing steps change nothing."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
 from plans import small
 from trivium.certify.reference import random_rows
+from trivium.errors import DataError
 from trivium.parallel.dtypes import DTYPES
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import AdamRule
 from trivium.training.batches import Rows
-from trivium.training.loss_scale import GROWTH_STEPS, LossScale
+from trivium.training.loss_scale import GROWTH_STEPS, LEAST, LossScale
 from trivium.training.trainer import Samples, Trainer
 
 
@@ -39,6 +42,27 @@ def test_an_overflowing_step_is_skipped_and_the_next_one_is_not() -> None:
     assert half.optimizer.steps_done == 0
     half.loss_scale.value = 2.0**10
     half.train_step(0, samples, 1e-3)
+    assert half.optimizer.steps_done == 1
+
+
+def test_what_overflows_at_the_smallest_scale_is_refused_and_changes_no_weight() -> None:
+    """Also where nobody judges the steps; a program that does judge them may pass over such a step."""
+    half = trainer("fp16")
+    assert half.loss_scale is not None
+    samples = Samples(0, 16, random_rows(half.plan))
+    before = [s.master.detach().clone() for s in half.optimizer.shards]
+    half.loss_scale.value = LEAST
+    half.buckets[0].weights[:8] = torch.inf
+    with pytest.raises(DataError, match=r"step 7: .* nan .* fp16 at a loss scale of 1.*bf16.*`accepts`"):
+        half.train_step(7, samples, 1e-3)
+    assert not math.isfinite(half.train_step(8, samples, 1e-3, accepts=lambda totals: False).gradient_norm)
+    assert all(torch.equal(a, s.master) for a, s in zip(before, half.optimizer.shards, strict=True))
+    assert half.optimizer.steps_done == 0
+    whole = trainer("fp16")
+    half.buckets[0].weights.copy_(whole.buckets[0].weights)
+    assert math.isfinite(half.train_step(9, samples, 1e-3).gradient_norm), (
+        "nothing is left of what was refused"
+    )
     assert half.optimizer.steps_done == 1
 
 

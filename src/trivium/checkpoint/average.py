@@ -12,7 +12,7 @@ from trivium.checkpoint.format import step_name
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.checkpoint.reshard import Part, parts_of, write_whole
-from trivium.config import build, differences
+from trivium.config import build, differences, first_lines
 from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box
@@ -25,7 +25,6 @@ KEPT = (
     "training",
     "data",
 )  # of the manifest of the one that did most
-_SHOWN = 8
 
 
 def average(sources: Sequence[Checkpoint], root: Path) -> Path:
@@ -82,10 +81,9 @@ def _refuse_others(one: Checkpoint, other: Checkpoint) -> None:
     """CheckpointError when weights of the two mean different things."""
     found = differences(_about_weights(one), _about_weights(other))
     if found:
-        more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-        told = "\n".join(f"  {line}" for line in [*found[:_SHOWN], *more])
         raise CheckpointError(
-            f"{other.directory} is of another model or tokenizer than {one.directory} (there -> here):\n{told}\n"
+            f"{other.directory} is of another model or tokenizer than {one.directory} (there -> here):\n"
+            f"{first_lines(found)}\n"
             f"a mean is of checkpoints of one model and one tokenizer; name only those"
         )
 

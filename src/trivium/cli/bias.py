@@ -7,10 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, SameAsOut, Sets, given_for, open_run
+from trivium.cli.options import (
+    DEFAULT_OUT,
+    Out,
+    Preset,
+    Redo,
+    SameAsOut,
+    Sets,
+    directory_of,
+    given_for,
+    open_run,
+)
 from trivium.cli.show import progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
-from trivium.errors import CheckpointError
+from trivium.errors import CheckpointError, ConfigError
 from trivium.progress import Progress
 from trivium.provenance import file_sha256, write_json
 
@@ -32,7 +42,11 @@ def bias(
     ] = False,
 ) -> None:
     """Association with occupations, adjectives and sentiment by group, pronouns: what `bias.analyses` lists."""
-    out = place or out
+    if every and redo:
+        raise ConfigError(
+            "--redo: --every measures every checkpoint anew each time it is asked; leave --redo out"
+        )
+    out = directory_of(place, out)
     run = open_run(out, given_for(out, preset, sets))
     if every:
         _series(run)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivium.cli.options import DEFAULT_OUT, Out, SameAsOut
+from trivium.cli.options import DEFAULT_OUT, Out, SameAsOut, directory_of
 from trivium.cli.show import layout_text, say, table
 from trivium.cli.workspace import Workspace
 from trivium.errors import CheckpointError, ConfigError, DataError
@@ -44,7 +44,7 @@ def list_(
     from trivium.checkpoint.compare import summary
     from trivium.checkpoint.load import published
 
-    out = run or out
+    out = directory_of(run, out)
     if not out.is_dir():
         raise DataError(f"{out} does not exist; name the --out of `trivium train`")
     found = [summary(path, verify=verify) for path in published(Workspace(out).checkpoints)]
@@ -73,13 +73,14 @@ def list_(
 def verify(
     which: Which = None,
     out: Out = DEFAULT_OUT,
-    every: Annotated[bool, typer.Option("--all", help="Every checkpoint of --out.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every checkpoint of --out, or of the run that DIR is.")
+    ] = False,
 ) -> None:
     """Compare every file with its sha256. Exit code 5 when one is damaged."""
     from trivium.checkpoint.compare import summary
-    from trivium.checkpoint.load import published
 
-    paths = published(Workspace(out).checkpoints) if every else [_one(which, out)]
+    paths = _all(which, out) if every else [_one(which, out)]
     found = [summary(path, verify=True) for path in paths]
     for row in found:
         told = row.get("problem") or f"{row['files']} files, {format_bytes(row['bytes'])}"
@@ -194,7 +195,10 @@ def export_(
     source = _opened(which, out)
     words = tokenizer or tokenizer_near(source.directory)
     found = export_hf(source, folder, tokenizer=words)
-    say(f"  {found.folder}: {found.files} files of weights; logits differ by at most {found.difference:.2g}")
+    say(
+        f"  {found.folder}: {found.files} files of weights; logits differ by at most {found.difference:.2g} at "
+        f"{found.positions} positions"
+    )
     if words is None:
         say(f"  without a tokenizer: no tokenizer.json is near {source.directory}; name one with --tokenizer")
 
@@ -282,6 +286,21 @@ def _one(which: str | None, out: Path) -> Path:
     if which is not None and Workspace(Path(which)).checkpoints.is_dir():
         return _path(None, Path(which))
     return _path(which, out)
+
+
+def _all(which: str | None, out: Path) -> list[Path]:
+    """Every checkpoint of --out, or of the run directory named instead."""
+    from trivium.checkpoint.load import published
+
+    if which is not None and not Workspace(Path(which)).checkpoints.is_dir():
+        raise ConfigError(
+            f"--all: {which} names one checkpoint; leave out --all or {which}, or name a run directory"
+        )
+    root = Workspace(out if which is None else directory_of(Path(which), out)).checkpoints
+    found = published(root)
+    if not found:
+        raise CheckpointError(f"{root} holds no checkpoint; train first, or name another --out")
+    return found
 
 
 def _path(which: str | None, out: Path) -> Path:

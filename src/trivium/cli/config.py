@@ -1,6 +1,7 @@
 """`trivium config`: each value and its origin, the schema, differences, and the presets."""
 
 import json
+import shutil
 import textwrap
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -19,7 +20,8 @@ app = typer.Typer(
     help="Show, compare and document configs and presets.", rich_markup_mode=None, add_completion=False
 )
 
-WIDTH, MIDDLE = 110, 30  # columns of a line, and at most of its middle part
+PIPED, NARROWEST, WIDEST = 100, 80, 120  # columns of a line: where no terminal says, and of any terminal
+MIDDLE = 30  # at most of the middle part of a line
 Path = Annotated[str, typer.Argument(metavar="PATH", help="A section or a field; default: all.")]
 
 
@@ -70,18 +72,26 @@ def _under(path: str, known: Sequence[str]) -> list[str]:
 
 
 def _say_wrapped(rows: Sequence[Sequence[str]], header: Sequence[str]) -> None:
-    """A table whose last two columns go on in the next line, so that none is wider than WIDTH."""
-    first = max(len(row[0]) for row in rows)
-    second = min(MIDDLE, max(len(row[1]) for row in [header, *rows]))
-    third = max(WIDTH - first - second - 4, MIDDLE)
+    """A table as wide as the terminal: what is too long goes on in the next line."""
+    width = min(max(shutil.get_terminal_size((PIPED, 0)).columns, NARROWEST), WIDEST)
+    paths = [_path_lines(row[0], width // 2) for row in rows]
+    first = max(len(line) for lines in [[header[0]], *paths] for line in lines)
+    rest = width - first - 4
+    second = min(MIDDLE, max(len(row[1]) for row in [header, *rows]), 2 * rest // 5)
     wrapped = []
-    for row in rows:
+    for path, row in zip(paths, rows, strict=True):
         middle, last = (
-            textwrap.wrap(text, width) or [""] for text, width in zip(row[1:], (second, third), strict=True)
+            textwrap.wrap(text, room) for text, room in zip(row[1:], (second, rest - second), strict=True)
         )
-        wrapped += list(zip_longest([row[0]], middle, last, fillvalue=""))
+        wrapped += list(zip_longest(path, middle, last, fillvalue=""))
     for line in table(wrapped, header=header, indent=0):
         say(line)
+
+
+def _path_lines(path: str, width: int) -> list[str]:
+    """A path in one line, or its section and below it its field."""
+    section, _, field = path.rpartition(".")
+    return [path] if len(path) <= width else [f"{section}.", f"  {field}"]
 
 
 @app.command()

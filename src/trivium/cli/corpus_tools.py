@@ -23,6 +23,7 @@ from trivium.provenance import fingerprint, publishing, read_stamp, write_json
 from trivium.units import format_bytes, parse_count
 
 if TYPE_CHECKING:
+    from trivium.corpus.inputs import Input
     from trivium.tokens.recipe import Recipe
 
 # verbs whose output the same or another of them may replace: nothing but theirs, for a training has a stamp too
@@ -68,7 +69,13 @@ def step(
 
     def work(into: Path, progress: Progress) -> dict[str, Any]:
         return run_steps(
-            curate, source, into, seed=config.seed, work=_work(out), progress=progress, engine=runner
+            curate,
+            _read(source, config),
+            into,
+            seed=config.seed,
+            work=_work(out),
+            progress=progress,
+            engine=runner,
         )
 
     _say_funnel(_written(out, f"corpus step {name}", config, {"in": source}, work))
@@ -106,7 +113,7 @@ def dedup(
     def work(into: Path, progress: Progress) -> dict[str, Any]:
         return deduplicate(
             config.curate,
-            source,
+            _read(source, config),
             into,
             by=way,
             seed=config.seed,
@@ -131,7 +138,8 @@ def select(
     config = _config(preset, sets)
 
     def work(into: Path, progress: Progress) -> dict[str, Any]:
-        return choose_documents(config.curate.selection, source, target, into, seed=config.seed)
+        pool, wanted = (_read(path, config) for path in (source, target))
+        return choose_documents(config.curate.selection, pool, wanted, into, seed=config.seed)
 
     _say_funnel(_written(out, "corpus select", config, {"in": source, "target": target}, work))
 
@@ -152,7 +160,7 @@ def train(
     most, seed = config.curate.classifier.documents, config.seed
 
     def work(into: Path, progress: Progress) -> dict[str, Any]:
-        good, crawl = (texts_drawn(path, most, seed=seed) for path in (positives, negatives))
+        good, crawl = (texts_drawn(_read(path, config), most, seed=seed) for path in (positives, negatives))
         model, report = train_classifier(good, crawl, config.curate.classifier, seed=seed)
         model.save(into / "classifier.npz")
         write_json(into / "report.json", report.as_json())
@@ -180,7 +188,7 @@ def score(
     config = _config(preset, sets)
 
     def work(into: Path, progress: Progress) -> dict[str, Any]:
-        return score_documents(model, source, into)
+        return score_documents(model, _read(source, config), into)
 
     found = _written(out, "corpus classify score", config, {"model": model, "in": source}, work)
     _say_funnel(found)
@@ -277,6 +285,13 @@ def _config(preset: str, sets: list[str] | None) -> RunConfig:
     return resolve(Given(preset, tuple(sets or ()))).checked()
 
 
+def _read(path: Path, config: RunConfig) -> "Input":
+    """What is read there, by the settings of a harvest."""
+    from trivium.corpus.inputs import Input
+
+    return Input(path, config.harvest.read)
+
+
 def _work(out: Path) -> Path:
     """Where finished pieces lie until the output is there."""
     return out.with_name(f".{out.name}.work")
@@ -294,7 +309,12 @@ def _written(
         made = f"was made by `trivium {_verb_of(out)}`" if _verb_of(out) else "was not made by trivium"
         raise ConfigError(f"OUT {out} is there and {made}; give a folder that is not")
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
-    settings = {"seed": config.seed, "curate": to_tree(config)["curate"]}
+    whole = to_tree(config)
+    settings = {
+        "seed": config.seed,
+        "curate": whole["curate"],
+        "harvest": {"read": whole["harvest"]["read"]},
+    }
     names = {name: fingerprint(str(path.resolve())) for name, path in inputs.items()}
     with (
         progress_of(verb) as progress,

@@ -26,6 +26,12 @@ MODULE = "trivium.cli.main train"
 MARGIN_SECONDS = 20
 
 
+# How a file for torchrun is started, as its comment says: on one host; on so many hosts, which share a directory.
+ON_ONE_HOST = """Start it on one host:
+#   bash this-file"""
+ON_HOSTS = """Start it on each of {} hosts, at about the same time:
+#   FIRST_HOST=address-of-one-of-them bash this-file
+# All hosts share {}."""
 # How hosts find one another: each takes the address from which it reaches the first.
 ADDRESSES = """FIRST_ADDR=$(python -c 'import socket, sys; print(socket.gethostbyname(sys.argv[1]))' "${FIRST_HOST:?}")
 LOCAL_ADDR=$(python -c 'import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -164,7 +170,7 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
         "mount": _yaml(out.parent),
         "python": "python",
         "torchrun": "torchrun",
-        "how": "#   bash this-file" if alone else "#   FIRST_HOST=address-of-one-of-them bash this-file",
+        "how": ON_ONE_HOST if alone else ON_HOSTS.format(where.nodes, shlex.quote(str(out))),
         "addresses": "" if alone else ADDRESSES,
         "rendezvous": "--standalone" if alone else f"--rdzv-id {name} {RENDEZVOUS}",
         "train": f"python -m {MODULE} {more['arguments']}",

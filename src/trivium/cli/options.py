@@ -58,6 +58,13 @@ def given_for(out: Path, preset: str | None, sets: list[str] | None, ranks: int 
     return Given(preset or (str(stored) if stored.is_file() else DEFAULT_PRESET), tuple(sets or ()), ranks)
 
 
+def directory_of(place: Path | None, out: Path) -> Path:
+    """The run directory, named as RUN or by --out. ConfigError where each names another."""
+    if place is not None and out not in (DEFAULT_OUT, place):
+        raise ConfigError(f"--out {out}: {place} is named already, and stands for it; name one of the two")
+    return place or out
+
+
 def open_run(out: Path, given: Given, *, corpus: Path | str | None = None, tokens: Path | None = None) -> Run:
     """The run, its config checked; nothing is written yet. corpus: a path, or a URL."""
     config = resolve(given).checked()

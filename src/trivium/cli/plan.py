@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from trivium.cli.machine import cores, memory_bytes
 from trivium.cli.options import (
@@ -62,11 +63,28 @@ def plan(
     if verb is None:
         perform(PLAN, open_run(out, given_for(out, preset, sets, ranks)), redo=redo)
         return
-    for name, given in (("--preset", preset), ("--set", sets), ("--ranks", ranks)):
-        if given:
-            raise ConfigError(
-                f"{name} stands before '{verb}' and would not count; write `trivium plan {verb} {name} …`"
-            )
+    _refuse_before(verb, context)
+
+
+def _refuse_before(verb: str, context: typer.Context) -> None:
+    """ConfigError for an option of `trivium plan` before a verb, whose own may mean something else."""
+    assert isinstance(context.command, TyperGroup), f"{context.command} has the verbs of `trivium plan`"
+    there = context.command.commands[verb].params
+    known = {option for one in there for option in one.opts}
+    for one in context.command.params:
+        name, source = one.opts[0], context.get_parameter_source(str(one.name))
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        remedy = (
+            f"write `trivium plan {verb} {name} …`" if name in known else f"'{verb}' has none: leave it out"
+        )
+        given = "" if context.params[str(one.name)] is True else f" {_told(context.params[str(one.name)])}"
+        raise ConfigError(f"{name}{given} stands before '{verb}' and would not count; {remedy}")
+
+
+def _told(value: Any) -> str:
+    """What an option was given, as it was written."""
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 @app.command(short_help="Print a plan with its step time and memory.")

@@ -7,7 +7,7 @@ import time
 import typer
 
 from trivium.cli.corpus_views import keep_statistics
-from trivium.cli.options import DEFAULT_OUT, Out, SameAsOut
+from trivium.cli.options import DEFAULT_OUT, Out, SameAsOut, directory_of
 from trivium.cli.show import say
 from trivium.cli.workspace import Workspace
 from trivium.errors import DataError
@@ -18,7 +18,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def report(run: SameAsOut = None, out: Out = DEFAULT_OUT) -> None:
     """Write report.html and report.json from what the run directory holds."""
-    for line in make_report(Workspace(run or out)):
+    for line in make_report(Workspace(directory_of(run, out))):
         say(line)
 
 

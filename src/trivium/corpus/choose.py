@@ -9,7 +9,7 @@ import numpy as np
 from trivium.corpus.classifier import Classifier
 from trivium.corpus.config import SelectionConfig
 from trivium.corpus.document import Document
-from trivium.corpus.inputs import documents_at
+from trivium.corpus.inputs import Input, documents_at
 from trivium.corpus.selection.select import select
 from trivium.corpus.station import write_results
 from trivium.corpus.steps import Reject, Tally, noted
@@ -20,7 +20,7 @@ NOT_CHOSEN = "not among the chosen share"
 
 
 def choose_documents(
-    config: SelectionConfig, source: Path, target: Path, out: Path, *, seed: int
+    config: SelectionConfig, source: Input, target: Input, out: Path, *, seed: int
 ) -> dict[str, Any]:
     """The chosen documents at `source`, best first, with `selection` (value, rank) in their metadata."""
     pool = list(documents_at(source))
@@ -46,7 +46,7 @@ def choose_documents(
     return write_results(results(), out, [read, tally])
 
 
-def texts_drawn(source: Path, most: int, *, seed: int) -> list[str]:
+def texts_drawn(source: Input, most: int, *, seed: int) -> list[str]:
     """The texts of `most` documents at `source`, drawn evenly, in their order; all where there are no more.
 
     Memory holds the texts that are drawn, and eight bytes for each document; the source is read twice.
@@ -58,7 +58,7 @@ def texts_drawn(source: Path, most: int, *, seed: int) -> list[str]:
     return [document.text for document, one in zip(documents_at(source), chosen, strict=True) if one]
 
 
-def score_documents(model: Path, source: Path, out: Path) -> dict[str, Any]:
+def score_documents(model: Path, source: Input, out: Path) -> dict[str, Any]:
     """Every document at `source` with its `classifier_score`; returns {"funnel": …, "scores": quantile → score}."""
     classifier = Classifier.load(model)
     tally = Tally("classifier score")

@@ -30,7 +30,8 @@ _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 def tidy(text: str) -> str:
-    """Encoding damage repaired (ftfy), NFC, no control characters, blanks collapsed, one empty line at most.
+    """Encoding damage repaired (ftfy), NFC, no control characters or soft hyphens, blanks collapsed, one empty line at
+    most.
 
     Repeated until nothing changes: what one round takes away or composes can bring together what then looks damaged.
     """

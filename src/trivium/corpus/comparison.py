@@ -79,7 +79,8 @@ class Standing(NamedTuple):
 
 
 class Decisions(NamedTuple):
-    """For each document, by its number: its fate, its group's survivor, its largest verified similarity."""
+    """For each document, by its number: its fate, the one that survives for it or itself, and its largest verified
+    similarity."""
 
     fates: NDArray[np.uint8]
     survivors: NDArray[np.int64]
@@ -91,7 +92,7 @@ def decide(job: Job, parts: list[Part], engine: Engine, done: Done) -> None:
     if job.path(_DECIDED).is_dir():
         return
     standing = _standing(parts, job.config.dedup)
-    fates = _exact(parts, standing)
+    fates, firsts = _exact(parts, standing)
     _save_once(job.path(_FATES), fates)
     bands = [str(band) for band in range(job.config.dedup.bands)]
     engine.map(partial(pairs_of_band, str(job.work)), bands, done, light=True)
@@ -106,7 +107,8 @@ def decide(job: Job, parts: list[Part], engine: Engine, done: Done) -> None:
     engine.map(partial(shingles_of_part, str(job.work)), numbers, done, light=True)
     engine.map(partial(similar_to_part, str(job.work)), numbers, done, light=True)
     found = [np.load(job.path(_SIMILAR, f"{number}.npy"), allow_pickle=False) for number in numbers]
-    decisions = _near(standing, parts[0].documents, fates, np.concatenate(found))
+    near = _near(standing, parts[0].documents, fates, np.concatenate(found))
+    decisions = near._replace(survivors=near.survivors[firsts])
     lay_down(job.path(_DECIDED), partial(_save_decisions, decisions, parts))
     for name in (_PAIRS, _CANDIDATES, _SHINGLES, _SIMILAR):
         shutil.rmtree(job.path(name))
@@ -185,8 +187,9 @@ def _standing(parts: list[Part], config: DedupConfig) -> Standing:
     return Standing(ranks, qualities(parts, config.quality) if config.quality else None)
 
 
-def _exact(parts: list[Part], standing: Standing) -> NDArray[np.uint8]:
-    """Fates after exact deduplication, of which the first in their standing stay; held-out documents are all kept.
+def _exact(parts: list[Part], standing: Standing) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Fates after exact deduplication, and of each document the one that stays for it, or itself: the first in their
+    standing. Held-out documents are all kept.
 
     Only documents that may repeat something are looked at one by one; of the others memory holds three numbers each.
     """
@@ -195,11 +198,13 @@ def _exact(parts: list[Part], standing: Standing) -> NDArray[np.uint8]:
     picked = [part.table(list(_EXACT)).take(pa.array(_inside(rows, part) - part.first)) for part in parts[1:]]
     columns = zip(*(pa.concat_tables(picked)[name].to_pylist() for name in _EXACT), strict=True)
     compared, first = list(columns), FirstOnly()
-    fate_of = {"": Fate.KEPT, **{reason: fate for fate, reason in REASONS.items()}}
-    fates = np.full(len(standing.ranks), Fate.KEPT, np.uint8)
+    fate_of = {reason: fate for fate, reason in REASONS.items()}
+    fates, firsts = np.full(len(standing.ranks), Fate.KEPT, np.uint8), np.arange(len(standing.ranks))
     for place in standing.of(rows).order().tolist():
-        fates[rows[place]] = fate_of[first.reason(*compared[place])]
-    return fates
+        row = int(rows[place])
+        if (found := first.repeats(row, *compared[place])) is not None:
+            fates[row], firsts[row] = fate_of[found.reason], found.number
+    return fates, firsts
 
 
 def _numbers(part: Part) -> Hashes:
@@ -277,8 +282,7 @@ def survivor_ids(job: Job, numbers: NDArray[np.int64]) -> list[str]:
 
 def _save_decisions(decisions: Decisions, parts: list[Part], into: Path) -> None:
     """The decisions, and the ids that rejects will name: looked up here, where each part is read once."""
-    near = np.isin(decisions.fates, (Fate.NEAR, Fate.NEAR_HELDOUT))
-    named = np.unique(decisions.survivors[near])
+    named = np.unique(decisions.survivors[decisions.fates != Fate.KEPT])
     _save_all({f"{name}.npy": array for name, array in decisions._asdict().items()} | {_NAMED: named}, into)
     schema = pa.schema([("id", pa.large_string())])
     with pa.OSFile(str(into / _NAMES), "wb") as sink, pa.ipc.new_file(sink, schema) as file:

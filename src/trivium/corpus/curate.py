@@ -26,7 +26,7 @@ from trivium.corpus.parts import counts_of
 from trivium.corpus.publish import join_files, publish_shards, summed
 from trivium.corpus.reuse import forget_unused
 from trivium.corpus.score import score
-from trivium.corpus.second_pass import SHARDS, clean_shard, find_common, shard_groups
+from trivium.corpus.second_pass import SHARDS, clean_shard, find_common, find_marked, shard_groups
 from trivium.corpus.warm_up import warm_up
 from trivium.errors import DataError
 from trivium.progress import Progress, silent
@@ -62,6 +62,7 @@ def curate(
     _require_documents(job, parts)
     decide(job, parts, here, _told(progress, None, "finding near duplicates"))
     common = find_common(job, parts)
+    find_marked(job, parts)
     numbers = [str(number) for number in range(len(shard_groups(job, parts)))]
     here.map(partial(clean_shard, str(job.work)), numbers, _told(progress, len(numbers), "decontaminating"))
     result = _publish(job, parts, out, common, config)

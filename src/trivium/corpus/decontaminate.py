@@ -7,8 +7,9 @@ sentences; pieces under 200 characters are dropped, and so is a document that fa
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -151,9 +152,16 @@ def cut(text: str, hits: Sequence[Hit], config: DecontaminationConfig) -> Cut:
 
 
 def decontaminate(
-    document: Document, hits: Sequence[Hit], config: DecontaminationConfig, counters: Counters
+    document: Document,
+    hits: Sequence[Hit],
+    config: DecontaminationConfig,
+    counters: Counters,
+    is_taken: Callable[[str], bool] = lambda _: False,
 ) -> list[Document]:
-    """The documents that are left of one: itself, its pieces under ids of their own, or none."""
+    """The documents that are left of one: itself, its pieces under ids of their own, or none.
+
+    is_taken: whether another document has an id that a piece would get.
+    """
     counters.documents += 1
     result = cut(document.text, hits, config)
     counters.keys.update(hit.key for hit in hits)
@@ -169,15 +177,17 @@ def decontaminate(
         counters.trimmed += 1
     else:
         counters.split += 1
-    return [_piece(document, number, span, result) for number, span in enumerate(result.pieces)]
+    own = (one for number in count() if not is_taken(one := f"{document.id}{PIECE}{number}"))
+    ids = [document.id] if len(result.pieces) == 1 else islice(own, len(result.pieces))
+    return [_piece(document, number, one, result) for number, one in enumerate(ids)]
 
 
-def _piece(document: Document, number: int, span: tuple[int, int], result: Cut) -> Document:
+def _piece(document: Document, number: int, identity: str, result: Cut) -> Document:
     cuts = {"splits": result.splits, "piece": number, "pieces": len(result.pieces), "of": document.id}
     return replace(
         document,
-        id=document.id if len(result.pieces) == 1 else f"{document.id}{PIECE}{number}",
-        text=document.text[slice(*span)].strip(),
+        id=identity,
+        text=document.text[slice(*result.pieces[number])].strip(),
         metadata={**document.metadata, "decontamination": cuts},
     )
 

@@ -23,7 +23,7 @@ from trivium.corpus.dedup.index import (
 )
 from trivium.corpus.dedup.repeats import without_equal_texts, without_repeated
 from trivium.corpus.document import Document
-from trivium.corpus.inputs import documents_at, files_at
+from trivium.corpus.inputs import Input, documents_at, files_at
 from trivium.corpus.job import begin_job, state_of
 from trivium.corpus.station import write_results
 from trivium.corpus.steps import Reject, Tally, noted
@@ -39,7 +39,7 @@ _TOGETHER = 4096  # documents in a part of the index
 
 def deduplicate(
     config: CurateConfig,
-    source: Path,
+    source: Input,
     out: Path,
     *,
     by: By,
@@ -69,7 +69,7 @@ def deduplicate(
 
 def _near(
     config: CurateConfig,
-    source: Path,
+    source: Input,
     work: Path,
     index: Path | None,
     tally: Tally,
@@ -78,9 +78,9 @@ def _near(
     progress: Progress,
 ) -> Iterator[Document | Reject]:
     warm_up()
-    root = source if source.is_dir() else source.parent
-    files = files_at(source)
-    job = begin_job(work, root, config, seed=seed, files=files)
+    root = source.path if source.path.is_dir() else source.path.parent
+    files = files_at(source.path)
+    job = begin_job(work, root, config, seed=seed, files=files, limits=source.limits)
     key = fingerprint([str(root.resolve()), *map(state_of, files)])
     snapshots = read_index(index, config.dedup, seed=seed) if index else []
     keys = [one["key"] for one in snapshots]
@@ -108,7 +108,7 @@ def _near(
         add_snapshot(index, config.dedup, key, [part.folder for part in new], seed=seed)
 
 
-def _parts(config: CurateConfig, source: Path, work: Path, *, seed: int, progress: Progress) -> list[Path]:
+def _parts(config: CurateConfig, source: Input, work: Path, *, seed: int, progress: Progress) -> list[Path]:
     """The folders of the documents' keys, a fixed number of documents in each; those there are not made again."""
     folders: list[Path] = []
     documents = documents_at(source)

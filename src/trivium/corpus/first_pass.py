@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from trivium.corpus.config import CurateConfig, DedupConfig
 from trivium.corpus.decontaminate import Keys
 from trivium.corpus.dedup.minhash import MinHash
-from trivium.corpus.document import Document
+from trivium.corpus.document import Document, whole_of
 from trivium.corpus.engine.engine import Result
 from trivium.corpus.extract import extract_step
 from trivium.corpus.filters.named import named_steps
@@ -46,6 +46,7 @@ from trivium.corpus.parts import (
     place_of,
     stretches,
 )
+from trivium.corpus.raw_files import AS_WRITTEN
 from trivium.corpus.read import read_any
 from trivium.corpus.steps import Steps, asking
 from trivium.corpus.store import MANIFEST, PASSING_PACKING, documents_table, read_documents
@@ -145,7 +146,7 @@ def evaluation_keys(job: Job) -> Keys:
 
 def _extracted(job: Job, path: Path, kept: KeptFile) -> Take[Judged]:
     """Takes stretches of a raw file, extracted: those that are kept, and the others by reading it."""
-    raw = stretches(lambda: read_any(path, source=path.name.split(".")[0]))
+    raw = stretches(lambda: read_any(path, source=path.name.split(".")[0], limits=AS_WRITTEN))
 
     def take(place: int, before: int) -> Stretch[Judged]:
         found = kept.texts(place)
@@ -193,7 +194,8 @@ def _keys_of_all(strings: Sequence[str], *, bands: int, rows: int, shingle: int,
 def _features(
     job: Job, into: Path, documents: Sequence[Document], evaluation: Keys, ask: Ask
 ) -> dict[str, Any]:
-    """Write the documents, and what they are compared by; returns their counts, and which hold evaluation text."""
+    """Write the documents, and what they are compared by; returns their counts, the ids that look like those of
+    pieces, and which hold evaluation text."""
     table, dedup = documents_table(documents), job.config.dedup
     texts = texts_of(table["text"])
     keys = ask(_compared_by(dedup, seed=job.seed), [document.text for document in documents])
@@ -207,5 +209,6 @@ def _features(
     return {
         "documents": table.num_rows,
         "text_bytes": int(texts.offsets[-1] - texts.offsets[0]),
+        "marked": [document.id for document in documents if whole_of(document.id) != document.id],
         "hits": {str(row): [evaluation.text_of(hit.key) for hit in hits] for row, hits in found.items()},
     }

@@ -50,8 +50,8 @@ def reject_lines(rows: Iterable[dict[str, Any]], *, characters: int) -> list[str
 def history(curated: Path, identity: str) -> dict[str, Any]:
     """The history of the document with this id, or of the one it is a piece of; DataError when there is none.
 
-    kept: what is left of it (id, source, metadata, text); dropped: its entries among the rejects; copies: near
-    duplicates that were dropped in its favour, with their similarity.
+    kept: what is left of it (id, source, metadata, text); dropped: its entries among the rejects; copies: those
+    that were dropped in its favour, with their similarity or, where they are no near duplicates, the reason.
     """
     documents = [d for table in _tables_with(curated, identity) for d in documents_in(table)]
     documents = [d for d in documents if identity in (d.id, _whole(d))]
@@ -62,7 +62,8 @@ def history(curated: Path, identity: str) -> dict[str, Any]:
         if row["id"] in (identity, whole):
             dropped.append(row)
         elif row.get("survivor") in (identity, whole):
-            copies.append({"id": row["id"], "jaccard": row["jaccard"]})
+            why = "jaccard" if "jaccard" in row else "reason"
+            copies.append({"id": row["id"], why: row[why]})
     if not kept and not dropped:
         raise DataError(
             f"no document of {curated} has the id '{identity}', kept or dropped; ids stand in {DOCUMENTS}/ "
@@ -80,10 +81,13 @@ def history_lines(found: dict[str, Any]) -> list[str]:
     for row in found["dropped"]:
         lines.append(f"{row['id']} was dropped by '{row['step']}': {row['reason']}")
         if "survivor" in row:
-            lines.append(f"  survivor: {row['survivor']}, largest Jaccard similarity {row['jaccard']}")
+            near = f", largest Jaccard similarity {row['jaccard']}" if "jaccard" in row else ""
+            lines.append(f"  survivor: {row['survivor']}{near}")
         lines += _figures(row.get("metadata", {}))
     if found["copies"]:
-        copies = ", ".join(f"{one['id']} ({one['jaccard']})" for one in found["copies"])
+        copies = ", ".join(
+            f"{one['id']} ({one.get('jaccard', one.get('reason'))})" for one in found["copies"]
+        )
         lines.append(f"dropped in its favour: {copies}")
     return lines
 

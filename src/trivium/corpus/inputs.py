@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +18,13 @@ from trivium.errors import DataError
 DOCUMENTS = "documents"  # the store in the output of a verb
 
 
+class Input(NamedTuple):
+    """What a verb is given to read, and where its rows' texts stand and how large a thing in it may be."""
+
+    path: Path
+    limits: ReadConfig = ReadConfig()
+
+
 def store_at(path: Path) -> Path | None:
     """The document store that this path is, or holds as the output of a verb; None when it is neither."""
     return next((folder for folder in (path, path / DOCUMENTS) if (folder / MANIFEST).is_file()), None)
@@ -30,9 +38,7 @@ def files_at(path: Path) -> list[Path]:
     return [store / shard["file"] for shard in read_manifest(store)["shards"]]
 
 
-def documents_of(
-    file: Path, *, source: str, limits: ReadConfig = ReadConfig()
-) -> Iterator[Document | Damage]:
+def documents_of(file: Path, *, source: str, limits: ReadConfig) -> Iterator[Document | Damage]:
     """The documents of one such file, and a Damage for each part that cannot be read."""
     if not (file.parent / MANIFEST).is_file():
         yield from read_any(file, source=source, limits=limits)
@@ -42,15 +48,15 @@ def documents_of(
             yield from documents_in(pa.Table.from_batches([batch]))
 
 
-def documents_at(path: Path) -> Iterator[Document]:
-    """Every document at a path; DataError at the first part that cannot be read."""
-    store = store_at(path)
+def documents_at(source: Input) -> Iterator[Document]:
+    """Every document there; DataError at the first part that cannot be read."""
+    store = store_at(source.path)
     if store is not None:
         for table in read_tables(store):
             yield from documents_in(table)
         return
-    for file in input_files(path):
-        for item in read_any(file, source=source_of(file, path)):
+    for file in input_files(source.path):
+        for item in read_any(file, source=source_of(file, source.path), limits=source.limits):
             if isinstance(item, Damage):
                 raise DataError(
                     f"{item.path}: {item.reason}; mend it, or set it aside with `trivium corpus step read`"

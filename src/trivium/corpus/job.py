@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from trivium import __version__
 from trivium.config import build, to_tree
-from trivium.corpus.config import CurateConfig
+from trivium.corpus.config import CurateConfig, ReadConfig
 from trivium.corpus.extract import extract_step
-from trivium.corpus.inputs import documents_at, files_at
+from trivium.corpus.inputs import Input, documents_at, files_at
 from trivium.corpus.listing import input_files
 from trivium.corpus.raw_files import JSONL_FOLDER, WARC_FOLDER
 from trivium.corpus.steps import Keep
@@ -33,8 +33,8 @@ EVALUATION_ITEMS, HELDOUT = "evaluation_items.jsonl", "heldout"
 
 @dataclass(frozen=True)
 class Job:
-    """One curation: its folder of pieces, the harvest, its raw files in order, config without blend, seed; a hash of
-    it all."""
+    """One curation: its folder of pieces, the harvest, its raw files in order, config without blend, seed, and how
+    they are read; a hash of it all."""
 
     identity: str
     work: Path
@@ -42,6 +42,7 @@ class Job:
     files: tuple[Path, ...]
     config: CurateConfig
     seed: int
+    limits: ReadConfig
 
     def __hash__(self) -> int:
         return hash((self.identity, self.work))
@@ -52,7 +53,13 @@ class Job:
 
 
 def begin_job(
-    work: Path, source: Path, config: CurateConfig, *, seed: int, files: Sequence[Path] | None = None
+    work: Path,
+    source: Path,
+    config: CurateConfig,
+    *,
+    seed: int,
+    files: Sequence[Path] | None = None,
+    limits: ReadConfig = ReadConfig(),
 ) -> Job:
     """The job of this folder; pieces that belong to another config, seed or input are deleted.
 
@@ -66,6 +73,7 @@ def begin_job(
         "files": [str(path.relative_to(source)) for path in files],
         "config": {**to_tree(config), "blend": {}},
         "seed": seed,
+        "limits": to_tree(limits),
         "inputs": fingerprint(
             [state_of(path) for path in (*files, *_other_inputs(source), *files_beside(config))]
         ),
@@ -108,6 +116,7 @@ def _job_of(work: str, _: tuple[str, int, int]) -> Job:
         files=tuple(source / name for name in described["files"]),
         config=build(CurateConfig, described["config"]),
         seed=described["seed"],
+        limits=build(ReadConfig, described["limits"]),
     )
 
 
@@ -131,7 +140,7 @@ def evaluation_texts(job: Job) -> dict[str, str]:
     found = evaluation_items(job.source)
     extract = extract_step(job.config.extract)
     for place in job.config.decontamination.against:
-        for number, document in enumerate(documents_at(Path(place))):
+        for number, document in enumerate(documents_at(Input(Path(place)))):
             verdict = extract.judge(document)
             found[f"{place}:{number}"] = verdict.document.text if isinstance(verdict, Keep) else ""
     return found

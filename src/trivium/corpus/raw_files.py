@@ -6,11 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import Document
 from trivium.corpus.extract import RAW
 from trivium.corpus.warc import Page, write_warc
 
 WARC_FOLDER, JSONL_FOLDER = "warc", "jsonl"
+# How they are read: what a harvest took by its limits is not too long, or packed too well, a second time.
+AS_WRITTEN = ReadConfig(longest_bytes=1 << 40, unpacked_ratio=1 << 20)
 
 
 class RawFiles:

@@ -17,15 +17,16 @@ from trivium.corpus.decontaminate import Counters, Hit, Keys, at_least, decontam
 from trivium.corpus.document import Document
 from trivium.corpus.engine.engine import Result
 from trivium.corpus.first_pass import PART_LIST, Part, all_parts, evaluation_keys
-from trivium.corpus.job import Job, evaluation_texts, lay_down, read_job, state_of
+from trivium.corpus.job import Job, evaluation_texts, lay_down, read_job, save_array, state_of
 from trivium.corpus.judged import REJECTS, packed_lines, reject_line
 from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.own_ids import keys_of
 from trivium.corpus.parts import COUNTS
 from trivium.corpus.steps import Tally
 from trivium.corpus.store import SCHEMA, documents_in, documents_table, shard_name, write_shard
 from trivium.provenance import write_json
 
-SHARDS, COMMON = "shards", "common.json"
+SHARDS, COMMON, MARKED = "shards", "common.json", "marked.npy"
 EXACT_STEP, NEAR_STEP, CUT_STEP = "exact duplicates", "near duplicates", "decontamination"
 _STEP = {
     Fate.SAME_TEXT: EXACT_STEP,
@@ -49,6 +50,13 @@ def find_common(job: Job, parts: list[Part]) -> Counter[str]:
     common = at_least(counts, job.config.decontamination.common)
     write_json(job.path(COMMON), dict(sorted(common.items())))
     return common
+
+
+def find_marked(job: Job, parts: list[Part]) -> None:
+    """Lay down the keys of the ids of documents that look like those of pieces, so that no piece is given one."""
+    if not job.path(MARKED).is_file():
+        ids = [identity for part in parts[1:] for identity in part.counts()["marked"]]
+        save_array(job.path(MARKED), np.sort(keys_of(ids)))
 
 
 def shard_groups(job: Job, parts: Sequence[Part]) -> list[list[Part]]:
@@ -87,6 +95,7 @@ class _Cleaner:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._keys = _spared_keys(job)
+        self._marked = np.load(job.path(MARKED), allow_pickle=False)
         self.lines: list[bytes] = []
         self.counters = Counters()
         self.tallies = {name: Tally(name) for name in (EXACT_STEP, NEAR_STEP, CUT_STEP)}
@@ -121,14 +130,13 @@ class _Cleaner:
         exact = np.isin(decisions.fates, [fate for fate, step in _STEP.items() if step == EXACT_STEP])
         self._count(EXACT_STEP, table.filter(pa.array(~exact)))
         rows = np.flatnonzero(decisions.fates != Fate.KEPT)
-        near = np.isin(decisions.fates[rows], [fate for fate, step in _STEP.items() if step == NEAR_STEP])
-        survivors = iter(survivor_ids(self._job, decisions.survivors[rows[near]]))
-        for row, document in zip(rows.tolist(), documents_in(table.take(rows)), strict=True):
+        survivors = survivor_ids(self._job, decisions.survivors[rows])
+        documents = documents_in(table.take(rows))
+        for row, document, survivor in zip(rows.tolist(), documents, survivors, strict=True):
             fate = Fate(decisions.fates[row])
-            detail: dict[str, Any] = {}
+            detail: dict[str, Any] = {"survivor": survivor}
             if _STEP[fate] == NEAR_STEP:
-                jaccard = round(float(decisions.similarities[row]), 4)
-                detail = {"survivor": next(survivors), "jaccard": jaccard}
+                detail["jaccard"] = round(float(decisions.similarities[row]), 4)
             self._reject(document, _STEP[fate], REASONS[fate], **detail)
 
     def _cut(self, table: pa.Table, rows: np.ndarray) -> tuple[list[Document], np.ndarray]:
@@ -143,11 +151,14 @@ class _Cleaner:
         return pieces, np.array(origins, np.int64)
 
     def _left_of(self, document: Document, hits: list[Hit]) -> list[Document]:
-        left = decontaminate(document, hits, self._job.config.decontamination, self.counters)
+        left = decontaminate(document, hits, self._job.config.decontamination, self.counters, self._is_marked)
         self.tallies[CUT_STEP].added += max(len(left) - 1, 0)
         if not left:
             self._reject(document, CUT_STEP, "evaluation text in most of it")
         return left
+
+    def _is_marked(self, identity: str) -> bool:
+        return bool(np.isin(keys_of([identity]), self._marked)[0])
 
     def _count(self, step: str, table: pa.Table) -> None:
         texts = texts_of(table["text"])

@@ -16,7 +16,7 @@ from trivium.corpus.document import Document
 from trivium.corpus.engine.engine import Engine, Here, Result
 from trivium.corpus.filters.named import named_steps
 from trivium.corpus.first_pass import PARTS
-from trivium.corpus.inputs import DOCUMENTS, documents_of, files_at
+from trivium.corpus.inputs import DOCUMENTS, Input, documents_of, files_at
 from trivium.corpus.job import Job, begin_job, end_job, read_job
 from trivium.corpus.judged import REJECTS as PACKED
 from trivium.corpus.judged import as_read, packed_lines, reject_line
@@ -32,7 +32,7 @@ from trivium.provenance import write_json
 
 def run_steps(
     config: CurateConfig,
-    source: Path,
+    source: Input,
     out: Path,
     *,
     seed: int,
@@ -44,9 +44,9 @@ def run_steps(
 
     out: an existing folder for documents/, rejects.jsonl.gz and funnel.json. work: the folder of finished parts.
     """
-    files = files_at(source)
-    root = source if source.is_dir() else source.parent
-    job = begin_job(work, root, config, seed=seed, files=files)
+    files = files_at(source.path)
+    root = source.path if source.path.is_dir() else source.path.parent
+    job = begin_job(work, root, config, seed=seed, files=files, limits=source.limits)
     named_steps(config, seed=seed)  # a name that is none is an error before anything starts
     numbers = [str(number) for number in range(len(files))]
     what = ", ".join(config.filters) or "reading"
@@ -66,7 +66,7 @@ def judge_file(work: str, item: str) -> Result:
     return do_parts(
         job.path(PARTS),
         int(item),
-        stretches(lambda: documents_of(path, source=source_of(path, job.source))),
+        stretches(lambda: documents_of(path, source=source_of(path, job.source), limits=job.limits)),
         lambda piece: _write_part(job, piece),
     )
 

@@ -10,6 +10,7 @@ import io
 import re
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
@@ -24,6 +25,7 @@ _SKIPPED = re.compile(
     rb"[\x50-\x5f]\x2a\x4d\x18"
 )  # begins a zstd frame that is passed over; pzstd writes some
 _MEMBER = b"\x1f\x8b\x08"  # how every gzip member begins: magic and the only method there is
+_TRUNCATED = "Truncated"  # how Arrow says that a packed stream is not all there
 _LOOKED_AT = 256  # bytes that tell text from packed bytes
 _BLOCK_IN, _BLOCK_OUT = 1 << 16, 1 << 18
 
@@ -116,10 +118,9 @@ def _plain_chunks(file: BinaryIO) -> Iterator[Chunk]:
 
 def _zstd_chunks(file: BinaryIO, limits: ReadConfig) -> Iterator[Chunk | Lost]:
     size = file.seek(0, io.SEEK_END)
-    file.seek(0)
     produced = 0
     try:
-        with pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd") as stream:
+        with _zstd_stream(file) as stream:
             while data := bytes(stream.read(_BLOCK_OUT)):
                 produced += len(data)
                 if produced > max(limits.longest_bytes, limits.unpacked_ratio * size):
@@ -127,7 +128,46 @@ def _zstd_chunks(file: BinaryIO, limits: ReadConfig) -> Iterator[Chunk | Lost]:
                     return
                 yield Chunk(data, 0)
     except (OSError, pa.ArrowException) as error:
-        yield Lost(Trouble.PACKED, f"after {produced} bytes unpacked: {error}", 0)
+        if _TRUNCATED not in str(error):
+            yield Lost(Trouble.PACKED, f"after {produced} bytes unpacked: {error}", 0)
+            return
+        rest = _zstd_rest(file, produced)
+        if rest:  # what there is of a cut file is sound as far as anyone can tell
+            yield Chunk(rest, 0)
+        yield Lost(Trouble.CUT, f"it breaks off {produced + len(rest)} bytes into its contents", 0)
+
+
+def _zstd_rest(file: BinaryIO, before: int) -> bytes:
+    """What can be unpacked of a cut file after so many bytes. The reading that meets the end loses what it had till
+    then, so this one takes a byte at a time."""
+    found = bytearray()
+    with suppress(OSError, pa.ArrowException), _zstd_stream(file) as stream:
+        while before:
+            before -= len(stream.read(min(before, _BLOCK_OUT)))
+        while data := stream.read(1):
+            found += data
+    return bytes(found)
+
+
+def _zstd_stream(file: BinaryIO) -> pa.CompressedInputStream:
+    """The contents of a file from its beginning; closing the stream leaves the file open."""
+    file.seek(0)
+    return pa.CompressedInputStream(pa.PythonFile(_Lent(file), mode="r"), "zstd")
+
+
+class _Lent(io.RawIOBase):
+    """A file, to be read by what closes it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """As the file does."""
+        return self._file.read(size)
 
 
 def _gzip_chunks(file: BinaryIO, limits: ReadConfig) -> Iterator[Chunk | Lost]:

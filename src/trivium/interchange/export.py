@@ -1,5 +1,6 @@
 """A checkpoint as a folder that Hugging Face's transformers load; checked before it gets its name."""
 
+import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from trivium.interchange.names import INDEX, WEIGHTS, Twin, twins
 from trivium.interchange.plain import logits
 from trivium.interchange.settings import config_of
 from trivium.model.whole import WholeModel
+from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box
 from trivium.plan.plan import Plan
 from trivium.provenance import sync_directory, sync_tree, write_json
@@ -26,16 +28,21 @@ from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
 
 FILE_BYTES = 5_000_000_000  # transformers' own size of a file
 TOLERANCE = 1e-5  # of logits, in fp32
+# What is compared: rows of the whole sequence, where each of the two readings then takes some seconds on a few cores
+# and their logits and scores a few GB; otherwise of as many positions as do, but not fewer than these.
+ROWS, FEWEST, MOST_FLOPS, MOST_BYTES = 2, 64, 1e12, 2 << 30
 NAMES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A finished export: its folder, and the largest difference of logits that was found (see TOLERANCE)."""
+    """A finished export: its folder, and the largest difference of logits that was found (see TOLERANCE) at so many
+    positions of a row: the whole sequence, where the model is small enough."""
 
     folder: Path
     difference: float
     files: int
+    positions: int
 
 
 def export_hf(source: Checkpoint, folder: Path, *, tokenizer: Path | None) -> Exported:
@@ -62,13 +69,14 @@ def export_hf(source: Checkpoint, folder: Path, *, tokenizer: Path | None) -> Ex
         files = _write_weights(source, plan, partial, TORCH_DTYPES[dtype])
         write_json(partial / "config.json", config)
         _write_words(partial, plan, words)
-        difference = _difference(source, plan, partial)
+        positions = compared_positions(plan.model)
+        difference = _difference(source, plan, partial, positions)
         sync_tree(partial)
         partial.rename(folder)
         sync_directory(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return Exported(folder, difference, files)
+    return Exported(folder, difference, files, positions)
 
 
 def _write_weights(source: Checkpoint, plan: Plan, folder: Path, dtype: torch.dtype) -> int:
@@ -143,12 +151,25 @@ def _write_words(folder: Path, plan: Plan, words: Tokenizer | None) -> None:
     write_json(folder / GENERATION, {**generation, "max_length": model.sequence})
 
 
-def _difference(source: Checkpoint, plan: Plan, folder: Path) -> float:
+def compared_positions(model: ModelShape) -> int:
+    """The sequence, halved until reading ROWS rows of it takes no more than the most; FEWEST at least."""
+    weights = sum(math.prod(twin.ours.shape) for twin in twins(model))
+    positions = model.sequence
+    while positions > FEWEST:
+        scores = model.heads * positions**2
+        flops = ROWS * (2 * weights * positions + 4 * model.layers * model.head_columns * scores)
+        if flops <= MOST_FLOPS and 12 * ROWS * (scores + model.vocabulary * positions) <= MOST_BYTES:
+            return positions
+        positions //= 2
+    return min(FEWEST, model.sequence)
+
+
+def _difference(source: Checkpoint, plan: Plan, folder: Path, positions: int) -> float:
     """The largest difference between the engine's logits and a plain reading of the folder, both in fp32."""
     model = WholeModel(plan.model, precision="fp32", device=torch.device("cpu"))
     for twin in twins(plan.model):
         model.load(twin.ours.name, whole(source, twin.ours.name, twin.ours.shape, torch.float32))
-    shape = (2, min(plan.model.sequence, 64))
+    shape = (ROWS, positions)
     rows = torch.from_numpy(generator_for(0, "export").integers(0, plan.model.vocabulary, shape))
     ours, theirs = model.logits(rows.tolist()), logits(folder, rows)
     found = float((ours - theirs).abs().max()) if ours.shape == theirs.shape else float("inf")

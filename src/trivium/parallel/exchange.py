@@ -75,7 +75,8 @@ class Combination:
         group, own, out = self._group, self._own.view(-1), self._out.view(-1)
         lent = {i: group.peers[i].borrow(self._key, out.nbytes) for i in reversed(list(_others(group)))}
         width = out.element_size()
-        rows = out.new_empty((group.size, min(out.numel(), max(1, PIECE_BYTES // width))))
+        # one column at least: where there are more ranks than numbers, some rank's slice has none
+        rows = out.new_empty((group.size, max(1, min(out.numel(), PIECE_BYTES // width))))
         for start in range(0, out.numel(), rows.shape[1]):
             here = slice(start, min(start + rows.shape[1], out.numel()))
             parts = rows[:, : here.stop - here.start]

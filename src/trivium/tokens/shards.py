@@ -10,7 +10,9 @@ Format: Megatron-LM, megatron/core/datasets/indexed_dataset.py. We write one seq
 
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +23,39 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")
 _LONGEST = 2**31 - 1  # tokens of a document: the index counts them in 32 bits
+_CHECKED_AT_ONCE = 1 << 16  # sequences, or marks, of an index
 _REDO = "restore it, or make the tokens again (`trivium tokenize`, or the program that wrote them)"
 
 
-@dataclass(frozen=True, slots=True)
+class Index(NamedTuple):
+    """What an `.idx` says, checked. Its arrays are mapped when they are asked for and never kept: an index of a hundred
+    million documents has 2 GB, and every rank opens it."""
+
+    path: Path
+    dtype: np.dtype
+    sequences: int
+    documents: int
+    tokens: int
+
+    def starts(self, first: int, stop: int) -> NDArray[np.int64]:
+        """Where documents [first, stop) start, in tokens, and where the last of them ends: [stop - first + 1]."""
+        _, pointers, marks = _arrays(self.path, self.sequences, self.documents + 1)
+        sequences = marks[first : stop + 1].astype(np.int64)
+        found = np.full(len(sequences), self.tokens, dtype=np.int64)
+        begun = sequences < self.sequences  # a document may start where the last sequence ends
+        found[begun] = pointers[sequences[begun]] // self.dtype.itemsize
+        return found
+
+
+@dataclass(frozen=True)
 class TokenShard:
     """One shard, mapped from disk, never copied: document i is `shard[i]`."""
 
     prefix: Path
     tokens: NDArray[np.integer]  # every id, in order
-    document_starts: NDArray[np.int64]  # [documents + 1], positions in `tokens`
+    index: Index
+    begin: int  # the first of its documents among those of the index …
+    documents: int  # … and how many it has
     first: int | None = (
         None  # in a pair made elsewhere: the number of its first document, as they have no other name
     )
@@ -39,28 +64,38 @@ class TokenShard:
     def open(prefix: Path) -> "TokenShard":
         """Map a shard; DataError when `.idx` or `.bin` is missing, damaged, or they disagree."""
         idx, bin_ = files_of(prefix)
-        dtype, lengths, documents = _read_index(idx)
-        ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        expected = int(ends[-1]) * dtype.itemsize
+        index = _read_index(idx)
+        expected = index.tokens * index.dtype.itemsize
         if not bin_.is_file():
             raise DataError(f"{_told(bin_)} is missing, but {idx.name} describes it; {_REDO}")
         if bin_.stat().st_size != expected:
             raise DataError(
-                f"{bin_} has {bin_.stat().st_size} bytes, but {idx.name} says {ends[-1]} tokens of "
-                f"{dtype.itemsize} bytes = {expected}; {_REDO}"
+                f"{bin_} has {bin_.stat().st_size} bytes, but {idx.name} says {index.tokens} tokens of "
+                f"{index.dtype.itemsize} bytes = {expected}; {_REDO}"
             )
         # An empty file cannot be mapped.
-        tokens = np.memmap(bin_, dtype=dtype, mode="r") if expected else np.empty(0, dtype=dtype)
-        return TokenShard(prefix, tokens, ends[documents])
+        tokens = np.memmap(bin_, dtype=index.dtype, mode="r") if expected else np.empty(0, dtype=index.dtype)
+        return TokenShard(prefix, tokens, index, 0, index.documents)
+
+    @cached_property
+    def document_starts(self) -> NDArray[np.int64]:
+        """Where each document starts in `tokens`, and where the last ends: [documents + 1]."""
+        starts = self.index.starts(self.begin, self.begin + self.documents)
+        found: NDArray[np.int64] = starts - starts[0]
+        return found
 
     def part(self, first: int, documents: int) -> "TokenShard":
         """So many documents from the first on, known by their numbers; fewer where there are not so many."""
-        starts = self.document_starts[min(first, len(self)) : first + documents + 1]
-        return TokenShard(self.prefix, self.tokens[starts[0] : starts[-1]], starts - starts[0], first)
+        begin = min(first, len(self))
+        stop = min(first + documents, len(self))
+        places = (self.begin, self.begin + begin, self.begin + stop)
+        origin, start, end = (int(self.index.starts(place, place)[0]) for place in places)
+        tokens = self.tokens[start - origin : end - origin]
+        return TokenShard(self.prefix, tokens, self.index, self.begin + begin, stop - begin, first)
 
     def __len__(self) -> int:
         """Number of documents."""
-        return len(self.document_starts) - 1
+        return self.documents
 
     def __getitem__(self, index: int) -> NDArray[np.integer]:
         """The ids of one document."""
@@ -131,62 +166,80 @@ def _write_index(path: Path, code: int, item_bytes: int, lengths: NDArray[np.int
         file.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
 
 
-def _read_index(path: Path) -> tuple[np.dtype, NDArray[np.int64], NDArray[np.int64]]:
-    """dtype, length of each sequence, first sequence of each document (and their number)."""
+def _read_index(path: Path) -> Index:
+    """What it says; DataError when it is missing or damaged."""
     try:
-        data = path.read_bytes()
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            head = file.read(_HEADER.size)
     except OSError as error:
         raise DataError(f"{_told(path)} cannot be read ({error.strerror}); {_REDO}") from None
-    if not data.startswith(MAGIC):
-        raise DataError(f"{path} starts with {data[:9]!r}, a token index with {MAGIC!r}; {_REDO}")
-    if len(data) < _HEADER.size:
-        raise DataError(f"{path} has {len(data)} bytes, fewer than its {_HEADER.size}-byte header; {_REDO}")
-    _, version, code, sequences, marks = _HEADER.unpack_from(data)
+    if not head.startswith(MAGIC):
+        raise DataError(f"{path} starts with {head[:9]!r}, a token index with {MAGIC!r}; {_REDO}")
+    if len(head) < _HEADER.size:
+        raise DataError(f"{path} has {len(head)} bytes, fewer than its {_HEADER.size}-byte header; {_REDO}")
+    _, version, code, sequences, marks = _HEADER.unpack(head)
     if version != VERSION:
         raise DataError(f"{path} is version {version}; this reader knows version {VERSION}; {_REDO}")
     if code not in _dtypes():
         known = ", ".join(f"{c} = {d.name}" for c, d in sorted(_dtypes().items()))
         raise DataError(f"{path} has dtype code {code}; token ids are one of {known}; {_REDO}")
     expected = _HEADER.size + 12 * sequences + 8 * marks
-    if sequences and len(data) == expected + sequences:
+    if sequences and size == expected + sequences:
         raise DataError(
             f"{path} has a mode for each of its {sequences} sequences, as multimodal data has; only text is read: "
             "write it without modes"
         )
-    if len(data) != expected:
+    if size != expected:
         raise DataError(
-            f"{path} has {len(data)} bytes; {sequences} sequences and {marks} document marks take {expected}; {_REDO}"
+            f"{path} has {size} bytes; {sequences} sequences and {marks} document marks take {expected}; {_REDO}"
         )
-    lengths = np.frombuffer(data, "<i4", sequences, _HEADER.size).astype(np.int64)
+    lengths, pointers, documents = _arrays(path, sequences, marks)
+    tokens = _check_sequences(path, lengths, pointers, _dtypes()[code].itemsize)
+    _check_documents(path, documents, sequences)
+    return Index(path, _dtypes()[code], sequences, marks - 1, tokens)
+
+
+def _arrays(
+    path: Path, sequences: int, marks: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+    """The mapped arrays of an index: length of each sequence, its byte offset, first sequence of each document."""
+    data = np.memmap(path, dtype=np.uint8, mode="r")
+    lengths = np.frombuffer(data, "<i4", sequences, _HEADER.size)
     pointers = np.frombuffer(data, "<i8", sequences, _HEADER.size + 4 * sequences)
-    documents = np.frombuffer(data, "<i8", marks, _HEADER.size + 12 * sequences).astype(np.int64)
-    _check_index(path, lengths=lengths, pointers=pointers, documents=documents, item=_dtypes()[code].itemsize)
-    return _dtypes()[code], lengths, documents
+    return lengths, pointers, np.frombuffer(data, "<i8", marks, _HEADER.size + 12 * sequences)
 
 
-def _check_index(
-    path: Path,
-    *,
-    lengths: NDArray[np.int64],
-    pointers: NDArray[np.int64],
-    documents: NDArray[np.int64],
-    item: int,
-) -> None:
-    if lengths.size and lengths.min() < 0:
-        at = int(np.argmin(lengths))
-        raise DataError(f"{path}: sequence {at} has length {lengths[at]}; lengths are 0 or more; {_REDO}")
-    expected = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])[: len(lengths)] * item
-    if not np.array_equal(pointers, expected):
-        at = int(np.flatnonzero(pointers != expected)[0])
+def _check_sequences(path: Path, lengths: NDArray[np.int32], pointers: NDArray[np.int64], item: int) -> int:
+    """Whether each begins where those before it end; returns the tokens of all. item: bytes of an id."""
+    total = 0
+    for first in range(0, len(lengths), _CHECKED_AT_ONCE):
+        here = lengths[first : first + _CHECKED_AT_ONCE].astype(np.int64)
+        if here.min() < 0:
+            at = int(np.argmin(here))
+            raise DataError(
+                f"{path}: sequence {first + at} has length {here[at]}; lengths are 0 or more; {_REDO}"
+            )
+        ends = total + np.cumsum(here)
+        expected = (ends - here) * item
+        differ = np.flatnonzero(pointers[first : first + _CHECKED_AT_ONCE] != expected)
+        if differ.size:
+            at = int(differ[0])
+            raise DataError(
+                f"{path}: sequence {first + at} is said to start at byte {pointers[first + at]}, but the lengths "
+                f"before it end at byte {expected[at]}; {_REDO}"
+            )
+        total = int(ends[-1])
+    return total
+
+
+def _check_documents(path: Path, marks: NDArray[np.int64], sequences: int) -> None:
+    rising = marks.size > 0 and marks[0] == 0 and marks[-1] == sequences
+    starts = range(0, len(marks), _CHECKED_AT_ONCE)
+    if not rising or any((np.diff(marks[n : n + _CHECKED_AT_ONCE + 1]) < 0).any() for n in starts):
         raise DataError(
-            f"{path}: sequence {at} is said to start at byte {pointers[at]}, but the lengths before it "
-            f"end at byte {expected[at]}; {_REDO}"
-        )
-    rising = documents.size > 0 and documents[0] == 0 and documents[-1] == len(lengths)
-    if not rising or (np.diff(documents) < 0).any():
-        raise DataError(
-            f"{path}: document marks must rise from 0 to {len(lengths)} sequences; "
-            f"found {documents[:3].tolist()} … {documents[-3:].tolist()}; {_REDO}"
+            f"{path}: document marks must rise from 0 to {sequences} sequences; "
+            f"found {marks[:3].tolist()} … {marks[-3:].tolist()}; {_REDO}"
         )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 GROWTH_STEPS = 2000
-LARGEST = 2.0**24
+LEAST, LARGEST = 1.0, 2.0**24
 
 
 @dataclass
@@ -16,7 +16,7 @@ class LossScale:
     def update(self, *, finite: bool) -> None:
         """Halve after a step whose gradients overflowed (it is skipped); double after many that did not."""
         if not finite:
-            self.value, self.finite_steps = max(1.0, self.value / 2), 0
+            self.value, self.finite_steps = max(LEAST, self.value / 2), 0
             return
         self.finite_steps += 1
         if self.finite_steps == GROWTH_STEPS:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trivium.config import Config, build, completed, differences
+from trivium.config import Config, build, completed, differences, first_lines
 from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
@@ -20,7 +20,6 @@ SECTIONS: Mapping[str, type[Config] | None] = {
     "plan.precision": Precision,
     "data": None,
 }
-_SHOWN = 12
 
 
 def refuse_other_work(directory: Path, about: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -33,10 +32,8 @@ def refuse_other_work(directory: Path, about: Mapping[str, Any], now: Mapping[st
     for path, kind in SECTIONS.items():
         found += differences(_section(about, path, kind), _section(now, path, kind), f"{path}.")
     if found:
-        more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-        told = "\n".join(f"  {line}" for line in [*found[:_SHOWN], *more])
         raise CheckpointError(
-            f"{directory} was written by other work (there -> here):\n{told}\n"
+            f"{directory} was written by other work (there -> here):\n{first_lines(found)}\n"
             f"use the same config, tokenizer and tokens, or another --out"
         )
 

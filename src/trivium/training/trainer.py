@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from trivium.errors import DataError
 from trivium.model.inputs import Inputs
 from trivium.model.stage import Stage, bare_stages, placed, share_table
 from trivium.parallel.buckets import Bucket, Dtypes, GradientWatch, make_buckets
@@ -31,7 +32,7 @@ from trivium.plan.transfers import Program, with_transfers
 from trivium.tokens.digest import NO_ROWS, Digest, digest
 from trivium.training.batches import Read, Rows, inputs_of, windows
 from trivium.training.config import TrainingConfig
-from trivium.training.loss_scale import LossScale
+from trivium.training.loss_scale import LEAST, LossScale
 
 
 class StepResult(NamedTuple):
@@ -125,7 +126,8 @@ class Trainer:
         """One optimizer step on the global batch `samples`; every rank returns the same loss and norm.
 
         asks: this rank was asked to end; every rank's result then says so. accepts: may refuse the update, when it
-        sees the totals; it is not asked about an overflow that the loss scale answers.
+        sees the totals; it is not asked about an overflow that the loss scale answers. Without it DataError on every
+        rank where none can: gradients in fp16 that are not finite at the smallest scale. No weight has changed then.
         """
         run = self.accumulate(step, samples, measure=measure)
         scale = self.loss_scale.value if self.loss_scale else 1.0
@@ -137,13 +139,16 @@ class Trainer:
             loss_scale=scale,
             asks=asks,
             digest=self._digest,
-            accepts=accepts and (lambda totals: _overflows(totals, scale) or accepts(totals)),
+            accepts=_judge(accepts, scale) if self.loss_scale else accepts,
         )
         if measure:
             finished(self.mesh.device)
         update_seconds = time.perf_counter() - begin
         if self.loss_scale:
-            self.loss_scale.update(finite=math.isfinite(totals.gradient_norm))
+            finite = math.isfinite(totals.gradient_norm)
+            if accepts is None and not finite and scale == LEAST:
+                raise DataError(_cannot_be_scaled(step, totals))
+            self.loss_scale.update(finite=finite)
         batch_hash = str(Digest(*totals.digest))
         return StepResult(
             totals.loss,
@@ -285,9 +290,24 @@ class Trainer:
         )
 
 
+def _judge(accepts: Callable[[Totals], bool] | None, scale: float) -> Callable[[Totals], bool]:
+    """Who says whether gradients in fp16 update the weights: `accepts`, or where there is none, that they are finite.
+    Of an overflow that the scale answers the optimizer says so itself."""
+    judges = accepts or (lambda totals: math.isfinite(totals.gradient_norm))
+    return lambda totals: _overflows(totals, scale) or judges(totals)
+
+
+def _cannot_be_scaled(step: int, totals: Totals) -> str:
+    return (
+        f"step {step}: the gradient norm is {totals.gradient_norm} and the loss {totals.loss} in fp16 at a loss scale "
+        f"of {LEAST:g}, the smallest; no weight was changed. Lower the learning rate, look at this batch, or take "
+        "plan.precision.weights=bf16; a program that wants to pass over such steps gives `accepts` to train_step"
+    )
+
+
 def _overflows(totals: Totals, scale: float) -> bool:
     """Whether gradients alone are too large for fp16, which halving the scale mends."""
-    return scale != 1.0 and math.isfinite(totals.loss) and not math.isfinite(totals.gradient_norm)
+    return scale != LEAST and math.isfinite(totals.loss) and not math.isfinite(totals.gradient_norm)
 
 
 def _users(stage: Stage, buckets: Sequence[Bucket]) -> list[User]:

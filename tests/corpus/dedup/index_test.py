@@ -9,6 +9,7 @@ from trivium.corpus.dedup.index import INDEX, read_index
 from trivium.corpus.deduplicate import NEAR_NEW, NEAR_OLD, deduplicate
 from trivium.corpus.document import Document
 from trivium.corpus.history import rejects_of
+from trivium.corpus.inputs import Input
 from trivium.corpus.store import read_documents, write_documents
 from trivium.errors import DataError
 from trivium.seeds import generator_for
@@ -48,7 +49,7 @@ class Bench:
         out = self.root / f"out{self.count}"
         out.mkdir()
         found = deduplicate(
-            config, source, out, by=by, seed=seed, work=self.root / f"work{self.count}", index=index
+            config, Input(source), out, by=by, seed=seed, work=self.root / f"work{self.count}", index=index
         )
         return out, found
 
@@ -177,7 +178,7 @@ def test_keys_made_before_a_kill_are_not_made_again(bench, monkeypatch):
     out.mkdir()
     for _ in range(2):
         with contextlib.suppress(KeyboardInterrupt):
-            deduplicate(CONFIG, source, out, by="near", seed=1, work=bench.root / "work")
+            deduplicate(CONFIG, Input(source), out, by="near", seed=1, work=bench.root / "work")
     assert made == ["00000", "00001", "00002", "kill", "00003", "00004"]
     assert [d.id for d in read_documents(out / "documents")] == whole
 

@@ -1,8 +1,6 @@
 #!/bin/bash
 # {{title}}
-# Written by `trivium launch --print torchrun`. Start it on each of {{nodes}} hosts, at about the same time:
-{{how}}
-# All hosts share {{out}}.
+# Written by `trivium launch --print torchrun`. {{how}}
 
 # Every rank holds two connections to the store at which all meet, on the first host.
 ulimit -S -n "$(ulimit -H -n)"

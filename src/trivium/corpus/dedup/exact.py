@@ -1,5 +1,7 @@
 """Exact duplicates: equal texts once case, punctuation and blanks are set aside; equal ids; equal addresses."""
 
+from typing import NamedTuple
+
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.kernels.words import text_keys
 
@@ -12,6 +14,13 @@ def text_key(text: str) -> bytes:
     return text_keys(texts_of([text])).tobytes()
 
 
+class Repeats(NamedTuple):
+    """Why a document is dropped, and the number of the one that stays instead."""
+
+    reason: str
+    number: int
+
+
 class FirstOnly:
     """Asked about documents in order, keeps the first of equal texts, of one id, and of one address.
 
@@ -19,22 +28,20 @@ class FirstOnly:
     """
 
     def __init__(self) -> None:
-        self._texts: set[bytes] = set()
-        self._ids: set[str] = set()
-        self._addresses: set[bytes] = set()
+        self._texts: dict[bytes, int] = {}  # of each that stays, its number
+        self._ids: dict[str, int] = {}
+        self._addresses: dict[bytes, int] = {}
 
-    def reason(self, key: bytes, identity: str, address: bytes = b"") -> str:
-        """Why the document is dropped; nothing when it stays.
+    def repeats(self, number: int, key: bytes, identity: str, address: bytes = b"") -> Repeats | None:
+        """What the document of this number repeats; None when it stays.
 
         `key`: its words (kernels.words.text_keys). `address`: its URL's (urls.url_key); empty if none is compared.
         """
         if key in self._texts:
-            return SAME_TEXT
+            return Repeats(SAME_TEXT, self._texts[key])
         if identity in self._ids:
-            return SAME_ID
+            return Repeats(SAME_ID, self._ids[identity])
         if address and address in self._addresses:
-            return SAME_ADDRESS
-        self._addresses.add(address)
-        self._texts.add(key)
-        self._ids.add(identity)
-        return ""
+            return Repeats(SAME_ADDRESS, self._addresses[address])
+        self._texts[key] = self._ids[identity] = self._addresses[address] = number
+        return None

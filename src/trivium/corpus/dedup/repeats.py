@@ -1,7 +1,7 @@
 """Exact repetition across documents: whole texts, or single lines or paragraphs that stood in an earlier document.
 
 What counts as equal is equal words: case, punctuation and blanks are set aside (kernels.words.text_keys). Memory
-holds a hash for each different text, line or paragraph, and never the texts.
+holds a hash for each different text, line or paragraph, of texts also the id, and never the texts.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,12 +20,15 @@ NOTHING_NEW = "nothing in it that did not stand in an earlier document"
 
 
 def without_equal_texts(documents: Iterable[Document], tally: Tally) -> Iterator[Document | Reject]:
-    """The first document of each text."""
-    seen: set[bytes] = set()
+    """The first document of each text; on every other is noted which one that is (`same`)."""
+    first: dict[bytes, str] = {}
     for document in documents:
         key = text_key(document.text)
-        yield _counted(Reject(document, tally.step, SAME_TEXT) if key in seen else document, tally)
-        seen.add(key)
+        result: Document | Reject = document
+        if key in first:
+            result = Reject(noted(document, same={"survivor": first[key]}), tally.step, SAME_TEXT)
+        first.setdefault(key, document.id)
+        yield _counted(result, tally)
 
 
 def without_repeated(

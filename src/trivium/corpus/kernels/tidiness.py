@@ -13,7 +13,8 @@ _TAB, _NEWLINE, _CARRIAGE, _SPACE, _DELETE = uint8(0x09), uint8(0x0A), uint8(0x0
 
 
 def plain_blanks(text: str) -> str:
-    """`text` without control characters, one blank for a run of them, one empty line at most, no blanks around it.
+    """`text` without control characters and soft hyphens, one blank for a run of blanks, one empty line at most, none
+    around it.
 
     Indentation stays, a tab or several blanks before a line: code means something by it. Line ends of any kind become
     \\n. Control characters are those of `clean.tidy`; next line (U+0085) stays.
@@ -110,7 +111,10 @@ def _kind(data: Bytes, at: int) -> tuple[int, int]:
         if first == uint8(0xC2) and second == uint8(0xA0):
             return _BLANK, 2
         control = first == uint8(0xC2) and second < uint8(0xA0) and second != uint8(0x85)
-        return _NOTHING if control else _OTHER, 2
+        hyphen = first == uint8(0xC2) and second == uint8(
+            0xAD
+        )  # U+00AD: where a line may break, inside a word
+        return _NOTHING if control or hyphen else _OTHER, 2
     if first < uint8(0xF0):
         third = data[at + 2]
         if first == uint8(0xE2) and second == uint8(0x81) and third >= uint8(0xAA) and third <= uint8(0xAF):
