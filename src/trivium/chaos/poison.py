@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from trivium.chaos.scene import LAYOUTS, SEED, job, plan, write_tokens
 from trivium.checkpoint.format import MANIFEST, manifest_hash, manifest_text, read_manifest
 from trivium.checkpoint.load import published
-from trivium.errors import DataError, TriviumError
+from trivium.errors import DataError, Preempted, TriviumError
 from trivium.model.attention import Attention
 from trivium.model.inputs import Inputs
 from trivium.model.mlp import Mlp
@@ -219,6 +219,8 @@ def _noticed(work: TrainingJob, poison: Poison) -> str:
         return "the job went on to its end"
     except DataError as error:
         said = str(error)
+    except Preempted:
+        raise  # this process was asked to end
     except TriviumError as error:
         return f"the job ended with {type(error).__name__}: {error}"
     noted = [e["step"] for e in read(work.out / EVENTS) if e["event"] == "spike"]

@@ -42,6 +42,9 @@ def preempt_often(
         if draw.random() < 0.8:
             life.wait_for(lambda step=step: last_step(out / METRICS) > step)  # type: ignore[misc]
         time.sleep(float(draw.uniform(0, 0.2)))
+        if life.own_end:
+            wrong.append(f"{name}: {life.own_end}")
+            continue
         took, found = _twice(life, draw) if target == "twice" else _once(life, out, target, draw)
         seconds += [took]
         if target != "twice":
