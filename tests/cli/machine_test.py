@@ -1,5 +1,6 @@
 """Laws of the doctor: each lack is found, named with its figure, and comes with its remedy."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,12 @@ def test_each_lack_is_found_with_its_figure_and_remedy(lack: dict, name: str, ve
     found = [check for check in judge(FIT._replace(**lack)) if check.verdict != "OK"]
     assert [(check.name, check.verdict) for check in found] == [(name, verdict)]
     assert shown in found[0].found and found[0].remedy
+
+
+def test_a_python_before_its_release_is_looked_at_too(tmp_path: Path, monkeypatch):
+    """Whose version as text ends in 0rc1, or in a plus where a distribution built it."""
+    monkeypatch.setattr("platform.python_version_tuple", lambda: ("3", "14", "0rc1"))
+    assert gather(tmp_path).python == sys.version_info[:3]
 
 
 def test_what_a_platform_does_not_have_is_no_lack():

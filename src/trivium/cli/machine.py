@@ -1,9 +1,9 @@
 """What this machine has, and whether that is enough. Facts are gathered here and judged without the machine."""
 
 import os
-import platform
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from importlib import metadata
@@ -55,10 +55,9 @@ class Facts(NamedTuple):
 def gather(out: Path) -> Facts:
     """Look at this machine; nothing is left behind in `out`."""
     at = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
-    major, minor, patch = (int(part) for part in platform.python_version_tuple()[:3] if part.isdigit())
     shm = Path("/dev/shm")
     return Facts(
-        python=(major, minor, patch),
+        python=sys.version_info[:3],
         torch=version_of("torch"),
         cores=cores(),
         memory_bytes=memory_bytes(),
