@@ -221,6 +221,8 @@ def _culprit_lines(found: dict[str, Any]) -> list[str]:
         lines.append(f"  the first value that is not finite: {found['layer']}, {found['pass']}")
     if found["every_row"]:
         lines.append("  every row alone is as bad: no document is to blame")
+    if found["culprits"] and not found["spiked"]:
+        lines.append("  no document is to blame; one has to have the largest loss:")
     lines += [_blame_line(one) for one in found["culprits"]]
     return lines
 
