@@ -152,14 +152,23 @@ def test_a_machine_file_is_a_machine_by_its_path(tmp_path):
         machine_of(str(tmp_path / "bad.yaml"))
 
 
-@pytest.mark.parametrize("words", [("--out", "nowhere/m.yaml"), ("--json", "nowhere/m.json")])
-def test_a_probe_measures_nothing_that_it_could_not_write(monkeypatch, capsys, tmp_path, words):
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--out", "nowhere/m.yaml"), "nowhere does not exist"),
+        (("--json", "nowhere/m.json"), "nowhere does not exist"),
+        (("--out", "folder.yaml"), "folder.yaml is a folder"),
+        (("--json", "."), "--json . is a folder"),
+    ],
+)
+def test_a_probe_measures_nothing_that_it_could_not_write(monkeypatch, capsys, tmp_path, words, says):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.yaml").mkdir()
     monkeypatch.setattr("trivium.probe.probe.probe", lambda *_, **__: pytest.fail("it measured"))
     monkeypatch.setattr(sys, "argv", ["trivium", "plan", "probe", *words])
     with pytest.raises(SystemExit) as stopped:
         entry.main()
-    assert stopped.value.code == 4 and "nowhere does not exist" in capsys.readouterr().err
+    assert stopped.value.code == 4 and says in capsys.readouterr().err
 
 
 def test_a_probe_says_how_well_the_model_repeats_what_it_measured():

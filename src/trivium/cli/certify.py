@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli.machine import check_compiler
-from trivium.cli.options import DEFAULT_PRESET, Ranks, Sets
+from trivium.cli.options import DEFAULT_PRESET, Ranks, Sets, refuse_no_place_for
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import progress_of, say, table
 from trivium.config import leaves, to_tree
-from trivium.errors import ConfigError, DataError
+from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
 from trivium.provenance import write_json
 from trivium.units import counted
@@ -69,8 +69,7 @@ def certify(
     together = [name for name, here in asked.items() if here]
     if len(together) > 1:
         raise ConfigError(f"{' and '.join(together)} were given together; give one of them")
-    if json is not None and not json.parent.is_dir():
-        raise DataError(f"--json {json}: the folder {json.parent} does not exist; create it first")
+    refuse_no_place_for("--json", json)
     of_a_plan = {"--preset": preset, "--set": _beside_the_seed(sets, random), "--ranks": ranks}
     _refuse_what_would_not_count(together, of_a_plan, max_ranks)
     given = Given(preset or DEFAULT_PRESET, tuple(sets or ()), ranks)

@@ -10,8 +10,9 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from trivium.cli.options import refuse_no_place_for
 from trivium.cli.show import progress_of, say
-from trivium.errors import ConfigError, DataError
+from trivium.errors import ConfigError
 from trivium.provenance import code_commit, write_json
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -60,8 +61,7 @@ def chaos(**given: Any) -> None:
     if not any(asked.values()):
         options = ", ".join(f"--{harm.option} N" for harm in HARMS)
         raise ConfigError(f"nothing to do: every number is 0; give one or more of {options}")
-    if json is not None and not json.parent.is_dir():
-        raise DataError(f"--json {json}: the folder {json.parent} does not exist; create it first")
+    refuse_no_place_for("--json", json)
     harms = {h.option: _done(h, number, layouts, seed) for h, number in asked.items() if number}
     found: dict[str, Any] = {"commit": code_commit(), "seed": seed, "harms": harms}
     for harm in harms.values():

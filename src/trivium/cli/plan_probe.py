@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trivium.cli.machine import cores, memory_bytes
+from trivium.cli.options import refuse_no_place_for
 from trivium.cli.show import progress_of, say, table
-from trivium.errors import ConfigError, DataError
+from trivium.errors import ConfigError
 from trivium.provenance import write_json
 from trivium.units import format_bytes, format_seconds
 
@@ -32,9 +33,8 @@ def probe_machine(
     """Measure products, memory, attention, optimizer, small models and collectives, in under a minute."""
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {out}: a machine file is YAML and known by its name; end it in .yaml")
-    for option, path in (("--out", out), ("--json", raw)):  # before a minute of measuring
-        if path is not None and not path.absolute().parent.is_dir():
-            raise DataError(f"{option} {path}: the folder {path.parent} does not exist; create it first")
+    refuse_no_place_for("--out", out)
+    refuse_no_place_for("--json", raw)
     from trivium.planner.probed import probed, write_machine
     from trivium.probe.probe import Devices, accelerators, probe
 
