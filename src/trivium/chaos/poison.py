@@ -8,7 +8,7 @@ name the row, the document and the layer.
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,12 +139,12 @@ def poison_often(
     misnamed: list[str] = []
     for number in range(poisons):
         draw = generator_for(seed, "chaos", "poison", number)
-        layout = LAYOUTS[number % len(LAYOUTS)]
+        kind, layout = kind_and_layout(number)
         given = plan(layout, weights="fp32", dropout=float(draw.choice([0.0, 0.1])))
         spikes = {"policy": "stop", "deviations": 100.0, "window": WINDOW}
         more = {"steps": STEPS, "checkpoint_every": EVERY, "spikes": spikes}
         work = job(tokens, folder / str(number), given, **more)
-        poison = draw_poison(work, KINDS[number % len(KINDS)], draw)
+        poison = draw_poison(work, kind, draw)
         label = f"{number}: {poison.kind} at step {poison.step}, {poison.module}, {dict(layout)}"
         said = _noticed(work, poison)
         if said:
@@ -161,6 +161,12 @@ def poison_often(
         "seconds": time.monotonic() - began,
         "passed": named == poisons,
     }
+
+
+def kind_and_layout(number: int) -> tuple[str, Mapping[str, Any]]:
+    """Of a poison: each kind meets every layout, though their numbers have a common divisor."""
+    rounds, kind = divmod(number, len(KINDS))
+    return KINDS[kind], LAYOUTS[(number + rounds) % len(LAYOUTS)]
 
 
 def draw_poison(work: TrainingJob, kind: str, draw: np.random.Generator) -> Poison:
