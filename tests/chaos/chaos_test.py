@@ -204,6 +204,15 @@ def test_a_training_that_is_preempted_saves_once_and_goes_on(tmp_path: Path) -> 
     assert found["passed"] and found["saved_and_ended"] == 5, found["losses"]
 
 
+def test_a_training_that_begins_anew_is_found_by_preemption(tmp_path: Path, monkeypatch) -> None:
+    """Also where it gets further than the last life did."""
+    monkeypatch.setattr(run, "newest_good", lambda root, mesh, warn: None)
+    monkeypatch.setattr(preempt, "TARGETS", ("launcher",))
+    monkeypatch.setattr(preempt, "_saved_once", lambda out, events, every: [])
+    found = preempt.preempt_often(tmp_path, preemptions=5)
+    assert any("began anew, and" in loss for loss in found["losses"]), found
+
+
 def test_a_save_that_is_forgotten_is_found_by_preemption(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(run._Loop, "_save", lambda self, step: None)
     assert preempt.preempt_often(tmp_path, preemptions=1)["saved_and_ended"] == 0

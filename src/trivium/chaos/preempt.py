@@ -120,8 +120,10 @@ def _saved_once(out: Path, events: list[dict[str, Any]], every: int) -> list[str
 
 
 def _went_on(events: list[dict[str, Any]], step: int) -> list[str]:
-    """This life began where the last one ended."""
+    """This life, if it came so far as to save, began where the last one ended."""
     resumed = [e["step"] for e in events if e["event"] == "resumed"]
+    if not resumed and step and any(e["event"] == "saved" for e in events):
+        return [f"began anew, and {step} was there"]
     return [f"went on from {resumed[0]}, and {step} was there"] if resumed and resumed[0] != step else []
 
 
