@@ -177,6 +177,14 @@ def test_a_probe_says_how_well_the_model_repeats_what_it_measured():
     assert "products are off by" in text and "10.0%" in text and "exchange" not in text
 
 
+@pytest.mark.parametrize(("traffic", "doubted"), [(11.99, True), (0.5004, True), (2.0, False)])
+def test_a_probe_doubts_what_would_have_gone_beyond_what_is_believed(traffic: float, doubted: bool):
+    constants = {"eager_traffic": traffic, "memory": 0.8, "launch_seconds": 0.0}
+    machine = machine_of("this-machine").model_copy(update={"constants": constants})
+    text = "\n".join(lines(Probed(machine, (Compared("step b", 2.0, 1.8),))))
+    assert ("doubtful: eager_traffic at the edge" in text) == doubted and "launch_seconds at" not in text
+
+
 def test_figures_on_standard_output_stand_alone(call):
     ended = call("plan", "estimate", "--preset", "mt-nlg-530b", "--machine", "selene", "--json", "-")
     assert ended.returncode == 0 and json.loads(ended.stdout)["format"] == "trivium-estimate-1"

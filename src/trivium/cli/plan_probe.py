@@ -1,5 +1,6 @@
 """`trivium plan probe`: measure this machine, so that plans can be priced on it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +9,7 @@ import typer
 from trivium.cli.machine import cores, memory_bytes
 from trivium.cli.options import refuse_no_place_for
 from trivium.cli.show import progress_of, say, table
+from trivium.cost.hardware import believed
 from trivium.errors import ConfigError
 from trivium.provenance import write_json
 from trivium.units import format_bytes, format_seconds
@@ -69,4 +71,19 @@ def lines(found: "Probed") -> list[str]:
             if any(c.what.startswith(kind) for c in found.compared)
         ),
     ]
-    return [f"{m.devices} x {m.device}", *table(rows)]
+    return [f"{m.devices} x {m.device}", *table(rows), *_doubts(m.constants)]
+
+
+def _doubts(constants: Mapping[str, float]) -> list[str]:
+    """Constants that would have gone beyond what is believed of any machine."""
+    limits = {name: believed(name) for name in constants}
+    edge = [n for n, value in constants.items() if value and not _well_inside(value, *limits[n])]
+    if not edge:
+        return []
+    return [
+        f"doubtful: {', '.join(edge)} at the edge of what is believed; was the machine busy? Then probe again"
+    ]
+
+
+def _well_inside(value: float, low: float, high: float) -> bool:
+    return 1.01 * low < value < 0.99 * high
