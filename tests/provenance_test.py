@@ -219,3 +219,10 @@ def test_plain_data_with_a_name_that_is_no_utf8_is_read_as_it_was_written(tmp_pa
     write_json(tmp_path / "x.json", value)
     assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8")) == value
     assert "新闻" in (tmp_path / "x.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("place", [".", "/"])
+def test_a_folder_in_place_of_a_file_is_refused_as_one(place: str) -> None:
+    with pytest.raises(IsADirectoryError) as refused:
+        write_json(Path(place), {})
+    assert refused.value.filename == place

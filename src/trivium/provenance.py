@@ -49,6 +49,8 @@ def fingerprint(value: Any) -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Write plain data as readable JSON, replacing the file in one step and durably."""
+    if not path.name:  # "." or "/", of which there is no name beside
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, default=str)
     partial = path.with_name(
         f".{path.name}.{os.getpid()}.partial"

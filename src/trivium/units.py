@@ -1,5 +1,6 @@
 """Print and parse quantities with units: bytes, FLOPs, seconds, tokens."""
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -68,11 +69,12 @@ def parse_count(text: str) -> int:
     """'12B' -> 12_000_000_000, '4KiB' -> 4096; raises ConfigError for anything else."""
     match = re.fullmatch(r"\s*([0-9_]*\.?[0-9]+(?:e[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     factor = _PARSE.get(match.group(2).upper()) if match else None
-    if match is None or factor is None:
+    number = float(match.group(1).replace("_", "")) * factor if match and factor else math.inf
+    if not math.isfinite(number):
         raise ConfigError(
             f"'{text}' is not a quantity; write a number with K, M, B, T, KiB, MiB or GiB, as 12B"
         )
-    return round(float(match.group(1).replace("_", "")) * factor)
+    return round(number)
 
 
 def _scaled(value: float, base: int, names: tuple[str, ...], *, space: bool) -> str:

@@ -74,6 +74,24 @@ def test_a_plan_that_deviates_exits_with_1_and_the_simplest_that_does_too_is_pri
     assert plan.zero == 0 and plan.model.dropout == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--sweep", "--preset", "demo"], "--preset"),
+        (["--sweep", "--set", "plan.zero=3"], "--set"),
+        (["--sweep", "--set", "seed=3"], "--set"),
+        (["--random", "1", "--set", "seed=3", "--set", "plan.zero=3"], "--set"),
+        (["--mutants", "--ranks", "4"], "--ranks"),
+        (["--mutants", "--max-ranks", "4"], "--max-ranks 4"),
+        (["--max-ranks", "4"], "--max-ranks 4"),
+    ],
+)
+def test_what_would_not_count_is_refused(call, capsys, words: list[str], named: str) -> None:
+    """Who reads "passed" takes it for a verdict on the plan that was given."""
+    assert call(*words) == 2
+    assert named in capsys.readouterr().err
+
+
 def test_a_sweep_counts_and_lists_its_results(call, monkeypatch, tmp_path: Path) -> None:
     plans = layouts.generated_plans(2)[:3]
     monkeypatch.setattr(layouts, "generated_plans", lambda max_ranks: plans)

@@ -1,16 +1,22 @@
 """A quick share of `trivium chaos`; and that each count can be other than zero."""
 
 import json
+import multiprocessing
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from trivium.chaos import corrupt, disk_full, freeze, kills, orphans, preempt, resume
+from trivium.chaos import corrupt, disk_full, freeze, kills, life, orphans, preempt, resume
 from trivium.chaos.corrupt import DAMAGES
+from trivium.chaos.life import Life, states
+from trivium.chaos.scene import job, plan, write_tokens
 from trivium.checkpoint import load
 from trivium.cli import main as entry
+from trivium.errors import CheckpointError, DataError
 from trivium.parallel import launch
 from trivium.training import run, saves
 
@@ -44,6 +50,104 @@ def test_stale_moments_are_found_by_kills(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(saves.Saving, "__init__", stale)
     found = kills.kill_often(tmp_path, kills=3, layouts=1)
     assert found["wrong_tensors"] > 0 and "moment1/head.norm.bias" in " ".join(found["losses"])
+
+
+def test_a_training_that_cannot_go_on_after_a_kill_is_found(tmp_path: Path, monkeypatch) -> None:
+    """It loses nothing that was on the disk, and is of no use."""
+    right = run.newest_good
+
+    def refuse(root, mesh, warn):
+        if right(root, mesh, warn) is not None:
+            raise CheckpointError("it is not gone on from")
+
+    monkeypatch.setattr(run, "newest_good", refuse)
+    found = kills.kill_often(tmp_path, kills=6, layouts=1)
+    assert found["ended_by_themselves"] > 0 and not found["passed"]
+    assert "with exit code 5; the last it said: error: rank" in " ".join(found["losses"])
+
+
+def test_kills_meet_exports_before_and_after_their_end(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(kills, "PHASES", ("saving", *["export"] * 6))
+    found = kills.kill_often(tmp_path, kills=24, layouts=1)
+    assert found["passed"] and set(found["exports"]) == {"none", "whole"}, found
+
+
+def test_an_export_that_is_there_before_it_is_whole_is_found(tmp_path: Path, monkeypatch) -> None:
+
+    def early(source, folder, *, tokenizer):
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        time.sleep(60)
+
+    monkeypatch.setattr(kills, "export_hf", early)
+    monkeypatch.setattr(kills, "_export_seconds", lambda out, to: 0.5)
+    monkeypatch.setattr(kills, "PHASES", ("saving", *["export"] * 6))
+    assert kills.kill_often(tmp_path, kills=10, layouts=1)["half_exports"] > 0
+
+
+ONE_OF_EACH = {
+    "freeze": lambda folder: freeze.freeze_often(folder, freezes=1),
+    "orphans": lambda folder: orphans.orphan_often(folder, orphans=1),
+    "preempt": lambda folder: preempt.preempt_often(folder, preemptions=1),
+}
+
+
+@pytest.mark.parametrize("harm", ONE_OF_EACH)
+def test_a_training_that_ends_before_any_harm_is_done_is_a_loss(tmp_path: Path, monkeypatch, harm) -> None:
+    def ends(job) -> None:
+        raise DataError("no tokens")
+
+    monkeypatch.setattr(life, "start", ends)
+    found = ONE_OF_EACH[harm](tmp_path)
+    (loss,) = found["losses"]
+    assert not found["passed"] and loss.endswith("exit code 4; the last it said: error: no tokens")
+
+
+def test_a_training_ends_with_the_process_that_does_harm_to_it(tmp_path: Path) -> None:
+    """However that ended."""
+    work = job(write_tokens(tmp_path), tmp_path / "run", plan({"data": 2}))
+
+    def begin() -> None:
+        begun = Life.begin(work, tmp_path / "log.txt")
+        begun.wait_for(lambda: len(begun.ranks) == 2)
+        (tmp_path / "pids").write_text(json.dumps([begun.pid, *begun.ranks]))
+        signal.pause()
+
+    harmful = multiprocessing.get_context("fork").Process(target=begin)
+    harmful.start()
+    while not (tmp_path / "pids").exists():
+        time.sleep(0.01)
+    time.sleep(0.1)
+    pids = json.loads((tmp_path / "pids").read_text())
+    harmful.kill()
+    harmful.join()
+    until = time.monotonic() + 20
+    while alive(pids) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not alive(pids)
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid, threads in states(pids).items() if set(threads) - {"Z"}]
+
+
+def test_an_interrupted_verb_leaves_no_training_and_no_folder(tmp_path: Path, monkeypatch) -> None:
+    pids: list[int] = []
+
+    def interrupted(folder, **_):
+        begun = Life.begin(job(write_tokens(folder), folder / "run", plan({"data": 2})), folder / "log.txt")
+        begun.wait_for(lambda: len(begun.ranks) == 2)
+        pids.extend([begun.pid, *begun.ranks])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(freeze, "freeze_often", interrupted)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["trivium", "chaos", "--freeze", "1"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(SystemExit) as stopped:
+        entry.main()
+    assert stopped.value.code == 130 and pids and not alive(pids)
+    assert not list(tmp_path.glob("trivium-chaos-*"))
 
 
 def test_every_corruption_is_noticed(tmp_path: Path) -> None:
@@ -97,6 +201,15 @@ def test_a_training_that_is_preempted_saves_once_and_goes_on(tmp_path: Path) -> 
     assert found["passed"] and found["saved_and_ended"] == 5, found["losses"]
 
 
+def test_a_training_that_begins_anew_is_found_by_preemption(tmp_path: Path, monkeypatch) -> None:
+    """Also where it gets further than the last life did."""
+    monkeypatch.setattr(run, "newest_good", lambda root, mesh, warn: None)
+    monkeypatch.setattr(preempt, "TARGETS", ("launcher",))
+    monkeypatch.setattr(preempt, "_saved_once", lambda out, events, every: [])
+    found = preempt.preempt_often(tmp_path, preemptions=5)
+    assert any("began anew, and" in loss for loss in found["losses"]), found
+
+
 def test_a_save_that_is_forgotten_is_found_by_preemption(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(run._Loop, "_save", lambda self, step: None)
     assert preempt.preempt_often(tmp_path, preemptions=1)["saved_and_ended"] == 0
@@ -113,6 +226,6 @@ def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
 
 
 def test_ranks_that_do_not_end_with_their_launcher_are_found(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(launch, "_end_with", lambda launcher: None)
+    monkeypatch.setattr(launch, "end_with", lambda launcher: None)
     monkeypatch.setattr(orphans, "LIMIT_SECONDS", 0.5)
     assert orphans.orphan_often(tmp_path, orphans=2)["orphans"] > 0

@@ -6,6 +6,7 @@ import pytest
 
 from trivium.chaos import poison
 from trivium.chaos.poison import KINDS, poison_often
+from trivium.chaos.scene import LAYOUTS
 from trivium.training import culprit, spikes
 
 
@@ -13,6 +14,11 @@ def test_every_poison_is_noticed_and_its_culprit_named(tmp_path: Path) -> None:
     found = poison_often(tmp_path, poisons=len(KINDS))
     assert found["passed"] and found["undetected"] == 0, found["losses"]
     assert found["poisons"] == found["rightly_named"] == len(KINDS)
+
+
+def test_every_kind_of_poison_meets_every_layout() -> None:
+    met = [poison.kind_and_layout(number) for number in range(len(KINDS) * len(LAYOUTS))]
+    assert all(met.count((kind, layout)) == 1 for kind in KINDS for layout in LAYOUTS)
 
 
 def test_a_watch_that_accepts_everything_is_found(tmp_path: Path, monkeypatch) -> None:

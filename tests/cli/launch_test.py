@@ -235,6 +235,33 @@ def test_a_pod_is_given_no_run_directory_that_would_be_gone_with_it(capsys, monk
     assert ended.value.code == 2 and "--out /runs/mine" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["--out", "/mine"], "--out /runs/mine"),
+        (["--out", "/"], "--out /runs/demo"),
+        (["--out", "/runs/a", "--tokens", "tokens"], "--tokens /runs/tokens"),
+        (["--out", "/runs/a", "--preset", "presets/mine.yaml"], "--preset /runs/mine.yaml"),
+    ],
+)
+def test_a_pod_is_given_no_file_of_the_folder_it_was_described_in_nor_a_volume_in_place_of_its_root(
+    capsys, monkeypatch, tmp_path: Path, words: list[str], remedy: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "presets" / "mine.yaml").write_text("base: demo\n")
+    monkeypatch.setattr(sys, "argv", ["trivium", "launch", "--print", "kubernetes", *words])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 2 and remedy in capsys.readouterr().err
+
+
+def test_a_long_name_is_cut_to_one_that_kubernetes_takes(capsys, monkeypatch) -> None:
+    text = printed(capsys, monkeypatch, "kubernetes", out=f"/runs/{'a' * 43}-b")
+    service = next(iter(yaml.safe_load_all(text)))
+    assert service["metadata"]["name"] == f"trivium-{'a' * 43}"
+
+
 def test_torchrun_on_one_host_needs_no_address_and_on_two_finds_them(capsys, monkeypatch) -> None:
     one = printed(capsys, monkeypatch, "torchrun")
     assert "Start it on one host:\n#   bash this-file\n\n" in one and "hosts" not in one.partition("OUT=")[0]

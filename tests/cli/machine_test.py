@@ -1,5 +1,6 @@
 """Laws of the doctor: each lack is found, named with its figure, and comes with its remedy."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,12 @@ def test_gpus_are_counted_by_a_process_of_its_own(monkeypatch, tmp_path: Path):
     assert gather(tmp_path).gpus.seen == ()
 
 
+def test_a_python_before_its_release_is_looked_at_too(tmp_path: Path, monkeypatch):
+    """Whose version as text ends in 0rc1, or in a plus where a distribution built it."""
+    monkeypatch.setattr("platform.python_version_tuple", lambda: ("3", "14", "0rc1"))
+    assert gather(tmp_path).python == sys.version_info[:3]
+
+
 def test_what_a_platform_does_not_have_is_no_lack():
     assert {c.verdict for c in judge(FIT._replace(shm_bytes=None, files=None))} == {"OK"}
 
@@ -79,6 +86,31 @@ def test_this_machine_is_looked_at_without_leaving_a_trace(tmp_path: Path):
 def test_a_file_in_the_way_cannot_be_written(tmp_path: Path):
     (tmp_path / "file").write_text("")
     assert "is not a directory" in gather(tmp_path / "file").writable
+
+
+def group(at: Path, limit: str, used: int, idle: int) -> None:
+    at.mkdir(parents=True, exist_ok=True)
+    (at / "memory.max").write_text(f"{limit}\n")
+    (at / "memory.current").write_text(f"{used}\n")
+    (at / "memory.stat").write_text(f"anon 1\nfile {idle}\ninactive_file {idle}\nactive_file 0\n")
+
+
+@pytest.mark.parametrize("name", ["0::/", "0::/host/docker-1.scope", "9:memory:/x", ""])
+def test_a_container_full_of_files_that_were_written_has_its_memory_left(tmp_path: Path, name: str):
+    """Of which control groups count every page. A group that is named as the host names it is not there inside."""
+    group(tmp_path / "groups", str(4 << 30), 4 << 30, 3 << 30)
+    (tmp_path / "own").write_text(f"{name}\n")
+    assert machine._container_memory(tmp_path / "groups", tmp_path / "own") == 3 << 30
+
+
+def test_a_job_has_what_the_groups_around_it_leave_too(tmp_path: Path):
+    groups = tmp_path / "groups"
+    group(groups / "slurm" / "job_7", "max", 0, 0)
+    group(groups / "slurm", "1000", 400, 100)
+    (tmp_path / "own").write_text("0::/slurm/job_7\n")
+    assert machine._container_memory(groups, tmp_path / "own") == 700
+    group(groups / "slurm" / "job_7", "500", 600, 0)
+    assert machine._container_memory(groups, tmp_path / "own") == 0
 
 
 def test_a_container_is_asked_what_it_leaves(monkeypatch):

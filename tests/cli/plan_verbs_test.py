@@ -173,10 +173,37 @@ def test_a_machine_file_is_a_machine_by_its_path(tmp_path):
         machine_of(str(tmp_path / "bad.yaml"))
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--out", "nowhere/m.yaml"), "nowhere does not exist"),
+        (("--json", "nowhere/m.json"), "nowhere does not exist"),
+        (("--out", "folder.yaml"), "folder.yaml is a folder"),
+        (("--json", "."), "--json . is a folder"),
+    ],
+)
+def test_a_probe_measures_nothing_that_it_could_not_write(monkeypatch, capsys, tmp_path, words, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.yaml").mkdir()
+    monkeypatch.setattr("trivium.probe.probe.probe", lambda *_, **__: pytest.fail("it measured"))
+    monkeypatch.setattr(sys, "argv", ["trivium", "plan", "probe", *words])
+    with pytest.raises(SystemExit) as stopped:
+        entry.main()
+    assert stopped.value.code == 4 and says in capsys.readouterr().err
+
+
 def test_a_probe_says_how_well_the_model_repeats_what_it_measured():
     found = Probed(machine_of("dgx-h100"), (Compared("product a", 1.0, 1.1), Compared("step b", 2.0, 1.8)))
     text = "\n".join(lines(found))
     assert "products are off by" in text and "10.0%" in text and "exchange" not in text
+
+
+@pytest.mark.parametrize(("traffic", "doubted"), [(11.99, True), (0.5004, True), (2.0, False)])
+def test_a_probe_doubts_what_would_have_gone_beyond_what_is_believed(traffic: float, doubted: bool):
+    constants = {"eager_traffic": traffic, "memory": 0.8, "launch_seconds": 0.0}
+    machine = machine_of("this-machine").model_copy(update={"constants": constants})
+    text = "\n".join(lines(Probed(machine, (Compared("step b", 2.0, 1.8),))))
+    assert ("doubtful: eager_traffic at the edge" in text) == doubted and "launch_seconds at" not in text
 
 
 def test_figures_on_standard_output_stand_alone(call):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trivium.cost.case import case_of
-from trivium.cost.hardware import Link, machine_from_file, machine_named, this_machine
+from trivium.cost.hardware import Link, believed, machine_from_file, machine_named, this_machine
 from trivium.cost.step_time import step_seconds
 from trivium.plan.plan import Plan
 from trivium.planner.measured import Attention, Exchange, Measured, Product, SmallStep, Stream, Update
@@ -141,6 +141,18 @@ def test_the_file_gives_back_the_machine_and_says_when_it_was_measured(tmp_path)
     assert again.constants == pytest.approx(machine.constants, rel=1e-3)
     assert again.node_link.latency_seconds == pytest.approx(machine.node_link.latency_seconds, rel=1e-3)
     assert "measured on" in again.sources["constants"]
+
+
+def test_the_file_of_a_machine_that_was_held_up_can_be_read(tmp_path):
+    """No constants explain it, and what is written must be a machine all the same."""
+    told = synthetic()[1]
+    slow = tuple(replace(s, seconds=s.seconds * 60) for s in told.steps)
+    held_up = replace(
+        told, steps=slow, streams=tuple(replace(s, seconds=s.seconds * 8) for s in told.streams)
+    )
+    write_machine(tmp_path / "here.yaml", probed(held_up, "here").machine)
+    constants = machine_from_file(tmp_path / "here.yaml").constants
+    assert constants["eager_traffic"] == pytest.approx(believed("eager_traffic")[1], rel=0.01)
 
 
 def test_a_gpu_keeps_the_figures_of_its_data_sheet_and_its_links_when_it_is_alone():

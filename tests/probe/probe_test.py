@@ -11,6 +11,7 @@ from trivium.errors import ConfigError
 from trivium.parallel.launch import ALONE, Place
 from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import Layout
+from trivium.plan.parameters import count
 from trivium.probe import exchanges as links
 from trivium.probe import probe as probing
 from trivium.probe.operations import SHAPES, attentions, products, streams, updates
@@ -54,9 +55,18 @@ def test_a_step_over_ranks_is_of_the_plan_it_names(place):
     assert found.seconds > 0
 
 
-def test_no_ranks_are_refused():
+def test_no_ranks_are_refused_and_more_than_cores_can_serve():
     with pytest.raises(ConfigError, match="--ranks is 0"):
         probe(0, Devices("CPU core", 1, 1 << 30, is_cpu=True))
+    with pytest.raises(ConfigError, match="--ranks 100000 on 2 cores: .* give at most 32"):
+        probe(100_000, Devices("CPU core", 2, 1 << 30, is_cpu=True))
+
+
+def test_a_model_that_many_ranks_share_stays_small():
+    """Each of them makes a whole tensor at first."""
+    few, many = (count(split_plan(n).model) for n in (8, 128))
+    assert split_plan(8).model.hidden == split_plan(8).model.heads * 32
+    assert many < 20 * few and split_plan(128).layout == Layout(tensor=128)
 
 
 def counted(folder: Path) -> int:

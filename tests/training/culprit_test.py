@@ -138,6 +138,19 @@ def test_a_spike_that_a_replay_does_not_have_is_told(root: Path, tmp_path: Path,
         find_culprit(record, 7)
 
 
+def test_no_document_is_blamed_for_a_step_that_is_as_any_other(
+    root: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    record = trained(root, tmp_path, None)
+    assert find_culprit(record, STEP)["spiked"] is False
+    monkeypatch.setattr(sys, "argv", ["trivium", "data", "culprit", str(tmp_path), "--step", str(STEP)])
+    with pytest.raises(SystemExit, match="0"):
+        entry.main()
+    assert "no document is to blame" in capsys.readouterr().out
+    with poisoned(nan_in(1)):
+        assert find_culprit(record, STEP)["spiked"] is True
+
+
 @pytest.mark.parametrize("head", ["tied", "untied"])
 def test_the_rows_of_a_step_done_together_are_the_step(root: Path, tmp_path: Path, head: str) -> None:
     """Every weight's gradient counts, or a row whose own is large would not stand out."""

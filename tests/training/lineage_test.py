@@ -212,6 +212,18 @@ def test_the_verbs_say_what_the_functions_find(run: Path, record: Record, monkey
     assert code == 0 and "0 with another hash" in out
 
 
+def test_counts_of_a_step_that_is_not_done_are_not_told_as_if_it_were(
+    run: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    shutil.copytree(run / "training", tmp_path / "training")
+    first = read(tmp_path / "training" / METRICS)[:3]
+    (tmp_path / "training" / METRICS).write_text("".join(json.dumps(m) + "\n" for m in first))
+    code, out, _ = run_verb(monkeypatch, capsys, "counts", str(tmp_path), "--step", "5")
+    assert code == 0 and "3 steps are done; this is what 5 will have taken" in out
+    code, out, _ = run_verb(monkeypatch, capsys, "counts", str(tmp_path), "--step", "3")
+    assert code == 0 and "done" not in out
+
+
 @pytest.fixture
 def other_run(run: Path, tmp_path: Path) -> Path:
     """The same training beside another corpus and, under the same names, its tokens."""
@@ -238,6 +250,7 @@ def test_documents_of_tokens_that_are_not_those_of_the_training_are_not_passed_o
         ("trace", str(other_run), *at, *there),
         ("where", str(other_run), "--document", name, *there),
         ("batch", str(other_run), "--step", "3", *there),
+        ("counts", str(other_run), "--step", "3", *there),
     ):
         code, out, err = run_verb(monkeypatch, capsys, *words)
         assert code == 4 and out and "this is not what it was trained on" in err, words

@@ -1,6 +1,7 @@
 """Kill a training at random instants, hundreds of times, on changing layouts; and count what was lost."""
 
 import shutil
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ class Losses:
     wrong_tensors: list[str] = field(default_factory=list)
     steps_lost: list[str] = field(default_factory=list)
     half_exports: list[str] = field(default_factory=list)
+    ended_by_themselves: list[str] = field(default_factory=list)  # trainings and exports
 
     @property
     def total(self) -> int:
@@ -51,10 +53,10 @@ def kill_often(
     acknowledged and is to be kept is there; the next life goes on from the newest one.
     """
     began, tokens, out = time.monotonic(), write_tokens(folder), folder / "run"
-    losses, phases, used = Losses(), Counter[str](), Counter[str]()
+    losses, phases, used, ends = Losses(), Counter[str](), Counter[str](), Counter[str]()
     draw = generator_for(seed, "chaos", "kills")
     oracle = Oracle(job(tokens, out, plan({})))
-    newest = 0
+    newest, export_seconds = 0, 0.0
     for number in range(kills):
         given = LAYOUTS[int(draw.integers(min(layouts, len(LAYOUTS))))]
         mode = ("background", "waiting")[int(draw.integers(2))]
@@ -62,10 +64,12 @@ def kill_often(
         events = len(read(out / EVENTS))
         phases[phase] += 1
         if phase == "export" and newest:
-            _one_export(number, out, folder / "exported", draw, losses)
+            export_seconds = export_seconds or _export_seconds(out, folder / "exported")
+            ends[_one_export(number, out, folder / "exported", export_seconds, draw, losses)] += 1
             _inspect(number, out, oracle, newest, losses)
             continue
-        _one_life(job(tokens, out, plan(given), save=mode), folder / "log.txt", phase, draw)
+        alone = _one_life(job(tokens, out, plan(given), save=mode), folder / "log.txt", phase, draw)
+        losses.ended_by_themselves += [f"kill {number}, {dict(given)}: {alone}"] if alone else []
         used[str(dict(given))] += 1
         _went_on(number, read(out / EVENTS)[events:], newest, losses)
         newest = _inspect(number, out, oracle, newest, losses)
@@ -77,14 +81,16 @@ def kill_often(
         "seconds": time.monotonic() - began,
         "by_phase": dict(phases),
         "by_layout": dict(used),
+        "exports": dict(ends),
         **{name: len(found) for name, found in vars(losses).items()},
         "losses": [f"{name}: {what}" for name, found in vars(losses).items() for what in found],
         "passed": losses.total == 0,
     }
 
 
-def _one_life(of: TrainingJob, log: Path, phase: str, draw: np.random.Generator) -> None:
-    """Live until the phase is seen and a random while longer; then a rank or the launcher is killed."""
+def _one_life(of: TrainingJob, log: Path, phase: str, draw: np.random.Generator) -> str:
+    """Live until the phase is seen and a random while longer; then a rank or the launcher is killed. Returns how it
+    ended by itself, if it did before that."""
     root, metrics, events = of.out / CHECKPOINTS, of.out / METRICS, of.out / EVENTS
     told, step = len(read(events)), last_step(metrics)
     life = Life.begin(of, log)
@@ -99,28 +105,49 @@ def _one_life(of: TrainingJob, log: Path, phase: str, draw: np.random.Generator)
     if draw.random() < 0.1:
         time.sleep(float(draw.uniform(0, 0.5)))
     else:
-        life.wait_for(lambda: len(read(events)) > told or last_step(metrics) > step)
+        life.wait_for(lambda: bool(_resumed_or_saved(read(events)[told:])) or last_step(metrics) > step)
         life.wait_for(seen[phase])
         time.sleep(float(draw.exponential(0.003 if phase != "training" else 0.05)))
+    alone = life.own_end
     life.kill(launcher=bool(draw.random() < 0.3), victim=int(draw.integers(8)))
+    return alone
 
 
-def _one_export(number: int, out: Path, to: Path, draw: np.random.Generator, losses: Losses) -> None:
-    """Kill an export at a random instant: its folder is whole, or not there."""
+def _export_seconds(out: Path, to: Path) -> float:
+    """Of an export that nothing happens to, after one that has imported what those forked from here need not."""
+    newest = published(out / CHECKPOINTS)[-1]
+    _export(newest, to)
+    shutil.rmtree(to)
+    began, process = time.monotonic(), get_context("fork").Process(target=_export, args=(newest, to))
+    process.start()
+    process.join()
+    shutil.rmtree(to)
+    return time.monotonic() - began
+
+
+def _one_export(
+    number: int, out: Path, to: Path, seconds: float, draw: np.random.Generator, losses: Losses
+) -> str:
+    """Kill an export at a random instant of the seconds that it takes: its folder is whole, or not there; which."""
     newest = published(out / CHECKPOINTS)[-1]
     process = get_context("fork").Process(target=_export, args=(newest, to))
     process.start()
-    time.sleep(float(draw.uniform(0, 0.08)))
+    process.join(float(draw.uniform(0, 2 * seconds)))
     process.kill()
     process.join()
+    if process.exitcode not in (0, -signal.SIGKILL):
+        losses.ended_by_themselves.append(f"kill {number}: an export ended with exit code {process.exitcode}")
     if not to.exists():
-        return
+        if process.exitcode == 0:
+            losses.half_exports.append(f"kill {number}: a finished export is not there")
+        return "none"
     try:
         Checkpoint.open(import_hf(to, to.with_name("imported"))).verify()
     except (DataError, CheckpointError) as error:
         losses.half_exports.append(f"kill {number}: {error}")
     shutil.rmtree(to.with_name("imported"), ignore_errors=True)
     shutil.rmtree(to)
+    return "whole"
 
 
 def _export(checkpoint: Path, to: Path) -> None:
@@ -135,6 +162,10 @@ def _went_on(number: int, events: list[dict[str, Any]], newest: int, losses: Los
         losses.steps_lost.append(f"kill {number}: went on from {resumed[0]}, and {newest} was there")
     if newest and not resumed and any(e["event"] == "saved" for e in events):
         losses.steps_lost.append(f"kill {number}: began anew, and {newest} was there")
+
+
+def _resumed_or_saved(events: list[dict[str, Any]]) -> list[int]:
+    return [e["step"] for e in events if e["event"] in ("resumed", "saved")]
 
 
 def _saved(out: Path) -> list[int]:

@@ -3,15 +3,15 @@
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 from trivium.errors import TriviumError
+from trivium.parallel.launch import end_with
 from trivium.training.job import start
 from trivium.training.run import TrainingJob
 from trivium.training.watchdog import stat_of
@@ -30,7 +30,8 @@ class Life:
     @classmethod
     def begin(cls, job: TrainingJob, log: Path) -> "Life":
         """Start it; what it prints goes to `log`."""
-        process = get_context("fork").Process(target=_live, args=(job, log))
+        log.unlink(missing_ok=True)
+        process = get_context("fork").Process(target=_live, args=(job, log, os.getpid()))
         process.start()
         return cls(process, log)
 
@@ -55,7 +56,9 @@ class Life:
                 return True
             if time.monotonic() > deadline:
                 self.kill(launcher=True, victim=0)
-                raise TriviumError(f"the training did nothing for {PATIENCE_SECONDS:.0f} s; see {self.log}")
+                raise TriviumError(
+                    f"the training did nothing for {PATIENCE_SECONDS:.0f} s; the last it said: {self.last_words}"
+                )
             time.sleep(POLL_SECONDS)
         return False
 
@@ -75,6 +78,21 @@ class Life:
         """The launcher's, None while it lives; negative: the signal that killed it."""
         return self.launcher.exitcode
 
+    @property
+    def last_words(self) -> str:
+        """The last line of what it printed."""
+        lines = (
+            self.log.read_text(encoding="utf-8", errors="replace").split("\n") if self.log.exists() else []
+        )
+        return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+
+    @property
+    def own_end(self) -> str:
+        """How it ended, where nothing that was done to it made it; nothing while it lives."""
+        if self.lives:
+            return ""
+        return f"the training ended by itself with exit code {self.exit_code}; the last it said: {self.last_words}"
+
     def gone_within(self, seconds: float, ranks: Sequence[int]) -> float | None:
         """Seconds until the launcher and these ranks are gone, or None when they are not after so many."""
         begin = time.monotonic()
@@ -86,6 +104,8 @@ class Life:
 
     def kill(self, *, launcher: bool, victim: int) -> None:
         """SIGKILL the launcher or a rank, and wait until all are gone."""
+        if not self.lives:  # its number may be another process's by now
+            return
         ranks = self.ranks
         pid = self.launcher.pid if launcher or not ranks else ranks[victim % len(ranks)]
         with contextlib.suppress(ProcessLookupError):
@@ -118,7 +138,15 @@ def states(pids: Sequence[int]) -> dict[int, str]:
     return found
 
 
-def _live(job: TrainingJob, log: Path) -> None:
+def end_all() -> None:
+    """Kill what this process has forked and not ended, and with each launcher its ranks."""
+    for process in active_children():
+        if isinstance(process, ForkProcess):
+            Life(process, Path()).kill(launcher=True, victim=0)
+
+
+def _live(job: TrainingJob, log: Path, parent: int) -> None:
+    end_with(parent)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -126,6 +154,6 @@ def _live(job: TrainingJob, log: Path) -> None:
     try:
         start(job)
     except TriviumError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        os.write(descriptor, f"error: {error}\n".encode())
         code = error.exit_code
     os._exit(code)

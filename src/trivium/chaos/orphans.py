@@ -30,6 +30,9 @@ def orphan_often(
         if begun:
             life.wait_for(lambda step=step: last_step(out / METRICS) > step)  # type: ignore[misc]
         time.sleep(float(draw.uniform(0, 0.2)))
+        if life.own_end:
+            left.append(f"launcher {number}, {dict(layout)}: {life.own_end}")
+            continue
         ranks = life.ranks
         # A rank that is stopped in its first millisecond has not yet asked the kernel to end with its launcher.
         if begun and draw.random() < 0.3:

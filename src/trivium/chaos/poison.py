@@ -8,7 +8,7 @@ name the row, the document and the layer.
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from trivium.chaos.scene import LAYOUTS, SEED, job, plan, write_tokens
 from trivium.checkpoint.format import MANIFEST, manifest_hash, manifest_text, read_manifest
 from trivium.checkpoint.load import published
-from trivium.errors import DataError, TriviumError
+from trivium.errors import DataError, Preempted, TriviumError
 from trivium.model.attention import Attention
 from trivium.model.inputs import Inputs
 from trivium.model.mlp import Mlp
@@ -139,12 +139,12 @@ def poison_often(
     misnamed: list[str] = []
     for number in range(poisons):
         draw = generator_for(seed, "chaos", "poison", number)
-        layout = LAYOUTS[number % len(LAYOUTS)]
+        kind, layout = kind_and_layout(number)
         given = plan(layout, weights="fp32", dropout=float(draw.choice([0.0, 0.1])))
         spikes = {"policy": "stop", "deviations": 100.0, "window": WINDOW}
         more = {"steps": STEPS, "checkpoint_every": EVERY, "spikes": spikes}
         work = job(tokens, folder / str(number), given, **more)
-        poison = draw_poison(work, KINDS[number % len(KINDS)], draw)
+        poison = draw_poison(work, kind, draw)
         label = f"{number}: {poison.kind} at step {poison.step}, {poison.module}, {dict(layout)}"
         said = _noticed(work, poison)
         if said:
@@ -161,6 +161,12 @@ def poison_often(
         "seconds": time.monotonic() - began,
         "passed": named == poisons,
     }
+
+
+def kind_and_layout(number: int) -> tuple[str, Mapping[str, Any]]:
+    """Of a poison: each kind meets every layout, though their numbers have a common divisor."""
+    rounds, kind = divmod(number, len(KINDS))
+    return KINDS[kind], LAYOUTS[(number + rounds) % len(LAYOUTS)]
 
 
 def draw_poison(work: TrainingJob, kind: str, draw: np.random.Generator) -> Poison:
@@ -219,6 +225,8 @@ def _noticed(work: TrainingJob, poison: Poison) -> str:
         return "the job went on to its end"
     except DataError as error:
         said = str(error)
+    except Preempted:
+        raise  # this process was asked to end
     except TriviumError as error:
         return f"the job ended with {type(error).__name__}: {error}"
     noted = [e["step"] for e in read(work.out / EVENTS) if e["event"] == "spike"]

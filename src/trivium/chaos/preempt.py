@@ -42,6 +42,9 @@ def preempt_often(
         if draw.random() < 0.8:
             life.wait_for(lambda step=step: last_step(out / METRICS) > step)  # type: ignore[misc]
         time.sleep(float(draw.uniform(0, 0.2)))
+        if life.own_end:
+            wrong.append(f"{name}: {life.own_end}")
+            continue
         took, found = _twice(life, draw) if target == "twice" else _once(life, out, target, draw)
         seconds += [took]
         if target != "twice":
@@ -117,8 +120,10 @@ def _saved_once(out: Path, events: list[dict[str, Any]], every: int) -> list[str
 
 
 def _went_on(events: list[dict[str, Any]], step: int) -> list[str]:
-    """This life began where the last one ended."""
+    """This life, if it came so far as to save, began where the last one ended."""
     resumed = [e["step"] for e in events if e["event"] == "resumed"]
+    if not resumed and step and any(e["event"] == "saved" for e in events):
+        return [f"began anew, and {step} was there"]
     return [f"went on from {resumed[0]}, and {step} was there"] if resumed and resumed[0] != step else []
 
 

@@ -9,13 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli.machine import check_compiler
-from trivium.cli.options import DEFAULT_PRESET, Ranks, Sets
+from trivium.cli.options import DEFAULT_PRESET, Ranks, Sets, refuse_no_place_for
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import progress_of, say, table
 from trivium.config import leaves, to_tree
-from trivium.errors import ConfigError, DataError
+from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
 from trivium.provenance import write_json
+from trivium.units import counted
 
 SWEEP_RANKS = 8
 
@@ -27,8 +28,13 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def certify(
     preset: Annotated[
-        str, typer.Option("--preset", metavar="NAME", help="A shipped preset or a YAML/JSON file.")
-    ] = DEFAULT_PRESET,
+        str | None,
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            help=f"A shipped preset or a YAML/JSON file. Default: {DEFAULT_PRESET}.",
+        ),
+    ] = None,
     sets: Sets = None,
     ranks: Ranks = None,
     sweep: Annotated[
@@ -39,9 +45,14 @@ def certify(
         typer.Option("--random", metavar="N", min=1, help="Certify N random plans instead of one."),
     ] = None,
     max_ranks: Annotated[
-        int,
-        typer.Option("--max-ranks", metavar="N", min=1, help="The largest layouts of --sweep and --random."),
-    ] = SWEEP_RANKS,
+        int | None,
+        typer.Option(
+            "--max-ranks",
+            metavar="N",
+            min=1,
+            help=f"The largest layouts of --sweep and --random. Default: {SWEEP_RANKS}.",
+        ),
+    ] = None,
     mutants: Annotated[
         bool, typer.Option("--mutants", help="Put known faults into the code; each must be caught.")
     ] = False,
@@ -58,13 +69,14 @@ def certify(
     together = [name for name, here in asked.items() if here]
     if len(together) > 1:
         raise ConfigError(f"{' and '.join(together)} were given together; give one of them")
-    if json is not None and not json.parent.is_dir():
-        raise DataError(f"--json {json}: the folder {json.parent} does not exist; create it first")
-    given = Given(preset, tuple(sets or ()), ranks)
+    refuse_no_place_for("--json", json)
+    of_a_plan = {"--preset": preset, "--set": _beside_the_seed(sets, random), "--ranks": ranks}
+    _refuse_what_would_not_count(together, of_a_plan, max_ranks)
+    given = Given(preset or DEFAULT_PRESET, tuple(sets or ()), ranks)
     if sweep:
-        verdict, passed = _sweep(max_ranks)
+        verdict, passed = _sweep(max_ranks or SWEEP_RANKS)
     elif random is not None:
-        verdict, passed = _random(random, resolve(given).seed, max_ranks)
+        verdict, passed = _random(random, resolve(given).seed, max_ranks or SWEEP_RANKS)
     elif mutants:
         verdict, passed = _mutants()
     else:
@@ -73,6 +85,29 @@ def certify(
         write_json(json, verdict)
     if not passed:
         raise typer.Exit(1)
+
+
+def _beside_the_seed(sets: Sequence[str] | None, random: int | None) -> list[str]:
+    """What is set but the seed, which random plans are drawn with."""
+    return [each for each in sets or () if random is None or not each.startswith("seed=")]
+
+
+def _refuse_what_would_not_count(
+    many: Sequence[str], of_a_plan: Mapping[str, object], max_ranks: int | None
+) -> None:
+    """Options of one plan where plans are generated, and the other way round: who gives them takes the verdict for one
+    of something else."""
+    given = [name for name, value in of_a_plan.items() if value]
+    if many and given:
+        left = " but --set seed=S" if many == ["--random"] else ""
+        raise ConfigError(
+            f"{many[0]} certifies plans of its own, for which {' and '.join(given)} would not count{left}; leave "
+            f"{' and '.join(given)} out, or {many[0]} to certify the plan given"
+        )
+    if max_ranks is not None and many not in (["--sweep"], ["--random"]):
+        raise ConfigError(
+            f"--max-ranks {max_ranks} bounds the plans of --sweep and --random alone; leave it out, or give one of them"
+        )
 
 
 def _one(given: Given) -> Verdict:
@@ -84,7 +119,8 @@ def _one(given: Given) -> Verdict:
     plan = reduced(resolve(given).plan)
     check_compiler(wanted=plan.compiled)
     names = ", ".join(way.name for way in WAYS)
-    say(f"certifying {describe(plan)}: {plan.layout.world_size} ranks, fp64, by the ways: {names}")
+    ranks = counted(plan.layout.world_size, "rank")
+    say(f"certifying {describe(plan)}: {ranks}, fp64, by the ways: {names}")
     with progress_of("certify") as progress:
         every = certified([plan] * len(WAYS), ways=WAYS, progress=progress)
     found = min(every, key=lambda c: (c.passed, c.error is not None, -c.worst))
@@ -132,7 +168,10 @@ def _many(plans: Sequence[Plan], what: str) -> Verdict:
             f"FAILED by the way {c.way}: {describe(plan)}: {c.error or f'{c.worst:.2g} ({c.worst_parameter})'}"
         )
     say(f"{len(plans) - len(failed)} of {len(plans)} {what} passed")
-    say(f"tolerance {found[0].tolerance:g}, worst {max(c.worst for c in found):.2g}")
+    worst = max(
+        (c.worst for c in found), key=lambda value: (value != value, value)
+    )  # what is no number first
+    say(f"tolerance {found[0].tolerance:g}, worst {worst:.2g}")
     # Numbers tell more than ranks that failed, and few ranks are looked at sooner.
     first = min(failed, key=lambda f: (f[1].error is not None, f[0].layout.world_size), default=None)
     return {

@@ -10,11 +10,14 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from trivium.cli.options import refuse_no_place_for
 from trivium.cli.show import progress_of, say
-from trivium.errors import ConfigError, DataError
+from trivium.errors import ConfigError
 from trivium.provenance import code_commit, write_json
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+MOST_LOSSES = 20  # of a harm that are printed
 
 
 class Harm(NamedTuple):
@@ -58,8 +61,7 @@ def chaos(**given: Any) -> None:
     if not any(asked.values()):
         options = ", ".join(f"--{harm.option} N" for harm in HARMS)
         raise ConfigError(f"nothing to do: every number is 0; give one or more of {options}")
-    if json is not None and not json.parent.is_dir():
-        raise DataError(f"--json {json}: the folder {json.parent} does not exist; create it first")
+    refuse_no_place_for("--json", json)
     harms = {h.option: _done(h, number, layouts, seed) for h, number in asked.items() if number}
     found: dict[str, Any] = {"commit": code_commit(), "seed": seed, "harms": harms}
     for harm in harms.values():
@@ -99,17 +101,24 @@ def _done(harm: Harm, number: int, layouts: int, seed: int) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(1)
+    from trivium.chaos.life import end_all
+
     work = getattr(importlib.import_module(f"trivium.chaos.{harm.module}"), harm.function)
     more = {"layouts": layouts} if harm.option == "kills" else {}
     with (
         tempfile.TemporaryDirectory(prefix="trivium-chaos-") as folder,
         progress_of(f"chaos {harm.option}") as progress,
     ):
-        found: dict[str, Any] = work(
-            Path(folder), **{harm.number: number}, **more, seed=seed, progress=progress
-        )
+        try:
+            found: dict[str, Any] = work(
+                Path(folder), **{harm.number: number}, **more, seed=seed, progress=progress
+            )
+        finally:
+            end_all()  # before their folder goes
     counts = ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in found.items() if isinstance(v, int))
     say(f"{harm.option}: {counts}; {found['seconds']:.0f} s")
-    for line in found["losses"][:20]:
+    for line in found["losses"][:MOST_LOSSES]:
         say(f"  LOST {line}")
+    if len(found["losses"]) > MOST_LOSSES:
+        say(f"  … and {len(found['losses']) - MOST_LOSSES} more; --json FILE has all")
     return found

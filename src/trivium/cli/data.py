@@ -84,16 +84,17 @@ def where(
 def counts(run: RunDirectory, step: Step, tokens: Tokens = None, as_json: AsJson = False) -> None:
     """Print how many samples of each source were taken up to a step (0: none yet)."""
     record = _record(run, tokens)
-    found = lineage.counts(record, step)
-    if as_json:
-        say(json.dumps({"step": step, "samples": found}))
-        return
-    total = max(1, sum(found.values()))
-    rows = [
-        (source, n, n * record.plan.model.sequence, f"{100 * n / total:.2f}") for source, n in found.items()
-    ]
-    for line in table(rows, header=("source", "samples", "tokens", "%")):
+    samples, done = lineage.counts(record, step), max(record.steps, default=0)
+    last = min(step, done)
+    found = {
+        "step": step,
+        "steps_done": done,
+        "samples": samples,
+        "agrees": lineage.agrees(record, last) if last else None,
+    }
+    for line in [json.dumps(found)] if as_json else _counts_lines(found, record.plan.model.sequence):
         say(line)
+    _refuse_others(run, found, last)
 
 
 @app.command(short_help="Check every step's hash, and every document.")
@@ -145,6 +146,17 @@ def _where_lines(found: dict[str, Any]) -> list[str]:
         )
         rows = [(s["step"], s["row"], s["epoch"], s["offset"], s["length"], s["begin"]) for s in seen]
         lines += table(rows, header=("step", "row", "epoch", "position", "tokens", "from its token"))
+    return lines
+
+
+def _counts_lines(found: dict[str, Any], sequence: int) -> list[str]:
+    total = max(1, sum(found["samples"].values()))
+    rows = [(source, n, n * sequence, f"{100 * n / total:.2f}") for source, n in found["samples"].items()]
+    lines = table(rows, header=("source", "samples", "tokens", "%"))
+    if found["step"] > found["steps_done"]:
+        lines.append(
+            f"{found['steps_done']:,} steps are done; this is what {found['step']:,} will have taken"
+        )
     return lines
 
 
@@ -209,6 +221,8 @@ def _culprit_lines(found: dict[str, Any]) -> list[str]:
         lines.append(f"  the first value that is not finite: {found['layer']}, {found['pass']}")
     if found["every_row"]:
         lines.append("  every row alone is as bad: no document is to blame")
+    if found["culprits"] and not found["spiked"]:
+        lines.append("  no document is to blame; one has to have the largest loss:")
     lines += [_blame_line(one) for one in found["culprits"]]
     return lines
 

@@ -15,6 +15,7 @@ from trivium.cli.options import DEFAULT_OUT, Out, Preset, Ranks, Sets, Tokens, g
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import HERE, RunConfig, resolve
 from trivium.cli.show import layout_text, say
+from trivium.config import preset_names
 from trivium.cost.hardware import Machine
 from trivium.errors import ConfigError
 from trivium.plan.mapping import problems
@@ -90,11 +91,8 @@ def launch(
 
     Nothing is started. `machine` in the config says how many devices a node has.
     """
-    if target is Target.kubernetes and not out.is_absolute():
-        raise ConfigError(
-            f"--out {out} is relative, and in a pod it would lie beside the shared volume, and be gone with it; give "
-            f"the full path of a folder on that volume, as --out {Path('/runs') / out.name}"
-        )
+    if target is Target.kubernetes:
+        _refuse_what_no_pod_has(out, preset, tokens)
     given = given_for(out, preset, sets, ranks)
     config = resolve(given).checked()
     if config.machine == HERE:
@@ -113,6 +111,27 @@ def launch(
             )
     more = {"image": image, "claim": claim, "arguments": shlex.join(words)}
     say(job_file(target, config, machine, out, more))
+
+
+def _refuse_what_no_pod_has(out: Path, preset: str | None, tokens: Path | None) -> None:
+    """A pod has the image and the shared volume, and not the folder in which this is called."""
+    if not out.is_absolute():
+        raise ConfigError(
+            f"--out {out} is relative, and in a pod it would lie beside the shared volume, and be gone with it; give "
+            f"the full path of a folder on that volume, as --out {Path('/runs') / out.name}"
+        )
+    if out.parent == out.parent.parent:
+        raise ConfigError(
+            f"--out {out}: pods mount the shared volume at its parent, which is the root of their files; give a folder "
+            f"below one, as --out {Path('/runs') / (out.name or 'demo')}"
+        )
+    given_file = preset is not None and preset not in preset_names()
+    for option, path in (("--preset", preset if given_file else None), ("--tokens", tokens)):
+        if path is not None and not Path(path).is_absolute():
+            raise ConfigError(
+                f"{option} {path} is relative, and no pod has the folder in which it is; put it on the shared volume, "
+                f"and give its full path there, as {option} {out.parent / Path(path).name}"
+            )
 
 
 def job_file(
@@ -196,4 +215,4 @@ def _yaml(value: object) -> str:
 
 def _name(out: Path) -> str:
     """A name that Kubernetes and Slurm take, from the run directory's."""
-    return re.sub(r"[^a-z0-9-]+", "-", f"trivium-{out.name}".lower()).strip("-")[:52]
+    return re.sub(r"[^a-z0-9-]+", "-", f"trivium-{out.name}".lower())[:52].strip("-")

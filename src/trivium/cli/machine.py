@@ -1,7 +1,6 @@
 """What this machine has, and whether that is enough. Facts are gathered here and judged without the machine."""
 
 import os
-import platform
 import shutil
 import socket
 import subprocess
@@ -33,6 +32,7 @@ for number in range(torch.cuda.device_count()):
     print(found.total_memory, found.name)
 """
 ANSWERS_WITHIN = 60.0  # seconds
+UNLIMITED = 1 << 60  # bytes: beyond any real machine
 
 Verdict = Literal["OK", "WARN", "FAIL"]
 
@@ -73,10 +73,9 @@ class Facts(NamedTuple):
 def gather(out: Path) -> Facts:
     """Look at this machine; nothing is left behind in `out`."""
     at = next(p for p in (out.absolute(), *out.absolute().parents) if p.exists())
-    major, minor, patch = (int(part) for part in platform.python_version_tuple()[:3] if part.isdigit())
     shm = Path("/dev/shm")
     return Facts(
-        python=(major, minor, patch),
+        python=sys.version_info[:3],
         torch=version_of("torch"),
         cores=cores(),
         memory_bytes=memory_bytes(),
@@ -224,15 +223,29 @@ def _system_memory() -> int:
     return int(os.sysconf("SC_PAGE_SIZE")) * int(os.sysconf("SC_PHYS_PAGES"))
 
 
-def _container_memory() -> int:
-    """What a control group still allows; beyond any real machine when there is none."""
-    group = Path("/sys/fs/cgroup")
+def _container_memory(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """What the control groups that hold this process still allow: its own, as Slurm makes one for a job, and those
+    around it; beyond any real machine where there are none."""
+    try:
+        lines = own.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    name = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
+    mine = groups / name
+    return min(_left_in(group) for group in (mine, *mine.parents) if group.is_relative_to(groups))
+
+
+def _left_in(group: Path) -> int:
+    """Of a control group's memory. What it keeps of files that nobody reads counts as used there and can be had at once
+    (Kubernetes' working set leaves it out, too): an installation alone may fill a container with such."""
     try:
         limit = (group / "memory.max").read_text(encoding="ascii").strip()
         used = int((group / "memory.current").read_text(encoding="ascii"))
-        return max(0, int(limit) - used) if limit != "max" else 1 << 60
+        kept = (line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        idle = next((int(words[1]) for words in kept if words[0] == "inactive_file"), 0)
+        return max(0, int(limit) - max(0, used - idle)) if limit != "max" else UNLIMITED
     except (OSError, ValueError):
-        return 1 << 60
+        return UNLIMITED
 
 
 def _free_ports() -> int:

@@ -52,6 +52,16 @@ DryRun = Annotated[
 ]
 
 
+def refuse_no_place_for(option: str, file: Path | None) -> None:
+    """DataError where a file that long work ends in could not be written: found before the work, not after it."""
+    if file is None:
+        return
+    if file.is_dir():
+        raise DataError(f"{option} {file} is a folder; name a file")
+    if not file.parent.is_dir():
+        raise DataError(f"{option} {file}: the folder {file.parent} does not exist; create it first")
+
+
 def given_for(out: Path, preset: str | None, sets: list[str] | None, ranks: int | None = None) -> Given:
     """What the user gave; without --preset, the run directory's own config goes on."""
     stored = Workspace(out).config

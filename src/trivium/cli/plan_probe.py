@@ -1,12 +1,15 @@
 """`trivium plan probe`: measure this machine, so that plans can be priced on it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trivium.cli.machine import cores, memory_bytes
+from trivium.cli.options import refuse_no_place_for
 from trivium.cli.show import progress_of, say, table
+from trivium.cost.hardware import believed
 from trivium.errors import ConfigError
 from trivium.provenance import write_json
 from trivium.units import format_bytes, format_seconds
@@ -32,6 +35,8 @@ def probe_machine(
     """Measure products, memory, attention, optimizer, small models and collectives, in under a minute."""
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {out}: a machine file is YAML and known by its name; end it in .yaml")
+    refuse_no_place_for("--out", out)
+    refuse_no_place_for("--json", raw)
     from trivium.planner.probed import probed, write_machine
     from trivium.probe.probe import Devices, accelerators, probe
 
@@ -66,4 +71,19 @@ def lines(found: "Probed") -> list[str]:
             if any(c.what.startswith(kind) for c in found.compared)
         ),
     ]
-    return [f"{m.devices} x {m.device}", *table(rows)]
+    return [f"{m.devices} x {m.device}", *table(rows), *_doubts(m.constants)]
+
+
+def _doubts(constants: Mapping[str, float]) -> list[str]:
+    """Constants that would have gone beyond what is believed of any machine."""
+    limits = {name: believed(name) for name in constants}
+    edge = [n for n, value in constants.items() if value and not _well_inside(value, *limits[n])]
+    if not edge:
+        return []
+    return [
+        f"doubtful: {', '.join(edge)} at the edge of what is believed; was the machine busy? Then probe again"
+    ]
+
+
+def _well_inside(value: float, low: float, high: float) -> bool:
+    return 1.01 * low < value < 0.99 * high

@@ -82,12 +82,11 @@ class Machine(Config):
     @classmethod
     def _known(cls, constants: dict[str, float]) -> dict[str, float]:
         for name, value in constants.items():
-            prior = priors().get(name)
-            if prior is None:
+            if name not in priors():
                 raise ValueError(f"there is no constant '{name}'; {nearest(name, priors())}")
-            low, high = prior.low / MEASURED, prior.high * MEASURED
+            low, high = believed(name)
             if not low <= value <= high:
-                raise ValueError(f"{name} must be between {low:g} and {high:g}: {prior.meaning}")
+                raise ValueError(f"{name} must be between {low:g} and {high:g}: {priors()[name].meaning}")
         return constants
 
     @property
@@ -123,6 +122,12 @@ class Machine(Config):
                 f"({self.nodes} node{nodes} x {self.devices_per_node}); use fewer ranks or a larger machine"
             ]
         return []
+
+
+def believed(name: str) -> tuple[float, float]:
+    """The least and the most that a constant which was measured on a machine may be."""
+    prior = priors()[name]
+    return prior.low / MEASURED, prior.high * MEASURED
 
 
 def machine_names() -> tuple[str, ...]:

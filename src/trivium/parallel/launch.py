@@ -347,7 +347,7 @@ def _ready_to_fork() -> Iterator[None]:
 def _enter(
     function: Callable[..., None], place: Place, arguments: tuple[Any, ...], directory: str, launcher: int
 ) -> None:
-    _end_with(launcher)
+    end_with(launcher)
     torch.set_num_threads(1)
     code = 0
     try:
@@ -372,10 +372,10 @@ def meeting_point() -> tuple[str, int, str]:
 def end_with_launcher() -> None:
     """Under torchrun: end when its agent on this host dies. Ranks that a user or a scheduler started stay alone."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        _end_with(os.getppid())
+        end_with(os.getppid())
 
 
-def _end_with(launcher: int) -> None:
+def end_with(launcher: int) -> None:
     """Ask the kernel to kill this rank when its launcher dies (Linux), so that no orphan is left."""
     if not sys.platform.startswith("linux"):
         return

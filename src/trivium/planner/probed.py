@@ -18,7 +18,7 @@ from trivium.config import Tree, build, to_tree
 from trivium.cost.case import case_of
 from trivium.cost.collectives import all_gather_seconds, all_reduce_seconds, send_seconds
 from trivium.cost.constants import priors, shipped_constants
-from trivium.cost.hardware import HERE, Link, Machine, machine_named
+from trivium.cost.hardware import HERE, Link, Machine, believed, machine_named
 from trivium.cost.kernels import Device
 from trivium.cost.layer import BACKWARD_ATTENTION, MASKED
 from trivium.cost.step_time import step_seconds
@@ -29,6 +29,8 @@ from trivium.planner.measured import Attention, Exchange, Measured, Product, Sma
 Array = NDArray[np.float64]
 
 ROBUST = 0.1  # residuals, as logarithms of ratios, beyond which a measurement loses its pull
+TINY = 1e-12  # of a constant that may be nothing
+ROUNDING = 1e-3  # of a constant: more than its file's four digits take from it
 CHANGE = 1e-6  # of the fit or of its constants, below which the search ends: the file keeps four digits
 # How firmly the start of the search is believed: one unit of cost per factor of e away from it, times this. The weight
 # of a single product is 1; a whole step says more about steps.
@@ -110,17 +112,28 @@ def _with_rates(measured: Measured, name: str) -> Machine:
 
 
 def _with_constants(machine: Machine, measured: Measured) -> Machine:
-    """Choose the constants by least squares over all measurements of one device."""
+    """Choose the constants by least squares over all measurements of one device, within what a machine file may hold:
+    where other work holds a machine up, no constants explain all, and those that come nearest may be absurd."""
     start = _start(machine)
     names = list(start)
     begin = np.log(np.array([start[n] for n in names]))
+    low, high = np.array([believed(n) for n in names]).T
+    bounds = np.log(np.maximum(low, TINY) * (1 + ROUNDING)), np.log(high * (1 - ROUNDING))
 
     def misses(x: Array) -> Array:
         values = dict(zip(names, np.exp(x).tolist(), strict=True))
         found = on_device(_changed(machine, values), measured)
         return np.concatenate([_misses(found), PRIOR_WEIGHT * (x - begin)])
 
-    found = least_squares(misses, begin, loss="soft_l1", f_scale=ROBUST, ftol=CHANGE, xtol=CHANGE)
+    found = least_squares(
+        misses,
+        np.clip(begin, *bounds),
+        bounds=bounds,
+        loss="soft_l1",
+        f_scale=ROBUST,
+        ftol=CHANGE,
+        xtol=CHANGE,
+    )
     return _changed(machine, dict(zip(names, np.exp(found.x).tolist(), strict=True)))
 
 

@@ -14,7 +14,7 @@ from trivium.config import AboveZero, Config, build, mapping_of_yaml, to_tree
 from trivium.errors import ConfigError, DataError
 
 FEWEST = 5  # steps that a factor is learned from
-WARM = 2  # first steps of a run, or after a resume, that are left out
+WARM = 2  # first steps of a run that are left out; those after a resume are too few to move a median
 
 
 class LearnedStack(Config):

@@ -19,8 +19,10 @@ from trivium.probe.exchanges import exchanges
 from trivium.probe.operations import attentions, products, streams, updates
 from trivium.probe.steps import split_plan, split_step, steps
 from trivium.progress import Progress, silent
+from trivium.units import counted
 
 TIMEOUT_SECONDS = 180.0
+MOST_OF_A_CORE = 16  # ranks
 # Everything is measured in turns, so that a change of the machine's speed meets all kinds alike. Seconds of each turn.
 TURNS = 3
 BUDGETS = {"products": 1.5, "streams": 0.3, "attentions": 0.5, "updates": 0.2, "steps": 1.5}
@@ -67,6 +69,11 @@ def probe(ranks: int, devices: Devices, *, progress: Progress = silent) -> Measu
     if ranks < 1:
         raise ConfigError(f"--ranks is {ranks}; a machine has at least one rank")
     most = ranks if devices.is_cpu else min(ranks, devices.number)
+    if most > MOST_OF_A_CORE * devices.number:
+        raise ConfigError(
+            f"--ranks {ranks} on {counted(devices.number, 'core')}: with more than {MOST_OF_A_CORE} ranks a core, what "
+            f"is measured is only how they wait for one; give at most {MOST_OF_A_CORE * devices.number}"
+        )
     sizes = [n for n in (1 << p for p in range(1, 16)) if n <= most]
     rounds = len(sizes) + 1
     progress(0, rounds, "products, memory, attention, optimizer, small models")

@@ -47,7 +47,8 @@ def split_plan(ranks: int) -> Plan:
     """A small model over so many tensor ranks, which exchange something in every layer: a step is as much collectives
     between work as the trainer makes them."""
     heads = max(8, ranks)
-    return _plan(2, 32 * heads, heads, 512, 64, 1, 8, tensor=ranks)
+    width = max(8, min(32, 512 // heads))  # of a head: weights grow with the square of all heads' widths
+    return _plan(2, width * heads, heads, 512, 64, 1, 8, tensor=ranks)
 
 
 def split_step(plan: Plan, mesh: Mesh) -> SmallStep:

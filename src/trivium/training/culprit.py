@@ -58,10 +58,12 @@ def find_culprit(record: Record, step: int, progress: Progress = silent) -> dict
     everywhere = bad and len(rows) == samples.sequences
     looked = [] if everywhere else rows[:SHOWN]
     place = search.place(rows[0]) if bad and rows else None
+    cause = replay.event.get("cause") or replay.spikes.cause
     return {
         "step": step,
         "replayed_from": replay.started_from,
-        "cause": replay.event.get("cause") or replay.spikes.cause or "nothing: the step is as any other",
+        "spiked": bad or bool(cause),
+        "cause": cause or "nothing: the step is as any other",
         "loss": finite_or_text(result.loss),
         "gradient_norm": finite_or_text(result.gradient_norm),
         "logged": logged,

@@ -68,7 +68,7 @@ def trace(record: Record, step: int, row: int, position: int) -> dict[str, Any]:
         "offset": span.begin + position - span.offset,
         "source": where.source,
         "epoch": where.epoch,
-        "agrees": _agrees(record, step),
+        "agrees": agrees(record, step),
         "in_row": [span.offset, span.offset + span.length],
         "tokens_in_row": tokens[span.offset : span.offset + span.length].tolist(),
     }
@@ -93,7 +93,7 @@ def where(record: Record, document: str) -> dict[str, Any]:
     return {
         "document": document,
         "steps_done": done,
-        "agrees": _agrees(record, done),
+        "agrees": agrees(record, done),
         "pieces": [
             {
                 "document": piece.document,
@@ -147,7 +147,8 @@ def counts(record: Record, step: int) -> dict[str, int]:
     return record.data.counts_after(samples)
 
 
-def _agrees(record: Record, step: int) -> bool | None:
+def agrees(record: Record, step: int) -> bool | None:
+    """Whether a step's hash is the one that was logged; None: none was."""
     logged = record.steps.get(step, {}).get("batch_hash")
     return None if logged is None else logged == str(record.data.digest(*record.plan.batch.at(step - 1)))
 
