@@ -36,6 +36,35 @@ ANNOTATIONS = "\n".join(
     ]
 )
 WARM_UP, ROUNDS = 3, 11
+# Of 1.3 billion parameters, 16 sequences a step; others of a layout's ranks do nothing and are not waited for.
+RANKS: dict[str, dict[str, Any]] = {
+    "tensor 2, pipeline 2, data 2": {"layout": {"tensor": 2, "pipeline": 2, "data": 2}},
+    "the same, ZeRO 0": {"layout": {"tensor": 2, "pipeline": 2, "data": 2}, "zero": 0},
+    "the same, layers recomputed": {
+        "layout": {"tensor": 2, "pipeline": 2, "data": 2},
+        "recompute": {"mode": "layer"},
+    },
+    "the same, Llama blocks": {
+        "layout": {"tensor": 2, "pipeline": 2, "data": 2},
+        "model": {"family": "llama", "kv_heads": 4},
+    },
+    "tensor 2, data 4, ZeRO 2": {"layout": {"tensor": 2, "data": 4}, "zero": 2},
+    "tensor 2, data 4, ZeRO 3": {"layout": {"tensor": 2, "data": 4}, "zero": 3},
+    "data 8, ZeRO 3": {"layout": {"data": 8}, "zero": 3},
+    "data 8, ZeRO 1, blocks compiled": {"layout": {"data": 8}, "compiled": True},
+    "tensor 8, sequences whole": {"layout": {"tensor": 8}, "sequence_parallel": False},
+    "tensor 4, data 2, micro-batches of 4": {
+        "layout": {"tensor": 4, "data": 2},
+        "batch": {"sequences": 16, "micro": 4},
+    },
+    "pipeline 4, data 2, ZB-H1": {"layout": {"pipeline": 4, "data": 2}, "schedule": "zb-h1"},
+    "pipeline 4, data 2, ZB-V": {"layout": {"pipeline": 4, "data": 2, "chunks": 2}, "schedule": "zb-v"},
+    "pipeline 4, data 2, interleaved": {
+        "layout": {"pipeline": 4, "data": 2, "chunks": 2},
+        "schedule": "interleaved",
+    },
+    "context 2, data 4, ring": {"layout": {"context": 2, "data": 4}},
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -135,6 +164,7 @@ def _measured(arguments: list[str]) -> dict[str, Any]:
         rows[name] = _turns(bench, sides)
         print(f"{name}: {json.dumps(rows[name])[:200]}", file=sys.stderr, flush=True)
         bench.clear()
+    rows["1.3B, the rank that holds most"] = {name: _rank_row(bench, more) for name, more in RANKS.items()}
     return {
         **circumstances("benchmarks/without_gpu.py", arguments),
         "device": torch.cuda.get_device_name(0),
@@ -173,6 +203,63 @@ def _cases(device: Any) -> dict[str, dict[str, tuple[Callable[[], Any], Any]]]:
     return cases
 
 
+def _rank_row(bench: Any, more: Mapping[str, Any]) -> dict[str, Any]:
+    """One rank of a layout by itself: the others' messages never come, and nobody waits for them."""
+    from gpu_bench import failure
+    from gpu_sides import SHAPES
+
+    from trivium.cost.memory import worst_rank
+
+    shape = max(SHAPES, key=lambda s: s.hidden)
+    several = {"batch": {"sequences": 16, "micro": 1}, "sequence_parallel": True, "zero": 1}
+    try:
+        plan = shape.plan(**{**several, **more})
+        at, predicted = worst_rank(plan)
+        return {**_of_rank(bench, plan, plan.layout.rank(at), predicted.total), "processor_seconds": None}
+    except Exception as error:
+        return failure(error)
+    finally:
+        bench.clear()
+
+
+def _of_rank(bench: Any, plan: Any, rank: int, predicted: int) -> dict[str, Any]:
+    from dataclasses import replace
+
+    import numpy as np
+
+    from trivium.parallel.pretend import pretended
+    from trivium.parallel.zero import AdamRule
+    from trivium.training.batches import Rows
+    from trivium.training.trainer import Samples, Trainer
+
+    before = bench.held_bytes()
+    ids = np.zeros((plan.batch.sequences, plan.model.sequence + 1), dtype=np.int64)
+    with pretended(plan.layout, rank=rank) as mesh:
+        on_device = replace(mesh, device=bench.device)
+        trainer = Trainer(plan, on_device, seed=0, rule=AdamRule(), initial=False)
+
+        def step() -> None:
+            read = Samples(0, len(ids), lambda n, k: Rows(ids[n : n + k, :-1], ids[n : n + k, 1:]))
+            trainer.train_step(0, read, 1e-4)
+
+        for _ in range(2):
+            step()
+        peak = bench.peak_bytes(step) - before
+        return _row(Events().of(step), peak, predicted)
+
+
+def _row(seen: Counter[str], peak: int, predicted: int | None) -> dict[str, Any]:
+    waits = {n: c for n, c in seen.items() if n.startswith("wait")}
+    return {
+        "status": "measured",
+        "launches": seen.total() - sum(waits.values()),
+        "waits": waits,
+        "peak_bytes": peak,
+        "predicted_bytes": predicted,
+        "bytes_error": None if predicted is None else predicted / peak - 1,
+    }
+
+
 def _turns(bench: Any, sides: Mapping[str, tuple[Callable[[], Any], Any]]) -> dict[str, Any]:
     """One side after the other, alone: a peak is then its own."""
     from gpu_bench import failure
@@ -193,17 +280,8 @@ def _turns(bench: Any, sides: Mapping[str, tuple[Callable[[], Any], Any]]) -> di
         except Exception as error:
             rows[name] = failure(error)
             continue
-        waits = {n: c for n, c in seen.items() if n.startswith("wait")}
         predicted = None if plan is None else worst_rank(plan)[1].total
-        rows[name] = {
-            "status": "measured",
-            "launches": seen.total() - sum(waits.values()),
-            "waits": waits,
-            "processor_seconds": seconds,
-            "peak_bytes": peak,
-            "predicted_bytes": predicted,
-            "bytes_error": None if predicted is None else predicted / peak - 1,
-        }
+        rows[name] = {**_row(seen, peak, predicted), "processor_seconds": seconds}
         del step
         bench.clear()
     return rows
@@ -242,9 +320,10 @@ def _line(shape: str, name: str, row: Mapping[str, Any]) -> str:
         return f"| {shape} | {name} | {row['status']}: {row['reason']} | | | | | |"
     predicted = row["predicted_bytes"]
     told = "| |" if predicted is None else f"{predicted:,} | {row['bytes_error']:+.2%} |"
-    waits = sum(row["waits"].values())
+    waits, seconds = sum(row["waits"].values()), row["processor_seconds"]
     return (
-        f"| {shape} | {name} | {row['launches']:,} | {waits} | {1000 * row['processor_seconds']:.1f} | "
+        f"| {shape} | {name} | {row['launches']:,} | {waits} | "
+        f"{'' if seconds is None else f'{1000 * seconds:.1f}'} | "
         f"{row['peak_bytes']:,} | {told}"
     )
 

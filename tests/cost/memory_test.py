@@ -269,3 +269,16 @@ def test_where_nothing_is_added_gradients_are_narrow_and_those_updated_at_once_a
     elements, found = bucket_sizes(plan, 0), memory_of_rank(plan, Coordinate(0, 0, 0))
     at_once = min(sum(elements), UPDATED_AT_ONCE + max(elements))
     assert found.gradients == kept * sum(elements) and found.reduction == widened * at_once
+
+
+def test_a_sum_over_replicas_is_copied_only_where_gradients_are_kept_in_another_dtype():
+    """After the last backward: narrow, the gradients on the wire, a rank's sum and its copy; else the sum alone."""
+    wide, narrow = (
+        worst_rank(
+            small(layout={"data": 2}, zero=1, precision={"weights": "bf16", "communication": reduction})
+        )[1]
+        for reduction in ("fp32", "bf16")
+    )
+    elements = wide.gradients // 4
+    assert wide.reduction == 4 * elements // 2
+    assert narrow.reduction == 2 * (elements + elements // 2) + 4 * elements // 2

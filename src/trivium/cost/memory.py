@@ -298,9 +298,9 @@ def _workspace(case: Case, at: Moment) -> Number:
 
 
 def _reduction(case: Case, at: Moment, elements: Number, owned: Number) -> Number:
-    """After the last backward: the gradients on the wire where their dtype is another, each rank's sum and its copy
-    as gradients are kept (from stage 2 on only where copies sum in another dtype), and where masters are wider those
-    in that dtype that an accelerator updates at once (a processor: a bucket)."""
+    """After the last backward: the gradients on the wire where their dtype is another, each rank's sum (from stage 2 on
+    only where copies sum in another dtype), its copy as gradients are kept where that is another, and where masters
+    are wider those in that dtype that an accelerator updates at once (a processor: a bucket)."""
     c, zero = case, np.asarray(case.zero)
     together = np.asarray(c.replicas) > 1
     recasts = np.asarray(c.reduction_bytes) != np.asarray(c.gradient_bytes)
@@ -309,4 +309,5 @@ def _reduction(case: Case, at: Moment, elements: Number, owned: Number) -> Numbe
     summed = np.where((zero == 1) & together | by_copies, owned, 0)
     at_once = np.minimum(owned, UPDATED_AT_ONCE + _bucket(c, at) / np.where(zero >= 1, c.sharers, 1))
     widened = np.where(np.asarray(c.gradient_bytes) != np.asarray(c.master_bytes), at_once, 0)
-    return c.reduction_bytes * (recast + summed) + c.gradient_bytes * summed + c.master_bytes * widened
+    copied = np.where(recasts, summed, 0)
+    return c.reduction_bytes * (recast + summed) + c.gradient_bytes * copied + c.master_bytes * widened

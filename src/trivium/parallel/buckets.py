@@ -127,7 +127,7 @@ class Bucket:
         self._unready -= 1
         if self._unready == 0:
             # As many contributions as slots: sums commute, so it matters not from which micro-batches they are.
-            self._collect()
+            self.collect()
             assert self._open is not None, "every contribution was taken"
             self._begin(self._open.whole())
             self._open = None
@@ -155,7 +155,7 @@ class Bucket:
             self._begin_reduction()
             return self._taken()
         assert self._unready == len(self.slots), "a backward of this step is missing"
-        self._collect()
+        self.collect()
         return self._sum.whole()
 
     def _taken(self) -> Tensor:
@@ -211,8 +211,13 @@ class Bucket:
         else:
             self._pending = all_reduce_begin(narrow, self.holders)
 
-    def _collect(self) -> None:
-        """From stage 2 on: add the slice under way to this rank's gradients."""
+    @property
+    def is_reducing(self) -> bool:
+        """Whether a sum over the sharers is under way."""
+        return self._pending is not None
+
+    def collect(self) -> None:
+        """From stage 2 on: add the slice under way to this rank's gradients; the whole gradient is free then."""
         if self._pending is not None:
             self._sum.add(0, self._pending.wait())
             self._pending = None
@@ -277,6 +282,7 @@ class GradientWatch:
     def __init__(self, buckets: Iterable[Bucket]) -> None:
         self._buckets = list(buckets)
         self._reducing: Bucket | None = None  # whose last reduction of the step began last
+        self._under_way: Bucket | None = None  # from stage 2 on: whose reduction began last
         # (stage, whether weight gradients come in actions of their own) whose last backward has begun.
         self._last: set[tuple[int, bool]] = set()
         self._places: dict[int, tuple[Slot, Bucket]] = {}
@@ -288,7 +294,7 @@ class GradientWatch:
     def start_step(self) -> None:
         """Forget the previous step."""
         self._last.clear()
-        self._reducing = None
+        self._reducing = self._under_way = None
         for bucket in self._buckets:
             bucket.expect()
 
@@ -317,9 +323,15 @@ class GradientWatch:
         self._count(slot, bucket, last=(slot.stage, True) in self._last)
 
     def _count(self, slot: Slot, bucket: Bucket, *, last: bool) -> None:
-        """When a bucket's last reduction begins, the one before it is about done: then its copies are summed, beside
-        what is left of the backward."""
-        if bucket.accumulated(slot, last=last):
+        """When a bucket's reduction begins, the one before it is about done. Of the step's last its copies are summed
+        then, beside what is left of the backward. From stage 2 on it is collected: else every whole gradient, of which
+        others read their slices, and every slice beside the sum would wait for the next micro-batch."""
+        finished = bucket.accumulated(slot, last=last)
+        if bucket.zero >= 2 and bucket.is_reducing and bucket is not self._under_way:
+            if self._under_way is not None:
+                self._under_way.collect()
+            self._under_way = bucket
+        if finished:
             if self._reducing is not None:
                 self._reducing.sum_copies()
             self._reducing = bucket

@@ -112,7 +112,7 @@ def tied_table_reduced_early(original: Function, mesh: Mesh) -> Function:
     return init
 
 
-@fault(Bucket, "_collect", plan(data=2, zero=2))
+@fault(Bucket, "collect", plan(data=2, zero=2))
 def sharded_gradients_overwritten(original: Function, mesh: Mesh) -> Function:
     """With sharded gradients, the slice of a micro-batch replaces that of the earlier ones."""
 
