@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,11 @@ RANKS: dict[str, dict[str, Any]] = {
         "schedule": "interleaved",
     },
     "context 2, data 4, ring": {"layout": {"context": 2, "data": 4}},
+}
+# Forty micro-batches a replica instead of 240: the most is held once the pipeline of 35 is full.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "as published": {},
+    "sequences split, attention recomputed": {"sequence_parallel": True, "recompute": {"mode": "attention"}},
 }
 
 
@@ -164,7 +170,12 @@ def _measured(arguments: list[str]) -> dict[str, Any]:
         rows[name] = _turns(bench, sides)
         print(f"{name}: {json.dumps(rows[name])[:200]}", file=sys.stderr, flush=True)
         bench.clear()
-    rows["1.3B, the rank that holds most"] = {name: _rank_row(bench, more) for name, more in RANKS.items()}
+    rows["1.3B, the rank that holds most"] = {
+        n: _rank_row(bench, partial(_ranks_plan, m)) for n, m in RANKS.items()
+    }
+    rows["MT-NLG 530B, a rank of 2,240"] = {
+        n: _rank_row(bench, partial(_published, m)) for n, m in PUBLISHED.items()
+    }
     return {
         **circumstances("benchmarks/without_gpu.py", arguments),
         "device": torch.cuda.get_device_name(0),
@@ -203,17 +214,32 @@ def _cases(device: Any) -> dict[str, dict[str, tuple[Callable[[], Any], Any]]]:
     return cases
 
 
-def _rank_row(bench: Any, more: Mapping[str, Any]) -> dict[str, Any]:
+def _ranks_plan(more: Mapping[str, Any]) -> Any:
+    from gpu_sides import SHAPES
+
+    shape = max(SHAPES, key=lambda s: s.hidden)
+    return shape.plan(
+        **{"batch": {"sequences": 16, "micro": 1}, "sequence_parallel": True, "zero": 1, **more}
+    )
+
+
+def _published(more: Mapping[str, Any]) -> Any:
+    import yaml
+
+    from trivium.plan.plan import Plan
+
+    preset = yaml.safe_load((resources.files("trivium.presets") / "mt-nlg-530b.yaml").read_text())
+    return Plan.model_validate({**preset["plan"], "batch": {"sequences": 320, "micro": 1}, **more}).checked()
+
+
+def _rank_row(bench: Any, plan_of: Callable[[], Any]) -> dict[str, Any]:
     """One rank of a layout by itself: the others' messages never come, and nobody waits for them."""
     from gpu_bench import failure
-    from gpu_sides import SHAPES
 
     from trivium.cost.memory import worst_rank
 
-    shape = max(SHAPES, key=lambda s: s.hidden)
-    several = {"batch": {"sequences": 16, "micro": 1}, "sequence_parallel": True, "zero": 1}
     try:
-        plan = shape.plan(**{**several, **more})
+        plan = plan_of()
         at, predicted = worst_rank(plan)
         return {**_of_rank(bench, plan, plan.layout.rank(at), predicted.total), "processor_seconds": None}
     except Exception as error:
