@@ -23,7 +23,9 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.ones(1, requires_grad=True).backward()
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """The tests themselves stay: looking through them before each fork would take half a second."""
+@pytest.fixture(scope="module", autouse=True)
+def what_is_there_stays() -> None:
+    """Before every fork the collector looks through what was made since: of a million objects, which some hundred tests
+    and the libraries that they import leave, that takes a second."""
     gc.collect()
     gc.freeze()

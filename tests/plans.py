@@ -23,6 +23,15 @@ def small(
     ).checked()
 
 
+def brief(plan: Plan, micro_batches: int = 4) -> Plan:
+    """The plan with no more micro-batches in a step than fill two stages of two chunks each; longer pipelines, and a
+    ramp, keep theirs."""
+    sequences = micro_batches * plan.batch.micro * plan.layout.data
+    if plan.batch.ramp is not None or plan.layout.pipeline > 2 or plan.batch.sequences <= sequences:
+        return plan
+    return plan.model_copy(update={"batch": plan.batch.model_copy(update={"sequences": sequences})}).checked()
+
+
 @cache
 def swept(max_ranks: int) -> tuple[Plan, ...]:
     """The layouts of the certificate's sweep, drawn once for the tests that a process runs: it takes seconds."""

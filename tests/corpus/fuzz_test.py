@@ -13,11 +13,12 @@ from trivium.corpus.document import Document
 from trivium.corpus.encoding import decode
 from trivium.corpus.extract import RAW, extract_step
 from trivium.corpus.filters.named import FILTERS, named_steps
-from trivium.corpus.steps import Drop, Steps
+from trivium.corpus.steps import Drop, Step, Steps
 from trivium.corpus.urls import url_key
 from trivium.seeds import generator_for
 
 DOCUMENTS = 10_000
+AT_ONCE = 50
 JUDGES = tuple(
     name for name in FILTERS if name not in ("extract", "clean")
 )  # what makes text plain comes first here
@@ -81,6 +82,17 @@ def noise(generator):
     return b"".join(parts)
 
 
+def nonsense(number):
+    """A document of noise, or a page of it."""
+    body = noise(generator_for(number, "corpus-fuzz"))
+    text = decode(body, CHARSETS[number % len(CHARSETS)])
+    text.encode()
+    url = body[:40].decode("latin-1") if number % 3 else ""
+    document = Document(str(number), text, "fuzz", {RAW: "html", "url": url} if number % 2 else {"url": url})
+    url_key(document)
+    return document
+
+
 def held(kind):
     """Bytes of memory of this process."""
     (kilobytes,) = re.findall(rf"{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
@@ -97,28 +109,26 @@ def test_ten_thousand_documents_without_sense_are_kept_or_dropped_and_never_cras
         quality={"characters": 1, "words_low": 1, "common_words": 0},
         language={"percent": 1},
     )
-    alone = [extract_step(), *named_steps(config, seed=1)]
-    together = Steps(alone)
+    extract, judges = extract_step(), named_steps(config, seed=1)
+    texts = []
+
+    def extracted(document):
+        verdict = extract.judge(document)
+        if not isinstance(verdict, Drop):
+            texts.append(verdict.document)
+        return verdict
+
+    together = Steps([Step(extract.name, extracted), *judges])
     reasons = Counter()
-    for number in range(DOCUMENTS):
-        generator = generator_for(number, "corpus-fuzz")
-        body = noise(generator)
-        text = decode(body, CHARSETS[number % len(CHARSETS)])
-        text.encode()
-        url = body[:40].decode("latin-1") if number % 3 else ""
-        document = Document(
-            str(number), text, "fuzz", {RAW: "html", "url": url} if number % 2 else {"url": url}
-        )
-        (_,) = together.run([document])
-        url_key(document)
-        current = alone[0].judge(document)
-        if isinstance(current, Drop):
-            continue
-        for step in alone[1:]:  # every step sees the text, not only what the step before let through
-            verdict = step.judge(current.document)
-            reasons[step.name] += isinstance(verdict, Drop)
-            if not isinstance(verdict, Drop):
-                verdict.document.text.encode()
+    for first in range(0, DOCUMENTS, AT_ONCE):
+        texts.clear()
+        documents = list(map(nonsense, range(first, first + AT_ONCE)))
+        assert len(list(together.run(documents))) == AT_ONCE
+        for step in judges:  # every step sees the text, not only what the step before let through
+            for verdict in step.verdicts(texts):
+                reasons[step.name] += isinstance(verdict, Drop)
+                if not isinstance(verdict, Drop):
+                    verdict.document.text.encode()
     funnel = [tally.as_json() for tally in together.tallies]
     assert balances(funnel)
     assert funnel[0]["documents"] + sum(funnel[0]["dropped"].values()) == DOCUMENTS

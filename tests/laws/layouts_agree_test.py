@@ -2,7 +2,7 @@
 
 import pytest
 
-from plans import small
+from plans import brief, small
 from trivium.certify.certificate import Certificate, Deviation, certificate
 from trivium.certify.random_plans import random_plans
 from trivium.certify.reference import RECIPE, STEPS, compute_reference
@@ -29,7 +29,7 @@ SCATTERED = (
     "F0.3 F0.5 I0.5 I0.3 W0.3 F1.3 F1.5 W0.5 I1.5 W1.5 I1.3 W1.3",
 )
 
-PLANS = {
+LAYOUTS = {
     1: [
         small(),
         small(zero=0, model={"dropout": 0.1}),
@@ -140,6 +140,8 @@ PLANS = {
         small(tensor=2, data=4, zero=3, shards=2, sequence_parallel=True),
     ],
 }
+
+PLANS = {ranks: [brief(plan) for plan in plans] for ranks, plans in LAYOUTS.items()}
 
 
 @pytest.mark.parametrize("ranks", sorted(PLANS))

@@ -37,7 +37,7 @@ from trivium.plan.schedule import (
     zero_bubble_h1,
     zero_bubble_v,
 )
-from trivium.plan.transfers import Event, Program, Transfer, with_transfers
+from trivium.plan.transfers import Event, Program, Transfer, sends, with_transfers
 
 
 def tables() -> list[tuple[str, int, int, int]]:
@@ -70,6 +70,13 @@ def test_every_stage_does_each_micro_batch_once_forward_and_once_backward(
 @pytest.mark.parametrize(("name", "p", "m", "v"), tables())
 def test_no_program_deadlocks_even_if_sends_block_until_received(name: str, p: int, m: int, v: int) -> None:
     assert finishes_under_rendezvous(with_transfers(table(name, p, m, v)))
+
+
+@pytest.mark.parametrize(("name", "p", "m", "v"), tables())
+def test_a_rank_sends_as_often_as_its_program_does(name: str, p: int, m: int, v: int) -> None:
+    schedule = table(name, p, m, v)
+    for rank, program in enumerate(with_transfers(schedule)):
+        assert sends(schedule, rank) == sum(isinstance(e, Transfer) and e.source == rank for e in program)
 
 
 @given(p=st.integers(2, 6), k=st.integers(1, 5), v=st.integers(1, 4), data=st.data())

@@ -3,20 +3,19 @@
 import hashlib
 import json
 import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from killing import killing
 from plans import small
 from tokens.curated import curated, documents
 from trivium.checkpoint.format import manifest_hash, manifest_text, step_of
 from trivium.checkpoint.lease import holding
 from trivium.checkpoint.load import Checkpoint, published
 from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
-from trivium.parallel.launch import Ranks
 from trivium.plan.plan import Plan
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
@@ -66,27 +65,6 @@ def job(tokens: Path, out: Path, plan: Plan, **training: Any) -> TrainingJob:
         **training,
     }
     return TrainingJob(plan, TrainingConfig(**given), 5, tokens, out)
-
-
-def killing(at: int, monkeypatch: pytest.MonkeyPatch, victim: int = 0):
-    """A watch that kills a rank once, when a step is done; so that it does not come too late, the ranks wait for it two
-    steps later. Those that are forked after it find it done."""
-    done: list[int] = []
-    right = loop._Loop._step
-
-    def step(self, number: int, *, measure: bool):
-        if not done and number >= at + 2:
-            time.sleep(60)
-        return right(self, number, measure=measure)
-
-    monkeypatch.setattr(loop._Loop, "_step", step)
-
-    def watch(ranks: Ranks, step: int) -> None:
-        if not done and step >= at:
-            done.append(step)
-            os.kill(ranks.pids[victim], signal.SIGKILL)
-
-    return watch
 
 
 def losses(out: Path) -> dict[int, float]:

@@ -1,8 +1,6 @@
 """A step that is not finite, or far above the ones before, changes no weight on any rank; and what follows."""
 
 import math
-import os
-import signal
 import statistics
 from dataclasses import replace
 from multiprocessing import current_process
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from killing import killing
 from plans import small
 from ranks import on_ranks
 from tokens.curated import curated, documents
@@ -21,7 +20,7 @@ from trivium.chaos.poison import Poison, poisoned
 from trivium.checkpoint.format import read_manifest, step_of
 from trivium.checkpoint.load import Checkpoint, published
 from trivium.errors import DataError
-from trivium.parallel.launch import Place, Ranks
+from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import Totals
 from trivium.tokens.config import TokensConfig
@@ -176,11 +175,14 @@ def test_stop_ends_the_job_once_and_leaves_the_checkpoints_clean(tokens: Path, t
     assert len(losses(tmp_path)) == 10
 
 
-def test_skip_does_without_the_step_and_a_killed_run_skips_it_again(tokens: Path, tmp_path: Path) -> None:
+def test_skip_does_without_the_step_and_a_killed_run_skips_it_again(
+    tokens: Path, tmp_path: Path, monkeypatch
+) -> None:
     given = {"layout": {"data": 2, "zero": 2}, "steps": 12}
     with poisoned(poison_at(8)):
         start(job(tokens, tmp_path / "unbroken", "skip", **given))
-        start(job(tokens, tmp_path / "broken", "skip", **given), watch=_killing(9))
+        watch = killing(9, monkeypatch, victim=-1)
+        start(job(tokens, tmp_path / "broken", "skip", **given), watch=watch)
     for out in (tmp_path / "unbroken", tmp_path / "broken"):
         (line,) = (m for m in read(out / METRICS) if "spike" in m)
         assert line["step"] == 8 and "gradient_norm" not in line
@@ -198,19 +200,8 @@ def test_more_spikes_in_a_row_than_the_limit_stop_the_run(tokens: Path, tmp_path
     assert [e["step"] for e in spikes_of(tmp_path)] == [1, 2, 3]
 
 
-def _killing(at: int):
-    done: list[int] = []
-
-    def watch(ranks: Ranks, step: int) -> None:
-        if not done and step >= at:
-            done.append(step)
-            os.kill(ranks.pids[-1], signal.SIGKILL)
-
-    return watch
-
-
 def test_rewind_leaves_out_the_samples_for_good_and_a_killed_run_keeps_to_it(
-    tokens: Path, tmp_path: Path
+    tokens: Path, tmp_path: Path, monkeypatch
 ) -> None:
     clean = tmp_path / "clean"
     start(job(tokens, clean, "stop", steps=12))
@@ -218,7 +209,9 @@ def test_rewind_leaves_out_the_samples_for_good_and_a_killed_run_keeps_to_it(
     given = {"layout": {"data": 2}, "steps": 12, "spikes": {"batches": 3}, "keep_last": 4}
     with poisoned(poison):
         start(job(tokens, tmp_path / "unbroken", "rewind", **given))
-        start(job(tokens, tmp_path / "broken", "rewind", **given), watch=_killing(10))
+        watch = killing(10, monkeypatch, victim=-1, later=1)
+        start(job(tokens, tmp_path / "broken", "rewind", **given), watch=watch)
+    assert "rank failed" in [e["event"] for e in read(tmp_path / "broken" / EVENTS)]
     for out in (tmp_path / "unbroken", tmp_path / "broken"):
         record = read_record(out)
         assert [(e["step"], e["gaps"]) for e in record.entries] == [(8, [[40, 64]])]

@@ -78,7 +78,7 @@ def write_references(plans: Sequence[Plan], folder: Path) -> None:
     In processes of their own: the launcher never computes, so that it can be forked.
     """
     distinct = {reference_key(p): p for p in plans}
-    run_ranks(_reference_rank, REFERENCE_PROCESSES, distinct, folder)
+    run_ranks(_reference_rank, min(REFERENCE_PROCESSES, len(distinct)), distinct, folder)
 
 
 def reference_of(plan: Plan, folder: Path) -> Reference:
@@ -197,6 +197,10 @@ def _certify_rank(place: Place, plans: dict[int, Plan], way: Way, folder: Path) 
             key = reference_key(plan)
             if key not in references:
                 references[key] = reference_of(plan, folder)
+            if (
+                plan.compiled
+            ):  # after some variants of one function, those of other plans too, it would be left as it is
+                torch.compiler.reset()
             found = examine(plan, _mesh(plan, place, meshes, way), references[key], way)
             _write(folder, str(number), place.rank, found)
 

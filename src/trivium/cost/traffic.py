@@ -7,7 +7,7 @@ from trivium.plan.buckets import BucketRow, bucket_table
 from trivium.plan.layout import Coordinate
 from trivium.plan.plan import Plan
 from trivium.plan.precision import BYTES
-from trivium.plan.transfers import Transfer, with_transfers
+from trivium.plan.transfers import sends
 
 SCALAR_BYTES = 8  # losses and norms are summed in fp64
 
@@ -39,9 +39,7 @@ def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
             for layer in plan.layers_of(stage):
                 for name, count in _context(plan, layer).items():
                     traffic["context"][name] += micro_batches * count
-    program = with_transfers(plan.schedule_table())[at.pipeline]
-    sends = sum(isinstance(e, Transfer) and e.source == at.pipeline for e in program)
-    traffic["pipeline"]["send"] += sends * sizes.outside
+    traffic["pipeline"]["send"] += sends(plan.schedule_table(), at.pipeline) * sizes.outside
     for row in bucket_table(plan, at.pipeline):
         _add_bucket(traffic, plan, row, at, micro_batches)
     _add_scalars(traffic, plan)

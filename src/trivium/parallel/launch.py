@@ -306,16 +306,16 @@ def start_ranks(function: Callable[..., None], world_size: int, *arguments: Any)
     directory = tempfile.TemporaryDirectory(prefix="trivium-ranks-")
     rendezvous = f"file://{directory.name}/rendezvous"
     processes = []
-    with _ready_to_fork():
-        for rank in range(world_size):
-            place = Place(rank, world_size, rank, rendezvous, world_size)
-            process = context.Process(
-                target=_enter,
-                args=(function, place, arguments, directory.name, os.getpid()),
-                name=f"rank-{rank}",
-            )
-            process.start()
-            processes.append(process)
+    _give_back_what_is_free()
+    for rank in range(world_size):
+        place = Place(rank, world_size, rank, rendezvous, world_size)
+        process = context.Process(
+            target=_enter,
+            args=(function, place, arguments, directory.name, os.getpid()),
+            name=f"rank-{rank}",
+        )
+        process.start()
+        processes.append(process)
     return Ranks(processes, directory)
 
 
@@ -326,27 +326,18 @@ def run_ranks(
     start_ranks(function, world_size, *arguments).wait(timeout_seconds)
 
 
-@contextlib.contextmanager
-def _ready_to_fork() -> Iterator[None]:
-    """Give back what earlier work left free, and keep the collector from touching, and so copying, shared pages. What
-    the caller has frozen stays frozen, and what is made after that is little."""
+def _give_back_what_is_free() -> None:
+    """Garbage, and what earlier work left free: ranks would have it too."""
     gc.collect()
-    freezes = gc.get_freeze_count() == 0
-    if freezes:
-        gc.freeze()
     if sys.platform.startswith("linux"):
         with contextlib.suppress(OSError, AttributeError):  # musl has no malloc_trim
             ctypes.CDLL(None).malloc_trim(0)
-    try:
-        yield
-    finally:
-        if freezes:
-            gc.unfreeze()
 
 
 def _enter(
     function: Callable[..., None], place: Place, arguments: tuple[Any, ...], directory: str, launcher: int
 ) -> None:
+    gc.freeze()  # the collector would touch, and so copy, every page that is the launcher's too
     end_with(launcher)
     torch.set_num_threads(1)
     code = 0
