@@ -146,6 +146,9 @@ def test_an_interrupted_verb_leaves_no_training_and_no_folder(tmp_path: Path, mo
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(SystemExit) as stopped:
         entry.main()
+    until = time.monotonic() + 10  # ranks end with their launcher, which the kernel tells them
+    while alive(pids) and time.monotonic() < until:
+        time.sleep(0.01)
     assert stopped.value.code == 130 and pids and not alive(pids)
     assert not list(tmp_path.glob("trivium-chaos-*"))
 
