@@ -81,7 +81,7 @@ class Candidates:
         """Some of them."""
         return Candidates(self.subject, self.grid.take(which))
 
-    def changed(self, rows: Column | slice = ALL, **values: int) -> "Candidates":
+    def changed(self, rows: Column | slice = ALL, **values: int | Column) -> "Candidates":
         """All of them, some rows with other choices."""
         columns = dict(self.grid.columns)
         for name, value in values.items():

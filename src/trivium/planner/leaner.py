@@ -6,6 +6,8 @@ the function of the others again where fewer layers fit so, since a layer takes 
 Where not even all of them fit, the function again in the one that is under way.
 """
 
+from itertools import product
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,20 +21,28 @@ Figures = NDArray[np.float64]
 
 def memory_bytes(candidates: Candidates) -> Figures:
     """Of the worst rank of every plan."""
+    return _held_and_least(candidates)[0]
+
+
+def _held_and_least(candidates: Candidates) -> tuple[Figures, Figures]:
+    """Of the worst rank of every plan; and that but for what a layer fills again, which it holds however many layers
+    are recomputed. (A layer that waits holds its factors, or more.)"""
     if not len(candidates):
-        return np.zeros(0)
-    total = memory_of_cases(candidates.case, candidates.grid["schedule"]).total
-    return np.broadcast_to(np.asarray(total, float), len(candidates))
+        return np.zeros(0), np.zeros(0)
+    found, number = memory_of_cases(candidates.case, candidates.grid["schedule"]), len(candidates)
+    total = np.broadcast_to(np.asarray(found.total, float), number)
+    return total, total - np.broadcast_to(np.asarray(found.recomputed, float), number)
 
 
 def as_lean_as_needed(
     candidates: Candidates, memory_limit: float, space: SearchSpace
 ) -> tuple[Candidates, Figures]:
     """The same plans, row by row, with what each computes again, and what it then holds."""
-    held = memory_bytes(candidates)
+    held, least = _held_and_least(candidates)
     if space.activation_function:
         candidates, held = _with_function_again(candidates, held, memory_limit)
-    return _with_fewer_layers(candidates, held, memory_limit, space)
+    layers = np.flatnonzero((candidates.grid["recompute"] == LAYER) & (least <= memory_limit))
+    return _with_fewer_layers(candidates, held, layers, memory_limit, space)
 
 
 def _with_function_again(
@@ -47,39 +57,27 @@ def _with_function_again(
 
 
 def _with_fewer_layers(
-    candidates: Candidates, held: Figures, memory_limit: float, space: SearchSpace
+    candidates: Candidates, held: Figures, rows: Column, memory_limit: float, space: SearchSpace
 ) -> tuple[Candidates, Figures]:
     """Plans that recompute layers do so with every k-th, for the largest k of the choices that fits; with all of them,
-    and the function within the one that is computed again, where they fit in no other way.
+    and the function within the one that is computed again, where they fit in no other way. rows: of those that may.
 
     That all of them fit is not asked for: where weight gradients are put off, what waits of a layer is as much whether
     it was kept or recomputed, and a rank without recomputed layers fills none again. Where all could be kept, as the
     plan without recompute does, nothing changes.
     """
-    rows = np.flatnonzero(candidates.grid["recompute"] == LAYER)
-    fits = held[rows] <= memory_limit
-    rows = np.sort(np.concatenate([rows[fits], _with_hope(candidates, rows[~fits], memory_limit)]))
     rows = rows[memory_bytes(candidates.take(rows).changed(recompute=NONE)) > memory_limit]
     functions = (0, 1) if space.activation_function else (0,)
-    for every in sorted({1, *space.recompute_every}, reverse=True):
-        for function_again in functions:
-            choice = candidates.take(rows).changed(recompute_every=every, function_again=function_again)
-            fewer = memory_bytes(choice)
-            fits = fewer <= memory_limit
-            candidates = candidates.changed(rows[fits], recompute_every=every, function_again=function_again)
-            held = _put(held, rows[fits], fewer[fits])
-            rows = rows[~fits]
-    return candidates, held
-
-
-def _with_hope(candidates: Candidates, rows: Column, memory_limit: float) -> Column:
-    """Of plans that recompute all layers and do not fit, those that may fit in another way: all that their fullest rank
-    holds, but for what a layer fills again, it holds in any. (A layer that waits holds its factors, or more.)"""
-    if not len(rows):
-        return rows
-    some = candidates.take(rows)
-    full = memory_of_cases(some.case, some.grid["schedule"])
-    return rows[full.total - full.recomputed <= memory_limit]
+    often = sorted({1, *space.recompute_every}, reverse=True)
+    every, function_again = (np.array(column) for column in zip(*product(often, functions), strict=True))
+    # All choices of all plans at once: what is computed once for each moment of a schedule is dearer than rows are.
+    tried = candidates.take(rows).grid.cross(recompute_every=every, function_again=function_again)
+    holds = memory_bytes(Candidates(candidates.subject, tried)).reshape(len(rows), len(every))
+    fits = holds <= memory_limit
+    chosen, found = fits.argmax(axis=1), fits.any(axis=1)  # the first of the choices that fits
+    rows, at = rows[found], chosen[found]
+    leaner = candidates.changed(rows, recompute_every=every[at], function_again=function_again[at])
+    return leaner, _put(held, rows, holds[found, at])
 
 
 def _put(held: Figures, rows: Column, values: Figures) -> Figures:
