@@ -1,5 +1,6 @@
 """Ranks that die, hang or are asked to end: named, restarted or saved, and never repeated for nothing."""
 
+import faulthandler
 import os
 import signal
 import threading
@@ -31,7 +32,7 @@ from trivium.training.neighbours import stack_of_main_thread
 from trivium.training.preemption import Requests, held_back, listening
 from trivium.training.pulse import Post, Pulse
 from trivium.training.run import CHECKPOINTS
-from trivium.training.watchdog import Watchdog, percentile_99, waits
+from trivium.training.watchdog import Watchdog, innermost, percentile_99, waits
 
 QUICK = {"hang_seconds": 3.0, "restart_seconds": 0.0}
 
@@ -282,6 +283,32 @@ def test_who_waits_for_others_is_told_by_the_innermost_calls() -> None:
     deep = '  File "/x/torch/nn/functional.py", line 1 in f\n' * 4
     assert waits('  File "/x/trivium/parallel/transport.py", line 40 in wait\n' + deep)
     assert not waits(deep + '  File "/x/trivium/parallel/transport.py", line 40 in wait\n')
+
+
+@pytest.mark.parametrize("depth", (3, 300))
+def test_a_stack_is_told_however_deep_it_is(depth: int, tmp_path: Path) -> None:
+    """As within imports of imports: faulthandler cuts what begins with the function that trains."""
+
+    def train_rank() -> None:
+        deeper(depth)
+
+    def deeper(left: int) -> None:
+        if left:
+            deeper(left - 1)
+        else:
+            with open(tmp_path / "stacks", "wb") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+
+    over = threading.Event()
+    beside = threading.Thread(target=over.wait)
+    beside.start()
+    train_rank()
+    over.set()
+    beside.join()
+    text = (tmp_path / "stacks").read_text()
+    assert ("in train_rank" in text) == (depth < 100)
+    assert innermost(text).startswith("  File") and "in deeper" in innermost(text)
+    assert not innermost(text[: text.index("in deeper")])  # while it is being written
 
 
 def test_a_rank_whose_accelerator_waits_for_others_waits(monkeypatch) -> None:

@@ -114,7 +114,7 @@ class Watchdog:
                     os.kill(self.pids[rank], signal.SIGCONT)
         deadline = time.monotonic() + STACK_SECONDS
         told = [""] * len(before)
-        while time.monotonic() < deadline and not all("train_rank" in stacks for stacks in told):
+        while time.monotonic() < deadline and not all(innermost(stacks) for stacks in told):
             time.sleep(0.01)
             told = [self.pulse.stack_of(rank)[before[rank] :] for rank in ranks]
         return {rank: innermost(stacks) for rank, stacks in enumerate(told)}
@@ -151,8 +151,11 @@ def percentile_99(seconds: Sequence[float]) -> float:
 
 
 def innermost(stacks: str) -> str:
-    """Of all threads' stacks as faulthandler writes them, the innermost frames of the one that trains."""
-    threads = [part for part in stacks.split("\n\n") if "in train_rank" in part]
+    """Of all threads' stacks as faulthandler writes them, the innermost frames of the one that trains. Of a hundred
+    frames and more (modules that import modules) it writes a hundred and three dots: then of the one that was asked."""
+    parts = stacks.split("\n\n")
+    cut = [part for part in parts if part.startswith("Current thread") and part.rstrip().endswith("  ...")]
+    threads = [part for part in parts if "in train_rank" in part] or cut
     if not threads:
         return ""
     frames = [line for line in threads[-1].splitlines() if line.startswith("  File")]
