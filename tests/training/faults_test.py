@@ -32,7 +32,7 @@ from trivium.training.neighbours import stack_of_main_thread
 from trivium.training.preemption import Requests, held_back, listening
 from trivium.training.pulse import Post, Pulse
 from trivium.training.run import CHECKPOINTS
-from trivium.training.watchdog import Watchdog, innermost, percentile_99, waits
+from trivium.training.watchdog import Watchdog, asked, innermost, percentile_99, waits
 
 QUICK = {"hang_seconds": 3.0, "restart_seconds": 0.0}
 
@@ -308,7 +308,8 @@ def test_a_stack_is_told_however_deep_it_is(depth: int, tmp_path: Path) -> None:
     text = (tmp_path / "stacks").read_text()
     assert ("in train_rank" in text) == (depth < 100)
     assert innermost(text).startswith("  File") and "in deeper" in innermost(text)
-    assert not innermost(text[: text.index("in deeper")])  # while it is being written
+    begun = text[: text.index("in deeper")]
+    assert not innermost(begun) and asked(begun).startswith("  File")  # while it is being written
 
 
 def test_a_rank_whose_accelerator_waits_for_others_waits(monkeypatch) -> None:

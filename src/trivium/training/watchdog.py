@@ -117,7 +117,7 @@ class Watchdog:
         while time.monotonic() < deadline and not all(innermost(stacks) for stacks in told):
             time.sleep(0.01)
             told = [self.pulse.stack_of(rank)[before[rank] :] for rank in ranks]
-        return {rank: innermost(stacks) for rank, stacks in enumerate(told)}
+        return {rank: innermost(stacks) or asked(stacks) for rank, stacks in enumerate(told)}
 
 
 def blame(stacks: Mapping[int, str], silent: Sequence[int], silence: str) -> tuple[list[int], str]:
@@ -160,6 +160,12 @@ def innermost(stacks: str) -> str:
         return ""
     frames = [line for line in threads[-1].splitlines() if line.startswith("  File")]
     return "\n".join(frames[:FRAMES_SHOWN])
+
+
+def asked(stacks: str) -> str:
+    """The innermost frames of the thread that was asked for its stack, however much of it was told."""
+    parts = [part for part in stacks.split("\n\n") if part.startswith("Current thread")]
+    return "\n".join(parts[-1].splitlines()[1 : 1 + FRAMES_SHOWN]) if parts else ""
 
 
 def waits(stack: str) -> bool:
