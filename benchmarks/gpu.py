@@ -10,7 +10,6 @@ network trivium need not be installed: torch, numpy, scipy, pydantic and PyYAML 
 
 import argparse
 import importlib.util
-import json
 import os
 import statistics
 import sys
@@ -39,7 +38,7 @@ if importlib.util.find_spec("trivium") is None:
 
 from circumstances import circumstances
 from gpu_bench import ROUNDS, WARM_UP, Bench, alone, by_turns
-from gpu_page import gpu_page
+from gpu_page import gpu_page, where_it_goes, write
 from gpu_sides import (
     SHAPES,
     STAGE,
@@ -261,29 +260,16 @@ def main(arguments: list[str]) -> int:
         "workspace_bytes": bench.workspace_bytes(),
         "parts": bench.found,
     }
-    _write(record, options)
+    write("gpu", record, options, gpu_page)
     for part in PARTS:
         if part.name in (options.only or part.name):
             bench.part(part.name, part.needs_seconds, partial(part.measure, bench))
-            _write(record, options)
+            write("gpu", record, options, gpu_page)
     return int(any(part.get("status") == "failed" for part in bench.found.values()))
 
 
-def _write(record: Mapping[str, Any], options: argparse.Namespace) -> None:
-    Path(options.json).write_text(json.dumps(record, indent=1))
-    if options.report:
-        folder = Path(options.report)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"gpu-{record['date'][:10]}.json").write_text(json.dumps(record, indent=1))
-        (folder / f"gpu-{record['date'][:10]}.md").write_text(gpu_page(record))
-
-
 def _options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", required=True, help="where the figures go")
-    parser.add_argument("--report", help="folder for a dated Markdown report and the figures beside it")
+    parser = where_it_goes(__doc__)
     parser.add_argument(
         "--minutes", type=float, default=MINUTES, help=f"most minutes (default {MINUTES:.0f})"
     )

@@ -1,7 +1,33 @@
-"""The report of the accelerator's benchmark as Markdown."""
+"""The reports of the accelerator's benchmarks: where they go, and that of gpu.py as Markdown."""
 
-from collections.abc import Mapping
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+
+
+def where_it_goes(says: str | None) -> argparse.ArgumentParser:
+    """The options that say so, to which others may be added."""
+    parser = argparse.ArgumentParser(description=says, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", required=True, help="where the figures go")
+    parser.add_argument("--report", help="folder for a dated Markdown report and the figures beside it")
+    return parser
+
+
+def write(
+    name: str,
+    record: Mapping[str, Any],
+    options: argparse.Namespace,
+    page: Callable[[Mapping[str, Any]], str],
+) -> None:
+    """The figures, and where a folder was named, they and the dated report there."""
+    Path(options.json).write_text(json.dumps(record, indent=1))
+    if options.report:
+        path = Path(options.report) / f"{name}-{record['date'][:10]}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".json").write_text(json.dumps(record, indent=1))
+        path.with_suffix(".md").write_text(page(record))
 
 
 def gpu_page(record: Mapping[str, Any]) -> str:

@@ -8,7 +8,6 @@ with cc) promises memory and counts kernels, which do nothing. So nothing here i
 step computes means anything. Attention is PyTorch's flash kernel's: cuDNN's asks the device itself.
 """
 
-import argparse
 import importlib.util
 import json
 import os
@@ -24,6 +23,8 @@ from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from gpu_page import where_it_goes, write
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE / "pretended_cuda" / "runtime.c"
@@ -75,21 +76,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 def main(arguments: list[str]) -> int:
     """Build the runtime and start anew with it; under it, measure. Exit code 3 where something is lacking."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", required=True, help="where the figures go")
-    parser.add_argument("--report", help="folder for a dated Markdown report and the figures beside it")
-    options = parser.parse_args(arguments)
+    options = where_it_goes(__doc__).parse_args(arguments)
     if "pretended" not in os.environ.get("LD_PRELOAD", ""):
         return _anew()
     record = _measured(arguments)
-    Path(options.json).write_text(json.dumps(record, indent=1))
-    if options.report:
-        folder = Path(options.report)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"without-gpu-{record['date'][:10]}.json").write_text(json.dumps(record, indent=1))
-        (folder / f"without-gpu-{record['date'][:10]}.md").write_text(page(record))
+    write("without-gpu", record, options, page)
     print(page(record))
     return 0
 
