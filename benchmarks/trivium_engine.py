@@ -16,7 +16,7 @@ class TriviumEngine:
     """Every step also computes the global gradient norm and agrees on the loss over all ranks."""
 
     def __init__(self, plan: Plan, setting: Setting, place: Place) -> None:
-        mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
+        mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
         self.setting, self.plan, self.mesh = setting, plan, mesh
         self.trainer = Trainer(plan, mesh, seed=SEED, rule=setting.rule)
         self.spans: list[list[Span]] = []  # of each step

@@ -33,7 +33,7 @@ def test_no_set_goes_beyond_the_ranks_asked_for() -> None:
         *[lambda p, d=d: p.layout.data == d for d in (1, 2, 3, 4, 5)],
         *[
             lambda p, s=s: p.schedule == s
-            for s in ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split")
+            for s in ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split", "zb-turns")
         ],
         *[lambda p, z=z: p.zero == z and p.layout.data > 1 for z in (0, 1, 2, 3)],
         *[lambda p, z=z: p.zero == z and p.layout.data > 1 and p.layout.pipeline > 1 for z in (2, 3)],

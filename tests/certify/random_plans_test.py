@@ -31,6 +31,7 @@ def test_they_hold_what_the_sweep_does_not() -> None:
         "interleaved",
         "zb-h1",
         "zb-v",
+        "zb-turns",
         "given",
     }
     assert len({p.layout.order for p in PLANS}) == 24

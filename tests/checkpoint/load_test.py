@@ -17,12 +17,12 @@ from trivium.training.trainer import Trainer
 
 
 def write(place: Place, plan: Plan, root: Path) -> None:
-    mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
+    mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
     save(root, 1, fragments(Trainer(plan, mesh, seed=1, rule=RULE)), mesh, {})
 
 
 def read(place: Place, plan: Plan, root: Path, largest_bytes: int) -> None:
-    mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
+    mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
     trainer = Trainer(plan, mesh, seed=2, rule=RULE, initial=False)
     checkpoint = Checkpoint.open(root / "step-00000001")
     right, reads = checkpoint.read, []

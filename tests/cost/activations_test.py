@@ -57,7 +57,7 @@ def predicted(plan: Plan, stage: int) -> float:
     case, layers = case_of(plan), layers_by_stage(plan)[stage]
     total = sum(layer_bytes(case, MODES[plan.recompute.mode_of(n)]) for n in layers)
     total += embedding_bytes(case) if stage == 0 else 0
-    last = stage == plan.layout.stages - 1
+    last = stage == plan.last_stage
     return float(total + (head_bytes(case) + logits_bytes(case) if last else 0))
 
 
@@ -66,7 +66,7 @@ def test_predicted_bytes_are_those_counted_on_both_ends_of_a_small_model(number:
     plan = random.Random(0).sample(swept(8), SAMPLED)[number]
     for weights in DTYPES:
         typed = plan.model_copy(update={"precision": Precision(weights=weights)})
-        for stage in {0, plan.layout.stages - 1}:
+        for stage in {0, plan.last_stage}:
             assert counted(typed, stage).bytes == predicted(typed, stage), f"stage {stage} of {typed}"
 
 

@@ -21,6 +21,8 @@ LAYOUTS = [
     {"model": {"family": "llama", "kv_heads": 4, "qk_norm": "all_heads"}, "layout": {"tensor": 4}},
     {"layout": {"chunks": 2}, "schedule": "zb-v"},
     {"layout": {"chunks": 2}, "schedule": "zb-v", "model": {"head": "untied"}},
+    {"layout": {"chunks": 2}, "schedule": "zb-turns"},
+    {"layout": {"chunks": 2}, "schedule": "zb-turns", "model": {"head": "untied"}},
 ]  # fmt: skip
 
 
@@ -28,7 +30,7 @@ def table_elements(plan, pipeline):
     """Straight from the table of parameters, layer by layer."""
     total, stages = 0, plan.stages_of(pipeline)
     for stage in stages:
-        last = stage == plan.layout.stages - 1
+        last = stage == plan.last_stage
         for p in stage_parameters(plan.model, plan.layers_of(stage), first=stage == 0, last=last):
             borrowed = p.name == TOKENS and stage != 0 and 0 in stages  # one table for both ends
             total += 0 if borrowed else math.prod(local_shape(p, plan.model, plan.layout))

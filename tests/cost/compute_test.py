@@ -88,7 +88,7 @@ def test_recomputing_every_second_layer_costs_half():
 
 def test_stages_add_up_to_the_step():
     plan = small(layout={"chunks": 2}, schedule="interleaved")
-    step = sum(stage_flops(plan, s, sequences=32).total for s in range(plan.layout.stages))
+    step = sum(stage_flops(plan, s, sequences=32).total for s in range(plan.stages))
     assert step == hardware_flops(plan).total
     assert [list(r) for r in layers_by_stage(plan)] == [list(plan.layers_of(s)) for s in range(4)]
 

@@ -46,7 +46,7 @@ LAYOUTS = [
 def test_who_holds_which_stage_is_what_the_plan_says(over):
     plan = small(**over)
     assert plan.stages_by_rank == stages_of_ranks(plan.schedule_table())
-    assert [plan.layers_of(s) for s in range(plan.layout.stages)] == list(layers_by_stage(plan))
+    assert [plan.layers_of(s) for s in range(plan.stages)] == list(layers_by_stage(plan))
 
 
 @pytest.mark.parametrize("weights", ["fp32", "bf16"])
@@ -233,7 +233,7 @@ def test_parameters_of_a_rank_are_its_buffers_without_padding(plan: Plan):
     case = case_of(plan)
     for pipeline, stages in enumerate(plan.stages_by_rank):
         layers = sum(len(layers_by_stage(plan)[s]) for s in stages)
-        ends = [int(end in stages) for end in (0, plan.layout.stages - 1)]
+        ends = [int(end in stages) for end in (0, plan.last_stage)]
         padding = sum(bucket_sizes(plan, pipeline)) - rank_parameters(case, layers, *ends)
         assert 0 <= padding <= len(bucket_sizes(plan, pipeline)) * most_padding(plan)
 

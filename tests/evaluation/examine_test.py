@@ -26,6 +26,7 @@ ASKED = BenchmarkConfig(shots=(0, 1), limit=6, resamples=20, seed=5)
 LAYOUTS = {
     "interleaved, sequence split": {"tensor": 2, "pipeline": 2, "chunks": 2, "sequence_parallel": True},
     "v-shaped": {"pipeline": 2, "chunks": 2, "schedule": "zb-v"},
+    "heads in turns": {"pipeline": 2, "chunks": 2, "schedule": "zb-turns"},
     "shared sequences, weights in slices": {"context": 2, "data": 2, "zero": 3},
     "sequences shared by the farthest ranks": {
         "context": 2,

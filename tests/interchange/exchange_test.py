@@ -215,7 +215,7 @@ def test_bf16_weights_stay_bf16(tmp_path: Path) -> None:
 
 
 def begin(place: Place, plan: Plan, path: Path, expected: torch.Tensor) -> None:
-    mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
+    mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
     trainer = Trainer(plan, mesh, seed=1, rule=RULE, initial=False)
     begin_with(trainer, Checkpoint.open(path))
     whole = WholeModel(plan.model, precision="fp64", device=torch.device("cpu"))

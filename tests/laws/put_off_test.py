@@ -31,6 +31,7 @@ PLANS = {
         small(tensor=2, schedule="zb-h1", model=QWEN3),
         small(tensor=2, schedule="zb-h1", sequence_parallel=True, model=LLAMA),
         small(pipeline=2, chunks=2, schedule="zb-v", recompute={"mode": "layer"}, model={"dropout": 0.1}),
+        small(pipeline=2, chunks=2, schedule="zb-turns", recompute={"mode": "layer"}),
     ],
     4: [
         small(pipeline=4, schedule="zb-h1", recompute={"mode": "layer"}, batch={"sequences": 12}),
@@ -46,7 +47,7 @@ def predicted(plan: Plan, pipeline: int) -> int:
     head = case.positions * (case.vocabulary / case.tensor + case.hidden / along) * case.weight_bytes
     waiting = most = 0.0
     for action in plan.schedule_table()[pipeline]:
-        layers, last = len(plan.layers_of(action.stage)), action.stage == plan.layout.stages - 1
+        layers, last = len(plan.layers_of(action.stage)), action.stage == plan.last_stage
         sign = (action.op is Op.INPUT_GRADIENT) - (action.op is Op.WEIGHT_GRADIENT)
         waiting += sign * (layers * put_off_bytes(case) + last * head)
         most = max(most, waiting)

@@ -21,18 +21,20 @@ PLANS = {
         small(pipeline=2, chunks=2),
         small(pipeline=2, schedule="zb-h1"),
         small(pipeline=2, chunks=2, schedule="zb-v"),
+        small(pipeline=2, chunks=2, schedule="zb-turns"),
     ],
     4: [
         small(pipeline=4),
         *(small(pipeline=4, schedule=s) for s in ("zb-h1", "1f1b-split")),
         small(pipeline=2, data=2, chunks=2),
+        small(pipeline=4, chunks=2, schedule="zb-turns", model={"layers": 8}),
     ],
 }
 
 
 def execute(place: Place, plans: list[Plan]) -> None:
     for plan in plans:
-        mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
+        mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
         trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
         samples = Samples(0, plan.batch.sequences, random_rows(plan))
         run = trainer.train_step(0, samples, 1e-3).run

@@ -23,6 +23,7 @@ PLANS = {
         small(tensor=2, recompute={"mode": "attention"}, precision={"weights": "bf16"}),
         small(pipeline=2, chunks=2),
         small(pipeline=2, model={"head": "untied"}),
+        small(pipeline=2, chunks=2, schedule="zb-turns", model={"z_loss": 1e-4}, batch={"sequences": 10}),
         small(data=2, zero=0),
         small(data=2, zero=2),
         small(context=2, model={"documents": "apart", "kv_heads": 2}, recompute={"mode": "attention"}),
@@ -48,6 +49,11 @@ PLANS = {
         small(data=2, tensor=2, zero=3, sequence_parallel=True),
         small(data=2, pipeline=2, chunks=2, zero=3, schedule="zb-v"),
         small(data=2, pipeline=2, zero=3, model={"head": "untied"}),
+        small(data=2, pipeline=2, chunks=2, zero=2, schedule="zb-turns", batch={"sequences": 12}),
+        small(data=2, pipeline=2, chunks=2, zero=3, schedule="zb-turns", batch={"sequences": 12}),
+        small(data=2, pipeline=2, chunks=2, zero=3, schedule="zb-turns", model={"head": "untied"}),
+        small(tensor=2, pipeline=2, chunks=2, sequence_parallel=True, schedule="zb-turns"),
+        small(pipeline=4, chunks=2, schedule="zb-turns", model={"layers": 8}, batch={"sequences": 12}),
         small(data=4, zero=1, shards=2, precision={"weights": "bf16", "communication": "bf16"}),
         small(data=4, zero=2, shards=2, precision={"weights": "bf16", "communication": "bf16"}),
         small(data=2, context=2, zero=3, shards=2),
@@ -58,7 +64,7 @@ PLANS = {
 
 def count(place: Place, plans: list[Plan]) -> None:
     for plan in plans:
-        mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
+        mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
         trainer = Trainer(plan, mesh, seed=3, rule=RULE)
         trainer.train_step(0, Samples(0, plan.batch.sequences, random_rows(plan, 3)), 1e-3)
         found = step_traffic(plan, mesh.at)

@@ -38,7 +38,7 @@ def counted(trainer: Trainer) -> dict[str, int]:
 
 def check(place: Place, plans: list[Plan], bytes_per_parameter: list[tuple[int, int]]) -> None:
     for plan, (whole, sharded) in zip(plans, bytes_per_parameter, strict=True):
-        mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
+        mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
         trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
         psi = sum(row.padded for row in bucket_table(plan, 0))  # padding declared in the table
         found = counted(trainer)

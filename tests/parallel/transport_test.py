@@ -16,12 +16,13 @@ PLANS = [
     small(pipeline=4, schedule="zb-h1"),
     small(pipeline=4, schedule="1f1b-split"),
     small(pipeline=2, tensor=2, chunks=2, schedule="zb-v"),
+    small(pipeline=4, chunks=2, schedule="zb-turns", model={"layers": 8}),
 ]
 
 
 def both_ways(place: Place, plans: list[Plan]) -> None:
     for plan in plans:
-        mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
+        mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
         results = []
         for way in ("posted", "batched"):
             trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from plans import small
 from trivium.cost.in_flight import peak_counts_of
+from trivium.cost.timeline import simulate
 from trivium.errors import ConfigError
-from trivium.plan.plan import Plan
+from trivium.plan.plan import Plan, head_length
 from trivium.plan.schedule import (
     SCHEDULE_NAMES,
     SPLIT_SCHEDULES,
@@ -50,7 +51,8 @@ def tables() -> list[tuple[str, int, int, int]]:
     chunked = [("interleaved", p, p * k, v) for p in range(2, 6) for k in (1, 2, 4) for v in (1, 2, 3)]
     zero_bubble = [("zb-h1", p, m, 1) for p in range(1, 6) for m in (1, 2, 4, 5, 11)]
     zero_bubble += [("zb-v", p, m, 2) for p in range(2, 6) for m in (1, 2, 4, 9, 13)]
-    return plain + chunked + zero_bubble
+    turns = [("zb-turns", p, p + more, 2) for p in range(2, 6) for more in (0, 1, 3, 9)]
+    return plain + chunked + zero_bubble + turns
 
 
 def table(name: str, p: int, m: int, v: int) -> Schedule:
@@ -61,10 +63,10 @@ def table(name: str, p: int, m: int, v: int) -> Schedule:
 def test_every_stage_does_each_micro_batch_once_forward_and_once_backward(
     name: str, p: int, m: int, v: int
 ) -> None:
-    actions = [a for row in table(name, p, m, v) for a in row]
+    actions, stages = [a for row in table(name, p, m, v) for a in row], p * v + (name == "zb-turns")
     kinds = (forward, input_gradient, weight_gradient) if name in SPLIT_SCHEDULES else (forward, backward)
-    assert len(actions) == len(set(actions)) == len(kinds) * p * m * v
-    assert set(actions) == {make(i, s) for make in kinds for i in range(m) for s in range(p * v)}
+    assert len(actions) == len(set(actions)) == len(kinds) * m * stages
+    assert set(actions) == {make(i, s) for make in kinds for i in range(m) for s in range(stages)}
 
 
 @pytest.mark.parametrize(("name", "p", "m", "v"), tables())
@@ -96,11 +98,58 @@ def test_any_legal_reordering_of_a_schedule_still_cannot_deadlock(
     assert finishes_under_rendezvous(with_transfers(shuffled))
 
 
-@pytest.mark.parametrize("name", SCHEDULE_NAMES)
+@pytest.mark.parametrize("name", [*SCHEDULE_NAMES, "zb-turns"])
 def test_who_holds_a_stage_of_a_named_schedule_is_what_its_table_says(name: ScheduleName) -> None:
-    kinds = {"interleaved": (1, 2, 3), "zb-v": (2,)}
+    kinds = {"interleaved": (1, 2, 3), "zb-v": (2,), "zb-turns": (2,)}
     for p, chunks in itertools.product(range(2, 8), kinds.get(name, (1,))):
         assert stages_of_named(name, p, chunks) == stages_of_ranks(table(name, p, p, chunks))
+
+
+HEADS = (1, 4, 8, 16)  # eighths of a stage
+
+
+def seconds_of_heads(schedule: Schedule, head: int, *, alone: bool) -> float:
+    """Of a table whose last stage is the head alone, or has it besides its layers; a stage takes 8."""
+    last = last_stage(schedule)
+    return simulate(schedule, lambda a: head + 8 * (not alone) if a.stage == last else 8).duration
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("p", range(2, 9))
+def test_heads_in_turns_go_round_and_a_rank_holds_one_and_an_activation_more_than_in_zb_v(
+    p: int, head: int
+) -> None:
+    for m in (p, 2 * p + 1, 6 * p):
+        turns = make_schedule("zb-turns", pipeline=p, micro_batches=m, chunks=2, head=head)
+        for rank, row in enumerate(turns):
+            heads = [a for a in row if a.stage == 2 * p]
+            assert {a.micro_batch for a in heads} == set(range(rank, m, p))
+            assert largest_held(tuple(a for a in row if a.stage < 2 * p)) <= 2 * p + 1
+            assert largest_held(tuple(heads)) == 1
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("p", range(2, 9))
+def test_heads_in_turns_leave_every_rank_about_the_same_work_and_little_waiting(p: int, head: int) -> None:
+    """Of long steps a seventeenth at most is not work, where ZB-V's other ranks wait for the one with the head."""
+    m = 8 * p
+    turns = make_schedule("zb-turns", pipeline=p, micro_batches=m, chunks=2, head=head)
+    work = 3 * m * (2 * p * 8 + head) / p
+    took = seconds_of_heads(turns, head, alone=True)
+    assert work <= took < 17 / 16 * work
+    assert took < seconds_of_heads(zero_bubble_v(p, m), head, alone=False)
+
+
+def test_the_length_of_the_head_is_its_share_of_a_stage() -> None:
+    def eighths(**model: int) -> int:
+        shape = small(pipeline=2, model={"layers": 4, "hidden": 256, "heads": 4, **model}).model
+        return head_length(shape, 4)
+
+    # A layer of hidden 256 has about 12 x 256 squares, a head as many columns as words.
+    assert eighths(vocabulary=12 * 256) == 8
+    assert eighths(vocabulary=6 * 256) == 4
+    assert eighths(vocabulary=12 * 256, layers=8) == 4
+    assert eighths(vocabulary=2) == 1
 
 
 def largest_held(row: Row) -> int:

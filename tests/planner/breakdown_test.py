@@ -27,6 +27,7 @@ PLANS = [
     small(pipeline=2, chunks=2, data=2),
     small(pipeline=4, schedule="zb-h1"),
     small(pipeline=2, chunks=2, schedule="zb-v"),
+    small(pipeline=2, chunks=2, schedule="zb-turns"),
     small(tensor=2, pipeline=2, recompute={"mode": "layer"}),
     small(pipeline=2, schedule="gpipe"),
     small(data=4, zero=2),

@@ -170,7 +170,7 @@ def bases(max_ranks: int) -> Iterator[Base]:
         yield Base(degrees, "1f1b", 1)
         if degrees["pipeline"] > 1:
             yield from (Base(degrees, name, 1) for name in ("gpipe", "1f1b-split", "zb-h1"))
-            yield from (Base(degrees, name, 2) for name in ("interleaved", "zb-v"))
+            yield from (Base(degrees, name, 2) for name in ("interleaved", "zb-v", "zb-turns"))
         if degrees["pipeline"] == 2:
             yield Base(degrees, "interleaved", 3)
 

@@ -32,7 +32,8 @@ class Case:
     scores_kept: attention keeps its scores (unfused), instead of computing them again in the backward (flash).
     ring: how context ranks attend (else Ulysses). apart: packed documents do not see each other. puts_off: weight
     gradients are actions of their own. row_chunks: of a row-split product, each reduced beside the next.
-    ends_together: the first and the last stage are on one rank of the pipeline. fp16: weights are, not bf16.
+    ends_together: the first and the last stage are on one rank of the pipeline. turns: every rank of it has the head, for
+    some of the micro-batches. fp16: weights are, not bf16.
     function_again: the backward computes again what the activation function of the feed-forward half gives.
     *_bytes: of one element. seen: of the pairs of positions that see each other without windows, the share that does,
     over the layers on average.
@@ -73,6 +74,7 @@ class Case:
     row_chunks: Number = 1
     function_again: Number = 0  # 0 or 1
     ends_together: Number = 0  # 0 or 1
+    turns: Number = 0  # 0 or 1
     fp16: Number = 0  # 0 or 1
     qkv_bias: Number = 0  # 0 or 1
     qk_norm: Number = 0  # 0 or 1
@@ -153,6 +155,7 @@ def case_of(plan: Plan) -> Case:
         row_chunks=plan.row_chunks,
         function_again=int(plan.recompute.activation_function),
         ends_together=int(not plan.ends_apart),
+        turns=int(plan.heads_in_turns),
         fp16=int(plan.precision.weights == "fp16"),
         puts_off=int(
             is_split(plan.schedule_table()) if plan.schedule == "given" else plan.schedule in SPLIT_SCHEDULES

@@ -70,7 +70,7 @@ def stage_flops(plan: Plan, stage: int, *, sequences: int | None = None) -> Flop
     for layer in layers_by_stage(plan)[stage]:
         mode, window = plan.recompute.mode_of(layer), plan.model.window_of(layer)
         total = total.plus(layer_flops(plan.model, tokens, mode, window=window))
-    if stage == plan.layout.stages - 1:
+    if stage == plan.last_stage:
         rows = plan.model.padded_vocabulary(plan.layout.tensor)
         total = total.plus(head_flops(plan.model, tokens, rows=rows))
     return total
@@ -88,7 +88,7 @@ def model_flops(model: ModelShape, sequences: int) -> Flops:
 def hardware_flops(plan: Plan, sequences: int | None = None) -> Flops:
     """What the plan executes in a step of `sequences` (by default: the full batch), over all ranks."""
     total = NOTHING
-    for stage in range(plan.layout.stages):
+    for stage in range(plan.stages):
         total = total.plus(stage_flops(plan, stage, sequences=sequences or plan.batch.sequences))
     return total
 

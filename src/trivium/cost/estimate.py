@@ -125,7 +125,7 @@ class Durations:
     @cached_property
     def stages(self) -> tuple[tuple[Piece, Piece], ...]:
         """Forward and backward of one micro-batch through each stage."""
-        return tuple(self._of_stage(stage) for stage in range(self.plan.layout.stages))
+        return tuple(self._of_stage(stage) for stage in range(self.plan.stages))
 
     def action(self, action: Action) -> float:
         """Work and collectives of an action; backwards recompute first, and split ones take half each."""
@@ -135,10 +135,12 @@ class Durations:
         return float(backward.total) * (1.0 if action.op is Op.BACKWARD else 0.5)
 
     def round_trip(self, pipeline: int) -> Piece:
-        """One micro-batch through all stages of a pipeline rank."""
-        total = Piece()
+        """One micro-batch through all stages of a pipeline rank; of a head in turns, its share."""
+        total, micro_batches = Piece(), self.plan.batch.micro_batches(self.plan.layout)
         for stage in self.plan.stages_of(pipeline):
-            total = total.plus(self.stages[stage][0]).plus(self.stages[stage][1])
+            both = self.stages[stage][0].plus(self.stages[stage][1])
+            taken = len(self.plan.taken(pipeline, stage, micro_batches))
+            total = total.plus(both if taken == micro_batches else both.times(taken / micro_batches))
         return total
 
     @property
@@ -161,7 +163,7 @@ class Durations:
                 forward.plus(self.kept.embedding_forward),
                 backward.plus(self.kept.embedding_backward),
             )
-        if stage == self.plan.layout.stages - 1:
+        if stage == self.plan.last_stage:
             forward, backward = forward.plus(self.kept.head_forward), backward.plus(self.kept.head_backward)
         return forward, backward
 
@@ -231,7 +233,7 @@ def _stride_of(layout: Layout, replicas: range, node: int) -> float:
 def _pipeline_seconds(durations: Durations, transfers: tuple[float, ...]) -> list[float]:
     """Of the whole schedule, once for each time of a transfer."""
     plan = durations.plan
-    if plan.schedule == "given":
+    if plan.schedule == "given" or plan.heads_in_turns:
         table = plan.schedule_table()
         return [simulate(table, durations.action, seconds).duration for seconds in transfers]
     forward, backward = np.array([[p.total for p in stage] for stage in durations.stages], float).T

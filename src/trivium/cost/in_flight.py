@@ -53,8 +53,8 @@ def peak_counts(name: ScheduleName, pipeline: int, micro_batches: int, chunks: i
             return tuple(_interleaved(p, m, chunks, rank) for rank in range(p))
         case "zb-v":
             return tuple(_zero_bubble_v(p, m, rank) for rank in range(p))
-        case "given":
-            raise ConfigError(f"schedule 'given' for {p} ranks is not made but given: see plan.rows")
+        case "given" | "zb-turns":
+            raise ConfigError(f"schedule '{name}' for {p} ranks has no rule to count by: ask of its rows")
 
 
 def put_off_counts(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int) -> tuple[Counts, ...]:

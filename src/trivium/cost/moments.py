@@ -22,7 +22,7 @@ from trivium.cost.in_flight import (
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.step_time import SCHEDULES
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import SPLIT_SCHEDULES, ScheduleName, stages_of_named
+from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES, ScheduleName, stages_of_named
 
 
 class Moment(NamedTuple):
@@ -53,7 +53,7 @@ def moments_of_rank(plan: Plan, pipeline: int) -> list[Moment]:
     layout, layers = plan.layout, layers_by_stage(plan)
     stages = plan.stages_of(pipeline)
     micro_batches = plan.batch.micro_batches(layout)
-    if plan.schedule == "given":
+    if plan.schedule == "given" or plan.heads_in_turns:
         row = plan.schedule_table()[pipeline]
         sets, waiting = peak_counts_of(row), put_off_counts_of(row)
     else:
@@ -62,7 +62,7 @@ def moments_of_rank(plan: Plan, pipeline: int) -> list[Moment]:
     again = [sum(plan.recompute.mode_of(n) != "none" for n in layers[s]) for s in stages]
     every = [len(layers[s]) for s in stages]
     begun = bool(case_of(plan).puts_off) or micro_batches * len(stages) > 1
-    found = _moments([stages], layout.stages, np.array([every]), np.array([again]), [sets], [waiting], begun)
+    found = _moments([stages], plan.stages, np.array([every]), np.array([again]), [sets], [waiting], begun)
     return [Moment(*row) for row in found.tolist()]
 
 
@@ -94,7 +94,6 @@ def moments_of_cases(
 
     schedule: a name, or numbers of SCHEDULES.
     """
-    names = {number: name for name, number in SCHEDULES.items() if name != "given"}
     codes = SCHEDULES[schedule] if isinstance(schedule, str) else schedule
     every = np.where(np.asarray(case.recompute) == NONE, 1, case.recompute_every)
     # What a moment depends on; long steps are alike.
@@ -107,7 +106,7 @@ def moments_of_cases(
     shape = np.broadcast_shapes((1,), *(np.shape(v) for v in (codes, *vars(case).values())))
     keys = np.stack([np.broadcast_to(v, shape) for v in wanted]).astype(np.int64)
     distinct, index = _distinct(keys)
-    tables = [moments(names[code], *sizes) for code, *sizes in distinct.T.tolist()]
+    tables = [moments(SCHEDULE_NAMES[code], *sizes) for code, *sizes in distinct.T.tolist()]
     lengths = np.array([len(table) for table in tables])
     starts, rows = np.cumsum(lengths) - lengths, np.concatenate(tables)
     for n in range(lengths.max()):

@@ -65,8 +65,8 @@ def order_of(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int 
             rows = [_zero_bubble_v(p, m, r) for r in range(p)]
         case "1f1b-split":
             rows = [_split(r, p - r - 1, p, m) for r in range(p)]
-        case "given":
-            raise ConfigError(f"schedule 'given' for {p} ranks is not made but given: see plan.rows")
+        case "given" | "zb-turns":
+            raise ConfigError(f"schedule '{name}' for {p} ranks has stages that go no common way: see its table")
     rank_of = np.arange(stages) % p
     if name == "zb-v":
         rank_of = np.minimum(np.arange(stages), stages - 1 - np.arange(stages))

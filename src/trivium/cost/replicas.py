@@ -123,8 +123,9 @@ def _late_share(at: Setting, elements: Number) -> Number:
 
 
 def _ends_seconds(at: Setting) -> Number:
-    """Both uses of a tied table, summed over the first and the last rank. Ours sums them last, so where each replica
-    has a slice, that alone; the published stacks before anything is sharded."""
+    """Both uses of a tied table, summed over the first and the last rank; the table of a head that all ranks take in
+    turns, over these. Ours sums them last, so where each replica has a slice, that alone; the published stacks before
+    anything is sharded."""
     case = at.case
     sliced = (np.asarray(case.zero) >= 1) & at.stack.buckets
     owned = np.where(sliced, case.sharers, 1)
@@ -132,7 +133,9 @@ def _ends_seconds(at: Setting) -> Number:
     apart = (
         (np.asarray(case.tied) > 0) & (np.asarray(case.pipeline) > 1) & (np.asarray(case.ends_together) == 0)
     )
-    return np.where(apart, send_seconds(table, at.road_to(case.pipeline, at.strides.pipeline)), 0.0)
+    of_two = np.where(apart, send_seconds(table, at.road_to(case.pipeline, at.strides.pipeline)), 0.0)
+    of_all = all_reduce_seconds(table, case.pipeline, at.road(case.pipeline, at.strides.pipeline))
+    return np.where(np.asarray(case.turns) > 0, of_all, of_two)
 
 
 def _buckets(at: Setting, elements: Number) -> Number:

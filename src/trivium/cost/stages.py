@@ -14,7 +14,8 @@ from trivium.plan.plan import Plan
 
 def layers_by_stage(plan: Plan) -> tuple[range, ...]:
     """`plan.layers_of` of every stage."""
-    return _layers(plan.partition, plan.model, plan.layout)
+    layers = _layers(plan.partition, plan.model, plan.layout)
+    return (*layers, plan.layers_of(plan.last_stage)) if plan.heads_in_turns else layers
 
 
 def layers_of_ranks(case: Case) -> tuple[Number, Number, Number]:

@@ -21,9 +21,11 @@ from trivium.cost.stack import OURS, Stack, stack_named
 from trivium.cost.stages import layers_of_ranks
 from trivium.plan.schedule import SCHEDULE_NAMES
 
-# Schedules as numbers, for arrays of plans; a given one is priced as 1F1B.
+# Schedules as numbers, for arrays of plans; a given one is priced as 1F1B, and as ZB-V the one whose heads are taken in
+# turns: both are simulated where a single plan is priced.
 SCHEDULES = {name: number for number, name in enumerate(SCHEDULE_NAMES)} | {
-    "given": SCHEDULE_NAMES.index("1f1b")
+    "given": SCHEDULE_NAMES.index("1f1b"),
+    "zb-turns": SCHEDULE_NAMES.index("zb-v"),
 }
 
 

@@ -32,8 +32,9 @@ def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
     sizes = _sizes(plan)
     if plan.layout.tensor > 1:
         for stage in plan.stages_of(at.pipeline):
+            times = len(plan.taken(at.pipeline, stage, micro_batches))
             for name, count in _stage(plan, stage, sizes).items():
-                traffic["tensor"][name] += micro_batches * count
+                traffic["tensor"][name] += times * count
     if plan.layout.context > 1:
         for stage in plan.stages_of(at.pipeline):
             for layer in plan.layers_of(stage):
@@ -71,7 +72,7 @@ def _stage(plan: Plan, stage: int, sizes: _Sizes) -> Counter[str]:
         ):  # squares of queries and of keys, and what goes back through them
             passes = 2 + (plan.recompute.mode_of(layer) != "none")
             total["all_reduce"] += passes * 2 * sizes.per_token
-    if stage == plan.layout.stages - 1:
+    if stage == plan.last_stage:
         enters += 1
         total["all_reduce"] += (
             3 * sizes.per_token
@@ -111,7 +112,7 @@ def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, mi
     accumulated = mine * BYTES[plan.gradient_dtype]
     if "tensor" in row.partial_over:
         traffic["tensor"]["all_reduce"] += accumulated
-    if "ends" in row.partial_over and at.pipeline in (0, plan.layout.pipeline - 1):
+    if "ends" in row.partial_over and at.pipeline in plan.ends:
         traffic["ends"]["all_reduce"] += accumulated
     if plan.layout.replicas == 1:
         return
@@ -120,31 +121,38 @@ def _add_bucket(traffic: Traffic, plan: Plan, row: BucketRow, at: Coordinate, mi
         traffic["replicas"]["all_reduce"] += reduced
     else:
         sharers = traffic.get("sharers", traffic["replicas"])
-        times = _contributions(plan, row, micro_batches) if plan.zero >= 2 else 1
+        times = _contributions(plan, row, at, micro_batches) if plan.zero >= 2 else 1
         sharers["reduce_scatter"] += times * reduced
-        times = micro_batches * _uses(plan, row) if plan.zero >= 3 else 1
+        times = _gathers(plan, row, at, micro_batches) if plan.zero >= 3 else 1
         sharers["all_gather"] += times * mine * BYTES[plan.precision.weights]
         if "holders" in traffic:
             traffic["holders"]["all_reduce"] += mine * BYTES[plan.reduction_dtype]
 
 
-def _contributions(plan: Plan, row: BucketRow, micro_batches: int) -> int:
+def _contributions(plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> int:
     """How often a bucket is reduced from stage 2 on: whenever all its parameters have contributed.
 
     A tied table whose ends are both here contributes twice where its two uses are in different backwards.
     """
-    both_ends = row.tied and not plan.ends_apart
-    apart = plan.layout.stages > 1 or plan.schedule.startswith("zb")
-    return micro_batches * (2 if both_ends and apart else 1)
+    times = len(plan.taken(at.pipeline, row.items[0].stage, micro_batches))
+    apart = plan.stages > 1 or plan.schedule.startswith("zb")
+    if row.tied and _has_both_ends(plan, at) and apart:
+        times += len(plan.taken(at.pipeline, plan.last_stage, micro_batches))
+    return times
 
 
-def _uses(plan: Plan, row: BucketRow) -> int:
-    """How often stage 3 gathers a bucket per micro-batch: forward and backward; an embedding only forward."""
-    owner = row.items[0].parameter.owner
-    if owner != "embedding":
-        return 2
-    embeds = not row.items[0].borrowed
-    return int(embeds) + (2 if row.tied and (row.items[0].borrowed or not plan.ends_apart) else 0)
+def _gathers(plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> int:
+    """How often stage 3 gathers a bucket in a step: for a forward and a backward; an embedding only for a forward."""
+    first = row.items[0]
+    if first.parameter.owner != "embedding":
+        return 2 * len(plan.taken(at.pipeline, first.stage, micro_batches))
+    embeds = 0 if first.borrowed else micro_batches
+    predicts = row.tied and (first.borrowed or _has_both_ends(plan, at))
+    return embeds + (2 * len(plan.taken(at.pipeline, plan.last_stage, micro_batches)) if predicts else 0)
+
+
+def _has_both_ends(plan: Plan, at: Coordinate) -> bool:
+    return {0, plan.last_stage} <= {*plan.stages_of(at.pipeline)}
 
 
 def _add_scalars(traffic: Traffic, plan: Plan) -> None:

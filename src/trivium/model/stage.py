@@ -33,7 +33,7 @@ class Stage(nn.Module):
         model = plan.model
         region, context = _around(plan, mesh)
         self.number, self.model, self.weight_gradients = number, model, region.weight_gradients
-        self.is_first, self.is_last = number == 0, number == plan.layout.stages - 1
+        self.is_first, self.is_last = number == 0, number == plan.last_stage
         layers = plan.layers_of(number)
         self.table: dict[str, Parameter] = {
             p.name: p for p in stage_parameters(model, layers, first=self.is_first, last=self.is_last)
@@ -150,7 +150,7 @@ def placed(stage: Stage, name: str, plan: Plan, mesh: Mesh, *, seed: int | None)
 
 def share_table(stages: Mapping[int, Stage], plan: Plan) -> None:
     """Let a first and a last stage on the same rank have one tied table, that of the first."""
-    first, last = stages.get(0), stages.get(plan.layout.stages - 1)
+    first, last = stages.get(0), stages.get(plan.last_stage)
     if plan.model.head == "tied" and first is not None and last is not None and first is not last:
         assert first.embedding is not None and last.embedding is not None, "both ends hold the tied table"
         last.embedding.tokens.weight = first.embedding.tokens.weight

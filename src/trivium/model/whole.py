@@ -72,7 +72,10 @@ class WholeModel:
             }
         )
         found: WholeModel = cls.__new__(cls)
-        found._hold(answering, mesh, {n: _twin(stage, answering, mesh) for n, stage in stages.items()})
+        # Of a head that ranks take in turns, that of the rank with the last layers answers.
+        idle = {plan.last_stage} if plan.heads_in_turns and plan.last_stage - 1 not in stages else set()
+        held = {n: _twin(stage, answering, mesh) for n, stage in stages.items() if n not in idle}
+        found._hold(answering, mesh, held)
         return found
 
     def _hold(self, plan: Plan, mesh: Mesh, stages: Mapping[int, Stage]) -> None:

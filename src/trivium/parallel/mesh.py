@@ -89,7 +89,7 @@ class Mesh:
     """The groups of one rank.
 
     replicas: the ranks that hold the same weights (data and context). ends: the pipeline ranks with the first and the
-    last stage, which share a tied embedding. sharers: the replicas that share one copy of what ZeRO shards, which may
+    last stage, which share a tied embedding; all of them where they take the head in turns. sharers: the replicas that share one copy of what ZeRO shards, which may
     be all. holders: those that hold the same slice, one of each copy.
     """
 
@@ -116,8 +116,8 @@ class Mesh:
         group: Group = getattr(self, axis)
         return group
 
-    def joins(self, ends: tuple[int, int]) -> bool:
-        """Whether this rank, if it is one of the pipeline ranks `ends`, shares a group with the other."""
+    def joins(self, ends: tuple[int, ...]) -> bool:
+        """Whether this rank, if it is one of the pipeline ranks `ends`, shares a group with the others."""
         return self.pipeline.index not in ends or {self.pipeline.ranks[n] for n in ends} <= {*self.ends.ranks}
 
     @classmethod
@@ -128,7 +128,7 @@ class Mesh:
         world_size: int,
         device: torch.device | None = None,
         timeout_seconds: float = COLLECTIVE_TIMEOUT_SECONDS,
-        ends: tuple[int, int] | None = None,
+        ends: tuple[int, ...] | None = None,
         by_memory: bool = True,
     ) -> "Mesh":
         """Create the groups of a layout; every rank of the process group must call this alike.
@@ -160,14 +160,15 @@ class Mesh:
         return cls.connect(Layout(), 0, 1, device)
 
 
-def _sets_of_ranks(layout: Layout, held: tuple[int, int]) -> dict[str, list[tuple[int, ...]]]:
-    """By role, the groups that all ranks form together; held: the pipeline ranks of the first and the last stage."""
+def _sets_of_ranks(layout: Layout, held: tuple[int, ...]) -> dict[str, list[tuple[int, ...]]]:
+    """By role, the groups that all ranks form together; held: the pipeline ranks of the first and the last stage, or
+    those that take the last in turns."""
     found: dict[str, list[tuple[int, ...]]] = {axis: layout.peer_sets(axis) for axis in AXES}
     if layout.context > 1:
         found["replicas"] = layout.peer_sets(*layout.replica_axes)
     if layout.copies > 1:
         found["sharers"], found["holders"] = layout.sharer_sets(), layout.holder_sets()
-    found["ends"] = [(peers[min(held)], peers[max(held)]) for peers in found["pipeline"]]
+    found["ends"] = [tuple(peers[rank] for rank in sorted(held)) for peers in found["pipeline"]]
     return found
 
 

@@ -26,7 +26,8 @@ PartialOver = Literal["tensor", "ends"]
 
 
 class Item(NamedTuple):
-    """One parameter of one stage on a rank. borrowed: a last stage's copy of the tied table."""
+    """One parameter of one stage on a rank. borrowed: a copy, of the tied table in a last stage, or of a head that ranks
+    take in turns, of which the first rank's counts."""
 
     parameter: Parameter
     stage: int
@@ -38,7 +39,7 @@ class BucketRow(NamedTuple):
     """Items with weight decay, then those without, each in the order in which backward finishes them.
 
     decayed: elements of the former. partial_over: groups over which their gradients are summed before the data
-    ranks': tensor ranks (sequence parallelism, norms of heads), pipeline ends (a tied table). tied: holds a table
+    ranks': tensor ranks (sequence parallelism, norms of heads), pipeline ends (a tied table, a head taken in turns). tied: holds a table
     whose gradient has two parts, so it is whole only when the step's last backward is."""
 
     items: tuple[Item, ...]
@@ -96,12 +97,13 @@ def padded(elements: int, sharers: int) -> int:
 
 def held(plan: Plan, pipeline: int) -> Iterator[Item]:
     """Every parameter a pipeline rank holds, once, in the model's order."""
-    last = plan.layout.stages - 1
+    last = plan.last_stage
     stages = plan.stages_of(pipeline)
     for stage in stages:
         for p in stage_parameters(plan.model, plan.layers_of(stage), first=stage == 0, last=stage == last):
-            borrowed = p.name == TOKENS and stage != 0
-            if not (borrowed and 0 in stages):  # both ends on one rank share one table
+            elsewhere = plan.heads_in_turns and pipeline != 0
+            borrowed = stage != 0 and (p.name == TOKENS or (p.owner == "head" and elsewhere))
+            if not (p.name == TOKENS and borrowed and 0 in stages):  # both ends on one rank share one table
                 yield Item(p, stage, prod(local_shape(p, plan.model, plan.layout)), borrowed)
 
 
@@ -116,6 +118,7 @@ def partial_over(plan: Plan, parameter: Parameter) -> tuple[PartialOver, ...]:
     parted = parameter.per_head or (parameter.per_position and plan.sequence_parallel)
     if parted and plan.layout.tensor > 1:
         over.append("tensor")
-    if is_tied(plan, parameter) and plan.ends_apart:
+    of_heads = plan.heads_in_turns and parameter.owner == "head"
+    if (is_tied(plan, parameter) and plan.ends_apart) or of_heads:
         over.append("ends")
     return tuple(over)

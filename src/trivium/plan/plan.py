@@ -12,10 +12,12 @@ from trivium.errors import ConfigError
 from trivium.plan.batch import Batch, nearest_multiples
 from trivium.plan.layout import Layout, degrees_dividing
 from trivium.plan.model_shape import ModelShape
+from trivium.plan.parameters import parameters
 from trivium.plan.partition import Partition
 from trivium.plan.precision import Dtype, Precision
 from trivium.plan.recompute import Recompute
 from trivium.plan.schedule import (
+    HEAD_UNITS,
     Schedule,
     ScheduleName,
     make_schedule,
@@ -86,7 +88,23 @@ class Plan(Config):
             pipeline=self.layout.pipeline,
             micro_batches=self.batch.micro_batches(self.layout, sequences),
             chunks=self.layout.chunks,
+            head=head_length(self.model, self.layout.stages) if self.heads_in_turns else HEAD_UNITS,
         )
+
+    @property
+    def heads_in_turns(self) -> bool:
+        """Whether the head is a stage of its own, which every pipeline rank holds for some of the micro-batches."""
+        return self.schedule == "zb-turns"
+
+    @property
+    def stages(self) -> int:
+        """Of the whole model: those with layers, and the head's where it has its own."""
+        return self.layout.stages + self.heads_in_turns
+
+    @property
+    def last_stage(self) -> int:
+        """The stage that computes the loss."""
+        return self.stages - 1
 
     @property
     def stages_by_rank(self) -> tuple[tuple[int, ...], ...]:
@@ -99,20 +117,28 @@ class Plan(Config):
         """The stages that pipeline rank `pipeline` holds, ascending."""
         return self.stages_by_rank[pipeline]
 
+    def taken(self, pipeline: int, stage: int, micro_batches: int) -> range:
+        """The micro-batches of a step that pipeline rank `pipeline` takes through a stage that it holds."""
+        if self.heads_in_turns and stage == self.last_stage:
+            return range(pipeline, micro_batches, self.layout.pipeline)
+        return range(micro_batches)
+
     @property
-    def ends(self) -> tuple[int, int]:
-        """The pipeline ranks that hold the first and the last stage; rows that are given may put these anywhere."""
-        rank_of = {stage: rank for rank, own in enumerate(self.stages_by_rank) for stage in own}
-        return rank_of[0], rank_of[self.layout.stages - 1]
+    def ends(self) -> tuple[int, ...]:
+        """The pipeline ranks that hold the first or the last stage, ascending; rows that are given may put these
+        anywhere, and where heads are taken in turns it is all ranks."""
+        wanted = {0, self.last_stage}
+        return tuple(rank for rank, own in enumerate(self.stages_by_rank) if wanted & {*own})
 
     @property
     def ends_apart(self) -> bool:
-        """Whether the first and the last stage are on different pipeline ranks."""
-        first, last = self.ends
-        return first != last
+        """Whether several pipeline ranks hold an end of the model."""
+        return len(self.ends) > 1
 
     def layers_of(self, stage: int) -> range:
-        """The layers of a stage."""
+        """The layers of a stage; none of the head's own."""
+        if stage >= self.layout.stages:
+            return range(self.model.layers, self.model.layers)
         return self.partition.ranges(self.model, self.layout)[stage]
 
     def positions_of(self, context: int) -> tuple[int, ...]:
@@ -236,19 +262,32 @@ class Plan(Config):
             table, pipeline=self.layout.pipeline, stages=self.layout.stages, micro_batches=micro_batches
         )
 
+    def _turns_problems(self) -> list[str]:
+        fewest = min(segment.sequences for segment in self.batch.segments)
+        micro_batches, ranks = self.batch.micro_batches(self.layout, fewest), self.layout.pipeline
+        if micro_batches >= ranks:
+            return []
+        return [
+            f"plan.schedule 'zb-turns' needs a micro-batch for the head of each of plan.layout.pipeline ({ranks}) ranks, "
+            f"but a step has ({fewest} / (micro {self.batch.micro} x data {self.layout.data})) = {micro_batches}; use "
+            f"more sequences, a smaller micro-batch, or zb-v"
+        ]
+
     def _schedule_problems(self) -> list[str]:
         layout, found = self.layout, []
         found += self._given_problems()
-        if layout.chunks > 1 and self.schedule not in ("interleaved", "zb-v", "given"):
+        if layout.chunks > 1 and self.schedule not in ("interleaved", "zb-v", "zb-turns", "given"):
             found.append(
                 f"plan.layout.chunks is {layout.chunks} but plan.schedule is '{self.schedule}', which holds one "
                 f"stage per rank; set plan.schedule=interleaved or plan.layout.chunks=1"
             )
-        if self.schedule == "zb-v" and layout.chunks != 2:
+        if self.schedule in ("zb-v", "zb-turns") and layout.chunks != 2:
             found.append(
-                f"plan.layout.chunks is {layout.chunks} but plan.schedule 'zb-v' goes down the ranks and back up: "
+                f"plan.layout.chunks is {layout.chunks} but plan.schedule '{self.schedule}' goes down the ranks and back up: "
                 f"two stages per rank; set plan.layout.chunks=2 (and plan.layout.pipeline to 2 or more)"
             )
+        if self.heads_in_turns and not self.batch.problems(layout):
+            found += self._turns_problems()
         if self.schedule == "interleaved" and layout.pipeline > 1 and not self.batch.problems(layout):
             for sequences in sorted({s.sequences for s in self.batch.segments}):
                 micro_batches = self.batch.micro_batches(layout, sequences)
@@ -265,3 +304,9 @@ class Plan(Config):
                     )
                     break  # one size of a ramp says it for all
         return found
+
+
+def head_length(model: ModelShape, stages: int) -> int:
+    """Of the head beside a stage of layers, in eighths: as their weights are, products being most of both."""
+    layers = sum(p.elements for p in parameters(model) if isinstance(p.owner, int))
+    return max(1, round(HEAD_UNITS * stages * model.vocabulary * model.hidden / layers))

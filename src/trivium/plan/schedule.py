@@ -13,12 +13,14 @@ from functools import lru_cache
 from typing import Literal, NamedTuple, TypeVar
 
 from trivium.errors import ConfigError
+from trivium.plan.list_scheduling import Job, in_order
 
-ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split", "given"]
-# Those that are made, not given.
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split", "zb-turns", "given"]
+# Those that are made by a rule in which every micro-batch goes the same way.
 SCHEDULE_NAMES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split")
 # Those whose backward comes in two parts.
-SPLIT_SCHEDULES: tuple[ScheduleName, ...] = ("zb-h1", "zb-v", "1f1b-split")
+SPLIT_SCHEDULES: tuple[ScheduleName, ...] = ("zb-h1", "zb-v", "1f1b-split", "zb-turns")
+HEAD_UNITS = 8  # in which the head's length is told, of a stage
 Each = TypeVar("Each")
 
 
@@ -56,8 +58,10 @@ def backward(micro_batch: int, stage: int) -> Action:
     return Action(Op.BACKWARD, micro_batch, stage)
 
 
-def make_schedule(name: ScheduleName, *, pipeline: int, micro_batches: int, chunks: int = 1) -> Schedule:
-    """The table of a named schedule."""
+def make_schedule(
+    name: ScheduleName, *, pipeline: int, micro_batches: int, chunks: int = 1, head: int = HEAD_UNITS
+) -> Schedule:
+    """The table of a named schedule. head: where it is a stage of its own, its length in eighths of another's."""
     match name:
         case "gpipe":
             return gpipe(pipeline, micro_batches)
@@ -71,6 +75,8 @@ def make_schedule(name: ScheduleName, *, pipeline: int, micro_batches: int, chun
             return zero_bubble_v(pipeline, micro_batches)
         case "1f1b-split":
             return in_two_parts(one_forward_one_backward(pipeline, micro_batches))
+        case "zb-turns":
+            return zero_bubble_turns(pipeline, micro_batches, head)
         case "given":
             raise ConfigError(f"schedule 'given' for {pipeline} ranks is not made but given: see plan.rows")
 
@@ -93,8 +99,9 @@ def stages_of_ranks(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
 @lru_cache(maxsize=1024)
 def stages_of_named(name: ScheduleName, pipeline: int, chunks: int) -> tuple[tuple[int, ...], ...]:
     """`stages_of_ranks` of a named schedule; remembered, because pricing asks thousands of times."""
-    if name == "zb-v":
-        return tuple((rank, 2 * pipeline - 1 - rank) for rank in range(pipeline))
+    if name in ("zb-v", "zb-turns"):
+        head = (2 * pipeline,) if name == "zb-turns" else ()
+        return tuple((rank, 2 * pipeline - 1 - rank, *head) for rank in range(pipeline))
     return tuple(tuple(range(rank, pipeline * chunks, pipeline)) for rank in range(pipeline))
 
 
@@ -216,6 +223,36 @@ def zero_bubble_v(ranks: int, micro_batches: int) -> Schedule:
     """ZB-V (arXiv 2405.15362): two stages per rank, down the ranks and back up, so that both ends of the model
     are on rank 0 and every rank holds as much: at most 2 x ranks stage activations."""
     return tuple(_zero_bubble_v_row(ranks, micro_batches, r) for r in range(ranks))
+
+
+@lru_cache(maxsize=64)
+def zero_bubble_turns(ranks: int, micro_batches: int, head: int) -> Schedule:
+    """ZB-V whose head, with the loss, is a stage of its own that every rank holds: micro-batch m's is rank m mod ranks'.
+
+    Where the vocabulary is large, the rank of the last layers has more to do than all others, who wait for it; here each
+    has the same share. The order is by list scheduling: what another rank waits for first, weight gradients when there is
+    nothing else. A rank holds at most 2 x ranks + 1 stage activations, one more than ZB-V's, and one head's.
+    head: its length, in eighths of a stage's.
+    """
+    last = 2 * ranks
+    urgency = {Op.INPUT_GRADIENT: 0, Op.FORWARD: 1, Op.WEIGHT_GRADIENT: 2}
+
+    def job(action: Action) -> Job[Action]:
+        op, m, stage = action
+        kind = "head" if stage == last else "stage"
+        return Job(
+            name=action,
+            rank=m % ranks if stage == last else min(stage, last - 1 - stage),
+            length=max(1, head) if stage == last else HEAD_UNITS,
+            needs=inputs(action, last, split=True),
+            urgency=(urgency[op], stage if op is Op.INPUT_GRADIENT else -stage, m),
+            takes=kind if op is Op.FORWARD else None,
+            gives=kind if op is Op.WEIGHT_GRADIENT else None,
+            leaves=int(stage < ranks),  # or those that come back up would find no place, and nothing would end
+        )
+
+    every = itertools.product(ops(split=True), range(micro_batches), range(last + 1))
+    return in_order((job(Action(*parts)) for parts in every), ranks, {"stage": 2 * ranks + 1, "head": 1})
 
 
 def parse_schedule(rows: Sequence[str]) -> Schedule:

@@ -145,7 +145,7 @@ def _stage_bytes(plan: Plan, stage: int) -> float:
     case, modes = case_of(plan), [plan.recompute.mode_of(layer) for layer in layers_by_stage(plan)[stage]]
     layers = sum(float(layer_bytes(case, MODES[mode])) for mode in modes)
     first = float(embedding_bytes(case)) if stage == 0 else 0.0
-    last = float(head_bytes(case) + logits_bytes(case)) if stage == plan.layout.stages - 1 else 0.0
+    last = float(head_bytes(case) + logits_bytes(case)) if stage == plan.last_stage else 0.0
     return layers + first + last
 
 

@@ -96,7 +96,7 @@ def replicated(trainer: Trainer) -> Iterator[tuple[Group, list[Held]]]:
             ]
             if not part.split:
                 over_tensor += cut
-            if bucket.tied and plan.ends_apart:
+            if mesh.ends in bucket.partial_over:
                 over_ends += cut
     yield mesh.replicas, over_replicas
     yield mesh.replicas if plan.zero == 0 else mesh.holders, over_holders

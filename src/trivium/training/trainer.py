@@ -218,7 +218,7 @@ class Trainer:
         return Executor(
             mesh=self.mesh,
             stages=functions,
-            last_stage=plan.layout.stages - 1,
+            last_stage=plan.last_stage,
             activation=lambda: torch.empty(self._activation_shape, dtype=dtype, device=device),
             loss_scale=1 / self._tokens_that_count(samples, inputs),
             watch=self._watch,

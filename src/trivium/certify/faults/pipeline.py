@@ -25,6 +25,7 @@ from trivium.training.trainer import Trainer
 Tensor = torch.Tensor
 
 PIPELINE = plan(pipeline=2)
+TURNS = plan(pipeline=2, chunks=2, schedule="zb-turns", model={"head": "untied"})
 ONE_RANK = plan(zero=0)
 AGAIN: dict[str, Any] = {"recompute": {"activation_function": True}}
 RECOMPUTED: dict[str, Any] = {"recompute": {"mode": "layer"}, "model": {"dropout": 0.2}}
@@ -99,6 +100,29 @@ def tied_table_counted_twice(original: Function, mesh: Mesh) -> Function:
     return lambda bucket: (slice(None),)
 
 
+@fault(buckets, "partial_over", TURNS)
+def heads_in_turns_not_summed(original: Function, mesh: Mesh) -> Function:
+    """Each rank updates its copy of the head by the micro-batches whose heads it took."""
+    return lambda plan, p: tuple(over for over in original(plan, p) if over != "ends" or p.owner != "head")
+
+
+@fault(zero, "_counted", TURNS)
+def heads_in_turns_all_counted(original: Function, mesh: Mesh) -> Function:
+    """Every rank's copy of the head enters the global norm."""
+    return lambda bucket: (slice(None),)
+
+
+@fault(trainer, "_forward", TURNS)
+def targets_by_turn(original: Function, mesh: Mesh) -> Function:
+    """A rank takes the targets of its heads in the order of its turns, not of the micro-batches."""
+
+    def forward(stage: Stage, inputs: list[Inputs], *others: Any) -> Any:
+        ranks = mesh.pipeline.size if stage.is_last else 1
+        return original(stage, [inputs[m // ranks] for m in range(len(inputs))], *others)
+
+    return forward
+
+
 @fault(zero, "sum_over_ranks_begin", PIPELINE)
 def norm_of_the_own_stage(original: Function, mesh: Mesh) -> Function:
     """Each pipeline rank clips by the norm of its own stages."""
@@ -168,6 +192,9 @@ FAULTS = (
     micro_batch_loss_not_scaled,
     tied_gradients_not_summed,
     tied_table_counted_twice,
+    heads_in_turns_not_summed,
+    heads_in_turns_all_counted,
+    targets_by_turn,
     norm_of_the_own_stage,
     chunks_initialised_alike,
     weight_gradient_lost,
