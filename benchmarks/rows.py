@@ -102,13 +102,17 @@ def _zero_bubble(
             "torch ScheduleInterleavedZeroBubble": pipelining("zero-bubble", two),
             "trivium zb-v": trivium(four, layout={**TWO, "chunks": 2}, schedule="zb-v", zero=0),
             "torch ScheduleZBVZeroBubble": pipelining("zbv", four),
+            "trivium zb-turns": trivium(four, layout={**TWO, "chunks": 2}, schedule="zb-turns", zero=0),
         },
         pairs=(
             Pair("trivium zb-h1", "torch ScheduleInterleavedZeroBubble", target),
             Pair("trivium zb-v", "torch ScheduleZBVZeroBubble", target),
+            Pair("trivium zb-turns", "torch ScheduleZBVZeroBubble", target),
         ),
         says=f"Layers {two} and {four} per stage, {setting.micro_batches()} micro-batches. The first pair holds one "
-        "stage per rank (ZB-H1, in PyTorch the ZB1P of its interleaved schedule), the second two in a V.",
+        "stage per rank (ZB-H1, in PyTorch the ZB1P of its interleaved schedule), the second two in a V. zb-turns is "
+        "that V with the head, which PyTorch's schedules leave with the last layers, taken by both ranks in turns: "
+        "its layers are those of the peer, the rank that computes a loss is not.",
     )
 
 

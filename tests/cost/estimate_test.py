@@ -153,3 +153,26 @@ def test_the_planned_timeline_has_every_action_of_the_step_once():
     plan = small()
     timeline = planned_timeline(plan, this_machine(2, 8 << 30))
     assert sorted(map(str, timeline.spans)) == sorted(str(a) for row in plan.schedule_table() for a in row)
+
+
+def test_heads_in_turns_are_the_same_work_on_other_ranks():
+    model = {"layers": 16, "hidden": 2048, "heads": 16, "vocabulary": 128_256, "sequence": 2048}
+    over = {"layout": {"chunks": 2, "pipeline": 4}, "model": model, "zero": 0}
+    last, turns = (small(**over, schedule=name) for name in ("zb-v", "zb-turns"))
+    assert hardware_flops(turns) == hardware_flops(last)
+    busy = [planned_timeline(plan, SELENE).busy for plan in (last, turns)]
+    assert sum(busy[1]) == pytest.approx(sum(busy[0]))
+    assert max(busy[0]) > 1.2 * min(busy[0]) and max(busy[1]) < 1.05 * min(busy[1])
+    # The fullest rank's work is told as work, whatever the share of heads that it takes.
+    priced = estimate(turns, SELENE).parts
+    assert priced.compute + priced.tensor_collectives == pytest.approx(max(busy[1]))
+    assert estimate(turns, SELENE).seconds < estimate(last, SELENE).seconds
+
+
+def test_the_table_of_heads_in_turns_is_summed_over_all_ranks_of_the_pipeline_tied_or_not():
+    def summed(schedule, **model):
+        plan = small(layout={"chunks": 2}, model=model, schedule=schedule)
+        return estimate(plan, SELENE).parts.data_collectives
+
+    for head in ("tied", "untied"):
+        assert summed("zb-turns", head=head) > summed("zb-v", head=head)

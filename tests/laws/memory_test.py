@@ -43,6 +43,9 @@ MORE = [
     small(model={**QWEN3, **WINDOW}, precision={"weights": "bf16"}),
     small(tensor=2, model={**QWEN3, **WINDOW, "documents": "apart"}),
     small(context=2, model=WINDOW),
+    small(pipeline=2, chunks=2, schedule="zb-turns", precision={"weights": "bf16"}),
+    small(pipeline=4, chunks=2, schedule="zb-turns", model={"layers": 8}, batch={"sequences": 4}),
+    small(pipeline=2, data=2, chunks=2, schedule="zb-turns", zero=3, model={"head": "untied"}),
     small(context=2, context_attention="ulysses", model={**QWEN3, **WINDOW}),
 ]
 
@@ -77,7 +80,7 @@ def counted(trainer: Trainer) -> dict[str, int]:
 
 
 def check(place: Place, plans: list[Plan]) -> None:
-    meshes: dict[tuple[Layout, tuple[int, int]], Mesh] = {}
+    meshes: dict[tuple[Layout, tuple[int, ...]], Mesh] = {}
     for plan in plans:
         key = plan.layout.model_copy(update={"chunks": 1}), plan.ends
         if key not in meshes:

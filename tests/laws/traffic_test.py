@@ -54,6 +54,8 @@ PLANS = {
         small(data=2, pipeline=2, chunks=2, zero=3, schedule="zb-turns", model={"head": "untied"}),
         small(tensor=2, pipeline=2, chunks=2, sequence_parallel=True, schedule="zb-turns"),
         small(pipeline=4, chunks=2, schedule="zb-turns", model={"layers": 8}, batch={"sequences": 12}),
+        small(pipeline=4, chunks=2, schedule="zb-turns", model={"layers": 8}, batch={"sequences": 4}),
+        small(data=2, pipeline=2, chunks=2, zero=3, schedule="zb-turns", batch={"sequences": 4}),
         small(data=4, zero=1, shards=2, precision={"weights": "bf16", "communication": "bf16"}),
         small(data=4, zero=2, shards=2, precision={"weights": "bf16", "communication": "bf16"}),
         small(data=2, context=2, zero=3, shards=2),

@@ -65,6 +65,17 @@ def test_a_mesh_knows_whose_ends_it_joins(place: Place) -> None:
     assert usual.joins((2, 1)) == (place.rank == 0) and other.joins((0, 2)) == (place.rank == 1)
 
 
+@ranks(4)
+def test_whoever_takes_heads_in_turns_is_an_end(place: Place) -> None:
+    given = small(pipeline=4, chunks=2, schedule="zb-turns", model={"layers": 8})
+    assert given.ends == (0, 1, 2, 3) and given.ends_apart
+    mesh = Mesh.connect(given.layout, place.rank, place.world_size, ends=given.ends)
+    assert mesh.ends.ranks == (0, 1, 2, 3) and mesh.ends.index == place.rank
+    assert mesh.joins(given.ends) and mesh.joins((0, 3))
+    usual = Mesh.connect(given.layout, place.rank, place.world_size)
+    assert not usual.joins(given.ends)
+
+
 @ranks(3)
 def test_a_trainer_refuses_a_mesh_of_other_ends(place: Place) -> None:
     rows = tuple(" ".join(f"{op}{m}.{stage}" for op in "FB" for m in range(4)) for stage in (1, 0, 2))

@@ -51,7 +51,7 @@ def tables() -> list[tuple[str, int, int, int]]:
     chunked = [("interleaved", p, p * k, v) for p in range(2, 6) for k in (1, 2, 4) for v in (1, 2, 3)]
     zero_bubble = [("zb-h1", p, m, 1) for p in range(1, 6) for m in (1, 2, 4, 5, 11)]
     zero_bubble += [("zb-v", p, m, 2) for p in range(2, 6) for m in (1, 2, 4, 9, 13)]
-    turns = [("zb-turns", p, p + more, 2) for p in range(2, 6) for more in (0, 1, 3, 9)]
+    turns = [("zb-turns", p, m, 2) for p in range(2, 6) for m in (1, 2, 5, 13)]
     return plain + chunked + zero_bubble + turns
 
 
@@ -116,27 +116,27 @@ def seconds_of_heads(schedule: Schedule, head: int, *, alone: bool) -> float:
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("p", range(2, 9))
-def test_heads_in_turns_go_round_and_a_rank_holds_one_and_an_activation_more_than_in_zb_v(
+def test_heads_in_turns_go_round_and_a_rank_holds_one_and_two_activations_more_than_in_zb_v(
     p: int, head: int
 ) -> None:
-    for m in (p, 2 * p + 1, 6 * p):
+    for m in (1, p, 2 * p + 1, 6 * p):
         turns = make_schedule("zb-turns", pipeline=p, micro_batches=m, chunks=2, head=head)
         for rank, row in enumerate(turns):
             heads = [a for a in row if a.stage == 2 * p]
-            assert {a.micro_batch for a in heads} == set(range(rank, m, p))
-            assert largest_held(tuple(a for a in row if a.stage < 2 * p)) <= 2 * p + 1
-            assert largest_held(tuple(heads)) == 1
+            assert {a.micro_batch for a in heads} == {n for n in range(m) if (n + 1) % p == rank}
+            assert largest_held(tuple(a for a in row if a.stage < 2 * p)) <= 2 * p + 2
+            assert len(heads) == 0 or largest_held(tuple(heads)) == 1
 
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("p", range(2, 9))
 def test_heads_in_turns_leave_every_rank_about_the_same_work_and_little_waiting(p: int, head: int) -> None:
-    """Of long steps a seventeenth at most is not work, where ZB-V's other ranks wait for the one with the head."""
+    """Of long steps less than a twentieth is not work, where ZB-V's other ranks wait for the one with the head."""
     m = 8 * p
     turns = make_schedule("zb-turns", pipeline=p, micro_batches=m, chunks=2, head=head)
     work = 3 * m * (2 * p * 8 + head) / p
     took = seconds_of_heads(turns, head, alone=True)
-    assert work <= took < 17 / 16 * work
+    assert work <= took < 20 / 19 * work
     assert took < seconds_of_heads(zero_bubble_v(p, m), head, alone=False)
 
 

@@ -1,11 +1,13 @@
 import pytest
 
+from cost.plans import small
 from planner.searches import MEGATRON, MT_NLG_PLAN, SELENE, mt_nlg_search, small_search, subject_of
+from trivium.config import merge
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import machine_named
 from trivium.cost.memory import worst_rank
 from trivium.planner.grid import Subject
-from trivium.planner.near_misses import WORTH, interleaving_misses, near_misses
+from trivium.planner.near_misses import WORTH, interleaving_misses, near_misses, turns_misses
 from trivium.planner.pricing import utilisation
 from trivium.planner.search import search
 from trivium.planner.search_text import miss_text
@@ -105,3 +107,42 @@ def test_where_memory_is_what_another_number_of_layers_mends_memory_is_named():
         unchanged = miss.plan.model_copy(update={"model": model})
         over = not unchanged.check() and worst_rank(unchanged)[1].total > limit
         assert miss.obstacle.startswith("unchanged, the plan holds") == over
+
+
+def long_headed(**over):
+    """Llama's 128,256 words over small layers: the head is more work than a stage."""
+    model = {
+        "layers": 16,
+        "hidden": 2048,
+        "heads": 16,
+        "vocabulary": 128_256,
+        "sequence": 4096,
+        "head": "untied",
+    }
+    tree = {
+        "model": model,
+        "layout": {"tensor": 1, "pipeline": 4, "data": 2},
+        "batch": {"sequences": 64, "micro": 1},
+    }
+    return small(**merge(tree, over))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_a_long_head_is_better_taken_in_turns_and_what_that_saves_is_what_the_estimates_say(schedule):
+    plan = long_headed(schedule=schedule, precision={"weights": "bf16"})
+    seconds = estimate(plan, SELENE).seconds
+    (miss,) = turns_misses(plan, SELENE, seconds)
+    assert miss.plan.schedule == "zb-turns" and miss.plan.check(8) == []
+    assert miss.saves == pytest.approx(1 - estimate(miss.plan, SELENE).seconds / seconds)
+    assert miss.saves > 0.2
+    assert "2.6 of 8 stages" in miss_text(miss) and "taking heads in turns" in miss_text(miss)
+
+
+def test_heads_are_not_to_be_taken_in_turns_where_nobody_waits_for_them_or_there_is_no_room():
+    plan = long_headed(precision={"weights": "bf16"})
+    seconds = estimate(plan, SELENE).seconds
+    small_card = SELENE.model_copy(update={"memory_bytes": SELENE.memory_bytes / 40})
+    assert turns_misses(plan, small_card, seconds) == []
+    assert turns_misses(long_headed(model={"vocabulary": 1024}), SELENE, seconds) == []
+    assert turns_misses(long_headed(layout={"pipeline": 1, "data": 8}), SELENE, seconds) == []
+    assert turns_misses(MT_NLG_PLAN, SELENE, 60.1) == []

@@ -28,6 +28,7 @@ LAYOUTS = (
     {"pipeline": 2, "data": 2, "zero": 0},
     {"data": 4, "shards": 2, "zero": 1},
     {"data": 4, "shards": 2, "zero": 3},
+    {"pipeline": 2, "chunks": 2, "schedule": "zb-turns", "zero": 0},
 )
 
 
@@ -38,7 +39,7 @@ def rows(first: int, count: int) -> Rows:
 
 def of(layout: dict, weights: str) -> Plan:
     given = plan({}, weights=weights, dropout=0.1)
-    degrees = {k: v for k, v in layout.items() if k in ("tensor", "pipeline", "data", "shards")}
+    degrees = {k: v for k, v in layout.items() if k in ("tensor", "pipeline", "data", "shards", "chunks")}
     rest = {k: v for k, v in layout.items() if k not in degrees}
     batch = {"sequences": 12 if layout.get("data") == 3 else 8, "micro": 2}
     tree = given.model_dump() | {"layout": degrees, "batch": batch} | rest
@@ -88,6 +89,7 @@ def names_the_rank(place: Place, given: Plan, group: str, victim: int, expected:
         ({"data": 2, "zero": 1}, "replicas", 1, (0, 1)),
         ({"data": 2, "tensor": 2, "zero": 0}, "tensor", 3, (3,)),
         ({"pipeline": 2, "zero": 0}, "ends", 1, (0, 1)),
+        ({"pipeline": 2, "chunks": 2, "schedule": "zb-turns", "zero": 0}, "ends", 1, (0, 1)),
         ({"data": 4, "shards": 2, "zero": 3}, "holders", 3, (1, 3)),
     ],
 )

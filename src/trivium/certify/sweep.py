@@ -45,7 +45,7 @@ REFERENCE_PROCESSES = 2
 TOGETHER = 24  # plans that ranks run one after the other: groups of ranks, each with its threads, are never given back
 CPU = torch.device("cpu")  # the reference's, and with its random numbers for dropout
 Fault = Callable[[Mesh], AbstractContextManager[None]]
-Meshes = dict[tuple[Layout, tuple[int, int]], Mesh]  # by degrees and order, and who holds the model's ends
+Meshes = dict[tuple[Layout, tuple[int, ...]], Mesh]  # by degrees and order, and who holds the model's ends
 
 
 def certify(

@@ -32,8 +32,8 @@ class Case:
     scores_kept: attention keeps its scores (unfused), instead of computing them again in the backward (flash).
     ring: how context ranks attend (else Ulysses). apart: packed documents do not see each other. puts_off: weight
     gradients are actions of their own. row_chunks: of a row-split product, each reduced beside the next.
-    ends_together: the first and the last stage are on one rank of the pipeline. turns: every rank of it has the head, for
-    some of the micro-batches. fp16: weights are, not bf16.
+    ends_together: the first and the last stage are on one rank of the pipeline. turns: every rank of it has the head,
+    for some of the micro-batches. fp16: weights are, not bf16.
     function_again: the backward computes again what the activation function of the feed-forward half gives.
     *_bytes: of one element. seen: of the pairs of positions that see each other without windows, the share that does,
     over the layers on average.

@@ -16,9 +16,10 @@ Counts = tuple[int, ...]
 Sets = tuple[Counts, ...]
 
 
-def peak_counts_of(row: Row) -> Sets:
-    """The largest sets of activations that a rank holds: micro-batches in flight by its own stages."""
-    stages = sorted({action.stage for action in row})
+def peak_counts_of(row: Row, own: tuple[int, ...] | None = None) -> Sets:
+    """The largest sets of activations that a rank holds: micro-batches in flight by its own stages, by default those in
+    its row."""
+    stages = own or sorted({action.stage for action in row})
     held, seen = dict.fromkeys(stages, 0), set()
     for action in row:
         # An activation is needed until its weight gradients are there, which may be an action of their own.
@@ -28,9 +29,9 @@ def peak_counts_of(row: Row) -> Sets:
     return _maximal(seen)
 
 
-def put_off_counts_of(row: Row) -> Counts:
+def put_off_counts_of(row: Row, own: tuple[int, ...] | None = None) -> Counts:
     """Of each own stage, the most micro-batches whose weight gradients wait for an action of their own."""
-    waiting = dict.fromkeys(sorted({action.stage for action in row}), 0)
+    waiting = dict.fromkeys(own or sorted({action.stage for action in row}), 0)
     most = dict(waiting)
     for action in row:
         waiting[action.stage] += (action.op is Op.INPUT_GRADIENT) - (action.op is Op.WEIGHT_GRADIENT)

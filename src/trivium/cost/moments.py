@@ -55,7 +55,7 @@ def moments_of_rank(plan: Plan, pipeline: int) -> list[Moment]:
     micro_batches = plan.batch.micro_batches(layout)
     if plan.schedule == "given" or plan.heads_in_turns:
         row = plan.schedule_table()[pipeline]
-        sets, waiting = peak_counts_of(row), put_off_counts_of(row)
+        sets, waiting = peak_counts_of(row, stages), put_off_counts_of(row, stages)
     else:
         step = (plan.schedule, layout.pipeline, micro_batches, layout.chunks)
         sets, waiting = peak_counts(*step)[pipeline], put_off_counts(*step)[pipeline]

@@ -66,7 +66,9 @@ def order_of(name: ScheduleName, pipeline: int, micro_batches: int, chunks: int 
         case "1f1b-split":
             rows = [_split(r, p - r - 1, p, m) for r in range(p)]
         case "given" | "zb-turns":
-            raise ConfigError(f"schedule '{name}' for {p} ranks has stages that go no common way: see its table")
+            raise ConfigError(
+                f"schedule '{name}' for {p} ranks has stages that go no common way: see its table"
+            )
     rank_of = np.arange(stages) % p
     if name == "zb-v":
         rank_of = np.minimum(np.arange(stages), stages - 1 - np.arange(stages))

@@ -89,8 +89,8 @@ class Mesh:
     """The groups of one rank.
 
     replicas: the ranks that hold the same weights (data and context). ends: the pipeline ranks with the first and the
-    last stage, which share a tied embedding; all of them where they take the head in turns. sharers: the replicas that share one copy of what ZeRO shards, which may
-    be all. holders: those that hold the same slice, one of each copy.
+    last stage, which share a tied embedding; all of them where they take the head in turns. sharers: the replicas that
+    share one copy of what ZeRO shards, which may be all. holders: those that hold the same slice, one of each copy.
     """
 
     layout: Layout

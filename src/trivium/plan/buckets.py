@@ -26,8 +26,8 @@ PartialOver = Literal["tensor", "ends"]
 
 
 class Item(NamedTuple):
-    """One parameter of one stage on a rank. borrowed: a copy, of the tied table in a last stage, or of a head that ranks
-    take in turns, of which the first rank's counts."""
+    """One parameter of one stage on a rank. borrowed: a copy, of the tied table in a last stage, or of a head that
+    ranks take in turns, of which the first rank's counts."""
 
     parameter: Parameter
     stage: int
@@ -39,8 +39,8 @@ class BucketRow(NamedTuple):
     """Items with weight decay, then those without, each in the order in which backward finishes them.
 
     decayed: elements of the former. partial_over: groups over which their gradients are summed before the data
-    ranks': tensor ranks (sequence parallelism, norms of heads), pipeline ends (a tied table, a head taken in turns). tied: holds a table
-    whose gradient has two parts, so it is whole only when the step's last backward is."""
+    ranks': tensor ranks (sequence parallelism, norms of heads), pipeline ends (a tied table, a head taken in turns).
+    tied: holds a table whose gradient has two parts, so it is whole only when the step's last backward is."""
 
     items: tuple[Item, ...]
     decayed: int

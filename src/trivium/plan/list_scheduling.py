@@ -40,7 +40,7 @@ def in_order(jobs: Iterable[Job[Name]], ranks: int, room: Mapping[str, int]) -> 
     for job in every.values():
         for name in job.needs:
             readers[name].append(job)
-    places = [_Rank(Counter(room)) for _ in range(ranks)]
+    places: list[_Rank[Name]] = [_Rank(Counter(room)) for _ in range(ranks)]
     for job in every.values():
         if not job.needs:
             places[job.rank].add(job)

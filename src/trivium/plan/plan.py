@@ -120,7 +120,7 @@ class Plan(Config):
     def taken(self, pipeline: int, stage: int, micro_batches: int) -> range:
         """The micro-batches of a step that pipeline rank `pipeline` takes through a stage that it holds."""
         if self.heads_in_turns and stage == self.last_stage:
-            return range(pipeline, micro_batches, self.layout.pipeline)
+            return range((pipeline - 1) % self.layout.pipeline, micro_batches, self.layout.pipeline)
         return range(micro_batches)
 
     @property
@@ -262,17 +262,6 @@ class Plan(Config):
             table, pipeline=self.layout.pipeline, stages=self.layout.stages, micro_batches=micro_batches
         )
 
-    def _turns_problems(self) -> list[str]:
-        fewest = min(segment.sequences for segment in self.batch.segments)
-        micro_batches, ranks = self.batch.micro_batches(self.layout, fewest), self.layout.pipeline
-        if micro_batches >= ranks:
-            return []
-        return [
-            f"plan.schedule 'zb-turns' needs a micro-batch for the head of each of plan.layout.pipeline ({ranks}) ranks, "
-            f"but a step has ({fewest} / (micro {self.batch.micro} x data {self.layout.data})) = {micro_batches}; use "
-            f"more sequences, a smaller micro-batch, or zb-v"
-        ]
-
     def _schedule_problems(self) -> list[str]:
         layout, found = self.layout, []
         found += self._given_problems()
@@ -283,11 +272,9 @@ class Plan(Config):
             )
         if self.schedule in ("zb-v", "zb-turns") and layout.chunks != 2:
             found.append(
-                f"plan.layout.chunks is {layout.chunks} but plan.schedule '{self.schedule}' goes down the ranks and back up: "
-                f"two stages per rank; set plan.layout.chunks=2 (and plan.layout.pipeline to 2 or more)"
+                f"plan.layout.chunks is {layout.chunks} but plan.schedule '{self.schedule}' goes down the ranks and "
+                f"back up: two stages per rank; set plan.layout.chunks=2 (and plan.layout.pipeline to 2 or more)"
             )
-        if self.heads_in_turns and not self.batch.problems(layout):
-            found += self._turns_problems()
         if self.schedule == "interleaved" and layout.pipeline > 1 and not self.batch.problems(layout):
             for sequences in sorted({s.sequences for s in self.batch.segments}):
                 micro_batches = self.batch.micro_batches(layout, sequences)

@@ -20,7 +20,9 @@ ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-sp
 SCHEDULE_NAMES: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split")
 # Those whose backward comes in two parts.
 SPLIT_SCHEDULES: tuple[ScheduleName, ...] = ("zb-h1", "zb-v", "1f1b-split", "zb-turns")
-HEAD_UNITS = 8  # in which the head's length is told, of a stage
+HEAD_UNITS = 8  # in which the head's length is told, of a stage's forward
+# A stage's two gradients, in the same unit. Were all three alike, ranks would go in lockstep: every delay would last.
+GRADIENT_UNITS = 9
 Each = TypeVar("Each")
 
 
@@ -61,7 +63,8 @@ def backward(micro_batch: int, stage: int) -> Action:
 def make_schedule(
     name: ScheduleName, *, pipeline: int, micro_batches: int, chunks: int = 1, head: int = HEAD_UNITS
 ) -> Schedule:
-    """The table of a named schedule. head: where it is a stage of its own, its length in eighths of another's."""
+    """The table of a named schedule. head: where it is a stage of its own, its length in eighths of another's
+    forward."""
     match name:
         case "gpipe":
             return gpipe(pipeline, micro_batches)
@@ -227,14 +230,16 @@ def zero_bubble_v(ranks: int, micro_batches: int) -> Schedule:
 
 @lru_cache(maxsize=64)
 def zero_bubble_turns(ranks: int, micro_batches: int, head: int) -> Schedule:
-    """ZB-V whose head, with the loss, is a stage of its own that every rank holds: micro-batch m's is rank m mod ranks'.
+    """ZB-V whose head, with the loss, is a stage of its own that every rank holds: that of micro-batch m is taken by
+    rank m + 1, modulo the ranks.
 
-    Where the vocabulary is large, the rank of the last layers has more to do than all others, who wait for it; here each
-    has the same share. The order is by list scheduling: what another rank waits for first, weight gradients when there is
-    nothing else. A rank holds at most 2 x ranks + 1 stage activations, one more than ZB-V's, and one head's.
-    head: its length, in eighths of a stage's.
+    Where the vocabulary is large, the rank of the last layers has more to do than all others, who wait for it; here
+    each has the same share. The order is by list scheduling: gradients of inputs first, then forwards, of the earliest
+    micro-batch each, and weight gradients when there is nothing else. A rank holds at most 2 x ranks + 2 stage
+    activations, two more than ZB-V's, and one head's.
+    head: its length, in eighths of a stage's forward.
     """
-    last = 2 * ranks
+    last, units = 2 * ranks, dict.fromkeys(ops(split=True), GRADIENT_UNITS) | {Op.FORWARD: HEAD_UNITS}
     urgency = {Op.INPUT_GRADIENT: 0, Op.FORWARD: 1, Op.WEIGHT_GRADIENT: 2}
 
     def job(action: Action) -> Job[Action]:
@@ -242,17 +247,19 @@ def zero_bubble_turns(ranks: int, micro_batches: int, head: int) -> Schedule:
         kind = "head" if stage == last else "stage"
         return Job(
             name=action,
-            rank=m % ranks if stage == last else min(stage, last - 1 - stage),
-            length=max(1, head) if stage == last else HEAD_UNITS,
+            rank=(m + 1) % ranks if stage == last else min(stage, last - 1 - stage),
+            length=head if stage == last else units[op],
             needs=inputs(action, last, split=True),
-            urgency=(urgency[op], stage if op is Op.INPUT_GRADIENT else -stage, m),
+            urgency=(urgency[op], m, stage if op is Op.INPUT_GRADIENT else -stage),
             takes=kind if op is Op.FORWARD else None,
             gives=kind if op is Op.WEIGHT_GRADIENT else None,
-            leaves=int(stage < ranks),  # or those that come back up would find no place, and nothing would end
+            leaves=int(
+                stage < ranks
+            ),  # or those that come back up would find no place, and nothing would end
         )
 
     every = itertools.product(ops(split=True), range(micro_batches), range(last + 1))
-    return in_order((job(Action(*parts)) for parts in every), ranks, {"stage": 2 * ranks + 1, "head": 1})
+    return in_order((job(Action(*parts)) for parts in every), ranks, {"stage": last + 2, "head": 1})
 
 
 def parse_schedule(rows: Sequence[str]) -> Schedule:

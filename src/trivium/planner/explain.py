@@ -17,7 +17,7 @@ from trivium.plan.plan import Plan
 from trivium.plan.schedule import render
 from trivium.planner.config import SearchSpace
 from trivium.planner.grid import Subject
-from trivium.planner.near_misses import interleaving_misses
+from trivium.planner.near_misses import interleaving_misses, turns_misses
 from trivium.planner.published import full_batch, mt_nlg_plan, published_for
 from trivium.planner.remedies import does_not_fit
 from trivium.planner.search import search
@@ -95,8 +95,10 @@ def plan_lines(plan: Plan, machine: Machine) -> list[str]:
 
 
 def near_misses(plan: Plan, machine: Machine, seconds: float) -> list[str]:
-    """Better schedules that the batch of a plan of `seconds` a step forbids, and what they would save."""
-    return [miss_text(miss) for miss in interleaving_misses(full_batch(plan), machine, seconds)]
+    """Better schedules for a plan of `seconds` a step, some of which its batch forbids, and what they would save."""
+    full = full_batch(plan)
+    seen = [*interleaving_misses(full, machine, seconds), *turns_misses(full, machine, seconds)]
+    return [miss_text(miss) for miss in sorted(seen, key=lambda miss: -miss.saves)]
 
 
 def _choice_lines(plan: Plan, machine: Machine) -> list[str]:

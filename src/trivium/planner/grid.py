@@ -165,9 +165,9 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
         **{name: grid[name] for name in same},
         vocabulary=-(-model.vocabulary // multiple) * multiple,
         micro_batches=micro_batches_of(grid),
-        puts_off=np.isin(grid["schedule"], [SCHEDULE_NAMES.index(name) for name in SPLIT_SCHEDULES]).astype(
-            np.int64
-        ),
+        puts_off=np.isin(
+            grid["schedule"], [n for n, name in enumerate(SCHEDULE_NAMES) if name in SPLIT_SCHEDULES]
+        ).astype(np.int64),
         ends_together=((grid["pipeline"] == 1) | (grid["schedule"] == SCHEDULE_NAMES.index("zb-v"))).astype(
             np.int64
         ),

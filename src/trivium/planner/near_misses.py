@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trivium.cost.estimate import estimate
 from trivium.cost.hardware import Machine
 from trivium.cost.memory import worst_rank
 from trivium.plan.model_shape import ModelShape
-from trivium.plan.plan import Plan
-from trivium.plan.schedule import SCHEDULE_NAMES
+from trivium.plan.partition import Partition
+from trivium.plan.plan import Plan, head_length
+from trivium.plan.schedule import HEAD_UNITS, SCHEDULE_NAMES
 from trivium.planner.config import SearchSpace
 from trivium.planner.grid import MODE_NAMES, Candidates, Grid, Subject, columns_of
 from trivium.planner.laws import INTERLEAVED, LAWS, legal, told
@@ -27,6 +29,7 @@ NEAR = 1 / 16  # of the batch: how far another one may be
 NODES = (1, 2, 4)  # how many more or fewer
 FEW = 8  # plans of each change that are simulated
 BATCHES = 3  # other batches that are told
+LONG_HEAD = 2  # eighths of a stage: a shorter one holds nobody up for long
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,29 @@ def interleaving_misses(plan: Plan, machine: Machine, seconds: float) -> list[Ne
     best = utilisation(plan, machine, seconds)
     misses = _by_batch(subject, ranking, best)
     return sorted((miss for miss in misses if miss.saves > WORTH), key=lambda miss: -miss.saves)
+
+
+def turns_misses(plan: Plan, machine: Machine, seconds: float) -> list[NearMiss]:
+    """Of one plan that takes `seconds` a step: the same ranks with heads taken in turns, where the head is long, that
+    fits and saves. Searches leave this schedule out, as its order has to be simulated to be known."""
+    layout, model = plan.layout, plan.model
+    eighths = head_length(model, 2 * layout.pipeline)
+    if layout.pipeline == 1 or plan.heads_in_turns or plan.schedule == "given" or eighths < LONG_HEAD:
+        return []
+    turns = plan.model_copy(
+        update={
+            "schedule": "zb-turns",
+            "layout": layout.model_copy(update={"chunks": 2}),
+            "partition": Partition(),
+        }
+    )
+    if turns.check() or worst_rank(turns)[1].total > machine.usable_memory(layout.world_size):
+        return []
+    took = estimate(turns, machine).seconds
+    stages = f"{eighths / HEAD_UNITS:.2g} of {2 * layout.pipeline} stages"
+    obstacle = f"the head is as much work as {stages}, and one rank has it"
+    miss = NearMiss("taking heads in turns", obstacle, turns, took, 1 - took / seconds)
+    return [miss] if miss.saves > WORTH else []
 
 
 def _narrow(found: Found) -> SearchSpace:
