@@ -21,6 +21,7 @@ LAYOUTS = [
     small(tensor=2, pipeline=2, chunks=2, sequence_parallel=True, precision=FP64),
     small(tensor=4, zero=0, precision=FP64),
     small(pipeline=2, data=2, precision=FP64),
+    small(pipeline=2, data=2, chunks=2, schedule="zb-turns", precision=FP64),
 ]
 
 

@@ -104,7 +104,8 @@ def near_misses(plan: Plan, machine: Machine, seconds: float) -> list[str]:
 def _choice_lines(plan: Plan, machine: Machine) -> list[str]:
     model, layout, batch = plan.model, plan.layout, plan.batch
     micro_batches = batch.micro_batches(layout)
-    per_stage = [len(layers) for layers in layers_by_stage(plan)]
+    per_stage = [len(layers) for layers in layers_by_stage(plan)[: layout.stages]]
+    head = " and the head's, which all ranks have" if plan.heads_in_turns else ""
     context = f" x context {layout.context}" if layout.context > 1 else ""
     padded = model.padded_vocabulary(layout.tensor)
     lines = [
@@ -115,7 +116,7 @@ def _choice_lines(plan: Plan, machine: Machine) -> list[str]:
         f"machine       {machine.name}: {_machine_text(machine)}",
         f"layout        tensor {layout.tensor} x pipeline {layout.pipeline} x data {layout.data}{context} = "
         f"{counted(layout.world_size, 'rank')}; {counted(layout.stages, 'stage')}, layers in each: "
-        f"{_spread(per_stage)}",
+        f"{_spread(per_stage)}{head}",
         f"batch         {batch.sequences:,} sequences = {counted(layout.data, 'replica')} x {micro_batches} "
         f"micro-batches x {batch.micro}; {plan.tokens(batch.sequences):,} tokens per step",
         f"precision     weights {plan.precision.weights}, gradients {plan.gradient_dtype}; recompute "
