@@ -6,6 +6,7 @@ from trivium.config import merge
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import machine_named
 from trivium.cost.memory import worst_rank
+from trivium.planner.config import SearchSpace
 from trivium.planner.grid import Subject
 from trivium.planner.near_misses import WORTH, interleaving_misses, near_misses, turns_misses
 from trivium.planner.pricing import utilisation
@@ -109,6 +110,9 @@ def test_where_memory_is_what_another_number_of_layers_mends_memory_is_named():
         assert miss.obstacle.startswith("unchanged, the plan holds") == over
 
 
+LIMIT = SELENE.usable_memory(8)
+
+
 def long_headed(**over):
     """Llama's 128,256 words over small layers: the head is more work than a stage."""
     model = {
@@ -131,18 +135,26 @@ def long_headed(**over):
 def test_a_long_head_is_better_taken_in_turns_and_what_that_saves_is_what_the_estimates_say(schedule):
     plan = long_headed(schedule=schedule, precision={"weights": "bf16"})
     seconds = estimate(plan, SELENE).seconds
-    (miss,) = turns_misses(plan, SELENE, seconds)
+    (miss,) = turns_misses(plan, SELENE, seconds, LIMIT)
     assert miss.plan.schedule == "zb-turns" and miss.plan.check(8) == []
     assert miss.saves == pytest.approx(1 - estimate(miss.plan, SELENE).seconds / seconds)
     assert miss.saves > 0.2
     assert "2.6 of 8 stages" in miss_text(miss) and "taking heads in turns" in miss_text(miss)
 
 
+def test_a_search_tells_what_taking_heads_in_turns_would_save_its_winner():
+    space = SearchSpace(pipeline=(4,), tensor=(1,), schedules=("1f1b",), context=(1,))
+    plan = long_headed(precision={"weights": "bf16"})
+    found = search(subject_of(plan), SELENE, 8, space)
+    best = found.ranking.winners(1)[0]
+    told = [miss for miss in near_misses(found) if miss.change == "taking heads in turns"]
+    assert told == turns_misses(best.plan, SELENE, best.seconds, LIMIT) and len(told) == 1
+
+
 def test_heads_are_not_to_be_taken_in_turns_where_nobody_waits_for_them_or_there_is_no_room():
     plan = long_headed(precision={"weights": "bf16"})
     seconds = estimate(plan, SELENE).seconds
-    small_card = SELENE.model_copy(update={"memory_bytes": SELENE.memory_bytes / 40})
-    assert turns_misses(plan, small_card, seconds) == []
-    assert turns_misses(long_headed(model={"vocabulary": 1024}), SELENE, seconds) == []
-    assert turns_misses(long_headed(layout={"pipeline": 1, "data": 8}), SELENE, seconds) == []
-    assert turns_misses(MT_NLG_PLAN, SELENE, 60.1) == []
+    assert turns_misses(plan, SELENE, seconds, LIMIT / 40) == []
+    assert turns_misses(long_headed(model={"vocabulary": 1024}), SELENE, seconds, LIMIT) == []
+    assert turns_misses(long_headed(layout={"pipeline": 1, "data": 8}), SELENE, seconds, LIMIT) == []
+    assert turns_misses(MT_NLG_PLAN, SELENE, 60.1, LIMIT) == []

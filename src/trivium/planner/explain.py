@@ -96,8 +96,8 @@ def plan_lines(plan: Plan, machine: Machine) -> list[str]:
 
 def near_misses(plan: Plan, machine: Machine, seconds: float) -> list[str]:
     """Better schedules for a plan of `seconds` a step, some of which its batch forbids, and what they would save."""
-    full = full_batch(plan)
-    seen = [*interleaving_misses(full, machine, seconds), *turns_misses(full, machine, seconds)]
+    full, limit = full_batch(plan), machine.usable_memory(plan.layout.world_size)
+    seen = [*interleaving_misses(full, machine, seconds), *turns_misses(full, machine, seconds, limit)]
     return [miss_text(miss) for miss in sorted(seen, key=lambda miss: -miss.saves)]
 
 

@@ -54,6 +54,7 @@ def near_misses(found: Found) -> list[NearMiss]:
         plans = [miss.plan for miss in seen]
         own = interleaving_misses(best.plan, found.machine, best.seconds)
         seen += [miss for miss in own if miss.plan not in plans]
+    seen += turns_misses(best.plan, found.machine, best.seconds, found.ranking.priced.memory_limit)
     return sorted((miss for miss in seen if miss.saves > WORTH), key=lambda miss: -miss.saves)
 
 
@@ -86,9 +87,10 @@ def interleaving_misses(plan: Plan, machine: Machine, seconds: float) -> list[Ne
     return sorted((miss for miss in misses if miss.saves > WORTH), key=lambda miss: -miss.saves)
 
 
-def turns_misses(plan: Plan, machine: Machine, seconds: float) -> list[NearMiss]:
+def turns_misses(plan: Plan, machine: Machine, seconds: float, limit: float) -> list[NearMiss]:
     """Of one plan that takes `seconds` a step: the same ranks with heads taken in turns, where the head is long, that
-    fits and saves. Searches leave this schedule out, as its order has to be simulated to be known."""
+    fits in `limit` bytes a rank and saves. Searches leave this schedule out, as its order must be simulated to be
+    known."""
     layout, model = plan.layout, plan.model
     eighths = head_length(model, 2 * layout.pipeline)
     if layout.pipeline == 1 or plan.heads_in_turns or plan.schedule == "given" or eighths < LONG_HEAD:
@@ -100,7 +102,7 @@ def turns_misses(plan: Plan, machine: Machine, seconds: float) -> list[NearMiss]
             "partition": Partition(),
         }
     )
-    if turns.check() or worst_rank(turns)[1].total > machine.usable_memory(layout.world_size):
+    if turns.check() or worst_rank(turns)[1].total > limit:
         return []
     took = estimate(turns, machine).seconds
     stages = f"{eighths / HEAD_UNITS:.2g} of {2 * layout.pipeline} stages"
