@@ -1,7 +1,7 @@
 """`trivium generate`: a checkpoint continues prompts."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ from trivium.cli.answers import answered
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, open_asked
 from trivium.cli.show import say
 from trivium.cli.stage import Result, Run, Stage, perform
+from trivium.config import parse_assignments
 from trivium.errors import ConfigError
 from trivium.progress import Progress
 from trivium.provenance import write_json
@@ -69,7 +70,8 @@ def generate(
         if interactive or prompt is not None:
             _stream(run, place, _lines_of_input() if interactive else iter([str(prompt)]))
         else:
-            _print_all(run, place, file)
+            given = parse_assignments(sets or ()).get("generation", {}).get("sampling", {})
+            _print_all(run, place, file, given)
 
 
 def _stream(run: Run, place: tuple[Path, Path], prompts: Iterator[str]) -> None:
@@ -95,14 +97,14 @@ def _stream(run: Run, place: tuple[Path, Path], prompts: Iterator[str]) -> None:
         _print_tokens(writer, written, config.logprobs)
 
 
-def _print_all(run: Run, place: tuple[Path, Path], file: str | None) -> None:
-    """Continue the prompts of a file, or those of the config."""
-    from trivium.serving.prompts import PromptFile, read_prompts
+def _print_all(run: Run, place: tuple[Path, Path], file: str | None, given: Mapping[str, Any]) -> None:
+    """Continue the prompts of a file, or those of the config. given: what --set says of the sampling."""
+    from trivium.serving.prompts import PromptFile, drawing_for, read_prompts
     from trivium.serving.samples import drawing_of
 
     config = run.config.generation
     read = PromptFile(prompts=config.prompts) if file is None else read_prompts(file)
-    config = config.model_copy(update={"sampling": read.sampling or config.sampling})
+    config = config.model_copy(update={"sampling": drawing_for(read, config.sampling, given)})
     _print(_write(run, place, read.prompts, drawing_of(config, seed=run.config.seed)))
 
 
