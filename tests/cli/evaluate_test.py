@@ -184,3 +184,12 @@ def test_predictions_of_any_model_give_the_table_of_hans(tmp_path, capsys):
     assert lines[2].split() == ["non-entailment", "75.0", "75.0", "75.0"]
     with pytest.raises(ConfigError, match="need --data DIR"):
         trivium("evaluate", tmp_path / "said.txt")
+    for option in (
+        ("--tasks", "hans"),
+        ("--limit", 3),
+        ("--shots", "0"),
+        ("--every",),
+        ("--set", "confidence=0.5"),
+    ):
+        with pytest.raises(ConfigError, match=f"{option[0]}: for a model that is asked"):
+            trivium("evaluate", tmp_path / "said.txt", "--data", tmp_path, *option)

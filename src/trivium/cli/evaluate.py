@@ -51,6 +51,8 @@ _OF_HELD_OUT_TASKS = (
     "tasks are asked of what is named"
 )
 
+_OF_MODELS = "for a model that is asked; a file of predictions holds the answers already: leave it out"
+
 
 class _EitherWay(TyperCommand):
     """The verb's options, and those of the station of a run, which works when no target is named."""
@@ -67,6 +69,8 @@ class _EitherWay(TyperCommand):
         function = _evaluate_run if alone else evaluate
         names = inspect.signature(function).parameters
         self._refuse_others(ctx, names, _OF_PUBLISHED_TASKS if alone else _OF_HELD_OUT_TASKS)
+        if not alone and ctx.params["target"].is_file():
+            self._refuse_others(ctx, ("target", "data", "json"), _OF_MODELS)
         return ctx.invoke(function, **{k: v for k, v in ctx.params.items() if k in names})
 
     def _refuse_others(self, ctx: Any, names: Collection[str], why: str) -> None:
