@@ -113,7 +113,6 @@ def _write(
 ) -> list[dict[str, Any]] | None:
     """The texts, written by the ranks of the layout; None on ranks of torchrun that have nothing to say."""
     from trivium.serving.samples import sample, token_rows
-    from trivium.serving.speak import spelling
     from trivium.serving.writer import Writer
 
     config = run.config.generation
@@ -121,10 +120,7 @@ def _write(
     def work(scorer: Any) -> dict[str, Any]:
         writer = Writer(scorer, together=config.together)
         texts = writer.write(prompts, settings, alternatives=config.logprobs)
-        more = [
-            {} if config.logprobs is None else {"tokens": token_rows(w, spelling(writer.tokenizer))}
-            for w in texts
-        ]
+        more = [{} if config.logprobs is None else {"tokens": token_rows(w, writer.tokenizer)} for w in texts]
         return {"samples": [sample(p, w, settings) | m for p, w, m in zip(prompts, texts, more, strict=True)]}
 
     found = answered(work, *place, config.layout)
@@ -141,16 +137,16 @@ def _print(samples: list[dict[str, Any]] | None) -> None:
 
 def _print_tokens(writer: Any, written: Any, logprobs: int | None) -> None:
     from trivium.serving.samples import token_rows
-    from trivium.serving.speak import spelling
 
     if logprobs is not None:
-        for token in token_rows(written, spelling(writer.tokenizer)):
+        for token in token_rows(written, writer.tokenizer):
             say(_token_line(token))
 
 
 def _token_line(token: Result) -> str:
     others = ", ".join(f"{o['token']!r} {o['logprob']:.3f}" for o in token["top"])
-    return f"  {token['token']!r} {token['logprob']:.3f}" + (f"  ({others})" if others else "")
+    whole = f", making {token['joined']!r}" if "joined" in token else ""
+    return f"  {token['token']!r} {token['logprob']:.3f}{whole}" + (f"  ({others})" if others else "")
 
 
 def _lines_of_input() -> Iterator[str]:
