@@ -193,3 +193,15 @@ def test_predictions_of_any_model_give_the_table_of_hans(tmp_path, capsys):
     ):
         with pytest.raises(ConfigError, match=f"{option[0]}: for a model that is asked"):
             trivium("evaluate", tmp_path / "said.txt", "--data", tmp_path, *option)
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "incontext"])
+def test_results_that_could_not_be_written_are_refused_before_a_model_is_asked(scene, tmp_path, verb):
+    (tmp_path / "file").write_text("")
+    for place, error, message in (
+        (tmp_path, DataError, "is a folder"),
+        (tmp_path / "file" / "out.json", DataError, "does not exist"),
+        ("-", ConfigError, "goes to standard output"),
+    ):
+        with pytest.raises(error, match=message):  # of a target that is not there nothing is said
+            trivium(verb, scene / "no_run", "--data", scene / "data", "--json", place)

@@ -1,11 +1,13 @@
 """What `trivium evaluate TARGET` does: published benchmarks over one checkpoint or all of a run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trivium.cli.answers import answered
+from trivium.cli.options import STANDARD_OUTPUT, refuse_no_place_for
 from trivium.cli.show import percent, percent_range, say, table
 from trivium.config import build, merge, parse_assignments, to_tree
 from trivium.errors import ConfigError, DataError
@@ -116,6 +118,16 @@ def about_checkpoint(checkpoint: Path) -> dict[str, Any]:
         "parameters": count(shape),
         "sequence": shape.sequence,
     }
+
+
+def refuse_bad_place(json: Path | None) -> None:
+    """Where --json names no file that could be written: found before the work, not after it."""
+    if json == STANDARD_OUTPUT:
+        raise ConfigError("--json -: the table goes to standard output; name a file")
+    if json is not None:
+        with suppress(OSError):  # what cannot be made is named below
+            json.parent.mkdir(parents=True, exist_ok=True)
+    refuse_no_place_for("--json", json)
 
 
 def keep(found: Mapping[str, Any], folder: Path | None, name: str, also: Path | None) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from trivium.cli.benchmarks import FOLDER, Asked, config_of, evaluate_target, keep, tell
+from trivium.cli.benchmarks import FOLDER, Asked, config_of, evaluate_target, keep, refuse_bad_place, tell
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run
 from trivium.cli.show import percent, percent_range, progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
@@ -110,6 +110,7 @@ def evaluate(
     ranks that answer: --set wording=harness --set layout.tensor=2.
     """
     assert target is not None, "without a target the station of the run works"
+    refuse_bad_place(json)
     if target.is_file():
         _score_predictions(target, data, json)
         return
