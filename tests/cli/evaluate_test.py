@@ -205,3 +205,12 @@ def test_results_that_could_not_be_written_are_refused_before_a_model_is_asked(s
     ):
         with pytest.raises(error, match=message):  # of a target that is not there nothing is said
             trivium(verb, scene / "no_run", "--data", scene / "data", "--json", place)
+
+
+def test_prompts_that_were_cut_are_told_of_all_that_were_asked(scene, tmp_path, capsys):
+    words = ("--tasks", "boolq", "--data", scene / "data", "--limit", 5, "--shots", "0,few")
+    trivium("evaluate", scene / "run", *words, "--json", tmp_path / "out.json")
+    few = read(tmp_path / "out.json")["tasks"]["boolq"]["few"]
+    assert few["truncated"] == 10 and few["n"] == 5  # each question once for each of its choices
+    told = capsys.readouterr().out
+    assert "cut: 10 of 20 prompts, one for each choice, were longer than the model's 64 tokens" in told

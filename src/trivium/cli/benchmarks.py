@@ -167,13 +167,14 @@ def tell(found: Mapping[str, Any]) -> None:
             for task, by_shots in point["tasks"].items()
         )
         say(f"  step {point['step']:,}, {point['tokens']:,} tokens: {headline}")
-    cut = sum(r["truncated"] for by_shots in found["tasks"].values() for r in by_shots.values())
+    results = [r for by_shots in found["tasks"].values() for r in by_shots.values()]
+    cut, asked = (sum(r[kind] for r in results) for kind in ("truncated", "requests"))
     if cut:
         say(
-            f"  {cut:,} prompts were longer than the model's {found['model']['sequence']} tokens and lost "
-            "their beginning"
+            f"  cut: {cut:,} of {asked:,} prompts, one for each choice, were longer than the model's "
+            f"{found['model']['sequence']} tokens and lost their beginning"
         )
-    if any(r.get("contamination") for by_shots in found["tasks"].values() for r in by_shots.values()):
+    if any(r.get("contamination") for r in results):
         say("  in corpus: questions that stand in the run's documents, and how many of the others are right")
     for name, why in found["skipped"].items():
         say(f"  SKIPPED {name}: {why}")
