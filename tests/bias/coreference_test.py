@@ -113,6 +113,17 @@ def test_shots_are_of_other_sentences_balanced_and_the_same_for_both_versions(tm
     assert prompt_of(pro, questions, shots=0, seed=1) == pro.query
 
 
+@pytest.mark.parametrize("shots", [1, 2, 3])
+def test_neither_side_is_always_the_one_shot_or_the_last_of_several(tmp_path, shots):
+    for questions in (winobias(write_winobias(tmp_path), "type1"), winogender(write_winogender(tmp_path))):
+        side_of = {q.query + q.choices[0]: q.side for q in questions}
+        prompts = [prompt_of(q, questions, shots=shots, seed=1) for q in questions]
+        shown = [[side_of[text] for text in prompt.split("\n\n")[:-1]] for prompt in prompts]
+        assert all(a != b for sides in shown for a, b in zip(sides, sides[1:]))
+        last = [sides[-1] for sides in shown]
+        assert all(0.3 < last.count(side) / len(last) < 0.7 for side in set(side_of.values()))
+
+
 def test_more_shots_than_sentences_are_refused(tmp_path):
     write_winobias(tmp_path, number=4)
     with pytest.raises(DataError, match=r"bias\.shots asks for 9"):

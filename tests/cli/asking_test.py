@@ -102,6 +102,13 @@ def test_generate_reads_prompts_of_each_kind_of_file_and_the_shipped_ones(run, t
     assert said(capsys, run, "--file", "operators").count("---") >= 3
 
 
+def test_generate_lets_what_is_set_go_before_the_settings_of_a_file(run, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("Item 7\n")
+    (tmp_path / "a.yaml").write_text("prompts: [Item 7]\nsampling: {temperature: 2, max_tokens: 30}\n")
+    plain, own = (said(capsys, run, "--file", tmp_path / name) for name in ("a.txt", "a.yaml"))
+    assert own == plain
+
+
 def test_generate_answers_line_by_line(run, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("Item 1\n\nItem 2\n"))
     assert said(capsys, run, "--interactive").count("Item") >= 2

@@ -184,3 +184,33 @@ def test_predictions_of_any_model_give_the_table_of_hans(tmp_path, capsys):
     assert lines[2].split() == ["non-entailment", "75.0", "75.0", "75.0"]
     with pytest.raises(ConfigError, match="need --data DIR"):
         trivium("evaluate", tmp_path / "said.txt")
+    for option in (
+        ("--tasks", "hans"),
+        ("--limit", 3),
+        ("--shots", "0"),
+        ("--every",),
+        ("--set", "confidence=0.5"),
+    ):
+        with pytest.raises(ConfigError, match=f"{option[0]}: for a model that is asked"):
+            trivium("evaluate", tmp_path / "said.txt", "--data", tmp_path, *option)
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "incontext"])
+def test_results_that_could_not_be_written_are_refused_before_a_model_is_asked(scene, tmp_path, verb):
+    (tmp_path / "file").write_text("")
+    for place, error, message in (
+        (tmp_path, DataError, "is a folder"),
+        (tmp_path / "file" / "out.json", DataError, "does not exist"),
+        ("-", ConfigError, "goes to standard output"),
+    ):
+        with pytest.raises(error, match=message):  # of a target that is not there nothing is said
+            trivium(verb, scene / "no_run", "--data", scene / "data", "--json", place)
+
+
+def test_prompts_that_were_cut_are_told_of_all_that_were_asked(scene, tmp_path, capsys):
+    words = ("--tasks", "boolq", "--data", scene / "data", "--limit", 5, "--shots", "0,few")
+    trivium("evaluate", scene / "run", *words, "--json", tmp_path / "out.json")
+    few = read(tmp_path / "out.json")["tasks"]["boolq"]["few"]
+    assert few["truncated"] == 10 and few["n"] == 5  # each question once for each of its choices
+    told = capsys.readouterr().out
+    assert "cut: 10 of 20 prompts, one for each choice, were longer than the model's 64 tokens" in told

@@ -135,6 +135,16 @@ def test_results_are_plain_json_and_the_same_at_every_run():
     assert len(first["order"]) == 2 and first["n"] == 30
 
 
+def test_both_wordings_are_measured_after_as_many_shots_whichever_numbers_are_asked_for():
+    rows = [{"goal": f"g{n}", "sol1": f"a{n}", "sol2": f"b{n} more", "label": n % 2} for n in range(60)]
+    apart = CONFIG.model_copy(update={"draws": 2, "shots": (0,), "compare_at": 2})
+    found = measure(study(apart, rows, "piqa"), Ignorant())["template"]
+    asked_too = measure(study(apart.model_copy(update={"shots": (0, 2)}), rows, "piqa"), Ignorant())
+    assert found.keys() == {"paper", "the other"}
+    assert found["paper"]["accuracies"] == asked_too["shots"]["2"]["accuracies"]
+    assert asked_too["template"]["paper"] == asked_too["shots"]["2"]
+
+
 def test_any_task_of_choices_can_be_studied_and_one_without_cannot():
     rows = [{"goal": f"g{n}", "sol1": f"a{n}", "sol2": f"b{n} more", "label": n % 2} for n in range(60)]
     found = measure(study(CONFIG.model_copy(update={"draws": 2}), rows, "piqa"), Ignorant())

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from trivium.cli.reproduce import app
+from trivium.errors import ConfigError
 from trivium.reproduction.page import every_figure, markdown
 from trivium.reproduction.system import efficiency
 from trivium.tokens.recipe import load_recipe
@@ -78,3 +79,11 @@ def test_the_verb_prints_every_figure_and_writes_them_as_data(tmp_path, figures)
     ]
     alone = CliRunner().invoke(app, ["--json", "-"])
     assert json.loads(alone.stdout)["figures"] == written
+
+
+def test_data_is_written_beside_the_tables_and_only_one_of_both_to_standard_output(tmp_path):
+    found = CliRunner().invoke(app, ["--markdown", "--json", str(tmp_path / "figures.json")])
+    assert found.exit_code == 0 and found.output == markdown(every_figure())
+    assert json.loads((tmp_path / "figures.json").read_text())["figures"]
+    with pytest.raises(ConfigError, match="both write to standard output"):
+        CliRunner().invoke(app, ["--markdown", "--json", "-"], catch_exceptions=False)

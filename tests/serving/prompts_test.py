@@ -1,7 +1,8 @@
 import pytest
 
 from trivium.errors import ConfigError, DataError, TriviumError
-from trivium.serving.prompts import read_prompts, shipped_names
+from trivium.serving.config import Drawing
+from trivium.serving.prompts import drawing_for, read_prompts, shipped_names
 
 
 def test_the_categories_of_the_paper_are_shipped_each_with_settings():
@@ -20,6 +21,15 @@ def test_a_file_of_ones_own_may_be_text_json_lines_or_yaml(tmp_path):
     assert read_prompts(str(tmp_path / "a.txt")).prompts == ("one", "two")
     assert read_prompts(str(tmp_path / "a.jsonl")).prompts == ("one\nmore", "two")
     assert read_prompts(str(tmp_path / "a.yaml")).sampling.temperature == 0
+
+
+def test_what_is_given_at_the_call_goes_before_the_file_and_the_file_before_the_config(tmp_path):
+    (tmp_path / "a.yaml").write_text("prompts: [one]\nsampling: {temperature: 0, max_tokens: 7}\n")
+    config = Drawing(temperature=0.5, max_tokens=9, top_k=3, seed=5)
+    read = read_prompts(str(tmp_path / "a.yaml"))
+    assert drawing_for(read, config, {}) == Drawing(temperature=0, max_tokens=7, top_k=3, seed=5)
+    given = drawing_for(read, config, {"max_tokens": 2, "stop": ["x"]})
+    assert given == Drawing(temperature=0, max_tokens=2, top_k=3, seed=5, stop=("x",))
 
 
 def test_a_prompt_may_hold_whatever_ends_a_line_elsewhere(tmp_path):

@@ -1,7 +1,8 @@
-from evaluation.models import plan_of, scorer_of
+from evaluation.models import TOKENIZER, plan_of, scorer_of
 from trivium.serving.config import Drawing, GenerationConfig
-from trivium.serving.samples import drawing_of, sample
-from trivium.serving.writer import Writer
+from trivium.serving.samples import drawing_of, sample, token_rows
+from trivium.serving.write import Token
+from trivium.serving.writer import Writer, Written
 
 WRITER = Writer(scorer_of(plan_of()))
 
@@ -27,3 +28,14 @@ def test_the_draws_depend_on_the_seed_of_the_run_and_on_that_of_the_sampling():
 
 def test_three_prompts_are_the_default():
     assert len(GenerationConfig().prompts) == 3
+
+
+def test_parts_of_a_character_are_told_with_the_character_that_they_make():
+    text = "Item 🎉 語é opens"
+    ids = [*TOKENIZER.encode(text), TOKENIZER.end_of_text]
+    rows = token_rows(Written(text, [Token(i, -1.0) for i in ids], "stop"), TOKENIZER)
+    parts = [row for row in rows[:-1] if row["token"].startswith("<token")]
+    assert len(parts) > sum("joined" in row for row in parts) > 0
+    # every character stands once: in a token of its own, or where its last part is told
+    whole = "".join(row.get("joined", "" if row in parts else row["token"]) for row in rows[:-1])
+    assert whole == text and "joined" not in rows[-1]

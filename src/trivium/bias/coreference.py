@@ -84,15 +84,18 @@ def compare(
 
 
 def prompt_of(question: Question, questions: Sequence[Question], *, shots: int, seed: int) -> str:
-    """The question behind solved ones of other sentences, as many of either side; the same for both versions."""
+    """The question behind solved ones of other sentences, the sides in turn; the same for both versions."""
     sides = list(dict.fromkeys(q.side for q in questions))
-    order = generator_for(seed, "coreference shots", question.pair).permutation(len(questions)).tolist()
+    generator = generator_for(seed, "coreference shots", question.pair)
+    order = generator.permutation(len(questions)).tolist()
+    # Which side begins is the sentence's own: otherwise the one shot, or the last of several, were always of one side.
+    first = int(generator.integers(len(sides)))
     chosen: list[Question] = []
     for place in order:
         if len(chosen) == shots:
             break
         other = questions[place]
-        wanted = sides[len(chosen) % len(sides)]
+        wanted = sides[(first + len(chosen)) % len(sides)]
         if other.side == wanted and other.pair not in {question.pair, *(c.pair for c in chosen)}:
             chosen.append(other)
     if len(chosen) < shots:

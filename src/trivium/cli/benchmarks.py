@@ -1,11 +1,13 @@
 """What `trivium evaluate TARGET` does: published benchmarks over one checkpoint or all of a run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trivium.cli.answers import answered
+from trivium.cli.options import STANDARD_OUTPUT, refuse_no_place_for
 from trivium.cli.show import percent, percent_range, say, table
 from trivium.config import build, merge, parse_assignments, to_tree
 from trivium.errors import ConfigError, DataError
@@ -118,6 +120,16 @@ def about_checkpoint(checkpoint: Path) -> dict[str, Any]:
     }
 
 
+def refuse_bad_place(json: Path | None) -> None:
+    """Where --json names no file that could be written: found before the work, not after it."""
+    if json == STANDARD_OUTPUT:
+        raise ConfigError("--json -: the table goes to standard output; name a file")
+    if json is not None:
+        with suppress(OSError):  # what cannot be made is named below
+            json.parent.mkdir(parents=True, exist_ok=True)
+    refuse_no_place_for("--json", json)
+
+
 def keep(found: Mapping[str, Any], folder: Path | None, name: str, also: Path | None) -> list[Path]:
     """Write results into a run directory and where the user wants them; returns where."""
     places = [folder / name / "results.json"] if folder is not None else []
@@ -155,13 +167,14 @@ def tell(found: Mapping[str, Any]) -> None:
             for task, by_shots in point["tasks"].items()
         )
         say(f"  step {point['step']:,}, {point['tokens']:,} tokens: {headline}")
-    cut = sum(r["truncated"] for by_shots in found["tasks"].values() for r in by_shots.values())
+    results = [r for by_shots in found["tasks"].values() for r in by_shots.values()]
+    cut, asked = (sum(r[kind] for r in results) for kind in ("truncated", "requests"))
     if cut:
         say(
-            f"  {cut:,} prompts were longer than the model's {found['model']['sequence']} tokens and lost "
-            "their beginning"
+            f"  cut: {cut:,} of {asked:,} prompts, one for each choice, were longer than the model's "
+            f"{found['model']['sequence']} tokens and lost their beginning"
         )
-    if any(r.get("contamination") for by_shots in found["tasks"].values() for r in by_shots.values()):
+    if any(r.get("contamination") for r in results):
         say("  in corpus: questions that stand in the run's documents, and how many of the others are right")
     for name, why in found["skipped"].items():
         say(f"  SKIPPED {name}: {why}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from trivium.cli.benchmarks import FOLDER, Asked, config_of, evaluate_target, keep, tell
+from trivium.cli.benchmarks import FOLDER, Asked, config_of, evaluate_target, keep, refuse_bad_place, tell
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run
 from trivium.cli.show import percent, percent_range, progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
@@ -51,6 +51,8 @@ _OF_HELD_OUT_TASKS = (
     "tasks are asked of what is named"
 )
 
+_OF_MODELS = "for a model that is asked; a file of predictions holds the answers already: leave it out"
+
 
 class _EitherWay(TyperCommand):
     """The verb's options, and those of the station of a run, which works when no target is named."""
@@ -67,6 +69,8 @@ class _EitherWay(TyperCommand):
         function = _evaluate_run if alone else evaluate
         names = inspect.signature(function).parameters
         self._refuse_others(ctx, names, _OF_PUBLISHED_TASKS if alone else _OF_HELD_OUT_TASKS)
+        if not alone and ctx.params["target"].is_file():
+            self._refuse_others(ctx, ("target", "data", "json"), _OF_MODELS)
         return ctx.invoke(function, **{k: v for k, v in ctx.params.items() if k in names})
 
     def _refuse_others(self, ctx: Any, names: Collection[str], why: str) -> None:
@@ -106,6 +110,7 @@ def evaluate(
     ranks that answer: --set wording=harness --set layout.tensor=2.
     """
     assert target is not None, "without a target the station of the run works"
+    refuse_bad_place(json)
     if target.is_file():
         _score_predictions(target, data, json)
         return

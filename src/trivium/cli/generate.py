@@ -1,7 +1,7 @@
 """`trivium generate`: a checkpoint continues prompts."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ from trivium.cli.answers import answered
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, open_asked
 from trivium.cli.show import say
 from trivium.cli.stage import Result, Run, Stage, perform
+from trivium.config import parse_assignments
 from trivium.errors import ConfigError
 from trivium.progress import Progress
 from trivium.provenance import write_json
@@ -69,7 +70,8 @@ def generate(
         if interactive or prompt is not None:
             _stream(run, place, _lines_of_input() if interactive else iter([str(prompt)]))
         else:
-            _print_all(run, place, file)
+            given = parse_assignments(sets or ()).get("generation", {}).get("sampling", {})
+            _print_all(run, place, file, given)
 
 
 def _stream(run: Run, place: tuple[Path, Path], prompts: Iterator[str]) -> None:
@@ -95,14 +97,14 @@ def _stream(run: Run, place: tuple[Path, Path], prompts: Iterator[str]) -> None:
         _print_tokens(writer, written, config.logprobs)
 
 
-def _print_all(run: Run, place: tuple[Path, Path], file: str | None) -> None:
-    """Continue the prompts of a file, or those of the config."""
-    from trivium.serving.prompts import PromptFile, read_prompts
+def _print_all(run: Run, place: tuple[Path, Path], file: str | None, given: Mapping[str, Any]) -> None:
+    """Continue the prompts of a file, or those of the config. given: what --set says of the sampling."""
+    from trivium.serving.prompts import PromptFile, drawing_for, read_prompts
     from trivium.serving.samples import drawing_of
 
     config = run.config.generation
     read = PromptFile(prompts=config.prompts) if file is None else read_prompts(file)
-    config = config.model_copy(update={"sampling": read.sampling or config.sampling})
+    config = config.model_copy(update={"sampling": drawing_for(read, config.sampling, given)})
     _print(_write(run, place, read.prompts, drawing_of(config, seed=run.config.seed)))
 
 
@@ -111,7 +113,6 @@ def _write(
 ) -> list[dict[str, Any]] | None:
     """The texts, written by the ranks of the layout; None on ranks of torchrun that have nothing to say."""
     from trivium.serving.samples import sample, token_rows
-    from trivium.serving.speak import spelling
     from trivium.serving.writer import Writer
 
     config = run.config.generation
@@ -119,10 +120,7 @@ def _write(
     def work(scorer: Any) -> dict[str, Any]:
         writer = Writer(scorer, together=config.together)
         texts = writer.write(prompts, settings, alternatives=config.logprobs)
-        more = [
-            {} if config.logprobs is None else {"tokens": token_rows(w, spelling(writer.tokenizer))}
-            for w in texts
-        ]
+        more = [{} if config.logprobs is None else {"tokens": token_rows(w, writer.tokenizer)} for w in texts]
         return {"samples": [sample(p, w, settings) | m for p, w, m in zip(prompts, texts, more, strict=True)]}
 
     found = answered(work, *place, config.layout)
@@ -139,16 +137,16 @@ def _print(samples: list[dict[str, Any]] | None) -> None:
 
 def _print_tokens(writer: Any, written: Any, logprobs: int | None) -> None:
     from trivium.serving.samples import token_rows
-    from trivium.serving.speak import spelling
 
     if logprobs is not None:
-        for token in token_rows(written, spelling(writer.tokenizer)):
+        for token in token_rows(written, writer.tokenizer):
             say(_token_line(token))
 
 
 def _token_line(token: Result) -> str:
     others = ", ".join(f"{o['token']!r} {o['logprob']:.3f}" for o in token["top"])
-    return f"  {token['token']!r} {token['logprob']:.3f}" + (f"  ({others})" if others else "")
+    whole = f", making {token['joined']!r}" if "joined" in token else ""
+    return f"  {token['token']!r} {token['logprob']:.3f}{whole}" + (f"  ({others})" if others else "")
 
 
 def _lines_of_input() -> Iterator[str]:

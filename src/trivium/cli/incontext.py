@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trivium.cli.answers import answered
-from trivium.cli.benchmarks import about_checkpoint, keep
+from trivium.cli.benchmarks import about_checkpoint, keep, refuse_bad_place
 from trivium.cli.evaluate import Data, Json
 from trivium.cli.options import Sets
 from trivium.cli.show import percent, progress_of, say, table
@@ -49,6 +49,7 @@ def incontext(
     from trivium.evaluation.incontext import FORMAT
     from trivium.interchange.target import opened
 
+    refuse_bad_place(json)
     config = _config(shots, limit, sets or [])
     study = _study(task, data, config)
     models: list[dict[str, Any]] = []

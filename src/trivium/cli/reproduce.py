@@ -8,6 +8,7 @@ import typer
 
 from trivium.cli.options import STANDARD_OUTPUT
 from trivium.cli.show import say, table
+from trivium.errors import ConfigError
 from trivium.provenance import write_json
 from trivium.reproduction.page import HEADER, every_figure, markdown, rows, summary
 
@@ -30,10 +31,17 @@ def reproduce(
 
     Losses and accuracies need the trained model; `trivium evaluate` shows the published ones beside yours.
     """
+    if json == STANDARD_OUTPUT and as_markdown:
+        raise ConfigError(
+            "--json -, --markdown: both write to standard output; give one of them, or --json FILE"
+        )
     figures = every_figure()
+    data = {"format": FORMAT, "figures": [f.tree() for f in figures]}
     if json == STANDARD_OUTPUT:  # for a program, which reads nothing else there
-        say(dumps({"format": FORMAT, "figures": [f.tree() for f in figures]}))
+        say(dumps(data))
         return
+    if json is not None:
+        write_json(json, data)
     if as_markdown:
         print(markdown(figures), end="")
         return
@@ -41,5 +49,4 @@ def reproduce(
         say(line)
     say(summary(figures))
     if json is not None:
-        write_json(json, {"format": FORMAT, "figures": [f.tree() for f in figures]})
         say(f"data written to {json}")

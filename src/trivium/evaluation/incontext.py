@@ -112,14 +112,25 @@ def measure(study: Study, scorer: Likelihoods, progress: Progress = silent) -> d
                 outcomes.append(_outcome(study, scorer, draw, calibrated=kind == "shots"))
                 done += 1
             found[kind][name] = _measures(study, outcomes)
-    found["template"] = {config.wording: found["shots"].get(str(at))}
-    if study.other_wording is not None:
-        other = replace(study, benchmark=study.other_wording)
-        draws = [_drawn(other.benchmark.task, at, config.seed, d) for d in range(config.draws)]
-        asked = [_outcome(other, scorer, draw, calibrated=False) for draw in draws]
-        found["template"]["the other"] = _measures(other, asked)
+    found["template"] = _templates(study, scorer, found["shots"].get(str(at)))
     progress(total, total, "measured")
     return {"labels": study.labels, "n": len(task.examples), "chance": task.chance, **found}
+
+
+def _templates(study: Study, scorer: Likelihoods, here: dict[str, Any] | None) -> dict[str, Any]:
+    """Both wordings after as many shots; here: the study's own, where it was measured already."""
+    own = study.config.wording
+    if study.other_wording is None:
+        return {own: here}
+    other = replace(study, benchmark=study.other_wording)
+    return {own: here or _after_some(study, scorer), "the other": _after_some(other, scorer)}
+
+
+def _after_some(study: Study, scorer: Likelihoods) -> dict[str, Any]:
+    """What is measured after `compare_at` shots."""
+    config, task = study.config, study.benchmark.task
+    draws = [_drawn(task, config.compare_at, config.seed, d) for d in range(config.draws)]
+    return _measures(study, [_outcome(study, scorer, draw, calibrated=False) for draw in draws])
 
 
 def _outcome(study: Study, scorer: Likelihoods, draw: Draw, *, calibrated: bool) -> Outcome:

@@ -39,7 +39,8 @@ def tasks_section(report: Tree) -> Section:
     return Section(
         "tasks",
         "Published tasks",
-        shows="The paper's tasks with its prompts, shots and scoring; and what it reports of its model.",
+        shows="The paper's tasks with its prompts, shots and scoring; and what it reports of its model."
+        + _asked_of(found.get("model")),
         reading="An interval that holds chance shows no skill. With more shots a prompt may be longer than the model "
         "reads: then its beginning is cut, and counted here.",
         limits="Subsets of questions, local copies of the data, and prompts partly remembered: see docs/evaluation.md. "
@@ -47,6 +48,15 @@ def tasks_section(report: Tree) -> Section:
         figures=figures,
         tables=[Table(headings, rows), *_groups(scores)],
     )
+
+
+def _asked_of(model: Tree | None) -> str:
+    """Which checkpoint answered: of several of a run, results may be of any."""
+    if not isinstance(model, dict) or not isinstance(model.get("step"), int):
+        return ""
+    seen = model.get("tokens")
+    after = f", after {seen:,} tokens" if isinstance(seen, int) else ""
+    return f" Asked of the checkpoint of step {model['step']:,}{after}."
 
 
 def _beside(scores: list[tuple[str, str, Tree]]) -> go.Figure:

@@ -102,7 +102,7 @@ def parse(body: bytes) -> Completion:
     try:
         return Completion.model_validate(given)
     except ValidationError as error:
-        first = error.errors()[0]
+        first = _nearest(error.errors())
         field = str(first["loc"][0])[:60] if first["loc"] else None
         raise Refused(400, f"{field}: {first['msg'].lower()}", field) from None
     except (RecursionError, UnicodeError) as error:
@@ -145,8 +145,18 @@ def _encoded(prompt: str | Sequence[Any], tokenizer: Tokenizer) -> list[list[int
             return [list(prompt)]
         texts = [tokenizer.prompt_ids([p])[0] if isinstance(p, str) else list(p) for p in prompt]
     except DataError as error:
-        raise Refused(400, f"prompt: {error}", "prompt") from None
+        problem = str(error).partition("; ")[0]  # what follows tells whoever has a corpus what to do
+        raise Refused(400, f"prompt: {problem}; send whole characters", "prompt") from None
     return [ids or [tokenizer.before_text] for ids in texts]
+
+
+def _nearest(errors: Sequence[Any]) -> Any:
+    """Of the first field that is wrong, and may be of several kinds: the error of the kind that its value fits best."""
+    by_kind: dict[Any, Any] = {}
+    for error in errors:
+        if error["loc"][:1] == errors[0]["loc"][:1]:
+            by_kind.setdefault(error["loc"][:2], error)
+    return max(by_kind.values(), key=lambda e: (len(e["loc"]), [n for n in e["loc"] if isinstance(n, int)]))
 
 
 def _refuse_constant(name: str) -> float:

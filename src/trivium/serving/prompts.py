@@ -1,19 +1,20 @@
 """Prompt files: text, JSON lines, or YAML with settings of their own; and those shipped with the package."""
 
 import json
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from trivium.config import Config, build, mapping_of_yaml
+from trivium.config import Config, build, mapping_of_yaml, merge, to_tree
 from trivium.errors import ConfigError, DataError, nearest
 from trivium.serving.config import Drawing
 
 
 class PromptFile(Config):
-    """Prompts, and how they are continued (None: as the config says)."""
+    """Prompts, and how they are continued (what they do not say is as the config says)."""
 
     prompts: Annotated[tuple[str, ...], Field(min_length=1)]
     sampling: Drawing | None = None
@@ -48,6 +49,12 @@ def read_prompts(name_or_path: str) -> PromptFile:
     if path.suffix == ".jsonl":
         return build(PromptFile, {"prompts": [_of_json(path, n, line) for n, line in lines]})
     return build(PromptFile, {"prompts": [line for _, line in lines]})
+
+
+def drawing_for(file: PromptFile, config: Drawing, given: Mapping[str, Any]) -> Drawing:
+    """How its prompts are continued: by what was given at the call, then by the file, then by the config."""
+    own = {} if file.sampling is None else file.sampling.model_dump(exclude_unset=True)
+    return build(Drawing, merge(merge(to_tree(config), own), given))
 
 
 def _of_yaml(text: str, where: str) -> PromptFile:

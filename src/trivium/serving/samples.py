@@ -1,12 +1,14 @@
 """Text samples from prompts, for people to read."""
 
-from collections.abc import Callable
 from typing import Any
 
 from trivium.config import to_tree
 from trivium.seeds import seed_for
 from trivium.serving.config import Drawing, GenerationConfig
+from trivium.serving.speak import spelling
+from trivium.serving.unfold import Unfolding
 from trivium.serving.writer import Written
+from trivium.tokens.tokenizer import Tokenizer
 
 
 def drawing_of(config: GenerationConfig, *, seed: int) -> Drawing:
@@ -21,14 +23,20 @@ def sample(prompt: str, written: Written, settings: Drawing) -> dict[str, Any]:
     return {"prompt": prompt, "continuation": written.text, "settings": to_tree(settings)}
 
 
-def token_rows(written: Written, spell: Callable[[int], str]) -> list[dict[str, Any]]:
-    """The tokens of a text with their log-probabilities, where these were asked for."""
-    return [
-        {
-            "token": spell(t.id),
-            "id": t.id,
-            "logprob": t.logprob,
-            "top": [{"token": spell(i), "logprob": p} for i, p in t.top],
+def token_rows(written: Written, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The tokens of a text with their log-probabilities, where these were asked for.
+
+    joined: what became whole characters with a token that is, or follows, a part of one.
+    """
+    spell, unfolding = spelling(tokenizer), Unfolding(tokenizer, before=[tokenizer.before_text])
+    rows = []
+    for token in written.tokens:
+        text = "" if token.id == tokenizer.end_of_text else unfolding.push(token.id)
+        row = {
+            "token": spell(token.id),
+            "id": token.id,
+            "logprob": token.logprob,
+            "top": [{"token": spell(i), "logprob": p} for i, p in token.top],
         }
-        for t in written.tokens
-    ]
+        rows.append(row | ({"joined": text} if text not in ("", row["token"]) else {}))
+    return rows

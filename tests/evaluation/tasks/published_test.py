@@ -30,6 +30,7 @@ ROWS = {
         "label": "2",
     },
 }  # fmt: skip
+RACE = {"article": "Ago.", "question": "Why?", "options": ["w", "x", "y", "z"], "answer": "B"}
 EXPECTED = {
     "boolq": ("P\nQuestion: is it?\nAnswer:", [" no", " yes"], 1),
     "piqa": ("Open it", [" with a key", " with a leaf"], 0),
@@ -142,6 +143,22 @@ def test_a_group_is_all_its_tasks_and_a_named_task_is_remembered_as_named():
         ("piqa", {**ROWS["piqa"], "sol2": " "}, "a choice is empty"),
         ("lambada", {"text": "word"}, "no last word"),
         ("winogrande", {**ROWS["winogrande"], "sentence": "no blank"}, "no blank _"),
+        # what would be asked, or counted as right, without a word
+        ("boolq", {**ROWS["boolq"], "label": 0.7}, "the answer 0.7 is no whole number"),
+        ("boolq", {**ROWS["boolq"], "label": float("inf")}, "the answer inf is no whole number"),
+        ("boolq", {**ROWS["boolq"], "passage": None}, "the field 'passage' is null"),
+        ("piqa", {**ROWS["piqa"], "sol1": None}, "the field 'sol1' is null"),
+        ("wic", {**ROWS["wic"], "sentence2": None}, "the field 'sentence2' is null"),
+        ("hellaswag", {**ROWS["hellaswag"], "ctx_a": None}, "the field 'ctx_a' is null"),
+        ("hellaswag", {**ROWS["hellaswag"], "ctx_b": None}, "is no row of hellaswag"),
+        ("hellaswag", {**ROWS["hellaswag"], "endings": ["a", None]}, "is no row of hellaswag"),
+        ("winogrande", {**ROWS["winogrande"], "option2": None}, "is no row of winogrande"),
+        ("race_h", {**RACE, "article": None}, "the field 'article' is null"),
+        ("race_h", {**RACE, "options": ["a", None, "c", "d"]}, "is no row of race_h"),
+        *(
+            ("race_h", {**RACE, "answer": answer}, f"the answer {answer!r} is none of the letters A, B, C, D")
+            for answer in ("", "BC", "E", None, 1)
+        ),
     ],
 )
 def test_damaged_rows_are_named(name, row, message):

@@ -60,7 +60,7 @@ def completed(row: Row, of: Definition) -> Row:
 
 def _fields(row: Row, of: Definition, wording: Wording, key: str) -> Example:
     row = completed(row, of)
-    choices = tuple(c.format_map(row) for c in of.choices)
+    choices = tuple(_filled(c, row) for c in of.choices)
     assert of.answer is not None, f"task {of.name} says no field of the answer"
     return _example(row, of, wording, key, choices, _number(row[of.answer], of.answers))
 
@@ -75,7 +75,7 @@ def _lambada(row: Row, of: Definition, wording: Wording, key: str) -> Example:
 def _hellaswag(row: Row, of: Definition, wording: Wording, key: str) -> Example:
     if "query" in row:  # prepared already
         return _example(row, of, wording, key, tuple(f" {c}" for c in row["choices"]), _number(row["gold"]))
-    query = _cleaned(f"{row['activity_label']}: {row['ctx_a']} {str(row['ctx_b']).capitalize()}")
+    query = _cleaned(f"{_filled('{activity_label}: {ctx_a}', row)} {row['ctx_b'].capitalize()}")
     endings = tuple(f" {_cleaned(e)}" for e in row["endings"])
     return _example({**row, "query": query}, of, wording, key, endings, _number(row["label"]))
 
@@ -85,9 +85,7 @@ def _winogrande(row: Row, of: Definition, wording: Wording, key: str) -> Example
     if not blank:
         raise ValueError("the sentence has no blank _")
     prompt = of.prompts(wording).prompt
-    contexts = tuple(
-        prompt.format_map({**row, "before": before + str(row[o])}) for o in ("option1", "option2")
-    )
+    contexts = tuple(_filled(prompt, {**row, "before": before + row[o]}) for o in ("option1", "option2"))
     answer = _number(row["answer"]) - 1
     # Every choice is the same text; its context tells.
     return _example(
@@ -98,14 +96,14 @@ def _winogrande(row: Row, of: Definition, wording: Wording, key: str) -> Example
 def _race(row: Row, of: Definition, wording: Wording, key: str) -> Example:
     *earlier, last = row["questions"]
     solved = "".join(_solved(question, wording) for question in earlier)
-    choices = tuple(f" {option}" for option in last["options"])
+    choices = tuple(" " + option for option in last["options"])
     shown = {**row, "earlier": solved, "question": last["question"]}
-    return _example(shown, of, wording, key, choices, LETTERS.index(last["answer"]))
+    return _example(shown, of, wording, key, choices, _lettered(last["answer"]))
 
 
 def _solved(question: Row, wording: Wording) -> str:
     """An earlier question of a passage with its answer; the harness fills a blank at its end."""
-    text, answer = str(question["question"]), question["options"][LETTERS.index(question["answer"])]
+    text, answer = str(question["question"]), question["options"][_lettered(question["answer"])]
     if wording == "harness" and text.endswith(BLANK):
         return f"{text[: 1 - len(BLANK)]}{answer}\n"
     return f"Question: {text}\nAnswer: {answer}\n"
@@ -133,16 +131,40 @@ def _example(
         raise ValueError(f"the answer {answer} is none of {len(choices)} choices")
     if not all(c.strip() for c in choices):
         raise ValueError("a choice is empty")
-    context = contexts[0] if contexts else of.prompts(wording).prompt.format_map(row)
+    context = contexts[0] if contexts else _filled(of.prompts(wording).prompt, row)
     groups = {" × ".join(fields): " × ".join(str(row[f]) for f in fields) for fields in of.groups}
     own = str(row.get("pairID") or row.get("uid") or row.get("id") or key)
-    return Example(own, own, context, choices, answer, contexts, groups, of.overlap.format_map(row))
+    return Example(own, own, context, choices, answer, contexts, groups, _filled(of.overlap, row))
+
+
+class _Fields(dict[str, Any]):
+    """The fields of a row, of which a prompt asks for none that is null: it would read "None"."""
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        if value is None:
+            raise ValueError(f"the field {name!r} is null")
+        return value
+
+
+def _filled(template: str, row: Row) -> str:
+    """A template with the fields of a row in it."""
+    return template.format_map(_Fields(row))
+
+
+def _lettered(value: Any) -> int:
+    """Which option a letter names: one letter, for an empty text stands in every text."""
+    if not isinstance(value, str) or len(value) != 1 or value not in LETTERS:
+        raise ValueError(f"the answer {value!r} is none of the letters {', '.join(LETTERS)}")
+    return LETTERS.index(value)
 
 
 def _number(value: Any, spelt: Mapping[str, int] | None = None) -> int:
     """Which choice is right: a number, a boolean, or a word the task knows."""
     if spelt and str(value) in spelt:
         return spelt[str(value)]
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(f"the answer {value} is no whole number")
     return int(value)
 
 
