@@ -38,7 +38,8 @@ def run(tmp_path: Path) -> Path:
 @pytest.fixture
 def call(run: Path, monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
     def do(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["trivium", "checkpoint", *words, "--out", str(run)])
+        where = [] if "--out" in words else ["--out", str(run)]
+        monkeypatch.setattr(sys, "argv", ["trivium", "checkpoint", *words, *where])
         with pytest.raises(SystemExit) as stopped:
             entry.main()
         told = capsys.readouterr()
@@ -149,11 +150,12 @@ def test_a_checkpoint_of_another_run_is_exported_with_that_runs_tokenizer(
     trainer = Trainer(plan, Mesh.single(), seed=7, rule=RULE)
     there = other / "training" / "checkpoints"
     path = save(there, 10, fragments(trainer), Mesh.single(), {"plan": to_tree(plan)})
-    assert call("export", str(run / "hf"), str(path))[0] == 0
+    there = str(path), "--out", str(other)
+    assert call("export", str(run / "hf"), *there)[0] == 0
     exported = (run / "hf" / "tokenizer.json").read_bytes()
     assert exported == (other / "tokens" / "tokenizer.json").read_bytes()
     mine = run / "tokens" / "tokenizer.json"
-    assert call("export", str(run / "named"), str(path), "--tokenizer", str(mine))[0] == 0
+    assert call("export", str(run / "named"), *there, "--tokenizer", str(mine))[0] == 0
     assert (run / "named" / "tokenizer.json").read_bytes() == mine.read_bytes()
 
 
@@ -198,3 +200,20 @@ def test_a_run_stands_for_its_newest_checkpoint_but_never_to_delete_it(call, run
     assert call("ls", str(run)) == call("ls")
     assert call("show", str(run)) == call("show", "20")
     assert call("rm", str(run))[0] == 5 and folder(run, 20).is_dir()
+
+
+@pytest.mark.parametrize(
+    "words", [("verify",), ("show",), ("reshard",), ("export", "hf"), ("average", "--to", "mean"), ("rm",)]
+)
+def test_a_directory_elsewhere_and_an_out_that_has_nothing_of_it_are_not_both_taken(
+    call, run: Path, tmp_path_factory, words: tuple[str, ...]
+) -> None:
+    other = tmp_path_factory.mktemp("other") / step_name(20)
+    shutil.copytree(folder(run, 20), other)
+    code, told = call(*words, str(other))
+    assert code == 2 and f"--out {run}: {other} is not in it; name one of the two" in told
+    assert other.is_dir()
+    assert call("verify", str(folder(run, 20)))[0] == 0, "a directory of --out is one of it"
+    code, told = call("diff", str(other), str(other))
+    assert code == 2 and "are not in it" in told
+    assert call("diff", "20", str(other))[0] == 0, "a step of --out and a directory elsewhere"

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from trivium.corpus.config import CurateConfig, ReadConfig
 from trivium.corpus.document import Document
@@ -307,4 +308,23 @@ def test_a_cut_zstd_file_gives_all_that_can_be_unpacked(tmp_path, left):
     assert len(texts) >= 40 * int((ends <= cut).sum())
     assert texts == [f"text {n**5}" for n in range(len(texts))]
     (damage,) = [one for one in found if isinstance(one, Damage)]
-    assert damage.trouble == Trouble.CUT and damage.offset == 0
+    assert damage.trouble == Trouble.CUT and damage.offset == max(0, *(int(e) for e in ends if e <= cut), 0)
+
+
+def test_a_damaged_frame_of_a_zstd_file_is_lost_alone(tmp_path):
+    packer = zstandard.ZstdCompressor(write_checksum=True)
+    lines = [json.dumps({"text": f"text {n**5}"}).encode() + b"\n" for n in range(400)]
+    frames = [packer.compress(b"".join(lines[n : n + 40])) for n in range(0, len(lines), 40)]
+    starts = [sum(map(len, frames[:n])) for n in range(len(frames))]
+    data = b"".join(frames)
+    path = tmp_path / "x.jsonl.zst"
+    for place in range(starts[4], starts[5], 3):
+        broken = bytearray(data)
+        broken[place] ^= 0x40
+        path.write_bytes(broken)
+        found = list(read_any(path, source="s"))
+        texts = [one.text for one in found if isinstance(one, Document)]
+        assert texts == [f"text {n**5}" for n in range(400) if not 160 <= n < 200], place
+        (damage,) = [one for one in found if isinstance(one, Damage)]
+        assert (damage.trouble, damage.offset) == (Trouble.PACKED, starts[4])
+        assert f"what begins at byte {starts[5]} is read" in damage.detail

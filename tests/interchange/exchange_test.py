@@ -1,6 +1,7 @@
 """Out to Hugging Face and back: the same logits, the same bits, and no fault that the check does not see."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,14 @@ MODELS = {
     "llama, linear": {"family": "llama", "rope_scaling": {"kind": "linear", "factor": 4.0}},
     "qwen2, yarn": {"family": "llama", "qkv_bias": True, "rope_scaling": {"kind": "yarn", **SLOWED}},
     "olmo2": {"family": "llama", "kv_heads": 2, "qk_norm": "all_heads", "norm_position": "after", "ffn": 40},
+    "olmo3": {
+        "family": "llama",
+        "qk_norm": "all_heads",
+        "norm_position": "after",
+        "window": 3,
+        "full_every": 4,
+        "rope_base": 500.0,
+    },
     "qwen3": {"family": "llama", "kv_heads": 2, "qk_norm": True, "head_width": 8, "head": "untied"},
     "mistral": {"family": "llama", "kv_heads": 2, "window": 3},
     "mistral, all in sight": {"family": "llama", "window": 8},
@@ -301,6 +310,10 @@ def test_what_no_architecture_there_computes_is_refused() -> None:
             {"family": "llama", "norm_position": "after"},
             "plan.model.norm_position after .*Olmo2ForCausalLM: llama",
         ),
+        (
+            {**MODELS["olmo3"], "rope_scaling": {"kind": "yarn", **SLOWED}},
+            "plan.model.rope_scaling is of kind 'yarn' in all layers, and Olmo3ForCausalLM",
+        ),
     ):
         with pytest.raises(ConfigError, match=said):
             config_of(small(model=model).model, dtype="float32")
@@ -344,6 +357,41 @@ def test_what_this_engine_does_not_compute_is_refused(change, said: str) -> None
 
 
 SLIDES, ALL = "sliding_attention", "full_attention"
+AT_500, AT_600, AT_500K = ({"rope_type": "default", "rope_theta": base} for base in (500.0, 600.0, 500000.0))
+
+
+@pytest.mark.parametrize(
+    ("said", "base"),
+    [
+        ({}, 500000.0),
+        ({"rope_theta": 500000}, 500000.0),
+        ({"rope_parameters": {ALL: AT_500, SLIDES: AT_500}, "rope_theta": 7.0}, 500.0),
+        ({"rope_parameters": {ALL: AT_500K}}, 500000.0),
+        ({"rope_parameters": {ALL: AT_500, SLIDES: AT_600}}, "full_attention by .*500.0.* by .*600.0"),
+        ({"rope_parameters": {ALL: AT_500}}, "full_attention by .*500.0.* by .*500000.0"),
+        ({"rope_theta": 500.0}, "full_attention by .*500.0.* by .*500000.0"),
+        ({"rope_theta": 500000.0, "rope_scaling": YARN}, "full_attention by .*'yarn'.* by .*None"),
+        ({"rope_parameters": {ALL: AT_500 | YARN, SLIDES: AT_500}}, "full_attention by .*'yarn'.* by .*None"),
+        ({"rope_parameters": {ALL: AT_500 | YARN, SLIDES: AT_500 | YARN}}, 500.0),
+        ({"rope_scaling": YARN, "layer_types": [ALL] * 4}, 500000.0),
+        ({"rope_parameters": AT_500}, "must hold full_attention and sliding_attention"),
+        ({"rope_parameters": [1]}, "must hold full_attention and sliding_attention"),
+    ],
+)
+def test_an_olmo3_is_taken_where_all_its_layers_are_turned_alike(said: dict, base: float | str) -> None:
+    config = config_of(small(model=MODELS["olmo3"]).model, dtype="float32")
+    plain = {k: v for k, v in config.items() if not k.startswith("rope_")}
+    if isinstance(base, str):
+        with pytest.raises(DataError, match=base):
+            shape_of({**plain, **said}, "x")
+        return
+    shape = shape_of({**plain, **said}, "x")
+    assert shape.rope_base == base and (shape.rope_scaling is not None) == ("yarn" in str(said))
+    if transformers := sys.modules.get("transformers"):
+        read = transformers.Olmo3Config(**{**plain, **said}).rope_parameters
+        assert read[ALL]["rope_theta"] == base
+
+
 WINDOWS = [  # of an architecture, what its config.json says, and which layers of four have a window of 3
     ("MistralForCausalLM", {"sliding_window": None}, []),
     ("MistralForCausalLM", {"sliding_window": 3}, [0, 1, 2, 3]),
@@ -374,6 +422,10 @@ WINDOWS = [  # of an architecture, what its config.json says, and which layers o
             ),
         )
     ),
+    ("Olmo3ForCausalLM", {"sliding_window": 3}, [0, 1, 2]),
+    ("Olmo3ForCausalLM", {"sliding_window": 3, "layer_types": [ALL, SLIDES, ALL, SLIDES]}, [1, 3]),
+    ("Olmo3ForCausalLM", {"sliding_window": 3, "layer_types": [ALL] * 4}, []),
+    ("Olmo3ForCausalLM", {"sliding_window": None}, "no window is in use"),
     ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window is 0, and must be a whole number above 0"),
     ("MistralForCausalLM", {"sliding_window": "far"}, "sliding_window is 'far'"),
     ("MinistralForCausalLM", {"sliding_window": 3, "layer_types": [SLIDES] * 3}, "for each of 4 layers"),
@@ -394,7 +446,8 @@ WINDOWS = [  # of an architecture, what its config.json says, and which layers o
 def test_a_window_is_taken_as_transformers_takes_it_or_refused(
     name: str, said: dict[str, object], expected: list[int] | str
 ) -> None:
-    llama = config_of(small(model={"family": "llama"}).model, dtype="float32") | {"architectures": [name]}
+    written = config_of(small(model={"family": "llama"}).model, dtype="float32")
+    llama = {k: v for k, v in written.items() if not k.startswith("rope_")} | {"architectures": [name]}
     if isinstance(expected, str):
         with pytest.raises(DataError, match=expected):
             shape_of({**llama, **said}, "x")

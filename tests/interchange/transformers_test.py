@@ -12,6 +12,7 @@ import torch
 
 from plans import small
 from tokens.curated import curated, documents
+from trivium.certify.certificate import RULE, SMALLEST
 from trivium.checkpoint.load import Checkpoint, published
 from trivium.cli import main as entry
 from trivium.cli.run_config import Given, resolve
@@ -20,9 +21,11 @@ from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.windows import Encoded
 from trivium.interchange.bring import import_hf
 from trivium.interchange.export import TOLERANCE, export_hf
+from trivium.interchange.names import twins
 from trivium.interchange.settings import config_of
 from trivium.model.generate import Choice, Draft, continue_drafts
 from trivium.model.whole import WholeModel
+from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
 from trivium.tokens.config import TokensConfig
@@ -33,6 +36,8 @@ from trivium.training.config import TrainingConfig
 from trivium.training.job import start
 from trivium.training.metrics import METRICS, read
 from trivium.training.run import CHECKPOINTS, TrainingJob
+from trivium.training.state import begin_with
+from trivium.training.trainer import Samples, Trainer
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -90,6 +95,29 @@ THEIRS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2 tied": ("Qwen2", {**LLAMA, "num_key_value_heads": 4, "tie_word_embeddings": True}),
     "olmo2": ("Olmo2", {**LLAMA, "rope_theta": 500.0}),
     "olmo2 grouped tied": ("Olmo2", {**LLAMA, "num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "olmo3 through a window": ("Olmo3", {**LLAMA, "sliding_window": 4}),  # all but every fourth
+    "olmo3 grouped through a window": (
+        "Olmo3",
+        {
+            **LLAMA,
+            "num_key_value_heads": 2,
+            "tie_word_embeddings": True,
+            "sliding_window": 5,
+            "layer_types": [ALL, SLIDES, ALL, SLIDES],
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": 500.0} for kind in (ALL, SLIDES)
+            },
+        },
+    ),
+    "olmo3 that sees all, yarn": (
+        "Olmo3",
+        {
+            **LLAMA,
+            "layer_types": [ALL] * 4,
+            "rope_theta": 500.0,
+            "rope_scaling": YARN,
+        },
+    ),
     "qwen3": ("Qwen3", {**LLAMA, "num_key_value_heads": 2, "head_dim": 12}),
     "llama 3.1": ("Llama", {**LLAMA, "rope_theta": 500.0, "rope_scaling": LLAMA31}),
     "llama, linear": ("Llama", {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 2.5}}),
@@ -135,11 +163,41 @@ def test_a_model_of_transformers_says_the_same_here(tmp_path: Path, name: str) -
         assert (model(rows).logits - here.logits(rows.tolist())).abs().max() <= TOLERANCE
     back = config_of(here.model, dtype="float32")
     told = getattr(model.config, "rope_parameters", {})
+    if back["model_type"] == "olmo2":  # an OLMo-3 that sees all is one
+        told = told.get(ALL, told)
     assert back.get("rope_parameters", {}).items() >= told.items(), "the same positions are written back"
-    window = getattr(model.config, "sliding_window", None)
+    windows = SLIDES in (getattr(model.config, "layer_types", None) or [SLIDES])
+    window = getattr(model.config, "sliding_window", None) if windows else None
     assert back.get("sliding_window") == window, "and the same window"
     if window is not None and hasattr(model.config, "layer_types"):
         assert back["layer_types"] == model.config.layer_types
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_its_gradients_are_the_same_here(tmp_path: Path, name: str) -> None:
+    model = theirs(name, tmp_path / "theirs").double()
+    checkpoint = Checkpoint.open(import_hf(tmp_path / "theirs", tmp_path / "ours"))
+    shape = build(Plan, checkpoint.manifest["plan"]).model
+    # Every bucket whole, so that what the watch left there is the mean gradient of the batch.
+    plan = small(
+        model=to_tree(shape), batch={"sequences": 2, "micro": 2}, zero=0, precision={"weights": "fp64"}
+    )
+    trainer = Trainer(plan, Mesh.single(), seed=1, rule=RULE)
+    begin_with(trainer, checkpoint)
+    rows = torch.randint(0, VOCABULARY, (2, 17), generator=torch.Generator().manual_seed(1))
+    trainer.accumulate(0, Samples.of_ids(rows.numpy().reshape(-1), plan, 0))
+    read = rows.reshape(-1)[:32].view(2, 16), rows.reshape(-1)[1:33].view(2, 16)
+    torch.nn.functional.cross_entropy(model(read[0]).logits.flatten(0, 1), read[1].flatten()).backward()
+    there = {name: p.grad for name, p in model.named_parameters()}
+    least = SMALLEST * max(float(g.abs().max()) for g in there.values())
+    for twin in twins(shape):
+        expected = twin.together(tuple(there[name] for name in twin.theirs))
+        bucket, slot = next(
+            (b, slot) for b in trainer.buckets for slot in b.slots if slot.row.name == twin.ours.name
+        )
+        found = bucket.gradients[slot.start : slot.stop].view(slot.parameter.shape)[: expected.shape[0]]
+        away = (found - expected).abs().max() / max(float(expected.abs().max()), least)
+        assert away <= 1e-5, twin.ours.name  # norms, scores and angles are in fp32 there
 
 
 @pytest.mark.parametrize("name", [name for name in THEIRS if "window" in name or name == "ministral"])
@@ -151,9 +209,11 @@ def test_beyond_the_window_it_writes_and_scores_what_transformers_does(tmp_path:
     continue_drafts(here, drafts)
     for prompt, draft in zip(prompts, drafts, strict=True):
         wanted = {"min_new_tokens": 16 - len(prompt), "max_new_tokens": 16 - len(prompt)}
-        # An end of text would end it there, and is only one id of many here.
+        # An end of text would end it there, and padding be hidden, and both are only ids of many here.
         model.generation_config.eos_token_id = None
-        assert model.generate(torch.tensor([prompt]), do_sample=False, **wanted)[0].tolist() == draft.text
+        row = torch.tensor([prompt])
+        written = model.generate(row, attention_mask=torch.ones_like(row), do_sample=False, **wanted)
+        assert written[0].tolist() == draft.text
     texts = [draft.text for draft in drafts]
     asked = [Encoded(text[:n], text[n : n + 3]) for text in texts for n in (1, 6, 9, 12)]
     asked += [Encoded(e.context, [*e.continuation[:1], 8]) for e in asked]
@@ -197,6 +257,7 @@ LAYOUTS = {
     "mistral through a window": {"context": 2, "tensor": 2},
     "qwen2 through a window": {"pipeline": 2, "data": 2},
     "olmo2 grouped tied": {"tensor": 2, "sequence_parallel": True},
+    "olmo3 grouped through a window": {"tensor": 2, "pipeline": 2},
 }
 
 

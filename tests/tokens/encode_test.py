@@ -1,6 +1,8 @@
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tokens.curated import curated, documents, prose
@@ -265,3 +267,15 @@ def test_progress_never_goes_back_and_ends_complete(tmp_path):
     )
     done = [d for d, _ in seen]
     assert done == sorted(done) and seen[-1][0] == seen[-1][1] > 0
+
+
+def test_the_lineage_says_which_documents_curation_cut_out_of_another(tmp_path):
+    cuts = {"a#1": {"decontamination": {"of": "a"}}, "b": {"decontamination": {"of": "b"}}}
+    docs = [
+        Document(name, prose(n, 60), "web", cuts.get(name, {}))
+        for n, name in enumerate(["a#0", "a#1", "b", "b#7"])
+    ]
+    _, out = run(tmp_path, docs, {"web": 1.0})
+    table = pa.concat_tables(pq.read_table(path) for path in sorted(out.glob("documents-*.parquet")))
+    said = {row["document"]: row["of"] for row in table.to_pylist()}
+    assert said == {"a#0": None, "a#1": "a", "b": None, "b#7": None}

@@ -1,6 +1,7 @@
 """`trivium checkpoint`: list, verify, show, compare, rewrite, average, exchange and remove checkpoints."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -133,7 +134,7 @@ def diff(a: One, b: One, out: Out = DEFAULT_OUT, json: Json = None) -> None:
     """Compare two checkpoints: settings, then every tensor. Exit code 1 when they differ."""
     from trivium.checkpoint.compare import about_differences, tensor_differences
 
-    one, two = (_opened(which, out) for which in (a, b))
+    one, two = map(_opened, _several([a, b], out))
     settings, tensors = about_differences(one, two), list(tensor_differences(one, two))
     for line in settings:
         say(f"  {line}")
@@ -157,7 +158,7 @@ def reshard(
     """Rewrite a checkpoint as another number of files. (Any layout reads it with any number.)"""
     from trivium.checkpoint.reshard import reshard as rewrite
 
-    say(f"  {rewrite(_opened(which, out), to, files=files)}")
+    say(f"  {rewrite(_opened(_one(which, out)), to, files=files)}")
 
 
 @app.command(short_help="Write the mean of the weights of several checkpoints.")
@@ -172,7 +173,9 @@ def average(
     """Write the mean of the weights of several checkpoints of one model, to evaluate, export or train from."""
     from trivium.checkpoint.average import average as write_mean
 
-    path = write_mean([_opened(step, out) for step in steps], to or out / "averaged")
+    # Without --to the mean goes into --out, whatever is named.
+    paths = [_place(step, out) for step in steps] if to is None else _several(steps, out)
+    path = write_mean([_opened(path) for path in paths], to or out / "averaged")
     say(f"  {path}; train from it with --set training.start_from={shlex.quote(str(path.resolve()))}")
 
 
@@ -192,7 +195,7 @@ def export_(
     from trivium.interchange.target import tokenizer_near
 
     _known(to, "--to")
-    source = _opened(which, out)
+    source = _opened(_one(which, out))
     words = tokenizer or tokenizer_near(source.directory)
     found = export_hf(source, folder, tokenizer=words)
     say(
@@ -265,6 +268,7 @@ def rm(
     from trivium.checkpoint.lease import refuse_if_held
     from trivium.checkpoint.load import published
 
+    _refuse_another_out(steps, out)
     doomed = list(dict.fromkeys(_path(step, out).resolve() for step in steps))  # each once
     for path in doomed:
         if step_of(path.name) is None:
@@ -282,6 +286,30 @@ def rm(
 
 
 def _one(which: str | None, out: Path) -> Path:
+    """As `_place`, where nothing else is named."""
+    _refuse_another_out([which], out)
+    return _place(which, out)
+
+
+def _several(named: Sequence[str], out: Path) -> list[Path]:
+    """As `_place`, where --out is that of one of them at least."""
+    _refuse_another_out(named, out)
+    return [_place(which, out) for which in named]
+
+
+def _refuse_another_out(named: Sequence[str | None], out: Path) -> None:
+    """ConfigError where --out is given, and nothing named is a step or a directory of it: which was meant?"""
+    folders = [Path(which) for which in named if which is not None and not which.isdecimal()]
+    if out == DEFAULT_OUT or len(folders) < len(named):
+        return
+    if not any(folder.resolve().is_relative_to(out.resolve()) for folder in folders):
+        told = " and ".join(map(str, folders))
+        raise ConfigError(
+            f"--out {out}: {told} {'is' if len(folders) == 1 else 'are'} not in it; name one of the two"
+        )
+
+
+def _place(which: str | None, out: Path) -> Path:
     """As `_path`; of a run directory, its newest."""
     if which is not None and Workspace(Path(which)).checkpoints.is_dir():
         return _path(None, Path(which))
@@ -321,10 +349,10 @@ def _path(which: str | None, out: Path) -> Path:
     return path
 
 
-def _opened(which: str | None, out: Path) -> "Checkpoint":
+def _opened(path: Path) -> "Checkpoint":
     from trivium.checkpoint.load import Checkpoint
 
-    checkpoint = Checkpoint.open(_one(which, out))
+    checkpoint = Checkpoint.open(path)
     checkpoint.verify()
     return checkpoint
 

@@ -1,5 +1,6 @@
 """A document: one page's text, where it came from, and what was decided about it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,3 +30,9 @@ def whole_of(identity: str) -> str:
     """The id of the document that a piece is of; an id that does not end as a piece's is its own."""
     whole, mark, number = identity.rpartition(PIECE)
     return whole if mark and number.isdecimal() else identity
+
+
+def origin_of(identity: str, metadata: Mapping[str, Any]) -> str:
+    """The id of the document that this one is a piece of, or its own: any id may end as a piece's."""
+    cuts = metadata.get("decontamination")
+    return str(cuts["of"]) if isinstance(cuts, Mapping) and "of" in cuts else identity

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trivium.corpus.curate import REJECTS
-from trivium.corpus.document import PIECE, Document
+from trivium.corpus.document import PIECE, origin_of
 from trivium.corpus.inputs import DOCUMENTS
 from trivium.corpus.store import documents_in, read_manifest
 from trivium.errors import DataError
@@ -54,9 +54,9 @@ def history(curated: Path, identity: str) -> dict[str, Any]:
     that were dropped in its favour, with their similarity or, where they are no near duplicates, the reason.
     """
     documents = [d for table in _tables_with(curated, identity) for d in documents_in(table)]
-    documents = [d for d in documents if identity in (d.id, _whole(d))]
+    documents = [d for d in documents if identity in (d.id, origin_of(d.id, d.metadata))]
     kept = [{"id": d.id, "source": d.source, "metadata": d.metadata, "text": d.text} for d in documents]
-    whole = _whole(documents[0]) if documents else identity
+    whole = origin_of(documents[0].id, documents[0].metadata) if documents else identity
     dropped, copies = [], []
     for row in rejects_of(curated):
         if row["id"] in (identity, whole):
@@ -90,12 +90,6 @@ def history_lines(found: dict[str, Any]) -> list[str]:
         )
         lines.append(f"dropped in its favour: {copies}")
     return lines
-
-
-def _whole(document: Document) -> str:
-    """The id of the document that this one is a piece of, or its own: any id may hold what marks a piece."""
-    cuts = document.metadata.get("decontamination")
-    return str(cuts["of"]) if isinstance(cuts, dict) and "of" in cuts else document.id
 
 
 def _figures(metadata: dict[str, Any]) -> list[str]:

@@ -1,13 +1,12 @@
 """The bytes of a file, unpacked: bounded in memory, checked, and read on after damage.
 
-A gzip file is a row of members, each with a checksum. When one is damaged the next is searched by its first bytes,
-so that only the damaged member is lost.
+A gzip file is a row of members, each with a checksum, and a zstd file one of frames. When one is damaged the next is
+searched, so that only the damaged one is lost.
 """
 
 import codecs
 import gzip
 import io
-import re
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,11 +18,9 @@ import pyarrow as pa
 
 from trivium.corpus.config import ReadConfig
 from trivium.corpus.quarantine import Trouble
+from trivium.corpus.zstd_frames import MAGIC, SKIPPED, begins_frame, frame_end
 
-GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_SKIPPED = re.compile(
-    rb"[\x50-\x5f]\x2a\x4d\x18"
-)  # begins a zstd frame that is passed over; pzstd writes some
+GZIP, ZSTD = b"\x1f\x8b", MAGIC
 _MEMBER = b"\x1f\x8b\x08"  # how every gzip member begins: magic and the only method there is
 _TRUNCATED = "Truncated"  # how Arrow says that a packed stream is not all there
 _LOOKED_AT = 256  # bytes that tell text from packed bytes
@@ -68,7 +65,7 @@ def chunks(file: BinaryIO, limits: ReadConfig, name: str = "") -> Iterator[Chunk
         file.seek(0)
         if magic.startswith(GZIP) or (name.lower().endswith(".gz") and not _is_text(magic)):
             yield from _gzip_chunks(file, limits)
-        elif magic.startswith(ZSTD) or _SKIPPED.match(magic):
+        elif magic.startswith(ZSTD) or SKIPPED.match(magic):
             yield from _zstd_chunks(file, limits)
         else:
             yield from _plain_chunks(file)
@@ -118,48 +115,105 @@ def _plain_chunks(file: BinaryIO) -> Iterator[Chunk]:
 
 def _zstd_chunks(file: BinaryIO, limits: ReadConfig) -> Iterator[Chunk | Lost]:
     size = file.seek(0, io.SEEK_END)
+    start: int | None = 0
     produced = 0
-    try:
-        with _zstd_stream(file) as stream:
-            while data := bytes(stream.read(_BLOCK_OUT)):
-                produced += len(data)
-                if produced > max(limits.longest_bytes, limits.unpacked_ratio * size):
-                    yield Lost(Trouble.BOMB, f"{size} bytes unpack to more than {produced}", 0)
-                    return
-                yield Chunk(data, 0)
-    except (OSError, pa.ArrowException) as error:
-        if _TRUNCATED not in str(error):
-            yield Lost(Trouble.PACKED, f"after {produced} bytes unpacked: {error}", 0)
+    searching = False  # after damage, until bytes can be read again: further failures are the same loss
+    while start is not None:
+        given = 0  # of what comes from `start` on
+        try:
+            with _zstd_stream(file, start) as stream:
+                while data := bytes(stream.read(_BLOCK_OUT)):
+                    given, produced, searching = given + len(data), produced + len(data), False
+                    if produced > max(limits.longest_bytes, limits.unpacked_ratio * size):
+                        yield Lost(Trouble.BOMB, f"{size} bytes unpack to more than {produced}", 0)
+                        return
+                    yield Chunk(data, start)
             return
-        rest = _zstd_rest(file, produced)
-        if rest:  # what there is of a cut file is sound as far as anyone can tell
-            yield Chunk(rest, 0)
-        yield Lost(Trouble.CUT, f"it breaks off {produced + len(rest)} bytes into its contents", 0)
+        except (OSError, pa.ArrowException) as error:
+            what = str(error)
+        broken = _first_broken(file, start, size, given)
+        follows = _next_frame(file, broken.start, size)
+        rest = broken.before
+        if (
+            follows is None and _TRUNCATED in what
+        ):  # what there is of a cut file is sound as far as anyone can tell
+            rest += _zstd_rest(file, broken.start, broken.given)
+        if rest:
+            produced, searching = produced + len(rest), False
+            yield Chunk(rest, start)
+        if follows is None and _TRUNCATED in what:
+            yield Lost(Trouble.CUT, f"it breaks off {produced} bytes into its contents", broken.start)
+        elif not searching:
+            on = "nothing behind it can be" if follows is None else f"what begins at byte {follows} is"
+            yield Lost(Trouble.PACKED, f"its zstd frame cannot be unpacked ({what}); {on} read", broken.start)
+        searching, start = True, follows
 
 
-def _zstd_rest(file: BinaryIO, before: int) -> bytes:
-    """What can be unpacked of a cut file after so many bytes. The reading that meets the end loses what it had till
+class _Broken(NamedTuple):
+    """The first frame that cannot be unpacked: where it begins, what of it was given out already, and the contents
+    of those before it that were not."""
+
+    start: int
+    given: int
+    before: bytes
+
+
+def _first_broken(file: BinaryIO, start: int, size: int, given: int) -> _Broken:
+    """Looks for it from the frame at `start` on, of which so many bytes were given out. The reading that meets the
+    damage loses what it had till then, so frames are unpacked once more, each alone."""
+    before = bytearray()
+    while (end := frame_end(file, start)) is not None and end <= size:
+        fresh, seen = bytearray(), 0
+        try:
+            with _zstd_stream(file, start, end) as stream:
+                while data := stream.read(_BLOCK_OUT):
+                    fresh += data[max(0, given - seen) :]
+                    seen += len(data)
+        except (OSError, pa.ArrowException):
+            break
+        before += fresh
+        start, given = end, max(0, given - seen)
+    return _Broken(start, given, bytes(before))
+
+
+def _next_frame(file: BinaryIO, start: int, size: int) -> int | None:
+    """Where the frame behind a broken one begins: where that one ends, if its sizes are sound, else the next place
+    that looks like one."""
+    end = frame_end(file, start)
+    if end == size:
+        return None
+    if end is not None and end < size and begins_frame(file, end):
+        return end
+    found = _find(file, start + 1, ZSTD)
+    while found is not None and frame_end(file, found) is None:
+        found = _find(file, found + 1, ZSTD)
+    return found
+
+
+def _zstd_rest(file: BinaryIO, start: int, given: int) -> bytes:
+    """What can be unpacked of a cut frame after so many bytes. The reading that meets the end loses what it had till
     then, so this one takes a byte at a time."""
     found = bytearray()
-    with suppress(OSError, pa.ArrowException), _zstd_stream(file) as stream:
-        while before:
-            before -= len(stream.read(min(before, _BLOCK_OUT)))
+    with suppress(OSError, pa.ArrowException), _zstd_stream(file, start) as stream:
+        while given:
+            given -= len(stream.read(min(given, _BLOCK_OUT)))
         while data := stream.read(1):
             found += data
     return bytes(found)
 
 
-def _zstd_stream(file: BinaryIO) -> pa.CompressedInputStream:
-    """The contents of a file from its beginning; closing the stream leaves the file open."""
-    file.seek(0)
-    return pa.CompressedInputStream(pa.PythonFile(_Lent(file), mode="r"), "zstd")
+def _zstd_stream(file: BinaryIO, start: int, end: int | None = None) -> pa.CompressedInputStream:
+    """The contents of the frames from one byte of a file to another; closing the stream leaves the file open."""
+    file.seek(start)
+    lent = _Lent(file, None if end is None else end - start)
+    return pa.CompressedInputStream(pa.PythonFile(lent, mode="r"), "zstd")
 
 
 class _Lent(io.RawIOBase):
-    """A file, to be read by what closes it."""
+    """A file, to be read by what closes it, for so many bytes (None: to its end)."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, file: BinaryIO, left: int | None) -> None:
+        self._file, self._left = file, left
 
     def readable(self) -> bool:
         """It is."""
@@ -167,7 +221,11 @@ class _Lent(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         """As the file does."""
-        return self._file.read(size)
+        if self._left is None:
+            return self._file.read(size)
+        data = self._file.read(min(size, self._left) if size >= 0 else self._left)
+        self._left -= len(data)
+        return data
 
 
 def _gzip_chunks(file: BinaryIO, limits: ReadConfig) -> Iterator[Chunk | Lost]:
@@ -186,12 +244,12 @@ def _gzip_chunks(file: BinaryIO, limits: ReadConfig) -> Iterator[Chunk | Lost]:
                     yield found
                 searching, end = True, start
         if end == start:
-            start = _next_member(file, start + 1)
+            start = _find(file, start + 1, _MEMBER)
         else:
             start, stray = _after(file, end)
             if stray and start is not None:
                 yield Lost(Trouble.PACKED, "a gzip member does not begin where the one before ends", end)
-                searching, start = True, _next_member(file, start)
+                searching, start = True, _find(file, start, _MEMBER)
 
 
 def _member(file: BinaryIO, start: int, limits: ReadConfig) -> Iterator[Chunk | Lost | int]:
@@ -241,15 +299,15 @@ def _after(file: BinaryIO, end: int) -> tuple[int | None, bool]:
     return None, False
 
 
-def _next_member(file: BinaryIO, start: int) -> int | None:
-    """Where the first bytes of a member stand at or after `start`."""
+def _find(file: BinaryIO, start: int, mark: bytes) -> int | None:
+    """Where these bytes stand at or after `start`."""
     file.seek(start)
     before = b""
     while block := file.read(_BLOCK_IN):
         window = before + block
-        found = window.find(_MEMBER)
+        found = window.find(mark)
         if found >= 0:
             return start - len(before) + found
         start += len(block)
-        before = window[-2:]
+        before = window[1 - len(mark) :]
     return None

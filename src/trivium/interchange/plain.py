@@ -73,7 +73,7 @@ def _llama(config: Mapping[str, Any], get: Get, tokens: Tensor) -> Tensor:
     B, S = tokens.shape
     N, G, D = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
     (kind,) = config["architectures"]
-    olmo2 = kind == "Olmo2ForCausalLM"  # whose half blocks end with their norms
+    olmo = kind in ("Olmo2ForCausalLM", "Olmo3ForCausalLM")  # whose half blocks end with their norms
 
     def norm(x: Tensor, name: str) -> Tensor:
         return (
@@ -89,36 +89,44 @@ def _llama(config: Mapping[str, Any], get: Get, tokens: Tensor) -> Tensor:
     def heads_of(y: Tensor, n: str, at: str) -> Tensor:  # [B, heads, S, D] of queries, keys or values
         heads = N if n == "q" else G
         found = linear(y, f"{at}.{n}_proj", biased=kind == "Qwen2ForCausalLM")
-        if olmo2 and n != "v":  # over all heads at once
+        if olmo and n != "v":  # over all heads at once
             found = norm(found, f"{at}.{n}_norm")
         found = found.view(B, S, heads, D)
         if kind == "Qwen3ForCausalLM" and n != "v":
             found = norm(found, f"{at}.{n}_norm")
         return found.transpose(1, 2)
 
-    speeds, length = _speeds(config["rope_parameters"], D)
-    angles = torch.arange(S).double()[:, None] * speeds
-    cos, sin = (torch.cat([length * f(angles)] * 2, dim=-1).float() for f in (torch.cos, torch.sin))
-
-    def turn(x: Tensor) -> Tensor:
+    def turn(x: Tensor, layer: int) -> Tensor:
+        speeds, length = _speeds(_rope(config, layer), D)
+        angles = torch.arange(S).double()[:, None] * speeds
+        cos, sin = (torch.cat([length * f(angles)] * 2, dim=-1).float() for f in (torch.cos, torch.sin))
         a, b = x[..., : D // 2], x[..., D // 2 :]
         return x * cos + torch.cat([-b, a], dim=-1) * sin
 
     x = get("model.embed_tokens.weight")[tokens]
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}"
-        y = x if olmo2 else norm(x, f"{at}.input_layernorm")
+        y = x if olmo else norm(x, f"{at}.input_layernorm")
         q, k, v = (heads_of(y, n, f"{at}.self_attn") for n in ("q", "k", "v"))
-        k, v = (z.repeat_interleave(N // G, dim=1) for z in (turn(k), v))
-        y = _attend(turn(q), k, v, _window(config, layer)).transpose(1, 2).reshape(B, S, N * D)
+        k, v = (z.repeat_interleave(N // G, dim=1) for z in (turn(k, layer), v))
+        y = _attend(turn(q, layer), k, v, _window(config, layer)).transpose(1, 2).reshape(B, S, N * D)
         y = linear(y, f"{at}.self_attn.o_proj")
-        x = x + (norm(y, f"{at}.post_attention_layernorm") if olmo2 else y)
-        y = x if olmo2 else norm(x, f"{at}.post_attention_layernorm")
+        x = x + (norm(y, f"{at}.post_attention_layernorm") if olmo else y)
+        y = x if olmo else norm(x, f"{at}.post_attention_layernorm")
         y = F.silu(linear(y, f"{at}.mlp.gate_proj")) * linear(y, f"{at}.mlp.up_proj")
         y = linear(y, f"{at}.mlp.down_proj")
-        x = x + (norm(y, f"{at}.post_feedforward_layernorm") if olmo2 else y)
+        x = x + (norm(y, f"{at}.post_feedforward_layernorm") if olmo else y)
     table = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
     return norm(x, "model.norm") @ get(table).T
+
+
+def _rope(config: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
+    """How a layer turns queries and keys: as all do, or as those of its type."""
+    given: Mapping[str, Any] = config["rope_parameters"]
+    if "rope_type" in given:
+        return given
+    found: Mapping[str, Any] = given[config["layer_types"][layer]]
+    return found
 
 
 def _speeds(rope: Mapping[str, Any], D: int) -> tuple[Tensor, float]:

@@ -1,17 +1,21 @@
 """What a config.json of Hugging Face says of rotary positions, and back.
 
 transformers 5 write everything into `rope_parameters`; those before wrote `rope_theta`, and what slows the angles into
-`rope_scaling`, whose type was once called `type`.
+`rope_scaling`, whose type was once called `type`. OLMo-3's `rope_parameters` are two: of the layers with a window, and
+of those that see all; what was written before is of the latter.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from trivium.config import build
-from trivium.errors import DataError
+from trivium.errors import ConfigError, DataError
+from trivium.interchange.windows import ALL, WINDOW
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.rope_scaling import RopeScaling
 
+Rope = Literal["alike", "apart"]  # are the layers with a window turned as those that see all, or said apart
+_BASE, _BASE_APART = 10000.0, 500000.0  # what transformers take
 _PLACES = ("rope_parameters", "rope_scaling")
 _ORIGINAL = "original_max_position_embeddings"
 # Our fields by their names there.
@@ -56,14 +60,53 @@ def rope_of(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     scaling = next(iter(found.values()), None)
     bases = [said.get("rope_theta") for said in (*given.values(), config)]
     return {
-        "rope_base": next((base for base in bases if base is not None), 10000.0),
+        "rope_base": next((base for base in bases if base is not None), _BASE),
         "rope_scaling": scaling and scaling.model_dump(),
     }
 
 
-def rope_config(model: ModelShape) -> dict[str, Any]:
-    """The fields of config.json, as transformers 5 read them and as those before did."""
+def rope_apart(config: Mapping[str, Any], where: str, *, window: bool) -> dict[str, Any]:
+    """The same of a model whose config.json says it for two kinds of layers. window: whether it has layers with one.
+
+    DataError where both are there and are not turned alike, as transformers 5 reads it.
+    """
+    given = config.get("rope_parameters") or {}
+    if not isinstance(given, Mapping) or given.keys() - {ALL, WINDOW}:
+        raise DataError(
+            f"{where}: rope_parameters is {given!r}, and must hold {ALL} and {WINDOW}, each with its own"
+        )
+    base = config.get("rope_theta") or _BASE_APART
+    of_all = {**config, "rope_theta": base, "rope_parameters": given.get(ALL)}
+    of_window = {
+        **config,
+        "rope_theta": _BASE_APART,
+        "rope_parameters": given.get(WINDOW),
+        "rope_scaling": None,
+    }
+    found = rope_of(of_all, where)
+    if window and (other := rope_of(of_window, where)) != found:
+        raise DataError(
+            f"{where}: rope_parameters turn layers of {ALL} by {found} and those of {WINDOW} by {other}, and this "
+            f"engine turns all layers alike; only a model whose two are the same can be brought in"
+        )
+    return found
+
+
+def rope_config(model: ModelShape, rope: Rope = "alike") -> dict[str, Any]:
+    """The fields of config.json, as transformers 5 read them and as those before did.
+
+    ConfigError where these do not read the same.
+    """
     scaling = _as_theirs(model.rope_scaling)
+    if rope == "apart" and model.rope_scaling is not None:
+        raise ConfigError(
+            f"plan.model.rope_scaling is of kind '{model.rope_scaling.kind}' in all layers, and Olmo3ForCausalLM of "
+            f"Hugging Face slows, before transformers 5, only those that see all; train with "
+            f"plan.model.rope_scaling=null, or with plan.model.window=null, for a model that is to be exported"
+        )
+    if rope == "apart":
+        both = {**scaling, "rope_theta": model.rope_base}
+        return {"rope_theta": model.rope_base, "rope_parameters": {ALL: both, WINDOW: both}}
     before_5 = {"rope_theta": model.rope_base} | ({"rope_scaling": scaling} if model.rope_scaling else {})
     return {**before_5, "rope_parameters": {**scaling, "rope_theta": model.rope_base}}
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from trivium.config import build
 from trivium.errors import ConfigError, DataError
-from trivium.interchange.rope import rope_config, rope_of
+from trivium.interchange.rope import Rope, rope_apart, rope_config, rope_of
 from trivium.interchange.windows import Windows, can_say, windows_config, windows_of
 from trivium.plan.model_shape import Family, ModelShape, NormPosition, QkNormName
 
@@ -15,7 +15,8 @@ class Architecture(NamedTuple):
     """What one of Hugging Face's names says of a model besides its sizes.
 
     kind: its `model_type`. windows: how its config.json says which layers see a window of the positions before them.
-    unsaid: what transformers take where a config.json says nothing. said: what an export's says besides.
+    rope: whether it says for those layers and for the others apart how they are turned. unsaid: what transformers take
+    where a config.json says nothing. said: what an export's says besides.
     """
 
     kind: str
@@ -24,6 +25,7 @@ class Architecture(NamedTuple):
     qk_norm: QkNormName = "none"
     norm_position: NormPosition = "before"
     windows: Windows = "none"
+    rope: Rope = "alike"
     unsaid: Mapping[str, Any] = MappingProxyType({})
     said: Mapping[str, Any] = MappingProxyType({})
 
@@ -39,7 +41,8 @@ def choices_of(model: "ModelShape | Architecture") -> dict[str, Any]:
     return {name: getattr(model, name) for name in names}
 
 
-# In the order in which an export looks for one: Mistral's and Ministral's blocks are Llama's, through a window.
+# In the order in which an export looks for one: Mistral's and Ministral's blocks are Llama's, through a window, and
+# OLMo-3's are OLMo-2's.
 ARCHITECTURES: Mapping[str, Architecture] = {
     "GPT2LMHeadModel": Architecture("gpt2", "gpt"),
     "LlamaForCausalLM": Architecture(
@@ -72,6 +75,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         qk_norm="all_heads",
         norm_position="after",
         unsaid={"rms_norm_eps": 1e-5},
+        said={"attention_bias": False},
+    ),
+    "Olmo3ForCausalLM": Architecture(
+        "olmo3",
+        "llama",
+        qk_norm="all_heads",
+        norm_position="after",
+        windows="mixed",
+        rope="apart",
+        unsaid={"rms_norm_eps": 1e-5, "sliding_window": 4096},
         said={"attention_bias": False},
     ),
 }
@@ -154,7 +167,7 @@ def _llama(model: ModelShape, architecture: Architecture) -> dict[str, Any]:
         "head_dim": model.head_columns,
         "hidden_act": "silu",
         "rms_norm_eps": model.norm_epsilon,
-        **rope_config(model),
+        **rope_config(model, architecture.rope),
         **windows_config(model, architecture.windows),
         "attention_dropout": 0.0,
         **architecture.said,
@@ -231,6 +244,8 @@ def _from_gpt2(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_llama(config: Mapping[str, Any], architecture: Architecture, where: str) -> dict[str, Any]:
+    windows = windows_of(config, architecture.windows, where)
+    alike = architecture.rope == "alike"
     return {
         "layers": config["num_hidden_layers"],
         "hidden": config["hidden_size"],
@@ -240,8 +255,8 @@ def _from_llama(config: Mapping[str, Any], architecture: Architecture, where: st
         "ffn": config["intermediate_size"],
         "sequence": config["max_position_embeddings"],
         "norm_epsilon": config.get("rms_norm_eps", 1e-6),
-        **rope_of(config, where),
-        **windows_of(config, architecture.windows, where),
+        **(rope_of(config, where) if alike else rope_apart(config, where, window="window" in windows)),
+        **windows,
     }
 
 

@@ -7,10 +7,11 @@ from trivium.errors import DataError
 from trivium.plan.model_shape import ModelShape
 
 # none: never. sized: every layer, where `sliding_window` has a size. typed: those that `layer_types` names, or every
-# one. used: with `use_sliding_window` besides, those that `layer_types` names, or from `max_window_layers` on.
-Windows = Literal["none", "sized", "typed", "used"]
+# one. mixed: those that it names, or all but every fourth. used: with `use_sliding_window` besides, those that
+# `layer_types` names, or from `max_window_layers` on.
+Windows = Literal["none", "sized", "typed", "mixed", "used"]
 WINDOW, ALL = "sliding_attention", "full_attention"
-_UNSAID = 28  # max_window_layers of transformers
+_UNSAID, _MIXED = 28, 4  # transformers' own: max_window_layers, and of mixed layers every so many-th sees all
 
 
 def windows_of(config: Mapping[str, Any], kind: Windows, where: str) -> dict[str, Any]:
@@ -51,6 +52,8 @@ def can_say(model: ModelShape, kind: Windows) -> bool:
 def _layers(config: Mapping[str, Any], kind: Windows, size: int | None, where: str) -> tuple[int, int | None]:
     """The first layer with a window, and of those from there on, how many-th each sees all."""
     given, layers = config.get("layer_types"), config["num_hidden_layers"]
+    if given is None and kind == "mixed":
+        given = [WINDOW if (n + 1) % _MIXED else ALL for n in range(layers)]
     if given is None:
         first = config.get("max_window_layers", _UNSAID) if kind == "used" else 0
         if not isinstance(first, int) or first < 0:

@@ -22,7 +22,7 @@ from trivium.tokens.entropy import entropy, unigram_entropy
 from trivium.tokens.gather import ShardSet
 from trivium.tokens.manifest import FORMAT, MANIFEST, SPLITS, TOKENIZER
 from trivium.tokens.marks import END_OF_TEXT
-from trivium.tokens.pieces import Work, encode_pieces, read_piece
+from trivium.tokens.pieces import PIECE_SCHEMA, Work, encode_pieces, read_piece
 from trivium.tokens.split import TRAIN, VALIDATION, HeldOut, choose_held_out, parts_of, survey
 from trivium.tokens.tokenizer import Tokenizer, given_tokenizer, load_tokenizer, train_tokenizer
 
@@ -139,6 +139,7 @@ def _begin(work: Path, config: TokensConfig, store: Path, given: Tokenizer | Non
         "documents": file_sha256(store / STORE_MANIFEST),
         "tokenizer": given.identity if given else "",
         "seed": seed,
+        "columns": PIECE_SCHEMA.names,
     }
     if not (work / JOB).is_file() or json.loads((work / JOB).read_text(encoding="utf-8")) != job:
         shutil.rmtree(work, ignore_errors=True)

@@ -34,7 +34,7 @@ class ShardSet:
             lengths = pc.list_value_length(rows["ids"]).to_numpy()
             shard, lineage = self._opened(source, split)
             shard.append(ids, lengths)
-            lineage.append(rows["document"], lengths)
+            lineage.append(rows["document"], rows["of"], lengths)
             self._text_bytes[source, split] += pc.sum(rows["text_bytes"]).as_py()
             counts = self.counts[split]
             counts += np.bincount(ids, minlength=len(counts))

@@ -1,6 +1,7 @@
 """Which document each token came from: one Parquet table beside every shard, a row per document, in shard order.
 
-documents-<split>-<source>.parquet   columns document (id in the corpus), tokens (with its end mark)
+documents-<split>-<source>.parquet   columns document (id in the corpus), of (the id of the document that it is a
+                                     piece of; null: a whole one), tokens (with its end mark)
 
 A pair that was made elsewhere has no table: its document number n, from 0, is called PAIR/n.
 """
@@ -19,7 +20,7 @@ from trivium.corpus.document import PIECE, whole_of
 from trivium.errors import DataError
 from trivium.tokens.shards import TokenShard
 
-SCHEMA = pa.schema([("document", pa.string()), ("tokens", pa.int64())])
+SCHEMA = pa.schema([("document", pa.string()), ("of", pa.string()), ("tokens", pa.int64())])
 _GROUP = 1 << 16  # documents that are written together
 
 
@@ -58,9 +59,14 @@ class LineageWriter:
         self._held = [SCHEMA.empty_table()]
         self._rows = 0  # of those
 
-    def append(self, documents: pa.Array | Sequence[str], lengths: NDArray[np.int64]) -> None:
-        """Add the id in the corpus, and the length in tokens, of each document."""
-        more = pa.table({"document": documents, "tokens": lengths}, schema=SCHEMA)
+    def append(
+        self,
+        documents: pa.Array | Sequence[str],
+        wholes: pa.Array | Sequence[str | None],
+        lengths: NDArray[np.int64],
+    ) -> None:
+        """Add the id in the corpus of each document, that of the one it is a piece of, and its length in tokens."""
+        more = pa.table({"document": documents, "of": wholes, "tokens": lengths}, schema=SCHEMA)
         self._held.append(more)
         self._rows += more.num_rows
         if self._rows >= _GROUP:
@@ -86,25 +92,36 @@ def read_lineage(path: Path, shard: TokenShard) -> list[str]:
 
 def find_documents(path: Path, shard: TokenShard, source: str, document: str) -> list[Found]:
     """A document's place in a shard, or those of the pieces it was split into; one that left no token is none."""
-    names = _table(path, shard)["document"]
-    same = pc.or_(pc.equal(names, document), pc.starts_with(names, pattern=document + PIECE))
-    starts = shard.document_starts
+    table = _table(path, shard)
+    names, starts = table["document"], shard.document_starts
+    same = pc.or_(pc.equal(names, document), _are_pieces_of(document, table))
     found = [
         Found(str(names[i].as_py()), source, int(starts[i]), int(starts[i + 1]))
         for i in pc.indices_nonzero(same).to_pylist()
     ]
-    # What begins alike may be another document whose own id has the mark.
-    mine = (one for one in found if document in (one.document, whole_of(one.document)))
-    return [one for one in mine if one.stop > one.start]
+    return [one for one in found if one.stop > one.start]
+
+
+def _are_pieces_of(document: str, table: pa.Table) -> pa.ChunkedArray:
+    if "of" in table.column_names:
+        return pc.fill_null(pc.equal(table["of"], document), False)
+    # A table of an older version: an id that ends as a piece's is taken for one's, though it may be a document's own.
+    names = table["document"]
+    likely = pc.indices_nonzero(pc.starts_with(names, pattern=document + PIECE)).to_pylist()
+    are = np.zeros(table.num_rows, np.bool_)
+    are[[i for i in likely if whole_of(names[i].as_py()) == document]] = True
+    return pa.chunked_array([are])
 
 
 def _table(path: Path, shard: TokenShard) -> pa.Table:
     if shard.first is not None:
         numbers = pa.array(np.arange(shard.first, shard.first + len(shard))).cast(pa.string())
         names = pc.binary_join_element_wise(shard.prefix.name, numbers, "/")
-        return pa.table({"document": names, "tokens": np.diff(shard.document_starts)}, schema=SCHEMA)
+        whole = pa.nulls(len(shard), pa.string())
+        columns = {"document": names, "of": whole, "tokens": np.diff(shard.document_starts)}
+        return pa.table(columns, schema=SCHEMA)
     try:
-        table = pq.read_table(path, columns=["document", "tokens"])
+        table = pq.read_table(path)
     except FileNotFoundError:
         raise DataError(f"{path} is missing; run `trivium tokenize` again") from None
     except (pa.ArrowException, OSError) as error:

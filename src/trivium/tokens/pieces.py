@@ -4,6 +4,7 @@ A piece depends on its text and the tokenizer only, and where it begins on the d
 of threads nor an interruption can show in what is made of them.
 """
 
+import json
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,15 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trivium.corpus.document import PIECE, origin_of
 from trivium.corpus.store import read_tables
 from trivium.progress import Progress
 from trivium.tokens.split import HeldOut, parts_of
 from trivium.tokens.tokenizer import Tokenizer
 
 PIECE_BYTES = 8 << 20  # of text in a piece: what is lost when a process is killed, at most, for each thread
-_SCHEMA = pa.schema(
+PIECE_SCHEMA = pa.schema(
     [
-        *((name, pa.string()) for name in ("document", "source", "split")),
+        *((name, pa.string()) for name in ("document", "of", "source", "split")),
         ("text_bytes", pa.int64()),
         ("ids", pa.large_list(pa.uint32())),
     ]
@@ -65,7 +67,7 @@ def encode_pieces(work: Work, *, workers: int, total: int, progress: Progress) -
 
 def encode_piece(work: Work, path: Path, table: pa.Table, first: int) -> int:
     """Encode the documents of a table whose first is number `first`; returns their bytes."""
-    parts = list(parts_of(table, first, work.held_out))
+    parts, wholes = list(parts_of(table, first, work.held_out)), _wholes(table)
     begin = np.array(work.tokenizer.opening, np.uint32)
     end = np.array([work.tokenizer.end_of_text], np.uint32)
     encoded = work.tokenizer.encode_arrays([part.text for part in parts])
@@ -75,29 +77,38 @@ def encode_piece(work: Work, path: Path, table: pa.Table, first: int) -> int:
     sizes = [len(part.text.encode()) for part in parts]
     columns = {
         "document": [part.document for part in parts],
+        "of": [wholes.get(part.document) for part in parts],
         "source": [part.source for part in parts],
         "split": [part.split for part in parts],
         "text_bytes": sizes,
         "ids": pa.LargeListArray.from_arrays(offsets, flat),
     }
     partial = path.with_name(f".{path.name}.partial")
-    with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as file:
-        file.write_table(pa.table(columns, schema=_SCHEMA))
+    with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, PIECE_SCHEMA) as file:
+        file.write_table(pa.table(columns, schema=PIECE_SCHEMA))
     partial.replace(path)
     return sum(sizes)
 
 
 def read_piece(path: Path) -> pa.Table:
-    """An encoded piece: document, source, split, text_bytes, ids."""
+    """An encoded piece: document, of, source, split, text_bytes, ids."""
     with pa.memory_map(str(path)) as source:
         return pa.ipc.open_file(source).read_all()
+
+
+def _wholes(table: pa.Table) -> dict[str, str]:
+    """Of the documents that curation cut out of another, its id by theirs."""
+    marked = table.filter(pc.match_substring_regex(table["id"], f"{PIECE}[0-9]+$"))
+    rows = marked.select(["id", "metadata"]).to_pylist()
+    found = {row["id"]: origin_of(row["id"], json.loads(row["metadata"])) for row in rows}
+    return {identity: whole for identity, whole in found.items() if whole != identity}
 
 
 def _tables(store: Path) -> Iterator[tuple[int, pa.Table, int]]:
     """(number of the first document, the documents, their bytes) of each piece."""
     held: list[pa.Table] = []
     first = size = 0
-    for table in read_tables(store, ["id", "source", "text"], verify=False):
+    for table in read_tables(store, verify=False):
         held.append(table)
         size += pc.sum(pc.binary_length(table["text"])).as_py() or 0
         if size >= PIECE_BYTES:
