@@ -328,3 +328,17 @@ def test_a_damaged_frame_of_a_zstd_file_is_lost_alone(tmp_path):
         (damage,) = [one for one in found if isinstance(one, Damage)]
         assert (damage.trouble, damage.offset) == (Trouble.PACKED, starts[4])
         assert f"what begins at byte {starts[5]} is read" in damage.detail
+
+
+def test_text_before_and_after_a_damaged_frame_is_not_one_document(tmp_path):
+    packer = zstandard.ZstdCompressor(write_checksum=True)
+    parts = ["First piece.\n\nA second that breaks", "lost\n\n", "off here.\n\nA third, café.\n"]
+    frames = [packer.compress(part.encode()) for part in parts]
+    broken = bytearray(b"".join(frames))
+    broken[len(frames[0]) + len(frames[1]) - 1] ^= 1  # the checksum
+    path = tmp_path / "x.txt.zst"
+    path.write_bytes(broken)
+    found = list(read_any(path, source="s"))
+    texts = [one.text.strip() for one in found if isinstance(one, Document)]
+    assert texts == ["First piece.\n\nA second that breaks", "off here.\n\nA third, café."]
+    assert [one.trouble for one in found if isinstance(one, Damage)] == [Trouble.PACKED]

@@ -179,6 +179,7 @@ def _read_text(
     for block, last in _blocks(file, limits, str(path)):
         if isinstance(block, Lost):
             yield Damage(path, block.trouble, block.detail, block.offset)
+            decoder = Decoder()
             continue
         text = decoder.decode(block, last=last)
         if text.count("\x00") + text.count("\ufffd") > len(text) // 100:
@@ -200,10 +201,13 @@ def _read_text(
 
 
 def _blocks(file: BinaryIO, limits: ReadConfig, name: str) -> Iterator[tuple[bytes | Lost, bool]]:
-    """The bytes of a text file in blocks, and whether each is the last."""
+    """The bytes of a text file in blocks, and whether each is the last before the end, or before a part that is lost:
+    text that it breaks off is not one with what follows."""
     held = bytearray()
     for part in chunks(file, limits, name):
         if isinstance(part, Lost):
+            yield bytes(held), True
+            held.clear()
             yield part, False
             continue
         if len(held) >= _BLOCK:
