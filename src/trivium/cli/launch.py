@@ -13,7 +13,7 @@ import typer
 
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Ranks, Sets, Tokens, given_for
 from trivium.cli.price import machine_of
-from trivium.cli.run_config import HERE, RunConfig, resolve
+from trivium.cli.run_config import HERE, RunConfig, is_machine_file, resolve
 from trivium.cli.show import layout_text, say
 from trivium.config import preset_names
 from trivium.cost.hardware import Machine
@@ -95,6 +95,8 @@ def launch(
         _refuse_what_no_pod_has(out, preset, tokens)
     given = given_for(out, preset, sets, ranks)
     config = resolve(given).checked()
+    if target is Target.kubernetes and is_machine_file(config.machine):
+        _refuse_relative("machine", config.machine, out)
     if config.machine == HERE:
         machine = None
     else:
@@ -127,11 +129,16 @@ def _refuse_what_no_pod_has(out: Path, preset: str | None, tokens: Path | None) 
         )
     given_file = preset is not None and preset not in preset_names()
     for option, path in (("--preset", preset if given_file else None), ("--tokens", tokens)):
-        if path is not None and not Path(path).is_absolute():
-            raise ConfigError(
-                f"{option} {path} is relative, and no pod has the folder in which it is; put it on the shared volume, "
-                f"and give its full path there, as {option} {out.parent / Path(path).name}"
-            )
+        if path is not None:
+            _refuse_relative(option, path, out)
+
+
+def _refuse_relative(what: str, path: str | Path, out: Path) -> None:
+    if not Path(path).is_absolute():
+        raise ConfigError(
+            f"{what} {path} is relative, and no pod has the folder in which it is; put it on the shared volume, "
+            f"and give its full path there, as {what} {out.parent / Path(path).name}"
+        )
 
 
 def job_file(

@@ -27,7 +27,7 @@ from trivium.planner.explain import plan_lines
 from trivium.planner.interval import Interval, checkpoint_interval
 from trivium.planner.stack_file import LearnedStack, read_stack
 from trivium.provenance import write_json
-from trivium.units import format_bytes, format_count, format_seconds, parse_count
+from trivium.units import counted, format_bytes, format_count, format_seconds, parse_count
 
 FEW_RANKS = 8  # rows of a table on the terminal; the page and the data have all
 FORMAT = "trivium-estimate-1"
@@ -228,13 +228,15 @@ def more_lines(told: Told) -> list[str]:
     if told.interval:
         i = told.interval
         found.append(
-            f"checkpoints   every {format_seconds(i.daly_seconds)} of work, {i.steps(told.seconds):,} steps (Daly; "
-            f"Young: {format_seconds(i.young_seconds)}); saving and failures add {i.wasted_fraction:.2%}"
+            f"checkpoints   every {format_seconds(i.daly_seconds)} of work, "
+            f"{counted(i.steps(told.seconds), 'step')} (Daly; Young: "
+            f"{format_seconds(i.young_seconds)}); saving and failures add {i.wasted_fraction:.2%}"
         )
     if told.training:
         t = told.training
         found.append(
-            f"training      {format_count(t.tokens)} tokens: {t.steps:,} steps, {format_seconds(t.seconds)}, "
+            f"training      {format_count(t.tokens)} token{'s' * (t.tokens != 1)}: {counted(t.steps, 'step')}, "
+            f"{format_seconds(t.seconds)}, "
             f"{t.device_hours:,.0f} device-hours on {t.devices:,} devices"
         )
         energy = (

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from trivium.errors import ConfigError
 
+MOST_WASTED = 100.0  # times the work: beyond that a training never ends in practice
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -38,10 +40,10 @@ def checkpoint_interval(save: float, mean: float) -> Interval:
             raise ConfigError(f"{name} is {value} s; it must be positive and finite: give what was measured")
     daly = daly_seconds(save, mean)
     wasted = expected_waste(daly, save, mean, restart=save)
-    if not math.isfinite(wasted):
+    if not wasted < MOST_WASTED:
         raise ConfigError(
-            f"a save takes {save:g} s and a failure comes every {mean:g} s: nothing is ever finished; make saves "
-            "shorter or failures rarer"
+            f"a save takes {save:g} s and a failure comes every {mean:g} s: a training would take more than "
+            f"{MOST_WASTED:.0f} times its work; make saves shorter or failures rarer"
         )
     return Interval(young_seconds(save, mean), daly, wasted)
 
