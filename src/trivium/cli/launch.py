@@ -93,10 +93,12 @@ def launch(
     """
     if target is Target.kubernetes:
         _refuse_what_no_pod_has(out, preset, tokens)
+        for each in sets or ():
+            field, _, value = each.partition("=")
+            if field == "machine" and is_machine_file(value):
+                _refuse_relative("--set machine", value, out, between="=")
     given = given_for(out, preset, sets, ranks)
     config = resolve(given).checked()
-    if target is Target.kubernetes and is_machine_file(config.machine):
-        _refuse_relative("machine", config.machine, out)
     if config.machine == HERE:
         machine = None
     else:
@@ -133,11 +135,11 @@ def _refuse_what_no_pod_has(out: Path, preset: str | None, tokens: Path | None) 
             _refuse_relative(option, path, out)
 
 
-def _refuse_relative(what: str, path: str | Path, out: Path) -> None:
+def _refuse_relative(what: str, path: str | Path, out: Path, *, between: str = " ") -> None:
     if not Path(path).is_absolute():
         raise ConfigError(
-            f"{what} {path} is relative, and no pod has the folder in which it is; put it on the shared volume, "
-            f"and give its full path there, as {what} {out.parent / Path(path).name}"
+            f"{what}{between}{path} is relative, and no pod has the folder in which it is; put it on the shared "
+            f"volume, and give its full path there, as {what}{between}{out.parent / Path(path).name}"
         )
 
 
