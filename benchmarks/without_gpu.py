@@ -61,6 +61,10 @@ RANKS: dict[str, dict[str, Any]] = {
     },
     "pipeline 4, data 2, ZB-H1": {"layout": {"pipeline": 4, "data": 2}, "schedule": "zb-h1"},
     "pipeline 4, data 2, ZB-V": {"layout": {"pipeline": 4, "data": 2, "chunks": 2}, "schedule": "zb-v"},
+    "pipeline 4, data 2, heads in turns": {
+        "layout": {"pipeline": 4, "data": 2, "chunks": 2},
+        "schedule": "zb-turns",
+    },
     "pipeline 4, data 2, interleaved": {
         "layout": {"pipeline": 4, "data": 2, "chunks": 2},
         "schedule": "interleaved",
@@ -251,7 +255,7 @@ def _of_rank(bench: Any, plan: Any, rank: int, predicted: int) -> dict[str, Any]
 
     before = bench.held_bytes()
     ids = np.zeros((plan.batch.sequences, plan.model.sequence + 1), dtype=np.int64)
-    with pretended(plan.layout, rank=rank) as mesh:
+    with pretended(plan.layout, rank=rank, ends=plan.ends) as mesh:
         on_device = replace(mesh, device=bench.device)
         trainer = Trainer(plan, on_device, seed=0, rule=AdamRule(), initial=False)
 

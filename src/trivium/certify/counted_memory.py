@@ -29,7 +29,7 @@ def counted(plan: Plan, stage: int) -> Counted:
     # Of what takes no memory, all rows.
     at_once, of_heads = (Replaced(m, "AT_ONCE", 1 << 62).applied() for m in (rms_norm, norm_over_heads))
     dtype = _dtype(DTYPES[plan.precision.weights])
-    with pretended(plan.layout) as mesh, FakeTensorMode(), dtype, at_once, of_heads:
+    with pretended(plan.layout, ends=plan.ends) as mesh, FakeTensorMode(), dtype, at_once, of_heads:
         part = Stage(plan, stage, mesh)
         part.weight_gradients.separate = True  # no product leaves its gradient to autograd, as in training
         x = None if stage == 0 else torch.zeros(_border(plan), requires_grad=True)

@@ -14,14 +14,15 @@ from trivium.plan.layout import Layout
 
 
 @contextmanager
-def pretended(layout: Layout, rank: int = 0) -> Iterator[Mesh]:
-    """The mesh of one rank of a layout, of which no other rank exists. Not inside a connected process."""
+def pretended(layout: Layout, rank: int = 0, ends: tuple[int, ...] | None = None) -> Iterator[Mesh]:
+    """The mesh of one rank of a layout, of which no other rank exists. Not inside a connected process. ends: as
+    Mesh.connect takes them."""
     if layout.world_size == 1:
         yield Mesh.connect(layout, 0, 1)
         return
     assert not dist.is_initialized(), f"rank {dist.get_rank()} is connected; it cannot pretend to be {rank}"
     dist.init_process_group("fake", rank=rank, world_size=layout.world_size, store=FakeStore())
     try:
-        yield Mesh.connect(layout, rank, layout.world_size)
+        yield Mesh.connect(layout, rank, layout.world_size, ends=ends)
     finally:
         dist.destroy_process_group()
