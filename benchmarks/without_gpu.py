@@ -64,6 +64,7 @@ RANKS: dict[str, dict[str, Any]] = {
     "pipeline 4, data 2, heads in turns": {
         "layout": {"pipeline": 4, "data": 2, "chunks": 2},
         "schedule": "zb-turns",
+        "batch": {"sequences": 64, "micro": 1},  # of eight micro-batches all would be under way at once
     },
     "pipeline 4, data 2, interleaved": {
         "layout": {"pipeline": 4, "data": 2, "chunks": 2},
