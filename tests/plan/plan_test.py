@@ -51,6 +51,16 @@ SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 
         ({"layout__chunks": 2, "layout__pipeline": 1}, "chunks interleave"),
         ({"layout__chunks": 2, "layout__pipeline": 2}, "plan.schedule=interleaved"),
         ({"partition__layers": (1, 2)}, "names 2 stages"),
+        ({"schedule": "zb-turns", "layout__pipeline": 2}, "'zb-turns' goes down the ranks and back up"),
+        (
+            {
+                "schedule": "zb-turns",
+                "layout__pipeline": 2,
+                "layout__chunks": 2,
+                "partition__head_weight": 1.0,
+            },
+            "plan.partition.head_weight is 1.0 but plan.schedule 'zb-turns'",
+        ),
         ({"partition__layers": (3,)}, "sums to 3"),
         ({"model__kv_heads": 3}, "multiple of plan.model.kv_heads (3)"),
         (

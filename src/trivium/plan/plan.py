@@ -275,6 +275,11 @@ class Plan(Config):
                 f"plan.layout.chunks is {layout.chunks} but plan.schedule '{self.schedule}' goes down the ranks and "
                 f"back up: two stages per rank; set plan.layout.chunks=2 (and plan.layout.pipeline to 2 or more)"
             )
+        if self.heads_in_turns and self.partition.head_weight > 0:
+            found.append(
+                f"plan.partition.head_weight is {self.partition.head_weight} but plan.schedule 'zb-turns' leaves the "
+                f"head to no stage of layers; set it to 0"
+            )
         if self.schedule == "interleaved" and layout.pipeline > 1 and not self.batch.problems(layout):
             for sequences in sorted({s.sequences for s in self.batch.segments}):
                 micro_batches = self.batch.micro_batches(layout, sequences)
