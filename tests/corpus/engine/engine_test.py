@@ -1,6 +1,7 @@
 """Laws of engines: results in order, errors as they were raised, and the same corpus wherever the work runs."""
 
 import hashlib
+import inspect
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from trivium.config import preset_names, read_preset
 from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.corpus.curate import curate
+from trivium.corpus.engine import daft_engine
 from trivium.corpus.engine.daft_engine import Daft
 from trivium.corpus.engine.engine import Here
 from trivium.corpus.harvest import harvest
@@ -41,6 +43,25 @@ def test_results_are_in_order_and_errors_keep_their_kind(where, light, native):
     ) as refused:  # what a system refuses keeps its number, which has a remedy
         engine.map(os.stat, ["/nowhere/at all"], heard.append, light=light)
     assert refused.value.filename == "/nowhere/at all"
+
+
+@pytest.mark.parametrize("light", [True, False])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_after_an_error_nothing_is_left_open_for_the_collector(light, workers, monkeypatch):
+    """Daft's generators wait for its own thread as they end; the collector may run in that thread."""
+    opened, right = [], daft_engine._rows
+
+    def rows(*arguments):
+        opened.append(right(*arguments))
+        return opened[-1]
+
+    monkeypatch.setattr(daft_engine, "_rows", rows)
+    with pytest.raises(ConfigError) as held:  # with its traceback, and so with the frames that led to it
+        Daft("native", workers=workers).map(
+            read_preset, ["dem", *preset_names()], lambda done: None, light=light
+        )
+    assert held.value and opened
+    assert all(inspect.getgeneratorstate(each) == inspect.GEN_CLOSED for each in opened)
 
 
 def test_the_corpus_does_not_depend_on_the_engine_or_on_the_number_of_workers(tmp_path):

@@ -3,7 +3,8 @@
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,14 @@ class Daft:
 
     def map(self, task: Task, items: Sequence[str], done: Done, *, light: bool = False) -> list[Result]:
         """As Engine.map."""
-        return unpacked(self._outcomes(task, items, light=light), done) if items else []
+        if not items:
+            return []
+        # Closed here, also after an error: left to the collector, which may run in Daft's own thread, it would wait
+        # there for that thread.
+        with closing(self._outcomes(task, items, light=light)) as outcomes:
+            return unpacked(outcomes, done)
 
-    def _outcomes(self, task: Task, items: Sequence[str], *, light: bool) -> Iterator[tuple[int, str]]:
+    def _outcomes(self, task: Task, items: Sequence[str], *, light: bool) -> Generator[tuple[int, str]]:
         workers = min(self.workers, len(items))
         if self.runner == NATIVE and workers == 1:
             # one worker on this machine needs no process of its own: this one has nothing else to do
@@ -58,9 +64,11 @@ class Daft:
         yield from _rows(table, _in_threads(task) if light else _in_processes(task, workers))
 
 
-def _rows(table: daft.DataFrame, perform: Perform) -> Iterator[tuple[int, str]]:
-    for row in table.select("number", perform(daft.col("item")).alias("outcome")).iter_rows():
-        yield row["number"], row["outcome"]
+def _rows(table: daft.DataFrame, perform: Perform) -> Generator[tuple[int, str]]:
+    found: Any = table.select("number", perform(daft.col("item")).alias("outcome")).iter_rows()
+    with closing(found):
+        for row in found:
+            yield row["number"], row["outcome"]
 
 
 def _in_processes(task: Task, workers: int) -> Perform:
