@@ -29,7 +29,7 @@ from trivium.cost.wavefront import Run, finish_seconds
 from trivium.errors import ConfigError
 from trivium.plan.layout import Axis, Coordinate, Layout
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import SPLIT_SCHEDULES, Action, Op
+from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES, Action, Op
 
 Method = Literal["simulated", "closed form"]
 
@@ -139,7 +139,7 @@ class Durations:
         total, micro_batches = Piece(), self.plan.batch.micro_batches(self.plan.layout)
         for stage in self.plan.stages_of(pipeline):
             both = self.stages[stage][0].plus(self.stages[stage][1])
-            taken = len(self.plan.taken(pipeline, stage, micro_batches))
+            taken = self.plan.taken(pipeline, stage, micro_batches)
             total = total.plus(both if taken == micro_batches else both.times(taken / micro_batches))
         return total
 
@@ -233,7 +233,7 @@ def _stride_of(layout: Layout, replicas: range, node: int) -> float:
 def _pipeline_seconds(durations: Durations, transfers: tuple[float, ...]) -> list[float]:
     """Of the whole schedule, once for each time of a transfer."""
     plan = durations.plan
-    if plan.schedule == "given" or plan.heads_in_turns:
+    if plan.schedule not in SCHEDULE_NAMES:
         table = plan.schedule_table()
         return [simulate(table, durations.action, seconds).duration for seconds in transfers]
     forward, backward = np.array([[p.total for p in stage] for stage in durations.stages], float).T

@@ -53,7 +53,7 @@ def moments_of_rank(plan: Plan, pipeline: int) -> list[Moment]:
     layout, layers = plan.layout, layers_by_stage(plan)
     stages = plan.stages_of(pipeline)
     micro_batches = plan.batch.micro_batches(layout)
-    if plan.schedule == "given" or plan.heads_in_turns:
+    if plan.schedule not in SCHEDULE_NAMES:
         row = plan.schedule_table()[pipeline]
         sets, waiting = peak_counts_of(row, stages), put_off_counts_of(row, stages)
     else:

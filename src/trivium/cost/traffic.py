@@ -32,7 +32,7 @@ def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
     sizes = _sizes(plan)
     if plan.layout.tensor > 1:
         for stage in plan.stages_of(at.pipeline):
-            times = len(plan.taken(at.pipeline, stage, micro_batches))
+            times = plan.taken(at.pipeline, stage, micro_batches)
             for name, count in _stage(plan, stage, sizes).items():
                 traffic["tensor"][name] += times * count
     if plan.layout.context > 1:
@@ -134,10 +134,10 @@ def _contributions(plan: Plan, row: BucketRow, at: Coordinate, micro_batches: in
 
     A tied table whose ends are both here contributes twice where its two uses are in different backwards.
     """
-    times = len(plan.taken(at.pipeline, row.items[0].stage, micro_batches))
+    times = plan.taken(at.pipeline, row.items[0].stage, micro_batches)
     apart = plan.stages > 1 or plan.schedule.startswith("zb")
     if row.tied and _has_both_ends(plan, at) and apart:
-        times += len(plan.taken(at.pipeline, plan.last_stage, micro_batches))
+        times += plan.taken(at.pipeline, plan.last_stage, micro_batches)
     return times
 
 
@@ -145,10 +145,10 @@ def _gathers(plan: Plan, row: BucketRow, at: Coordinate, micro_batches: int) -> 
     """How often stage 3 gathers a bucket in a step: for a forward and a backward; an embedding only for a forward."""
     first = row.items[0]
     if first.parameter.owner != "embedding":
-        return 2 * len(plan.taken(at.pipeline, first.stage, micro_batches))
+        return 2 * plan.taken(at.pipeline, first.stage, micro_batches)
     embeds = 0 if first.borrowed else micro_batches
     predicts = row.tied and (first.borrowed or _has_both_ends(plan, at))
-    return embeds + (2 * len(plan.taken(at.pipeline, plan.last_stage, micro_batches)) if predicts else 0)
+    return embeds + (2 * plan.taken(at.pipeline, plan.last_stage, micro_batches) if predicts else 0)
 
 
 def _has_both_ends(plan: Plan, at: Coordinate) -> bool:

@@ -20,6 +20,7 @@ from trivium.plan.schedule import (
     HEAD_UNITS,
     Schedule,
     ScheduleName,
+    head_rank,
     make_schedule,
     parse_schedule,
     stages_of_named,
@@ -117,11 +118,11 @@ class Plan(Config):
         """The stages that pipeline rank `pipeline` holds, ascending."""
         return self.stages_by_rank[pipeline]
 
-    def taken(self, pipeline: int, stage: int, micro_batches: int) -> range:
-        """The micro-batches of a step that pipeline rank `pipeline` takes through a stage that it holds."""
+    def taken(self, pipeline: int, stage: int, micro_batches: int) -> int:
+        """How many of the micro-batches of a step pipeline rank `pipeline` takes through a stage that it holds."""
         if self.heads_in_turns and stage == self.last_stage:
-            return range((pipeline - 1) % self.layout.pipeline, micro_batches, self.layout.pipeline)
-        return range(micro_batches)
+            return sum(head_rank(m, self.layout.pipeline) == pipeline for m in range(micro_batches))
+        return micro_batches
 
     @property
     def ends(self) -> tuple[int, ...]:

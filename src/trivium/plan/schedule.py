@@ -228,10 +228,14 @@ def zero_bubble_v(ranks: int, micro_batches: int) -> Schedule:
     return tuple(_zero_bubble_v_row(ranks, micro_batches, r) for r in range(ranks))
 
 
+def head_rank(micro_batch: int, ranks: int) -> int:
+    """Whose turn it is to take the head of a micro-batch."""
+    return (micro_batch + 1) % ranks
+
+
 @lru_cache(maxsize=64)
 def zero_bubble_turns(ranks: int, micro_batches: int, head: int) -> Schedule:
-    """ZB-V whose head, with the loss, is a stage of its own that every rank holds: that of micro-batch m is taken by
-    rank m + 1, modulo the ranks.
+    """ZB-V whose head, with the loss, is a stage of its own that every rank holds and takes in turn (`head_rank`).
 
     Where the vocabulary is large, the rank of the last layers has more to do than all others, who wait for it; here
     each has the same share. The order is by list scheduling: gradients of inputs first, then forwards, of the earliest
@@ -247,7 +251,7 @@ def zero_bubble_turns(ranks: int, micro_batches: int, head: int) -> Schedule:
         kind = "head" if stage == last else "stage"
         return Job(
             name=action,
-            rank=(m + 1) % ranks if stage == last else min(stage, last - 1 - stage),
+            rank=head_rank(m, ranks) if stage == last else min(stage, last - 1 - stage),
             length=head if stage == last else units[op],
             needs=inputs(action, last, split=True),
             urgency=(urgency[op], m, stage if op is Op.INPUT_GRADIENT else -stage),
