@@ -1,10 +1,13 @@
 """A quick share of `trivium chaos`; and that each count can be other than zero."""
 
+import ctypes
 import json
 import multiprocessing
 import os
+import platform
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -294,3 +297,26 @@ def test_ranks_that_do_not_end_with_their_launcher_are_found(tmp_path: Path, mon
     monkeypatch.setattr(launch, "end_with", lambda launcher: None)
     monkeypatch.setattr(orphans, "LIMIT_SECONDS", 0.5)
     assert orphans.orphan_often(tmp_path, orphans=2)["orphans"] > 0
+
+
+EXIT_OF_A_THREAD = {"x86_64": 60, "aarch64": 93}  # the system call's number
+
+
+@pytest.mark.skipif(platform.machine() not in EXIT_OF_A_THREAD, reason="another machine's system calls")
+def test_a_process_whose_first_thread_is_gone_runs_as_long_as_another_does() -> None:
+    """Of one that is killed the first thread is a zombie while others still keep its files, and the run's lock."""
+
+    def first_thread_ends() -> None:
+        threading.Thread(target=signal.pause).start()
+        ctypes.CDLL(None).syscall(EXIT_OF_A_THREAD[platform.machine()], 0)
+
+    process = multiprocessing.get_context("fork").Process(target=first_thread_ends, daemon=True)
+    process.start()
+    pid = process.pid or 0
+    until = time.monotonic() + 10
+    while life._state(pid) != "Z" and time.monotonic() < until:
+        time.sleep(0.01)
+    assert life._state(pid) == "Z" and life._runs(pid)
+    process.kill()
+    process.join()
+    assert not life._runs(pid)

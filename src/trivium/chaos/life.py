@@ -121,7 +121,13 @@ class Life:
 
 
 def _runs(pid: int) -> bool:
-    return _state(pid) not in ("", "Z")  # a zombie has stopped; whoever inherited it will collect it
+    """A zombie has stopped, and whoever inherited it will collect it, once its other threads have: the last of them
+    closes its files, and with them the lock of the run directory."""
+    try:
+        threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
+    except OSError:
+        return False
+    return threads > 1 or _state(pid) not in ("", "Z")
 
 
 def _state(pid: int) -> str:
