@@ -19,6 +19,7 @@ from trivium.cli import main as entry
 from trivium.errors import CheckpointError, DataError
 from trivium.parallel import launch
 from trivium.training import run, saves
+from trivium.training.job import start
 
 
 def test_kills_lose_nothing(tmp_path: Path) -> None:
@@ -151,6 +152,67 @@ def test_an_interrupted_verb_leaves_no_training_and_no_folder(tmp_path: Path, mo
         time.sleep(0.01)
     assert stopped.value.code == 130 and pids and not alive(pids)
     assert not list(tmp_path.glob("trivium-chaos-*"))
+
+
+def beside(pids: Path):
+    """A harm whose training runs beside it, and a process that it forks and that is asked to end, too."""
+
+    def harm(folder: Path, **_):
+        begun = Life.begin(job(write_tokens(folder), folder / "run", plan({"data": 2})), folder / "log.txt")
+        begun.wait_for(lambda: len(begun.ranks) == 2)
+        other = multiprocessing.get_context("fork").Process(target=waiting, args=(folder / "waits",))
+        other.start()
+        while not (folder / "waits").exists():
+            time.sleep(0.01)
+        os.kill(other.pid or 0, signal.SIGTERM)
+        other.join()
+        assert other.exitcode == -signal.SIGTERM and begun.lives and folder.exists()
+        pids.write_text(json.dumps([begun.pid, *begun.ranks]))
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+
+    return harm
+
+
+def waiting(at: Path) -> None:
+    at.touch()
+    signal.pause()
+
+
+def within(pids: Path):
+    """A harm whose training is launched by its own process."""
+
+    def harm(folder: Path, **_):
+        def watch(ranks: launch.Ranks, step: int) -> None:
+            if step and not pids.exists():
+                pids.write_text(json.dumps(ranks.pids))
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        start(job(write_tokens(folder), folder / "run", plan({"data": 2})), watch=watch)
+
+    return harm
+
+
+@pytest.mark.parametrize("harm", [beside, within])
+def test_a_verb_that_is_asked_to_end_leaves_no_process_and_no_folder(
+    tmp_path: Path, monkeypatch, harm
+) -> None:
+    """Also nothing that a killed launcher had in the folder for temporary files; and what it forked clears nothing."""
+    pids, temporary = tmp_path / "pids", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(freeze, "freeze_often", harm(pids))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setattr(sys, "argv", ["trivium", "chaos", "--freeze", "1"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    verb = multiprocessing.get_context("fork").Process(target=entry.main)
+    verb.start()
+    verb.join(120)
+    verb.kill()
+    until = time.monotonic() + 10
+    while alive(json.loads(pids.read_text())) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert verb.exitcode == 128 + signal.SIGTERM and not alive(json.loads(pids.read_text()))
+    assert not list(temporary.glob("trivium-*"))
 
 
 def test_every_corruption_is_noticed(tmp_path: Path) -> None:

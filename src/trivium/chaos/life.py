@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -147,6 +148,7 @@ def end_all() -> None:
 
 def _live(job: TrainingJob, log: Path, parent: int) -> None:
     end_with(parent)
+    tempfile.tempdir = str(log.parent)  # what a killed launcher leaves goes with the folder of all
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

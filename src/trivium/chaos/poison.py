@@ -32,6 +32,7 @@ from trivium.tokens.samples import TokenDataset
 from trivium.training.culprit import find_culprit
 from trivium.training.job import start
 from trivium.training.metrics import EVENTS, read
+from trivium.training.preemption import EndedAtOnce
 from trivium.training.record import read_record
 from trivium.training.run import CHECKPOINTS, TrainingJob
 
@@ -225,7 +226,7 @@ def _noticed(work: TrainingJob, poison: Poison) -> str:
         return "the job went on to its end"
     except DataError as error:
         said = str(error)
-    except Preempted:
+    except (Preempted, EndedAtOnce):
         raise  # this process was asked to end
     except TriviumError as error:
         return f"the job ended with {type(error).__name__}: {error}"

@@ -3,21 +3,26 @@
 import importlib
 import inspect
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from trivium.cli.options import refuse_no_place_for
 from trivium.cli.show import progress_of, say
-from trivium.errors import ConfigError
+from trivium.errors import ConfigError, Preempted
 from trivium.provenance import code_commit, write_json
+from trivium.training.preemption import SIGNALS, EndedAtOnce
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 MOST_LOSSES = 20  # of a harm that are printed
+ENDING = (*SIGNALS, signal.SIGHUP)  # what ends this verb, which nothing can be gone on from
 
 
 class Harm(NamedTuple):
@@ -62,7 +67,8 @@ def chaos(**given: Any) -> None:
         options = ", ".join(f"--{harm.option} N" for harm in HARMS)
         raise ConfigError(f"nothing to do: every number is 0; give one or more of {options}")
     refuse_no_place_for("--json", json)
-    harms = {h.option: _done(h, number, layouts, seed) for h, number in asked.items() if number}
+    with _ended_in_order():
+        harms = {h.option: _done(h, number, layouts, seed) for h, number in asked.items() if number}
     found: dict[str, Any] = {"commit": code_commit(), "seed": seed, "harms": harms}
     for harm in harms.values():
         found |= {k: v for k, v in harm.items() if type(v) is int}  # the counts, at hand
@@ -92,6 +98,36 @@ def _option(name: str, kind: Any, option: Any, default: Any) -> inspect.Paramete
 
 chaos.__signature__ = inspect.Signature(list(_options()))  # type: ignore[attr-defined]
 app.command()(chaos)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Inside, a signal that ends this process raises SystemExit(128 + signal): trainings and their folder go first.
+
+    What is forked from here ends by the signal itself, without clearing up what is this process's. A training that
+    runs in this process listens for itself, and its `Preempted` ends the verb in the same way.
+    """
+    own = os.getpid()
+
+    def end(number: int, _: FrameType | None) -> None:
+        if os.getpid() != own:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        for other in ENDING:  # one request may come several times
+            signal.signal(other, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    heard = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores one
+    for number in heard:
+        signal.signal(number, end)
+    try:
+        yield
+    except (Preempted, EndedAtOnce) as ended:
+        raise SystemExit(128 + signal.SIGTERM if isinstance(ended, Preempted) else ended.exit_code) from None
+    finally:
+        for number in heard:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _done(harm: Harm, number: int, layouts: int, seed: int) -> dict[str, Any]:
