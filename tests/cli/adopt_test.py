@@ -50,6 +50,9 @@ def test_adopted_pairs_are_the_tokens_that_train_takes(trivium) -> None:
     assert code == 0 and "trivium train --out run" in said
     sources = read_tokens_manifest(Path("run/tokens"))["sources"]
     assert {source: entry["weight"] for source, entry in sources.items()} == {"web": 0.75, "code": 0.25}
+    told = next(line for line in said.splitlines() if "never trained on" in line)
+    code, said = trivium("train", "--out", "run", "--dry-run")
+    assert code == 0 and told in said.splitlines()  # before a step is paid for
     sets = (
         "training.steps=2",
         "plan.batch.sequences=4",

@@ -9,7 +9,7 @@ from trivium.errors import DataError
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 from trivium.tokens.lineage import read_lineage
-from trivium.tokens.manifest import open_shards
+from trivium.tokens.manifest import open_shards, read_tokens_manifest, tails
 from trivium.tokens.samples import BLOCK, TokenDataset
 
 S = 16
@@ -82,6 +82,21 @@ def test_a_source_has_as_many_windows_as_have_all_their_targets(directory):
     for sequence in range(1, 60):  # among them, divisors of the lengths
         dataset = TokenDataset.open(directory, "train", sequence=sequence, seed=5)
         assert dataset.num_samples == sum(max(1, (n - 1) // sequence) for n in lengths)
+
+
+@pytest.mark.parametrize("sequence", [1, 7, 16, 23, 60])
+def test_the_tails_are_what_no_sample_of_a_whole_pass_reads(directory, sequence):
+    dataset = TokenDataset.open(directory, "train", sequence=sequence, seed=5)
+    read, passed, i = {}, set(), 0
+    while len(passed) < dataset.num_samples:
+        where = dataset.where(i)
+        passed |= {where._replace(epoch=0)}
+        read.setdefault(where.source, set()).update(range(where.start, where.start + sequence + 1))
+        i += 1
+    shards = open_shards(directory, "train")
+    never = {source: len(set(range(len(shard.tokens))) - read[source]) for source, shard in shards.items()}
+    assert tails(read_tokens_manifest(directory), sequence) == never
+    assert sequence == 1 or any(never.values())
 
 
 def test_a_source_shorter_than_one_window_repeats_within_it(train, directory):

@@ -19,7 +19,7 @@ from trivium.tokens.config import TokensConfig
 from trivium.tokens.digest import digest
 from trivium.tokens.encode import tokenize
 from trivium.tokens.left_out import NOWHERE, LeftOut
-from trivium.tokens.manifest import open_shards
+from trivium.tokens.manifest import open_shards, read_tokens_manifest, tails
 from trivium.tokens.permutation import Permutation
 from trivium.tokens.samples import TokenDataset
 from trivium.training import batches, lineage
@@ -208,6 +208,11 @@ def test_the_verbs_say_what_the_functions_find(run: Path, record: Record, monkey
     assert len(out.splitlines()) == len(seen) + 2
     code, out, _ = run_verb(monkeypatch, capsys, "counts", str(run), "--step", "3", "--json")
     assert json.loads(out)["samples"] == lineage.counts(record, 3)
+    manifest = read_tokens_manifest(record.tokens)
+    never, tokens = json.loads(out)["never_read"], manifest["totals"]["train"]["tokens"]
+    assert never == tails(manifest, record.plan.model.sequence) and sum(never.values()) > 0
+    code, out, _ = run_verb(monkeypatch, capsys, "counts", str(run), "--step", "3")
+    assert f"never trained on: {sum(never.values()):,} of {tokens:,} tokens" in out
     code, out, _ = run_verb(monkeypatch, capsys, "check", str(run))
     assert code == 0 and "0 with another hash" in out
 

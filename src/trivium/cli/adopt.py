@@ -71,7 +71,7 @@ def adopt(
 
     def work(run: Run, out: Path, progress: Progress) -> Result:
         found: dict[str, Any] = adopt_pairs(pairs, out, words, progress)
-        return found
+        return {**found, "sequence": run.config.plan.model.sequence}
 
     stage = replace(
         TOKENIZE, name="adopt", verb=VERB, sections=(), reads=(), work=work, outside=lambda run: inputs

@@ -8,8 +8,10 @@ import typer
 
 from trivium.cli.adopt import adopt
 from trivium.cli.show import progress_of, say, table
+from trivium.cli.tokenize import tail_lines
 from trivium.cli.workspace import Workspace
 from trivium.errors import DataError
+from trivium.tokens.manifest import read_tokens_manifest, tails
 from trivium.training import lineage
 from trivium.training.record import Record, read_record
 
@@ -85,14 +87,17 @@ def counts(run: RunDirectory, step: Step, tokens: Tokens = None, as_json: AsJson
     """Print how many samples of each source were taken up to a step (0: none yet)."""
     record = _record(run, tokens)
     samples, done = lineage.counts(record, step), max(record.steps, default=0)
-    last = min(step, done)
+    last, sequence = min(step, done), record.plan.model.sequence
+    manifest = read_tokens_manifest(record.tokens)
     found = {
         "step": step,
         "steps_done": done,
         "samples": samples,
         "agrees": lineage.agrees(record, last) if last else None,
+        "never_read": tails(manifest, sequence),
     }
-    for line in [json.dumps(found)] if as_json else _counts_lines(found, record.plan.model.sequence):
+    lines = [*_counts_lines(found, sequence), *tail_lines(manifest, sequence)]
+    for line in [json.dumps(found)] if as_json else lines:
         say(line)
     _refuse_others(run, found, last)
 

@@ -69,7 +69,7 @@ def _tokenize(run: Run, out: Path, progress: Progress, workers: int | None = Non
         workers=worker_count(workers),
         work=run.at.folder(".tokens.work"),
     )
-    return found
+    return {**found, "sequence": run.config.plan.model.sequence}  # for what is said; the manifest knows of no model
 
 
 def _given_tokenizer(run: Run) -> dict[str, str]:
@@ -80,6 +80,20 @@ def _given_tokenizer(run: Run) -> dict[str, str]:
     from trivium.tokens.tokenizer import given_tokenizer
 
     return {"tokenizer": given_tokenizer(tokens.tokenizer, tokens.end_of_text).identity}
+
+
+def tail_lines(manifest: Result, sequence: int) -> list[str]:
+    """How many tokens no sample of so many positions reads, where there are any."""
+    from trivium.tokens.manifest import tails
+
+    never = sum(tails(manifest, sequence).values())
+    tokens = int(manifest["totals"]["train"]["tokens"])
+    if not never:
+        return []
+    return [
+        f"  never trained on: {never:,} of {tokens:,} tokens ({100 * never / tokens:.2g} %), the ends of sources, less "
+        f"than a whole sample of {sequence} + 1 (plan.model.sequence)"
+    ]
 
 
 def _lines(result: Result) -> list[str]:
@@ -93,6 +107,7 @@ def _lines(result: Result) -> list[str]:
     for split in ("train", "validation"):
         part = totals[split]
         lines.append(f"  {split}: {part['tokens']:,} tokens of {part['documents']:,} documents")
+        lines += tail_lines(result, result["sequence"]) if split == "train" else []
     source, excess = largest_excess({name: entry["weight"] for name, entry in result["sources"].items()})
     if excess > _TOLD_EXCESS:
         lines.append(

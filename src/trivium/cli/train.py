@@ -23,9 +23,10 @@ from trivium.cli.options import (
     open_run,
 )
 from trivium.cli.price import dry_run_lines
+from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import layout_text, say
 from trivium.cli.stage import Result, Run, Stage, State, perform, state_of
-from trivium.cli.tokenize import check_vocabulary
+from trivium.cli.tokenize import check_vocabulary, tail_lines
 from trivium.config import Tree, completed
 from trivium.errors import ConfigError, DataError
 from trivium.plan.plan import Plan
@@ -82,7 +83,7 @@ def train(
     given = given_for(out, preset, sets, ranks)
     if dry_run:
         lines, problems = dry_run_lines(given)
-        for line in lines:
+        for line in [*lines[:-1], *([] if problems else _tail(given, tokens or out / "tokens")), *lines[-1:]]:
             say(line)
         if problems:
             raise ConfigError("\n".join(problems))
@@ -92,6 +93,15 @@ def train(
         join(run, redo=redo)
     else:
         perform(TRAIN, run, redo=redo)
+
+
+def _tail(given: Given, tokens: Path) -> list[str]:
+    """What of the tokens, where they are there already, no sample reads."""
+    from trivium.tokens.manifest import MANIFEST, read_tokens_manifest
+
+    if not (tokens / MANIFEST).is_file():
+        return []
+    return tail_lines(read_tokens_manifest(tokens), resolve(given).plan.model.sequence)
 
 
 def joins_torchrun(environment: Mapping[str, str]) -> bool:

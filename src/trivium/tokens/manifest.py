@@ -1,7 +1,7 @@
 """The manifest of a token directory: what it holds, how it was made, and the sha256 of every file."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,15 @@ def open_shards(directory: Path, split: str) -> dict[str, TokenShard]:
             )
         shards[source] = shard
     return shards
+
+
+def tails(manifest: Mapping[str, Any], sequence: int) -> dict[str, int]:
+    """Tokens at the end of each source that no sample of "train" reads: less than a whole one is left there.
+
+    A source shorter than one sample repeats within it, and has none. Sources without training tokens are left out.
+    """
+    counts = {s: int(e["train"]["tokens"]) for s, e in manifest["sources"].items() if "train" in e}
+    return {s: (n - 1) % sequence if n > sequence else 0 for s, n in counts.items() if n}
 
 
 def token_counts(directory: Path, split: str) -> NDArray[np.int64]:
