@@ -192,6 +192,31 @@ def test_missing_and_damaged_files_are_named(tmp_path):
     assert read_json_lines(path) == [{"a": "  "}]
 
 
+def test_all_shards_of_a_file_are_read_in_their_order(tmp_path):
+    """Of which there may be more than ten, and other files beside them."""
+    (tmp_path / "boolq").mkdir()
+    rows = [{**ROWS["boolq"], "passage": f"Row {n}."} for n in range(24)]
+    for name, several in (("validation", 12), ("train", 3)):
+        for shard in range(several):
+            some = rows[2 * shard : 2 * shard + 2]
+            path = tmp_path / "boolq" / f"{name}-{shard:05d}-of-{several:05d}.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in some))
+    (tmp_path / "boolq" / "validation.jsonl").write_text("{}\n")
+    found = local_rows(definition("boolq"), tmp_path)
+    assert found.asked == rows and found.shots == rows[:6]
+    assert found.asked_from == "boolq/validation-*-of-00012.jsonl"
+    assert found.shots_from == "boolq/train-*-of-00003.jsonl"
+    (tmp_path / "boolq" / "validation-00007-of-00012.jsonl").unlink()
+    with pytest.raises(DataError, match=r"one of 12 shards, and 11 are there \(number 7 is missing\)"):
+        local_rows(definition("boolq"), tmp_path)
+    for path in (tmp_path / "boolq").glob("validation-*"):  # counted from 1, in as few digits as it takes
+        path.unlink()
+    for shard in (2, 10, 1, *range(3, 10)):
+        (tmp_path / "boolq" / f"validation_{shard}_of_10.jsonl").write_text(json.dumps(rows[shard]) + "\n")
+    (tmp_path / "boolq" / "validation.jsonl").unlink()
+    assert local_rows(definition("boolq"), tmp_path).asked == rows[1:11]
+
+
 @pytest.mark.skipif("TRIVIUM_DATA" not in os.environ, reason="TRIVIUM_DATA names no folder of real data")
 def test_every_row_of_the_real_files_is_read():
     folder = Path(os.environ["TRIVIUM_DATA"]) / "tasks"
@@ -218,6 +243,28 @@ def test_rows_of_hans_are_read_whoever_published_them(row):
     assert task.examples[0].groups["heuristic × gold_label"] == "constituent × non-entailment"
     with pytest.raises(DataError, match="no field 'sentence1'"):
         made("hans", [{k: v for k, v in row.items() if k not in ("premise", "sentence1")}])
+
+
+@pytest.mark.parametrize("wording", ["paper", "harness"])
+def test_rows_of_hellaswag_ask_the_same_as_published_and_as_prepared(wording):
+    """Where a mark of wikiHow was, the harness leaves a blank, and counts it; the paper's wording does not."""
+    published = {**ROWS["hellaswag"], "endings": ["[step] Go. [title] On.", "b  b", "[substeps] c.", "d."]}
+    prepared = {"query": "Roof: A man sits. He", "choices": [" Go.. On.", "b b", " c.", "d."], "gold": 2}
+    config = ONE.model_copy(update={"wording": wording})
+    asked = [benchmark_requests(made("hellaswag", [row], config=config), 0, config) for row in (published, prepared)]
+    assert asked[0] == asked[1]
+    blank = " " if wording == "harness" else ""
+    assert [r.continuation for r in asked[0]] == [f" {blank}Go.. On.", " b b", f" {blank}c.", " d."]
+
+
+@pytest.mark.skipif("TRIVIUM_DATA" not in os.environ, reason="TRIVIUM_DATA names no folder of real data")
+def test_no_ending_of_the_real_hellaswag_begins_with_two_blanks_in_the_papers_wording():
+    rows = local_rows(definition("hellaswag"), Path(os.environ["TRIVIUM_DATA"]) / "tasks").asked
+    found = {
+        wording: read_examples(rows, definition("hellaswag"), wording, where="x") for wording in ("paper", "harness")
+    }
+    doubled = {w: sum(c.startswith("  ") for e in examples for c in e.choices) for w, examples in found.items()}
+    assert doubled["paper"] == 0 < doubled["harness"]
 
 
 def test_the_harness_shows_the_word_as_it_stands_and_fills_the_blanks_of_race():

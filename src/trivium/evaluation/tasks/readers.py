@@ -73,11 +73,20 @@ def _lambada(row: Row, of: Definition, wording: Wording, key: str) -> Example:
 
 
 def _hellaswag(row: Row, of: Definition, wording: Wording, key: str) -> Example:
-    if "query" in row:  # prepared already
-        return _example(row, of, wording, key, tuple(f" {c}" for c in row["choices"]), _number(row["gold"]))
-    query = _cleaned(f"{_filled('{activity_label}: {ctx_a}', row)} {row['ctx_b'].capitalize()}")
-    endings = tuple(f" {_cleaned(e)}" for e in row["endings"])
-    return _example({**row, "query": query}, of, wording, key, endings, _number(row["label"]))
+    """Rows as published, or with `query`, `choices` and `gold` as the harness prepares them.
+
+    Where a mark of wikiHow began a text the harness leaves a blank, so that two stand before half of the endings; its
+    wording keeps it, the paper's has one before each.
+    """
+    if "query" in row:
+        query, endings, answer = row["query"], row["choices"], row["gold"]
+    else:
+        query = _cleaned(f"{_filled('{activity_label}: {ctx_a}', row)} {row['ctx_b'].capitalize()}")
+        endings, answer = [_cleaned(e) for e in row["endings"]], row["label"]
+    if wording == "paper":
+        query, endings = query.strip(), [e.strip() for e in endings]
+    choices = tuple(f" {e}" for e in endings)
+    return _example({**row, "query": query}, of, wording, key, choices, _number(answer))
 
 
 def _winogrande(row: Row, of: Definition, wording: Wording, key: str) -> Example:
@@ -171,7 +180,7 @@ def _number(value: Any, spelt: Mapping[str, int] | None = None) -> int:
 def _cleaned(text: str) -> str:
     """Without the marks of wikiHow, as the harness does."""
     text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
-    return text.replace("  ", " ").strip()
+    return text.replace("  ", " ")
 
 
 _READERS: Mapping[str, Callable[[Row, Definition, Wording, str], Example]] = {
