@@ -13,7 +13,7 @@ def page(record: dict[str, Any]) -> str:
         f"# Engine benchmark, {record['date'][:10]}",
         "",
         f"- machine: {machine['processor']}, {machine['cores']} cores, {machine['system']}; no accelerator used",
-        f"- torch {record['torch']} (gloo), Python {record['python']}, one thread per rank, fp32",
+        f"- torch {record['torch']} (gloo), Python {record['python']}, one thread per rank; fp32 where a row does not name bf16",
         f"- commit {commits(record)}",
         f"- command: `{record['command']}`",
         f"- load average (1 minute) before the rows: {min(loads, default=0):.1f} to {max(loads, default=0):.1f}",

@@ -7,30 +7,28 @@ from trivium_engine import trivium
 from zero_bubble import OURS_1F1B, OURS_ZB, share_saved
 
 TWO = {"pipeline": 2}
+SIZES = (HIDDEN_256, HIDDEN_512, HIDDEN_256.in_bf16(), HIDDEN_512.in_bf16())
 
 
 def rows() -> tuple[Row, ...]:
     """Every row that runs in this environment, in the order of the report."""
+    stages = [size.with_batch(4, 1) for size in SIZES]
+    replicas = [size.with_batch(4, 2) for size in SIZES]
     return (
         _tensor(TINY, None),
-        _tensor(HIDDEN_256, 1.25),
-        _tensor(HIDDEN_512, 1.25),
+        *(_tensor(size, 1.25) for size in SIZES),
         _row_chunks(HIDDEN_256),
         _row_chunks(HIDDEN_512),
         _pipeline(TINY.with_batch(8, 2), (4, 4), 1.0),
-        _pipeline(HIDDEN_256.with_batch(4, 1), (3, 1), 1.0),
-        _pipeline(HIDDEN_512.with_batch(4, 1), (3, 1), 1.0),
+        *(_pipeline(size, (3, 1), 1.0) for size in stages),
         _zero_bubble(TINY.with_batch(8, 2), (4, 4), (2, 2, 2, 2), 1.3),
-        _zero_bubble(HIDDEN_256.with_batch(4, 1), (3, 1), (1, 1, 1, 1), 1.3),
-        _zero_bubble(HIDDEN_512.with_batch(4, 1), (3, 1), (1, 1, 1, 1), 1.3),
+        *(_zero_bubble(size, (3, 1), (1, 1, 1, 1), 1.3) for size in stages),
         _own_zero_bubble(2),
         _own_zero_bubble(4),
         _data(TINY.with_batch(8, 4), 1),
-        _data(HIDDEN_256.with_batch(4, 2), 1),
-        _data(HIDDEN_512.with_batch(4, 2), 1),
+        *(_data(size, 1) for size in replicas),
         _sharded_weights(TINY.with_batch(8, 4), None),
-        _sharded_weights(HIDDEN_256.with_batch(4, 2), 1.15),
-        _sharded_weights(HIDDEN_512.with_batch(4, 2), 1.15),
+        *(_sharded_weights(size, 1.15) for size in replicas),
         _three_roads(TINY.with_batch(16, 2), (4, 4), 2.4),
         _three_roads(HIDDEN_256.with_batch(8, 1), (3, 1), 1.7),
     )

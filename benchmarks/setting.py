@@ -43,6 +43,10 @@ class Setting:
         """The same model with another batch."""
         return replace(self, sequences=sequences, micro=micro)
 
+    def in_bf16(self) -> "Setting":
+        """The same with products in bf16, named so."""
+        return replace(self, name=f"{self.name} bf16", weights="bf16")
+
     def micro_batches(self, data: int = 1) -> int:
         """Micro-batches each of `data` replicas runs in a step."""
         return self.sequences // (self.micro * data)

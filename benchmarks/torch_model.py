@@ -5,6 +5,7 @@ Legend: B sequences, S positions, H hidden, N heads here, D head width, V vocabu
 """
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -108,8 +109,15 @@ def _name(ours: str) -> str:
 
 
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy over the tokens."""
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    """Mean cross-entropy over the tokens, in fp32."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def narrow(setting: Setting) -> AbstractContextManager[object]:
+    """Autocast to the setting's dtype; weights and moments stay fp32."""
+    if setting.weights == "fp32":
+        return nullcontext()
+    return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
 def adamw(modules: Iterable[nn.Module]) -> torch.optim.AdamW:

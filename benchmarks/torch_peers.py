@@ -10,7 +10,7 @@ from setting import LR, RULE, Setting
 from torch import Tensor, nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.parallel import DistributedDataParallel
-from torch_model import Gpt, adamw, mean_loss, tensors
+from torch_model import Gpt, adamw, mean_loss, narrow, tensors
 
 from trivium.parallel.launch import Place
 
@@ -40,17 +40,25 @@ class WholeModel:
     """A model whose forward, backward and update are three lines, whatever wraps it."""
 
     def __init__(
-        self, model: nn.Module, setting: Setting, optimizer: Optimizer, place: Place, *, split_loss: bool
+        self,
+        model: nn.Module,
+        setting: Setting,
+        optimizer: Optimizer,
+        place: Place,
+        *,
+        split_loss: bool = False,
+        casts_itself: bool = False,
     ) -> None:
         self.model, self.setting, self.optimizer = model, setting, optimizer
-        self.split_loss = split_loss
+        self.split_loss, self.casts_itself = split_loss, casts_itself
         self.index, self.of = (0, 1) if split_loss else (place.rank, place.world_size)
 
     def step(self, number: int) -> Tensor:
         """One optimizer step."""
         x, y = tensors(self.setting, number, index=self.index, of=self.of)
         with _loss_region(self.split_loss):
-            loss = mean_loss(self.model(x), y)
+            with nullcontext() if self.casts_itself else narrow(self.setting):
+                loss = mean_loss(self.model(x), y)
             loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -81,7 +89,7 @@ class Pipelined:
         x, y = tensors(self.setting, number, index=self.replica, of=self.replicas)
         losses: list[Tensor] = []
         inputs = (x,) if self.first else ()
-        with _loss_region(self.split_loss):
+        with _loss_region(self.split_loss), narrow(self.setting):
             if self.last:
                 self.schedule.step(*inputs, target=y, losses=losses, return_outputs=False)
             else:
@@ -101,7 +109,7 @@ def dtensor(setting: Setting, place: Place) -> WholeModel:
 def ddp(setting: Setting, place: Place) -> WholeModel:
     """DistributedDataParallel; gradients are views of its buckets, which saves it a copy."""
     model = DistributedDataParallel(Gpt(setting).fill(), gradient_as_bucket_view=True)
-    return WholeModel(model, setting, adamw([model]), place, split_loss=False)
+    return WholeModel(model, setting, adamw([model]), place)
 
 
 def ddp_sharded(setting: Setting, place: Place) -> WholeModel:
@@ -117,17 +125,21 @@ def ddp_sharded(setting: Setting, place: Place) -> WholeModel:
         eps=RULE.epsilon,
         fused=True,
     )
-    return WholeModel(model, setting, optimizer, place, split_loss=False)
+    return WholeModel(model, setting, optimizer, place)
 
 
 def fsdp(setting: Setting, place: Place) -> WholeModel:
-    """FSDP2: fully_shard on every block, then on the model (parameters freed after use: ZeRO-3)."""
+    """FSDP2: fully_shard on every block, then on the model (parameters freed after use: ZeRO-3). In bf16 it gathers
+    the weights so, and reduces gradients in fp32, as torchtitan does."""
     mesh = init_device_mesh("cpu", (place.world_size,), mesh_dim_names=("dp",))
+    policy = MixedPrecisionPolicy()
+    if setting.weights == "bf16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = Gpt(setting).fill()
     for block in model.layers.values():
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return WholeModel(model, setting, adamw([model]), place, split_loss=False)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return WholeModel(model, setting, adamw([model]), place, casts_itself=True)
 
 
 def pipelining(schedule: PipelineSchedule, layers: Sequence[int]) -> Build:

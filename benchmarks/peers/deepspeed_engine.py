@@ -23,8 +23,6 @@ class Replica:
         model = Gpt(setting).fill()
         each = setting.sequences // place.world_size
         config = {**_config(setting, each, 1), "zero_optimization": {"stage": stage}}
-        if setting.weights == "bf16":
-            config["bf16"] = {"enabled": True}
         self.engine = _engine(model, config)
 
     def step(self, number: int) -> torch.Tensor:
@@ -84,6 +82,7 @@ def _config(setting: Setting, micro: int, micro_batches: int) -> dict[str, Any]:
         "gradient_accumulation_steps": micro_batches,
         "gradient_clipping": setting.clip,
         "steps_per_print": 1_000_000,
+        "bf16": {"enabled": setting.weights == "bf16"},
     }
 
 

@@ -37,7 +37,6 @@ class Contest:
     setting: Setting
     entries: tuple[Entry, ...]
     says: str
-    loss_tolerance: float = LOSS_TOLERANCE
 
 
 def fight(duel: Duel, rounds: int) -> dict[str, Any]:
@@ -72,7 +71,7 @@ def compete(contest: Contest, rounds: int) -> dict[str, Any]:
         "setting": vars(contest.setting),
         "says": contest.says,
         "loss": losses,
-        "loss_tolerance": contest.loss_tolerance,
+        "loss_tolerance": LOSS_TOLERANCE[contest.setting.weights],
         "failed": failed,
         "rounds": rounds,
         "seconds": {name: _summary(steps) for name, steps in times.items() if name not in failed},

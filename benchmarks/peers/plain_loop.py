@@ -1,13 +1,11 @@
 """The loop a user writes (nanoGPT's): autocast forward, backward, clip, fused AdamW; DDP where there are replicas."""
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 from contest import Build
 from setting import Setting
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch_model import Gpt, adamw, mean_loss, tensors
+from torch_model import Gpt, adamw, mean_loss, narrow, tensors
 
 from trivium.parallel.launch import Place
 
@@ -38,13 +36,6 @@ def prepared(setting: Setting, place: Place, *, compiled: bool) -> tuple[nn.Modu
     model = Gpt(setting).fill()
     called: nn.Module = torch.compile(model) if compiled else model  # type: ignore[assignment]
     return model, DistributedDataParallel(called) if place.world_size > 1 else called
-
-
-def narrow(setting: Setting) -> AbstractContextManager[object]:
-    """Autocast to the setting's dtype."""
-    if setting.weights == "fp32":
-        return nullcontext()
-    return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
 def plain_loop(compiled: bool = False) -> Build:
