@@ -105,8 +105,12 @@ def test_what_could_not_be_compared_is_no_effect_and_no_question_of_the_correcti
         def _text(self, prompt, number, seed):
             return "" if prompt.startswith("She") else super()._text(prompt, number, seed)
 
-    config = BiasConfig(analyses=["adjectives"], **{**SMALL, "cooccurrence": {"samples": 60, "axes": ["gender"]}})
-    mute, talking = (measure(config, one(lambda p: 0.3), seed=1, tagger=find).results for one in (Mute, Telling))
+    config = BiasConfig(
+        analyses=["adjectives"], **{**SMALL, "cooccurrence": {"samples": 60, "axes": ["gender"]}}
+    )
+    mute, talking = (
+        measure(config, one(lambda p: 0.3), seed=1, tagger=find).results for one in (Mute, Telling)
+    )
     assert mute["effects"] == [] and len(talking["effects"]) == 1
     assert talking["effects"][0]["p"] == talking["effects"][0]["p_holm"]
     moments = [{"step": n, "tokens": 1000 * n, **found} for n, found in enumerate((mute, talking), 1)]

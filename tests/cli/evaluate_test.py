@@ -86,7 +86,9 @@ def test_every_checkpoint_gives_a_point_and_any_layout_the_same_answers(scene, t
 
 
 def test_what_was_measured_is_not_lost_with_a_later_checkpoint_that_is_damaged(scene, tmp_path):
-    run = shutil.copytree(scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext"))
+    run = shutil.copytree(
+        scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext")
+    )
     with opened(run) as target:
         newest = target.newest
     for part in newest.glob("**/*"):
@@ -104,7 +106,9 @@ def test_what_was_measured_is_not_lost_with_a_later_checkpoint_that_is_damaged(s
 
 def test_results_of_other_tasks_and_shots_of_the_same_checkpoint_stay(scene, tmp_path, capsys):
     """And nothing that was asked goes away: what cannot stay is set aside, and said."""
-    run = shutil.copytree(scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext"))
+    run = shutil.copytree(
+        scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext")
+    )
     kept = run / "tasks" / "results.json"
 
     def ask(task, shots, limit, *more, place=run):
@@ -120,7 +124,9 @@ def test_results_of_other_tasks_and_shots_of_the_same_checkpoint_stay(scene, tmp
     found = read(kept)
     assert found["tasks"] == together and again == boolq
     assert [p["step"] for p in found["series"]] == [4, 8]
-    assert not list(kept.parent.glob("results.previous*")) and "earlier results" not in capsys.readouterr().out
+    assert (
+        not list(kept.parent.glob("results.previous*")) and "earlier results" not in capsys.readouterr().out
+    )
     ask("hans", "1", 6, "--every")
     assert [sorted(p["tasks"]["hans"]) for p in read(kept)["series"]] == [["0", "1"], ["0", "1"]]
     assert not list(kept.parent.glob("results.previous*"))
@@ -141,7 +147,9 @@ def test_results_of_other_tasks_and_shots_of_the_same_checkpoint_stay(scene, tmp
 
 
 def test_a_study_of_another_task_is_set_aside(scene, tmp_path):
-    run = shutil.copytree(scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext"))
+    run = shutil.copytree(
+        scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext")
+    )
     kept = run / "incontext" / "results.json"
     for task in ("hans", "hans", "boolq"):
         few = ("--limit", 6, "--shots", "0", "--set", "compare_at=1", "--set", "draws=1", "--set", "orders=1")
@@ -202,7 +210,9 @@ def test_options_become_a_config_and_wrong_ones_are_refused():
 
 
 def test_questions_that_stand_in_the_runs_corpus_are_told_and_counted_apart(scene, tmp_path, capsys):
-    run = shutil.copytree(scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext"))
+    run = shutil.copytree(
+        scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext")
+    )
     texts = [f"Before. {HANS[4]['premise']} After it more follows.", "Else " * 50]
     documents = (Document(f"d{n}", t, "web") for n, t in enumerate(texts))
     write_documents(run / "curated" / "documents", documents)

@@ -192,9 +192,16 @@ def test_without_shots_a_study_says_what_the_evaluation_of_the_task_says(name, w
     words = "a bb ccc dddd eeeee"
     text = lambda *key: " ".join(words.split()[: 1 + int(5 * noise(*map(str, key)))])  # noqa: E731
     rows = {
-        "piqa": [{"goal": f"g{n}", "sol1": text(n), "sol2": f"{text(n, 2)} x", "label": n % 2} for n in range(60)],
+        "piqa": [
+            {"goal": f"g{n}", "sol1": text(n), "sol2": f"{text(n, 2)} x", "label": n % 2} for n in range(60)
+        ],
         "race_h": [
-            {"article": f"A{n}.", "question": "Why?", "options": [f"{text(n, o)} {o}" for o in "wxyz"], "answer": "B"}
+            {
+                "article": f"A{n}.",
+                "question": "Why?",
+                "options": [f"{text(n, o)} {o}" for o in "wxyz"],
+                "answer": "B",
+            }
             for n in range(60)
         ],
         "hans": HANS,
@@ -205,7 +212,9 @@ def test_without_shots_a_study_says_what_the_evaluation_of_the_task_says(name, w
             nats = [-len(r.continuation) * (0.2 + noise(r.context, r.continuation)) for r in requests]
             return [scored(n, r.continuation) for n, r in zip(nats, requests, strict=True)]
 
-    config = CONFIG.model_copy(update={"shots": (0,), "compare_at": 1, "draws": 1, "orders": 1, "wording": wording})
+    config = CONFIG.model_copy(
+        update={"shots": (0,), "compare_at": 1, "draws": 1, "orders": 1, "wording": wording}
+    )
     found = measure(study(config, rows, name), Wordy())
     asked = BenchmarkConfig(shots=(0,), limit=config.limit, seed=config.seed, wording=wording, resamples=5)
     benchmark = prepare(definition(name), Rows(rows, None, "x", "x"), asked)
@@ -214,7 +223,9 @@ def test_without_shots_a_study_says_what_the_evaluation_of_the_task_says(name, w
     assert found["normalisation"] == result["normalisation"]
     if name != "hans":  # there it is the score that makes the difference
         by = result["accuracy_by_normalisation"]
-        assert len({by["token"], by[result["normalisation"]]}) == (1 if result["normalisation"] == "token" else 2)
+        assert len({by["token"], by[result["normalisation"]]}) == (
+            1 if result["normalisation"] == "token" else 2
+        )
 
 
 def test_too_many_shots_for_the_rows_are_refused():

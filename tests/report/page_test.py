@@ -189,7 +189,7 @@ def test_a_section_of_an_older_checkpoint_names_its_step_and_the_newest(report):
     report["older"]["bias_series"] = {"step": 2000, "newest": 2000}
     text = " ".join(" ".join(Page(render(report)).text).split())
     for verb in ("evaluate RUN", "incontext RUN", "bias"):
-        said = f"This is of the checkpoint of step 1,000, and the newest is of step 2,000; `trivium {verb}` does it again."
+        said = f"of the checkpoint of step 1,000, and the newest is of step 2,000; `trivium {verb}` does it again."
         assert said in text
     assert "This is of the checkpoint of step 2,000 of another training than this report's" in text
     assert text.count("Outdated.") == 4

@@ -8,7 +8,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from trivium.cli.benchmarks import Asked, about_newest, config_of, evaluate_target, kept, refuse_bad_place, tell
+from trivium.cli.benchmarks import (
+    Asked,
+    about_newest,
+    config_of,
+    evaluate_target,
+    kept,
+    refuse_bad_place,
+    tell,
+)
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run
 from trivium.cli.show import percent, percent_range, progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform

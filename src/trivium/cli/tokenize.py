@@ -69,7 +69,10 @@ def _tokenize(run: Run, out: Path, progress: Progress, workers: int | None = Non
         workers=worker_count(workers),
         work=run.at.folder(".tokens.work"),
     )
-    return {**found, "sequence": run.config.plan.model.sequence}  # for what is said; the manifest knows of no model
+    return {
+        **found,
+        "sequence": run.config.plan.model.sequence,
+    }  # for what is said; the manifest knows of no model
 
 
 def _given_tokenizer(run: Run) -> dict[str, str]:

@@ -119,9 +119,14 @@ def measure(study: Study, scorer: Likelihoods, progress: Progress = silent) -> d
             found[kind][name] = _measures(study, outcomes)
     found["template"] = _templates(study, scorer, found["shots"].get(str(at)))
     progress(total, total, "measured")
-    about = {"labels": study.labels, "n": len(task.examples), "chance": task.chance}
-    about |= {"normalisation": study.scoring.normalisation}
-    return {**about, "order_complete": len(found["order"]) == math.factorial(at), **found}
+    return {
+        "labels": study.labels,
+        "n": len(task.examples),
+        "chance": task.chance,
+        "normalisation": study.scoring.normalisation,
+        "order_complete": len(found["order"]) == math.factorial(at),
+        **found,
+    }
 
 
 def _templates(study: Study, scorer: Likelihoods, here: dict[str, Any] | None) -> dict[str, Any]:

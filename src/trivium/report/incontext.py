@@ -59,7 +59,11 @@ def incontext_section(report: Tree) -> Section:
 
 def _all_orders(model: Tree) -> str:
     """That the orders of the last model's shots are all there are, where they are."""
-    return f" The orders are all {len(model['order'])} that the shots have." if model.get("order_complete") else ""
+    return (
+        f" The orders are all {len(model['order'])} that the shots have."
+        if model.get("order_complete")
+        else ""
+    )
 
 
 def _of_model(model: Tree) -> list[Drawn]:

@@ -36,12 +36,12 @@ def newest_checkpoint(run: Path) -> dict[str, Any] | None:
     named = [(int(step[1]), path) for path in folders if (step := _STEP.fullmatch(path.parent.name))]
     if not named:
         return None
-    step, path = max(named)
+    number, path = max(named)
     try:
         hashed = json.loads(path.read_text(encoding="utf-8")).get("sha256")
     except (OSError, ValueError, AttributeError):  # whoever resumes from it says that it is damaged
         hashed = None
-    return {"step": step, "sha256": hashed}
+    return {"step": number, "sha256": hashed}
 
 
 def older(models: Mapping[str, Any], newest: Mapping[str, Any] | None) -> dict[str, dict[str, int]]:

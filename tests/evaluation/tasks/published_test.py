@@ -251,7 +251,10 @@ def test_rows_of_hellaswag_ask_the_same_as_published_and_as_prepared(wording):
     published = {**ROWS["hellaswag"], "endings": ["[step] Go. [title] On.", "b  b", "[substeps] c.", "d."]}
     prepared = {"query": "Roof: A man sits. He", "choices": [" Go.. On.", "b b", " c.", "d."], "gold": 2}
     config = ONE.model_copy(update={"wording": wording})
-    asked = [benchmark_requests(made("hellaswag", [row], config=config), 0, config) for row in (published, prepared)]
+    asked = [
+        benchmark_requests(made("hellaswag", [row], config=config), 0, config)
+        for row in (published, prepared)
+    ]
     assert asked[0] == asked[1]
     blank = " " if wording == "harness" else ""
     assert [r.continuation for r in asked[0]] == [f" {blank}Go.. On.", " b b", f" {blank}c.", " d."]
@@ -261,9 +264,12 @@ def test_rows_of_hellaswag_ask_the_same_as_published_and_as_prepared(wording):
 def test_no_ending_of_the_real_hellaswag_begins_with_two_blanks_in_the_papers_wording():
     rows = local_rows(definition("hellaswag"), Path(os.environ["TRIVIUM_DATA"]) / "tasks").asked
     found = {
-        wording: read_examples(rows, definition("hellaswag"), wording, where="x") for wording in ("paper", "harness")
+        wording: read_examples(rows, definition("hellaswag"), wording, where="x")
+        for wording in ("paper", "harness")
     }
-    doubled = {w: sum(c.startswith("  ") for e in examples for c in e.choices) for w, examples in found.items()}
+    doubled = {
+        w: sum(c.startswith("  ") for e in examples for c in e.choices) for w, examples in found.items()
+    }
     assert doubled["paper"] == 0 < doubled["harness"]
 
 

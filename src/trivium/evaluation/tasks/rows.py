@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from trivium.errors import DataError
 from trivium.evaluation.tasks.definition import Definition
 
-
 # A file that was cut: validation-00000-of-00003.jsonl.
 _SHARD = re.compile(r"(?P<stem>.*?[-_.])(?P<number>\d+)(?P<of>[-_]of[-_](?P<total>\d+))(?P<suffix>\..+)")
 
