@@ -193,7 +193,13 @@ def test_without_shots_a_study_says_what_the_evaluation_of_the_task_says(name, w
     text = lambda *key: " ".join(words.split()[: 1 + int(5 * noise(*map(str, key)))])  # noqa: E731
     rows = {
         "piqa": [
-            {"goal": f"g{n}", "sol1": text(n), "sol2": f"{text(n, 2)} x", "label": n % 2} for n in range(60)
+            {
+                "goal": f"g{n}",
+                "sol1": text(n),
+                "sol2": f"{text(n, 2)} x",
+                "label": int(2 * noise("label", str(n))),
+            }
+            for n in range(240)
         ],
         "race_h": [
             {
@@ -202,7 +208,7 @@ def test_without_shots_a_study_says_what_the_evaluation_of_the_task_says(name, w
                 "options": [f"{text(n, o)} {o}" for o in "wxyz"],
                 "answer": "B",
             }
-            for n in range(60)
+            for n in range(240)
         ],
         "hans": HANS,
     }[name]
@@ -214,6 +220,7 @@ def test_without_shots_a_study_says_what_the_evaluation_of_the_task_says(name, w
 
     config = CONFIG.model_copy(
         update={"shots": (0,), "compare_at": 1, "draws": 1, "orders": 1, "wording": wording}
+        | ({} if name == "hans" else {"limit": 200})
     )
     found = measure(study(config, rows, name), Wordy())
     asked = BenchmarkConfig(shots=(0,), limit=config.limit, seed=config.seed, wording=wording, resamples=5)
