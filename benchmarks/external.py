@@ -61,18 +61,18 @@ def external_rows(folder: Path = FOLDER) -> tuple[ExternalRow, ...]:
         _megatron_three_roads(megatron, HIDDEN_256.with_batch(8, 1), (3, 1)),
         *(
             _deepspeed_zero(deepspeed, setting, stage)
-            for setting in both_dtypes(replicas, large_replicas)
+            for setting in _both_dtypes(replicas, large_replicas)
             for stage in (1, 2, 3)
         ),
         *(
             _deepspeed_pipeline(deepspeed, setting, (3, 1), schedule)
-            for setting in both_dtypes(stages, large_stages)
+            for setting in _both_dtypes(stages, large_stages)
             for schedule in ("1f1b", "1f1b-split")
         ),
     )
 
 
-def both_dtypes(*settings: Setting) -> tuple[Setting, ...]:
+def _both_dtypes(*settings: Setting) -> tuple[Setting, ...]:
     """In fp32, then in bf16. megatron-core only in fp32: its bf16 optimizer accepts only CUDA tensors."""
     return (*settings, *(setting.in_bf16() for setting in settings))
 

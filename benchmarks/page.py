@@ -13,7 +13,7 @@ def page(record: dict[str, Any]) -> str:
         f"# Engine benchmark, {record['date'][:10]}",
         "",
         f"- machine: {machine['processor']}, {machine['cores']} cores, {machine['system']}; no accelerator used",
-        f"- torch {record['torch']} (gloo), Python {record['python']}, one thread per rank; fp32 where a row does not name bf16",
+        f"- torch {record['torch']} (gloo), Python {record['python']}, one thread per rank",
         f"- commit {commits(record)}",
         f"- command: `{record['command']}`",
         f"- load average (1 minute) before the rows: {min(loads, default=0):.1f} to {max(loads, default=0):.1f}",
@@ -21,7 +21,8 @@ def page(record: dict[str, Any]) -> str:
         "Ratio: peer seconds / Trivium seconds per step (medians); above 1, Trivium is faster. CPU: the same of "
         "processor seconds summed over ranks. Steps of all contestants of a row alternate in one process group, on "
         "the same weights and data; those of an external peer and of Trivium in process groups of their own, one "
-        "waiting while the other computes. A row counts only if the losses of two steps agree.",
+        "waiting while the other computes. A row counts only if the losses of two steps agree. fp32, where a row does "
+        "not name bf16.",
         "",
         "| row | Trivium | peer | ratio | minima | CPU | target | reached |",
         "|---|---|---|---:|---:|---:|---:|---|",

@@ -69,10 +69,8 @@ def _tokenize(run: Run, out: Path, progress: Progress, workers: int | None = Non
         workers=worker_count(workers),
         work=run.at.folder(".tokens.work"),
     )
-    return {
-        **found,
-        "sequence": run.config.plan.model.sequence,
-    }  # for what is said; the manifest knows of no model
+    # The manifest knows of no model; what is said does.
+    return {**found, "sequence": run.config.plan.model.sequence}
 
 
 def _given_tokenizer(run: Run) -> dict[str, str]:
