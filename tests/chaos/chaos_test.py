@@ -20,7 +20,6 @@ from trivium.errors import CheckpointError, DataError
 from trivium.parallel import launch
 from trivium.training import run, saves
 from trivium.training.job import start
-from trivium.training.preemption import listening
 
 
 def test_kills_lose_nothing(tmp_path: Path) -> None:
@@ -194,21 +193,7 @@ def within(pids: Path):
     return harm
 
 
-def that_ends_by_itself(pids: Path):
-    """A harm whose training was asked to end, and ends for another reason."""
-
-    def harm(folder: Path, **_):
-        pids.write_text("[]")
-        with listening(lambda _: None) as requests:
-            os.kill(os.getpid(), signal.SIGTERM)
-            while not requests.asked:
-                time.sleep(0.01)
-        raise AssertionError("it goes on with the next one")
-
-    return harm
-
-
-@pytest.mark.parametrize("harm", [beside, within, that_ends_by_itself])
+@pytest.mark.parametrize("harm", [beside, within])
 def test_a_verb_that_is_asked_to_end_leaves_no_process_and_no_folder(
     tmp_path: Path, monkeypatch, harm
 ) -> None:
@@ -309,17 +294,3 @@ def test_ranks_that_do_not_end_with_their_launcher_are_found(tmp_path: Path, mon
     monkeypatch.setattr(launch, "end_with", lambda launcher: None)
     monkeypatch.setattr(orphans, "LIMIT_SECONDS", 0.5)
     assert orphans.orphan_often(tmp_path, orphans=2)["orphans"] > 0
-
-
-def test_the_verb_that_ends_in_order_lets_its_trainings_be_asked_as_users_ask_theirs(
-    tmp_path: Path, monkeypatch
-) -> None:
-    """What it hears signals by is not handed to them: they save, and say 75."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["trivium", "chaos", "--preempt", "2"])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    verb = multiprocessing.get_context("fork").Process(target=entry.main)
-    verb.start()
-    verb.join(120)
-    verb.kill()
-    assert verb.exitcode == 0

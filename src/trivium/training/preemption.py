@@ -11,7 +11,6 @@ from typing import NoReturn
 from trivium.errors import TriviumError
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-ENDING = (*SIGNALS, signal.SIGHUP)  # what ends a process that does not listen
 # Schedulers signal every process of a job, and launchers pass on what they get: one request may come more than once.
 ONE_REQUEST_SECONDS = 1.0
 
@@ -88,9 +87,6 @@ def listening(at_second: Callable[[int], object]) -> Iterator[Requests]:
             signal.signal(number, handler)
         os.write(writing, b"\0")
         os.close(writing)
-        outer = before[signal.Signals[requests.asked]] if requests.asked else None
-        if callable(outer):  # who listens outside is told, too: what ends by itself takes no request along
-            outer(signal.Signals[requests.asked], None)
 
 
 @contextmanager
