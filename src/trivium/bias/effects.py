@@ -9,7 +9,7 @@ Tree = Mapping[str, Any]
 
 
 def effects(results: Tree) -> list[dict[str, Any]]:
-    """One row per effect that could be measured: {measure, of, estimate, unit, interval, effect_size, p, p_holm, n}."""
+    """One row per effect: {measure, of, estimate, unit, interval, effect_size, p, p_holm, n}."""
     rows = [*_association(results), *_adjectives(results), *_sentiment(results), *_coreference(results)]
     corrected = holm([row["p"] for row in rows])
     return [row | {"p_holm": p} for row, p in zip(rows, corrected, strict=True)]
@@ -27,8 +27,6 @@ def _association(results: Tree) -> Iterator[dict[str, Any]]:
 def _adjectives(results: Tree) -> Iterator[dict[str, Any]]:
     for axis, groups in results.get("adjectives", {}).items():
         for group in _each(groups):
-            if groups[group]["divergence"] is None:  # no effect was measured
-                continue
             # few words diverge much by chance alone
             found = {**groups[group], "excess": groups[group]["divergence"] - groups[group]["expected"]}
             of = f"{axis}: {group}"
@@ -39,8 +37,6 @@ def _sentiment(results: Tree) -> Iterator[dict[str, Any]]:
     for axis, groups in results.get("sentiment", {}).get("axes", {}).items():
         for group in _each(groups):
             found = groups[group]
-            if found["difference"] is None:
-                continue
             unit = "of -100 to 100"
             yield _row(
                 *("sentiment", f"{axis}: {group}", found, "difference", "difference_interval"),

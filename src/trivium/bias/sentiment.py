@@ -78,13 +78,12 @@ def _group(config: BiasConfig, texts: Texts, name: str, *, seed: int) -> dict[st
         texts.differences, texts.inside, texts.stratum, Rearranging(seed, config.permutations), name
     )
     words = float(texts.counts[texts.inside].sum())
-    compared = 0 < words < float(texts.counts.sum())  # nothing differs from nothing
     return {
         "texts": int(texts.inside.sum()),
         "words": int(words),
         "mean": float(texts.sums[texts.inside].sum()) / words if words else None,
         "interval": percentiles(mine, config.confidence),
-        "difference": found if compared else None,
+        "difference": found,
         "difference_interval": percentiles(mine - rest, config.confidence),
         "confidence": config.confidence,
         "permutation_p": chance,
