@@ -7,7 +7,9 @@ import pytest
 from trivium.chaos import poison
 from trivium.chaos.poison import KINDS, poison_often
 from trivium.chaos.scene import LAYOUTS
+from trivium.errors import Preempted
 from trivium.training import culprit, spikes
+from trivium.training.preemption import EndedAtOnce
 
 
 def test_every_poison_is_noticed_and_its_culprit_named(tmp_path: Path) -> None:
@@ -44,3 +46,13 @@ def test_a_search_that_names_another_culprit_is_found(tmp_path: Path, monkeypatc
     monkeypatch.setattr(poison, "find_culprit", other)
     found = poison_often(tmp_path, poisons=1)
     assert not found["passed"] and found["undetected"] == 0 and found["rightly_named"] == 0
+
+
+@pytest.mark.parametrize("ended", [Preempted("asked by SIGTERM"), EndedAtOnce(15)])
+def test_one_who_is_asked_to_end_has_missed_no_poison(tmp_path: Path, monkeypatch, ended) -> None:
+    def start(work) -> None:
+        raise ended
+
+    monkeypatch.setattr(poison, "start", start)
+    with pytest.raises(type(ended)):
+        poison_often(tmp_path, poisons=1)

@@ -86,7 +86,9 @@ def test_every_checkpoint_gives_a_point_and_any_layout_the_same_answers(scene, t
 
 
 def test_what_was_measured_is_not_lost_with_a_later_checkpoint_that_is_damaged(scene, tmp_path):
-    run = shutil.copytree(scene / "run", tmp_path / "run")
+    run = shutil.copytree(
+        scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext")
+    )
     with opened(run) as target:
         newest = target.newest
     for part in newest.glob("**/*"):
@@ -100,6 +102,61 @@ def test_what_was_measured_is_not_lost_with_a_later_checkpoint_that_is_damaged(s
     with pytest.raises(CheckpointError):
         trivium("incontext", run, "--shots", "0", *asked[:5], "--set", "draws=1", "--set", "compare_at=1")
     assert [m["model"]["step"] for m in read(run / "incontext" / "results.json")["models"]] == [4]
+
+
+def test_results_of_other_tasks_and_shots_of_the_same_checkpoint_stay(scene, tmp_path, capsys):
+    """And nothing that was asked goes away: what cannot stay is set aside, and said."""
+    run = shutil.copytree(
+        scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext")
+    )
+    kept = run / "tasks" / "results.json"
+
+    def ask(task, shots, limit, *more, place=run):
+        words = ("--data", scene / "data", "--limit", limit, "--set", "resamples=5", *more)
+        trivium("evaluate", place, "--tasks", task, "--shots", shots, *words, "--json", tmp_path / "own.json")
+        return read(tmp_path / "own.json")["tasks"]
+
+    hans, boolq = ask("hans", "0", 6, "--every"), ask("boolq", "0", 6)
+    assert set(boolq) == {"boolq"}  # the user's file has this call's alone
+    more = ask("boolq", "1", 6)
+    again = ask("boolq", "0", 6)
+    together = {**hans, "boolq": again["boolq"] | more["boolq"]}
+    found = read(kept)
+    assert found["tasks"] == together and again == boolq
+    assert [p["step"] for p in found["series"]] == [4, 8]
+    assert (
+        not list(kept.parent.glob("results.previous*")) and "earlier results" not in capsys.readouterr().out
+    )
+    ask("hans", "1", 6, "--every")
+    assert [sorted(p["tasks"]["hans"]) for p in read(kept)["series"]] == [["0", "1"], ["0", "1"]]
+    assert not list(kept.parent.glob("results.previous*"))
+
+    whole = read(kept)
+    fewer = ask("hans", "0", 4)  # not the same questions
+    assert read(kept)["tasks"]["hans"]["0"] == fewer["hans"]["0"]
+    assert read(kept)["tasks"]["boolq"] == whole["tasks"]["boolq"]
+    assert read(kept.with_name("results.previous.json")) == whole
+    assert "asked otherwise, are now in" in capsys.readouterr().out
+    before = read(kept)
+    older = ask("boolq", "0", 6, place=run / "training" / "checkpoints" / "step-00000004")
+    assert read(kept)["tasks"] == older and read(kept)["model"]["step"] == 4
+    assert read(kept.with_name("results.previous-2.json")) == before
+    kept.write_text("{")
+    ask("boolq", "0", 6)
+    assert kept.with_name("results.previous-3.json").read_text() == "{" and read(kept)["model"]["step"] == 8
+
+
+def test_a_study_of_another_task_is_set_aside(scene, tmp_path):
+    run = shutil.copytree(
+        scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext")
+    )
+    kept = run / "incontext" / "results.json"
+    for task in ("hans", "hans", "boolq"):
+        few = ("--limit", 6, "--shots", "0", "--set", "compare_at=1", "--set", "draws=1", "--set", "orders=1")
+        trivium("incontext", run, "--task", task, "--data", scene / "data", *few)
+    assert read(kept)["task"] == "boolq"
+    (aside,) = kept.parent.glob("results.previous*")
+    assert read(aside)["task"] == "hans"
 
 
 def test_a_study_of_shots_is_kept_in_the_run(scene, tmp_path):
@@ -153,7 +210,9 @@ def test_options_become_a_config_and_wrong_ones_are_refused():
 
 
 def test_questions_that_stand_in_the_runs_corpus_are_told_and_counted_apart(scene, tmp_path, capsys):
-    run = shutil.copytree(scene / "run", tmp_path / "run")
+    run = shutil.copytree(
+        scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext")
+    )
     texts = [f"Before. {HANS[4]['premise']} After it more follows.", "Else " * 50]
     documents = (Document(f"d{n}", t, "web") for n, t in enumerate(texts))
     write_documents(run / "curated" / "documents", documents)

@@ -330,6 +330,48 @@ def test_a_damaged_frame_of_a_zstd_file_is_lost_alone(tmp_path):
         assert f"what begins at byte {starts[5]} is read" in damage.detail
 
 
+def test_what_lies_within_a_damaged_frame_is_no_frame_of_the_file(tmp_path):
+    """Stored as it is, contents may hold a frame, or what begins one: neither is read, nor named as the next."""
+    packer, noise = zstandard.ZstdCompressor(write_checksum=True), np.random.default_rng(2).bytes(3000)
+    one, inner, two = (
+        packer.compress(json.dumps({"text": f"{name} text"}).encode() + b"\n")
+        for name in ("first", "inner", "last")
+    )
+    beginning = packer.compress(noise + one[:4] + b"\x08" + noise)  # a bit that must be nought
+    holding = packer.compress(noise + inner + noise)
+    assert inner in holding and one[:4] + b"\x08" in beginning
+    path = tmp_path / "x.jsonl.zst"
+
+    def read(frame, place, bit, behind):
+        broken = bytearray(frame)
+        broken[place] ^= bit
+        path.write_bytes(one + broken + behind)
+        found = list(read_any(path, source="s"))
+        (damage,) = [each for each in found if isinstance(each, Damage)]
+        assert damage.offset == len(one)
+        return [each.text for each in found if isinstance(each, Document)], damage.detail
+
+    for frame, place, bit in ((holding, -1, 1), (beginning, 4, 8)):
+        texts, said = read(frame, place, bit, two)
+        assert texts == ["first text", "last text"]
+        assert f"what begins at byte {len(one) + len(frame)} is read" in said
+    texts, said = read(holding, -1, 1, b"")
+    assert texts == ["first text"] and "nothing behind it can be read" in said
+
+
+def test_damaged_frames_in_a_row_are_one_loss(tmp_path):
+    packer = zstandard.ZstdCompressor(write_checksum=True)
+    frames = [packer.compress(json.dumps({"text": f"text {n}"}).encode() + b"\n") for n in range(6)]
+    broken = [
+        frame if n not in (1, 2, 4) else frame[:-1] + bytes([frame[-1] ^ 1]) for n, frame in enumerate(frames)
+    ]
+    (tmp_path / "x.jsonl.zst").write_bytes(b"".join(broken))
+    found = list(read_any(tmp_path / "x.jsonl.zst", source="s"))
+    assert [one.text for one in found if isinstance(one, Document)] == ["text 0", "text 3", "text 5"]
+    starts = [sum(map(len, frames[:n])) for n in range(6)]
+    assert [one.offset for one in found if isinstance(one, Damage)] == [starts[1], starts[4]]
+
+
 def test_text_before_and_after_a_damaged_frame_is_not_one_document(tmp_path):
     packer = zstandard.ZstdCompressor(write_checksum=True)
     parts = ["First piece.\n\nA second that breaks", "lost\n\n", "off here.\n\nA third, café.\n"]

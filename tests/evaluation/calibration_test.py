@@ -8,6 +8,7 @@ from trivium.evaluation.calibration import (
     separation,
     softmax,
     threshold_accuracy,
+    without_content,
 )
 
 RNG = np.random.default_rng(5)
@@ -39,6 +40,22 @@ def test_content_free_scores_take_out_what_the_model_says_anyway():
     scores = np.eye(3)[gold] + bias
     assert (scores.argmax(1) == gold).mean() < 0.5
     assert (contextual(scores, bias).argmax(1) == gold).all()
+
+
+def test_probabilities_without_content_are_averaged_and_then_normed_as_zhao_et_al_do():
+    """By their own formula: p is the mean over the inputs, normed; the answer is argmax of diag(p)^-1 p(choice)."""
+    empty, scores = np.log(RNG.uniform(0, 0.3, (3, 4))), np.log(RNG.uniform(0, 0.3, (50, 4)))
+    p = np.exp(empty).mean(0)
+    p /= p.sum()
+    asked = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    found = contextual(scores, without_content(empty))
+    assert np.exp(found) == pytest.approx(asked @ np.linalg.inv(np.diag(p)))
+    # One input is sure of the first, one sure of the second: their mean is in between, that of their logs is not.
+    sure = np.log(np.asarray([[0.9, 0.001], [0.1, 0.8]]))
+    assert np.exp(without_content(sure)) == pytest.approx(np.asarray([[0.5, 0.4005]]))
+    leaning = np.log(np.asarray([[0.6, 0.2]]))
+    assert contextual(leaning, without_content(sure)).argmax() == 0
+    assert contextual(leaning, sure.mean(0, keepdims=True)).argmax() == 1
 
 
 def test_separation_is_the_share_of_pairs_in_the_right_order():

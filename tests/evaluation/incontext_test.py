@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 
@@ -6,8 +7,9 @@ from evaluation.benchmark_test import HANS
 from evaluation.scorers import Ignorant, noise, scored
 from trivium.config import build
 from trivium.errors import ConfigError, DataError
-from trivium.evaluation.config import IncontextConfig
-from trivium.evaluation.incontext import measure, study_of
+from trivium.evaluation.benchmark import evaluate_benchmarks, prepare
+from trivium.evaluation.config import BenchmarkConfig, IncontextConfig
+from trivium.evaluation.incontext import measure, orders, study_of
 from trivium.evaluation.tasks.definition import definition
 from trivium.evaluation.tasks.rows import Rows
 
@@ -81,6 +83,35 @@ def test_one_who_learns_from_shots_gains_with_each_and_calibration_shows_it_befo
     assert found["0"]["said"] == {" True": 1.0, " False": 0.0}
 
 
+def test_no_order_is_measured_twice_and_all_where_there_are_no_more():
+    for shots, number in ((1, 4), (2, 4), (3, 4), (3, 6), (3, 9), (4, 24), (4, 20), (8, 5)):
+        found = orders(number, shots, seed=3)
+        assert len(set(found)) == len(found) == min(number, math.factorial(shots))
+        assert all(sorted(order) == list(range(shots)) for order in found)
+    assert orders(9, 4, seed=3)[:5] == orders(5, 4, seed=3) != orders(5, 4, seed=4)
+    several = [measure(study(CONFIG.model_copy(update={"orders": n})), Copycat(last=True)) for n in (4, 10)]
+    assert [(len(m["order"]), m["order_complete"]) for m in several] == [(4, False), (6, True)]
+
+
+def test_the_correction_is_by_the_mean_probability_after_inputs_without_content():
+    """A model that leans one way after one of them and the other way after the rest, on average neither way."""
+    right = solutions()
+
+    class Fickle:
+        def loglikelihood(self, requests):
+            return [scored(math.log(self._share(r)), r.continuation) for r in requests]
+
+        def _share(self, request):
+            question = request.context.split("\n\n")[-1]
+            if question in right:
+                return 0.6 if request.continuation == right[question] else 0.4
+            first = 0.999 if "N/A" in question else 0.2 if "[MASK]" in question else 0.301
+            return first if request.continuation == " True" else 1 - first
+
+    found = measure(study(), Fickle())["shots"]["1"]
+    assert found["contextual_accuracy"] == found["accuracy"] == 1.0
+
+
 def test_balance_is_what_it_says():
     found = measure(study(), Copycat())["balance"]
     assert set(found) == {"balanced", "only True", "only False"}
@@ -152,6 +183,56 @@ def test_any_task_of_choices_can_be_studied_and_one_without_cannot():
     assert found["shots"]["2"]["majority_bias"] is None and "the other" in found["template"]
     with pytest.raises(DataError, match="has no choices"):
         study(rows=[{"text": "a b"}], name="lambada")
+
+
+@pytest.mark.parametrize("wording", ["paper", "harness"])
+@pytest.mark.parametrize("name", ["piqa", "race_h", "hans"])
+def test_without_shots_a_study_says_what_the_evaluation_of_the_task_says(name, wording):
+    """It decides between choices by the same score, also by one that is none per token."""
+    words = "aa bb cc dd ee"
+    text = lambda *key: " ".join(words.split()[: 1 + int(5 * noise(*map(str, key)))])  # noqa: E731
+    rows = {
+        "piqa": [
+            {
+                "goal": f"g{n}",
+                "sol1": text(n),
+                "sol2": f"{text(n, 2)} x",
+                "label": int(2 * noise("label", str(n))),
+            }
+            for n in range(240)
+        ],
+        "race_h": [
+            {
+                "article": f"A{n}.",
+                "question": "Why?",
+                "options": [f"{text(n, o)} {o}" for o in "wxyz"],
+                "answer": "B",
+            }
+            for n in range(240)
+        ],
+        "hans": HANS,
+    }[name]
+
+    class Wordy:
+        def loglikelihood(self, requests):
+            nats = [-len(r.continuation) * (0.2 + noise(r.context, r.continuation)) for r in requests]
+            return [scored(n, r.continuation) for n, r in zip(nats, requests, strict=True)]
+
+    config = CONFIG.model_copy(
+        update={"shots": (0,), "compare_at": 1, "draws": 1, "orders": 1, "wording": wording}
+        | ({} if name == "hans" else {"limit": 200})
+    )
+    found = measure(study(config, rows, name), Wordy())
+    asked = BenchmarkConfig(shots=(0,), limit=config.limit, seed=config.seed, wording=wording, resamples=5)
+    benchmark = prepare(definition(name), Rows(rows, None, "x", "x"), asked)
+    result = evaluate_benchmarks([benchmark], Wordy(), asked)[name]["0"]
+    assert found["shots"]["0"]["accuracy"] == result["accuracy"]
+    assert found["normalisation"] == result["normalisation"]
+    if name != "hans":  # there it is the score that makes the difference
+        by = result["accuracy_by_normalisation"]
+        assert len({by["token"], by[result["normalisation"]]}) == (
+            1 if result["normalisation"] == "token" else 2
+        )
 
 
 def test_too_many_shots_for_the_rows_are_refused():

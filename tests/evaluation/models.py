@@ -42,7 +42,9 @@ def plan_of(family="gpt", sequence=48, **more):
     return Plan(model=model | more.pop("model", {}), batch={"sequences": 4}, **more).checked()
 
 
-def write_checkpoint(root: Path, plan: Plan, *, step: int = 4, scale: float = 0.3, data=None) -> Path:
+def write_checkpoint(
+    root: Path, plan: Plan, *, step: int = 4, scale: float = 0.3, data=None, updates: int | None = None
+) -> Path:
     """A checkpoint of random weights, large enough that predictions differ; its tokenizer.json in `root`."""
     trainer = Trainer(plan, Mesh.single(), seed=7, rule=RULE)
     generator = torch.Generator().manual_seed(step)
@@ -50,7 +52,8 @@ def write_checkpoint(root: Path, plan: Plan, *, step: int = 4, scale: float = 0.
         for bucket in trainer.buckets:
             bucket.weights.add_(torch.randn(bucket.weights.shape, generator=generator) * scale)
     TOKENIZER.save(root / "tokenizer.json")
-    about = {"plan": to_tree(plan), "updates": step, "tokens_seen": 1000 * step, "data": data or {}}
+    about = {"plan": to_tree(plan), "updates": updates or step, "tokens_seen": 1000 * step}
+    about["data"] = data or {}
     return save(root / "checkpoints", step, fragments(trainer), Mesh.single(), about)
 
 

@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 
@@ -9,7 +10,7 @@ from trivium.report.collect import MOST_POINTS, collect, results
 KEYS = {
     "funnel", "planted", "honest", "training", "resume_proof", "evaluation", "bias", "samples", "provenance",
     "seconds", "plan", "memory", "missing", "corpus", "extraction", "tasks", "incontext", "bias_series",
-    "outdated",
+    "outdated", "older",
 }  # fmt: skip
 
 
@@ -31,6 +32,7 @@ def test_report_json_has_exactly_the_promised_keys(tmp_path):
     promised = {
         *("funnel", "planted", "honest", "training", "resume_proof", "evaluation", "bias", "samples"),
         *("provenance", "seconds", "corpus", "extraction", "tasks", "incontext", "bias_series", "outdated"),
+        "older",
     }
     assert set(results(collect(write_run(tmp_path)))) == promised
     empty = results(collect(tmp_path / "training"))
@@ -45,7 +47,7 @@ def test_curves_are_the_metrics_split_by_kind(tmp_path):
 
 def test_an_empty_run_is_all_missing_and_no_exception(tmp_path):
     report = collect(tmp_path)
-    assert set(report["missing"]) == KEYS - {"missing", "outdated"}
+    assert set(report["missing"]) == KEYS - {"missing", "outdated", "older"}
     assert all(report[key] is None for key in report["missing"])
 
 
@@ -206,3 +208,42 @@ def test_of_an_input_that_was_deleted_nothing_is_said(tmp_path):
     run = stamped(tmp_path, harvest=None)
     (run / "harvest").rmdir()
     assert collect(run)["outdated"] == {}
+
+
+def asked_at(run, step, **more):
+    """A run whose tasks, studies and biases are of a step, and whose newest checkpoint is that of step 20."""
+    model = {"step": step, "tokens": 1024 * step, "parameters": 466_000, **more}
+    files = stations()
+    study = files["incontext/results.json"]
+    last = study["models"][-1]
+    series = files["bias_series.json"]
+    moment = series["checkpoints"][-1] | {"step": step}
+    write_run(
+        run,
+        **{
+            "tasks/results.json": files["tasks/results.json"] | {"model": model},
+            "bias/results.json": files["bias/results.json"] | {"model": model},
+            "evaluation/results.json": files["evaluation/results.json"] | {"model": model},
+            "incontext/results.json": study | {"models": [*study["models"], last | {"model": model}]},
+            "bias_series.json": series | {"checkpoints": [*series["checkpoints"], moment]},
+        },
+    )
+    for there in ("step-00000020", "step-00000004", ".step-00000030.partial"):
+        (run / "training" / "checkpoints" / there).mkdir(parents=True)
+        (run / "training" / "checkpoints" / there / "manifest.json").write_text(json.dumps({"sha256": there}))
+    return run
+
+
+def test_results_of_an_older_checkpoint_are_told_with_both_steps(tmp_path):
+    of_a_model = {"tasks", "incontext", "bias", "bias_series", "evaluation"}
+    trained_on = collect(asked_at(tmp_path / "a", 10))
+    assert trained_on["older"] == dict.fromkeys(of_a_model, {"step": 10, "newest": 20})
+    assert results(trained_on)["older"] == trained_on["older"]
+    current = collect(asked_at(tmp_path / "b", 20, sha256="step-00000020"))
+    assert current["older"] == {} and results(current)["older"] is None
+    assert collect(asked_at(tmp_path / "c", 20))["older"] == {}  # as older versions left them
+    # Trained anew, for as many steps.
+    another = collect(asked_at(tmp_path / "d", 20, sha256="other"))["older"]
+    assert another == dict.fromkeys(of_a_model - {"bias_series"}, {"step": 20, "newest": 20})
+    shutil.rmtree(tmp_path / "a" / "training" / "checkpoints")
+    assert collect(tmp_path / "a")["older"] == {}

@@ -184,6 +184,17 @@ def test_a_section_of_another_training_says_so_and_the_next_command_does_it_agai
     assert next_command(report, Path("runs/demo")) == "trivium demo --out runs/demo"
 
 
+def test_a_section_of_an_older_checkpoint_names_its_step_and_the_newest(report):
+    report["older"] = {name: {"step": 1000, "newest": 2000} for name in ("tasks", "incontext", "bias")}
+    report["older"]["bias_series"] = {"step": 2000, "newest": 2000}
+    text = " ".join(" ".join(Page(render(report)).text).split())
+    for verb in ("evaluate RUN", "incontext RUN", "bias"):
+        said = f"of the checkpoint of step 1,000, and the newest is of step 2,000; `trivium {verb}` does it again."
+        assert said in text
+    assert "This is of the checkpoint of step 2,000 of another training than this report's" in text
+    assert text.count("Outdated.") == 4
+
+
 def test_a_training_that_goes_on_is_shown_with_its_steps_interruptions_and_no_claim(tmp_path):
     begun = {"plan": {"layout": {"tensor": 2}}, "training": {"steps": 9}}
     failed = json.dumps({"event": "rank failed", "step": 2, "cause": HOSTILE})

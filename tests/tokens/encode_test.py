@@ -10,7 +10,7 @@ from trivium.corpus.document import Document
 from trivium.corpus.store import write_documents
 from trivium.errors import ConfigError, DataError
 from trivium.provenance import file_sha256
-from trivium.tokens import pieces
+from trivium.tokens import encode, pieces
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import blend_weights, file_stems, tokenize
 from trivium.tokens.lineage import read_lineage
@@ -279,3 +279,16 @@ def test_the_lineage_says_which_documents_curation_cut_out_of_another(tmp_path):
     table = pa.concat_tables(pq.read_table(path) for path in sorted(out.glob("documents-*.parquet")))
     said = {row["document"]: row["of"] for row in table.to_pylist()}
     assert said == {"a#0": None, "a#1": "a", "b": None, "b#7": None}
+
+
+def test_work_whose_pieces_have_other_columns_is_not_gone_on_with(tmp_path):
+    """An older version's say nothing of what was cut out of another; every such piece would be taken for a whole."""
+    store = curated(tmp_path / "curated", documents({"web": 3}, words=60), {"web": 1.0}) / "documents"
+    begin = lambda: encode._begin(tmp_path / "work", CONFIG, store, None, seed=3)  # noqa: E731
+    (begin() / "piece").touch()
+    assert (begin() / "piece").exists()
+    job = tmp_path / "work" / encode.JOB
+    of_old = json.loads(job.read_text())
+    del of_old["columns"]
+    job.write_text(json.dumps(of_old))
+    assert not (begin() / "piece").exists()

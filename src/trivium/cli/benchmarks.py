@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trivium.cli.answers import answered
+from trivium.cli.kept import Kept
 from trivium.cli.options import STANDARD_OUTPUT, refuse_no_place_for
 from trivium.cli.show import percent, percent_range, say, table
 from trivium.config import build, merge, parse_assignments, to_tree
 from trivium.errors import ConfigError, DataError
 from trivium.evaluation.config import BenchmarkConfig
 from trivium.progress import Progress
-from trivium.provenance import write_json
 
 if TYPE_CHECKING:
     from trivium.interchange.target import Target
@@ -86,7 +86,7 @@ def evaluate_target(target: "Target", asked: Asked, progress: Progress) -> Itera
     def work(scorer: Any) -> dict[str, Any]:
         return evaluate_benchmarks(ready, scorer, asked.config, overlap=overlap, progress=progress)
 
-    for checkpoint in target.checkpoints if asked.every else (target.newest,):
+    for checkpoint in _checkpoints(target, asked):
         found = answered(work, checkpoint, target.tokenizer, asked.config.layout)
         if found is None:
             continue
@@ -103,6 +103,10 @@ def evaluate_target(target: "Target", asked: Asked, progress: Progress) -> Itera
         }
 
 
+def _checkpoints(target: "Target", asked: Asked) -> Sequence[Path]:
+    return target.checkpoints if asked.every else (target.newest,)
+
+
 def about_checkpoint(checkpoint: Path) -> dict[str, Any]:
     """Which model it is: plain data for results."""
     from trivium.checkpoint.format import read_manifest
@@ -117,7 +121,15 @@ def about_checkpoint(checkpoint: Path) -> dict[str, Any]:
         "tokens": int(manifest.get("tokens_seen", 0)),
         "parameters": count(shape),
         "sequence": shape.sequence,
+        "sha256": manifest["sha256"],
     }
+
+
+def about_newest(checkpoints: Path) -> dict[str, Any]:
+    """The same of the newest checkpoint of a run."""
+    from trivium.checkpoint.load import published
+
+    return about_checkpoint(published(checkpoints)[-1])
 
 
 def refuse_bad_place(json: Path | None) -> None:
@@ -130,14 +142,13 @@ def refuse_bad_place(json: Path | None) -> None:
     refuse_no_place_for("--json", json)
 
 
-def keep(found: Mapping[str, Any], folder: Path | None, name: str, also: Path | None) -> list[Path]:
-    """Write results into a run directory and where the user wants them; returns where."""
-    places = [folder / name / "results.json"] if folder is not None else []
-    places += [also] if also is not None else []
-    for place in places:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        write_json(place, found)
-    return places
+def kept(target: "Target", asked: Asked, also: Path | None) -> Kept:
+    """Where results of published tasks go: into the run, beside those of the same checkpoint, and where the user
+    wants them."""
+    from trivium.evaluation.joined import joined, loses
+
+    models = [about_checkpoint(checkpoint) for checkpoint in _checkpoints(target, asked)]
+    return Kept(target.run, FOLDER, also, lambda earlier, found: joined(earlier, found, models), loses)
 
 
 def tell(found: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from trivium.cli.benchmarks import about_newest
 from trivium.cli.options import (
     DEFAULT_OUT,
     Out,
@@ -58,13 +59,14 @@ def _bias(run: Run, out: Path, progress: Progress) -> Result:
     from trivium.bias.run import measure
 
     measured = measure(run.config.bias, _scorer(run), seed=run.config.seed, progress=progress)
-    write_json(out / "results.json", measured.results)
+    results = {**measured.results, "model": about_newest(run.at.checkpoints)}
+    write_json(out / "results.json", results)
     if measured.texts:
         with open(out / "texts.jsonl", "w", encoding="utf-8") as file:
             for text in measured.texts:
                 line = {**text.prompt._asdict(), **text._asdict(), "prompt": text.prompt.text}
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
-    return measured.results
+    return results
 
 
 def _series(run: Run) -> None:
@@ -80,7 +82,7 @@ def _series(run: Run) -> None:
         for place in places:
             about = Checkpoint.open(place).manifest
             say(f"  {place.name}")
-            yield Moment(int(about["updates"]), int(about["tokens_seen"]), _scorer(run, place))
+            yield Moment(int(about["step"]), int(about["tokens_seen"]), _scorer(run, place))
 
     found: Result = {}
     with progress_of("bias") as progress:
@@ -99,13 +101,12 @@ def _scorer(run: Run, checkpoint: Path | None = None) -> Any:
 
 
 def series_lines(found: Result) -> list[str]:
-    """One row per effect, one column per checkpoint."""
+    """One row per effect, one column per checkpoint; not every checkpoint may have each."""
     moments = found["checkpoints"]
     header = ("measure", "of", *(f"{m['tokens']:,} tokens" for m in moments))
-    rows = [
-        (first["measure"], first["of"], *(f"{m['effects'][k]['estimate']:+.3f}" for m in moments))
-        for k, first in enumerate(moments[0]["effects"])
-    ]
+    effects = [{(e["measure"], e["of"]): e["estimate"] for e in m["effects"]} for m in moments]
+    names = dict.fromkeys(name for at in effects for name in at)
+    rows = [(*name, *(f"{at[name]:+.3f}" if name in at else "-" for at in effects)) for name in names]
     return table(rows, header=header)
 
 

@@ -8,7 +8,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from trivium.cli.benchmarks import FOLDER, Asked, config_of, evaluate_target, keep, refuse_bad_place, tell
+from trivium.cli.benchmarks import (
+    Asked,
+    about_newest,
+    config_of,
+    evaluate_target,
+    kept,
+    refuse_bad_place,
+    tell,
+)
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run
 from trivium.cli.show import percent, percent_range, progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
@@ -119,8 +127,9 @@ def evaluate(
     asked = Asked(tasks, data, config_of(shots, limit, sets or ()), every)
     results, places = None, []
     with opened(target, asked.config.tokenizer) as found, progress_of("evaluate") as progress:
+        keeping = kept(found, asked, json)
         for results in evaluate_target(found, asked, progress):
-            places = keep(results, found.run, FOLDER, json)
+            places = keeping.write(results)
     if results is not None:
         tell(results)
     for place in places:
@@ -137,7 +146,8 @@ def _score_predictions(predictions: Path, data: Path | None, json: Path | None) 
     for line in table(table_of(found), header=("gold label", *HEURISTICS)):
         say(line)
     say(f"  {found['n']:,} pairs, {100 * found['accuracy']:.1f} % right")
-    keep(found, None, FOLDER, json)
+    if json is not None:
+        write_json(json, found)
 
 
 def open_scorer(run: Run) -> Any:
@@ -161,6 +171,7 @@ def _evaluate(run: Run, out: Path, progress: Progress) -> Result:
         unigram=unigram_scorer(load_tokenizer(run.tokenizer), token_counts(run.folder("tokens"), "train")),
         progress=progress,
     )
+    found["model"] = about_newest(run.at.checkpoints)
     write_json(out / "results.json", found)
     return found
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trivium.cli.answers import answered
-from trivium.cli.benchmarks import about_checkpoint, keep, refuse_bad_place
+from trivium.cli.benchmarks import about_checkpoint, refuse_bad_place
 from trivium.cli.evaluate import Data, Json
+from trivium.cli.kept import Kept
 from trivium.cli.options import Sets
 from trivium.cli.show import percent, progress_of, say, table
 from trivium.config import build, merge, parse_assignments, to_tree
@@ -47,25 +48,25 @@ def incontext(
     --set overrides compare_at, draws, orders, wording, seed, confidence, tokenizer and layout of the ranks that answer.
     """
     from trivium.evaluation.incontext import FORMAT
+    from trivium.evaluation.joined import loses_study
     from trivium.interchange.target import opened
 
     refuse_bad_place(json)
     config = _config(shots, limit, sets or [])
     study = _study(task, data, config)
     models: list[dict[str, Any]] = []
-    kept: list[Path] = []
+    places: list[Path] = []
     for place in targets:
         with opened(place, config.tokenizer) as target, progress_of("incontext") as progress:
             folder = target.run if place == targets[-1] else None
+            keeping = Kept(folder, FOLDER, json, lambda earlier, found: found, loses_study)
             for model in _measured(target, study, every, progress):
                 models.append(model)
                 tree = {"format": FORMAT, "task": task, "config": to_tree(config), "models": models}
-                kept = keep(
-                    tree, folder, FOLDER, json
-                )  # at once: what was measured is not lost with a later one
+                places = keeping.write(tree)  # at once: what was measured is not lost with a later one
     for model in models:
         _tell(task, model)
-    for path in kept:
+    for path in places:
         say(f"  results in {path}")
 
 
@@ -135,6 +136,8 @@ def _tell(task: str, found: Mapping[str, Any]) -> None:
     )
     for line in table(rows, header=header):
         say(line)
+    if found["order_complete"]:
+        say(f"  order: all {len(found['order'])} orders of the same shots, no more were to be drawn")
 
 
 def _signed(value: float | None) -> str:

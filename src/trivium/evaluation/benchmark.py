@@ -133,6 +133,7 @@ def _ask(
         "shots": of.shots(shots),
         "shots_drawn": config.shots_drawn,
         "seed": config.seed,
+        "limit": config.limit,
         "wording": config.wording,
         "prompt_hash": prompt_hash(requests),
         "requests": len(requests),

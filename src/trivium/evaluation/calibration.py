@@ -55,8 +55,15 @@ def threshold_accuracy(scores: Scores, gold: Labels) -> float | None:
     return right / len(gold)
 
 
+def without_content(scores: Scores) -> Scores:
+    """[inputs without content, C] -> [1, C]: the log of each choice's mean probability over these inputs, which Zhao
+    et al. (2021) take before they norm it over the choices. A mean of logs would be theirs for one input only."""
+    found: Scores = np.logaddexp.reduce(scores, axis=0, keepdims=True) - np.log(len(scores))
+    return found
+
+
 def contextual(scores: Scores, empty: Scores) -> Scores:
-    """Scores corrected by those of an input without content, [n or 1, C] (Zhao et al. 2021): the log of
+    """Scores corrected by those of inputs without content, [n or 1, C] (Zhao et al. 2021): the log of
     P(choice) / P(choice | no content), each over the choices."""
     return np.log(softmax(scores)) - np.log(softmax(empty))
 

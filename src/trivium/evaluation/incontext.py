@@ -6,6 +6,8 @@ questions of a condition, so that only the condition makes a difference, and wha
 Legend: n questions, C choices.
 """
 
+import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,10 +25,11 @@ from trivium.evaluation.calibration import (
     histogram,
     separation,
     threshold_accuracy,
+    without_content,
 )
 from trivium.evaluation.config import BenchmarkConfig, IncontextConfig
-from trivium.evaluation.requests import Likelihoods, Request, ask
-from trivium.evaluation.run import requests_about
+from trivium.evaluation.requests import Likelihoods, Request, Scored, ask
+from trivium.evaluation.run import requests_about, size_of
 from trivium.evaluation.statistics import wilson
 from trivium.evaluation.tasks.definition import Definition
 from trivium.evaluation.tasks.readers import BY_FIELDS, completed
@@ -42,10 +45,12 @@ Draw = Callable[[Example], list[Example]]
 
 @dataclass(frozen=True)
 class Study:
-    """A task, and what is varied."""
+    """A task, and what is varied. scoring: the task whose normalisation is that of all scores, also in another
+    wording."""
 
     benchmark: Benchmark
     config: IncontextConfig
+    scoring: Task
     other_wording: Benchmark | None = None
     empty: tuple[str, ...] = NOTHING
 
@@ -84,7 +89,7 @@ def study_of(of: Definition, rows: Rows, config: IncontextConfig) -> Study:
     variant = prepare(of, rows, asking.model_copy(update={"wording": other}))
     found = prepare(of, rows, asking)
     differs = [e.context for e in variant.task.examples] != [e.context for e in found.task.examples]
-    return Study(found, config, variant if differs else None, _without_content(of, rows, config))
+    return Study(found, config, found.task, variant if differs else None, _without_content(of, rows, config))
 
 
 def measure(study: Study, scorer: Likelihoods, progress: Progress = silent) -> dict[str, Any]:
@@ -95,8 +100,8 @@ def measure(study: Study, scorer: Likelihoods, progress: Progress = silent) -> d
             str(k): [_drawn(task, k, config.seed, d) for d in range(config.draws)] for k in config.shots
         },
         "order": {
-            str(o): [_reordered(_drawn(task, at, config.seed, 0), o, config.seed)]
-            for o in range(config.orders)
+            str(o): [_in_order(_drawn(task, at, config.seed, 0), order)]
+            for o, order in enumerate(orders(config.orders, at, config.seed))
         },
         "balance": _balances(study, at),
         "source": _sources(study, at),
@@ -114,7 +119,14 @@ def measure(study: Study, scorer: Likelihoods, progress: Progress = silent) -> d
             found[kind][name] = _measures(study, outcomes)
     found["template"] = _templates(study, scorer, found["shots"].get(str(at)))
     progress(total, total, "measured")
-    return {"labels": study.labels, "n": len(task.examples), "chance": task.chance, **found}
+    return {
+        "labels": study.labels,
+        "n": len(task.examples),
+        "chance": task.chance,
+        "normalisation": study.scoring.normalisation,
+        "order_complete": len(found["order"]) == math.factorial(at),
+        **found,
+    }
 
 
 def _templates(study: Study, scorer: Likelihoods, here: dict[str, Any] | None) -> dict[str, Any]:
@@ -143,19 +155,31 @@ def _outcome(study: Study, scorer: Likelihoods, draw: Draw, *, calibrated: bool)
     if calibrated and same:
         blank = [replace(task.examples[0], context=text, contexts=()) for text in study.empty]
         nothing = [r for e in blank for r in requests_about(task, e, shots)]
-    answers = ask(scorer, [*requests, *nothing])
+    asked = [*requests, *nothing]
+    answers = ask(scorer, asked)
     nats = np.asarray([a.loglikelihood for a in answers])
-    sizes = np.asarray([max(a.tokens, 1) for a in answers])
     choices = max(len(e.choices) for e in task.examples)
     if any(len(e.choices) != choices for e in task.examples):
         raise DataError(f"task {task.name} has questions of different numbers of choices; study another task")
-    scores = (nats / sizes).reshape(-1, choices)
+    scores = _scored(study.scoring, scorer, asked, answers).reshape(-1, choices)
     count = len(task.examples)
-    empty = scores[count:].mean(0, keepdims=True) if nothing else None
+    empty = without_content(scores[count:]) if nothing else None
     gold = np.asarray([e.answer for e in task.examples])
     return Outcome(
         scores[:count], nats.reshape(-1, choices)[:count], gold, shots if same_shots else [], empty
     )
+
+
+def _scored(task: Task, scorer: Likelihoods, asked: Sequence[Request], answers: Sequence[Scored]) -> Scores:
+    """What decides between choices, as the headline of `trivium evaluate` does: of each request one number."""
+    nats = np.asarray([a.loglikelihood for a in answers])
+    if task.unconditional is not None:
+        alone = ask(scorer, [Request(task.unconditional, r.continuation) for r in asked])
+        less: Scores = nats - np.asarray([a.loglikelihood for a in alone])
+        return less
+    sizes = [size_of(a, r.continuation, task.normalisation) for r, a in zip(asked, answers, strict=True)]
+    divided: Scores = nats / np.asarray(sizes)
+    return divided
 
 
 def _measures(study: Study, outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -229,12 +253,29 @@ def _drawn(
     return lambda example: found
 
 
-def _reordered(draw: Draw, order: int, seed: int) -> Draw:
-    def shuffled(example: Example) -> list[Example]:
-        shots = draw(example)
-        return [shots[k] for k in generator_for(seed, "order", order).permutation(len(shots)).tolist()]
+def orders(number: int, shots: int, seed: int) -> list[tuple[int, ...]]:
+    """So many orders of as many shots, each once: keyed, more only add behind; all there are where these are fewer."""
+    if math.factorial(shots) <= number:
+        return list(itertools.permutations(range(shots)))
+    drawn = (_order(shots, seed, key) for key in itertools.count())
+    found: dict[tuple[int, ...], None] = {}
+    while len(found) < number:
+        found[next(drawn)] = None
+    return list(found)
 
-    return shuffled
+
+def _order(shots: int, seed: int, key: int) -> tuple[int, ...]:
+    return tuple(generator_for(seed, "order", key).permutation(shots).tolist())
+
+
+def _in_order(draw: Draw, order: Sequence[int]) -> Draw:
+    """The same shots in another order."""
+
+    def ordered(example: Example) -> list[Example]:
+        shots = draw(example)
+        return [shots[k] for k in order]
+
+    return ordered
 
 
 def _balances(study: Study, shots: int) -> dict[str, list[Draw]]:
@@ -245,7 +286,8 @@ def _balances(study: Study, shots: int) -> dict[str, list[Draw]]:
     alone = [[_of_label(study, shots, d, k) for d in draws] for k in range(len(study.labels))]
     # In an order of each draw's own: labels in turn would always end with the same one.
     mixed = [
-        _reordered(_in_turn([several[d] for several in alone], shots), d, study.config.seed) for d in draws
+        _in_order(_in_turn([several[d] for several in alone], shots), _order(shots, study.config.seed, d))
+        for d in draws
     ]
     return {"balanced": mixed, **{f"only{label}": alone[k] for k, label in enumerate(study.labels)}}
 

@@ -104,7 +104,7 @@ def right(
     for example, group in zip(task.examples, _by_example(task, answers), strict=True):
         for normalisation in [*divided, *others]:
             scores = [
-                a.loglikelihood / _size(a, choice, normalisation)
+                a.loglikelihood / size_of(a, choice, normalisation)
                 for a, choice in zip(group, example.choices, strict=True)
             ]
             outcome[normalisation].append(int(np.argmax(scores)) == example.answer)
@@ -166,7 +166,8 @@ def _by_example(task: Task, answers: Sequence[Scored]) -> list[Sequence[Scored]]
     return [answers[end - len(e.choices) : end] for e, end in zip(task.examples, ends, strict=True)]
 
 
-def _size(answer: Scored, choice: str, normalisation: str) -> int:
+def size_of(answer: Scored, choice: str, normalisation: str) -> int:
+    """What the log-likelihood of a choice is divided by."""
     bare = choice.removeprefix(" ")  # the harness's choices are without what delimits them from the prompt
     return {"token": answer.tokens, "byte": _bytes(bare), "character": len(bare), "none": 1}[normalisation]
 

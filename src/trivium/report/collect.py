@@ -8,7 +8,7 @@ from typing import Any
 from trivium.errors import DataError
 from trivium.provenance import STAMP
 from trivium.report.interruptions import interruptions
-from trivium.report.outdated import outdated
+from trivium.report.outdated import newest_checkpoint, older, outdated
 from trivium.report.stations import (
     AskedMoment,
     Begun,
@@ -71,7 +71,8 @@ OPTIONAL = ("corpus", "extraction", "tasks", "incontext", "bias_series")
 def collect(run: Path) -> dict[str, Any]:
     """Everything the stations left in `run`; a station that has not run gives None and is named under `missing`.
 
-    outdated: stations whose results are of another input than the one that is there now, and that input.
+    outdated: stations whose results are of another input than the one that is there now, and that input. older:
+    results of another checkpoint than the newest, the step they are of and its step.
 
     Raises DataError, with the file and the remedy, where a file is there but damaged.
     """
@@ -101,13 +102,22 @@ def collect(run: Path) -> dict[str, Any]:
     return {
         **tree,
         "outdated": outdated([name for name, _ in STATIONS], tree["provenance"] or {}, there),
+        "older": older(_models(tree), newest_checkpoint(run)),
         "missing": sorted(name for name, value in tree.items() if value is None),
     }
 
 
 def results(report: dict[str, Any]) -> dict[str, Any]:
     """The part of a collected tree that report.json holds; null for a station that has not run."""
-    return {key: report[key] for key in KEYS} | {"outdated": report["outdated"] or None}
+    return {key: report[key] for key in KEYS} | {key: report[key] or None for key in ("outdated", "older")}
+
+
+def _models(tree: dict[str, Any]) -> dict[str, Any]:
+    """What results say of the checkpoint they are of; of several of one training, the last."""
+    found = {name: (tree[name] or {}).get("model") for name in ("evaluation", "tasks", "bias")}
+    studied = (tree["incontext"] or {}).get("models") or [{}]
+    moments = (tree["bias_series"] or {}).get("checkpoints") or [{}]
+    return {**found, "incontext": studied[-1].get("model"), "bias_series": moments[-1]}
 
 
 def _training(run: Path) -> dict[str, Any] | None:

@@ -48,12 +48,21 @@ def incontext_section(report: Tree) -> Section:
         "threshold mends. Biases are in shares of answers: 0 is none. On the diagonal, the model is as often right as "
         "it is sure.",
         limits="Few questions, and the same shots for all of them: the mean of a few draws. The intervals are of the "
-        "questions, and say nothing of how draws differ.",
+        "questions, and say nothing of how draws differ." + _all_orders(models[-1]),
         figures=[
             Drawn("Accuracy against shots", against_shots(models)),
             *_of_model(models[-1]),
         ],
         tables=[Table(headings, rows)],
+    )
+
+
+def _all_orders(model: Tree) -> str:
+    """That the orders of the last model's shots are all there are, where they are."""
+    return (
+        f" The orders are all {len(model['order'])} that the shots have."
+        if model.get("order_complete")
+        else ""
     )
 
 

@@ -10,7 +10,7 @@ from trivium.report.bias_tables import bias_tables
 from trivium.report.collect import OPTIONAL, STATIONS
 from trivium.report.corpus import corpus_section, extraction_section, funnel_section
 from trivium.report.incontext import incontext_section
-from trivium.report.outdated import told
+from trivium.report.outdated import told, told_older
 from trivium.report.parts import Drawn, Section, Table
 from trivium.report.published import against_tokens, tasks_section
 from trivium.report.ranks import alike, categories
@@ -83,8 +83,8 @@ def sections(report: Tree) -> list[Section]:
         ("memory", "Memory per rank", "train", _memory),
         ("resume_proof", "Proof of resume", "prove", _resume),
         ("evaluation", "Evaluation", "evaluate", _evaluation),
-        ("tasks", "Published tasks", "evaluate", tasks_section),
-        ("incontext", "In-context learning", "incontext", incontext_section),
+        ("tasks", "Published tasks", "evaluate RUN", tasks_section),
+        ("incontext", "In-context learning", "incontext RUN", incontext_section),
         ("bias", "Bias", "bias", _bias),
         ("bias_series", "Bias along the training", "bias --every", series_section),
         ("samples", "Samples", "generate", _samples),
@@ -93,7 +93,7 @@ def sections(report: Tree) -> list[Section]:
     )
     parts = {**report, "schedule": _spans(report)}
     return [
-        replace(make(report), outdated=_outdated(report, name))
+        replace(make(report), outdated=_outdated(report, name, verb))
         if parts[name]
         else Section(name, title, shows="", missing=verb)
         for name, title, verb, make in build
@@ -101,10 +101,12 @@ def sections(report: Tree) -> list[Section]:
     ]
 
 
-def _outdated(report: Tree, section: str) -> str:
+def _outdated(report: Tree, section: str, verb: str) -> str:
     """That a section's results are of another input than the page's; empty where they are not."""
     station = _STATION_OF.get(section, "")
-    earlier = report["outdated"].get(station)
+    earlier, steps = report["outdated"].get(station), report["older"].get(section)
+    if steps is not None and earlier in (None, "training"):
+        return told_older(steps, verb)
     return told(earlier, dict(STATIONS)[station]) if earlier else ""
 
 

@@ -1,0 +1,90 @@
+"""Results of several calls as one tree: what is there of the same checkpoint stays beside what was found now."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Tree = Mapping[str, Any]
+
+
+def is_same(one: Tree, other: Tree) -> bool:
+    """Whether two descriptions are of one checkpoint: by its hash, where both have it (older results have none)."""
+    both = {"step", "tokens", "parameters"} | ({"sha256"} & one.keys() & other.keys())
+    return all(one.get(key) == other.get(key) for key in both)
+
+
+def joined(earlier: Tree, found: Tree, asked: Sequence[Tree]) -> dict[str, Any]:
+    """`found` and what stays of an earlier `trivium-task-results-1`; asked: the checkpoints of this call.
+
+    Nothing stays unless the earlier results are of one of those, and asked with the same tokenizer. Then other tasks
+    and other shots of the same checkpoint stay, and all points of the series; the same task with as many shots is
+    that of now. While the earlier checkpoint's turn is still to come, its results are the tree's.
+    """
+    if not _goes_on(earlier, asked) or not _alike(earlier, found):
+        return dict(found)
+    series = _series(earlier.get("series", []), found["series"])
+    if is_same(earlier["model"], found["model"]):
+        tasks = _merged(earlier["tasks"], found["tasks"])
+        skipped = {**earlier.get("skipped", {}), **found["skipped"]}
+        left_out = {name: why for name, why in skipped.items() if name not in tasks}
+        return {**found, "tasks": tasks, "skipped": left_out, "series": series}
+    comes_later = earlier["model"]["step"] > found["model"]["step"]
+    return {**(earlier if comes_later else found), "series": series}
+
+
+def loses(earlier: Tree, tree: Tree) -> bool:
+    """Whether a tree lacks an answer of the earlier one: a task and number of shots, or its same questions, of the
+    same checkpoint; or a point of the series."""
+    if not is_same(earlier["model"], tree["model"]):
+        return True
+    for task, by_shots in earlier["tasks"].items():
+        for shots, result in by_shots.items():
+            now = tree["tasks"].get(task, {}).get(shots, {})
+            if any(now.get(key) != result.get(key) for key in ("prompt_hash", "version", "normalisation")):
+                return True
+    points = {point["step"]: point for point in tree["series"]}
+    return any(
+        point["step"] not in points or _lacks(points[point["step"]], point)
+        for point in earlier.get("series", [])
+    )
+
+
+def loses_study(earlier: Tree, tree: Tree) -> bool:
+    """Whether a `trivium-incontext-1` lacks a model of the earlier one, or is of another task or other settings."""
+    if any(earlier[key] != tree[key] for key in ("format", "task", "config")):
+        return True
+    now = [found["model"] for found in tree["models"]]
+    return not all(any(is_same(found["model"], model) for model in now) for found in earlier["models"])
+
+
+def _goes_on(earlier: Tree, asked: Sequence[Tree]) -> bool:
+    return any(is_same(earlier["model"], model) for model in asked)
+
+
+def _alike(earlier: Tree, found: Tree) -> bool:
+    """Whether both were asked through the same tokenizer."""
+    return bool(earlier["config"].get("tokenizer") == found["config"].get("tokenizer"))
+
+
+def _merged(earlier: Tree, found: Tree) -> dict[str, Any]:
+    """{task: {shots: …}} of both."""
+    tasks = dict.fromkeys([*earlier, *found])
+    return {task: {**earlier.get(task, {}), **found.get(task, {})} for task in tasks}
+
+
+def _series(earlier: Sequence[Tree], found: Sequence[Tree]) -> list[dict[str, Any]]:
+    points: dict[int, dict[str, Any]] = {point["step"]: dict(point) for point in earlier}
+    for point in found:
+        before = points.get(point["step"])
+        same = before is not None and is_same(before, point)
+        tasks = _merged(before["tasks"], point["tasks"]) if before is not None and same else point["tasks"]
+        points[point["step"]] = {**point, "tasks": tasks}
+    return [points[step] for step in sorted(points)]
+
+
+def _lacks(now: Tree, before: Tree) -> bool:
+    """Whether a point's accuracies are not all there, as they were."""
+    return any(
+        now["tasks"].get(task, {}).get(shots) != accuracy
+        for task, by_shots in before["tasks"].items()
+        for shots, accuracy in by_shots.items()
+    )
