@@ -84,7 +84,14 @@ def test_an_engine_that_is_not_known_is_refused():
         Daft("nativ", workers=1)
 
 
-WORKER = "import os; from trivium.corpus.engine.engine import end_with; print(1, flush=True); end_with(os.getppid())"
+# it knows who started it before it tells that it is there: whoever started it ends as soon as that is heard
+WORKER = """
+import os
+from trivium.corpus.engine.engine import end_with
+parent = os.getppid()
+print(1, flush=True)
+end_with(parent)
+"""
 STARTER = f"""
 import subprocess, sys
 worker = subprocess.Popen([sys.executable, "-c", {WORKER!r}], stdout=subprocess.PIPE)
@@ -95,7 +102,7 @@ print(worker.pid)
 
 def test_a_worker_ends_soon_after_the_process_that_started_it_was_killed():
     """It would go on for hours with a file of its own, beside the workers of the process that goes on."""
-    told = subprocess.run([sys.executable, "-c", STARTER], capture_output=True, text=True, check=True).stdout
+    told = subprocess.check_output([sys.executable, "-c", STARTER], text=True, timeout=60)
     place, until = Path("/proc", told.strip()), time.monotonic() + 60
     while place.exists() and time.monotonic() < until:
         time.sleep(0.05)
