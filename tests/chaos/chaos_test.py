@@ -23,6 +23,7 @@ from trivium.errors import CheckpointError, DataError
 from trivium.parallel import launch
 from trivium.training import run, saves
 from trivium.training.job import start
+from trivium.training.preemption import listening
 
 
 def test_kills_lose_nothing(tmp_path: Path) -> None:
@@ -196,7 +197,21 @@ def within(pids: Path):
     return harm
 
 
-@pytest.mark.parametrize("harm", [beside, within])
+def that_ends_by_itself(pids: Path):
+    """A harm whose training was asked to end, and ends for another reason."""
+
+    def harm(folder: Path, **_):
+        pids.write_text("[]")
+        with listening(lambda _: None) as requests:
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not requests.asked:
+                time.sleep(0.01)
+        raise AssertionError("it goes on with the next one")
+
+    return harm
+
+
+@pytest.mark.parametrize("harm", [beside, within, that_ends_by_itself])
 def test_a_verb_that_is_asked_to_end_leaves_no_process_and_no_folder(
     tmp_path: Path, monkeypatch, harm
 ) -> None:
@@ -320,3 +335,17 @@ def test_a_process_whose_first_thread_is_gone_runs_as_long_as_another_does() -> 
     process.kill()
     process.join()
     assert not life._runs(pid)
+
+
+def test_the_verb_that_ends_in_order_lets_its_trainings_be_asked_as_users_ask_theirs(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """What it hears signals by is not handed to them: they save, and say 75."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["trivium", "chaos", "--preempt", "2"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    verb = multiprocessing.get_context("fork").Process(target=entry.main)
+    verb.start()
+    verb.join(120)
+    verb.kill()
+    assert verb.exitcode == 0

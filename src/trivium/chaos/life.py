@@ -14,6 +14,7 @@ from pathlib import Path
 from trivium.errors import TriviumError
 from trivium.parallel.launch import end_with
 from trivium.training.job import start
+from trivium.training.preemption import ENDING
 from trivium.training.run import TrainingJob
 from trivium.training.watchdog import stat_of
 
@@ -154,6 +155,8 @@ def end_all() -> None:
 
 def _live(job: TrainingJob, log: Path, parent: int) -> None:
     end_with(parent)
+    for number in ENDING:  # as a process that a user starts has them
+        signal.signal(number, signal.SIG_DFL)
     tempfile.tempdir = str(log.parent)  # what a killed launcher leaves goes with the folder of all
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)

@@ -17,12 +17,11 @@ from trivium.cli.options import refuse_no_place_for
 from trivium.cli.show import progress_of, say
 from trivium.errors import ConfigError, Preempted
 from trivium.provenance import code_commit, write_json
-from trivium.training.preemption import SIGNALS, EndedAtOnce
+from trivium.training.preemption import ENDING, EndedAtOnce
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 MOST_LOSSES = 20  # of a harm that are printed
-ENDING = (*SIGNALS, signal.SIGHUP)  # what ends this verb, which nothing can be gone on from
 
 
 class Harm(NamedTuple):

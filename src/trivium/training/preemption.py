@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from trivium.errors import TriviumError
+from trivium.errors import Preempted, TriviumError
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+ENDING = (*SIGNALS, signal.SIGHUP)  # what ends a process that does not listen
 # Schedulers signal every process of a job, and launchers pass on what they get: one request may come more than once.
 ONE_REQUEST_SECONDS = 1.0
 
@@ -61,8 +62,9 @@ def listening(at_second: Callable[[int], object]) -> Iterator[Requests]:
 
     Python runs its own handlers only between two instructions, and a rank may wait in a collective for minutes; so
     the signals come through a pipe to a thread. Only a process's main thread can listen; elsewhere nothing is noted.
+    A request that came, and that nothing inside ended for, goes to the handler that was there before.
     """
-    requests = Requests()
+    requests, obeyed = Requests(), False
     if threading.current_thread() is not threading.main_thread():
         yield requests
         return
@@ -77,16 +79,26 @@ def listening(at_second: Callable[[int], object]) -> Iterator[Requests]:
                 requests.note(got[0], at_second)
         os.close(reading)
 
-    threading.Thread(target=listen, daemon=True, name="signals").start()
+    listener = threading.Thread(target=listen, daemon=True, name="signals")
+    listener.start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     try:
         yield requests
+    except (Preempted, EndedAtOnce):
+        obeyed = True
+        raise
     finally:
         signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
             signal.signal(number, handler)
         os.write(writing, b"\0")
+        listener.join()  # it has noted all that came
         os.close(writing)
+        if requests.asked and not obeyed:  # what ends by itself takes no request along: who listens outside is told
+            number = signal.Signals[requests.asked]
+            outer = before[number]
+            if callable(outer):
+                outer(number, None)
 
 
 @contextmanager
