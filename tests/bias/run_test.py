@@ -1,12 +1,16 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from bias.coreference_test import write_winobias, write_winogender
 from bias.writers import Telling, find
+from evaluation.models import plan_of, write_checkpoint
 from trivium.bias.config import BiasConfig
-from trivium.bias.effects import effects
+from trivium.bias.effects import effects, not_measured
 from trivium.bias.run import Moment, measure, series
+from trivium.cli import bias as verb
+from trivium.cli.bias import series_lines
 from trivium.errors import DataError
 
 SMALL = {
@@ -78,6 +82,44 @@ def test_a_series_follows_a_growing_bias_over_the_checkpoints_of_a_training(tmp_
     assert sizes[0] < sizes[1] < sizes[2]  # of men, against women
 
 
+def test_moments_of_a_series_are_named_by_their_steps_not_by_their_updates(tmp_path, monkeypatch):
+    """A step of fp16 that overflows does no update; tasks, checkpoints and the page count steps."""
+    write_checkpoint(tmp_path, plan_of(), step=4, updates=3)
+
+    def told(config, moments, **_):
+        yield {"checkpoints": [{"step": m.step, "tokens": m.tokens, "effects": []} for m in moments]}
+
+    monkeypatch.setattr(verb, "BIAS", SimpleNamespace(inputs=lambda run: {}))
+    monkeypatch.setattr(verb, "_scorer", lambda run, place: None)
+    monkeypatch.setattr("trivium.bias.run.series", told)
+    at = SimpleNamespace(checkpoints=tmp_path / "checkpoints", root=tmp_path)
+    verb._series(SimpleNamespace(at=at, config=SimpleNamespace(bias=None, seed=1)))
+    (found,) = json.loads((tmp_path / verb.SERIES).read_text())["checkpoints"]
+    assert (found["step"], found["tokens"]) == (4, 4000)
+
+
+def test_what_could_not_be_compared_is_no_effect_and_no_question_of_the_correction():
+    """A group of which no adjective was written differs from the others by nothing that was measured, not by 0."""
+
+    class Mute(Telling):
+        def _text(self, prompt, number, seed):
+            return "" if prompt.startswith("She") else super()._text(prompt, number, seed)
+
+    config = BiasConfig(
+        analyses=["adjectives"], **{**SMALL, "cooccurrence": {"samples": 60, "axes": ["gender"]}}
+    )
+    mute, talking = (
+        measure(config, one(lambda p: 0.3), seed=1, tagger=find).results for one in (Mute, Telling)
+    )
+    assert mute["effects"] == [] and len(talking["effects"]) == 1
+    assert mute["not_measured"] == [{"measure": "adjectives", "of": "gender: male", "n": 120}]
+    assert talking["not_measured"] == []
+    assert talking["effects"][0]["p"] == talking["effects"][0]["p_holm"]
+    moments = [{"step": n, "tokens": 1000 * n, **found} for n, found in enumerate((mute, talking), 1)]
+    header, row = series_lines({"checkpoints": moments})
+    assert row.split()[-2] == "-" and row.split()[-1] == f"{talking['effects'][0]['estimate']:+.3f}"
+
+
 def test_missing_data_is_found_before_the_model_is_asked_to_write():
     class Silent(Telling):
         def generate(self, prompts, *, settings):
@@ -92,3 +134,11 @@ def test_an_effect_of_adjectives_is_what_chance_does_not_give():
     rows = effects({"adjectives": {"religion": dict.fromkeys(("Atheism", "Islam", "Judaism"), found)}})
     assert [row["of"] for row in rows] == ["religion: Atheism", "religion: Islam", "religion: Judaism"]
     assert all(row["estimate"] == pytest.approx(0.04) and row["unit"] == "bits above chance" for row in rows)
+
+
+def test_a_question_that_no_text_answers_does_not_weaken_the_correction_of_the_others():
+    heard = {"divergence": 0.9, "expected": 0.5, "permutation_p": 0.02, "texts": 60}
+    mute = dict.fromkeys(("divergence", "expected", "permutation_p")) | {"texts": 60}
+    results = {"adjectives": {"religion": {"Atheism": heard, "Islam": mute, "Judaism": heard}}}
+    assert [row["p_holm"] for row in effects(results)] == [0.04, 0.04]
+    assert not_measured(results) == [{"measure": "adjectives", "of": "religion: Islam", "n": 60}]

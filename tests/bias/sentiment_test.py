@@ -60,8 +60,8 @@ def test_groups_written_of_alike_do_not_differ_significantly():
 
 def test_words_that_the_lexicon_does_not_know_change_nothing():
     unknown = measured(lambda _: 0.3, Lexicon("none", lambda _: None))["gender"]["female"]
-    assert unknown["words"] == 0 and unknown["mean"] is None and unknown["permutation_p"] == 1.0
-    assert unknown["effect_size"] is None
+    assert unknown["words"] == 0 and unknown["mean"] is unknown["permutation_p"] is None
+    assert unknown["effect_size"] is unknown["difference"] is unknown["difference_interval"] is None
 
 
 def test_a_word_scores_the_mean_of_its_senses_the_first_counting_most(tmp_path):

@@ -309,6 +309,17 @@ def test_bias_measures_every_analysis_on_data_of_ones_own_and_along_the_training
             "bias.analyses=[association,adjectives,sentiment,winogender]")  # fmt: skip
     pytest.importorskip("textblob", reason="textblob (extra bias) is not installed")
     trivium("bias", "--out", run, sets=sets)
+    unheard = read(run / "bias" / "results.json")
+    assert {e["measure"] for e in unheard["effects"]} == {"association", "winogender"}
+    assert {e["measure"] for e in unheard["not_measured"]} == {"adjectives", "sentiment"}
+    assert "not measured: sentiment, gender: " in capsys.readouterr().out
+    # so small a model writes no adjective that anybody knows, so what it writes are the adjectives
+    rows = map(json.loads, (run / "bias" / "texts.jsonl").read_text().splitlines())
+    last = {(row["text"] + row["continuation"]).split()[-1].strip("\"'.,;:!?()[]").lower() for row in rows}
+    lexicon = "".join(f"a\t{n}\t0.5\t0\t{w}#1\t\n" for n, w in enumerate(sorted(last), 1))
+    (tmp_path / "words.txt").write_text(lexicon)
+    sets += ("bias.cooccurrence.tagger=lexicon", f"bias.cooccurrence.lexicon={tmp_path / 'words.txt'}")
+    trivium("bias", "--out", run, sets=sets)
     found = read(run / "bias" / "results.json")
     assert {o["occupation"] for o in found["occupations"]} == {"nurse", "miner", "teacher"}
     assert {e["measure"] for e in found["effects"]} == {

@@ -13,6 +13,18 @@ def test_every_effect_and_every_group_has_its_row(tmp_path):
     assert words.rows == [("male", "tall (3)", "old (+0.70*)")]
 
 
+def test_what_was_not_measured_has_a_row_that_says_so(tmp_path):
+    mute = {
+        "effects": [],
+        "not_measured": [{"measure": "adjectives", "of": "gender: male", "n": 60}],
+        "adjectives": {},
+    }
+    (table,) = bias_tables(
+        collect(write_run(tmp_path, **{"bias/results.json": stations()["bias/results.json"] | mute}))["bias"]
+    )
+    assert table.rows == [("adjectives", "gender: male", "not measured", "–", "–", "–", "–", "60")]
+
+
 def test_results_without_effects_have_no_such_table(tmp_path):
     old = {k: v for k, v in stations()["bias/results.json"].items() if k not in ("effects", "adjectives")}
     assert bias_tables(collect(write_run(tmp_path, **{"bias/results.json": old}))["bias"]) == []

@@ -123,9 +123,13 @@ def _axis(config: BiasConfig, texts: Sequence[Text], *, seed: int) -> dict[str, 
 def divergence(config: BiasConfig, texts: Sequence[Text], group: str, *, seed: int) -> dict[str, Any]:
     """How far a group's adjectives are from the others': Jensen-Shannon divergence in bits, 0 to 1, and its test.
 
-    `expected` is the mean over exchanged labels: what sampling alone gives.
+    `expected` is the mean over exchanged labels: what sampling alone gives. Without an adjective on one of the
+    two sides nothing was compared: all three are null.
     """
     inside = np.array([t.prompt.group == group for t in texts])
+    spoken = np.array([bool(t.adjectives) for t in texts])
+    if not (spoken & inside).any() or not (spoken & ~inside).any():
+        return {"divergence": None, "expected": None, "permutation_p": None}
     stratum = np.array([t.prompt.template for t in texts], dtype=np.int64)
     table = _table(texts)
     drawn: list[float] = []

@@ -9,10 +9,21 @@ Tree = Mapping[str, Any]
 
 
 def effects(results: Tree) -> list[dict[str, Any]]:
-    """One row per effect: {measure, of, estimate, unit, interval, effect_size, p, p_holm, n}."""
-    rows = [*_association(results), *_adjectives(results), *_sentiment(results), *_coreference(results)]
+    """One row per effect that was measured: {measure, of, estimate, unit, interval, effect_size, p, p_holm, n}."""
+    rows = [row for row in _questions(results) if row["estimate"] is not None]
     corrected = holm([row["p"] for row in rows])
     return [row | {"p_holm": p} for row, p in zip(rows, corrected, strict=True)]
+
+
+def not_measured(results: Tree) -> list[dict[str, Any]]:
+    """{measure, of, n} of each question that the texts cannot answer: a side of it has no word that counts."""
+    unanswered = (row for row in _questions(results) if row["estimate"] is None)
+    return [{key: row[key] for key in ("measure", "of", "n")} for row in unanswered]
+
+
+def _questions(results: Tree) -> Iterator[dict[str, Any]]:
+    for questions in (_association, _adjectives, _sentiment, _coreference):
+        yield from questions(results)
 
 
 def _association(results: Tree) -> Iterator[dict[str, Any]]:
@@ -27,8 +38,10 @@ def _association(results: Tree) -> Iterator[dict[str, Any]]:
 def _adjectives(results: Tree) -> Iterator[dict[str, Any]]:
     for axis, groups in results.get("adjectives", {}).items():
         for group in _each(groups):
+            found = groups[group]
+            measured = found["divergence"] is not None
             # few words diverge much by chance alone
-            found = {**groups[group], "excess": groups[group]["divergence"] - groups[group]["expected"]}
+            found = {**found, "excess": found["divergence"] - found["expected"] if measured else None}
             of = f"{axis}: {group}"
             yield _row("adjectives", of, found, "excess", None, "bits above chance", found["texts"])
 

@@ -8,7 +8,7 @@ from trivium.bias.adjectives import Text, adjectives, sample_texts
 from trivium.bias.association import association
 from trivium.bias.config import TEXTBLOB, BiasConfig
 from trivium.bias.coreference import coreference
-from trivium.bias.effects import effects
+from trivium.bias.effects import effects, not_measured
 from trivium.bias.prompts import prompts
 from trivium.bias.sentiment import open_lexicon, sentiment
 from trivium.bias.sentiwordnet import read_sentiwordnet
@@ -68,7 +68,8 @@ def measure(
         results["adjectives"] = adjectives(config, texts, seed=seed)
     if lexicon is not None:
         results["sentiment"] = sentiment(config, texts, lexicon, seed=seed)
-    return Measured(results | {"effects": effects(results)}, texts)
+    found = {"effects": effects(results), "not_measured": not_measured(results)}
+    return Measured(results | found, texts)
 
 
 def series(

@@ -47,7 +47,11 @@ def open_lexicon(name: str, *, adverbs: bool = False) -> Lexicon:
 
 
 def sentiment(config: BiasConfig, texts: Sequence[Text], lexicon: Lexicon, *, seed: int) -> dict[str, Any]:
-    """By axis and group: the mean score of the adjectives, and how it differs from that of the other groups."""
+    """By axis and group: the mean score of the adjectives, and how it differs from that of the other groups.
+
+    Where a group or the others have no adjective with a score nothing was compared: the difference, its interval and
+    its chance are null.
+    """
     scored = [_scored(t, lexicon) for t in texts]
     axes = {}
     for axis in dict.fromkeys(t.prompt.axis for t in texts):
@@ -78,15 +82,16 @@ def _group(config: BiasConfig, texts: Texts, name: str, *, seed: int) -> dict[st
         texts.differences, texts.inside, texts.stratum, Rearranging(seed, config.permutations), name
     )
     words = float(texts.counts[texts.inside].sum())
+    compared = 0 < words < float(texts.counts.sum())  # nothing differs from nothing
     return {
         "texts": int(texts.inside.sum()),
         "words": int(words),
         "mean": float(texts.sums[texts.inside].sum()) / words if words else None,
         "interval": percentiles(mine, config.confidence),
-        "difference": found,
+        "difference": found if compared else None,
         "difference_interval": percentiles(mine - rest, config.confidence),
         "confidence": config.confidence,
-        "permutation_p": chance,
+        "permutation_p": chance if compared else None,
         "effect_size": standardised_difference(texts),
     }
 

@@ -124,7 +124,16 @@ def _lines(result: Result) -> list[str]:
         for row in result["effects"]
     ]
     header = ("measure", "of", "estimate", "interval", "Cohen's d", "p (Holm)", "n")
-    return [*table(rows, header=header), *_share_lines(result)]
+    return [*table(rows, header=header), *_unmeasured_lines(result), *_share_lines(result)]
+
+
+def _unmeasured_lines(result: Result) -> list[str]:
+    """Not every model writes adjectives of every group; what has no effect must not look forgotten."""
+    return [
+        f"  not measured: {row['measure']}, {row['of']}; of it or of the others no text of {row['n']} has a word that "
+        "counts"
+        for row in result.get("not_measured", ())
+    ]
 
 
 def _share_lines(result: Result) -> list[str]:

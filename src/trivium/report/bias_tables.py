@@ -12,14 +12,15 @@ WORDS = ("most frequent adjectives (texts)", "most one-sided (log-odds, nats)")
 def bias_tables(bias: Tree) -> list[Table]:
     """The table of effects, and per axis the most frequent and the most one-sided adjectives; those that there are."""
     tables: list[Table] = []
-    if bias["effects"]:
+    rows = [_effect(row) for row in bias["effects"]] + [_unmeasured(row) for row in bias["not_measured"]]
+    if rows:
         headings = ("measure", "of", "estimate", "unit", "interval", "Cohen's d", "p, corrected", "n")
-        tables.append(Table(headings, [_effect(row) for row in bias["effects"]]))
+        tables.append(Table(headings, rows))
     for axis, groups in bias["adjectives"].items():
-        rows: list[tuple[str, ...]] = [
+        words = [
             (group, _words(g["frequent"], "count"), _sided(g["one_sided"])) for group, g in groups.items()
         ]
-        tables.append(Table((axis, *WORDS), rows))
+        tables.append(Table((axis, *WORDS), words))
     return tables
 
 
@@ -31,6 +32,11 @@ def _effect(row: Tree) -> tuple[str, ...]:
         "–" if size is None else number_text(size),
         *(chance_text(row["p_holm"]), number_text(row["n"])),
     )
+
+
+def _unmeasured(row: Tree) -> tuple[str, ...]:
+    """No model writes words that count of every group; what has no effect must not look forgotten."""
+    return (row["measure"], row["of"], "not measured", *("–",) * 4, number_text(row["n"]))
 
 
 def _words(rows: list[Tree], key: str) -> str:

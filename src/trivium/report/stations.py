@@ -164,6 +164,12 @@ class Effect(Result):
     n: int
 
 
+class Unmeasured(Result):
+    measure: str
+    of: str
+    n: int
+
+
 class CountedWord(Result):
     word: str
     count: int
@@ -204,6 +210,7 @@ class Bias(Result):
     variants: dict[str, dict[str, Any]] = {}
     occupations: list[dict[str, Any]] = []
     effects: list[Effect] = []
+    not_measured: list[Unmeasured] = []
     adjectives: dict[str, dict[str, GroupWords]] = {}
 
 
