@@ -42,6 +42,32 @@ def test_without_mkl_it_is_nowhere_at_home(mkl, tmp_path, monkeypatch) -> None:
     assert not processor._find()
 
 
+@pytest.mark.parametrize(
+    ("vendor", "model", "instruction", "tiles", "slow"),
+    [
+        (MKL_MAKER, 207, True, False, True),  # a virtual machine hides the tiles
+        (MKL_MAKER, 207, True, True, False),
+        (MKL_MAKER, 106, False, False, True),
+        (MKL_MAKER, 85, True, False, False),
+        (MKL_MAKER, 85, False, False, True),
+        ("AuthenticAMD", 17, True, False, False),
+        ("AuthenticAMD", 1, False, False, True),
+    ],
+)
+def test_bf16_is_slow_without_an_instruction_or_where_tiles_are_hidden(
+    vendor, model, instruction, tiles, slow, mkl, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(processor, "PROCESSORS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(processor, "_TILES", tiles)
+    monkeypatch.setattr(processor.torch.cpu, "_is_avx512_bf16_supported", lambda: instruction)
+    (tmp_path / "cpuinfo").write_text(
+        f"processor\t: 0\nvendor_id\t: {vendor}\nmodel\t\t: {model}\nmodel name\t: 85\n"
+    )
+    assert processor._find_slow_bf16() is slow
+    mkl[0] = False  # no x86
+    assert not processor._find_slow_bf16()
+
+
 def test_where_there_is_no_such_file_the_platform_says(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(processor, "PROCESSORS", tmp_path / "none")
     monkeypatch.setattr(processor.platform, "processor", lambda: f"Intel64 Family 6, {MKL_MAKER}")

@@ -1,4 +1,5 @@
-"""A product by either library is the product in fp64 as nearly as fp32 can tell, with its gradients."""
+"""A product by either library is the product in fp64 as nearly as fp32 can tell, with its gradients; of bf16 numbers as
+nearly as one rounding leaves it."""
 
 import pytest
 import torch
@@ -24,6 +25,21 @@ def is_near(found: torch.Tensor, exact: torch.Tensor) -> bool:
     return float((found.detach().double() - exact.detach()).abs().max()) <= 2e-6 * float(
         exact.detach().abs().max()
     )
+
+
+def is_rounded_once(found: torch.Tensor, exact: torch.Tensor) -> bool:
+    """To bf16, of which eight bits are significant."""
+    exact, error = exact.detach(), (found.detach().double() - exact.detach()).abs()
+    return bool((error <= 2**-8 * exact.abs() + 2e-6 * exact.abs().max()).all())
+
+
+@pytest.fixture()
+def slowly(monkeypatch) -> None:
+    """As on a processor that multiplies bf16 numbers the sooner in fp32; and some rows of a weight at a time."""
+    monkeypatch.setattr(products, "multiplies_bf16_slowly", lambda: True)
+    monkeypatch.setattr(products, "LEAST", 0)
+    monkeypatch.setattr(products, "LEAST_COLUMNS", 24)
+    monkeypatch.setattr(products, "WIDENED_AT_ONCE", 1)
 
 
 @pytest.fixture()
@@ -74,6 +90,7 @@ def test_what_is_not_finite_stays_so(always) -> None:
 
 def test_only_large_products_in_fp32_on_a_processor_go_to_the_other_library(monkeypatch) -> None:
     monkeypatch.setattr(products, "mkl_is_at_home", lambda: False)
+    monkeypatch.setattr(products, "multiplies_bf16_slowly", lambda: False)
     x, weight, bias, _ = (t.requires_grad_() for t in data(LARGE))
     assert "ProductBackward" in type(product(x, weight, bias).grad_fn).__name__
     assert "ProductBackward" not in type(product(x[:5], weight, bias).grad_fn).__name__
@@ -95,10 +112,52 @@ def test_where_mkl_is_at_home_it_multiplies_everything(monkeypatch) -> None:
     assert is_near(into, grads.double().T @ rows.double() + 1)
 
 
+@pytest.mark.parametrize("home", [True, False])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_product_of_bf16_numbers_in_fp32_and_its_gradients_are_rounded_once(
+    has_bias, home, slowly, monkeypatch
+) -> None:
+    monkeypatch.setattr(products, "mkl_is_at_home", lambda: home)
+    x, weight, bias, grad = (t.requires_grad_() for t in data(LARGE, torch.bfloat16))
+    y = product(x, weight, bias if has_bias else None)
+    assert "ProductBackward" in type(y.grad_fn).__name__
+    y.backward(grad)
+    exact = [t.detach().double().requires_grad_() for t in (x, weight, bias)]
+    wanted = F.linear(exact[0], exact[1], exact[2] if has_bias else None)
+    wanted.backward(grad.double())
+    assert y.dtype == x.grad.dtype == weight.grad.dtype == torch.bfloat16
+    assert is_rounded_once(y, wanted)
+    assert is_rounded_once(x.grad, exact[0].grad) and is_rounded_once(weight.grad, exact[1].grad)
+
+
+@pytest.mark.parametrize("home", [True, False])
+@pytest.mark.parametrize("shape", [SMALL, LARGE, *MANY])
+def test_products_of_bf16_numbers_are_not_rounded_where_they_are_added_to_an_fp32_sum(
+    shape, home, slowly, monkeypatch
+) -> None:
+    monkeypatch.setattr(products, "mkl_is_at_home", lambda: home)
+    x, weight, _, grad = data(shape, torch.bfloat16)
+    rows, grads = x.flatten(0, 1), grad.flatten(0, 1)
+    exact = grads.double().T @ rows.double()
+    assert products.widens(grads, torch.float32) and not products.widens(grads, torch.bfloat16)
+    into = torch.full_like(weight, torch.nan, dtype=torch.float32)
+    add_gradient_of_weight(into, grads, rows, first=True)
+    assert is_near(into, exact)
+    add_gradient_of_weight(into, grads.T.contiguous().T, rows)
+    assert is_near(into, 2 * exact)
+
+
+def test_few_tokens_are_no_reason_to_widen_a_weight(slowly) -> None:
+    x, weight, _, _ = data(LARGE, torch.bfloat16)
+    few, many = x[: products.LEAST_TOKENS // 2 - 1], x[: products.LEAST_TOKENS // 2]
+    assert "ProductBackward" not in type(product(few, weight.requires_grad_()).grad_fn).__name__
+    assert "ProductBackward" in type(product(many, weight).grad_fn).__name__
+
+
 def test_a_device_that_cannot_add_narrow_products_to_wide_sums_is_told_from_one_that_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A processor cannot; of one without memory nobody knows."""
+    """A processor's library cannot; of an accelerator without memory nobody knows."""
     tried = products._multiplies_into_wide.__wrapped__
     assert tried(torch.device("cpu"), torch.bfloat16) is False
 

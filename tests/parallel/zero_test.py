@@ -39,7 +39,8 @@ def test_the_update_is_the_same_however_many_buckets_at_once(
             patch.setattr(zero, "together", lambda shards, _, n=at_once: together(shards, n))
             trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule(clip=clip))
         samples = Samples(0, plan.batch.sequences, random_rows(plan))
-        steps = [trainer.train_step(n, samples, 1e-2) for n in range(3)]
+        # squares added up in another order may turn the rounding of a weight in bf16, which later steps begin with
+        steps = [trainer.train_step(n, samples, 1e-2) for n in range(3 if weights == "fp64" else 1)]
         masters = torch.cat([shard.master for shard in trainer.optimizer.shards])
         found.append((masters, torch.tensor([(s.loss, s.gradient_norm) for s in steps])))
     one, *others = found

@@ -1,9 +1,13 @@
-"""Products of matrices on a processor: of the two libraries that torch has there, by the faster.
+"""Products of matrices on a processor: of the two libraries that torch has there, by the faster; and in fp32 those of
+bf16 numbers that would take longer than they do in fp32.
 
 torch hands fp32 products to MKL, which on processors of another maker than its own is the slower (AMD EPYC with
 AVX-512, one core: 85 GFLOP/s against 185 of oneDNN, which torch has too, for its compiler; a Zen 4: 92 against 102).
 On its own maker's it is the faster (Intel Xeon with AVX-512: 80 to 115 against 60 to 110; weight gradients 70 to 115
 against 30 to 90).
+
+Those are widened some rows or columns at a time, and rounded once at the end of their sums, as instructions for
+bf16 numbers do. Added to a sum that is fp32 they are not rounded at all.
 
 Legend: T tokens, I inputs, O outputs.
 """
@@ -15,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from trivium.parallel.processor import mkl_is_at_home
+from trivium.parallel.processor import mkl_is_at_home, multiplies_bf16_slowly
 
 Tensor = torch.Tensor
 
@@ -26,27 +30,37 @@ TRANSPOSED_WHOLE, TRANSPOSED_AT_ONCE, LEAST_COLUMNS = 1 << 19, 1 << 18, 256
 # Multiplications of a product below which calling oneDNN takes longer than it saves. Called again and again it gains
 # from a million on; among other work its first microseconds are spent on finding its code again (170 against 30).
 LEAST = 1 << 22
+# Numbers of a weight that are widened at once, and the tokens for which that takes less than it saves.
+WIDENED_AT_ONCE, LEAST_TOKENS = 1 << 18, 64
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., I], weight [O, I], bias [O] -> x W^T + bias [..., O], with its gradients where they are wanted."""
     size = x.numel() * weight.shape[0]  # asked first: small models wait for Python more than for products
-    if size < LEAST or not _is_for_one_dnn(x, weight):
+    if size < LEAST or not (_is_for_one_dnn(x, weight) or _is_for_wide(x, weight)):
         return F.linear(x, weight, bias)
     has_backward = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    return _Product.apply(x, weight, bias) if has_backward else _by_one_dnn(x, weight, bias)
+    return _Product.apply(x, weight, bias) if has_backward else _multiplied(x, weight, bias)
 
 
 def gradient_of_inputs(grad: Tensor, weight: Tensor) -> Tensor:
     """grad [..., O], weight [O, I] -> grad W [..., I]."""
-    if grad.numel() * weight.shape[1] < LEAST or not _is_for_one_dnn(grad, weight):
+    if grad.numel() * weight.shape[1] < LEAST:
         return grad @ weight
-    return _by_one_dnn(grad.contiguous(), weight.T, None)
+    if _is_for_wide(grad, weight):
+        return _in_wide(grad, weight.T, None)
+    return _by_one_dnn(grad.contiguous(), weight.T, None) if _is_for_one_dnn(grad, weight) else grad @ weight
 
 
 def gradient_of_weight(grad: Tensor, x: Tensor) -> Tensor:
     """grad [T, O], x [T, I] -> grad^T x [O, I]."""
-    if grad.numel() * x.shape[1] < LEAST or not _is_for_one_dnn(grad, x):
+    if grad.numel() * x.shape[1] < LEAST:
+        return grad.T @ x
+    if _is_for_wide(grad, x):
+        found = grad.new_empty(grad.shape[1], x.shape[1])
+        _add_in_wide(found, grad, x, first=True)
+        return found
+    if not _is_for_one_dnn(grad, x):
         return grad.T @ x
     if grad.numel() <= TRANSPOSED_WHOLE:
         return _by_one_dnn(grad.contiguous().T, x.contiguous().T, None)
@@ -58,9 +72,10 @@ def gradient_of_weight(grad: Tensor, x: Tensor) -> Tensor:
 
 def add_gradient_of_weight(into: Tensor, grad: Tensor, x: Tensor, *, first: bool = False) -> None:
     """The same, added to `into` [O, I], which may have a wider dtype. first: it takes the place of what is there."""
-    if first or widens(grad, into.dtype):
-        _add_unrounded(into, grad, x, first=first)
+    if widens(grad, into.dtype):
+        (_add_in_wide if grad.device.type == "cpu" else _add_unrounded)(into, grad, x, first=first)
         return
+    assert not first, "products that are rounded first are not written over what is there"
     if into.dtype != grad.dtype:
         into.add_(gradient_of_weight(grad, x))
         return
@@ -73,9 +88,11 @@ def add_gradient_of_weight(into: Tensor, grad: Tensor, x: Tensor, *, first: bool
 
 def widens(narrow: Tensor, dtype: torch.dtype) -> bool:
     """Whether products of such matrices are added up in `dtype` without being rounded to their own before."""
-    if narrow.device.type != "cuda" or narrow.dtype.itemsize != 2 or dtype != torch.float32:
+    if narrow.dtype.itemsize != 2 or dtype != torch.float32:
         return False
-    return _multiplies_into_wide(narrow.device, narrow.dtype)
+    if narrow.device.type == "cpu":
+        return _is_slow(narrow) and not torch.compiler.is_compiling()
+    return narrow.device.type == "cuda" and _multiplies_into_wide(narrow.device, narrow.dtype)
 
 
 @cache
@@ -116,7 +133,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _by_one_dnn(x, weight, bias)
+        return _multiplied(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -130,9 +147,69 @@ class _Product(torch.autograd.Function):
         )
 
 
+def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Not as torch would, and without a graph."""
+    return (_by_one_dnn if x.dtype == torch.float32 else _in_wide)(x, weight, bias)
+
+
+def _in_wide(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Of x and of the result the smaller one is in fp32 as a whole."""
+    outputs, inputs = weight.shape
+    wide_bias = None if bias is None else bias.float()
+    if inputs <= outputs:
+        found, wide = x.new_empty(*x.shape[:-1], outputs), x.float()
+        for rows in _slices(outputs, inputs):
+            of_rows = None if wide_bias is None else wide_bias[rows]
+            found[..., rows] = product(wide, weight[rows].float(), of_rows)
+        return found
+    first, *others = _slices(inputs, outputs)
+    total = product(x[..., first].float(), weight[:, first].float(), wide_bias)
+    for columns in others:
+        part, factor = x[..., columns].float(), weight[:, columns].float()
+        if mkl_is_at_home():
+            total.view(-1, outputs).addmm_(part.flatten(0, -2), factor.T)
+        else:
+            total.add_(product(part, factor))
+    return total.to(x.dtype)
+
+
+def _add_in_wide(into: Tensor, grad: Tensor, x: Tensor, *, first: bool) -> None:
+    """Of grad and x the smaller one is in fp32 as a whole."""
+    outputs, inputs = into.shape
+    by_rows = inputs <= outputs
+    whole = (x if by_rows else grad).float()
+    for part in _slices(outputs, inputs) if by_rows else _slices(inputs, outputs):
+        place = into[part] if by_rows else into[:, part]
+        factors = (grad[:, part].float(), whole) if by_rows else (whole, x[:, part].float())
+        if first:
+            place.copy_(gradient_of_weight(*factors))
+        else:
+            add_gradient_of_weight(place, *factors)
+
+
+def _slices(length: int, width: int) -> Iterator[slice]:
+    """Of so many rows or columns, which are so wide."""
+    step = max(LEAST_COLUMNS, WIDENED_AT_ONCE // width)
+    return (slice(start, start + step) for start in range(0, length, step))
+
+
 def _by_one_dnn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return found
+
+
+def _is_for_wide(a: Tensor, b: Tensor) -> bool:
+    """Of narrow numbers of tokens, and a matrix that is widened for them."""
+    return (
+        _is_slow(a)
+        and a.dtype == b.dtype
+        and a.numel() >= LEAST_TOKENS * a.shape[-1]
+        and not torch.compiler.is_compiling()
+    )
+
+
+def _is_slow(a: Tensor) -> bool:
+    return a.dtype == torch.bfloat16 and a.device.type == "cpu" and multiplies_bf16_slowly()
 
 
 def _is_for_one_dnn(a: Tensor, b: Tensor) -> bool:
