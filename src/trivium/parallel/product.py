@@ -149,7 +149,7 @@ class _Product(torch.autograd.Function):
 
 def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Not as torch would, and without a graph."""
-    return (_by_one_dnn if x.dtype == torch.float32 else _in_wide)(x, weight, bias)
+    return (_in_wide if _is_for_wide(x, weight) else _by_one_dnn)(x, weight, bias)
 
 
 def _in_wide(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
