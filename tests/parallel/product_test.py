@@ -38,7 +38,7 @@ def slowly(monkeypatch) -> None:
     """As on a processor that multiplies bf16 numbers the sooner in fp32; and some rows of a weight at a time."""
     monkeypatch.setattr(products, "multiplies_bf16_slowly", lambda: True)
     monkeypatch.setattr(products, "LEAST", 0)
-    monkeypatch.setattr(products, "LEAST_COLUMNS", 24)
+    monkeypatch.setattr(products, "LEAST_WIDENED", 24)
     monkeypatch.setattr(products, "WIDENED_AT_ONCE", 1)
 
 

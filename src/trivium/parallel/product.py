@@ -30,8 +30,9 @@ TRANSPOSED_WHOLE, TRANSPOSED_AT_ONCE, LEAST_COLUMNS = 1 << 19, 1 << 18, 256
 # Multiplications of a product below which calling oneDNN takes longer than it saves. Called again and again it gains
 # from a million on; among other work its first microseconds are spent on finding its code again (170 against 30).
 LEAST = 1 << 22
-# Numbers of a weight that are widened at once, and the tokens for which that takes less than it saves.
-WIDENED_AT_ONCE, LEAST_TOKENS = 1 << 18, 64
+# Numbers of a weight that are widened at once, and the rows or columns they are at least: many take more memory and no
+# less time. And the tokens for which widening takes less than it saves.
+WIDENED_AT_ONCE, LEAST_WIDENED, LEAST_TOKENS = 1 << 16, 128, 64
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -189,7 +190,7 @@ def _add_in_wide(into: Tensor, grad: Tensor, x: Tensor, *, first: bool) -> None:
 
 def _slices(length: int, width: int) -> Iterator[slice]:
     """Of so many rows or columns, which are so wide."""
-    step = max(LEAST_COLUMNS, WIDENED_AT_ONCE // width)
+    step = max(LEAST_WIDENED, WIDENED_AT_ONCE // width)
     return (slice(start, start + step) for start in range(0, length, step))
 
 
