@@ -211,6 +211,18 @@ def that_ends_by_itself(pids: Path):
     return harm
 
 
+def exit_code_of_the_verb(monkeypatch: pytest.MonkeyPatch, temporary: Path, *options: str) -> int | None:
+    """`trivium chaos` with these options, in a process of its own."""
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setattr(sys, "argv", ["trivium", "chaos", *options])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    verb = multiprocessing.get_context("fork").Process(target=entry.main)
+    verb.start()
+    verb.join(120)
+    verb.kill()
+    return verb.exitcode
+
+
 @pytest.mark.parametrize("harm", [beside, within, that_ends_by_itself])
 def test_a_verb_that_is_asked_to_end_leaves_no_process_and_no_folder(
     tmp_path: Path, monkeypatch, harm
@@ -219,17 +231,11 @@ def test_a_verb_that_is_asked_to_end_leaves_no_process_and_no_folder(
     pids, temporary = tmp_path / "pids", tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(freeze, "freeze_often", harm(pids))
-    monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    monkeypatch.setattr(sys, "argv", ["trivium", "chaos", "--freeze", "1"])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    verb = multiprocessing.get_context("fork").Process(target=entry.main)
-    verb.start()
-    verb.join(120)
-    verb.kill()
+    exit_code = exit_code_of_the_verb(monkeypatch, temporary, "--freeze", "1")
     until = time.monotonic() + 10
     while alive(json.loads(pids.read_text())) and time.monotonic() < until:
         time.sleep(0.01)
-    assert verb.exitcode == 128 + signal.SIGTERM and not alive(json.loads(pids.read_text()))
+    assert exit_code == 128 + signal.SIGTERM and not alive(json.loads(pids.read_text()))
     assert not list(temporary.glob("trivium-*"))
 
 
@@ -341,11 +347,4 @@ def test_the_verb_that_ends_in_order_lets_its_trainings_be_asked_as_users_ask_th
     tmp_path: Path, monkeypatch
 ) -> None:
     """What it hears signals by is not handed to them: they save, and say 75."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["trivium", "chaos", "--preempt", "2"])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    verb = multiprocessing.get_context("fork").Process(target=entry.main)
-    verb.start()
-    verb.join(120)
-    verb.kill()
-    assert verb.exitcode == 0
+    assert exit_code_of_the_verb(monkeypatch, tmp_path, "--preempt", "2") == 0

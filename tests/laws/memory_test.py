@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from plans import brief, small, swept
+from plans import small, swept
 from ranks import on_ranks
 from trivium.certify.random_plans import random_plans
 from trivium.certify.reference import random_rows
@@ -21,7 +21,6 @@ from trivium.training.trainer import Rows, Samples, Trainer
 DTYPES = ("fp32", "bf16", "fp64")
 LARGEST, LARGEST_IN_BUDGET = 8, 4  # ranks of a layout
 RANDOM = 30  # plans
-LONG = 4  # one of so many plans has all its micro-batches
 GIVEN = ["F0.0 F1.0 B1.0 B0.0", "F0.1 B0.1 F1.1 B1.1"]
 QWEN3 = {"family": "llama", "kv_heads": 2, "head_width": 8, "qk_norm": True}
 WINDOW = {"window": 3, "window_from": 1, "full_every": 2}
@@ -53,14 +52,10 @@ MORE = [
 
 @cache
 def covering_sample() -> dict[int, list[Plan]]:
-    """The generated layouts and random ones by world size, their dtypes in turn, and what neither chooses.
-
-    Most with few micro-batches: what a rank holds at most is reached before a pipeline has been full for long.
-    """
+    """The generated layouts and random ones by world size, their dtypes in turn, and what neither chooses."""
     found: dict[int, list[Plan]] = {}
     for number, plan in enumerate([*swept(LARGEST), *random_plans(RANDOM, LARGEST, seed=1)]):
         precision = Precision(weights=DTYPES[number % len(DTYPES)])
-        plan = plan if number % LONG == 0 else brief(plan)
         found.setdefault(plan.layout.world_size, []).append(plan.model_copy(update={"precision": precision}))
     for plan in MORE:
         found[plan.layout.world_size].append(plan)

@@ -109,6 +109,13 @@ def test_products_of_fp32_are_as_exact_as_before_also_when_it_failed(monkeypatch
     assert torch.backends.mkldnn.matmul.fp32_precision == before
 
 
+def test_where_bf16_is_slow_no_product_of_a_block_is_made_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(narrow_attention, "multiplies_bf16_slowly", lambda: True)
+    with narrow_attention._exact_scores():
+        assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
+    assert narrow_attention._operand(made(1, 2, 64, 16)[0]).dtype == torch.float32
+
+
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
 def test_wider_numbers_and_small_models_are_not_for_it(dtype: torch.dtype) -> None:
     large = torch.zeros(3, 4, 8, 256, 8)

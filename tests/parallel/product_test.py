@@ -114,11 +114,12 @@ def test_where_mkl_is_at_home_it_multiplies_everything(monkeypatch) -> None:
 
 @pytest.mark.parametrize("home", [True, False])
 @pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("shape", [LARGE, *MANY])
 def test_a_product_of_bf16_numbers_in_fp32_and_its_gradients_are_rounded_once(
-    has_bias, home, slowly, monkeypatch
+    shape, has_bias, home, slowly, monkeypatch
 ) -> None:
     monkeypatch.setattr(products, "mkl_is_at_home", lambda: home)
-    x, weight, bias, grad = (t.requires_grad_() for t in data(LARGE, torch.bfloat16))
+    x, weight, bias, grad = (t.requires_grad_() for t in data(shape, torch.bfloat16))
     y = product(x, weight, bias if has_bias else None)
     assert "ProductBackward" in type(y.grad_fn).__name__
     y.backward(grad)

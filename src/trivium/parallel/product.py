@@ -6,8 +6,8 @@ AVX-512, one core: 85 GFLOP/s against 185 of oneDNN, which torch has too, for it
 On its own maker's it is the faster (Intel Xeon with AVX-512: 80 to 115 against 60 to 110; weight gradients 70 to 115
 against 30 to 90).
 
-Those are widened some rows or columns at a time, and rounded once at the end of their sums, as instructions for
-bf16 numbers do. Added to a sum that is fp32 they are not rounded at all.
+What is multiplied in fp32 in place of bf16 is widened some rows or columns at a time, and rounded once at the end of
+its sum, as instructions for bf16 numbers do. Added to a sum that is fp32 it is not rounded at all.
 
 Legend: T tokens, I inputs, O outputs.
 """

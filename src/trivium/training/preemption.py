@@ -94,9 +94,8 @@ def listening(at_second: Callable[[int], object]) -> Iterator[Requests]:
         os.write(writing, b"\0")
         listener.join()  # it has noted all that came
         os.close(writing)
-        if (
-            requests.asked and not obeyed
-        ):  # what ends by itself takes no request along: who listens outside is told
+        # What ends by itself takes no request along: who listens outside is told.
+        if requests.asked and not obeyed:
             number = signal.Signals[requests.asked]
             outer = before[number]
             if callable(outer):
