@@ -285,6 +285,21 @@ def test_later_verbs_go_on_with_the_config_of_the_run_directory(bench: Bench):
     assert fresh.training.lr == read_preset("demo")["training"]["lr"]
 
 
+def test_settings_that_the_work_refuses_are_not_left_for_later_verbs(bench: Bench):
+    def refuses(run, out, progress):
+        raise ConfigError("curate.blend is wrong")
+
+    picky = bench.stage("curate", folder="curated", work=refuses)
+    with pytest.raises(ConfigError):
+        perform(picky, bench.run("seed=7"))
+    assert not Workspace(bench.root).config.exists()
+    bench.walk("seed=1")
+    before = Workspace(bench.root).config.read_bytes()
+    with pytest.raises(ConfigError):
+        perform(picky, bench.run("seed=7"))
+    assert Workspace(bench.root).config.read_bytes() == before
+
+
 def test_a_file_in_the_place_of_the_run_directory_is_refused(tmp_path: Path):
     (tmp_path / "x").write_text("")
     with pytest.raises(DataError, match="is a file"):

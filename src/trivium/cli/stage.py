@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -13,7 +13,7 @@ from trivium.cli.run_config import RunConfig
 from trivium.cli.show import progress_of, say, seconds_line
 from trivium.cli.workspace import Workspace, read_result
 from trivium.config import Tree, differences, to_tree
-from trivium.errors import DataError
+from trivium.errors import ConfigError, DataError
 from trivium.progress import Progress
 from trivium.provenance import STAMP, describe, fingerprint, publishing, stage_key, stamp_hash, write_json
 from trivium.training.metrics import warn
@@ -181,8 +181,7 @@ def perform(stage: Stage, run: Run, *, redo: bool = False) -> None:
         return
     say(f"{stage.name}: …")
     began = time.monotonic()
-    with progress_of(stage.name) as progress, _output(stage, run, redo=redo) as (holder, out):
-        write_json(run.at.config, to_tree(run.config))
+    with progress_of(stage.name) as progress, _output(stage, run, redo=redo) as (holder, out), _noted(run):
         result = stage.work(holder, out, progress)
     seconds = time.monotonic() - began
     run.at.record_seconds(stage.name, seconds)
@@ -211,6 +210,23 @@ def _output(stage: Stage, run: Run, *, redo: bool) -> Iterator[tuple[Run, Path]]
         write_json(directory / STARTED, {**what, "extent": stage.extent(run)})
         yield replace(run, lease=lease), directory
         write_json(directory / STAMP, describe(**what))
+
+
+@contextmanager
+def _noted(run: Run) -> Iterator[None]:
+    """The config is that of the run directory from now on, for later verbs, unless the work refuses it."""
+    path, before = run.at.config, None
+    with suppress(DataError):  # there is none, or it is damaged
+        before = read_result(path)
+    write_json(path, to_tree(run.config))
+    try:
+        yield
+    except ConfigError:
+        if before is None:
+            path.unlink()
+        else:
+            write_json(path, before)
+        raise
 
 
 @contextmanager
