@@ -96,6 +96,8 @@ BOMB = "\n".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in itertools
         ("lr: !!bool maybe", "KeyError"),
         ("lr: !!timestamp soon", "AttributeError"),
         ("lr: !!python/object/apply:os.getpid []", "could not determine a constructor"),
+        ("training: {lr: 1}\nplan: {}\ntraining: {steps: 3}", "line 3 has 'training' a second time"),
+        ('{"training": {"lr": 1, "lr": 2}}', "line 1 has 'lr' a second time"),
     ],
 )
 def test_yaml_that_is_not_plain_data_is_refused_at_once(text: str, says: str):

@@ -174,13 +174,25 @@ def _preset_text(name_or_path: str) -> str:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Without aliases: a few lines of them stand for gigabytes, or for what they lie in."""
+    """Without aliases: a few lines of them stand for gigabytes, or for what they lie in; nor a key that stands twice: the
+    second would take the place of the first, and of all below it."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """As of SafeLoader."""
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("it has an alias (*name); write out what that stands for")
         return super().compose_node(parent, index)
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        """As of SafeLoader."""
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                line = key.start_mark.line + 1
+                raise yaml.YAMLError(f"line {line} has '{key.value}' a second time; put both under the first")
+            seen.add(key.value)
+        return node
 
 
 def read_yaml(text: str) -> Any:
