@@ -5,9 +5,10 @@ import pytest
 
 from tokens.curated import curated, documents
 from trivium.errors import DataError
+from trivium.provenance import STAMP, publishing
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
-from trivium.tokens.manifest import open_shards, read_tokens_manifest, token_counts, verify_tokens
+from trivium.tokens.manifest import MANIFEST, open_shards, read_tokens_manifest, token_counts, verify_tokens
 
 
 @pytest.fixture
@@ -38,6 +39,15 @@ def test_one_changed_byte_in_any_file_is_found(directory):
         with pytest.raises(DataError, match=name.replace(".", r"\.") + " is missing"):
             verify_tokens(directory)
         path.write_bytes(whole)
+
+
+def test_the_manifest_names_every_other_file_of_a_published_directory_and_no_other(tmp_path):
+    source = curated(tmp_path / "curated", documents({"a": 20}), {"a": 1})
+    with publishing(tmp_path / "tokens", verb="tokenize", config={}, inputs={}) as partial:
+        tokenize(TokensConfig(vocabulary=300), source, partial, seed=3)
+    there = {path.name for path in (tmp_path / "tokens").iterdir()}
+    assert read_tokens_manifest(tmp_path / "tokens")["files"].keys() == there - {MANIFEST, STAMP}
+    verify_tokens(tmp_path / "tokens")
 
 
 def test_an_id_outside_the_vocabulary_is_refused(directory):

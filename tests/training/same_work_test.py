@@ -8,6 +8,7 @@ import pytest
 from plans import small
 from trivium.config import to_tree
 from trivium.errors import CheckpointError
+from trivium.provenance import LOCK
 from trivium.training.same_work import refuse_other_work
 
 NOW = {"seed": 1, "plan": to_tree(small()), "data": {"tokenizer_sha256": "a", "files": {"x.bin": "b"}}}
@@ -27,6 +28,16 @@ def test_fields_that_a_checkpoint_of_an_older_version_lacks_have_their_defaults(
     default["plan"]["model"]["init_std"] = 0.5
     with pytest.raises(CheckpointError, match=r"plan.model.init_std: None -> 0.5\n"):
         refuse_other_work(Path("step"), older, default)
+
+
+def test_the_lock_that_older_versions_counted_among_the_tokens_is_no_other_work() -> None:
+    older = deepcopy(NOW)
+    older["data"]["files"][LOCK] = "e3b0"
+    refuse_other_work(Path("step"), older, NOW)
+    refuse_other_work(Path("step"), NOW, older)
+    older["data"]["files"]["y.bin"] = "c"
+    with pytest.raises(CheckpointError, match=r"data.files.y.bin: c -> \(absent\)"):
+        refuse_other_work(Path("step"), older, NOW)
 
 
 def test_a_field_that_this_version_does_not_know_is_another_work() -> None:

@@ -14,7 +14,7 @@ from trivium.corpus.store import MANIFEST as STORE_MANIFEST
 from trivium.corpus.store import read_tables
 from trivium.errors import ConfigError, DataError
 from trivium.progress import Progress, silent
-from trivium.provenance import file_sha256, fingerprint, write_json
+from trivium.provenance import LOCK, file_sha256, fingerprint, write_json
 from trivium.seeds import seed_for
 from trivium.tokens.blend import rounded
 from trivium.tokens.config import TokensConfig
@@ -81,7 +81,7 @@ def tokenize(
         "totals": {split: _totals(sources.values(), split) for split in SPLITS},
         "unigram_entropy": unigram_entropy(shards.counts[TRAIN], shards.counts[VALIDATION]),
         "validation_entropy": entropy(shards.counts[VALIDATION]),
-        "files": {p.name: file_sha256(p) for p in sorted(out.iterdir()) if p.is_file()},
+        "files": {p.name: file_sha256(p) for p in sorted(out.iterdir()) if p.is_file() and p.name != LOCK},
     }
     write_json(out / MANIFEST, manifest)
     progress(total, total, f"{manifest['totals']['train']['tokens']} training tokens")

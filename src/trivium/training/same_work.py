@@ -10,6 +10,7 @@ from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
+from trivium.provenance import LOCK
 from trivium.training.config import TrainingConfig
 from trivium.training.rates import decay_of, last_tokens_of
 
@@ -93,4 +94,6 @@ def _section(tree: Mapping[str, Any], path: str, kind: type[Config] | None) -> d
     for key in path.split("."):
         tree = tree.get(key) or {}
     whole = completed(kind, tree) if kind and tree else tree
+    if "files" in whole:  # of the tokens, among which older versions counted the lock of the writing
+        whole = {**whole, "files": {k: v for k, v in whole["files"].items() if k != LOCK}}
     return {k: v for k, v in whole.items() if k != "micro"}
