@@ -103,6 +103,18 @@ def test_diff_names_what_differs_and_by_how_much(call, run: Path) -> None:
     assert tensor["name"].startswith("weights/") and tensor["absolute"] == pytest.approx(20)
 
 
+def test_the_figures_of_many_steps_are_told_by_their_number(call, run: Path) -> None:
+    plan = small()
+    trainer = Trainer(plan, Mesh.single(), seed=7, rule=RULE)
+    for step, last in ((30, 0.5), (40, 0.25)):
+        about = {"plan": to_tree(plan), "spikes": {"losses": [1.5] * 99 + [last], "few": [last]}}
+        save(run / "training" / "checkpoints", step, fragments(trainer), Mesh.single(), about)
+    code, told = call("diff", "30", "40")
+    assert code == 1 and "spikes.losses: 100 figures, hash " in told and "spikes.few: [0.5] -> [0.25]" in told
+    assert "1.5, " not in told + call("show", "40", "--json", str(run / "s.json"))[1]
+    assert len(json.loads((run / "s.json").read_text())["about"]["spikes"]["losses"]) == 100
+
+
 def test_a_resharded_checkpoint_is_the_same_in_another_number_of_files(call, run: Path) -> None:
     to = run / "other"
     assert call("reshard", "20", "--to", str(to), "--files", "3")[0] == 0
@@ -188,6 +200,19 @@ def test_what_is_not_there_is_told_with_what_is(call, run: Path) -> None:
     assert code == 5 and step_name(10) in told
     shutil.rmtree(run / "training")
     assert call("show")[0] == 5
+
+
+def test_a_step_is_named_by_its_directory_too(call, run: Path, monkeypatch) -> None:
+    assert call("show", step_name(10)) == call("show", "10")
+    assert step_name(10) in call("show", step_name(15))[1]
+    monkeypatch.chdir(run / "training" / "checkpoints")  # there it is a directory, as any other
+    assert call("verify", step_name(10))[0] == 0
+    assert call("rm", step_name(10))[0] == 0 and not folder(run, 10).exists()
+
+
+def test_a_run_without_checkpoints_is_listed_in_one_line(call, run: Path) -> None:
+    shutil.rmtree(run / "training")
+    assert call("ls") == (0, f"{run}/training/checkpoints holds no checkpoints\n")
 
 
 def test_a_run_that_is_not_there_is_refused_rather_than_listed_as_empty(call, run: Path) -> None:

@@ -13,6 +13,9 @@ from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.checkpoint.reshard import STRUCTURE, parts_of
 from trivium.config import differences
 from trivium.errors import CheckpointError
+from trivium.provenance import fingerprint
+
+LONGEST = 8  # figures that are shown one by one
 
 
 class TensorDifference(NamedTuple):
@@ -55,7 +58,19 @@ def summary(path: Path, *, verify: bool = False) -> dict[str, Any]:
 def about_differences(a: Checkpoint, b: Checkpoint) -> list[str]:
     """`path: there -> here` of everything in the manifests besides tensors and files."""
     one, two = ({k: v for k, v in c.manifest.items() if k not in (*STRUCTURE, "step")} for c in (a, b))
-    return differences(one, two)
+    return differences(brief(one), brief(two))
+
+
+def brief(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """What people read of a manifest: of the losses of many steps, and other such figures, their number and hash."""
+
+    def shown(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return brief(value)
+        figures = isinstance(value, list) and len(value) > LONGEST and isinstance(value[0], float)
+        return f"{len(value)} figures, hash {fingerprint(value)}" if figures else value
+
+    return {key: shown(value) for key, value in tree.items()}
 
 
 def tensor_differences(a: Checkpoint, b: Checkpoint) -> Iterator[TensorDifference]:

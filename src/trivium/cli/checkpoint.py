@@ -60,10 +60,11 @@ def list_(
         )
         for r in found
     ]
-    if not rows:
+    if rows:
+        for line in table(rows, header=("step", "state", "size", "files", "dtype", "written by")):
+            say(line)
+    else:
         say(f"{Workspace(out).checkpoints} holds no checkpoints")
-    for line in table(rows, header=("step", "state", "size", "files", "dtype", "written by")):
-        say(line)
     for row in found:
         if "problem" in row:
             say(f"  {row['problem']}")
@@ -101,7 +102,7 @@ def show(
     json: Json = None,
 ) -> None:
     """Show what a checkpoint is: progress, model, hashes, tensors."""
-    from trivium.checkpoint.compare import summary
+    from trivium.checkpoint.compare import brief, summary
     from trivium.checkpoint.load import Checkpoint
     from trivium.checkpoint.reshard import STRUCTURE
     from trivium.config import leaves
@@ -111,7 +112,7 @@ def show(
     say(f"{checkpoint.directory}: step {checkpoint.step}, {format_count(row['parameters'])} parameters")
     say(f"  {', '.join(row['kinds'])}; {row['files']} files, {format_bytes(row['bytes'])}")
     about = {k: v for k, v in checkpoint.manifest.items() if k not in STRUCTURE}
-    for line in table([(path, str(value)) for path, value in leaves(about)]):
+    for line in table([(path, str(value)) for path, value in leaves(brief(about))]):
         say(line)
     if tensors:
         entries = checkpoint.manifest["tensors"]
@@ -299,7 +300,7 @@ def _several(named: Sequence[str], out: Path) -> list[Path]:
 
 def _refuse_another_out(named: Sequence[str | None], out: Path) -> None:
     """ConfigError where --out is given, and nothing named is a step or a directory of it: which was meant?"""
-    folders = [Path(which) for which in named if which is not None and not which.isdecimal()]
+    folders = [Path(which) for which in named if which is not None and _step(which) is None]
     if out == DEFAULT_OUT or len(folders) < len(named):
         return
     if not any(folder.resolve().is_relative_to(out.resolve()) for folder in folders):
@@ -331,6 +332,15 @@ def _all(which: str | None, out: Path) -> list[Path]:
     return found
 
 
+def _step(which: str) -> int | None:
+    """The step that a number names, or the name of its directory where no such directory is here."""
+    from trivium.checkpoint.format import step_of
+
+    if which.isdecimal():
+        return int(which)
+    return None if Path(which).is_dir() else step_of(which)
+
+
 def _path(which: str | None, out: Path) -> Path:
     """The directory that a step, a path, or nothing (the newest) names."""
     from trivium.checkpoint.format import step_name
@@ -342,7 +352,8 @@ def _path(which: str | None, out: Path) -> Path:
         if not found:
             raise CheckpointError(f"{root} holds no checkpoint; train first, or name another --out")
         return found[-1]
-    path = root / step_name(int(which)) if which.isdecimal() else Path(which)
+    step = _step(which)
+    path = Path(which) if step is None else root / step_name(step)
     if not path.is_dir():
         known = ", ".join(p.name for p in published(root)) or "none"
         raise CheckpointError(f"{path} is not there; the checkpoints of {root} are: {known}")
