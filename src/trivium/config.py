@@ -174,8 +174,8 @@ def _preset_text(name_or_path: str) -> str:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Without aliases: a few lines of them stand for gigabytes, or for what they lie in; nor a key that stands twice: the
-    second would take the place of the first, and of all below it."""
+    """Without aliases: a few lines of them stand for gigabytes, or for what they lie in. Without a key that stands
+    twice: the second would take the place of the first, and of all below it."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """As of SafeLoader."""

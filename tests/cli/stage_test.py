@@ -97,6 +97,12 @@ def test_a_missing_input_is_refused_with_the_verb_that_makes_it(bench: Bench):
     assert not bench.root.exists()
 
 
+def test_the_command_in_an_error_can_be_typed_as_it_is(tmp_path: Path):
+    bench = Bench(tmp_path / "my run")
+    with pytest.raises(DataError, match=f"run `trivium corpus harvest --out '{bench.root}'` first"):
+        perform(bench.second, bench.run())
+
+
 def test_an_interrupted_stage_leaves_no_output_and_is_done_next_time(bench: Bench):
     def stop(run, out, progress):
         raise KeyboardInterrupt

@@ -94,6 +94,8 @@ def test_tensorboard_shows_each_number_at_its_step_and_what_was_done_again_once(
     assert shown(tmp_path / "tensorboard", "tokens") == [(1, 64), (2, 128), (3, 192)]
     tracker(f"tensorboard={tmp_path / 'b'}", tmp_path, {}).add(point_of(record(1, 4.0)))
     assert shown(tmp_path / "b", "loss") == [(1, 4.0)]
+    there = tmp_path / "my run" / "tensorboard"
+    assert tracker("tensorboard", there.parent, {}).close() == f"tensorboard --logdir '{there}'"
 
 
 def test_wandb_keeps_a_run_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """`trivium data adopt`: `.bin/.idx` pairs that somebody has already become a run's tokens, where they lie."""
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -79,7 +80,7 @@ def adopt(
     named = {file for prefix in sources.values() for file in _files(prefix)}
     moved = folder.is_dir() and any(p.is_symlink() and p.resolve() not in named for p in folder.iterdir())
     perform(stage, run, redo=redo or moved)
-    say(f"train on them: trivium train --out {out}")
+    say(f"train on them: trivium train --out {shlex.quote(str(out))}")
 
 
 def _tokenizer(given: Given) -> "Tokenizer":

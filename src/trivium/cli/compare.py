@@ -1,5 +1,6 @@
 """Trainings side by side: their losses after as many tokens, and the settings in which they differ."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,7 +76,9 @@ def _training(run: Path) -> Training:
     folder = Workspace(run).folder("training")
     records = [r for r in read(folder / METRICS) if "tokens" in r]
     if not records:
-        raise DataError(f"{folder / METRICS} is missing or empty; `trivium train --out {run}` writes it")
+        raise DataError(
+            f"{folder / METRICS} is missing or empty; `trivium train --out {shlex.quote(str(run))}` writes it"
+        )
     record = read_record(folder)
     tree = {"seed": record.seed, "plan": to_tree(record.plan), "training": to_tree(record.training)}
     fields = {path: value for path, value in leaves(tree) if path not in LOCAL}

@@ -5,6 +5,7 @@ Each reads a folder or file and writes a folder: documents/, rejects.jsonl.gz, f
 """
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -171,7 +172,7 @@ def train(
         f"accuracy {found['accuracy']:.1%} and area under the curve {found['auc']:.4f} on "
         f"{found['held_out']:,} documents held out; trained on {found['trained_on']:,}"
     )
-    say(f"use it: --set curate.classifier.model={out / 'classifier.npz'}")
+    say(f"use it: --set curate.classifier.model={shlex.quote(str(out / 'classifier.npz'))}")
 
 
 @classify.command()
@@ -252,7 +253,7 @@ def against(
         say(f"{name}: left out, {reason}")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("".join(lines), encoding="utf-8")
-    say(f"use them: --set curate.decontamination.against={out}")
+    say(f"use them: --set curate.decontamination.against={shlex.quote(str(out))}")
 
 
 def extract_check(

@@ -1,6 +1,7 @@
 """`trivium metrics`: what a training wrote of its steps, for people, TensorBoard or Weights & Biases."""
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -77,9 +78,10 @@ def metrics(
 
     folder = Workspace(run).folder("training")
     if not (folder / METRICS).is_file():
+        remedy = f"`trivium train --out {shlex.quote(str(run))}` writes it"
         if not follow:
-            raise DataError(f"{folder / METRICS} is missing; `trivium train --out {run}` writes it")
-        print(f"waiting for {folder / METRICS}; `trivium train --out {run}` writes it", file=sys.stderr)
+            raise DataError(f"{folder / METRICS} is missing; {remedy}")
+        print(f"waiting for {folder / METRICS}; {remedy}", file=sys.stderr)
     paths = [folder / METRICS] if to is None else [folder / METRICS, folder / TASKS]
     batches = _batches(NewLines(paths), folder, follow=follow)
     if to is None:

@@ -1,5 +1,6 @@
 """`trivium plan calibrate`: what a finished run teaches about predictions, kept for later estimates."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,7 @@ def calibrate(
         f"measured over predicted: {found.factor:.3f}, the median of {found.steps} steps (quartiles {found.low:.3f} to "
         f"{found.high:.3f}, spread {found.spread:.1%}) on {found.machine}"
     )
-    say(f"written to {path}; use it with `trivium plan estimate --stack {path}`")
+    say(f"written to {path}; use it with `trivium plan estimate --stack {shlex.quote(str(path))}`")
 
 
 def learned_from(run: Path, machine: str | None = None) -> LearnedStack:

@@ -1,5 +1,6 @@
 """`trivium plan probe`: measure this machine, so that plans can be priced on it."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,7 +50,7 @@ def probe_machine(
     write_machine(out, found.machine)
     for line in lines(found):
         say(line)
-    say(f"written to {out}; use it with `trivium plan estimate --machine {out}`")
+    say(f"written to {out}; use it with `trivium plan estimate --machine {shlex.quote(str(out))}`")
 
 
 def lines(found: "Probed") -> list[str]:

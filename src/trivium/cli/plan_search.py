@@ -1,6 +1,7 @@
 """`trivium plan search` and `trivium plan explain`: which layout, and why; no torch."""
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -171,7 +172,8 @@ def _write(path: Path, model: str, config: RunConfig, plan: Plan) -> None:
     changed = changes(to_tree(resolve(Given(model))), to_tree(wanted))
     tree = {"base": base, "machine": config.machine, **changed}
     path.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    typer.echo(f"the fastest plan is written to {path}: `trivium plan estimate --preset {path}`", err=True)
+    again = f"trivium plan estimate --preset {shlex.quote(str(path))}"
+    typer.echo(f"the fastest plan is written to {path}: `{again}`", err=True)
 
 
 def _print(tree: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """A stage: one station's work as the command line runs it. Finished stages are recognised and skipped."""
 
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -106,7 +107,7 @@ class Stage:
             if not key:
                 raise DataError(
                     f"{run.folder(name)} is missing or unfinished, and `trivium {self.verb}` reads it; "
-                    f"run `trivium {VERB_OF[name]} --out {run.at.root}` first{_OR.get(name, '')}"
+                    f"run `trivium {VERB_OF[name]} --out {shlex.quote(str(run.at.root))}` first{_OR.get(name, '')}"
                 )
         return found | self.outside(run)
 

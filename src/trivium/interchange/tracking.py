@@ -6,6 +6,7 @@ Beside the training, not in it: it reads what was written, so it can begin at an
 import importlib
 import json
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -115,7 +116,7 @@ class TensorBoard:
         """Finish the file."""
         if self._writer is not None:
             self._writer.close()
-        return f"tensorboard --logdir {self.folder}"
+        return f"tensorboard --logdir {shlex.quote(str(self.folder))}"
 
 
 class WeightsAndBiases:
@@ -141,7 +142,7 @@ class WeightsAndBiases:
         """Finish the run."""
         where, url = Path(self._run.dir).parent, self._run.url
         self._run.finish()
-        return f"open {url}" if self._online else f"wandb sync {where}"
+        return f"open {url}" if self._online else f"wandb sync {shlex.quote(str(where))}"
 
 
 def _library(module: str, package: str) -> Any:

@@ -3,6 +3,7 @@
 Steps are numbered as in metrics.jsonl, from 1; rows of a batch and positions of a row from 0.
 """
 
+import shlex
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,9 +84,10 @@ def where(record: Record, document: str) -> dict[str, Any]:
     data, done = record.data, max(record.steps, default=0)
     pieces = data.find(document)
     if not pieces:
+        home = shlex.quote(str(record.folder.parent))
         raise DataError(
             f"no training token of {record.tokens} comes from a document '{document}': it was dropped by curation, "
-            f"validates, or is none; `trivium corpus inspect '{document}' --out {record.folder.parent}` tells what "
+            f"validates, or is none; `trivium corpus inspect {shlex.quote(document)} --out {home}` tells what "
             "became of it"
         )
     samples = record.plan.batch.at(done).first_sample
