@@ -102,6 +102,29 @@ def test_what_others_put_there_is_not_replaced(trivium) -> None:
     assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
 
 
+def test_adopted_tokens_are_not_replaced_by_those_of_documents(trivium) -> None:
+    assert adopt(trivium, "web")[0] == 0
+    before = read_stamp(Path("run/tokens"))
+    for words in (("corpus", "run", "demo"), ("demo",), ("demo", "--from", "tokenize")):
+        code, said = trivium(*words, "--out", "run")
+        assert code == 2 and "run/tokens holds tokens that `trivium data adopt` took" in said, words
+    assert read_stamp(Path("run/tokens")) == before and not Path("run/harvest").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("0.3", "web", "code"), "WEIGHT 0.3: a weight stands before every PREFIX or before none"),
+        (("web", "0.3", "code"), "WEIGHT 0.3"),
+        (("web.bin", "code.bin"), "PREFIX web.bin is one file of a pair; name both as web"),
+        (("web", "--validation", "code.idx"), "PREFIX code.idx is one file of a pair; name both as code"),
+    ],
+)
+def test_slips_in_the_words_of_pairs_are_told(trivium, words: tuple[str, ...], says: str) -> None:
+    code, said = adopt(trivium, *words)
+    assert code == 2 and says in said and not Path("run").exists()
+
+
 def test_a_bare_pair_given_to_train_names_the_verb_that_takes_it(trivium) -> None:
     code, said = trivium("train", "--tokens", ".", "--out", "run")
     assert code == 4 and "`trivium data adopt`" in said

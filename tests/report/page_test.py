@@ -176,6 +176,13 @@ def test_the_next_command_of_an_unfinished_run_finishes_it(tmp_path):
     assert next_command(report, Path("runs/demo")) == "trivium demo --out runs/demo"
 
 
+def test_the_next_command_of_a_training_on_tokens_made_elsewhere_makes_no_others(report):
+    report |= {"funnel": None, "evaluation": None}
+    assert next_command(report, Path("my run")) == "trivium generate 'my run'"
+    report["training"]["finished"] = False
+    assert next_command(report, Path("my run")) == "trivium train --out 'my run'"
+
+
 def test_a_section_of_another_training_says_so_and_the_next_command_does_it_again(report):
     report["outdated"] = {"bias": "training"}
     text = " ".join(" ".join(Page(render(report)).text).split())

@@ -12,7 +12,7 @@ from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for,
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import say
 from trivium.cli.stage import Result, Run, perform
-from trivium.cli.tokenize import TOKENIZE
+from trivium.cli.tokenize import ADOPT, TOKENIZE
 from trivium.errors import ConfigError
 from trivium.progress import Progress
 from trivium.provenance import fingerprint, read_stamp
@@ -20,7 +20,8 @@ from trivium.provenance import fingerprint, read_stamp
 if TYPE_CHECKING:
     from trivium.tokens.tokenizer import Tokenizer
 
-VERB = "data adopt"
+# As `trivium tokenize`, but of no corpus; what may be replaced is looked at with the pairs.
+STAGE = replace(TOKENIZE, name="adopt", verb=ADOPT, sections=(), reads=(), check=lambda run, state: None)
 
 
 def adopt(
@@ -60,6 +61,7 @@ def adopt(
     run = open_run(out, given._replace(assignments=(*known, *given.assignments)))
     train, weights = _weighted(prefixes)
     pairs = Pairs(train, weights, tuple(validation or ()), run.config.tokens.validation_fraction, not unended)
+    _refuse_files((*pairs.train, *pairs.validation))
     sources = source_names((*pairs.train, *pairs.validation))
     folder = run.at.folder("tokens")
     _refuse_to_replace(folder, sources.values(), redo=redo)
@@ -74,9 +76,7 @@ def adopt(
         found: dict[str, Any] = adopt_pairs(pairs, out, words, progress)
         return {**found, "sequence": run.config.plan.model.sequence}
 
-    stage = replace(
-        TOKENIZE, name="adopt", verb=VERB, sections=(), reads=(), work=work, outside=lambda run: inputs
-    )
+    stage = replace(STAGE, work=work, outside=lambda run: inputs)
     named = {file for prefix in sources.values() for file in _files(prefix)}
     moved = folder.is_dir() and any(p.is_symlink() and p.resolve() not in named for p in folder.iterdir())
     perform(stage, run, redo=redo or moved)
@@ -100,7 +100,13 @@ def _weighted(words: list[str]) -> tuple[tuple[Path, ...], tuple[float, ...]]:
     """Prefixes, and their weights where every other word is a number."""
     weights = [_number(word) for word in words[::2]]
     if len(words) % 2 or None in weights:
-        return tuple(map(Path, words)), ()
+        prefixes = tuple(map(Path, words))
+        for word, prefix in zip(words, prefixes, strict=True):
+            if _number(word) is not None and not any(path.is_file() for path in _files(prefix)):
+                raise ConfigError(
+                    f"WEIGHT {word}: a weight stands before every PREFIX or before none: {words}"
+                )
+        return prefixes, ()
     return tuple(map(Path, words[1::2])), tuple(weight for weight in weights if weight is not None)
 
 
@@ -115,6 +121,13 @@ def _files(prefix: Path) -> list[Path]:
     from trivium.tokens.shards import files_of
 
     return [path.resolve() for path in files_of(prefix)]
+
+
+def _refuse_files(prefixes: Iterable[Path]) -> None:
+    """ConfigError where one file of a pair is named, as a shell completes it."""
+    for prefix in prefixes:
+        if prefix.suffix in (".idx", ".bin") and prefix.is_file() and not _files(prefix)[0].is_file():
+            raise ConfigError(f"PREFIX {prefix} is one file of a pair; name both as {prefix.with_suffix('')}")
 
 
 def _state(prefix: Path) -> list[tuple[int, int]]:
@@ -132,7 +145,7 @@ def _refuse_to_replace(folder: Path, prefixes: Iterable[Path], *, redo: bool) ->
     stamp = read_stamp(folder)
     if folder.exists() and stamp is None:
         raise ConfigError(f"--out: trivium did not make what is in {folder}; give another --out")
-    if stamp is not None and not redo and stamp.get("verb") != VERB:
+    if stamp is not None and not redo and stamp.get("verb") != ADOPT:
         raise ConfigError(
             f"--out: {folder} holds tokens of `trivium {stamp.get('verb')}`; give another --out, or --redo"
         )

@@ -109,10 +109,11 @@ def run(
 ) -> None:
     """From raw text to token shards; killed at any moment, the same command goes on."""
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
-    runner = chosen_engine(engine, workers)
+    runner, tokenize = chosen_engine(engine, workers), tokenizing(workers)
+    tokenize.check(opened, "anew")  # before what is done for it
     perform(on_engine(HARVEST, _harvest, runner), opened)
     _perform_curation(opened, keep_work, runner)
-    perform(tokenizing(workers), opened)
+    perform(tokenize, opened)
 
 
 app.command(short_help="One station alone, documents in and out.")(step)

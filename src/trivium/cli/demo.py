@@ -64,6 +64,7 @@ def demo(
             raise ConfigError("\n".join(problems))
         return
     run = open_run(out, given, corpus=corpus)
+    TOKENIZE.check(run, "anew")  # before what is done for it
     walk(replace(run, tokens=None), redo_from=start)  # it makes its own, whatever was trained here before
 
 

@@ -1,5 +1,6 @@
 """`trivium tokenize`: documents become a tokenizer and token shards."""
 
+import shlex
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,14 +10,17 @@ import typer
 
 from trivium.cli.machine import cores
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run
-from trivium.cli.stage import Result, Run, Stage, perform
+from trivium.cli.stage import Result, Run, Stage, State, perform
 from trivium.errors import ConfigError
 from trivium.progress import Progress
+from trivium.provenance import read_stamp
 
 Workers = Annotated[
     int | None,
     typer.Option("--workers", metavar="N", help="Pieces of work done at a time. Default: one for each core."),
 ]
+
+ADOPT = "data adopt"  # the verb that takes tokens as they are
 
 _TOLD_EXCESS = 1.5  # of a source's samples over its weight, from which it is said
 
@@ -97,6 +101,16 @@ def tail_lines(manifest: Result, sequence: int) -> list[str]:
     ]
 
 
+def _keep_adopted(run: Run, state: State) -> None:
+    """ConfigError where the tokens would take the place of those that somebody had, and trained on."""
+    folder = run.at.folder("tokens")
+    if (read_stamp(folder) or {}).get("verb") == ADOPT:
+        raise ConfigError(
+            f"--out: {folder} holds tokens that `trivium {ADOPT}` took, and tokens of documents would replace them; "
+            f"give another --out (`trivium train --out {shlex.quote(str(run.at.root))}` trains on those)"
+        )
+
+
 def _lines(result: Result) -> list[str]:
     from trivium.tokens.blend import RESOLUTION, largest_excess
 
@@ -130,4 +144,5 @@ TOKENIZE = Stage(
     work=_tokenize,
     summary=_lines,
     outside=_given_tokenizer,
+    check=_keep_adopted,
 )

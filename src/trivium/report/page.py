@@ -48,15 +48,21 @@ def write_report(run: Path, report: dict[str, Any] | None = None) -> tuple[Path,
 
 def next_command(report: dict[str, Any], run: Path, *, program: str = "trivium") -> str:
     """What to do next: finish this run, or what is outdated in it; then the same with the user's own text beside it.
+    A training on tokens made elsewhere is gone on with, or asked.
 
     `program` is how the user calls trivium.
     """
+    home = shlex.quote(str(run))
+    if (
+        report["training"] is not None and report["funnel"] is None
+    ):  # the demo would train anew, on tokens of its own
+        return f"{program} {'generate' if report['training']['finished'] else 'train --out'} {home}"
     if (
         report["outdated"]
         or any(report[name] is None for name in STATIONS)
         or not report["training"]["finished"]
     ):
-        return f"{program} demo --out {shlex.quote(str(run))}"
+        return f"{program} demo --out {home}"
     names = itertools.chain([OWN], (f"{OWN}-{number}" for number in itertools.count(2)))
     out = next(run.parent / name for name in names if not (run.parent / name).exists())
     return f"{program} demo --corpus YOUR_TEXTS --out {shlex.quote(str(out))}"
