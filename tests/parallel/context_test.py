@@ -162,7 +162,7 @@ def test_a_mask_lies_in_memory_as_accelerators_kernels_take_it() -> None:
 def test_keys_are_repeated_where_no_kernel_gives_one_to_several_heads(
     device: str, dtype: torch.dtype, packed: bool, repeated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = SimpleNamespace(documents=() if packed else None, window=None, mask=lambda *_: None)
+    seen = SimpleNamespace(documents=() if packed else None, window=None, mask=lambda *_: True)
     given: list[tuple[int, bool]] = []
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **more: Any) -> torch.Tensor:

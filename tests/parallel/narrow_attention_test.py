@@ -37,13 +37,11 @@ needs_bf16 = pytest.mark.skipif(not suits(made(4, 8, 256, 8)[0]), reason="no bf1
 
 
 @needs_bf16
-@pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("tiles", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_values_and_gradients_are_as_near_the_exact_ones_as_the_fused_kernels(
-    shape: tuple[int, int, int, int], tiles: bool, slow: bool, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, int, int, int], tiles: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(narrow_attention, "multiplies_bf16_slowly", lambda: slow)
     monkeypatch.setattr(narrow_attention, "multiplies_tiles", lambda: tiles)
     qkv, grad = made(*shape)
     exact_in = qkv.double().requires_grad_()
@@ -99,7 +97,6 @@ def test_nothing_comes_from_later_positions_and_no_gradient_goes_there() -> None
 
 @needs_bf16
 def test_products_of_fp32_are_as_exact_as_before_also_when_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(narrow_attention, "multiplies_bf16_slowly", lambda: False)
     before = torch.backends.mkldnn.matmul.fp32_precision
     attend(made(1, 2, 64, 16)[0])
     assert torch.backends.mkldnn.matmul.fp32_precision == before
@@ -107,13 +104,6 @@ def test_products_of_fp32_are_as_exact_as_before_also_when_it_failed(monkeypatch
         assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
         raise ZeroDivisionError
     assert torch.backends.mkldnn.matmul.fp32_precision == before
-
-
-def test_where_bf16_is_slow_no_product_of_a_block_is_made_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(narrow_attention, "multiplies_bf16_slowly", lambda: True)
-    with narrow_attention._exact_scores():
-        assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
-    assert narrow_attention._operand(made(1, 2, 64, 16)[0]).dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64))

@@ -11,7 +11,13 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from trivium.parallel import fused_tile, narrow_attention, wide_attention, window_attention
+from trivium.parallel import (
+    fused_tile,
+    narrow_attention,
+    wide_attention,
+    widened_attention,
+    window_attention,
+)
 from trivium.parallel.collectives import all_to_all
 from trivium.parallel.mesh import Group
 from trivium.parallel.ring_attention import ring_attention
@@ -33,6 +39,8 @@ class Context:
             for ours in (narrow_attention, wide_attention):
                 if ours.suits(qkv):
                     return ours.attend(qkv)
+            if widened_attention.suits(qkv[0]):
+                return widened_attention.attend_joined(qkv)
         # Taken apart at once, not sliced: the backward joins the gradients in one copy.
         q, k, v = qkv.unbind(0)
         return self.attend(q, k, v, sight)
@@ -51,14 +59,17 @@ def _attend_here(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
     """All positions are here, in order."""
     if sight.documents is None and sight.window is not None and sight.window < q.shape[2]:
         return window_attention.attend(q, k, v, sight.window)
+    mask = None
+    if sight.documents is not None:
+        every = torch.arange(q.shape[2], device=q.device)
+        mask = sight.mask(every, every)
+    if widened_attention.suits(q):
+        return widened_attention.attend(q, k, v, mask)
     grouped = q.shape[1] != k.shape[1]
-    if grouped and not _knows_groups(q, masked=sight.documents is not None):
+    if grouped and not _knows_groups(q, masked=mask is not None):
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
         grouped = False
-    if sight.documents is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-    every = torch.arange(q.shape[2], device=q.device)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=sight.mask(every, every), enable_gqa=grouped)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
 
 def _knows_groups(q: Tensor, *, masked: bool) -> bool:

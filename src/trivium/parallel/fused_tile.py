@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trivium.parallel import processor_kernel
 from trivium.parallel.dtypes import NARROW
 
 Tensor = torch.Tensor
@@ -43,13 +44,12 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, *, triangle: bool = False, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, About]:
     """q [B, N, S, D], k and v [B, N, K, D] -> the result over these keys [B, N, S, D], and the logarithm of each
-    query's sum of exponentials [B, N, S].
+    query's sum of exponentials [B, N, S]; in fp32 where a processor widens the queries, and so are the gradients.
 
     triangle: a query sees the keys of its own number and before. mask [B or 1, 1, S, K]: true where it sees a key.
     """
     if q.device.type == "cpu":
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        out, sums = kernel(q, k, v, 0.0, triangle, attn_mask=_hiding(mask, q))
+        out, sums = processor_kernel.attend(q, k, v, causal=triangle, hiding=_hiding(mask, q))
         # Of a query that sees no key the kernel says 0, as if it saw one.
         return out, sums if mask is None else sums.masked_fill(~mask.any(-1), -math.inf), ()
     out, sums, *about = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, triangle)
@@ -70,9 +70,8 @@ def gradients(
     a key's share of the tile is then its share of all."""
     grad, out, sums = grad.contiguous(), known.out, known.sums.contiguous()
     if q.device.type == "cpu":
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        d_q, d_k, d_v = kernel(grad, q, k, v, out, sums, 0.0, triangle, attn_mask=_hiding(mask, q))
-        return d_q, d_k, d_v
+        hiding = _hiding(mask, q)
+        return processor_kernel.gradients(grad, q, k, v, out, sums, causal=triangle, hiding=hiding)
     starts_q, starts_k, most_q, most_k, seed, offset = known.about
     d_q, d_k, d_v = torch.ops.aten._scaled_dot_product_flash_attention_backward(
         grad, q, k, v, out, sums, starts_q, starts_k, most_q, most_k, 0.0, triangle, seed, offset

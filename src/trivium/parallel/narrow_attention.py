@@ -3,7 +3,7 @@
 PyTorch's fused kernel takes twice as long there: its products are of small tiles. As in it, scores, probabilities and
 their gradient are fp32 and only rounded to bf16 as operands of the next product. Where the processor multiplies tiles
 itself (Intel's AMX), that kernel's forward takes 40 % of this one's time, and its backward is the slower one still.
-Where it multiplies bf16 numbers slowly, operands are fp32 and nothing is rounded.
+Where it multiplies bf16 numbers slowly, widened_attention.py is for them.
 
 Legend: B sequences, N heads, S positions, D head width, h heads and s queries of a block, K keys it sees.
 """
@@ -37,7 +37,8 @@ def suits(qkv: Tensor) -> bool:
         and scores >= LEAST_SCORES
         and not (multiplies_tiles() and qkv.shape[3] >= SHORT)  # there all of the fused kernel is the faster
         and hasattr(torch.backends.mkldnn, "matmul")
-        and (multiplies_bf16_slowly() or torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        and not multiplies_bf16_slowly()
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
 
 
@@ -64,7 +65,7 @@ class _Attention(torch.autograd.Function):
         out, log_sums = out.flatten(0, 1), log_sums.flatten(0, 1)
         with _exact_scores():
             for heads, (q, k, v) in _in_blocks(qkv.flatten(1, 2)):
-                _gradients(into[:, heads], (q, k, v), _operand(grad[heads]), (out[heads], log_sums[heads]))
+                _gradients(into[:, heads], (q, k, v), grad[heads].contiguous(), (out[heads], log_sums[heads]))
         return d_qkv
 
 
@@ -132,18 +133,13 @@ class _Wide(NamedTuple):
         return found
 
 
-def _operand(x: Tensor) -> Tensor:
-    """As products here take it."""
-    return x.float() if multiplies_bf16_slowly() else x.contiguous()
-
-
 def _in_blocks(qkv: Tensor) -> Iterator[tuple[slice, tuple[Tensor, Tensor, Tensor]]]:
     """Of [3, heads, S, D] some heads at a time, contiguous."""
     heads, S = qkv.shape[1:3]
     step = max(1, BLOCK_SCORES // (min(S, _rows(S)) * S))
     for start in range(0, heads, step):
         which = slice(start, start + step)
-        q, k, v = _operand(qkv[:, which]).unbind(0)
+        q, k, v = qkv[:, which].contiguous().unbind(0)
         yield which, (q, k, v)
 
 
@@ -162,7 +158,7 @@ def _exact_scores() -> Iterator[None]:
     numbers are bf16's, and the only products that take bf16 numbers and give fp32 ones."""
     settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = settings.fp32_precision
-    settings.fp32_precision = "ieee" if multiplies_bf16_slowly() else "bf16"
+    settings.fp32_precision = "bf16"
     try:
         yield
     finally:

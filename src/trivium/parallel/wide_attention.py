@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from trivium.parallel import processor_kernel
 from trivium.parallel.processor import mkl_is_at_home
 
 Tensor = torch.Tensor
@@ -57,7 +58,7 @@ class _Whole(torch.autograd.Function):
         if qkv.stride(3) * qkv.element_size() >= FAR_APART:
             qkv = qkv.contiguous()
         q, k, v = qkv.unbind(0)
-        found, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=True)
+        found, log_sums = processor_kernel.attend(q, k, v, causal=True)
         # The kernel's lies in memory as the queries do.
         out: Tensor = found.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
         ctx.save_for_backward(qkv, out, log_sums)
@@ -68,9 +69,7 @@ class _Whole(torch.autograd.Function):
         qkv, out, log_sums = ctx.saved_tensors
         q, k, v = qkv.unbind(0)
         d_qkv = empty_gradient(qkv)
-        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grads[0], q, k, v, out, log_sums, dropout_p=0.0, is_causal=True
-        )
+        found = processor_kernel.gradients(grads[0], q, k, v, out, log_sums, causal=True)
         for into, gradient in zip(d_qkv.unbind(0), found, strict=True):
             into.copy_(gradient)
         return d_qkv
@@ -85,8 +84,8 @@ class _InBlocks(torch.autograd.Function):
         # In one tensor: small ones that stay leave holes between large ones that go.
         log_sums = qkv.new_empty(B, N, S)
         for a, b in _blocks(S):
-            out[:, :, a:b], log_sums[:, :, a:b] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                q[:, :, a:b], k[:, :, :b], v[:, :, :b], attn_mask=later[a - b :, -b:]
+            out[:, :, a:b], log_sums[:, :, a:b] = processor_kernel.attend(
+                q[:, :, a:b], k[:, :, :b], v[:, :, :b], hiding=later[a - b :, -b:]
             )
         ctx.save_for_backward(qkv, out, log_sums)
         return out
@@ -98,14 +97,10 @@ class _InBlocks(torch.autograd.Function):
         d_qkv = empty_gradient(qkv)
         d_kv: list[Tensor] = []
         for a, b in reversed(list(_blocks(q.shape[2]))):
-            d_qkv[0, :, :, a:b], of_k, of_v = (
-                torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                    grad[:, :, a:b],
-                    *(q[:, :, a:b], k[:, :, :b], v[:, :, :b], out[:, :, a:b], log_sums[:, :, a:b]),
-                    dropout_p=0.0,
-                    is_causal=False,
-                    attn_mask=later[a - b :, -b:],
-                )
+            d_qkv[0, :, :, a:b], of_k, of_v = processor_kernel.gradients(
+                *(grad[:, :, a:b], q[:, :, a:b], k[:, :, :b], v[:, :, :b]),
+                *(out[:, :, a:b], log_sums[:, :, a:b]),
+                hiding=later[a - b :, -b:],
             )
             if not d_kv:  # of the last block, which sees every key
                 d_kv = [of_k, of_v]

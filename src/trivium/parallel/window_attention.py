@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from trivium.parallel import fused_tile
+from trivium.parallel import fused_tile, processor_kernel
 
 Tensor = torch.Tensor
 
@@ -48,21 +48,19 @@ class Block(NamedTuple):
 class _InReach(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, hiding = torch.empty_like(q), _hiding(q, window)
         # In one tensor: small ones that stay leave holes between large ones that go.
         log_sums = q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
         for here, there in _blocks(q.shape[2], window):
             mask = hiding[_columns(here, there, window)]
             given = q[:, :, here], k[:, :, there], v[:, :, there]
-            out[:, :, here], log_sums[:, :, here] = kernel(*given, attn_mask=mask)
+            out[:, :, here], log_sums[:, :, here] = processor_kernel.attend(*given, hiding=mask)
         ctx.save_for_backward(q, k, v, out, log_sums)
         ctx.window = window
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         q, k, v, out, log_sums = ctx.saved_tensors
         (grad,), d_q, hiding = grads, torch.empty_like(q), _hiding(q, ctx.window)
         # A key's gradient comes from several blocks: added in fp32 at least.
@@ -71,8 +69,8 @@ class _InReach(torch.autograd.Function):
             mask = hiding[_columns(here, there, ctx.window)]
             given = q[:, :, here], k[:, :, there], v[:, :, there]
             known = out[:, :, here], log_sums[:, :, here]
-            d_q[:, :, here], of_k, of_v = kernel(
-                grad[:, :, here], *given, *known, dropout_p=0.0, is_causal=False, attn_mask=mask
+            d_q[:, :, here], of_k, of_v = processor_kernel.gradients(
+                grad[:, :, here], *given, *known, hiding=mask
             )
             d_k[:, :, there] += of_k
             d_v[:, :, there] += of_v
