@@ -178,3 +178,13 @@ def test_wide_numbers_few_queries_and_accelerators_are_not_for_it(monkeypatch: p
     assert not suits(q[:, :, 1:]) and not suits(q.float()) and not suits(q.half()) and not suits(q.to("meta"))
     monkeypatch.setattr(processor, "_SLOW_BF16", False)
     assert not suits(q)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_compiled_block_holds_it_whole(masked: bool, at_once: int) -> None:
+    given, grad = made(SHAPES[0])
+    mask = packed(SHAPES[0][0], SHAPES[0][3]) if masked else None
+    torch.compiler.reset()
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    exact = all_of(attend, given, grad, mask)
+    assert max(errors(all_of(compiled, given, grad, mask), [x.double() for x in exact])) < 2**-8
