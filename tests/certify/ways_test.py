@@ -10,7 +10,7 @@ from trivium.certify.certificate import certificate, examine
 from trivium.certify.reference import STEPS, compute_reference
 from trivium.certify.ways import LARGE, NARROW, WAYS, Replaced, Way
 from trivium.model import gelu
-from trivium.parallel import product, vocabulary, wide_attention
+from trivium.parallel import processor_kernel, product, vocabulary
 from trivium.parallel.buckets import Bucket
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import ShardedAdamW
@@ -50,7 +50,7 @@ def calls_of(way: Way, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             (product, "_by_one_dnn"),
             (product, "_rows_of_gradient"),
             (vocabulary, "_loss_of"),
-            (wide_attention, "attend"),
+            (processor_kernel, "attend"),
             (Bucket, "__init__"),
         ):
             counted(patch, owner, name, calls)

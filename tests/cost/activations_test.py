@@ -11,7 +11,7 @@ from trivium.cost.activations import embedding_bytes, head_bytes, layer_bytes, l
 from trivium.cost.case import ATTENTION, LAYER, MODES, NONE, case_of
 from trivium.cost.stages import layers_by_stage
 from trivium.model import gelu
-from trivium.parallel import narrow_attention, product, widened_attention, window_attention
+from trivium.parallel import block_attention, narrow_attention, product
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
 from versions import fake_attention_is_exact
@@ -50,8 +50,9 @@ def in_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "WIDENED_AT_ONCE", 1 << 60)
     monkeypatch.setattr(narrow_attention, "BLOCK_SCORES", 1 << 40)
     monkeypatch.setattr(narrow_attention, "QUERIES_OF_LONG", 1 << 12)
-    monkeypatch.setattr(widened_attention, "AT_ONCE", 1 << 40)
-    monkeypatch.setattr(window_attention, "QUERIES", 1 << 9)
+    monkeypatch.setattr(block_attention, "AT_ONCE", 1 << 40)
+    for name in ("QUERIES", "QUERIES_AT_HOME", "QUERIES_IN_WINDOW"):
+        monkeypatch.setattr(block_attention, name, 1 << 9)
 
 
 def predicted(plan: Plan, stage: int) -> float:

@@ -9,11 +9,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trivium.parallel import context, window_attention
+from trivium.parallel.block_attention import QUERIES_IN_WINDOW as QUERIES
 from trivium.parallel.context import Context
 from trivium.parallel.measure import SavedBytes
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.sight import Sight
-from trivium.parallel.window_attention import QUERIES, attend
+from trivium.parallel.window_attention import attend
 
 SHAPES = (  # B, N, G, S, D
     (2, 3, 3, 9, 6),
@@ -86,14 +87,6 @@ def test_a_window_changes_nothing_of_what_is_kept_or_where_it_lies() -> None:
             kept.append(found.elements)
             laid.append(y.stride())
         assert kept[0] == kept[1] and laid[0] == laid[1]
-
-
-def test_a_block_is_given_the_keys_in_its_reach_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    S, window = 5 * QUERIES, QUERIES // 2
-    for here, there in window_attention._blocks(S, window):
-        assert there.stop == here.stop and there.start == max(0, here.start - window + 1)
-    asked = [there.stop - there.start for _, there in window_attention._blocks(S, window)]
-    assert sum(asked) < 2 * S
 
 
 def test_a_window_as_long_as_what_is_read_is_no_window(monkeypatch: pytest.MonkeyPatch) -> None:

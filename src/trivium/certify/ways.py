@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from trivium.model import gelu
 from trivium.parallel import (
+    block_attention,
     collectives,
     exchange,
     fused_tile,
@@ -25,7 +26,6 @@ from trivium.parallel import (
     ring_attention,
     tensor,
     vocabulary,
-    wide_attention,
     window_attention,
     zero,
 )
@@ -119,11 +119,12 @@ SMALL_LIMITS = (
     Replaced(collectives, "INLINE_BYTES", 72),
     Replaced(collectives, "DIRECT_BYTES", 700),
     Replaced(norm_over_heads, "AT_ONCE", 40),
-    Replaced(wide_attention, "LEAST_SCORES", 1),
-    Replaced(wide_attention, "LEAST_POSITIONS", 4),
-    Replaced(wide_attention, "QUERIES", 4),
-    Replaced(wide_attention, "FAR_APART", 300),
-    Replaced(window_attention, "QUERIES", 4),
+    Replaced(block_attention, "LEAST_SCORES", 1),
+    Replaced(block_attention, "LEAST_POSITIONS", 4),
+    Replaced(block_attention, "QUERIES", 4),
+    Replaced(block_attention, "QUERIES_AT_HOME", 4),
+    Replaced(block_attention, "QUERIES_IN_WINDOW", 4),
+    Replaced(block_attention, "FAR_APART", 300),
 )
 # Products, GELU and attention as processors that are not MKL's maker's compute them, products by an operator of fp64.
 PRODUCTS_IN_PIECES = (

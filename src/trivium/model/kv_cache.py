@@ -6,7 +6,7 @@ Legend: S positions of a reading, B sequences, N heads here, G key-value heads h
 import torch
 import torch.nn.functional as F
 
-from trivium.parallel import widened_attention, window_attention
+from trivium.parallel import block_attention, window_attention
 
 Tensor = torch.Tensor
 
@@ -49,8 +49,8 @@ class KVCache:
         if self.mask is None:
             if window is not None and window < k.shape[2]:
                 return window_attention.attend(q, k, v, window)
-            if widened_attention.suits(q):
-                return widened_attention.attend(q, k, v)
+            if block_attention.suits(q):
+                return block_attention.attend(q, k, v)
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         keys, values = keys[:, :, :end], values[:, :, :end]
         mask = self.mask if window is None else self._mask_through(window, end)

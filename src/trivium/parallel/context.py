@@ -11,13 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from trivium.parallel import (
-    fused_tile,
-    narrow_attention,
-    wide_attention,
-    widened_attention,
-    window_attention,
-)
+from trivium.parallel import block_attention, fused_tile, narrow_attention, window_attention
 from trivium.parallel.collectives import all_to_all
 from trivium.parallel.mesh import Group
 from trivium.parallel.ring_attention import ring_attention
@@ -36,11 +30,10 @@ class Context:
     def attend_joined(self, qkv: Tensor, sight: Sight) -> Tensor:
         """Queries, keys and values of as many heads, [3, B, N, S, D] of this rank's positions -> [B, N, S, D]."""
         if self.group.size == 1 and sight.documents is None and sight.window is None:
-            for ours in (narrow_attention, wide_attention):
-                if ours.suits(qkv):
-                    return ours.attend(qkv)
-            if widened_attention.suits(qkv[0]):
-                return widened_attention.attend_joined(qkv)
+            if narrow_attention.suits(qkv):
+                return narrow_attention.attend(qkv)
+            if block_attention.suits(qkv[0], joined=True):
+                return block_attention.attend_joined(qkv)
         # Taken apart at once, not sliced: the backward joins the gradients in one copy.
         q, k, v = qkv.unbind(0)
         return self.attend(q, k, v, sight)
@@ -63,8 +56,8 @@ def _attend_here(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
     if sight.documents is not None:
         every = torch.arange(q.shape[2], device=q.device)
         mask = sight.mask(every, every)
-    if widened_attention.suits(q):
-        return widened_attention.attend(q, k, v, mask)
+    if block_attention.suits(q, masked=mask is not None):
+        return block_attention.attend(q, k, v, mask=mask)
     grouped = q.shape[1] != k.shape[1]
     if grouped and not _knows_groups(q, masked=mask is not None):
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))

@@ -3,7 +3,7 @@
 PyTorch's fused kernel takes twice as long there: its products are of small tiles. As in it, scores, probabilities and
 their gradient are fp32 and only rounded to bf16 as operands of the next product. Where the processor multiplies tiles
 itself (Intel's AMX), that kernel's forward takes 40 % of this one's time, and its backward is the slower one still.
-Where it multiplies bf16 numbers slowly, widened_attention.py is for them.
+Where it multiplies bf16 numbers slowly, block_attention.py is for them.
 
 Legend: B sequences, N heads, S positions, D head width, h heads and s queries of a block, K keys it sees.
 """
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trivium.parallel.block_attention import empty_gradient
 from trivium.parallel.processor import multiplies_bf16_slowly, multiplies_tiles
-from trivium.parallel.wide_attention import empty_gradient
 
 Tensor = torch.Tensor
 

@@ -1,6 +1,6 @@
 """Faults that a small model in fp64 on one host would hide: in blocks and pieces, loss scale, clip, network."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,10 +9,10 @@ from trivium.certify.faults.context import APART
 from trivium.certify.faults.mutant import Function, fault, plan
 from trivium.certify.ways import FAR, LARGE, NARROW
 from trivium.model import gelu
-from trivium.parallel import collectives, ring_attention, tensor, wide_attention, window_attention
+from trivium.parallel import block_attention, collectives, ring_attention, tensor
+from trivium.parallel.block_attention import Block
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.sight import Sight, Tile
-from trivium.parallel.window_attention import Block
 from trivium.parallel.zero import ShardedAdamW
 
 Tensor = torch.Tensor
@@ -31,24 +31,28 @@ def last_piece_left_out(original: Function, mesh: Mesh) -> Function:
     return by_pieces
 
 
-@fault(wide_attention, "_later", plan(), way=LARGE)
+@fault(block_attention, "_later", plan(), way=LARGE)
 def block_sees_a_later_key(original: Function, mesh: Mesh) -> Function:
     """The causal mask of a block of queries lets each see the key after its own."""
 
-    def later(qkv: Tensor) -> Tensor:
-        found: Tensor = original(qkv)
-        return found.roll(1, dims=1)
+    def later(blocks: Sequence[Block], window: int | None, q: Tensor) -> Tensor | None:
+        found: Tensor | None = original(blocks, window, q)
+        return None if found is None else found.roll(1, dims=1)
 
     return later
 
 
-@fault(window_attention, "_blocks", plan(model={"window": 3}), way=LARGE)
+@fault(block_attention, "_blocks", plan(model={"window": 3}), way=LARGE)
 def reach_of_the_last_query(original: Function, mesh: Mesh) -> Function:
     """A block of queries is given the keys that its last query sees, of which the first saw earlier ones."""
 
-    def blocks(S: int, window: int) -> Iterator[Block]:
-        for here, there in original(S, window):
-            yield Block(here, slice(max(0, here.stop - window), there.stop))
+    def blocks(S: int, window: int | None, *, masked: bool) -> list[Block]:
+        found: list[Block] = original(S, window, masked=masked)
+        reach = S if window is None else window
+        return [
+            Block(here, slice(max(0, here.stop - reach), there.stop), triangle)
+            for here, there, triangle in found
+        ]
 
     return blocks
 

@@ -1,0 +1,235 @@
+"""Causal attention on a processor: PyTorch's fused kernel, for some queries at a time, given the keys in their reach.
+
+Called once for all queries the kernel leaves keys out 512 at a time, and behind a mask none: at 256 positions it
+computes every score and then hides half of them. Where MKL is at home blocks are longer; where positions lie far apart
+there, as a product of several sequences leaves them, the kernel is given a copy in which each head's are next to each
+other (15 to 25 % of its time on an Intel Xeon).
+
+Where the processor multiplies bf16 numbers slowly, the kernel is given copies in fp32, of some heads at a time, and
+what stays for the backward is in bf16.
+
+Legend: B sequences, N heads, G key-value heads, S positions, D head width, Q queries of a block, K keys in its reach.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from trivium.parallel import processor_kernel
+from trivium.parallel.processor import mkl_is_at_home
+
+Tensor = torch.Tensor
+Part = tuple[slice, slice]  # of sequences, and of their heads
+
+QUERIES, QUERIES_AT_HOME, QUERIES_IN_WINDOW = 64, 128, 128  # of a block
+# Fewer scores or positions, and the calls take longer than they save; more positions, and the kernel saves as much.
+LEAST_SCORES, LEAST_POSITIONS, MOST_POSITIONS, MOST_AT_HOME = 1 << 18, 192, 1024, 768
+FAR_APART = 4096  # bytes from a position to the next: a page, and the same places of a cache
+# Numbers of some heads' queries, for each thread: in fp32 these and what goes with them are in a cache.
+AT_ONCE = 1 << 17
+
+
+class Block(NamedTuple):
+    """Queries of some positions, and the keys that one of them sees. triangle: each sees those up to its own."""
+
+    queries: slice
+    keys: slice
+    triangle: bool
+
+
+def suits(q: Tensor, *, joined: bool = False, masked: bool = False) -> bool:
+    """Whether queries [B, N, S, D] are attended faster here, without a window; the same on every rank."""
+    B, N, S, _ = q.shape
+    if q.device.type != "cpu":
+        return False
+    if processor_kernel.widens(q):
+        return True
+    wide = q.dtype in (torch.float32, torch.float64) and B * N * S * S >= LEAST_SCORES
+    return wide and (_rows(S, None, masked=masked) < S or (joined and mkl_is_at_home()))
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None, mask: Tensor | None = None
+) -> Tensor:
+    """q [B, N, S, D], k and v [B, G, S, D] -> [B, N, S, D]: each query sees its own position and all before, or
+    window - 1 of them, or those for which a mask [B or 1, 1, S, S] is true, of which none is later.
+
+    In memory the result has its positions first, as what goes on to the next product. What is kept for the backward is
+    what torch's attention keeps, whatever is seen."""
+    hiding = None if mask is None else q.new_zeros(mask.shape).masked_fill_(~mask, -math.inf)
+    found: Tensor = _Apart.apply(q, k, v, window, hiding)
+    return found
+
+
+def attend_joined(qkv: Tensor) -> Tensor:
+    """Queries, keys and values of as many heads, [3, B, N, S, D] -> [B, N, S, D]: each query sees its own position and
+    all before. In memory as `attend`, and so the gradient of what is joined."""
+    found: Tensor = _Joined.apply(qkv)
+    return found
+
+
+def empty_gradient(qkv: Tensor) -> Tensor:
+    """Of queries, keys and values: in memory as the product made them, so that its gradient needs no copy."""
+    _, B, N, S, D = qkv.shape
+    return qkv.new_empty(S, B, N, 3, D).permute(3, 1, 2, 0, 4)
+
+
+class _Apart(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, window: int | None, hiding: Tensor | None
+    ) -> Tensor:
+        out, log_sums = _attend((q, k, v), window, hiding)
+        ctx.save_for_backward(q, k, v, out, log_sums, hiding)
+        ctx.window = window
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        q, k, v, *found, hiding = ctx.saved_tensors
+        d_q, d_k, d_v = (torch.empty_like(x) for x in (q, k, v))
+        _gradients((d_q, d_k, d_v), grads[0], (q, k, v), found, ctx.window, hiding)
+        return d_q, d_k, d_v, None, None
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor) -> Tensor:
+        far = qkv.stride(3) * qkv.element_size() >= FAR_APART
+        if far and mkl_is_at_home() and not processor_kernel.widens(qkv[0]):
+            qkv = qkv.contiguous()
+        out, log_sums = _attend(qkv.unbind(0), None, None)
+        ctx.save_for_backward(qkv, out, log_sums)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        qkv, *found = ctx.saved_tensors
+        d_qkv = empty_gradient(qkv)
+        _gradients(d_qkv.unbind(0), grads[0], qkv.unbind(0), found, None, None)
+        return d_qkv
+
+
+def _attend(qkv: Sequence[Tensor], window: int | None, hiding: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The result [B, N, S, D], and the logarithms [B, N, S] of the sums of exponentials."""
+    q, k, v = qkv
+    B, N, S, D = q.shape
+    out = q.new_empty(S, B, N, D).permute(1, 2, 0, 3)
+    # In one tensor: small ones that stay leave holes between large ones that go.
+    log_sums = q.new_empty(B, N, S, dtype=torch.promote_types(q.dtype, torch.float32))
+    blocks = _blocks(S, window, masked=hiding is not None)
+    later = None if hiding is not None else _later(blocks, window, q)
+    for mine, theirs in _parts(q, k):
+        some_q, some_k, some_v = _operands(q[mine], k[theirs], v[theirs])
+        into, sums = out[mine], log_sums[mine]
+        for block in blocks:
+            here, there, triangle = block
+            into[:, :, here], sums[:, :, here] = processor_kernel.attend(
+                *(some_q[:, :, here], some_k[:, :, there], some_v[:, :, there]),
+                causal=triangle,
+                hiding=_hidden(block, later, _of(hiding, mine)),
+            )
+    return out, log_sums
+
+
+def _gradients(
+    into: Sequence[Tensor],
+    grad: Tensor,
+    qkv: Sequence[Tensor],
+    found: Sequence[Tensor],
+    window: int | None,
+    hiding: Tensor | None,
+) -> None:
+    """Into those of queries, keys and values, given what `_attend` found."""
+    (q, k, v), (out, log_sums), (d_q, d_k, d_v) = qkv, found, into
+    blocks = _blocks(q.shape[2], window, masked=hiding is not None)
+    later = None if hiding is not None else _later(blocks, window, q)
+    for mine, theirs in _parts(q, k):
+        some_q, some_k, some_v = _operands(q[mine], k[theirs], v[theirs])
+        some_grad, some_out = _operands(grad[mine], out[mine])
+        of_q, sums = d_q[mine], log_sums[mine]
+        totals: list[Tensor] = []
+        for block in reversed(blocks):
+            here, there, triangle = block
+            of_q[:, :, here], *of_kv = processor_kernel.gradients(
+                *(some_grad[:, :, here], some_q[:, :, here], some_k[:, :, there], some_v[:, :, there]),
+                *(some_out[:, :, here], sums[:, :, here]),
+                causal=triangle,
+                hiding=_hidden(block, later, _of(hiding, mine)),
+            )
+            if not totals and there.start == 0:  # the last block comes first, and sees all keys
+                totals = [x.to(sums.dtype) for x in of_kv]
+                continue
+            # A key's gradient comes from several blocks: added in fp32 at least.
+            totals = totals or [torch.zeros_like(x, dtype=sums.dtype) for x in (some_k, some_v)]
+            for total, part in zip(totals, of_kv, strict=True):
+                total[:, :, there] += part
+        d_k[theirs], d_v[theirs] = totals
+
+
+def _blocks(S: int, window: int | None, *, masked: bool = False) -> list[Block]:
+    rows, reach = _rows(S, window, masked=masked), S if window is None else window
+    ends = [(start, min(start + rows, S)) for start in range(0, S, rows)]
+    return [
+        Block(slice(a, b), slice(max(0, a - reach + 1), b), a == 0 and b <= reach and not masked)
+        for a, b in ends
+    ]
+
+
+def _rows(S: int, window: int | None, *, masked: bool) -> int:
+    """Queries of a block."""
+    if window is not None:
+        return QUERIES_IN_WINDOW
+    rows, most = (QUERIES_AT_HOME, MOST_AT_HOME) if mkl_is_at_home() else (QUERIES, MOST_POSITIONS)
+    return rows if LEAST_POSITIONS <= S and (most >= S or masked) else S
+
+
+def _later(blocks: Sequence[Block], window: int | None, q: Tensor) -> Tensor | None:
+    """[Q, K], minus infinity where a key is later than the query or behind its window, both counted from the last: its
+    last columns are what is added to the scores of a block that sees fewer keys, its last rows of one of fewer
+    queries. None where every block is a triangle."""
+    reaches = [there.stop - there.start for _, there, triangle in blocks if not triangle]
+    if not reaches:
+        return None
+    rows, keys = blocks[0].queries.stop, max(reaches)
+    seen = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril(keys - rows)
+    if window is not None:
+        seen = seen.triu(keys - rows - window + 1)
+    return q.new_zeros(seen.shape).masked_fill_(~seen, -math.inf)
+
+
+def _hidden(block: Block, later: Tensor | None, hiding: Tensor | None) -> Tensor | None:
+    """What is added to the scores of a block, where something is hidden that is not only later."""
+    here, there, triangle = block
+    if hiding is not None:
+        return hiding[:, :, here, there]
+    queries, keys = here.stop - here.start, there.stop - there.start
+    return None if triangle or later is None else later[-queries:, -keys:]
+
+
+def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[Part, Part]]:
+    """Of queries, and of the keys that these heads share: all at once, or where they are widened whole sequences, or
+    of one some groups of heads."""
+    (B, N, S, D), G = q.shape, k.shape[1]
+    room = AT_ONCE * _threads() if processor_kernel.widens(q) else q.numel()
+    sequences, groups = max(1, room // (N * S * D)), max(1, room // (N // G * S * D))
+    for b in range(0, B, sequences):
+        for g in range(0, G, groups):
+            rows, heads = slice(b, b + sequences), slice(g * (N // G), (g + groups) * (N // G))
+            yield (rows, heads), (rows, slice(g, g + groups))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _threads() -> int:
+    return torch.get_num_threads()
+
+
+def _of(hiding: Tensor | None, part: Part) -> Tensor | None:
+    return hiding if hiding is None or hiding.shape[0] == 1 else hiding[part[0]]
+
+
+def _operands(*given: Tensor) -> tuple[Tensor, ...]:
+    """As the kernel takes them."""
+    return tuple(processor_kernel.wide(x) for x in given) if processor_kernel.widens(given[0]) else given

@@ -1,0 +1,291 @@
+"""Attention some queries at a time equals the formula, is as blind to what is hidden, and keeps what torch's keeps; so
+does that of bf16 activations from copies in fp32, of some heads at a time."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from trivium.model.kv_cache import KVCache
+from trivium.parallel import block_attention, context, processor, processor_kernel, window_attention
+from trivium.parallel.block_attention import (
+    FAR_APART,
+    LEAST_POSITIONS,
+    LEAST_SCORES,
+    MOST_AT_HOME,
+    MOST_POSITIONS,
+    QUERIES,
+    QUERIES_AT_HOME,
+    QUERIES_IN_WINDOW,
+    attend,
+    attend_joined,
+    suits,
+)
+from trivium.parallel.context import Context
+from trivium.parallel.measure import SavedBytes
+from trivium.parallel.mesh import Mesh
+from trivium.parallel.processor_kernel import LEAST_WIDENED
+from trivium.parallel.sight import Sight
+
+Tensor = torch.Tensor
+
+SHAPES = (  # B, N, G, S, D
+    (2, 3, 3, QUERIES, 8),  # one block
+    (1, 5, 5, 2 * QUERIES_AT_HOME + 7, 16),  # the last block is short
+    (1, 2, 1, MOST_POSITIONS, 8),
+    (3, 6, 2, 2 * QUERIES_AT_HOME, 24),  # positions far apart
+    (5, 2, 2, LEAST_WIDENED, 8),
+)
+JOINED = [shape for shape in SHAPES if shape[1] == shape[2]] + [(3, 11, 11, LEAST_POSITIONS, 16)]
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+HERE = Context(Mesh.single().context, "ring")
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Of the whole's norm. bf16 has 8 bits: a rounding is off by 2⁻⁹ at most, and the result was rounded before it is
+    used in gradients."""
+    return {torch.float64: 2e-15, torch.float32: 2e-6, torch.bfloat16: 2**-8}[dtype]
+
+
+@pytest.fixture(params=[False, True], ids=["away", "at home"], autouse=True)
+def at_home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether MKL is."""
+    monkeypatch.setattr(processor, "_AT_HOME", request.param)
+    monkeypatch.setattr(processor, "_SLOW_BF16", True)
+    return request.param
+
+
+@pytest.fixture(params=[1, 3000, 1 << 17])
+def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(block_attention, "AT_ONCE", request.param)
+    return request.param
+
+
+def made(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
+    """Queries, keys and values, positions first in memory as a product leaves them, and a gradient."""
+    B, N, G, S, D = shape
+    torch.manual_seed(S)
+    given = [torch.randn(S, B, n, D, dtype=dtype).permute(1, 2, 0, 3) for n in (N, G, G)]
+    return given, torch.randn(B, N, S, D, dtype=dtype)
+
+
+def made_joined(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    B, N, _, S, D = shape
+    torch.manual_seed(S)
+    qkv = torch.randn(S, B, N, 3, D, dtype=dtype).permute(3, 1, 2, 0, 4)
+    return qkv, torch.randn(B, N, S, D, dtype=dtype)
+
+
+def packed(B: int, S: int) -> Tensor:
+    """[B, 1, S, S], true where a query sees a key: documents of several lengths, others in each sequence."""
+    numbers = torch.stack([torch.arange(S) // (7 + 5 * b) for b in range(B)])
+    return (numbers[:, None, :, None] == numbers[:, None, None, :]).tril()
+
+
+def plainly(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """By the formula, every score at once."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril() if mask is None else mask
+    return scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v
+
+
+def all_of(attention, given: list[Tensor], grad: Tensor, **more) -> list[Tensor]:
+    """The result, and the gradients of what is given."""
+    given = [x.detach().requires_grad_() for x in given]
+    y = attention(*given, **more)
+    return [y.detach(), *torch.autograd.grad(y, given, grad.to(y.dtype))]
+
+
+def errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
+    return [float((x.double() - e).norm() / e.norm()) for x, e in zip(found, exact, strict=True)]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_and_gradients_are_those_of_the_formula(
+    shape: tuple[int, ...], dtype: torch.dtype, masked: bool
+) -> None:
+    given, grad = made(shape, dtype)
+    mask = packed(shape[0], shape[3]) if masked else None
+    for one in (mask, None if mask is None else mask[:1]):
+        exact = all_of(plainly, [x.double() for x in given], grad, mask=one)
+        found = all_of(attend, given, grad, mask=one)
+        assert all(x.dtype == dtype and x.shape == e.shape for x, e in zip(found, exact, strict=True))
+        assert max(errors(found, exact)) < tolerance(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", JOINED)
+def test_joined_ones_are_as_those_apart_and_lie_in_memory_as_products_want_them(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    qkv, grad = made_joined(shape, dtype)
+    qkv.requires_grad_()
+    y = attend_joined(qkv)
+    (d_qkv,) = torch.autograd.grad(y, qkv, grad)
+    apart = all_of(attend, list(qkv.detach().unbind(0)), grad)
+    exact = [apart[0].double(), torch.stack(apart[1:]).double()]
+    assert max(errors([y.detach(), d_qkv], exact)) < tolerance(dtype)
+    assert y.permute(2, 0, 1, 3).is_contiguous() and d_qkv.permute(3, 1, 2, 0, 4).is_contiguous()
+    assert apart[0].permute(2, 0, 1, 3).is_contiguous()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_heads_that_are_widened_some_at_a_time_are_those_of_the_formula(masked: bool, at_once: int) -> None:
+    for shape in ((3, 6, 2, 70, 16), (2, 4, 4, LEAST_POSITIONS, 8)):
+        given, grad = made(shape, torch.bfloat16)
+        mask = packed(shape[0], shape[3]) if masked else None
+        exact = all_of(plainly, [x.double() for x in given], grad, mask=mask)
+        assert max(errors(all_of(attend, given, grad, mask=mask), exact)) < tolerance(torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_comes_from_later_positions_and_no_gradient_goes_there(dtype: torch.dtype) -> None:
+    given, grad = made((1, 4, 2, 3 * QUERIES_AT_HOME, 16), dtype)
+    changed = [x.clone() for x in given]
+    for x in changed:
+        x[:, :, 150:] += 100
+    assert torch.equal(attend(*given)[:, :, :150], attend(*changed)[:, :, :150])
+    grad[:, :, 150:] = 0
+    for d_x in all_of(attend, given, grad)[1:]:
+        assert d_x[:, :, :150].any() and not d_x[:, :, 150:].any()
+
+
+def test_a_block_is_given_the_keys_in_its_reach_and_no_others(at_home: bool) -> None:
+    rows, most = (QUERIES_AT_HOME, MOST_AT_HOME) if at_home else (QUERIES, MOST_POSITIONS)
+    for S, window, masked, expected in (
+        (LEAST_POSITIONS - 1, None, False, LEAST_POSITIONS - 1),
+        (LEAST_POSITIONS + 1, None, False, rows),
+        (most, None, False, rows),
+        (most + 1, None, False, most + 1),
+        (most + 1, None, True, rows),
+        (5 * QUERIES_IN_WINDOW, QUERIES_IN_WINDOW // 2, False, QUERIES_IN_WINDOW),
+    ):
+        blocks = block_attention._blocks(S, window, masked=masked)
+        reach = window or S
+        assert [b.queries.start for b in blocks] == list(range(0, S, expected)), (S, window)
+        assert blocks[-1].queries.stop == S
+        for here, there, triangle in blocks:
+            assert there.stop == here.stop and there.start == max(0, here.start - reach + 1)
+            assert triangle == (here.start == 0 and here.stop <= reach and not masked)
+    assert sum(b.keys.stop - b.keys.start for b in blocks) < 2 * S  # of the window
+
+
+def test_one_block_of_joined_ones_is_of_a_copy_where_positions_lie_far_apart(at_home: bool) -> None:
+    for D, far in ((16, False), (32, True)):
+        qkv, _ = made_joined((1, 11, 11, 2 * QUERIES, D), torch.float32)
+        assert (4 * qkv.stride(3) >= FAR_APART) == far
+        saved, *_ = attend_joined(qkv.requires_grad_()).grad_fn.saved_tensors
+        assert saved.is_contiguous() == (at_home and far)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_is_kept_is_what_torchs_attention_keeps(
+    masked: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a layer takes the memory that is predicted for it on any processor."""
+    B, N, G, S, D = shape = (2, 4, 2, LEAST_POSITIONS, 32)
+    documents = (torch.arange(S)[:, None] // 9).expand(S, B) if masked else None
+    kept = []
+    for ours in (False, True):
+        monkeypatch.setattr(context.block_attention, "suits", lambda q, masked, ours=ours: ours)
+        given = [x.requires_grad_() for x in made(shape, dtype)[0]]
+        with SavedBytes(()).counting() as found:
+            y = HERE.attend(*given, Sight((torch.arange(S),), documents))
+        kept.append((found.bytes, y.stride()))
+    assert kept[0] == kept[1]
+
+
+def test_of_all_heads_only_some_are_wide_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    B, N, G, S, D = 3, 4, 2, 64, 8
+    given, grad = made((B, N, G, S, D), torch.bfloat16)
+    widened = []
+    monkeypatch.setattr(block_attention, "AT_ONCE", 2 * S * D)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    original = processor_kernel.wide
+    monkeypatch.setattr(processor_kernel, "wide", lambda x: widened.append(x.numel()) or original(x))
+    all_of(attend, given, grad)
+    assert max(widened) == 2 * S * D and len(widened) == B * G * (3 + 5)
+    widened.clear()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)  # of which each has as much to do
+    all_of(attend, given, grad)
+    assert max(widened) == 2 * N * S * D
+
+
+def test_every_road_of_bf16_is_in_fp32_where_bf16_is_slow_and_none_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    S, B = 40, 2
+    (q, k, v), _ = made((B, 4, 4, S, 8), torch.bfloat16)
+    order = (torch.arange(S),)
+    apart = (torch.arange(S)[:, None] // 9).expand(S, B)
+    roads = {
+        "joined": lambda: HERE.attend_joined(torch.stack((q, k, v)), Sight(order, None)),
+        "apart": lambda: HERE.attend(q, k, v, Sight(order, None)),
+        "documents": lambda: HERE.attend(q, k, v, Sight(order, apart)),
+        "window": lambda: window_attention.attend(q, k, v, 9),
+        "ring": lambda: processor_kernel.attend(q, k, v, causal=True)[0],
+        "first reading": lambda: KVCache(S).attend(0, q, k, v),
+    }
+    calls: list[int] = []
+    original = processor_kernel.wide
+    monkeypatch.setattr(processor_kernel, "wide", lambda x: calls.append(1) or original(x))
+    for name, road in roads.items():
+        monkeypatch.setattr(processor, "_SLOW_BF16", True)
+        calls.clear()
+        found = road()
+        assert calls, name
+        monkeypatch.setattr(processor, "_SLOW_BF16", False)
+        calls.clear()
+        other = road()
+        assert not calls and found.shape == other.shape, name
+        assert float((found.double() - other.double()).norm() / other.double().norm()) < 2**-7, name
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_compiled_block_holds_it_whole(masked: bool, dtype: torch.dtype) -> None:
+    given, grad = made((1, 2, 1, LEAST_POSITIONS, 8), dtype)
+    mask = packed(1, LEAST_POSITIONS) if masked else None
+    torch.compiler.reset()
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    exact = [x.double() for x in all_of(attend, given, grad, mask=mask)]
+    assert max(errors(all_of(compiled, given, grad, mask=mask), exact)) < tolerance(dtype)
+
+
+def test_it_is_asked_where_it_is_faster_and_nowhere_else(
+    at_home: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured: fewer scores are not worth the calls, neither are fewer positions, and of more the kernel leaves out
+    as much, but behind a mask; at home it is of a copy, if it is of joined ones. What is widened is always."""
+
+    def of(S: int, N: int = 8, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+        return torch.empty(64, N, S, 2, dtype=dtype, device=device)
+
+    assert suits(of(256)) and suits(of(256, dtype=torch.float64)) and not suits(of(256, dtype=torch.float16))
+    assert not suits(of(256, device="meta")) and not suits(of(256, N=1)[:1])
+    assert LEAST_SCORES > 256**2
+    for S in (LEAST_POSITIONS - 1, MOST_POSITIONS + 1):
+        assert not suits(of(S)) and suits(of(S), joined=True) == at_home
+        assert suits(of(S), masked=True) == (S > MOST_POSITIONS)
+    assert suits(of(LEAST_WIDENED, dtype=torch.bfloat16))
+    assert not suits(of(LEAST_WIDENED - 1, dtype=torch.bfloat16))
+    monkeypatch.setattr(processor, "_SLOW_BF16", False)
+    assert not suits(of(256, dtype=torch.bfloat16))
+
+
+def test_packed_documents_are_attended_behind_their_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context.block_attention, "suits", lambda q, **more: True)
+    qkv, _ = made_joined((2, 1, 1, 6, 4), torch.float64)
+    order = (torch.arange(6),)
+    apart = torch.tensor([[0, 0, 0, 1, 1, 1]] * 2).T
+    second = HERE.attend_joined(qkv, Sight(order, apart))[:, :, 3:]
+    assert torch.allclose(second, plainly(*qkv[:, :, :, 3:]), rtol=0, atol=1e-14)
+    asked = []
+    monkeypatch.setattr(
+        context.block_attention, "attend_joined", lambda qkv: asked.append(1) or plainly(*qkv)
+    )
+    whole = F.scaled_dot_product_attention(*qkv.unbind(0), is_causal=True)
+    assert torch.allclose(HERE.attend_joined(qkv, Sight(order, None)), whole, rtol=0, atol=1e-14) and asked
