@@ -47,6 +47,12 @@ def test_planning_imports_no_torch():
     assert "torch" not in modules_after(f"from trivium import {WITHOUT_TORCH}")
 
 
+def test_training_and_reading_import_no_compiler():
+    """It takes 60 MiB of every rank, and is imported where a plan asks for it."""
+    found = modules_after("import trivium.training.run, trivium.model.generate")
+    assert "torch" in found and "torch._dynamo" not in found
+
+
 def test_every_name_is_found_and_the_same_for_type_checkers():
     tree = ast.parse(Path(trivium.__file__).read_text("utf-8"))
     (block,) = (

@@ -213,17 +213,14 @@ def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[Part, Part]]:
     """Of queries, and of the keys that these heads share: all at once, or where they are widened whole sequences, or
     of one some groups of heads."""
     (B, N, S, D), G = q.shape, k.shape[1]
-    room = AT_ONCE * _threads() if processor_kernel.widens(q) else q.numel()
+    # A compiler cannot ask for the threads.
+    threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()
+    room = AT_ONCE * threads if processor_kernel.widens(q) else q.numel()
     sequences, groups = max(1, room // (N * S * D)), max(1, room // (N // G * S * D))
     for b in range(0, B, sequences):
         for g in range(0, G, groups):
             rows, heads = slice(b, b + sequences), slice(g * (N // G), (g + groups) * (N // G))
             yield (rows, heads), (rows, slice(g, g + groups))
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _threads() -> int:
-    return torch.get_num_threads()
 
 
 def _of(hiding: Tensor | None, part: Part) -> Tensor | None:
