@@ -107,6 +107,14 @@ SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 
             "plan.model.window_from (4) must be below plan.model.layers (4)",
         ),
         ({"batch__ramp": {"start": 3, "increment": 5, "samples": 9}}, "never reaches"),
+        (
+            {"layout__data": 2, "batch__ramp": {"start": 10, "increment": 3, "samples": 9}},
+            "plan.batch.ramp.increment (3) must be a multiple of plan.batch.micro x plan.layout.data",
+        ),
+        (
+            {"layout__data": 2, "batch__ramp": {"start": 7, "increment": 9, "samples": 9}},
+            "plan.batch.ramp.start (7) must be a multiple of plan.batch.micro x plan.layout.data",
+        ),
         ({"sequence_parallel": True, "layout__tensor": 4, "model__sequence": 6}, "plan.model.sequence (6)"),
         (
             {"schedule": "interleaved", "layout__pipeline": 3, "batch__sequences": 16},
