@@ -106,6 +106,7 @@ SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 
             {"model__window": 3, "model__window_from": 4},
             "plan.model.window_from (4) must be below plan.model.layers (4)",
         ),
+        ({"model__end_of_text": 37}, "plan.model.end_of_text (37) must be one of the ids below"),
         ({"batch__ramp": {"start": 3, "increment": 5, "samples": 9}}, "never reaches"),
         (
             {"layout__data": 2, "batch__ramp": {"start": 10, "increment": 3, "samples": 9}},
