@@ -24,3 +24,15 @@ def test_a_probability_is_at_most_one_and_that_of_the_softmax(dtype: torch.dtype
         torch.finfo(dtype).eps, torch.finfo(torch.float32).eps
     )  # scores are summed in fp32 at most
     assert float((found - exact).abs().max()) < 2 * logit * rounding
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_how_much_likelier_one_answer_is_than_another_is_not_rounded(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, table, rows = torch.randn(40, 64).to(dtype), torch.randn(50, 64).to(dtype) * 0.2, torch.arange(40)
+    logits, group = x.double() @ table.double().T, Mesh.single().tensor
+    one, other = (
+        likelihoods(x, table, rows=rows, targets=rows + n, group=group, vocabulary=50).nats for n in (0, 7)
+    )
+    exact = logits[rows, rows] - logits[rows, rows + 7]
+    torch.testing.assert_close(one - other, exact, rtol=0, atol=1e-12)
