@@ -30,7 +30,7 @@ def written(root: Path, *tensors: torch.Tensor) -> Checkpoint:
 
 @pytest.mark.parametrize("row", range(5))
 def test_a_difference_is_found_and_measured_in_whichever_piece_it_is(tmp_path: Path, row: int) -> None:
-    values = torch.arange(1.0, 21.0, dtype=torch.float64).view(SHAPE)
+    values = torch.arange(20.0, 0.0, -1.0, dtype=torch.float64).view(SHAPE)
     other = values.clone()
     other[row, 2] += 0.5
     one, two = written(tmp_path / "a", values, values), written(tmp_path / "b", values, other)

@@ -11,7 +11,7 @@ from trivium.cost.hardware import machine_named
 from trivium.cost.layer import layer_work
 from trivium.cost.prices import Prices, prices
 from trivium.cost.rank_parameters import layer_parameters
-from trivium.cost.replicas import Fullest, optimizer_seconds
+from trivium.cost.replicas import Fullest, data_seconds, optimizer_seconds
 from trivium.cost.setting import Setting, setting
 from trivium.cost.stack import Stack, stack_named, stacks
 
@@ -88,3 +88,16 @@ def test_an_optimizer_takes_as_long_as_its_slice_is_large_however_many_copies_th
         for data, shards in ((4, 0), (16, 4), (16, 0))
     )
     assert alone == copies > sharded
+
+
+def test_weights_are_whole_where_an_optimizer_works_on_slices_until_stage_3_slices_them_too() -> None:
+    first, second, third = (float(optimizer_seconds(at(zero=n, data=8), Fullest(1e9, 3))) for n in (1, 2, 3))
+    assert first == second > third
+
+
+def test_gradients_travel_in_their_own_dtype_and_weights_in_theirs() -> None:
+    stack, full = OURS.model_copy(update={"overlaps_data": False, "buckets": False}), Fullest(1e9, 3)
+    wide, narrow = (at(stack, zero=1, data=8, tied=0, weight_bytes=2, reduction_bytes=n) for n in (4, 2))
+    seconds = [float(data_seconds(here, prices(here), full)) for here in (wide, narrow)]
+    road = wide.road(8, wide.strides.sharers)
+    assert seconds[0] - seconds[1] == pytest.approx(float(2 * 1e9 * 7 / 8 / road.bandwidth))
