@@ -10,7 +10,7 @@ from plans import small
 from trivium.config import to_tree
 from trivium.errors import CheckpointError
 from trivium.provenance import LOCK
-from trivium.training.same_work import refuse_other_work
+from trivium.training.same_work import refuse_other_weights, refuse_other_work
 
 NOW = {"seed": 1, "plan": to_tree(small()), "data": {"tokenizer_sha256": "a", "files": {"x.bin": "b"}}}
 
@@ -76,3 +76,28 @@ def test_work_is_another_by_what_is_computed_and_not_by_how_it_is_divided(
         return
     with pytest.raises(CheckpointError, match=re.escape(f"\n  {told}\n")):
         refuse_other_work(Path("step"), NOW, now)
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "value", "told"),
+    [
+        ("llama", "sequence", 16, ""),
+        ("gpt", "sequence", 16, "plan.model.sequence: 8 -> 16"),
+        ("gpt", "dropout", 0.5, ""),
+        ("gpt", "ffn", 96, ""),  # what it is where nothing is said
+        ("gpt", "ffn", 48, "plan.model.ffn: 96 -> 48"),
+        ("gpt", "head", "untied", "plan.model.head: tied -> untied"),
+    ],
+)
+def test_weights_are_of_another_model_where_their_shapes_or_meaning_are(
+    family: str, field: str, value: object, told: str
+) -> None:
+    there, here = (
+        {"plan": to_tree(small(model={"family": family, "hidden": 24, **more})), "data": {}}
+        for more in ({}, {field: value})
+    )
+    if not told:
+        refuse_other_weights(Path("step"), there, here)
+        return
+    with pytest.raises(CheckpointError, match=re.escape(f"\n  {told}\n")):
+        refuse_other_weights(Path("step"), there, here)

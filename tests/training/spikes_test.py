@@ -202,6 +202,13 @@ def test_more_spikes_in_a_row_than_the_limit_stop_the_run(tokens: Path, tmp_path
     assert [e["step"] for e in spikes_of(tmp_path)] == [1, 2, 3]
 
 
+def test_more_rewinds_of_one_step_than_the_limit_stop_the_run(tokens: Path, tmp_path: Path) -> None:
+    """Whatever samples come in the place of those that are left out."""
+    with poisoned(poison_at(4)), pytest.raises(DataError, match="at most 2 in a row"):
+        start(job(tokens, tmp_path, "rewind", steps=5, spikes={"limit": 2}))
+    assert [e["step"] for e in spikes_of(tmp_path)] == [4, 4, 4]
+
+
 def test_rewind_leaves_out_the_samples_for_good_and_a_killed_run_keeps_to_it(
     tokens: Path, tmp_path: Path, monkeypatch
 ) -> None:
