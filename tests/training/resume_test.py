@@ -120,6 +120,15 @@ def test_a_killed_run_ends_bitwise_as_the_unbroken_one_with_dropout_and_saves_be
     assert len(losses(tmp_path / "broken")) == STEPS
 
 
+def test_every_line_of_the_metrics_counts_what_was_seen_up_to_its_end(tokens: Path, tmp_path: Path) -> None:
+    given, seen = job(tokens, tmp_path, plan(), steps=4), 0
+    start(given)
+    for line in (m for m in read(tmp_path / METRICS) if "loss" in m):
+        seen += line["sequences"]
+        assert (line["samples"], line["tokens"]) == (seen, seen * given.plan.model.sequence)
+    assert seen > 0
+
+
 def test_the_next_100_batches_of_a_resumed_run_are_those_of_the_unbroken_one(
     tokens: Path, tmp_path: Path, monkeypatch
 ) -> None:
