@@ -215,6 +215,17 @@ def test_partitions_cover_the_model_once_and_weigh_the_ends() -> None:
     assert Partition(embedding_weight=4).counts(model, Layout(pipeline=4)) == (0, 4, 3, 3)
 
 
+def test_a_feed_forward_is_four_times_as_wide_or_with_a_gate_8_thirds_rounded_up_to_64() -> None:
+    for hidden, gpt, llama in (
+        (24, 96, 64),
+        (4096, 16384, 10944),
+        (5120, 20480, 13696),
+        (6144, 24576, 16384),
+    ):
+        widths = [small(model={"family": f, "hidden": hidden}).model.ffn_width for f in ("gpt", "llama")]
+        assert widths == [gpt, llama]
+
+
 def test_the_width_of_heads_is_a_share_of_hidden_only_where_none_is_given() -> None:
     assert broken(model__heads=5) and not broken(model__heads=5, model__head_width=6)
     assert (small().model.head_columns, small(model={"head_width": 10}).model.head_columns) == (6, 10)
