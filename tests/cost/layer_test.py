@@ -5,13 +5,15 @@ from dataclasses import replace
 import pytest
 
 from cost.plans import mt_nlg
-from trivium.cost.case import LAYER, Case, case_of
+from trivium.cost.case import LAYER, NONE, Case, case_of
+from trivium.cost.collectives import all_reduce_seconds, exchange_seconds
 from trivium.cost.constants import prior_constants
+from trivium.cost.context import context_seconds
 from trivium.cost.hardware import machine_named
-from trivium.cost.layer import layer_work
+from trivium.cost.layer import attention_seconds, ends_work, layer_work
 from trivium.cost.prices import Prices, prices
 from trivium.cost.rank_parameters import layer_parameters
-from trivium.cost.replicas import Fullest, data_seconds, optimizer_seconds
+from trivium.cost.replicas import STEP_OPERATIONS, Fullest, data_seconds, optimizer_seconds
 from trivium.cost.setting import Setting, setting
 from trivium.cost.stack import Stack, stack_named, stacks
 
@@ -101,3 +103,65 @@ def test_gradients_travel_in_their_own_dtype_and_weights_in_theirs() -> None:
     seconds = [float(data_seconds(here, prices(here), full)) for here in (wide, narrow)]
     road = wide.road(8, wide.strides.sharers)
     assert seconds[0] - seconds[1] == pytest.approx(float(2 * 1e9 * 7 / 8 / road.bandwidth))
+
+
+def test_heads_go_for_positions_as_queries_keys_and_values_and_come_back_as_results() -> None:
+    here = at(ring=0, context=4, tensor=4, kv_heads=16, recompute=NONE)
+    c = here.case
+    one_head = c.positions * c.head_width / c.tensor * c.weight_bytes
+    moved = ((c.heads + 2 * c.kv_heads) * one_head, c.heads * one_head)
+    fabric = here.constants.fabric
+    each = (exchange_seconds(SELENE, n, 4, here.strides.context, fabric) for n in moved)
+    forward, backward = context_seconds(here)
+    assert float(forward) == pytest.approx(float(sum(each))) == float(backward)
+
+
+@pytest.mark.parametrize("ring", [0, 1])
+def test_a_layer_that_is_computed_again_sends_its_messages_again(ring: int) -> None:
+    with_context = {"ring": ring, "context": 4}
+    forward, backward = context_seconds(at(recompute=LAYER, **with_context))
+    assert backward - context_seconds(at(recompute=NONE, **with_context))[1] == pytest.approx(float(forward))
+    again, kept = (priced(recompute=mode, **with_context) for mode in (LAYER, NONE))
+    more = again.layer_backward.tensor - kept.layer_backward.tensor
+    assert more == pytest.approx(OURS.recomputed * kept.layer_forward.tensor) and more > 0
+
+
+def test_a_norm_over_all_heads_and_a_split_vocabulary_send_a_few_numbers_of_every_position() -> None:
+    here = at(recompute=NONE)
+    road = here.road(CASE.tensor, here.strides.tensor)
+    numbers = float(all_reduce_seconds(8 * CASE.positions, CASE.tensor, road)) * here.slowness
+    over, plain = (priced(recompute=NONE, over_heads=n) for n in (1, 0))
+    for one, other in (
+        (over.layer_forward, plain.layer_forward),
+        (over.layer_backward, plain.layer_backward),
+    ):
+        assert one.tensor - other.tensor == pytest.approx(numbers)
+    # the largest score, the sum of exponentials and the target's score
+    assert plain.head_forward.tensor == pytest.approx(3 * numbers)
+
+
+def test_attention_through_windows_takes_the_share_of_pairs_that_they_leave() -> None:
+    device, launch = at().device, prior_constants().operation_seconds
+    whole, quarter = (attention_seconds(replace(CASE, seen=n), device) for n in (1.0, 0.25))
+    for one, other in zip(whole, quarter, strict=True):
+        assert float(one) - launch == pytest.approx(4 * (float(other) - launch))
+
+
+def test_wider_elements_move_more_bytes_and_tensor_ranks_share_positions_between_regions() -> None:
+    launches = 4 * prior_constants().operation_seconds
+    narrow, wide = (at(weight_bytes=n) for n in (2, 4))
+    two, four = (float(ends_work(h.case, h.device, h.stack).embedding) - launches for h in (narrow, wide))
+    assert four == pytest.approx(2 * two)
+    spared = {}
+    for tensor in (2, 8):
+        whole, shared = (
+            layer_work(replace(CASE, tensor=tensor, sequence_parallel=n), narrow.device, narrow.stack)
+            for n in (0, 1)
+        )
+        spared[tensor] = float(whole.forward - shared.forward)
+    assert spared[8] / spared[2] == pytest.approx((1 - 1 / 8) / (1 - 1 / 2)) and spared[2] > 0
+
+
+def test_a_step_of_hardly_any_parameters_still_launches_its_operations() -> None:
+    launch = prior_constants().launch_seconds
+    assert float(optimizer_seconds(at(), Fullest(0.0, 3))) == pytest.approx(STEP_OPERATIONS * launch)
