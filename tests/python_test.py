@@ -167,6 +167,7 @@ def test_a_saved_state_goes_on_as_if_nothing_had_been(tmp_path: Path):
     assert published(tmp_path) == [path]
     found = Checkpoint.open(path)
     found.verify()
-    assert (found.step, found.manifest["tokens_seen"], found.manifest["seed"]) == (3, 24, 1)
+    told = [found.manifest[name] for name in ("step", "samples", "tokens_seen", "seed")]
+    assert told == [3, 6, 24, 1]
     restore(trainers[1], found)
     assert steps(trainers[1], 3) == steps(trainers[0], 3)

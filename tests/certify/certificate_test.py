@@ -34,6 +34,7 @@ def test_the_first_wrong_step_is_told_with_all_quantities_that_deviate_there() -
 
 def test_a_verdict_is_json_even_when_numbers_are_not() -> None:
     tree = certificate(PLAN, [Deviation("loss", "", float("nan"))]).as_tree()
+    assert not tree["passed"], "what is not finite never passes"
     assert json.loads(json.dumps(tree, allow_nan=False))["worst"] == "nan"
     assert certificate(PLAN, [Deviation("loss", "", TOLERANCE)]).as_tree()["first"] is None
 

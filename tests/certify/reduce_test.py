@@ -39,6 +39,7 @@ def kind(plan: Plan) -> dict[str, object]:
         "empty stages": [c == 0 for c in counts],
         "fuller stages": [(a > b) for a, b in zip(counts, counts[1:], strict=False)],
         "odd sequence": model.sequence % 2,
+        "odd micro-batches": plan.batch.ramp is None and plan.batch.micro_batches(layout) % 2,
         "ramp": plan.batch.ramp is not None,
     }
 

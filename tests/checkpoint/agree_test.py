@@ -83,6 +83,11 @@ def share_a_work(place: Place) -> None:
     assert told == "rank 1: train-a.bin is damaged"
     assert bool(alive) == (place.rank == 0), "only who waits for others alone says so here"
 
+    def fail() -> None:
+        raise DataError(f"a file of rank {place.rank}")
+
+    assert problem_of_any(fail, mesh) == "rank 0: a file of rank 0", "the first of those that failed"
+
 
 def test_every_rank_hears_what_went_wrong_on_one() -> None:
     on_ranks(2, share_a_work)

@@ -28,6 +28,8 @@ STEPS = (10, 20, 30)
 def made(root: Path, plan: Plan, step: int, **about: Any) -> Checkpoint:
     """A checkpoint of other weights at every step."""
     trainer = Trainer(plan, Mesh.single(), seed=step, rule=RULE)
+    for shard in trainer.optimizer.shards:
+        shard.master *= 1 + 1e-5  # which narrow weights cannot tell
     told = {"plan": to_tree(plan), "tokens_seen": step * 64, "seed": 7, **about}
     path = save(root, step, fragments(trainer), Mesh.single(), told)
     return Checkpoint.open(path)
@@ -112,6 +114,15 @@ Wrong = Callable[[Path, Checkpoint], list[Checkpoint]]
             lambda at, one: [one, made(at / "b", small(model={"norm_epsilon": 1e-6}), 20)],
             CheckpointError,
             r"norm_epsilon: 1e-05 -> 1e-06",
+        ),
+        (
+            lambda at, one: [
+                one,
+                made(at / "b", small(), 20),
+                made(at / "c", small(model={"hidden": 48}), 30),
+            ],
+            CheckpointError,
+            r"step-00000030 is of another model(.|\n)*plan.model.hidden: 24 -> 48",
         ),
         (
             lambda at, one: [one, made(at / "b", small(), 20, data={"tokenizer_sha256": "b"})],

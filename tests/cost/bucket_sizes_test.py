@@ -13,6 +13,8 @@ LAYOUTS = [
     {"layout": {"tensor": 1, "pipeline": 1, "data": 3}, "batch": {"sequences": 24}},
     {"layout": {"tensor": 2, "pipeline": 2, "data": 2}},
     {"layout": {"tensor": 4, "pipeline": 3, "data": 1}},
+    {"layout": {"tensor": 1, "pipeline": 1, "data": 4}, "zero": 2},
+    {"layout": {"tensor": 1, "pipeline": 1, "data": 4}, "zero": 3},
     {"layout": {"tensor": 1, "pipeline": 2, "data": 1, "chunks": 2}, "schedule": "interleaved"},
     {"layout": {"pipeline": 4, "chunks": 2}, "sequence_parallel": True, "schedule": "interleaved"},
     {"model": {"family": "llama", "kv_heads": 2, "head": "untied"}, "layout": {"tensor": 2, "pipeline": 4}},

@@ -36,6 +36,10 @@ def test_a_group_inside_a_node_has_the_nodes_links_and_one_across_nodes_the_card
     found = road_between(SELENE, degree, stride, fabric=0.8).bandwidth
     card = 0.8 * SELENE.fabric_link.effective_bandwidth
     assert found == pytest.approx([SELENE.node_link.effective_bandwidth, card, 2 * card, 4 * card, 8 * card])
+    fast = SELENE.model_copy(update={"fabric_link": SELENE.node_link})
+    assert road_between(fast, 16, 1, fabric=1.0).bandwidth == SELENE.node_link.effective_bandwidth, (
+        "what the cards could take must come over the node's links"
+    )
 
 
 def test_neighbours_send_over_the_fabric_once_any_hop_leaves_the_node():

@@ -9,6 +9,7 @@ from trivium.cost.hardware import machine_named, this_machine
 from trivium.cost.memory import worst_rank
 from trivium.cost.stack import stack_named
 from trivium.errors import ConfigError
+from trivium.planner.pricing import utilisation
 
 SELENE = machine_named("selene")
 
@@ -20,9 +21,21 @@ def test_the_parts_add_up_and_the_largest_is_the_limit():
     assert priced.tree()["seconds"] == priced.seconds
 
 
-def test_the_bubble_of_mt_nlg_is_the_papers():
+@pytest.mark.parametrize("micro_batches", [240, 35])
+def test_the_bubble_of_mt_nlg_is_the_papers(micro_batches):
     """The last stage also computes the logits, so busier and idler ranks differ a little."""
-    assert estimate(mt_nlg(), SELENE).bubble_fraction == pytest.approx(34 / 240, abs=0.02)
+    plan = mt_nlg(batch={"sequences": 8 * micro_batches})
+    assert estimate(plan, SELENE).bubble_fraction == pytest.approx(34 / micro_batches, rel=0.12)
+
+
+def test_utilisation_is_of_the_devices_there_are_however_many_ranks_share_them():
+    here, plan = this_machine(2, 8 << 30), small()
+    priced = estimate(plan, here)
+    devices = 2 * getattr(here.peak, plan.precision.weights)
+    assert plan.layout.world_size > 2
+    useful = model_flops(plan.model, plan.batch.sequences).total
+    assert priced.utilisation == pytest.approx(useful / priced.seconds / devices)
+    assert priced.utilisation == pytest.approx(utilisation(plan, here, priced.seconds))
 
 
 def test_a_plan_that_does_not_fit_is_bound_by_memory():

@@ -14,9 +14,10 @@ SIZE = st.integers(1, 4096).map(lambda n: 8 * n)
 @given(m=SIZE, n=SIZE, k=SIZE)
 @settings(max_examples=100, deadline=None)
 def test_a_product_is_never_faster_than_peak_or_memory(m, n, k):
-    seconds = float(A100.product(m, n, k))
-    assert seconds >= 2 * m * n * k / A100.machine.peak.bf16
-    assert seconds >= 2 * (m * k + k * n + m * n) / A100.machine.memory_bandwidth
+    for batch in (1, 3):
+        seconds = float(A100.product(m, n, k, batch))
+        assert seconds >= batch * 2 * m * n * k / A100.machine.peak.bf16
+        assert seconds >= batch * 2 * (m * k + k * n + m * n) / A100.machine.memory_bandwidth
 
 
 @given(m=SIZE, n=SIZE, k=SIZE)

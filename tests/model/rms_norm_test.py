@@ -40,9 +40,13 @@ def test_rows_that_lie_apart_are_as_any_others() -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("at_once", [64, 1 << 17])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_kept_are_the_input_and_a_number_a_row_and_all_is_rounded_once(dtype: torch.dtype) -> None:
+def test_kept_are_the_input_and_a_number_a_row_and_all_is_rounded_once(
+    dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(1)
+    monkeypatch.setattr(module, "AT_ONCE", at_once)
     x, weight, grad = values(6, 64, dtype=dtype), values(64, dtype=dtype), torch.randn(6, 64).to(dtype)
     kept: list[torch.Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):

@@ -1,8 +1,12 @@
 """Turned queries and keys are the formula's, with its gradients, and lie in memory as they did."""
 
+import math
+
+import pytest
 import torch
 
 from trivium.model.rotary import Turning, rotate
+from trivium.plan.rope_scaling import RopeScaling
 
 S, B, N, G, D = 5, 3, 4, 2, 6
 
@@ -35,3 +39,17 @@ def test_positions_that_come_first_in_memory_still_do() -> None:
     q, k = (torch.randn(S, B, n, D).permute(1, 2, 0, 3) for n in (N, G))
     for x in rotate(q, k, torch.arange(S)[None], Turning(D, 10000.0, None)):
         assert x.permute(2, 0, 1, 3).is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("factor", "attention", "expected"),
+    [(8.0, None, 0.1 * math.log(8) + 1), (8.0, 1.25, 1.25), (1.0, None, 1.0), (0.5, None, 1.0)],
+)
+def test_sines_and_cosines_grow_with_the_factor_and_never_shrink(
+    factor: float, attention: float | None, expected: float
+) -> None:
+    """As in the paper's code, where a factor of at most 1 stretches nothing."""
+    yarn = RopeScaling(kind="yarn", factor=factor, original=64, slow=1, fast=32, attention=attention)
+    assert Turning(8, 10000.0, yarn).magnitude == pytest.approx(expected)
+    linear = RopeScaling(kind="linear", factor=factor)
+    assert Turning(8, 10000.0, linear).magnitude == Turning(8, 10000.0, None).magnitude == 1.0

@@ -44,6 +44,8 @@ def test_another_order_spans_tensor_groups_and_is_refused_with_the_order_that_wo
 def test_what_the_user_allows_is_not_refused():
     wide = Layout(tensor=16)
     assert problems(wide, DGX) and problems(wide, DGX, tensor_across_nodes=True) == []
+    (text,) = problems(Layout(tensor=16, chunks=2), DGX, tensor_across_nodes=True)
+    assert "plan.layout.chunks is 2" in text  # what is no layout is none across nodes either
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 
             "plan.partition.head_weight is 1.0 but plan.schedule 'zb-turns'",
         ),
         ({"partition__layers": (3,)}, "sums to 3"),
+        ({"partition__layers": (5,)}, "sums to 5"),
         ({"model__kv_heads": 3}, "multiple of plan.model.kv_heads (3)"),
         (
             {"model__family": "llama", "model__heads": 8},
@@ -106,7 +107,16 @@ SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 
             {"model__window": 3, "model__window_from": 4},
             "plan.model.window_from (4) must be below plan.model.layers (4)",
         ),
+        ({"model__end_of_text": 37}, "plan.model.end_of_text (37) must be one of the ids below"),
         ({"batch__ramp": {"start": 3, "increment": 5, "samples": 9}}, "never reaches"),
+        (
+            {"layout__data": 2, "batch__ramp": {"start": 10, "increment": 3, "samples": 9}},
+            "plan.batch.ramp.increment (3) must be a multiple of plan.batch.micro x plan.layout.data",
+        ),
+        (
+            {"layout__data": 2, "batch__ramp": {"start": 7, "increment": 9, "samples": 9}},
+            "plan.batch.ramp.start (7) must be a multiple of plan.batch.micro x plan.layout.data",
+        ),
         ({"sequence_parallel": True, "layout__tensor": 4, "model__sequence": 6}, "plan.model.sequence (6)"),
         (
             {"schedule": "interleaved", "layout__pipeline": 3, "batch__sequences": 16},
@@ -158,6 +168,7 @@ def test_mt_nlg_has_the_papers_parameters_and_its_batch_ramp_the_papers_steps() 
     model = ModelShape(layers=105, hidden=20480, heads=128, vocabulary=51200, sequence=2048)
     L, h, V, s = 105, 20480, 51200, 2048
     assert count(model) == 12 * L * h * h + 13 * L * h + (V + s) * h + 2 * h
+    assert model.std == pytest.approx(4.0344e-3, rel=1e-4)  # sqrt(1 / 3h), section 3.2
     batch = Batch(sequences=1920, micro=1, ramp={"start": 32, "increment": 32, "samples": 5859375})
     assert batch.segments[-1].sequences == 1920
     assert 5859375 <= batch.segments[-1].first_sample < 5859375 + 1920
@@ -200,6 +211,19 @@ def test_partitions_cover_the_model_once_and_weigh_the_ends() -> None:
         assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
     weighted = Partition(head_weight=2, embedding_weight=1).counts(model, Layout(pipeline=4))
     assert weighted[-1] < weighted[1] and sum(weighted) == 10
+    assert Partition(head_weight=4).counts(model, Layout(pipeline=4)) == (3, 4, 3, 0)
+    assert Partition(embedding_weight=4).counts(model, Layout(pipeline=4)) == (0, 4, 3, 3)
+
+
+def test_a_feed_forward_is_four_times_as_wide_or_with_a_gate_8_thirds_rounded_up_to_64() -> None:
+    for hidden, gpt, llama in (
+        (24, 96, 64),
+        (4096, 16384, 10944),
+        (5120, 20480, 13696),
+        (6144, 24576, 16384),
+    ):
+        widths = [small(model={"family": f, "hidden": hidden}).model.ffn_width for f in ("gpt", "llama")]
+        assert widths == [gpt, llama]
 
 
 def test_the_width_of_heads_is_a_share_of_hidden_only_where_none_is_given() -> None:

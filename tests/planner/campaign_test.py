@@ -10,9 +10,10 @@ def ramped():
     return small(data=2, batch={"sequences": 32, "ramp": {"start": 8, "increment": 8, "samples": 200}})
 
 
-def test_the_steps_are_those_the_trainer_takes():
-    """Counted one by one, as the training loop does."""
-    plan, tokens = ramped(), 3000
+@pytest.mark.parametrize("tokens", [1, 64, 65, 3000])
+def test_the_steps_are_those_the_trainer_takes(tokens):
+    """Counted one by one, as the training loop does; of a sequence that is begun, all is trained on."""
+    plan = ramped()
     step = seen = 0
     sizes: dict[int, int] = {}
     while seen * plan.model.sequence < tokens:

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ from trivium.cost.hardware import this_machine
 from trivium.cost.memory import worst_rank
 from trivium.errors import ConfigError
 from trivium.plan.precision import Precision
+from trivium.planner import pricing
 from trivium.planner.config import SearchSpace
 from trivium.planner.finalists import simulated_seconds
-from trivium.planner.grid import Subject
+from trivium.planner.grid import Candidates, Subject
 from trivium.planner.leaner import memory_bytes
+from trivium.planner.pricing import price, rank
 from trivium.planner.search import search
 
 
@@ -93,6 +96,38 @@ def test_for_mt_nlg_the_search_keeps_tensor_inside_the_node_and_beats_the_publis
     assert best.seconds < estimate(MT_NLG_PLAN, SELENE).seconds
 
 
+def test_batches_are_ranked_by_the_time_of_a_sequence():
+    """Of one layout with two batches, the larger fills the same pipeline as long, for more sequences."""
+    found = small_search(space=SearchSpace(pipeline=(4,), tensor=(1,), zero=(1,), context=(1,), micro=(1,)))
+    candidates = found.enumerated.candidates
+    both = Candidates(
+        found.subject, candidates.grid.joined(candidates.changed(sequences=2 * found.subject.sequences).grid)
+    )
+    ranking = rank(price(both, HERE, found.ranking.priced.memory_limit, found.space), HERE, 2)
+    winners = ranking.winners(len(ranking.simulated))
+    assert winners[0].plan.batch.sequences == 2 * found.subject.sequences
+    each = [winner.seconds / winner.plan.batch.sequences for winner in winners]
+    assert each == pytest.approx(sorted(each), rel=1e-5)
+
+
+def test_what_the_closed_form_was_too_hopeful_of_is_simulated_until_none_could_be_faster(monkeypatch):
+    def slower(candidates, machine):
+        return 1.2 * simulated_seconds(candidates, machine)
+
+    priced = small_search().ranking.priced
+    monkeypatch.setattr(pricing, "simulated_seconds", slower)
+    ranking = rank(priced, HERE, 3)
+    assert 3 < len(ranking.simulated) < len(ranking.order)
+    assert priced.seconds[ranking.order[len(ranking.simulated) :]].min() >= ranking.simulated.min()
+
+
+def test_of_plans_that_take_as_long_the_one_that_holds_less_comes_first():
+    winners = small_search().ranking.winners(60)
+    times = [f"{winner.seconds / winner.plan.batch.sequences:.5e}" for winner in winners]
+    ties = [(a, b) for n, (a, b) in enumerate(pairwise(winners)) if times[n] == times[n + 1]]
+    assert ties and all(a.memory_bytes <= b.memory_bytes for a, b in ties)
+
+
 def test_equal_searches_find_equal_plans():
     assert [w.plan for w in small_search().ranking.winners(30)] == [
         w.plan for w in small_search().ranking.winners(30)
@@ -120,11 +155,12 @@ def test_ranks_that_no_layout_divides_are_refused_with_the_numbers():
         small_search(ranks=13, space=SearchSpace(context=(1,)))
 
 
-def test_an_impossible_batch_names_the_nearest_that_some_layout_divides():
-    subject = replace(subject_of(small()), sequences=30)
-    with pytest.raises(ConfigError, match="batch 30 is not a multiple") as error:
+@pytest.mark.parametrize(("batch", "nearest"), [(30, "28 or 32"), (33, "32 or 36")])
+def test_an_impossible_batch_names_the_nearest_that_some_layout_divides(batch, nearest):
+    subject = replace(subject_of(small()), sequences=batch)
+    with pytest.raises(ConfigError, match=f"batch {batch} is not a multiple") as error:
         search(subject, HERE, 4, SearchSpace(micro=(4,), context=(1,)))
-    assert "nearest legal batch: 28 or 32" in str(error.value)
+    assert f"nearest legal batch: {nearest}" in str(error.value)
 
 
 def test_more_ranks_than_devices_are_refused():

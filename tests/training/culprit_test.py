@@ -165,6 +165,19 @@ def test_the_rows_of_a_step_done_together_are_the_step(root: Path, tmp_path: Pat
     assert norm == pytest.approx(step.gradient_norm, rel=1e-4)
 
 
+def test_a_step_is_replayed_from_the_checkpoint_before_it_with_the_history_that_judged_it(
+    root: Path, tmp_path: Path
+) -> None:
+    record = trained(root, tmp_path, None)
+    for step, started in ((1, 0), (4, 0), (5, 4), (8, 4)):
+        replay = replay_to(record, step)
+        assert (replay.started_from, replay.done) == (started, step - 1)
+        assert replay.spikes.state["losses"] == pytest.approx(
+            [record.steps[n]["loss"] for n in range(1, step)], rel=1e-5
+        )
+        assert replay.advance(update=False).loss == pytest.approx(record.steps[step]["loss"], rel=1e-5)
+
+
 def stage_and_inputs() -> tuple[Any, Inputs]:
     model = small().model
     stage = WholeModel(model, precision="fp32", device=torch.device("cpu")).stage

@@ -30,7 +30,7 @@ from trivium.training.job import start
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
 from trivium.training.neighbours import stack_of_main_thread
 from trivium.training.preemption import Requests, held_back, listening
-from trivium.training.pulse import Post, Pulse
+from trivium.training.pulse import Beat, Post, Pulse
 from trivium.training.run import CHECKPOINTS
 from trivium.training.watchdog import Watchdog, asked, innermost, percentile_99, waits
 
@@ -190,6 +190,13 @@ def test_the_limit_is_the_floor_or_three_times_the_99th_percentile(monkeypatch) 
     clock.now += 4.0
     with pytest.raises(RankFailed, match=r"no sign of life for 11\.5 s, where 9\.0 s are the limit"):
         dog.look()
+
+
+def test_of_several_steps_between_two_looks_each_took_its_share() -> None:
+    patience = watching.Patience(Supervision(hang_seconds=1.0))
+    for step, since in ((1, 10.0), (4, 16.0)):
+        patience.learn(Beat(step=step, phase="step", at=since, since=since))
+    assert patience.of_a_step == pytest.approx(3 * 2.0)
 
 
 def test_the_first_step_may_take_as_long_as_a_start(monkeypatch) -> None:

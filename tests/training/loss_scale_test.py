@@ -14,7 +14,7 @@ from trivium.parallel.dtypes import DTYPES
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import AdamRule
 from trivium.training.batches import Rows
-from trivium.training.loss_scale import GROWTH_STEPS, LEAST, LossScale
+from trivium.training.loss_scale import GROWTH_STEPS, LARGEST, LEAST, LossScale
 from trivium.training.trainer import Samples, Trainer
 
 
@@ -25,6 +25,17 @@ def test_the_scale_halves_on_overflow_and_doubles_after_many_finite_steps() -> N
     for _ in range(GROWTH_STEPS):
         scale.update(finite=True)
     assert scale == LossScale(8.0, 0)
+
+
+def test_the_finite_steps_that_double_the_scale_are_in_a_row_and_it_stays_within_its_bounds() -> None:
+    scale = LossScale(8.0, GROWTH_STEPS - 1)
+    for finite in (False, True):
+        scale.update(finite=finite)
+    assert scale == LossScale(4.0, 1)
+    for value, finite in ((LEAST, False), (LARGEST, True)):
+        scale = LossScale(value, GROWTH_STEPS - 1)
+        scale.update(finite=finite)
+        assert scale == LossScale(value, 0)
 
 
 def trainer(weights: str) -> Trainer:

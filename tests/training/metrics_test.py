@@ -1,10 +1,12 @@
 """Metrics are for those who look at a run: damage to them costs lines, never a training."""
 
+import io
 from pathlib import Path
 
 import pytest
 
 from trivium.cli.train import newest_loss
+from trivium.training import metrics
 from trivium.training.metrics import append, forget_after, last_step, newest, read
 
 DAMAGE = [
@@ -36,6 +38,26 @@ def test_what_a_host_that_lost_power_left_of_a_line_does_not_spoil_the_next_one(
     append(path, {"event": "resumed"})
     append(path, {"event": "preempted"})
     assert [r["event"] for r in read(path)] == ["saved", "resumed", "preempted"]
+
+
+class NearlyFull(io.FileIO):
+    """On a disk that takes half of a line."""
+
+    def write(self, line) -> int:
+        return super().write(line[: len(line) // 2])
+
+
+def test_a_disk_that_takes_half_a_line_costs_that_line_alone(tmp_path: Path, monkeypatch, capsys) -> None:
+    path = tmp_path / "events.jsonl"
+    append(path, {"event": "saved"})
+    before = path.read_bytes()
+    with monkeypatch.context() as full:
+        full.setattr(metrics, "open", lambda path, *given, **named: NearlyFull(path, "a+"), raising=False)
+        append(path, {"event": "preempted"})
+    assert path.read_bytes() == before
+    assert "a line was not written: No space left on device" in capsys.readouterr().err
+    append(path, {"event": "resumed"})
+    assert [r["event"] for r in read(path)] == ["saved", "resumed"]
 
 
 def test_without_metrics_nothing_is_known(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from trivium.training.prove import another_layout
 from trivium.training.record import read_record
 from trivium.training.replay import replay_to
 from trivium.training.rewind import refuse_other_order
-from trivium.training.run import CHECKPOINTS, TrainingJob
+from trivium.training.run import CHECKPOINTS, TrainingJob, validation_samples
 
 BATCH = {"sequences": 8, "micro": 2}
 MODEL = {"vocabulary": 300, "layers": 2, "dropout": 0.1}
@@ -118,6 +119,24 @@ def test_a_killed_run_ends_bitwise_as_the_unbroken_one_with_dropout_and_saves_be
     assert batches(tmp_path / "broken") == batches(tmp_path / "unbroken")
     assert hashes(tmp_path / "broken", STEPS) == hashes(tmp_path / "unbroken", STEPS)
     assert len(losses(tmp_path / "broken")) == STEPS
+
+
+def test_validation_takes_whole_micro_batches_for_every_stage(tokens: Path, tmp_path: Path) -> None:
+    given = job(tokens, tmp_path, plan(pipeline=2, data=2), validation_samples=64)
+    unit = 2 * 2 * given.plan.batch.micro
+    for there, taken in ((unit, unit), (3 * unit - 1, 2 * unit), (1000, 64)):
+        assert validation_samples(given, SimpleNamespace(num_samples=there)) == taken
+    with pytest.raises(DataError, match=rf"fewer than micro x data x pipeline \({unit}\)"):
+        validation_samples(given, SimpleNamespace(num_samples=unit - 1))
+
+
+def test_every_line_of_the_metrics_counts_what_was_seen_up_to_its_end(tokens: Path, tmp_path: Path) -> None:
+    given, seen = job(tokens, tmp_path, plan(), steps=4), 0
+    start(given)
+    for line in (m for m in read(tmp_path / METRICS) if "loss" in m):
+        seen += line["sequences"]
+        assert (line["samples"], line["tokens"]) == (seen, seen * given.plan.model.sequence)
+    assert seen > 0
 
 
 def test_the_next_100_batches_of_a_resumed_run_are_those_of_the_unbroken_one(

@@ -1,5 +1,6 @@
 """What a checkpoint must be of to be gone on from: the same work, whichever version wrote it."""
 
+import re
 from copy import deepcopy
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from plans import small
 from trivium.config import to_tree
 from trivium.errors import CheckpointError
 from trivium.provenance import LOCK
-from trivium.training.same_work import refuse_other_work
+from trivium.training.same_work import refuse_other_weights, refuse_other_work
 
 NOW = {"seed": 1, "plan": to_tree(small()), "data": {"tokenizer_sha256": "a", "files": {"x.bin": "b"}}}
 
@@ -45,3 +46,58 @@ def test_a_field_that_this_version_does_not_know_is_another_work() -> None:
     newer["plan"]["model"]["experts"] = 8
     with pytest.raises(CheckpointError, match=r"plan.model.experts: 8 -> \(absent\)"):
         refuse_other_work(Path("step"), newer, NOW)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        ("seed", 2, "seed: 1 -> 2"),
+        ("plan.model.layers", 5, "plan.model.layers: 4 -> 5"),
+        ("plan.batch.sequences", 32, "plan.batch.sequences: 16 -> 32"),
+        ("plan.precision.communication", "bf16", "plan.precision.communication: None -> bf16"),
+        ("data.tokenizer_sha256", "c", "data.tokenizer_sha256: a -> c"),
+        ("plan.batch.micro", 4, ""),
+        ("plan.layout.data", 2, ""),
+        ("plan.schedule", "gpipe", ""),
+        ("plan.zero", 3, ""),
+    ],
+)
+def test_work_is_another_by_what_is_computed_and_not_by_how_it_is_divided(
+    path: str, value: object, told: str
+) -> None:
+    now = deepcopy(NOW)
+    *sections, field = path.split(".")
+    node = now
+    for section in sections:
+        node = node[section]
+    node[field] = value
+    if not told:
+        refuse_other_work(Path("step"), NOW, now)
+        return
+    with pytest.raises(CheckpointError, match=re.escape(f"\n  {told}\n")):
+        refuse_other_work(Path("step"), NOW, now)
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "value", "told"),
+    [
+        ("llama", "sequence", 16, ""),
+        ("gpt", "sequence", 16, "plan.model.sequence: 8 -> 16"),
+        ("gpt", "dropout", 0.5, ""),
+        ("gpt", "ffn", 96, ""),  # what it is where nothing is said
+        ("gpt", "ffn", 48, "plan.model.ffn: 96 -> 48"),
+        ("gpt", "head", "untied", "plan.model.head: tied -> untied"),
+    ],
+)
+def test_weights_are_of_another_model_where_their_shapes_or_meaning_are(
+    family: str, field: str, value: object, told: str
+) -> None:
+    there, here = (
+        {"plan": to_tree(small(model={"family": family, "hidden": 24, **more})), "data": {}}
+        for more in ({}, {field: value})
+    )
+    if not told:
+        refuse_other_weights(Path("step"), there, here)
+        return
+    with pytest.raises(CheckpointError, match=re.escape(f"\n  {told}\n")):
+        refuse_other_weights(Path("step"), there, here)

@@ -108,7 +108,9 @@ def test_a_refused_step_leaves_no_trace_in_the_history_and_state_goes_on_elsewhe
         assert watch.state["losses"] == state["losses"]
     assert watch.in_a_row == 3
     other = SpikeWatch(config, watch.state)
-    assert other.in_a_row == 3 and not other.accepts(Totals(1.0, 50.0))
+    assert other.in_a_row == 3
+    for loss, norm in ((50.0, 1.0), (3.0, 50.0)):
+        assert not other.accepts(Totals(norm, loss))
     assert other.accepts(Totals(1.0, 3.0)) and other.in_a_row == 0
 
 
@@ -200,6 +202,13 @@ def test_more_spikes_in_a_row_than_the_limit_stop_the_run(tokens: Path, tmp_path
     assert [e["step"] for e in spikes_of(tmp_path)] == [1, 2, 3]
 
 
+def test_more_rewinds_of_one_step_than_the_limit_stop_the_run(tokens: Path, tmp_path: Path) -> None:
+    """Whatever samples come in the place of those that are left out."""
+    with poisoned(poison_at(4)), pytest.raises(DataError, match="at most 2 in a row"):
+        start(job(tokens, tmp_path, "rewind", steps=5, spikes={"limit": 2}))
+    assert [e["step"] for e in spikes_of(tmp_path)] == [4, 4, 4]
+
+
 def test_rewind_leaves_out_the_samples_for_good_and_a_killed_run_keeps_to_it(
     tokens: Path, tmp_path: Path, monkeypatch
 ) -> None:
@@ -225,6 +234,8 @@ def test_rewind_leaves_out_the_samples_for_good_and_a_killed_run_keeps_to_it(
     assert files(one, 12) == files(two, 12)
     assert all(math.isclose(losses(one)[s], losses(clean)[s], rel_tol=1e-5) for s in range(1, 6))
     assert losses(one)[6] != losses(clean)[6]
+    resumed = [e["step"] for e in read(one / EVENTS) if e["event"] == "resumed"]
+    assert resumed == [3], "the checkpoint of 3 saw nothing that is left out, that of 6 did"
 
 
 def test_the_record_of_what_is_left_out_comes_back_from_a_checkpoint(tokens: Path, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from plans import small
 from ranks import on_ranks
 from trivium.certify.certificate import RULE, random_rows
@@ -12,7 +14,7 @@ from trivium.checkpoint.save import save
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
 from trivium.plan.plan import Plan
-from trivium.training.state import fragments, restore
+from trivium.training.state import fragments, restore, save_state
 from trivium.training.trainer import Samples, Trainer
 
 FP64 = {"weights": "fp64"}
@@ -77,6 +79,21 @@ def test_copies_of_the_state_resume_where_one_was_saved_and_the_other_way_round(
         root = tmp_path / str(number)
         on_ranks(4, begin, written, root)
         on_ranks(4, go_on, read, root, unbroken)
+
+
+def test_a_step_that_overflowed_is_none_of_the_updates_that_are_gone_on_with(tmp_path: Path) -> None:
+    one, other = (
+        Trainer(small(precision={"weights": "fp16"}), Mesh.single(), seed=seed, rule=RULE) for seed in (1, 2)
+    )
+    for step, scale in enumerate((2.0**40, 2.0**10)):
+        assert one.loss_scale is not None
+        one.loss_scale.value = scale
+        steps(one, step, step + 1)
+    restore(other, Checkpoint.open(save_state(one, tmp_path, 2)))
+    assert other.optimizer.steps_done == 1 and other.loss_scale == one.loss_scale
+    assert steps(one, 2, 4) == steps(other, 2, 4)
+    for here, there in zip(one.optimizer.shards, other.optimizer.shards, strict=True):
+        assert torch.equal(here.master, there.master)
 
 
 def one_step(place: Place, plan: Plan, root: Path) -> None:

@@ -38,12 +38,8 @@ class Record:
     @cached_property
     def data(self) -> TokenDataset:
         """Its training samples, without those left out."""
-        return self.data_before(len(self.entries))
-
-    def data_before(self, entries: int) -> TokenDataset:
-        """Its training samples when so many entries had been written."""
         whole = TokenDataset.open(self.tokens, "train", sequence=self.plan.model.sequence, seed=self.seed)
-        return whole.leaving_out(left_out_of(self.entries[:entries]))
+        return whole.leaving_out(left_out_of(self.entries))
 
     @cached_property
     def steps(self) -> dict[int, dict[str, Any]]:

@@ -1,0 +1,65 @@
+"""Tensors in several pieces are compared whole, and written anew in files of equal size."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from trivium.checkpoint import reshard as resharding
+from trivium.checkpoint.compare import tensor_differences
+from trivium.checkpoint.load import Checkpoint
+from trivium.checkpoint.reshard import parts_of, reshard
+from trivium.checkpoint.save import Fragment, save
+from trivium.parallel.mesh import Mesh
+from trivium.plan.parameters import Box
+
+SHAPE, ROW_BYTES = (5, 4), 32
+NAMES = ("weights/a", "weights/b", "weights/c")
+
+
+@pytest.fixture(autouse=True)
+def a_row_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resharding, "PIECE_BYTES", ROW_BYTES)
+
+
+def written(root: Path, *tensors: torch.Tensor) -> Checkpoint:
+    given = zip(NAMES, tensors, strict=False)
+    fragments = [Fragment(name, SHAPE, Box((0, 0), SHAPE), values) for name, values in given]
+    return Checkpoint.open(save(root, 1, fragments, Mesh.single(), {}))
+
+
+@pytest.mark.parametrize("row", range(5))
+def test_a_difference_is_found_and_measured_in_whichever_piece_it_is(tmp_path: Path, row: int) -> None:
+    values = torch.arange(20.0, 0.0, -1.0, dtype=torch.float64).view(SHAPE)
+    other = values.clone()
+    other[row, 2] += 0.5
+    one, two = written(tmp_path / "a", values, values), written(tmp_path / "b", values, other)
+    (found,) = tensor_differences(one, two)
+    largest = float(torch.maximum(values, other).max())
+    assert (found.name, found.absolute) == ("weights/b", 0.5)
+    assert found.relative == pytest.approx(0.5 / largest)
+
+
+def test_the_sign_of_a_zero_is_a_difference_of_bits_and_not_of_size(tmp_path: Path) -> None:
+    values = torch.zeros(SHAPE, dtype=torch.float64)
+    other = values.clone()
+    other[0, 0] = -0.0
+    (found,) = tensor_differences(written(tmp_path / "a", values), written(tmp_path / "b", other))
+    assert (found.absolute, found.relative) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("files", [1, 2, 3, 5])
+def test_files_are_of_equal_size_and_pieces_no_larger_than_may_be_in_memory(
+    tmp_path: Path, files: int
+) -> None:
+    tensors = [torch.randn(SHAPE, dtype=torch.float64) for _ in NAMES]
+    source = written(tmp_path / "a", *tensors)
+    assert max(part.bytes for name in source.names for part in parts_of(source, name)) <= ROW_BYTES
+    found = Checkpoint.open(reshard(source, tmp_path / "b", files=files))
+    found.verify()
+    assert list(tensor_differences(source, found)) == []
+    held = dict.fromkeys(found.manifest["files"], 0)
+    for tensor in found.manifest["tensors"].values():
+        for piece in tensor["pieces"]:
+            held[piece["file"]] += Box(tuple(piece["start"]), tuple(piece["shape"])).elements
+    assert len(held) == files and max(held.values()) - min(held.values()) <= 4, "but for one piece"

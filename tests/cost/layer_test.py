@@ -1,0 +1,167 @@
+"""Laws of one layer's time, and of the pieces around it: each is asked against arithmetic of its own."""
+
+from dataclasses import replace
+
+import pytest
+
+from cost.plans import mt_nlg
+from trivium.cost.case import LAYER, NONE, Case, case_of
+from trivium.cost.collectives import all_reduce_seconds, exchange_seconds
+from trivium.cost.constants import prior_constants
+from trivium.cost.context import context_seconds
+from trivium.cost.hardware import machine_named
+from trivium.cost.layer import attention_seconds, ends_work, layer_work
+from trivium.cost.prices import Prices, prices
+from trivium.cost.rank_parameters import layer_parameters
+from trivium.cost.replicas import STEP_OPERATIONS, Fullest, data_seconds, optimizer_seconds
+from trivium.cost.setting import Setting, setting
+from trivium.cost.stack import Stack, stack_named, stacks
+
+SELENE, OURS = machine_named("selene"), stack_named("trivium")
+CASE = case_of(mt_nlg())
+
+
+def at(stack: Stack = OURS, case: Case = CASE, **over: float) -> Setting:
+    return setting(replace(case, **over), SELENE, stack, prior_constants())
+
+
+def priced(stack: Stack = OURS, **over: float) -> Prices:
+    return prices(at(stack, **over))
+
+
+@pytest.mark.parametrize("stack", sorted(stacks()))
+def test_the_gate_of_a_feed_forward_is_a_third_product_forward_and_two_more_backward(stack: str) -> None:
+    here = at(stack_named(stack))
+    without, gated = (layer_work(replace(CASE, gated=n), here.device, here.stack) for n in (0, 1))
+    product = 2 * CASE.positions * CASE.hidden * CASE.ffn / CASE.tensor / here.device.peak
+    assert product <= gated.forward - without.forward < 2 * product
+    assert 2 * product <= gated.backward - without.backward < 4 * product
+
+
+def test_tensor_ranks_share_the_activation_function_that_is_computed_again() -> None:
+    here, launch = at(), prior_constants().operation_seconds
+    again = {}
+    for tensor in (1, 4):
+        case = replace(CASE, tensor=tensor, recompute=0)
+        once, twice = (
+            layer_work(replace(case, function_again=n), here.device, here.stack).again for n in (0, 1)
+        )
+        again[tensor] = float(twice - once) - launch
+    assert again[1] == pytest.approx(4 * again[4]) and again[1] > 0
+
+
+def test_a_layer_that_ends_with_a_norm_is_computed_again_to_its_end() -> None:
+    stack = OURS.model_copy(update={"stops_early": True})
+    before, after = (
+        layer_work(replace(CASE, norm_after=n, recompute=LAYER), at().device, stack) for n in (0, 1)
+    )
+    assert after.again == pytest.approx(stack.recomputed * after.forward)
+    assert before.again < after.again
+
+
+def test_the_first_micro_batch_is_added_to_nothing() -> None:
+    stack = OURS.model_copy(update={"fused_accumulation": False})
+    one, many = (priced(stack, micro_batches=n).layer_backward.compute for n in (1, 2))
+    here = at(stack)
+    moved = (CASE.weight_bytes + 2 * CASE.gradient_bytes) * layer_parameters(CASE) / here.device.memory
+    assert many - one == pytest.approx(moved * here.slowness)
+
+
+def test_at_stage_3_both_uses_of_a_tied_table_on_one_rank_are_one_gradient() -> None:
+    whole = {"pipeline": 1, "zero": 3, "ends_together": 1, "data": 8}
+    tied, untied = (priced(tied=n, **whole) for n in (1, 0))
+    assert tied.embedding_backward.gathers == 0 and untied.embedding_backward.gathers > 0
+    assert tied.head_backward.gathers == pytest.approx(untied.head_backward.gathers)
+
+
+def test_activations_that_are_sent_in_slices_take_the_cards_of_all_tensor_ranks() -> None:
+    sliced, whole = (OURS.model_copy(update={"split_transfers": split}) for split in (True, False))
+    across = {"tensor": 8, "pipeline": 8, "sequence_parallel": 0}
+    assert priced(sliced, **across).transfer < priced(whole, **across).transfer / 2
+    assert (
+        priced(sliced, **across | {"tensor": 1}).transfer == priced(whole, **across | {"tensor": 1}).transfer
+    )
+
+
+def test_an_optimizer_takes_as_long_as_its_slice_is_large_however_many_copies_there_are() -> None:
+    full = Fullest(1e9, 3)
+    alone, copies, sharded = (
+        float(optimizer_seconds(at(data=data, shards=shards), full))
+        for data, shards in ((4, 0), (16, 4), (16, 0))
+    )
+    assert alone == copies > sharded
+
+
+def test_weights_are_whole_where_an_optimizer_works_on_slices_until_stage_3_slices_them_too() -> None:
+    first, second, third = (float(optimizer_seconds(at(zero=n, data=8), Fullest(1e9, 3))) for n in (1, 2, 3))
+    assert first == second > third
+
+
+def test_gradients_travel_in_their_own_dtype_and_weights_in_theirs() -> None:
+    stack, full = OURS.model_copy(update={"overlaps_data": False, "buckets": False}), Fullest(1e9, 3)
+    wide, narrow = (at(stack, zero=1, data=8, tied=0, weight_bytes=2, reduction_bytes=n) for n in (4, 2))
+    seconds = [float(data_seconds(here, prices(here), full)) for here in (wide, narrow)]
+    road = wide.road(8, wide.strides.sharers)
+    assert seconds[0] - seconds[1] == pytest.approx(float(2 * 1e9 * 7 / 8 / road.bandwidth))
+
+
+def test_heads_go_for_positions_as_queries_keys_and_values_and_come_back_as_results() -> None:
+    here = at(ring=0, context=4, tensor=4, kv_heads=16, recompute=NONE)
+    c = here.case
+    one_head = c.positions * c.head_width / c.tensor * c.weight_bytes
+    moved = ((c.heads + 2 * c.kv_heads) * one_head, c.heads * one_head)
+    fabric = here.constants.fabric
+    each = (exchange_seconds(SELENE, n, 4, here.strides.context, fabric) for n in moved)
+    forward, backward = context_seconds(here)
+    assert float(forward) == pytest.approx(float(sum(each))) == float(backward)
+
+
+@pytest.mark.parametrize("ring", [0, 1])
+def test_a_layer_that_is_computed_again_sends_its_messages_again(ring: int) -> None:
+    with_context = {"ring": ring, "context": 4}
+    forward, backward = context_seconds(at(recompute=LAYER, **with_context))
+    assert backward - context_seconds(at(recompute=NONE, **with_context))[1] == pytest.approx(float(forward))
+    again, kept = (priced(recompute=mode, **with_context) for mode in (LAYER, NONE))
+    more = again.layer_backward.tensor - kept.layer_backward.tensor
+    assert more == pytest.approx(OURS.recomputed * kept.layer_forward.tensor) and more > 0
+
+
+def test_a_norm_over_all_heads_and_a_split_vocabulary_send_a_few_numbers_of_every_position() -> None:
+    here = at(recompute=NONE)
+    road = here.road(CASE.tensor, here.strides.tensor)
+    numbers = float(all_reduce_seconds(8 * CASE.positions, CASE.tensor, road)) * here.slowness
+    over, plain = (priced(recompute=NONE, over_heads=n) for n in (1, 0))
+    for one, other in (
+        (over.layer_forward, plain.layer_forward),
+        (over.layer_backward, plain.layer_backward),
+    ):
+        assert one.tensor - other.tensor == pytest.approx(numbers)
+    # the largest score, the sum of exponentials and the target's score
+    assert plain.head_forward.tensor == pytest.approx(3 * numbers)
+
+
+def test_attention_through_windows_takes_the_share_of_pairs_that_they_leave() -> None:
+    device, launch = at().device, prior_constants().operation_seconds
+    whole, quarter = (attention_seconds(replace(CASE, seen=n), device) for n in (1.0, 0.25))
+    for one, other in zip(whole, quarter, strict=True):
+        assert float(one) - launch == pytest.approx(4 * (float(other) - launch))
+
+
+def test_wider_elements_move_more_bytes_and_tensor_ranks_share_positions_between_regions() -> None:
+    launches = 4 * prior_constants().operation_seconds
+    narrow, wide = (at(weight_bytes=n) for n in (2, 4))
+    two, four = (float(ends_work(h.case, h.device, h.stack).embedding) - launches for h in (narrow, wide))
+    assert four == pytest.approx(2 * two)
+    spared = {}
+    for tensor in (2, 8):
+        whole, shared = (
+            layer_work(replace(CASE, tensor=tensor, sequence_parallel=n), narrow.device, narrow.stack)
+            for n in (0, 1)
+        )
+        spared[tensor] = float(whole.forward - shared.forward)
+    assert spared[8] / spared[2] == pytest.approx((1 - 1 / 8) / (1 - 1 / 2)) and spared[2] > 0
+
+
+def test_a_step_of_hardly_any_parameters_still_launches_its_operations() -> None:
+    launch = prior_constants().launch_seconds
+    assert float(optimizer_seconds(at(), Fullest(0.0, 3))) == pytest.approx(STEP_OPERATIONS * launch)

@@ -1,0 +1,75 @@
+"""Checkpoints that are written beside the training: of the state as it was, and failures that follow one another."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trivium.checkpoint import save
+from trivium.checkpoint.load import Checkpoint
+from trivium.checkpoint.save import Fragment
+from trivium.errors import MachineError
+from trivium.parallel.mesh import Mesh
+from trivium.plan.parameters import Box
+from trivium.training.config import TrainingConfig
+from trivium.training.saves import Saves
+
+WHOLE = Box((0,), (4,))
+
+
+def saves(root: Path, **config: Any) -> tuple[Saves, list[dict[str, Any]]]:
+    events: list[dict[str, Any]] = []
+    return Saves(root, TrainingConfig(steps=9, **config), Mesh.single(), events.append), events
+
+
+def fragments(values: torch.Tensor) -> list[Fragment]:
+    return [Fragment("weights/a", (4,), WHOLE, values)]
+
+
+@pytest.fixture
+def before_writing(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
+    """What happens before each file is written, in turn."""
+    right, each = save.write_pieces, list[Callable[[], object]]()
+
+    def write(*given: Any, **named: Any) -> Any:
+        if each:
+            each.pop(0)()
+        return right(*given, **named)
+
+    monkeypatch.setattr(save, "write_pieces", write)
+    return each
+
+
+def test_what_is_written_beside_the_training_is_the_state_before_it_went_on(
+    tmp_path: Path, before_writing: list[Callable[[], object]]
+) -> None:
+    gone_on, values = threading.Event(), torch.arange(4.0)
+    before_writing.append(lambda: gone_on.wait(10))
+    here, events = saves(tmp_path, save="background")
+    here.begin(1, fragments(values), {})
+    values.zero_()
+    gone_on.set()
+    here.finish()
+    found = Checkpoint.open(tmp_path / "step-00000001").read("weights/a", WHOLE, torch.float32)
+    assert found.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert [e["event"] for e in events] == ["saved"]
+
+
+def test_failures_count_as_in_a_row_only_where_no_save_came_between(
+    tmp_path: Path, before_writing: list[Callable[[], object]]
+) -> None:
+    def fail() -> None:
+        raise OSError(28, "No space left on device")
+
+    here, events = saves(tmp_path, save_failures=2)
+    before_writing += [fail, lambda: None, fail, fail]
+    for step in (1, 2, 3):
+        here.begin(step, fragments(torch.ones(4)), {})
+        here.settle()
+    assert [e["event"] for e in events] == ["save failed", "saved", "save failed"]
+    with pytest.raises(MachineError, match="saves in a row failed"):
+        here.begin(4, fragments(torch.ones(4)), {})
+        here.settle()
