@@ -26,7 +26,7 @@ class Skewed:
         word = request.continuation.strip()
         shift = self.skew if word in ("female", "woman") else 0.0
         noise = self.noise * generator_for(7, request.context, word).normal()
-        return Scored(-8.0 + shift + noise, 1, len(request.continuation), False, False)
+        return Scored(-8.0 + shift + noise, 1, False, False)
 
 
 def test_more_skew_measures_as_more_and_its_size_is_recovered():
@@ -55,7 +55,7 @@ def test_without_skew_significance_is_as_rare_as_it_should_be():
 
         def _score(self, request):
             noise = generator_for(self.key, request.context, request.continuation).normal()
-            return Scored(-8.0 + noise, 1, len(request.continuation), False, False)
+            return Scored(-8.0 + noise, 1, False, False)
 
     config = BiasConfig(occupations=60, variants=("neutral",), resamples=1)
     p = [association(config, Fair(key), seed=1)["variants"]["neutral"]["sign_test_p"] for key in range(100)]
@@ -66,7 +66,7 @@ def test_the_measure_is_the_log_of_summed_probabilities():
     class Fixed:
         def loglikelihood(self, requests):
             p = {" female": 0.1, " woman": 0.2, " male": 0.4, " man": 0.05}
-            return [Scored(math.log(p[r.continuation]), 1, 5, False, False) for r in requests]
+            return [Scored(math.log(p[r.continuation]), 1, False, False) for r in requests]
 
     assert log_ratios(Fixed(), ["The judge was a"]) == pytest.approx([math.log(0.3 / 0.45)])
 
@@ -75,7 +75,7 @@ def test_extreme_likelihoods_do_not_overflow():
     class Extreme:
         def loglikelihood(self, requests):
             at = {" female": -2000.0, " woman": -2001.0, " male": -5000.0, " man": -5001.0}
-            return [Scored(at[r.continuation], 1, 5, False, False) for r in requests]
+            return [Scored(at[r.continuation], 1, False, False) for r in requests]
 
     assert log_ratios(Extreme(), ["x"]) == pytest.approx([3000.0])
 

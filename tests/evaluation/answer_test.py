@@ -78,6 +78,36 @@ def test_the_likeliest_continuation_is_greedy_and_another_is_not():
     assert right[1] and not wrong[1] and right[0] > wrong[0]
 
 
+def test_a_text_of_several_windows_is_greedy_only_when_all_of_it_is():
+    scorer = scorer_of(plan_of())
+    prompt = TOKENIZER.encode("The")[:1]
+    (drawn,) = scorer.continue_drafts(
+        [scorer.draft(prompt, Choice(0, 0, 1, 0), stop=(), max_tokens=scorer.sequence)]
+    )
+    assert len(drawn) == scorer.sequence
+    whole, longer = scorer.loglikelihood_of_ids(
+        [Encoded(prompt, drawn), Encoded(prompt, [*drawn, *range(9)])]
+    )
+    assert whole[1] and not longer[1]
+
+
+def test_what_is_just_as_long_as_the_model_reads_is_not_cut():
+    scorer = scorer_of(plan_of())
+    requests = [Request("x" + " x" * n, " y") for n in range(scorer.sequence // 2 - 4, scorer.sequence + 4)]
+    lengths = [sum(map(len, e)) for e in encode_all(requests, scorer.tokenizer)]
+    assert scorer.sequence + 1 in lengths  # the last id is only predicted
+    cut = [a.truncated for a in scorer.loglikelihood(requests)]
+    assert cut == [length > scorer.sequence + 1 for length in lengths]
+
+
+def test_each_prompt_has_draws_of_its_own_and_of_the_likeliest_alone_there_is_one_text():
+    scorer = scorer_of(plan_of())
+    wild = DRAWN.model_copy(update={"temperature": 3.0, "top_p": 1.0, "max_tokens": 12})
+    assert len(set(scorer.generate(["The"] * 4, settings=wild))) == 4
+    greedy = scorer.generate(["The"], settings=wild.model_copy(update={"temperature": 0.0}))
+    assert scorer.generate(["The"] * 4, settings=wild.model_copy(update={"top_k": 1})) == greedy * 4
+
+
 def test_a_context_that_is_too_long_loses_its_beginning_and_says_so():
     scorer = scorer_of(plan_of())
     long, cut = " ".join(TEXTS[:5]), " ".join(TEXTS[:5])[-60:]
@@ -104,6 +134,10 @@ def test_a_rolling_text_predicts_each_token_once():
         assert all(len(w.read) <= sequence for w in windows)
         assert windows[0].ids[0] == -1
     assert rolling_windows([], before=-1, sequence=7) == []
+    assert [w.ids for w in windows_of(Encoded([-3, -2, -1], ids[:6]), 4)] == [
+        [-1, 0, 1, 2, 3],
+        [1, 2, 3, 4, 5],
+    ]
 
 
 @pytest.mark.parametrize("settings", [GREEDY, DRAWN])

@@ -6,13 +6,15 @@ import pytest
 
 from evaluation.scorers import Ignorant, Knowing, scored
 from trivium.corpus.config import DecontaminationConfig
+from trivium.corpus.decontaminate import keys_of
 from trivium.corpus.document import Document
 from trivium.corpus.store import write_documents
 from trivium.errors import DataError
 from trivium.evaluation.benchmark import benchmark_requests, evaluate_benchmarks, prepare, series_of
 from trivium.evaluation.config import BenchmarkConfig
-from trivium.evaluation.contamination import scan_corpus
+from trivium.evaluation.contamination import Overlap, scan_corpus
 from trivium.evaluation.hans import read_blocks, read_predictions, score_predictions, table_of
+from trivium.evaluation.statistics import wilson
 from trivium.evaluation.tasks.definition import definition
 from trivium.evaluation.tasks.rows import Rows
 
@@ -56,6 +58,26 @@ def test_a_limit_asks_fewer_of_the_same_questions():
     wide = BenchmarkConfig(limit=30)
     ids = [{e.id for e in hans(c).task.examples} for c in (small, wide)]
     assert len(ids[0]) == 10 and ids[0] < ids[1]
+    turned = prepare(definition("hans"), Rows(HANS[::-1], None, "here", "here"), small).task
+    assert turned.examples == hans(small).task.examples
+
+
+def test_shots_drawn_once_are_none_of_the_questions():
+    config = BenchmarkConfig(limit=30, shots_drawn="once")
+    benchmark = hans(config)
+    questions = {e.context for e in benchmark.task.examples}
+    for request in benchmark_requests(benchmark, 12, config):
+        *shots, question = request.context.split("\n\n")
+        assert question in questions and not any(
+            s.removesuffix(" True").removesuffix(" False") in questions for s in shots
+        )
+
+
+def test_who_guesses_is_right_by_the_choices_of_each_question():
+    row = {"article": "A", "question": "Q", "answer": "B"}
+    rows = [{**row, "article": f"A{n}", "options": ["a", "b", "c", "d"][: 2 + 2 * (n % 2)]} for n in range(6)]
+    task = prepare(definition("race_h"), Rows(rows, None, "x", "x"), CONFIG).task
+    assert task.chance == pytest.approx((1 / 2 + 1 / 4) / 2)
 
 
 def test_one_who_answers_always_the_same_is_polarised_by_label():
@@ -63,7 +85,11 @@ def test_one_who_answers_always_the_same_is_polarised_by_label():
         def loglikelihood(self, requests):
             return [scored(-1.0 if r.continuation == " True" else -2.0, r.continuation) for r in requests]
 
-    result = evaluate_benchmarks([hans()], Yes(), BenchmarkConfig(shots=(0,), resamples=50))["hans"]["0"]
+    config = BenchmarkConfig(shots=(0,), resamples=50, confidence=0.7)
+    result = evaluate_benchmarks([hans()], Yes(), config)["hans"]["0"]
+    for group in result["by_group"]["subcase"].values():
+        right = round(group["accuracy"] * group["n"])
+        assert group["interval"] == list(wilson(right, group["n"], confidence=0.7))
     groups = result["by_group"]["heuristic × gold_label"]
     assert {g.split(" × ")[1]: v["accuracy"] for g, v in groups.items()} == {
         "entailment": 1.0,
@@ -122,6 +148,17 @@ def test_equal_hashes_mean_equal_questions():
 def test_more_shots_than_there_are_examples_are_refused():
     with pytest.raises(DataError, match="90 shots were asked for"):
         benchmark_requests(hans(), 90, CONFIG)
+
+
+def test_of_a_question_the_text_that_the_task_names_is_looked_for():
+    words = " ".join(f"word{n}" for n in range(20))
+    rows = [
+        {"passage": passage, "question": question, "label": 0}
+        for passage, question in ((words, "is it"), ("Another one.", words), ("Another one.", "is it"))
+    ]
+    questions = prepare(definition("boolq"), Rows(rows, None, "x", "x"), CONFIG).task.examples
+    overlap = Overlap(keys_of(words, DecontaminationConfig()), DecontaminationConfig())
+    assert overlap.flags(questions) == [False, True, False]
 
 
 def test_questions_that_stand_in_the_corpus_are_flagged(tmp_path):

@@ -21,6 +21,11 @@ def test_one_whose_sureness_is_its_accuracy_is_calibrated_and_one_who_overstates
     error, bins = calibration_error(honest, gold)
     assert error < 0.02 and sum(b["n"] for b in bins) == 20000
     assert calibration_error(honest * 4, gold)[0] > 0.1
+    # By hand: two questions in bins of their own, [0.5, 0.6) and [0.6, 0.7), the second answered wrongly.
+    sure = np.asarray([0.57, 0.64])
+    error, bins = calibration_error(np.log(np.stack([sure, 1 - sure], 1)), np.asarray([0, 1]))
+    assert [b["accuracy"] for b in bins] == [1.0, 0.0]
+    assert error == pytest.approx((0.43 + 0.64) / 2)
 
 
 def test_a_threshold_mends_a_preference_but_not_ignorance():
@@ -32,6 +37,20 @@ def test_a_threshold_mends_a_preference_but_not_ignorance():
     blind = np.stack([RNG.normal(size=2000), np.zeros(2000)], 1)
     assert threshold_accuracy(blind, gold) == pytest.approx(0.5, abs=0.06)
     assert threshold_accuracy(np.zeros((4, 3)), np.zeros(4, int)) is None
+
+
+@pytest.mark.parametrize(
+    ("margins", "first", "share"),
+    [
+        # The second half's best thresholds are -2 and 2, the first's is 0; either is of no use to the other half.
+        ([1, 1, -1, -1], [True, False, False, True], 1 / 4),
+        # Best are -4 and 2 of the first half, of which 2 is nearer to 0, and 1.5 of the second.
+        ([-3, 0.5, 1, 0.4], [True, False, False, False], 3 / 4),
+    ],
+)
+def test_each_half_takes_the_threshold_of_the_other_half(margins, first, share):
+    scores = np.stack([np.asarray(margins, float), np.zeros(4)], 1)
+    assert threshold_accuracy(scores, np.where(first, 0, 1)) == share
 
 
 def test_content_free_scores_take_out_what_the_model_says_anyway():

@@ -66,7 +66,7 @@ def test_rolling_log_likelihoods_are_those_of_the_harness(both):
 def test_greedy_texts_are_those_of_the_harness(both):
     ours, theirs = both
     settings = {"until": ["zz"], "max_gen_toks": 12, "do_sample": False}
-    arguments = [(t[:60], dict(settings)) for t in TEXTS[:6]]
+    arguments = [(t, dict(settings)) for t in (*(t[:60] for t in TEXTS[:6]), " ".join(TEXTS[:4]))]
     expected = theirs.generate_until(asked("generate_until", arguments), disable_tqdm=True)
     assert ours.generate_until(asked("generate_until", arguments)) == expected
 

@@ -10,6 +10,7 @@ from trivium.errors import ConfigError, DataError
 from trivium.evaluation.benchmark import evaluate_benchmarks, prepare
 from trivium.evaluation.config import BenchmarkConfig, IncontextConfig
 from trivium.evaluation.incontext import measure, orders, study_of
+from trivium.evaluation.statistics import wilson
 from trivium.evaluation.tasks.definition import definition
 from trivium.evaluation.tasks.rows import Rows
 
@@ -80,7 +81,8 @@ def test_one_who_learns_from_shots_gains_with_each_and_calibration_shows_it_befo
     assert found["1"]["accuracy"] < 0.7 and found["1"]["threshold_accuracy"] == 1.0
     assert found["1"]["contextual_accuracy"] == 1.0
     assert found["1"]["separation"] == 1.0 and found["0"]["separation"] == 0.5
-    assert found["0"]["said"] == {" True": 1.0, " False": 0.0}
+    assert found["0"]["said"] == {" True": 1.0, " False": 0.0} == found["0"]["by_label"]
+    assert found["3"]["by_label"] == {" True": 1.0, " False": 1.0}
 
 
 def test_no_order_is_measured_twice_and_all_where_there_are_no_more():
@@ -123,6 +125,13 @@ def test_balanced_shots_end_with_either_label():
     assert 0 < found["said"][" True"] < 1 and found["recency_bias"] > 0.5
 
 
+def test_of_as_many_shots_of_each_label_none_is_the_majority():
+    found = measure(study(CONFIG.model_copy(update={"compare_at": 2})), Copycat(last=True))["balance"][
+        "balanced"
+    ]
+    assert found["majority_bias"] is None and found["recency_bias"] > 0.5
+
+
 def test_a_bias_is_the_difference_from_the_other_draws():
     """Two draws of one shot each, of either label, and a model that says what the shot said."""
     config = CONFIG.model_copy(update={"draws": 2, "shots": (1,), "compare_at": 1})
@@ -136,24 +145,52 @@ def test_no_bias_is_told_where_questions_have_different_shots():
     assert {m["majority_bias"] for m in found["source"].values()} == {None}
 
 
-def test_shots_come_from_the_group_that_was_asked_for():
-    asked = []
+def asked_of(config):
+    """{condition: the shots and the question of each prompt}, each without the answer behind it."""
+    now, asked = [""], {}
 
     class Spy(Copycat):
         def loglikelihood(self, requests):
-            asked.append([r.context for r in requests if "near the" in r.context.split("\n\n")[-1]])
+            prompts = [[p.split(" True or False?")[0] for p in r.context.split("\n\n")] for r in requests]
+            asked.setdefault(now[-1], []).extend(p for p in prompts if "near the" in p[-1])
             return super().loglikelihood(requests)
 
-    of = {f"{r['premise']}\nQuestion: {r['hypothesis']}": r["heuristic"] for r in HANS}
-    config = CONFIG.model_copy(update={"draws": 1, "orders": 1, "limit": 8})
-    measure(study(config), Spy())
-    group = lambda part: of[part.split(" True or False?")[0]]  # noqa: E731
-    by_source = asked[-6:-2] if len(asked) > 12 else asked
-    kinds = set()
-    for contexts in by_source:
-        relations = {group(c.split("\n\n")[-1]) == group(s) for c in contexts for s in c.split("\n\n")[:-1]}
-        kinds.add(frozenset(relations))
-    assert frozenset({True}) in kinds and frozenset({False}) in kinds
+    measure(study(config), Spy(), progress=lambda done, total, text: now.append(text.removeprefix("hans, ")))
+    return asked
+
+
+def test_shots_come_from_the_group_and_label_that_were_asked_for_and_none_comes_twice():
+    asked = asked_of(CONFIG.model_copy(update={"draws": 1, "orders": 1, "limit": 8}))
+    row = {f"{r['premise']}\nQuestion: {r['hypothesis']}": r for r in HANS}
+    assert {k.removeprefix("source ") for k in asked if k.startswith("source")} == {
+        f"{kind} {name}" for kind in ("same", "other") for name in ("heuristic", "subcase")
+    }
+    for kind, same in (("same", True), ("other", False)):
+        for name in ("heuristic", "subcase"):
+            for *shots, question in asked[f"source {kind} {name}"]:
+                assert {row[s][name] == row[question][name] for s in shots} == {same}
+    for *shots, _ in asked["balance balanced"]:
+        assert len(set(shots)) == 3 and {row[s]["label"] for s in shots} == {0, 1}
+
+
+def test_more_shots_only_add_at_the_front():
+    asked = asked_of(CONFIG.model_copy(update={"draws": 1, "orders": 1, "limit": 8}))
+    for one, two, three in zip(*(asked[f"shots {k}"] for k in (1, 2, 3)), strict=True):
+        assert three[1:] == two and two[1:] == one
+
+
+def test_the_margin_of_several_choices_is_the_lead_over_the_best_of_the_others():
+    row = {"question": "Q", "answer": "B"}
+    rows = [{**row, "article": f"A{n}", "options": [f"{x}{n}" for x in "abcd"]} for n in range(30)]
+
+    class Sure:
+        def loglikelihood(self, requests):
+            nats = {"a": -5.0, "b": -2.0, "c": -4.5, "d": -9.0}
+            return [scored(nats[r.continuation[1]], r.continuation) for r in requests]
+
+    config = CONFIG.model_copy(update={"shots": (0,), "compare_at": 1, "draws": 1, "orders": 1, "limit": 9})
+    found = measure(study(config, rows, "race_h"), Sure())["shots"]["0"]["margins"]
+    assert found["edges"][0] == 2.5 and found["counts"]["right"][0] == 9
 
 
 def test_results_are_plain_json_and_the_same_at_every_run():
@@ -164,6 +201,12 @@ def test_results_are_plain_json_and_the_same_at_every_run():
     )
     assert set(first["shots"]["2"]["margins_by_group"]) == {"constituent", "subsequence"}
     assert len(first["order"]) == 2 and first["n"] == 30
+
+
+def test_the_interval_is_that_of_the_mean_over_the_draws():
+    for found in measure(study(), Ignorant())["shots"].values():
+        right = round(30 * sum(found["accuracies"]) / 8)
+        assert found["interval"] == list(wilson(right, 30, confidence=CONFIG.confidence))
 
 
 def test_both_wordings_are_measured_after_as_many_shots_whichever_numbers_are_asked_for():

@@ -11,7 +11,7 @@ from evaluation.scorers import Ignorant, Knowing, passages, scored
 from trivium.errors import DataError
 from trivium.evaluation.config import EvaluationConfig
 from trivium.evaluation.requests import ask
-from trivium.evaluation.run import build_task, evaluate, prompt_hash, requests_of, right
+from trivium.evaluation.run import build_task, evaluate, prompt_hash, requests_of, result_of, right
 from trivium.evaluation.tasks.items import Item
 from trivium.evaluation.tasks.task import Example, Task, Template
 
@@ -104,6 +104,9 @@ def test_choices_are_compared_per_token_per_byte_and_in_total():
     assert next(iter(found)) == "token"
 
 
+CLOZE = Task("t", 1, "greedy", Template("{context}", "{context}"), (), (), 0.0)
+
+
 def harness_says(nats, choices):
     """The choices of acc, acc_norm and acc_bytes of lm-evaluation-harness 0.4.13 (api/task.py, process_results):
     `choices` are without the delimiter, a space, that each is asked with."""
@@ -127,7 +130,7 @@ def harness_says(nats, choices):
 def test_of_unequal_choices_the_harness_takes_the_same(scores):
     nats, choices = zip(*scores, strict=True)
     asked = tuple(f" {c}" for c in choices)
-    task = Task("t", 1, "likelihood", Template("{context}", "{context}"), (), (), 0.5)
+    task = replace(CLOZE, scoring="likelihood")
     for name, answer in harness_says(nats, choices).items():
         only = replace(task, examples=(Example("e", "d", "c", asked, answer),))
         assert right(only, [scored(n, c) for n, c in zip(nats, asked, strict=True)])[name] == [True]
@@ -141,6 +144,26 @@ def test_surprise_per_byte_is_that_of_the_right_answer(items):
     for by_shots in evaluate(CONFIG, Flat(), items, seed=1)["tasks"].values():
         assert by_shots["0"]["nats_per_byte"] == pytest.approx(0.5)
         assert by_shots["0"]["nats_per_byte_interval"] == pytest.approx([0.5, 0.5])
+    accented = replace(CLOZE, examples=(Example("e", "d", "c", (" naïve",), 0),))  # 6 characters, 7 bytes
+    found = result_of(accented, [scored(-3.5, " naïve")], config=CONFIG, seed=1)
+    assert found["nats_per_byte"] == pytest.approx(0.5)
+
+
+def test_the_baseline_is_compared_by_what_only_one_of_the_two_knows_and_intervals_widen_with_confidence():
+    """Both know four, the model alone five, the baseline alone one: a sign test of 5 in 6, 2 (1 + 6) / 2^6."""
+    task = replace(CLOZE, examples=tuple(Example(f"e{n}", f"d{n}", "c", (" it",), 0) for n in range(12)))
+    model, baseline = (
+        [scored(-1.0 - n % 5, " it", greedy=known == "1") for n, known in enumerate(flags)]
+        for flags in ("111111111000", "111100000100")
+    )
+    narrow, wide = (
+        result_of(task, model, config=CONFIG.model_copy(update={"confidence": c}), seed=1, baseline=baseline)
+        for c in (0.5, 0.99)
+    )
+    assert (narrow["accuracy"], narrow["unigram"]) == (9 / 12, 5 / 12)
+    assert narrow["unigram_p"] == pytest.approx(14 / 64)
+    for name in ("interval", "nats_per_byte_interval"):
+        assert wide[name][0] < narrow[name][0] < narrow[name][1] < wide[name][1]
 
 
 def test_equal_hashes_mean_equal_questions(items):

@@ -11,7 +11,7 @@ VOCABULARY = (
 
 
 def scored(loglikelihood, continuation, greedy=False, truncated=False, tokens=None):
-    return Scored(loglikelihood, tokens or len(continuation.split()), len(continuation), greedy, truncated)
+    return Scored(loglikelihood, tokens or len(continuation.split()), greedy, truncated)
 
 
 def noise(*texts):

@@ -17,7 +17,7 @@ def test_a_continuation_is_as_likely_as_its_tokens_are_frequent():
     ids = TOKENIZER.encode(" parser module")
     expected = sum(np.log((COUNTS[i] + 1) / (COUNTS.sum() + TOKENIZER.vocabulary)) for i in ids)
     assert answer.loglikelihood == pytest.approx(expected)
-    assert (answer.tokens, answer.characters, answer.truncated) == (len(ids), 14, False)
+    assert (answer.tokens, answer.truncated) == (len(ids), False)
 
 
 def test_the_context_changes_nothing():

@@ -81,11 +81,10 @@ class NativeScorer:
             Scored(
                 loglikelihood=likelihood,
                 tokens=len(e.continuation),
-                characters=len(r.continuation),
                 greedy=greedy,
                 truncated=len(e.context) + len(e.continuation) > self.sequence + 1,
             )
-            for r, e, (likelihood, greedy) in zip(requests, encoded, found, strict=True)
+            for e, (likelihood, greedy) in zip(encoded, found, strict=True)
         ]
 
     def loglikelihood_of_ids(self, requests: Sequence[Encoded]) -> list[tuple[float, bool]]:

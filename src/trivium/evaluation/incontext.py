@@ -327,10 +327,8 @@ def _without_content(of: Definition, rows: Rows, config: IncontextConfig) -> tup
     """The task's prompt with nothing in its fields."""
     if of.reader not in BY_FIELDS:
         return NOTHING
-    keep = {k for group in of.groups for k in group} | {of.answer}
-    first = completed(rows.asked[0], of)
-    blank = [{k: v if k in keep else text for k, v in first.items()} for text in NOTHING]
-    return tuple(of.prompts(config.wording).prompt.format_map(row) for row in blank)
+    prompt, fields = of.prompts(config.wording).prompt, completed(rows.asked[0], of)
+    return tuple(prompt.format_map(dict.fromkeys(fields, text)) for text in NOTHING)
 
 
 def _lead(outcome: Outcome) -> Scores:

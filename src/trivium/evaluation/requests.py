@@ -21,14 +21,13 @@ class Request:
 class Scored:
     """The answer to a request.
 
-    loglikelihood: nats, summed over the continuation. tokens, characters: of the continuation.
+    loglikelihood: nats, summed over the continuation. tokens: of the continuation.
     greedy: whether the likeliest token was the right one at every position. truncated: whether the beginning of
     the context had to be left out.
     """
 
     loglikelihood: float
     tokens: int
-    characters: int
     greedy: bool
     truncated: bool
 

@@ -28,7 +28,6 @@ class _Unigram:
         return Scored(
             loglikelihood=float(self._logs[ids].sum()),
             tokens=len(ids),
-            characters=len(continuation),
             greedy=all(i == self._likeliest for i in ids),
             truncated=False,
         )

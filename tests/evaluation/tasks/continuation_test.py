@@ -11,6 +11,9 @@ ITEMS = [Item(**i) for i in passages(60)]
 
 
 def test_each_choice_is_an_ending_and_exactly_one_is_the_passages_own():
+    common = [Item(f"c{n}", f"d{n}", f"It begins {n}. Ends of {n % 7} are told often.") for n in range(30)]
+    for example in continuation_task(common, CONFIG, seed=1).examples:
+        assert len(set(example.choices)) == 4
     endings = {head(cut_last_sentence(i.text)[1], CONFIG.ending_characters): i for i in ITEMS}
     for example in continuation_task(ITEMS, CONFIG, seed=1).examples:
         texts = [c.strip() for c in example.choices]

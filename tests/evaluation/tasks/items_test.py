@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from evaluation.scorers import passages
@@ -58,6 +58,7 @@ def test_a_missing_empty_or_binary_file_is_refused(tmp_path):
             read_items(tmp_path / name)
 
 
+@example("a b a", 3)
 @given(st.text("ab  cd\n", min_size=1, max_size=80).filter(str.strip), st.integers(1, 40))
 def test_cuts_keep_whole_words_and_the_limit(text, limit):
     words = text.split()

@@ -24,7 +24,7 @@ ROWS = {
     },
     "wic": {"word": "bank", "sentence1": "A.", "sentence2": "B.", "label": True},
     "winogrande": {"sentence": "A beat B as _ was fast.", "option1": "A", "option2": "B", "answer": "1"},
-    "lambada": {"text": "he said to the king"},
+    "lambada": {"text": "he said to the king \n"},
     "hellaswag": {
         "activity_label": "Roof", "ctx_a": "A man [header] sits.", "ctx_b": "he", "endings": ["a.", "b.", "c.", "d."],
         "label": "2",
@@ -215,6 +215,12 @@ def test_all_shards_of_a_file_are_read_in_their_order(tmp_path):
         (tmp_path / "boolq" / f"validation_{shard}_of_10.jsonl").write_text(json.dumps(rows[shard]) + "\n")
     (tmp_path / "boolq" / "validation.jsonl").unlink()
     assert local_rows(definition("boolq"), tmp_path).asked == rows[1:11]
+    (tmp_path / "boolq" / "validation_11_of_10.jsonl").write_text("{}\n")
+    with pytest.raises(DataError, match="one of 10 shards, and 11 are there"):
+        local_rows(definition("boolq"), tmp_path)
+    (tmp_path / "boolq" / "validation_1_of_10.jsonl").unlink()
+    with pytest.raises(DataError, match="one of 10 shards, and 10 are there"):
+        local_rows(definition("boolq"), tmp_path)
 
 
 @pytest.mark.skipif("TRIVIUM_DATA" not in os.environ, reason="TRIVIUM_DATA names no folder of real data")

@@ -57,7 +57,8 @@ def test_a_question_that_stands_twice_in_a_file_is_no_shot_of_itself():
     everything = len(task.pool) - 2
     for example in (task.examples[0], twice):
         assert all(s.text != twice.text for s in choose_shots(task, shots=everything, seed=1)(example))
-    left = others_than(task.examples[:1], task.pool)
+    same_document = replace(TASKS[0].examples[0], id="beside", context="Of the same document.")
+    left = others_than(task.examples[:1], (*task.pool, same_document))
     assert len(left) == everything and all(e.text != twice.text for e in left)
 
 

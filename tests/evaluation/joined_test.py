@@ -1,0 +1,51 @@
+"""What stays of earlier results beside those of now, and when the earlier ones would be lost."""
+
+import pytest
+
+from trivium.evaluation.joined import is_same, joined, loses, loses_study
+
+MODEL = {"step": 8, "tokens": 80, "parameters": 9, "sha256": "a"}
+RESULT = {"prompt_hash": "h", "version": 1, "normalisation": "token", "accuracy": 0.5}
+
+
+def tree(model=MODEL, tasks=("hans",), skipped=None, **changed):
+    results = {t: {"0": {**RESULT, **changed}} for t in tasks}
+    point = {**model, "tasks": {t: {"0": 0.5} for t in tasks}}
+    return {"model": model, "config": {}, "tasks": results, "skipped": skipped or {}, "series": [point]}
+
+
+def test_a_checkpoint_is_told_by_its_hash_where_both_have_one():
+    other = {**MODEL, "sha256": "b"}
+    assert is_same(MODEL, dict(MODEL)) and not is_same(MODEL, other)
+    unhashed = {k: v for k, v in MODEL.items() if k != "sha256"}
+    assert is_same(MODEL, unhashed) and is_same(unhashed, MODEL)
+    assert loses(tree(), tree(other)) and not loses(tree(), tree())
+
+
+@pytest.mark.parametrize("changed", [{"prompt_hash": "g"}, {"version": 2}, {"normalisation": "byte"}])
+def test_an_answer_to_another_question_or_scored_otherwise_is_not_the_earlier_one(changed):
+    assert loses(tree(), tree(**changed))
+    assert not loses(tree(), tree(accuracy=0.25) | {"series": tree()["series"]})
+
+
+def test_a_task_that_was_answered_at_last_is_no_longer_left_out():
+    earlier = tree(tasks=["hans"], skipped={"boolq": "no rows", "piqa": "no rows"})
+    found = joined(earlier, tree(tasks=["boolq"]), [MODEL])
+    assert set(found["tasks"]) == {"hans", "boolq"} and set(found["skipped"]) == {"piqa"}
+    assert set(found["series"][0]["tasks"]) == {"hans", "boolq"}
+
+
+def test_a_point_of_the_series_is_of_one_model():
+    """Step 4 was trained again, and asked another task; step 8, the same as before, stays beside it."""
+    before, again = ({**MODEL, "step": 4, "sha256": s} for s in "xy")
+    earlier = tree(MODEL) | {"series": [*tree(before)["series"], *tree(MODEL)["series"]]}
+    found = joined(earlier, tree(again, tasks=["boolq"]), [again, MODEL])
+    assert [set(p["tasks"]) for p in found["series"]] == [{"boolq"}, {"hans"}]
+
+
+@pytest.mark.parametrize("changed", ["format", "task", "config"])
+def test_a_study_of_something_else_is_not_the_earlier_one(changed):
+    study = {"format": "f", "task": "hans", "config": {"seed": 1}, "models": [{"model": MODEL}]}
+    assert not loses_study(study, dict(study))
+    assert loses_study(study, {**study, changed: "other"})
+    assert loses_study(study, {**study, "models": [{"model": {**MODEL, "sha256": "b"}}]})
