@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=61)
     parser.add_argument("--report", type=Path, default=Path())
     asked = parser.parse_args()
+    asked.report.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     ranks = f"--max-ranks={asked.max_ranks}"
     given = {
         "sweep": ["--sweep", ranks],
