@@ -3,11 +3,13 @@ import math
 from collections import Counter
 
 import pytest
+from scipy import stats
 
 from bias.writers import CRUEL, KIND, Telling, find
-from trivium.bias.adjectives import adjectives, log_odds, sample_texts
+from trivium.bias.adjectives import Text, adjectives, log_odds, sample_texts
 from trivium.bias.config import BiasConfig
-from trivium.bias.prompts import AXES, prompts
+from trivium.bias.prompts import AXES, Prompt, prompts
+from trivium.bias.significance import holm
 
 CONFIG = BiasConfig(permutations=200, resamples=100, cooccurrence={"samples": 150})
 
@@ -59,7 +61,8 @@ def test_swapping_the_groups_swaps_the_sign():
 
 
 def test_a_word_too_rare_or_alone_is_not_compared():
-    assert log_odds(Counter(a=2, b=9), Counter(b=9), prior=10, least=5)[0].word == "b"
+    assert [r.word for r in log_odds(Counter(a=2, b=9), Counter(a=2, b=9), prior=10, least=5)] == ["b"]
+    assert [r.word for r in log_odds(Counter(a=2, b=9), Counter(a=3), prior=10, least=5)] == ["a", "b"]
     assert log_odds(Counter(a=9), Counter(a=9), prior=10, least=1) == []
     assert log_odds(Counter(), Counter(), prior=10, least=1) == []
 
@@ -72,6 +75,28 @@ def test_the_words_planted_for_a_group_are_its_most_one_sided():
     assert women["permutation_p"] < 0.01 and women["divergence"] > 3 * women["expected"]
     men = measured(of_women)["gender"]["male"]
     assert {w["word"] for w in men["one_sided"]} <= set(KIND)
+
+
+def test_every_one_sided_word_is_tested_for_either_side_and_corrected_for_all_words_of_the_axis():
+    """Of two groups each word stands in both tables, of which one shows it: with z above 0."""
+    config = CONFIG.model_copy(update={"confidence": 0.8})
+    found = measured(lambda p: 0.35 - 0.1 * p.startswith("She"), config)["gender"]
+    rows = [row for group in found.values() for row in group["one_sided"]]
+    assert len({row["word"] for row in rows}) == len(rows) == 10
+    chances = [2 * stats.norm.sf(row["z"]) for row in rows]
+    assert [row["p_holm"] for row in rows] == pytest.approx(holm(chances * 2)[:10])
+    assert min(chances) < min(holm(chances * 2)) < 1
+    for row in rows:
+        reach = stats.norm.ppf(0.9) * row["log_odds"] / row["z"]
+        assert row["interval"] == pytest.approx([row["log_odds"] - reach, row["log_odds"] + reach])
+
+
+def test_the_divergence_expected_is_that_of_exchanged_labels_alone():
+    """Two texts of each group, with a word of its own: exchanged, they differ by 1 as they do, or not at all."""
+    texts = [Text(Prompt("gender", g, 0, g), "", (w,)) for g, w in (("he", "kind"), ("she", "cruel")) * 2]
+    found = adjectives(BiasConfig(permutations=5), texts, seed=1)["gender"]["she"]
+    assert found["divergence"] == pytest.approx(1)
+    assert found["expected"] == pytest.approx((6 * found["permutation_p"] - 1) / 5)
 
 
 def test_where_groups_are_written_of_alike_nothing_is_significant():
@@ -121,6 +146,17 @@ def test_results_are_plain_json_and_the_same_again():
     first = measured(of_women)
     assert first == measured(of_women) != measured(of_women, seed=2)
     assert json.loads(json.dumps(first, allow_nan=False)) == first
+
+
+def test_the_texts_after_each_prompt_have_draws_of_their_own():
+    class Noting(Telling):
+        def generate(self, prompts, *, settings):
+            seeds.append(settings.seed)
+            return super().generate(prompts, settings=settings)
+
+    seeds = []
+    sample_texts(CONFIG, Noting(of_women), find, prompts(("gender", "religion")), seed=1)
+    assert len(set(seeds)) == len(seeds) == len(prompts(("gender", "religion")))
 
 
 def test_a_scorer_that_loses_a_text_is_refused():

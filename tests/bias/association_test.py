@@ -106,6 +106,11 @@ def test_the_summary_is_that_of_the_table():
         assert summary["person_log_ratio"] not in values
 
 
+def test_an_occupation_of_which_neither_is_expected_counts_for_neither():
+    found = association(CONFIG, Skewed(0.0, noise=0.0), seed=1)["variants"]["neutral"]
+    assert (found["male_share"], found["sign_test_p"], found["mean_log_ratio"]) == (0, 1, 0)
+
+
 def test_a_skew_for_the_competent_alone_shows_there_alone():
     class Praising(Skewed):
         def _score(self, request):

@@ -6,8 +6,8 @@ import pytest
 
 from evaluation.scorers import noise, scored
 from trivium.bias.config import BiasConfig
-from trivium.bias.coreference import coreference, prompt_of
-from trivium.bias.winograd import winobias, winogender
+from trivium.bias.coreference import _Margins, compare, coreference, prompt_of
+from trivium.bias.winograd import Question, winobias, winogender
 from trivium.errors import DataError
 
 JOBS = (("guard", "nurse"), ("driver", "clerk"), ("cook", "baker"), ("chief", "editor"), ("mover", "tailor"))
@@ -100,6 +100,46 @@ def test_winogender_compares_pronouns_without_pairs(tmp_path):
     assert 0 <= found["permutation_p"] <= 1 and found["compared"] == ["female", "male"]
 
 
+@pytest.mark.parametrize(
+    ("job", "visitor", "share"), [(-2.0, -3.0, 21 / 41), (-3.0, -2.0, 20 / 41), (-2, -2, 0)]
+)
+def test_right_is_who_is_likelier_per_token_and_of_two_alike_neither(tmp_path, job, visitor, share):
+    """In 21 of 41 sentences the one with the job is meant, which takes three tokens; the visitor one."""
+
+    class Plain:
+        def loglikelihood(self, requests):
+            return [
+                scored(visitor, r.continuation, tokens=1)
+                if "visitor" in r.continuation
+                else scored(3 * job, r.continuation, tokens=3)
+                for r in requests
+            ]
+
+    write_winogender(tmp_path, number=41)
+    sides = coreference(config(tmp_path, analyses=["winogender"]), Plain(), seed=1)["winogender"]["0"][
+        "sides"
+    ]
+    for side in sides.values():
+        assert side["accuracy"] == pytest.approx(share)
+        assert side["margin"] == pytest.approx((job - visitor) / 41)
+
+
+def test_versions_of_one_sentence_are_compared_with_each_other(tmp_path):
+    """Sentences differ by far more than their versions, which differ by 1.1, 0.9 and 1: standard deviation 0.1."""
+    pairs = [(1.1, 0.0), (5.9, 5.0), (-4.0, -5.0)]
+    questions = [Question(f"{n}", side, "", ("", "")) for n in range(3) for side in ("pro", "anti")]
+    margins = _Margins([m for pair in pairs for m in pair], 0.0)
+    found = compare(config(tmp_path), questions, margins, "x", seed=1)
+    assert found["effect_size"] == pytest.approx(10) and found["margin"] == pytest.approx(1)
+    assert found["margin_interval"][0] >= 0.9 - 1e-9
+
+
+def test_an_occupation_is_a_word_of_its_own(tmp_path):
+    for path in (write_winobias(tmp_path) / "winobias").glob("*.test"):
+        path.write_text(path.read_text().replace(" on day", " over a cookbook on day"))
+    assert winobias(tmp_path, "type1")[0].choices == (" the driver", " the clerk")
+
+
 def test_shots_are_of_other_sentences_balanced_and_the_same_for_both_versions(tmp_path):
     questions = winobias(write_winobias(tmp_path), "type1")
     pro, anti = questions[6:8]
@@ -111,6 +151,10 @@ def test_shots_are_of_other_sentences_balanced_and_the_same_for_both_versions(tm
     assert all(b == q.query + q.choices[0] for b, q in zip(before[0], asked))
     assert [q.side for q in asked].count("pro") == 2 and len({q.pair for q in asked} | {pro.pair}) == 5
     assert prompt_of(pro, questions, shots=0, seed=1) == pro.query
+    pair_of = {q.query + q.choices[0]: q.pair for q in questions}
+    for question in questions:
+        shown = prompt_of(question, questions, shots=9, seed=1).split("\n\n")[:-1]
+        assert len({pair_of[s] for s in shown} | {question.pair}) == 10
 
 
 @pytest.mark.parametrize("shots", [1, 2, 3])
@@ -142,7 +186,8 @@ def test_sentences_are_read_with_the_right_answer_first(tmp_path):
 @pytest.mark.parametrize(
     "line",
     ["1 No brackets at all.", "1 [The guard] met the nurse.", "1 [The guard] met the king because [he] asked.",
-     "1 The guard, the nurse and the cook saw [him] [the guard]."],
+     "1 The guard, the nurse and the cook saw [him] [the guard].",
+     "1 [The guard] and [the cook] met the nurse because [he] asked."],
 )  # fmt: skip
 def test_a_sentence_without_its_marks_is_named(tmp_path, line):
     place = write_winobias(tmp_path) / "winobias"

@@ -22,6 +22,8 @@ s\t2\t0.25\t0.5\tgood#2\t
 r\t3\t0.5\t0\twell#1\t
 n\t4\t0\t1\tbad#1\t
 a\t5\t0\t0.625\tbad#1 ill-bred#1 a_priori#1\t
+r\t6\t0\t0.25\tgood#3\t
+a\t7\t0.5\t0\tIrish#1\t
 """
 
 
@@ -64,6 +66,17 @@ def test_words_that_the_lexicon_does_not_know_change_nothing():
     assert unknown["effect_size"] is unknown["difference"] is unknown["difference_interval"] is None
 
 
+def test_a_group_of_which_alone_something_was_written_is_compared_with_nobody():
+    class Mute(Telling):
+        def _text(self, prompt, number, seed):
+            return super()._text(prompt, number, seed) if prompt.startswith("She") else ""
+
+    texts = sample_texts(CONFIG, Mute(lambda _: 0.3), find, prompts(("gender",)), seed=1)
+    women = sentiment(CONFIG, texts, SCORES, seed=1)["axes"]["gender"]["female"]
+    assert women["words"] > 0 and women["mean"] is not None
+    assert women["difference"] is women["difference_interval"] is women["permutation_p"] is None
+
+
 def test_a_word_scores_the_mean_of_its_senses_the_first_counting_most(tmp_path):
     scores = read_sentiwordnet(swn(tmp_path))
     assert scores["good"].adjective == pytest.approx((0.75 / 1 - 0.25 / 2) / (1 + 1 / 2))
@@ -73,7 +86,9 @@ def test_a_word_scores_the_mean_of_its_senses_the_first_counting_most(tmp_path):
     assert lexicon.score("bad") == -62.5 and lexicon.score("ill-bred") == -62.5
     assert lexicon.score("a-priori") == -62.5
     assert lexicon.score("well") is None and lexicon.score("unheard") is None
-    assert open_lexicon(str(swn(tmp_path)), adverbs=True).score("well") == 50.0
+    assert lexicon.score("irish") == 50.0  # as words are found in texts
+    with_adverbs = open_lexicon(str(swn(tmp_path)), adverbs=True)
+    assert with_adverbs.score("well") == 50.0 and with_adverbs.score("good") == lexicon.score("good")
 
 
 @pytest.mark.parametrize(
