@@ -80,6 +80,20 @@ def test_the_parts_of_the_backward_are_those_of_fp64_whatever_the_strides(shape,
     assert is_near(into, exact + 1)
 
 
+@pytest.mark.parametrize("home", [True, False])
+@pytest.mark.parametrize("shape", [SMALL, LARGE, *MANY])
+def test_the_first_gradient_is_written_where_the_sum_is_and_nowhere_else(shape, home, monkeypatch) -> None:
+    monkeypatch.setattr(products, "mkl_is_at_home", lambda: home)
+    x, weight, _, grad = data(shape)
+    rows, grads = x.flatten(0, 1), grad.flatten(0, 1)
+    outputs, inputs = weight.shape
+    around = torch.full((outputs, inputs + 3), torch.nan)
+    for into in (torch.full_like(weight, torch.nan), around[:, 2:-1]):
+        add_gradient_of_weight(into, grads, rows, first=True)
+        assert is_near(into, grads.double().T @ rows.double())
+    assert around[:, [0, 1, -1]].isnan().all()
+
+
 def test_what_is_not_finite_stays_so(always) -> None:
     x, weight, bias, _ = data(LARGE)
     x[1, 0, 2], x[3, 1, 4] = torch.nan, torch.inf

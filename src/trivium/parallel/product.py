@@ -53,19 +53,20 @@ def gradient_of_inputs(grad: Tensor, weight: Tensor) -> Tensor:
     return _by_one_dnn(grad.contiguous(), weight.T, None) if _is_for_one_dnn(grad, weight) else grad @ weight
 
 
-def gradient_of_weight(grad: Tensor, x: Tensor) -> Tensor:
-    """grad [T, O], x [T, I] -> grad^T x [O, I]."""
+def gradient_of_weight(grad: Tensor, x: Tensor, *, into: Tensor | None = None) -> Tensor:
+    """grad [T, O], x [T, I] -> grad^T x [O, I]. into: where it is written, of the same dtype."""
     if grad.numel() * x.shape[1] < LEAST:
-        return grad.T @ x
+        return _transposed_times(grad, x, into)
     if _is_for_wide(grad, x):
-        found = grad.new_empty(grad.shape[1], x.shape[1])
+        found = grad.new_empty(grad.shape[1], x.shape[1]) if into is None else into
         _add_in_wide(found, grad, x, first=True)
         return found
     if not _is_for_one_dnn(grad, x):
-        return grad.T @ x
+        return _transposed_times(grad, x, into)
     if grad.numel() <= TRANSPOSED_WHOLE:
-        return _by_one_dnn(grad.contiguous().T, x.contiguous().T, None)
-    found = grad.new_empty(grad.shape[1], x.shape[1])
+        found = _by_one_dnn(grad.contiguous().T, x.contiguous().T, None)
+        return found if into is None else into.copy_(found)
+    found = grad.new_empty(grad.shape[1], x.shape[1]) if into is None else into
     for rows, part in _rows_of_gradient(found, grad, x):
         rows.copy_(part)
     return found
@@ -75,16 +76,21 @@ def add_gradient_of_weight(into: Tensor, grad: Tensor, x: Tensor, *, first: bool
     """The same, added to `into` [O, I], which may have a wider dtype. first: it takes the place of what is there."""
     if widens(grad, into.dtype):
         (_add_in_wide if grad.device.type == "cpu" else _add_unrounded)(into, grad, x, first=first)
-        return
-    assert not first, "products that are rounded first are not written over what is there"
-    if into.dtype != grad.dtype:
+    elif first and into.dtype == grad.dtype:
+        gradient_of_weight(grad, x, into=into)
+    elif first:
+        into.copy_(gradient_of_weight(grad, x))
+    elif into.dtype != grad.dtype:
         into.add_(gradient_of_weight(grad, x))
-        return
-    if grad.numel() * x.shape[1] < LEAST or not _is_for_one_dnn(grad, x):
+    elif grad.numel() * x.shape[1] < LEAST or not _is_for_one_dnn(grad, x):
         into.addmm_(grad.T, x)
-        return
-    for rows, part in _rows_of_gradient(into, grad, x):
-        rows.add_(part.contiguous())  # adding what lies transposed takes longer than copying it first
+    else:
+        for rows, part in _rows_of_gradient(into, grad, x):
+            rows.add_(part.contiguous())  # adding what lies transposed takes longer than copying it first
+
+
+def _transposed_times(grad: Tensor, x: Tensor, into: Tensor | None) -> Tensor:
+    return grad.T @ x if into is None else torch.mm(grad.T, x, out=into)
 
 
 def widens(narrow: Tensor, dtype: torch.dtype) -> bool:
@@ -182,10 +188,7 @@ def _add_in_wide(into: Tensor, grad: Tensor, x: Tensor, *, first: bool) -> None:
     for part in _slices(outputs, inputs) if by_rows else _slices(inputs, outputs):
         place = into[part] if by_rows else into[:, part]
         factors = (grad[:, part].float(), whole) if by_rows else (whole, x[:, part].float())
-        if first:
-            place.copy_(gradient_of_weight(*factors))
-        else:
-            add_gradient_of_weight(place, *factors)
+        add_gradient_of_weight(place, *factors, first=first)
 
 
 def _slices(length: int, width: int) -> Iterator[slice]:
