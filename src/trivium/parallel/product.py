@@ -39,7 +39,9 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., I], weight [O, I], bias [O] -> x W^T + bias [..., O], with its gradients where they are wanted."""
     size = x.numel() * weight.shape[0]  # asked first: small models wait for Python more than for products
     if size < LEAST or not (_is_for_one_dnn(x, weight) or _is_for_wide(x, weight)):
-        return F.linear(x, weight, bias)
+        if bias is None or size < LEAST or not _adds_bias_later(x):
+            return F.linear(x, weight, bias)
+        return F.linear(x, weight).add_(bias)
     has_backward = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     return _Product.apply(x, weight, bias) if has_backward else _multiplied(x, weight, bias)
 
@@ -200,6 +202,16 @@ def _slices(length: int, width: int) -> Iterator[slice]:
 def _by_one_dnn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return found
+
+
+def _adds_bias_later(x: Tensor) -> bool:
+    """MKL does not add it: torch first writes it into the result, which is not in a cache then, for MKL to read."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype.itemsize >= 4
+        and mkl_is_at_home()
+        and not torch.compiler.is_compiling()
+    )
 
 
 def _is_for_wide(a: Tensor, b: Tensor) -> bool:

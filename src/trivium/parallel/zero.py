@@ -189,16 +189,24 @@ class ShardedAdamW:
 
     def _update_together(self, shards: Sequence[Shard], lr: float, factor: Tensor | float) -> None:
         """Of one group; what it took is free when this returns."""
-        grads = scaled(shards, factor)
+        grads, divisor = scaled(shards, factor)
         for decays in (True, False):
-            self._adamw(shards, grads, lr, decays=decays)
+            self._adamw(shards, grads, divisor, lr, decays=decays)
         copies = [(s.copy, s.master) for s in shards if s.copy is not None]
         if copies:
             torch._foreach_copy_([copy for copy, _ in copies], [master for _, master in copies])
         for shard in shards:
             shard.bucket.publish()
 
-    def _adamw(self, shards: Sequence[Shard], grads: Sequence[Tensor], lr: float, *, decays: bool) -> None:
+    def _adamw(
+        self,
+        shards: Sequence[Shard],
+        grads: Sequence[Tensor],
+        divisor: Tensor | None,
+        lr: float,
+        *,
+        decays: bool,
+    ) -> None:
         """Of the parts with weight decay, or of those without."""
         both = ((s, g, s.part(decays=decays)) for s, g in zip(shards, grads, strict=True))
         parts = [(shard, grad, where) for shard, grad, where in both if where.stop > where.start]
@@ -213,6 +221,7 @@ class ShardedAdamW:
             [],
             list(counts.unbind()),  # which it counts up
             fused=True,
+            grad_scale=divisor,
             amsgrad=False,
             beta1=self.rule.beta1,
             beta2=self.rule.beta2,
@@ -278,19 +287,23 @@ def together(shards: Sequence[Shard], at_once: int) -> list[list[Shard]]:
     return groups
 
 
-def scaled(shards: Sequence[Shard], factor: Tensor | float) -> list[Tensor]:
-    """Their gradients times `factor`, in the dtype of the masters; those that have it already are changed in place."""
+def scaled(shards: Sequence[Shard], factor: Tensor | float) -> tuple[list[Tensor], Tensor | None]:
+    """Their gradients in the dtype of the masters, times `factor`; with a divisor, by which the update is
+    to divide them on its way instead: it knows one only in fp32. Those of that dtype already are changed in place."""
     if not isinstance(factor, Tensor):
         grads = [shard.gradient() for shard in shards]
-        if factor != 1.0:
-            torch._foreach_mul_(grads, factor)
-        return grads
+        if factor == 1.0:
+            return grads, None
+        if grads[0].dtype == torch.float32:
+            return grads, torch.full((), factor, device=grads[0].device).reciprocal_()
+        torch._foreach_mul_(grads, factor)
+        return grads, None
     given, factor = [shard.summed() for shard in shards], factor.to(shards[0].master.dtype)
     if given[0].dtype != factor.dtype:
         # A factor with a dimension of its own widens what it multiplies: one pass over memory instead of two.
-        return [grad * factor.view(1) for grad in given]
+        return [grad * factor.view(1) for grad in given], None
     torch._foreach_mul_(given, factor)
-    return given
+    return given, None
 
 
 def squares(gradients: Sequence[Tensor], dtype: torch.dtype, *, at_once: bool) -> Tensor | float:
