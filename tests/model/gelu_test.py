@@ -1,25 +1,32 @@
-"""GELU by a sigmoid is PyTorch's by a hyperbolic tangent, which is taken where MKL is at home."""
+"""GELU by a sigmoid is PyTorch's by a hyperbolic tangent."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from trivium.model import gelu as module
 from trivium.model.gelu import LEAST, PIECE, Gelu, gelu
 
 # In units of a number's own rounding, for arguments whose derivative is a difference of large numbers too.
 ROUNDING = {torch.float64: 1e-13, torch.float32: 3e-5, torch.bfloat16: 2**-7}
 
 
-@pytest.fixture(params=[False, True], ids=["sigmoid", "tangent"], autouse=True)
-def at_home(request, monkeypatch) -> bool:
-    monkeypatch.setattr(module, "mkl_is_at_home", lambda: request.param)
-    return request.param
+def test_few_elements_and_compiled_blocks_have_pytorchs_own(monkeypatch) -> None:
+    def node() -> str:
+        return type(gelu(torch.randn(LEAST).requires_grad_() * 1).grad_fn).__name__
+
+    assert "GeluBackward0" not in node()
+    assert type(gelu(torch.randn(LEAST - 1).requires_grad_()).grad_fn).__name__ == "GeluBackward0"
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert node() == "GeluBackward0"
 
 
-def test_pytorchs_own_is_taken_where_mkl_is_at_home(at_home) -> None:
-    y = gelu(torch.randn(LEAST).requires_grad_())
-    assert ("GeluBackward0" in type(y.grad_fn).__name__) == at_home
+def test_no_memory_but_the_values_is_taken_where_gradients_are_wanted() -> None:
+    x = torch.randn(LEAST).requires_grad_() * 1
+    place = x.data_ptr()
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
+        gelu(x)
+    assert kept == [place]
 
 
 def test_what_is_found_again_is_to_the_bit_what_was_found() -> None:
@@ -55,7 +62,7 @@ def test_far_from_zero_it_is_the_identity_or_nothing() -> None:
 
 def test_without_gradients_the_values_are_the_same() -> None:
     x = torch.randn(2, LEAST)
-    kept = gelu(x.clone().requires_grad_())
+    kept = gelu(x.clone().requires_grad_()).detach()
     with torch.no_grad():
         assert torch.equal(gelu(x), kept)
 

@@ -95,7 +95,8 @@ def test_a_factor_that_stays_on_the_accelerator_gives_the_same_bits(weights: str
     """Of narrow gradients, of gradients as wide as the masters, with and without a copy."""
     plan = small(precision={"weights": weights}, batch={"sequences": sequences})
     found = []
-    for factor in (0.375, torch.tensor(0.375, dtype=torch.float64)):
+    # A power of two: a processor divides fp32 gradients by its reciprocal.
+    for factor in (0.25, torch.tensor(0.25, dtype=torch.float64)):
         trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule())
         trainer.accumulate(0, Samples(0, plan.batch.sequences, random_rows(plan)))
         for shard in trainer.optimizer.shards:
@@ -105,6 +106,21 @@ def test_a_factor_that_stays_on_the_accelerator_gives_the_same_bits(weights: str
         trainer.optimizer._update(1e-2, factor)
         found.append(torch.cat([shard.master for shard in trainer.optimizer.shards]))
     assert torch.equal(*found)
+
+
+def test_dividing_fp32_gradients_on_the_way_is_multiplying_them() -> None:
+    """What trains on a processor, and what is certified in fp64 and runs on accelerators."""
+    plan, found = small(precision={"weights": "fp32"}), []
+    for factor in (0.3, torch.tensor(0.3, dtype=torch.float64), 1.0):
+        trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule())
+        trainer.accumulate(0, Samples(0, plan.batch.sequences, random_rows(plan)))
+        for shard in trainer.optimizer.shards:
+            shard.grad = shard.bucket.reduced()
+        trainer.optimizer._update(1e-2, factor)
+        found.append(torch.cat([shard.moment1 for shard in trainer.optimizer.shards]))
+    divided, multiplied, whole = found
+    torch.testing.assert_close(divided, multiplied, rtol=1e-6, atol=0)
+    torch.testing.assert_close(divided, 0.3 * whole, rtol=1e-6, atol=0)
 
 
 def test_what_goes_along_with_the_norm_is_not_waited_for() -> None:

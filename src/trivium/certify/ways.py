@@ -126,7 +126,7 @@ SMALL_LIMITS = (
     Replaced(block_attention, "QUERIES_IN_WINDOW", 4),
     Replaced(block_attention, "FAR_APART", 300),
 )
-# Products, GELU and attention as processors that are not MKL's maker's compute them, products by an operator of fp64.
+# Products and attention as processors that are not MKL's maker's compute them, products by an operator of fp64.
 PRODUCTS_IN_PIECES = (
     Replaced(processor, "_AT_HOME", False),
     Replaced(product, "LEAST", 100),
@@ -138,6 +138,8 @@ PRODUCTS_IN_PIECES = (
 )
 AS_ACCELERATORS = (
     Replaced(processor, "_AT_HOME", True),
+    Replaced(product, "LEAST", 100),  # biases are added after MKL's products
+    Replaced(gelu, "_is_taken_apart", lambda x: False),
     Replaced(fused_tile, "suits", lambda q: False),
     Replaced(fused_tile, "takes_masks", lambda q: False),
     Replaced(window_attention, "suits", lambda q: False),

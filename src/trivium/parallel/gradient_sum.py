@@ -5,7 +5,7 @@ So the memory of gradients is free for activations until the first backward, and
 
 import torch
 
-from trivium.parallel.product import add_gradient_of_weight
+from trivium.parallel.product import add_gradient_of_weight, gradient_of_weight, widens
 
 Tensor = torch.Tensor
 
@@ -48,8 +48,11 @@ class GradientSum:
 
     def add_product(self, start: int, grad: Tensor, x: Tensor) -> None:
         """Add grad^T x at the place that begins at `start`; grad [T, O], x [T, I]."""
-        self._open()
         stop = start + grad.shape[1] * x.shape[1]
+        if not self._stops and stop - start == len(self._empty) and not widens(grad, self._empty.dtype):
+            self.add(start, gradient_of_weight(grad, x))
+            return
+        self._open()
         place = self.flat[start:stop].view(grad.shape[1], x.shape[1])
         add_gradient_of_weight(place, grad, x, first=start not in self._stops)
         self._stops[start] = stop
