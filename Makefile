@@ -60,9 +60,10 @@ test-all: setup
 # tests need, nothing is installed.
 test-gpu:
 	@python="$(or $(TRIVIUM_PYTHON),python3)"; \
-	if "$$python" -c 'import numpy, pydantic, pytest, safetensors, tiktoken, tokenizers, torch, yaml; assert torch.cuda.is_available()' 2>/dev/null; \
+	if "$$python" -c 'import numpy, pyarrow, pydantic, pytest, safetensors, scipy, tiktoken, tokenizers, torch, yaml; assert torch.cuda.is_available(), "torch finds no CUDA device"'; \
 	then PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" -m pytest $(PYTEST_OPTIONS) -m gpu $(GPU_TESTS); \
-	else $(MAKE) setup && $(PYTEST) -m gpu $(GPU_TESTS); fi
+	else echo "$$python cannot run these tests, for the reason above: .venv is installed for them"; \
+	$(MAKE) setup && $(PYTEST) -m gpu $(GPU_TESTS); fi
 
 check: setup
 	$(BIN)/ruff format --check $(PYTHON_FOLDERS)

@@ -16,7 +16,7 @@ def circumstances(script: str, arguments: Sequence[str]) -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": " ".join([f"python {script}", *(_plain(a) for a in arguments)]),
-        "commit": _git("rev-parse", "--short", "HEAD") or "unknown",
+        "commit": os.environ.get("TRIVIUM_COMMIT") or _git("rev-parse", "--short", "HEAD") or "unknown",
         "changed": bool(_git("status", "--porcelain", "--", "src", "benchmarks")),
         "machine": {"processor": _processor(), "cores": os.cpu_count(), "system": platform.platform()},
         "torch": torch.__version__,

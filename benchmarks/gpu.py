@@ -1,15 +1,18 @@
 """What one accelerator reaches: training steps beside their ceilings and beside peers, and the planner checked there.
 
-    python benchmarks/gpu.py --json out.json [--report folder] [--minutes 9] [--only PART[,PART]]
+    python benchmarks/gpu.py --json out.json [--report folder] [--minutes 9] [--only PART[,PART]] [--merge]
     python benchmarks/gpu.py --json out.json --cpu        every path with tiny shapes on a processor; no figures
 
 Sides are measured in turn, round by round; one that fails is reported with its reason, and a part that the time does
-not suffice for is skipped. What was found is written after every part, the most important first. Where there is no
-network trivium need not be installed: torch, numpy, scipy, pydantic and PyYAML suffice, and transformers for its rows.
+not suffice for is skipped. What was found is written after every part, the most important first; with --merge, parts
+that the file has measured stay, and the others are measured now: the same command twice has what nine minutes do not
+suffice for. Where there is no network trivium need not be installed: torch, numpy, scipy, pydantic, pyarrow and PyYAML
+suffice, and transformers for its rows. A copy without its repository names its commit in TRIVIUM_COMMIT.
 """
 
 import argparse
 import importlib.util
+import json
 import os
 import statistics
 import sys
@@ -21,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-NEEDED = {"numpy": "numpy", "scipy": "scipy", "pydantic": "pydantic", "yaml": "PyYAML"}
+NEEDED = {"numpy": "numpy", "scipy": "scipy", "pydantic": "pydantic", "pyarrow": "pyarrow", "yaml": "PyYAML"}
 if lacking := [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]:
     names, python = " ".join(lacking), "{}.{}".format(*sys.version_info)
     print(
@@ -57,7 +60,7 @@ from gpu_texts import Kind, text_row
 from trivium.cost.compute import flops_per_token
 from trivium.cost.estimate import estimate
 from trivium.cost.memory import worst_rank
-from trivium.errors import MachineError
+from trivium.errors import ConfigError, MachineError
 from trivium.planner.probed import probed
 from trivium.probe.probe import Devices, probe
 
@@ -260,12 +263,27 @@ def main(arguments: list[str]) -> int:
         "workspace_bytes": bench.workspace_bytes(),
         "parts": bench.found,
     }
+    if options.merge and Path(options.json).exists():
+        bench.found |= _measured_before(record, json.loads(Path(options.json).read_text()))
     write("gpu", record, options, gpu_page)
     for part in PARTS:
-        if part.name in (options.only or part.name):
+        if part.name in (options.only or part.name) and part.name not in bench.found:
             bench.part(part.name, part.needs_seconds, partial(part.measure, bench))
             write("gpu", record, options, gpu_page)
     return int(any(part.get("status") == "failed" for part in bench.found.values()))
+
+
+def _measured_before(record: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a file that are measured; ConfigError when they are of another device or other code."""
+    for field in ("device", "torch", "commit", "changed"):
+        if record[field] != earlier[field]:
+            raise ConfigError(
+                f"--merge: the file's {field} is {earlier[field]!r}, and now it is {record[field]!r}; figures of both "
+                "in one report would be compared: name another file with --json"
+            )
+    return {
+        n: part for n, part in earlier["parts"].items() if part.get("status") not in ("failed", "skipped")
+    }
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
@@ -274,6 +292,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         "--minutes", type=float, default=MINUTES, help=f"most minutes (default {MINUTES:.0f})"
     )
     parser.add_argument("--only", type=_named, metavar="PART[,PART]", help=f"of: {', '.join(_parted())}")
+    parser.add_argument("--merge", action="store_true", help="keep what the file of --json has measured")
     parser.add_argument("--cpu", action="store_true", help="tiny shapes on a processor: does every path run?")
     return parser.parse_args(arguments)
 

@@ -34,7 +34,10 @@ class Bench:
                 self.found[name] = measure()
             except Exception as error:  # whatever it is, the other parts are measured
                 self.found[name] = failure(error)
-        self.clear()
+        try:
+            self.clear()
+        except Exception as error:  # a device that no longer answers; what follows will say so, too
+            print(f"{name}: memory cannot be given back: {failure(error)['reason']}", flush=True)
         print(f"{name}: {json.dumps(self.found[name])[:300]}", flush=True)
 
     def skipped(self, needs_seconds: float = 0.0) -> dict[str, Any] | None:
@@ -140,6 +143,7 @@ def _in_memory(
             steps[name] = _warm(build())
         except Exception as error:
             _failed(error, name, found, late)
+        if name not in steps:  # not within the handler: there the error still holds what was built
             bench.free()
         own[name] = bench.held_bytes() - before
     times = _rounds(bench, steps, found, late)
@@ -176,14 +180,24 @@ def _rounds(
             except Exception as error:
                 _failed(error, name, found, late)
                 del steps[name]
+            if name not in steps:
                 bench.free()
     return times
 
 
 def _failed(error: Exception, name: str, found: dict[str, Any], late: dict[str, Any]) -> None:
-    # A trainer says at which action it failed, and of what.
-    no_room = isinstance(error, torch.OutOfMemoryError) or isinstance(error.__cause__, torch.OutOfMemoryError)
-    (late if no_room else found)[name] = failure(error)
+    (late if _lacks_memory(error) else found)[name] = failure(error)
+
+
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Whether there was no room, of torch's allocator, or of the driver for a library or a kernel; a trainer and the
+    compiler say it as the cause of another error."""
+    while error is not None:
+        said = str(error)
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in said or "ALLOC_FAILED" in said:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _warm(step: Step) -> Step:

@@ -30,7 +30,7 @@ PROMPTS = [TEXTS[0], "The", "", "The", " ".join(TEXTS[:4]), "Item 7 opens", "a",
 def plainly(scorer, prompt, settings, seed):
     """Without memory, one token at a time, from the whole text."""
     ids = TOKENIZER.encode(prompt) or [TOKENIZER.end_of_text]
-    done, drawn = stopper(TOKENIZER, settings.stop), []
+    done, drawn = stopper(TOKENIZER, settings.stop, ids), []
     choice = Choice(settings.temperature, settings.top_k, settings.top_p, seed)
     while len(drawn) < settings.max_tokens and not (drawn and done(drawn)):
         logits = scorer.model.logits([[*ids, *drawn][-scorer.sequence :]])[0, -1:]

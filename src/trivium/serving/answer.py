@@ -1,6 +1,6 @@
 """Completions as JSON: choices with text, log-probabilities, and the reason for their end."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from trivium.serving.speak import spelling
@@ -82,6 +82,14 @@ def logprobs_of(placed: Sequence[Placed], tokenizer: Tokenizer) -> dict[str, Any
     return {
         "tokens": [spell(t.id) for t in tokens],
         "token_logprobs": [t.logprob for t in tokens],
-        "top_logprobs": [None if t.logprob is None else {spell(i): p for i, p in t.top} for t in tokens],
+        "top_logprobs": [None if t.logprob is None else _by_spelling(t, spell) for t in tokens],
         "text_offset": [p.offset for p in placed],
     }
+
+
+def _by_spelling(token: Token, spell: Callable[[int], str]) -> dict[str, float]:
+    """The alternatives of a token, likeliest first; of two that are spelled alike (a letter and its byte) the likelier."""
+    found: dict[str, float] = {}
+    for number, logprob in token.top:
+        found.setdefault(spell(number), logprob)
+    return found

@@ -185,13 +185,16 @@ async def _next(answering: _Answering) -> Event | None:
 
 async def _finished(request: Request, answering: _Answering) -> None:
     """Wait for the end; when the client leaves before, the job is given up."""
+    looked = time.monotonic()
     try:
         while True:
             event = await _next(answering)
-            if event is None and await request.is_disconnected():
-                raise Refused(499, "the client left")
             if event is not None and event.kind != "token":
                 return _raise_unless_done(event)
+            if time.monotonic() - looked >= LEFT_SECONDS:
+                looked = time.monotonic()
+                if await request.is_disconnected():
+                    raise Refused(499, "the client left")
     finally:
         answering.job.cancelled.set()
 
@@ -269,7 +272,7 @@ async def _stream(server: Server, answering: _Answering) -> AsyncIterator[bytes]
             heard = await _next(answering)
             if heard is None:
                 continue
-            if not told:  # prompts are read before the first token is written
+            if not told and heard.kind in ("token", "done"):  # the prompts are read
                 told = True
                 for index in range(number):
                     yield part(index, _head(server, answering, index), _echoed(server, answering, index))

@@ -30,7 +30,7 @@ class Guard:
     """Refuses with 400, 401, 413 or 415 what must not reach the application; adds headers to every answer."""
 
     def __init__(self, app: App, *, body_bytes: int, hosts: Sequence[str], keys: Sequence[str]) -> None:
-        self.app, self.body_bytes, self.hosts = app, body_bytes, frozenset(name.lower() for name in hosts)
+        self.app, self.body_bytes, self.hosts = app, body_bytes, frozenset(map(_in_header, hosts))
         self.keys = tuple(k.encode() for k in keys)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -99,6 +99,11 @@ def read_keys(path: Path) -> list[str]:
             "characters; give one or more, one per line, as `openssl rand -hex 24` makes them"
         )
     return keys
+
+
+def _in_header(name: str) -> str:
+    """A name or an address as a Host header has it: one of IPv6 in brackets (RFC 3986, 3.2.2)."""
+    return f"[{name}]".lower() if ":" in name and not name.startswith("[") else name.lower()
 
 
 async def _refuse(send: Send, status: int, message: str) -> None:

@@ -36,7 +36,7 @@ def speak(
 
 
 def spelling(tokenizer: Tokenizer) -> Callable[[int], str]:
-    """A token's text; what is no whole character is named by its number, so that no two are alike."""
+    """A token's text; what is no whole character is named by its number."""
 
     def spell(token: int) -> str:
         text = tokenizer.decode_after([tokenizer.before_text], [token])  # with the space some begin with

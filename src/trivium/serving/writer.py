@@ -10,6 +10,7 @@ from trivium.evaluation.requests import Request, Sampling, Scored
 from trivium.parallel.collectives import sum_over_ranks_
 from trivium.seeds import seed_for
 from trivium.serving.config import Drawing
+from trivium.serving.unfold import NEAR
 from trivium.serving.write import Draft, Finish, Token, write_drafts
 from trivium.tokens.tokenizer import Tokenizer
 
@@ -63,7 +64,9 @@ class Writer:
         """A text that ends with its document or with one of the texts in `settings.stop`."""
         if alternatives is not None:
             alternatives = min(alternatives, self.tokenizer.vocabulary)
-        return Draft(prompt, settings, seed, stopper(self.tokenizer, settings.stop), alternatives, heard)
+        return Draft(
+            prompt, settings, seed, stopper(self.tokenizer, settings.stop, prompt), alternatives, heard
+        )
 
     def written(self, draft: Draft) -> Written:
         """What came of a draft; neither the end of the document nor a stop is part of the text."""
@@ -103,15 +106,27 @@ class Writer:
             draft.finish = FINISHES[int(finish)]
 
 
-def stopper(tokenizer: Tokenizer, stops: Sequence[str]) -> Callable[[list[int]], bool]:
-    """Says of the ids drawn so far whether the text is over; every token is a byte or more, so its end is enough."""
-    end = tokenizer.end_of_text
+def stopper(tokenizer: Tokenizer, stops: Sequence[str], prompt: Sequence[int]) -> Callable[[list[int]], bool]:
+    """Says of the ids drawn after a prompt whether the text is over, as `Writer.written` will find it.
+
+    Every token is a byte or more, so the end of what was drawn is enough; it is read after what stands before it, as
+    some tokenizers spell the first token of a text otherwise, and never begins within a run of bytes that make a
+    character together.
+    """
+    end, bytes_alone = tokenizer.end_of_text, tokenizer.byte_tokens
     reach = max((len(s.encode()) for s in stops), default=0) + 1
 
     def done(drawn: list[int]) -> bool:
         if drawn and drawn[-1] == end:
             return True
-        return bool(stops) and any(s in tokenizer.decode(drawn[-reach:]) for s in stops)
+        if not stops:
+            return False
+        begin = max(0, len(drawn) - reach)
+        while begin and drawn[begin] in bytes_alone and drawn[begin - 1] in bytes_alone:
+            begin -= 1
+        before = [*prompt, *drawn[max(0, begin - NEAR) : begin]][-NEAR:]
+        text = tokenizer.decode_after(before, drawn[begin:])
+        return any(s in text for s in stops)
 
     return done
 

@@ -55,6 +55,8 @@ def completed(row: Row, of: Definition) -> Row:
     if of.reader == "wic":  # the harness shows the word as it stands in the first sentence
         written = str(row["sentence1"])[row["start1"] : row["end1"]] if "start1" in row else row["word"]
         return {**row, "written": written}
+    if of.reader == "fields" and "context" in row:  # ANLI by its authors
+        return {"premise": row["context"], **row}
     return row
 
 
