@@ -43,6 +43,12 @@ class Preempted(TriviumError):
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
 
+# Of a config, machine, data or checkpoint that is wrong: it would be wrong again.
+NOT_WORTH_REPEATING = tuple(
+    kind.exit_code for kind in (ConfigError, MachineError, DataError, CheckpointError)
+)
+
+
 def error_of(exit_code: object, text: str) -> TriviumError:
     """The error that another process ended with, told by its exit code."""
     kinds: dict[object, type[TriviumError]] = {

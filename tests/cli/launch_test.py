@@ -1,5 +1,6 @@
 """Job files for Slurm, Kubernetes and torchrun: ranks fill nodes, signals save, what may go on is started again."""
 
+import json
 import shlex
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from trivium.cli import main as entry
+from trivium.cli.failure import leave_exit_code
 
 TWO_NODES = ["plan.layout.tensor=8", "plan.layout.pipeline=2", "plan.model.heads=8", "machine=dgx-h100"]
 
@@ -70,6 +72,7 @@ esac
 SRUN = """#!/bin/bash
 [ "$1" = --nodes=1 ] && echo 29500 && exit
 [ -n "$EVENT" ] && printf '{"event": "%s", "time": %s}\\n' "$EVENT" "$(date +%s%N)" >> training/events.jsonl
+[ -n "$FIRST" ] && printf "$FIRST" > "$TRIVIUM_EXIT_CODE"
 exit "$CODE"
 """
 RUNS, LATE, CANCELLED = (
@@ -110,21 +113,64 @@ def test_slurm_takes_a_job_for_preempted_whose_last_ranks_were_ended_by_slurm(
 
 
 def runs_under_slurm(
-    text: str, folder: Path, code: int, state: str, *, ends: int | None = None, event: str = ""
+    text: str,
+    folder: Path,
+    code: int,
+    state: str,
+    *,
+    ends: int | None = None,
+    event: str = "",
+    first: str = "",
 ) -> bool:
     """Run a job file whose ranks tell an event and end with `code`; whether it queued itself again.
 
-    ends: the code with which the job then ends, where it is another.
+    ends: the code with which the job then ends, where it is another. first: what the first rank to fail left.
     """
     for name, script in (("scontrol", SCONTROL), ("srun", SRUN)):
         (folder / name).write_text(script)
         (folder / name).chmod(0o755)
     (folder / "requeued").unlink(missing_ok=True)
     environment = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "STATE": state, "CODE": str(code)}
-    environment["EVENT"] = event
+    environment |= {"EVENT": event, "FIRST": first}
     ran = subprocess.run(["bash"], input=text.encode(), cwd=folder, env=environment)
     assert ran.returncode == (code if ends is None else ends)
     return (folder / "requeued").exists()
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 5])
+def test_slurm_does_not_repeat_what_was_wrong_though_it_tells_of_the_ranks_it_killed(
+    capsys, monkeypatch, tmp_path: Path, code: int
+) -> None:
+    out = tmp_path / "not there yet"
+    text = printed(capsys, monkeypatch, "slurm", *two_nodes(), out=str(out))
+    assert not runs_under_slurm(text, tmp_path, 137, RUNS, ends=code, first=str(code))
+    assert runs_under_slurm(text, tmp_path, 137, RUNS), "that was said by an earlier part of the run"
+    assert sorted(path.name for path in out.iterdir()) == ["failures-7"]
+
+
+def test_slurm_names_the_host_of_the_last_rank_that_failed(capfd, monkeypatch, tmp_path: Path) -> None:
+    text = printed(capfd, monkeypatch, "slurm", *two_nodes(), out=str(tmp_path))
+    (tmp_path / "training").mkdir()
+    told = [{"event": "rank failed", "rank": 3, "host": "node-17"}, {"event": "saved", "step": 5}]
+    (tmp_path / "training" / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in told))
+    assert runs_under_slurm(text, tmp_path, 137, RUNS)
+    assert "ExcNodeList=node-17" in capfd.readouterr().out
+
+
+def test_the_first_exit_code_that_would_come_again_is_left_for_the_job_file(
+    monkeypatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "code"
+    leave_exit_code(4)  # nobody asks
+    monkeypatch.setenv("TRIVIUM_EXIT_CODE", str(path))
+    for code in (1, 75, 130, 137):
+        leave_exit_code(code)
+        assert not path.exists()
+    for code in (5, 2):
+        leave_exit_code(code)
+        assert path.read_text() == "5"
+    monkeypatch.setenv("TRIVIUM_EXIT_CODE", str(tmp_path / "no folder" / "code"))
+    leave_exit_code(3)
 
 
 def test_slurm_gives_up_where_a_job_gets_no_further_and_not_where_it_does(
@@ -146,6 +192,7 @@ def test_slurm_gives_up_where_a_job_gets_no_further_and_not_where_it_does(
 
 
 TORCHRUN = """#!/bin/bash
+[ -n "$FIRST" ] && printf "$FIRST" > "$TRIVIUM_EXIT_CODE"
 [ -n "$EVENT" ] && printf '{"event": "%s", "time": %s}\\n' "$EVENT" "$(date +%s%N)" >> training/events.jsonl
 exit 1
 """
@@ -162,11 +209,13 @@ def test_a_job_that_failed_at_its_start_is_not_taken_for_one_that_was_preempted_
     (tmp_path / "torchrun").chmod(0o755)
     (tmp_path / "training").mkdir()
 
-    def ends(event: str) -> int:
+    def ends(event: str, first: str = "") -> int:
         environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "OUT": str(tmp_path), "EVENT": event}
+        environment["FIRST"] = first
         return subprocess.run(["bash", "-c", text], cwd=tmp_path, env=environment).returncode
 
     assert [ends(event) for event in ("preempted", "", "saved", "preempted")] == [75, 1, 1, 75]
+    assert [ends("", "4"), ends("")] == [4, 1]
 
 
 def test_a_job_of_some_devices_of_a_node_leaves_the_others(capsys, monkeypatch) -> None:

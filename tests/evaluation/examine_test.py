@@ -9,6 +9,7 @@ import pytest
 from evaluation.benchmark_test import HANS
 from plans import small
 from tokens.curated import tokenized
+from trivium.errors import TriviumError
 from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.benchmark import evaluate_benchmarks, prepare
 from trivium.evaluation.config import BenchmarkConfig
@@ -18,7 +19,7 @@ from trivium.evaluation.tasks.rows import Rows
 from trivium.tokens.tokenizer import load_tokenizer
 from trivium.training.config import TrainingConfig
 from trivium.training.job import start
-from trivium.training.metrics import METRICS, TASKS, read
+from trivium.training.metrics import EVENTS, METRICS, TASKS, read
 from trivium.training.run import CHECKPOINTS, TrainingJob
 
 ASKED = BenchmarkConfig(shots=(0, 1), limit=6, resamples=20, seed=5)
@@ -106,3 +107,30 @@ def test_a_training_that_goes_on_tells_of_each_step_once(tokens, tmp_path):
     )
     assert [step for step, *_ in told] == [2, 3, 4, 5]  # the third was the last
     assert [t for t in told if t[0] != 3] == expected
+
+
+def test_an_evaluation_that_is_cut_short_costs_no_step_and_is_made_up_for(tokens, tmp_path):
+    """It may take longer than a job is given to end: the step is saved before, and the next part asks first."""
+
+    def cut_short(*_):
+        raise RuntimeError("killed while it was evaluated")
+
+    def of(name, examiner=None):
+        given = examined(tokens, tmp_path / name)
+        about = {"evaluation": {"every": 3}, "validate_every": 3, "restarts": 0}
+        tree = given.training.model_dump() | about
+        return replace(given, training=TrainingConfig(**tree), examiner=examiner or given.examiner)
+
+    start(of("unbroken"))
+    with pytest.raises(TriviumError, match="killed while"):
+        start(of("broken", cut_short))
+    start(of("broken"))
+    assert [e["step"] for e in read(tmp_path / "broken" / EVENTS) if e["event"] == "resumed"] == [3]
+    told, expected = (
+        [(t["step"], t["tokens"], t["tasks"]) for t in read(tmp_path / name / TASKS)]
+        for name in ("broken", "unbroken")
+    )
+    assert [step for step, *_ in told] == [3, 5] and told == expected
+    judged = [m["step"] for m in read(tmp_path / "broken" / METRICS) if "validation_loss" in m]
+    assert judged == [3, 5]
+    assert of_steps(tmp_path / "broken") == of_steps(tmp_path / "unbroken")

@@ -377,6 +377,54 @@ def test_a_real_server_streams_limits_its_queue_and_gives_up_what_nobody_waits_f
         assert server.worker._waiting.empty()
 
 
+class Paced(Writer):
+    """A token every few hundredths of a second; `tokens`: how many there were."""
+
+    tokens = 0
+
+    def draft(self, *arguments, **more):
+        draft = super().draft(*arguments, **more)
+        done = draft.done
+        draft.done = lambda ids: self._count() or done(ids)
+        return draft
+
+    def _count(self):
+        time.sleep(0.03)
+        self.tokens += 1
+
+
+def test_a_client_that_leaves_is_missed_however_fast_its_tokens_come():
+    writer = Paced(SCORER)
+    with listening(LIMITS, writer) as (url, server):
+        body = json.dumps({**ASK, "prompt": [5], "max_tokens": 64, "stop": ["never"]}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {url.removeprefix('http://')}\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as leaving:
+            leaving.sendall(head.encode() + body)
+            patient = time.monotonic() + 30
+            while writer.tokens < 3:
+                assert time.monotonic() < patient, "nothing was written"
+                time.sleep(0.005)
+        assert (
+            requests.post(f"{url}/v1/completions", json={**ASK, "max_tokens": 0}, timeout=30).status_code
+            == 200
+        )
+        before = writer.tokens
+        time.sleep(0.5)
+        assert writer.tokens == before < 40
+
+
+def test_a_deadline_that_passes_while_prompts_are_read_ends_a_stream_in_order(monkeypatch):
+    from trivium.serving import worker
+
+    read = worker.read_prompt
+    monkeypatch.setattr(worker, "read_prompt", lambda *words: time.sleep(0.4) or read(*words))
+    with client_of(LIMITS.model_copy(update={"deadline_seconds": 0.2})) as client:
+        asked = {"prompt": ["Item", "The"], "echo": True, "logprobs": 1, "stream": True}
+        lines = ask(client, **asked).text.split("\n\n")
+        assert "not complete: late" in lines[0] and lines[1:] == ["data: [DONE]", ""]
+
+
 def test_a_request_that_takes_too_long_ends_at_its_deadline():
     limits = LIMITS.model_copy(update={"deadline_seconds": 0.2})
     app = create_app(Slow(SCORER), limits, name="tiny")
@@ -464,6 +512,13 @@ def test_names_of_the_server_are_compared_without_case():
         named = lambda host: client.get("/health", headers={"host": host}).status_code  # noqa: E731
         assert named("model.example") == named("MODEL.example:8000") == named("LocalHost") == 200
         assert named("testserver") == named("example") == 400
+
+
+def test_an_address_of_ipv6_is_known_as_browsers_write_it():
+    with client_of(LIMITS.model_copy(update={"host": "2001:db8::5"})) as client:
+        named = lambda host: client.get("/health", headers={"host": host}).status_code  # noqa: E731
+        assert named("[2001:db8::5]:8000") == named("[2001:DB8::5]") == 200
+        assert named("2001") == named("[2001:db8::6]:8000") == 400
 
 
 def test_a_body_that_does_not_come_is_waited_for_until_the_deadline():

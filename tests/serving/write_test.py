@@ -7,6 +7,7 @@ import torch
 
 from evaluation.models import FAMILIES, TEXTS, TOKENIZER, plan_of, scorer_of, write_checkpoint
 from ranks import on_ranks
+from tokens.foreign import folder_of, llama_words
 from trivium.errors import DataError
 from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.requests import Sampling
@@ -15,12 +16,14 @@ from trivium.model.generate import Choice, pick
 from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import Layout
 from trivium.seeds import generator_for, seed_for
+from trivium.serving.answer import Placed, logprobs_of
 from trivium.serving.choose import choose, penalised
 from trivium.serving.config import Drawing
 from trivium.serving.speak import speak
 from trivium.serving.unfold import Unfolding
-from trivium.serving.write import read_prompt
+from trivium.serving.write import Token, read_prompt
 from trivium.serving.writer import Writer, stopper
+from trivium.tokens.tokenizer import load_tokenizer
 
 GREEDY = Drawing(temperature=0, max_tokens=12)
 DRAWN = Drawing(temperature=0.9, top_p=0.95, max_tokens=12, seed=5)
@@ -212,3 +215,40 @@ def _write(place, layout, folder, checkpoint):
         "sums": [sum(t.logprob for t in w.tokens) for w in written],
     }
     (Path(folder) / f"found-{place.rank}").write_text(json.dumps(found))
+
+
+STOPS = ([" the"], ["字"], ["é文", "item"], [" "], ["m m"])
+
+
+@pytest.mark.parametrize("stops", STOPS, ids=str)
+@pytest.mark.parametrize("kind", ["ours", "llama's"])
+def test_a_text_is_over_at_the_token_that_completes_a_stop_in_it(kind, stops, tmp_path):
+    """Whatever a tokenizer makes of the space before its first token, and of bytes that are a character together."""
+    words = TOKENIZER
+    if kind == "llama's":
+        texts = [*TEXTS, "the item the item 文"]
+        marks = {"bos_token": "<s>", "eos_token": "</s>"}
+        path = folder_of(tmp_path, llama_words(texts, opens=True), tokenizer_config=marks)
+        words = load_tokenizer(path / "tokenizer.json")
+    generator, seen = generator_for(3, "stops", kind), 0
+    some = words.encode_batch(["the item é文字 the 字m m the"])[0]
+    for number in range(60):
+        prompt = words.prompt_ids([("", "zero", "one 文")[number % 3]])[0]
+        drawn = generator.choice(some, 14).tolist() if number else some
+        done = stopper(words, stops, prompt)
+        for count in range(1, len(drawn) + 1):
+            there = any(s in words.decode_after(prompt, drawn[:count]) for s in stops)
+            assert done(drawn[:count]) == there, (prompt, drawn[:count])
+            if there:
+                seen += 1
+                break
+    assert seen > 5
+
+
+def test_of_alternatives_that_are_spelled_alike_the_likelier_is_told(tmp_path):
+    path = folder_of(tmp_path, llama_words(TEXTS, opens=True), tokenizer_config={"eos_token": "</s>"})
+    words = load_tokenizer(path / "tokenizer.json")
+    letter, byte = words.words()["a"], words.words()["<0x61>"]
+    token = Token(letter, -0.5, ((letter, -0.5), (byte, -4.0), (byte + 1, -5.0)))
+    found = logprobs_of([Placed(token, 0)], words)
+    assert found["top_logprobs"] == [{"a": -0.5, "b": -5.0}]

@@ -121,6 +121,25 @@ def test_one_rank_asked_to_end_makes_all_save_once_and_the_run_goes_on_from_ther
     assert [e["step"] for e in of_kind(given.out, "resumed")] == [done]
 
 
+def test_a_job_that_is_asked_to_end_saves_at_once_and_validates_where_it_goes_on(
+    tokens, tmp_path, monkeypatch
+) -> None:
+    def ask() -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.3)
+
+    given = job(tokens, tmp_path / "run", plan({"data": 2}), steps=6, validate_every=4, checkpoint_every=1000)
+    at_step(4, ask, monkeypatch)
+    with pytest.raises(Preempted):
+        start(given)
+    validated = lambda: [m["step"] for m in read(given.out / METRICS) if "validation_loss" in m]  # noqa: E731
+    assert [p.name for p in published(given.out / CHECKPOINTS)] == ["step-00000004"] and not validated()
+    start(given)
+    assert validated() == [4, 6]
+    lines = [m["step"] for m in read(given.out / METRICS)]
+    assert lines == sorted(lines) and lines.count(4) == 2
+
+
 def test_a_job_that_cannot_save_in_time_is_ended(tokens, tmp_path, capfd) -> None:
     impatient = {"preemption_seconds": 0.5}
     given = job(tokens, tmp_path / "run", plan({"data": 2}), supervision=impatient)

@@ -1,9 +1,11 @@
 """Any error as the command line tells it: cause, remedy and exit code."""
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
 from trivium.checkpoint.durable import REMEDY
-from trivium.errors import MachineError, TriviumError
+from trivium.errors import NOT_WORTH_REPEATING, MachineError, TriviumError
 
 
 def told(error: BaseException) -> TriviumError:
@@ -27,3 +29,15 @@ def told(error: BaseException) -> TriviumError:
         )
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return TriviumError(f"{text}\nrun again with --debug for the traceback")
+
+
+def leave_exit_code(code: int) -> None:
+    """Write the exit code of what would fail again into the file that TRIVIUM_EXIT_CODE names, where it does.
+
+    Job files name one: torchrun ends with 1 whatever its ranks end with, and srun with the highest code of all, which
+    is of ranks that were killed because another had ended. The first rank that fails is the cause.
+    """
+    path = os.environ.get("TRIVIUM_EXIT_CODE")
+    if path and code in NOT_WORTH_REPEATING:
+        with suppress(OSError), open(path, "x", encoding="ascii") as file:
+            file.write(str(code))

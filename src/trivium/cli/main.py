@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from trivium import __version__
-from trivium.cli.failure import told
+from trivium.cli.failure import leave_exit_code, told
 from trivium.training.preemption import held_back
 
 INTERRUPTED = 130
@@ -110,6 +110,7 @@ def main() -> None:
     except BaseException as error:  # libraries of Rust panic with something that is no Exception
         failure = told(error)
         _print_error(str(failure), debug=debug)
+        leave_exit_code(failure.exit_code)
         sys.exit(failure.exit_code)
 
 

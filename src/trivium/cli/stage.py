@@ -1,5 +1,6 @@
 """A stage: one station's work as the command line runs it. Finished stages are recognised and skipped."""
 
+import json
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -208,9 +209,17 @@ def _output(stage: Stage, run: Run, *, redo: bool) -> Iterator[tuple[Run, Path]]
         return
     with _held(stage, run, redo=redo) as lease:
         (directory / STAMP).unlink(missing_ok=True)
-        write_json(directory / STARTED, {**what, "extent": stage.extent(run)})
+        _write_if_other(directory / STARTED, {**what, "extent": stage.extent(run)})
         yield replace(run, lease=lease), directory
         write_json(directory / STAMP, describe(**what))
+
+
+def _write_if_other(path: Path, value: Any) -> None:
+    """Thousands of ranks may be reading it, over file systems that lose a file which is replaced meanwhile."""
+    with suppress(DataError):
+        if path.is_file() and read_result(path) == json.loads(json.dumps(value, default=str)):
+            return
+    write_json(path, value)
 
 
 @contextmanager
@@ -219,7 +228,7 @@ def _noted(run: Run) -> Iterator[None]:
     path, before = run.at.config, None
     with suppress(DataError):  # there is none, or it is damaged
         before = read_result(path)
-    write_json(path, to_tree(run.config))
+    _write_if_other(path, to_tree(run.config))
     try:
         yield
     except ConfigError:

@@ -88,7 +88,7 @@ def logprobs_of(placed: Sequence[Placed], tokenizer: Tokenizer) -> dict[str, Any
 
 
 def _by_spelling(token: Token, spell: Callable[[int], str]) -> dict[str, float]:
-    """The alternatives of a token, likeliest first; of two that are spelled alike (a letter and its byte) the likelier."""
+    """The alternatives of a token, likeliest first; of two spelled alike (a letter and its byte) the likelier."""
     found: dict[str, float] = {}
     for number, logprob in token.top:
         found.setdefault(spell(number), logprob)

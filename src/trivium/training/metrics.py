@@ -72,6 +72,11 @@ def forget_after(path: Path, step: int) -> None:
     partial.replace(path)
 
 
+def judges(path: Path, step: int) -> bool:
+    """Whether a line tells how good the model was after this step, and not only of the step itself."""
+    return any(_has_step(r) and r["step"] == step and "batch_hash" not in r for r in read(path))
+
+
 def _records(data: bytes) -> Iterator[dict[str, Any]]:
     for line in data.splitlines():
         try:

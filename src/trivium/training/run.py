@@ -26,7 +26,7 @@ from trivium.training.batches import reader_of
 from trivium.training.config import TrainingConfig
 from trivium.training.corruption import compare_replicas
 from trivium.training.describe import DEGREES, describe_rank, device_name
-from trivium.training.metrics import EVENTS, METRICS, TASKS, append, forget_after, warn
+from trivium.training.metrics import EVENTS, METRICS, TASKS, append, forget_after, judges, warn
 from trivium.training.preemption import exit_at_once, listening
 from trivium.training.profile import tracing
 from trivium.training.pulse import Duty, Post
@@ -106,12 +106,13 @@ class _Loop:
         found_by_first(lambda: drop_abandoned(root, self.entries), self.mesh, TriviumError)
         self.trainer, self.first_step = self._started()
         self.train = self.train.leaving_out(left_out_of(self.entries))
-        found_by_first(self._forget, self.mesh, TriviumError)
+        self.judged = set(found_by_first(self._forget, self.mesh, TriviumError))
 
-    def _forget(self) -> None:
-        """What was logged of steps that will be done again."""
+    def _forget(self) -> list[str]:
+        """Drop what was logged of steps that will be done again; returns the files that judge the model as it is."""
         for name in (METRICS, TASKS):
             forget_after(self.job.out / name, self.first_step)
+        return [name for name in (METRICS, TASKS) if judges(self.job.out / name, self.first_step)]
 
     def _started(self) -> tuple[Trainer, int]:
         """The trainer as the newest good checkpoint left it, or the one it began with; and the steps done."""
@@ -157,6 +158,7 @@ class _Loop:
         last = self.config.steps
         if self.first_step == 0 and self.saves.is_due(0):
             self._save(0)
+        self._judge_what_was_left()
         # Not the first step, which warms up; at the full batch, so that a ramp's pipelines are full.
         measured = min(max(self.first_step, self.plan.batch.segments[-1].first_step) + 2, last - 1)
         step = self.first_step
@@ -172,29 +174,38 @@ class _Loop:
                 continue
             if step == measured:
                 self._try(partial(describe_rank, self.job.out, self.trainer, result, seconds))
-            if (step + 1) % self.config.validate_every == 0 or step + 1 == last:
-                self.duty.beat(step + 1, "validating")
-                self._validate(step)
-            if self._examines(step) and not result.asked:  # then there is time to save, and for no more
-                self._examine(step)
             self.duty.beat(step + 1, "saving")
             self.saves.look()
             watch = self.config.supervision
             if is_nth(step + 1, watch.slow_every):
                 self._tell_slow_ranks(step + 1)
-            saves = self.saves.is_due(step + 1) or result.asked
+            # An evaluation may last longer than a job is given once it is asked to end.
+            saves = self.saves.is_due(step + 1) or result.asked or self._examines(step)
             if saves or is_nth(step + 1, watch.replicas_every):
                 compare_replicas(self.trainer)
             if saves:
                 self._save(step + 1)
-            if result.asked and step + 1 < last:
-                self._end_early(step + 1)
+            if result.asked and (step + 1 < last or self._examines(step)):
+                self._end_early(step + 1)  # the model is judged where the job goes on
+            if self._validates(step):
+                self._validate(step)
+            if self._examines(step):
+                self._examine(step)
             step += 1
-        if self.first_step == last:  # it only has to be told how it ended
-            self._validate(last - 1)
         self.saves.finish()
         if self._speaks:
             self._finish(time.perf_counter() - begin)
+
+    def _judge_what_was_left(self) -> None:
+        """A job may end when a step is saved and the model not yet judged; one that finds its training at an end has to
+        tell with which loss it ended."""
+        step = self.first_step - 1
+        if step < 0:
+            return
+        if self._validates(step) and (METRICS not in self.judged or self.first_step == self.config.steps):
+            self._validate(step)
+        if self._examines(step) and TASKS not in self.judged:
+            self._examine(step)
 
     def _rewinds(self, step: int, result: StepResult) -> bool:
         """After a step that spiked and changed nothing: whether training goes on from an earlier one."""
@@ -261,7 +272,11 @@ class _Loop:
     def _lr(self, step: int) -> float:
         return lr_of_step(self.config, self.plan, step)
 
+    def _validates(self, step: int) -> bool:
+        return is_nth(step + 1, self.config.validate_every) or step + 1 == self.config.steps
+
     def _validate(self, step: int) -> None:
+        self.duty.beat(step + 1, "validating")
         samples = Samples(0, self.validation_samples, reader_of(self.validation))
         self.validation_loss = loss = self.trainer.validate(samples)
         if self._speaks:
@@ -270,17 +285,19 @@ class _Loop:
             append(self.job.out / METRICS, {**record, **told})
 
     def _examines(self, step: int) -> bool:
-        every = self.config.evaluation.every
+        every = self.config.evaluation.every if self.job.examiner else 0
         return is_nth(step + 1, every) or (every > 0 and step + 1 == self.config.steps)
 
     def _examine(self, step: int) -> None:
-        """Ask the model as it is now, which changes nothing in it."""
-        if self.job.examiner is None:
+        """Ask the model as it is now, which changes nothing in it; it has been saved."""
+        examiner = self.job.examiner
+        if examiner is None:
             return
+        self.saves.settle()
         beat = partial(self.duty.beat, step + 1, "evaluating")
         beat()
         with self.trainer.weights_held() as stages:
-            found = self.job.examiner(stages, self.plan, self.mesh, beat)
+            found = examiner(stages, self.plan, self.mesh, beat)
         if self._speaks:
             record = {"step": step + 1, "time": time.time(), "tokens": self._tokens(step), "tasks": found}
             append(self.job.out / TASKS, record)

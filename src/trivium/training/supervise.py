@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trivium.checkpoint.save import recover
-from trivium.errors import Preempted, TriviumError, error_of
+from trivium.errors import NOT_WORTH_REPEATING, Preempted, TriviumError, error_of
 from trivium.parallel.launch import Place, RankFailed, Ranks, start_ranks
 from trivium.plan.plan import Plan
 from trivium.progress import Progress
@@ -19,8 +19,6 @@ from trivium.training.watchdog import Watchdog
 
 Watch = Callable[[Ranks, int], None]  # called while ranks run, with the last step they finished
 
-# Exit codes of a config, machine, data or checkpoint that is wrong: it would be wrong again.
-NOT_WORTH_REPEATING = (2, 3, 4, 5)
 LONGEST_PAUSE_SECONDS = 60.0
 
 

@@ -251,6 +251,36 @@ def test_rows_of_hans_are_read_whoever_published_them(row):
         made("hans", [{k: v for k, v in row.items() if k not in ("premise", "sentence1")}])
 
 
+FILES = {
+    "hans": (
+        ["train.jsonl", "validation.jsonl"],
+        ["heuristics_train_set.jsonl", "regenerated_6000.jsonl"],
+        ["heuristics_train_set.jsonl", "heuristics_evaluation_set.jsonl", "other.jsonl"],
+    ),
+    "winogrande": (["dev.jsonl", "train_debiased.jsonl", "train_l.jsonl", "train_xl.jsonl"],),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "files"), [(name, files) for name, kinds in FILES.items() for files in kinds]
+)
+def test_questions_are_never_those_to_learn_from(name, files, tmp_path):
+    folder = tmp_path / name
+    folder.mkdir()
+    for file in files:
+        (folder / file).write_text(json.dumps({"file": file}))
+    found = local_rows(definition(name), tmp_path)
+    assert "train" not in found.asked[0]["file"] and found.asked[0]["file"] != "other.jsonl"
+    assert "train" in found.shots[0]["file"] and found.shots[0]["file"] == files[0 if name == "hans" else -1]
+
+
+def test_rows_of_anli_are_read_as_their_authors_publish_them():
+    row = ROWS["anli_r2"]
+    theirs = {"context": row["premise"], "hypothesis": row["hypothesis"], "label": row["label"]}
+    ours, read = (made("anli_r2", [r]).task.examples[0].context for r in (row, theirs))
+    assert read == ours == EXPECTED["anli_r2"][0]
+
+
 @pytest.mark.parametrize("wording", ["paper", "harness"])
 def test_rows_of_hellaswag_ask_the_same_as_published_and_as_prepared(wording):
     """Where a mark of wikiHow was, the harness leaves a blank, and counts it; the paper's wording does not."""

@@ -17,6 +17,10 @@ ulimit -S -n "$(ulimit -H -n)"
 
 OUT={{out}}
 EVENTS=$OUT/training/events.jsonl
+mkdir -p "$OUT"
+# srun tells the highest of all exit codes, which is of ranks that it killed; here the first says what was wrong.
+export TRIVIUM_EXIT_CODE=$OUT/exit-code-$SLURM_JOB_ID
+rm -f "$TRIVIUM_EXIT_CODE"
 before=$(tail -n 1 "$EVENTS" 2> /dev/null)  # the last word of a former part of the run
 trap : TERM USR1  # the ranks hear them too, and what follows depends on how they end
 
@@ -36,7 +40,10 @@ code=$?
 last=$(tail -n 1 "$EVENTS" 2> /dev/null)
 if [ "$code" -gt 128 ] && [ "$last" != "$before" ] && [[ $last == *'"preempted"'* ]]; then
   code=75
+elif [ "$code" -ne 0 ] && [ -s "$TRIVIUM_EXIT_CODE" ]; then
+  code=$(cat "$TRIVIUM_EXIT_CODE")
 fi
+rm -f "$TRIVIUM_EXIT_CODE"
 
 # scancel asks the ranks to end, too, and Slurm would queue a job again that it is about to end.
 queue_again() {
@@ -56,6 +63,9 @@ case $code in
     # Failures count against a job only while it gets no further: those with the same newest checkpoint.
     newest=$(find "$OUT/training/checkpoints" -maxdepth 1 -name 'step-*' -printf '%f\n' 2> /dev/null | sort -V | tail -n 1)
     echo "${newest:-none}" >> "$OUT/failures-$SLURM_JOB_ID"
+    host=$(grep '"rank failed"' "$EVENTS" 2> /dev/null | tail -n 1 | sed -n 's/.*"host": "\([^"]*\)".*/\1/p')
+    [ -n "$host" ] && echo "the last rank that failed was on $host; to leave that node out, while the job waits:" \
+      "scontrol update JobId=$SLURM_JOB_ID ExcNodeList=$host"
     failures=$(grep -cxF "${newest:-none}" "$OUT/failures-$SLURM_JOB_ID")
     if [ "$failures" -le {{restarts}} ]; then
       queue_again "failed with $code; it can go on from the last checkpoint"

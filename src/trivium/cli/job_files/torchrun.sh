@@ -7,6 +7,8 @@ ulimit -S -n "$(ulimit -H -n)"
 
 OUT={{out}}
 EVENTS=$OUT/training/events.jsonl
+mkdir -p "$OUT"
+export TRIVIUM_EXIT_CODE=$OUT/exit-code-{{name}}  # torchrun turns every exit code into 1; here the first says what was wrong
 {{addresses}}# Seconds to save in, once asked to end. torch 2.11's torchrun does not read it, and gives 30.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={{grace}}
 child=
@@ -14,6 +16,7 @@ trap '[ -n "$child" ] && kill -TERM "$child"' TERM USR1  # torchrun passes it on
 
 before=$(tail -n 1 "$EVENTS" 2> /dev/null)  # the last word of a former part of the run
 for attempt in $(seq 0 {{restarts}}); do
+  rm -f "$TRIVIUM_EXIT_CODE"  # no rank of any host starts before all hosts have come here
   # Not restarted by torchrun (--max-restarts 0): its agents would meet again with one that died a moment ago.
   {{torchrun}} --nnodes {{nodes}} --nproc-per-node {{per_node}} --max-restarts 0 \
     {{rendezvous}} \
@@ -27,11 +30,15 @@ for attempt in $(seq 0 {{restarts}}); do
     code=$?
   done
   [ "$code" -eq 0 ] && exit 0
-  # torchrun turns every exit code into 1; the ranks' last word says whether they were preempted.
+  # The ranks' last word says whether they were preempted.
   last=$(tail -n 1 "$EVENTS" 2> /dev/null)
   if [ "$last" != "$before" ] && [[ $last == *'"preempted"'* ]]; then
     echo "preempted, saved; run the same again to go on"
     exit 75
+  fi
+  if [ -s "$TRIVIUM_EXIT_CODE" ]; then
+    echo "not tried again: config, machine, data or checkpoint is wrong"
+    exit "$(cat "$TRIVIUM_EXIT_CODE")"
   fi
   echo "attempt $attempt ended with $code"
   [ "$attempt" -lt {{restarts}} ] && sleep $((attempt < 6 ? 1 << attempt : 60))
