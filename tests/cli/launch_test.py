@@ -230,7 +230,8 @@ def test_kubernetes_gives_pods_the_time_to_save_and_ignores_preemption(capsys, m
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (2, 2, "Indexed")
     assert pod["terminationGracePeriodSeconds"] == 120
-    assert [rule["action"] for rule in spec["podFailurePolicy"]["rules"]] == ["Ignore", "Ignore"]
+    assert [rule["action"] for rule in spec["podFailurePolicy"]["rules"]] == ["Ignore", "Ignore", "FailJob"]
+    assert spec["podFailurePolicy"]["rules"][-1]["onExitCodes"]["values"] == [2, 3, 4, 5]
     (container,) = pod["containers"]
     assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
     is_shell(container["args"][0])

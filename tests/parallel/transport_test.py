@@ -1,4 +1,4 @@
-"""Transfers carried out in batches, as on NCCL, compute what transfers posted ahead compute."""
+"""Transfers carried out in order, as on NCCL, compute what transfers posted ahead compute."""
 
 from plans import small
 from ranks import on_ranks
@@ -24,7 +24,7 @@ def both_ways(place: Place, plans: list[Plan]) -> None:
     for plan in plans:
         mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
         results = []
-        for way in ("posted", "batched"):
+        for way in ("posted", "in order"):
             trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
             trainer.transport = way  # type: ignore[assignment]
             samples = Samples(0, plan.batch.sequences, random_rows(plan))
@@ -33,5 +33,5 @@ def both_ways(place: Place, plans: list[Plan]) -> None:
         assert results[0] == results[1], f"{plan.schedule}: {results}"
 
 
-def test_batched_transfers_give_the_same_bits() -> None:
+def test_transfers_in_order_give_the_same_bits() -> None:
     on_ranks(4, both_ways, PLANS)

@@ -66,14 +66,14 @@ class Replaced(NamedTuple):
 @dataclass(frozen=True)
 class Way:
     """replaced: limits, and what asks about the machine. by_memory: messages between ranks of this host. narrow:
-    masters apart from the weights, and the loss scaled. batched: transfers between stages as NCCL has them. refuses:
+    masters apart from the weights, and the loss scaled. in_order: transfers between stages as NCCL has them. refuses:
     one update is refused before it is made."""
 
     name: str
     replaced: tuple[Replaced, ...] = ()
     by_memory: bool = True
     narrow: bool = False
-    batched: bool = False
+    in_order: bool = False
     refuses: bool = False
 
     @contextmanager
@@ -86,8 +86,8 @@ class Way:
 
     def prepare(self, trainer: Trainer) -> None:
         """Before its first step."""
-        if self.batched:
-            trainer.transport = "batched"
+        if self.in_order:
+            trainer.transport = "in order"
         if self.narrow:
             trainer.loss_scale = LossScale(LOSS_SCALE)
             for shard in trainer.optimizer.shards:
@@ -150,5 +150,5 @@ ADDED_BY_US = (Replaced(Bucket, "adds_itself", property(lambda self: False, lamb
 AS_IT_IS = Way("as it is")
 LARGE = Way("large", (*SMALL_LIMITS, *PRODUCTS_IN_PIECES))
 NARROW = Way("narrow", (*SMALL_LIMITS, *AS_ACCELERATORS, *ADDED_BY_US), narrow=True, refuses=True)
-FAR = Way("far", (Replaced(collectives, "DIRECT_BYTES", 4000),), by_memory=False, batched=True)
+FAR = Way("far", (Replaced(collectives, "DIRECT_BYTES", 4000),), by_memory=False, in_order=True)
 WAYS = (AS_IT_IS, LARGE, NARROW, FAR)

@@ -15,7 +15,7 @@ from trivium.parallel.buckets import GradientWatch
 from trivium.parallel.clock import Clock
 from trivium.parallel.measure import Counted, SavedBytes
 from trivium.parallel.mesh import Mesh
-from trivium.parallel.transport import Batched, PostedAhead, Results, Transport
+from trivium.parallel.transport import InOrder, PostedAhead, Results, Transport
 from trivium.parallel.weight_gradients import WeightGradients
 from trivium.plan.schedule import Action, Op, forward, inputs
 from trivium.plan.transfers import Event, Transfer
@@ -66,7 +66,7 @@ class Executor:
     watch: GradientWatch | None = None
     saved_bytes: SavedBytes | None = None  # measures what is kept for backward
     clock: Clock = field(default_factory=Clock)  # of the spans
-    transport: Literal["posted", "batched"] | None = None  # None: posted on gloo, batched elsewhere
+    transport: Literal["posted", "in order"] | None = None  # None: posted on gloo, in order elsewhere
     around: Callable[[str], AbstractContextManager[Any]] | None = None  # each event, by its name: for a trace
 
     def run(self, program: Sequence[Event]) -> Run:
@@ -80,7 +80,7 @@ class Executor:
         for number, stage in self.stages.items():
             stage.weight_gradients.separate = (Op.WEIGHT_GRADIENT, number) in self._remaining
         posts = self.mesh.pipeline.is_gloo if self.transport is None else self.transport == "posted"
-        transport = (PostedAhead if posts else Batched)(program, self.mesh, self.activation)
+        transport = (PostedAhead if posts else InOrder)(program, self.mesh, self.activation)
         perform = self._perform if self.around is None else partial(self._perform_named, self.around)
         self.clock.mark()
         for event in program:

@@ -37,6 +37,8 @@ WIDENED_AT_ONCE, LEAST_WIDENED, LEAST_TOKENS = 1 << 16, 128, 64
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., I], weight [O, I], bias [O] -> x W^T + bias [..., O], with its gradients where they are wanted."""
+    if x.device.type == "cuda":
+        x = x.contiguous()  # of what lies otherwise in memory torch makes a small product for each position
     size = x.numel() * weight.shape[0]  # asked first: small models wait for Python more than for products
     if size < LEAST or not (_is_for_one_dnn(x, weight) or _is_for_wide(x, weight)):
         if bias is None or size < LEAST or not _adds_bias_later(x):

@@ -1,6 +1,5 @@
-"""Two ways to carry out the transfers of a program: posted ahead (gloo), or batched (NCCL)."""
+"""Two ways to carry out the transfers of a program: posted ahead (gloo), or in order (NCCL)."""
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -97,64 +96,58 @@ class PostedAhead:
         return begin_receive(tensor, transfer.source, self._mesh.pipeline, _tag(transfer)), tensor
 
 
-class _Batch:
-    """Transfers under way together; kept until it was waited for, so that nothing that is sent is freed."""
+class _Message:
+    """A transfer under way; what is sent is kept until it was waited for."""
 
-    def __init__(self, works: Sequence[dist.Work], tensors: Sequence[Tensor]) -> None:
-        self._works, self._tensors = works, tensors
+    def __init__(self, works: Sequence[dist.Work], tensor: Tensor) -> None:
+        self._works, self._tensor = works, tensor
 
     def wait(self) -> None:
-        """Return when all are done; at once if that was known already (gloo's own wait would never return)."""
+        """Return when it is done; at once if that was known already (gloo's own wait would never return)."""
         for work in self._works:
             work.wait()
-        self._works, self._tensors = (), ()
+        self._works, self._tensor = (), torch.empty(0)
 
 
-class Batched:
-    """For NCCL, which matches messages by order: transfers that follow one another are one batch, so that those to
-    and from a neighbour run at the same time. Programs are projections of one global order, so batches cannot
-    wait for each other in a circle."""
+class InOrder:
+    """For NCCL, which matches messages by order: one after another, in that of the program. Programs are projections
+    of one global order, so that messages cannot wait for each other in a circle.
+
+    Never several as one batch, as Megatron-LM sends forward and receives backward: a batch is complete when all of it
+    is, and what reads one message would wait for whatever stands beside it. With messages that take no time 1F1B of 4
+    stages and 8 micro-batches would last 46 forwards instead of 33 (`tests/plan/transfers_test.py`). Nor could it
+    begin where a replica has one micro-batch: ranks connect when a batch begins, and wait until all of it is connected.
+    """
 
     def __init__(self, program: Sequence[Event], mesh: Mesh, activation: Callable[[], Tensor]) -> None:
         self._mesh, self._activation = mesh, activation
-        runs = itertools.groupby(program, key=lambda e: isinstance(e, Transfer))
-        batches = [
-            tuple(e for e in run if isinstance(e, Transfer)) for is_transfer, run in runs if is_transfer
-        ]
-        self._batch_of = {transfer: batch for batch in batches for transfer in batch}
-        self._exchanges: deque[_Batch] = deque()
+        self._under_way: deque[_Message] = deque()
 
     def before(self, event: Event) -> None:
         """Nothing can be posted early."""
 
     def carry(self, transfer: Transfer, results: Results) -> None:
-        """With the first transfer of a batch, all of it."""
-        batch = self._batch_of[transfer]
-        if transfer != batch[0]:
-            return
-        group, here = self._mesh.pipeline, self._mesh.at.pipeline
-        tensors = [
-            self._activation() if t.target == here else results.pop(t.produced_by).contiguous() for t in batch
-        ]
-        operations = []
-        for each, tensor in zip(batch, tensors, strict=True):
-            receives = each.target == here
-            function, peer = (dist.irecv, each.source) if receives else (dist.isend, each.target)
-            if not receives:
-                group.count("send", tensor)
-            operations.append(dist.P2POp(function, tensor, group.ranks[peer], group.handle, _tag(each)))
-        exchange = _Batch(dist.batch_isend_irecv(operations), tensors)
-        for each, tensor in zip(batch, tensors, strict=True):
-            if each.target == here:
-                results.put(each.produced_by, tensor, exchange)
-        self._exchanges.append(exchange)
-        while len(self._exchanges) > POSTED_AHEAD:
-            self._exchanges.popleft().wait()
+        """Begin to send or to receive."""
+        group, receives = self._mesh.pipeline, transfer.target == self._mesh.at.pipeline
+        if receives:
+            peer, tensor = transfer.source, self._activation()
+        else:
+            peer, tensor = transfer.target, results.pop(transfer.produced_by).contiguous()
+            group.count("send", tensor)
+        # A batch of one: without a batch torch would make a communicator for each pair of ranks.
+        function = dist.irecv if receives else dist.isend
+        operation = dist.P2POp(function, tensor, group.ranks[peer], group.handle, _tag(transfer))
+        message = _Message(dist.batch_isend_irecv([operation]), tensor)
+        if receives:
+            results.put(transfer.produced_by, tensor, message)
+        self._under_way.append(message)
+        while len(self._under_way) > POSTED_AHEAD:
+            self._under_way.popleft().wait()
 
     def finish(self) -> None:
-        """Wait for the last batches."""
-        while self._exchanges:
-            self._exchanges.popleft().wait()
+        """Wait for the last messages."""
+        while self._under_way:
+            self._under_way.popleft().wait()
 
 
 def _tag(transfer: Transfer) -> int:

@@ -33,7 +33,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Attention:
-    """Causal fused attention of `heads` heads on so many sequences; forward, and backward."""
+    """Causal fused attention of `heads` heads on so many sequences; forward, and backward. dtype: as a product's."""
 
     sequences: int
     sequence: int
@@ -41,6 +41,7 @@ class Attention:
     head_width: int
     forward: float
     backward: float
+    dtype: str = "fp32"
 
 
 @dataclass(frozen=True)

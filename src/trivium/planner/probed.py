@@ -172,8 +172,8 @@ def on_device(machine: Machine, measured: Measured) -> list[Compared]:
                 seconds = float(device.product(p.m, p.k, p.n) + device.weight_gradient(p.m, p.n, p.k))
                 found.append(Compared(f"{what} backward", p.gradients, seconds))
     for a in measured.attentions:
-        forward, backward = _attention(a, devices["fp32"])
-        what = f"attention {a.sequences} x {a.heads} x {a.sequence} x {a.head_width}"
+        forward, backward = _attention(a, devices[a.dtype])
+        what = f"attention {a.dtype} {a.sequences} x {a.heads} x {a.sequence} x {a.head_width}"
         found.append(Compared(f"{what} forward", a.forward, forward))
         found.append(Compared(f"{what} backward", a.backward, backward))
     return [*found, *(_compared(s, machine, "alone", STEP_WEIGHT) for s in measured.steps)]

@@ -22,6 +22,8 @@ SCALE_ON_GPU = 8  # of every length but the ramp's: a GPU needs larger products 
 STREAMS = (1 << 10, 1 << 14, 1 << 18, 1 << 22)  # elements
 UPDATES = (1 << 16, 1 << 20)
 ATTENTIONS = ((4, 256, 4, 32), (2, 512, 4, 64), (8, 64, 8, 64))  # sequences, positions, heads, head width
+# A GPU has its fused kernel for 16 bits alone, and few heads leave most of it idle.
+ATTENTIONS_ON_GPU = ((8, 1024, 16, 64), (4, 2048, 16, 128), (2, 4096, 16, 64))
 
 
 def products(device: torch.device, budget: float) -> tuple[Product, ...]:
@@ -45,7 +47,8 @@ def streams(device: torch.device, budget: float) -> tuple[Stream, ...]:
 
 def attentions(device: torch.device, budget: float) -> tuple[Attention, ...]:
     """Causal attention as a model does it, forward and backward apart."""
-    return tuple(_attention(device, shape, budget / len(ATTENTIONS)) for shape in ATTENTIONS)
+    name, shapes = ("bf16", ATTENTIONS_ON_GPU) if device.type == "cuda" else ("fp32", ATTENTIONS)
+    return tuple(_attention(device, name, shape, budget / len(shapes)) for shape in shapes)
 
 
 def updates(device: torch.device, budget: float) -> tuple[Update, ...]:
@@ -74,11 +77,11 @@ def _product(device: torch.device, name: str, m: int, n: int, k: int, budget: fl
     return Product(name, m, n, k, forward, median_seconds(backward, device, budget=2 * budget / 3))
 
 
-def _attention(device: torch.device, shape: tuple[int, int, int, int], budget: float) -> Attention:
+def _attention(device: torch.device, name: str, shape: tuple[int, int, int, int], budget: float) -> Attention:
     sequences, sequence, heads, width = shape
     context = Context(Mesh.single(device).context, "ring")
     seen = Sight((), documents=None)
-    made = torch.randn(sequence, sequences, heads, 3, width, device=device).requires_grad_()
+    made = torch.randn(sequence, sequences, heads, 3, width, device=device).to(DTYPES[name]).requires_grad_()
 
     def forward() -> torch.Tensor:
         return context.attend_joined(made.permute(3, 1, 2, 0, 4), seen)
@@ -88,4 +91,4 @@ def _attention(device: torch.device, shape: tuple[int, int, int, int], budget: f
 
     first = median_seconds(forward, device, budget=budget / 2)
     whole = median_seconds(both, device, budget=budget / 2)
-    return Attention(*shape, forward=first, backward=max(whole - first, math.ulp(1.0)))
+    return Attention(*shape, forward=first, backward=max(whole - first, math.ulp(1.0)), dtype=name)

@@ -105,7 +105,7 @@ class Trainer:
         for stage in self.stages.values():
             stage.weight_gradients.sums = self._watch
         self.loss_scale = LossScale() if plan.precision.weights == "fp16" else None
-        self.transport: Literal["posted", "batched"] | None = None  # as the backend wants it
+        self.transport: Literal["posted", "in order"] | None = None  # as the backend wants it
         self.goes_on: Callable[[], None] = lambda: None  # told before every forward of a micro-batch
         self.around: Callable[[str], AbstractContextManager[Any]] | None = (
             None  # events, while they are traced
