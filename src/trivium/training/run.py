@@ -3,7 +3,7 @@
 import gc
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,6 @@ from trivium.checkpoint.load import Checkpoint, newest_good
 from trivium.config import to_tree
 from trivium.cost.compute import flops_per_token
 from trivium.errors import DataError, Preempted, TriviumError
-from trivium.model.stage import Stage
 from trivium.parallel.launch import Place, connected
 from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import count
@@ -26,7 +25,8 @@ from trivium.training.batches import reader_of
 from trivium.training.config import TrainingConfig
 from trivium.training.corruption import compare_replicas
 from trivium.training.describe import DEGREES, describe_rank, device_name
-from trivium.training.metrics import EVENTS, METRICS, TASKS, append, forget_after, judges, warn
+from trivium.training.judge import Examiner, Judge
+from trivium.training.metrics import EVENTS, METRICS, append, warn
 from trivium.training.preemption import exit_at_once, listening
 from trivium.training.profile import tracing
 from trivium.training.pulse import Duty, Post
@@ -44,8 +44,6 @@ from trivium.units import counted
 
 CHECKPOINTS = "checkpoints"
 SLOW_RANKS_TOLD = 8  # of thousands, at a time
-# Asks the model in these stages, under this plan, and says now and then that it is alive: results as plain data.
-Examiner = Callable[[Mapping[int, Stage], Plan, Mesh, Callable[[], None]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -86,8 +84,10 @@ class _Loop:
         self.duty, self.worked = duty, Worked(mesh)
         self.manifest, self.identity = read_tokens_manifest(job.tokens), identity_of(job)
         self.train = dataset_of(job, "train")
-        self.validation = dataset_of(job, "validation")
-        self.validation_samples = validation_samples(job, self.validation)
+        validation = dataset_of(job, "validation")
+        self.validation_samples = validation_samples(job, validation)
+        samples = Samples(0, self.validation_samples, reader_of(validation))
+        self.judge = Judge(job.out, job.plan, job.training, mesh, samples, job.examiner)
         if self.validation_samples < self.config.validation_samples and self._speaks:
             asked = self.config.validation_samples
             warn(f"validation uses the {self.validation_samples} samples there are, not {asked}")
@@ -106,13 +106,7 @@ class _Loop:
         found_by_first(lambda: drop_abandoned(root, self.entries), self.mesh, TriviumError)
         self.trainer, self.first_step = self._started()
         self.train = self.train.leaving_out(left_out_of(self.entries))
-        self.judged = set(found_by_first(self._forget, self.mesh, TriviumError))
-
-    def _forget(self) -> list[str]:
-        """Drop what was logged of steps that will be done again; returns the files that judge the model as it is."""
-        for name in (METRICS, TASKS):
-            forget_after(self.job.out / name, self.first_step)
-        return [name for name in (METRICS, TASKS) if judges(self.job.out / name, self.first_step)]
+        self.judge.know(found_by_first(partial(self.judge.forget, self.first_step), self.mesh, TriviumError))
 
     def _started(self) -> tuple[Trainer, int]:
         """The trainer as the newest good checkpoint left it, or the one it began with; and the steps done."""
@@ -158,7 +152,11 @@ class _Loop:
         last = self.config.steps
         if self.first_step == 0 and self.saves.is_due(0):
             self._save(0)
-        self._judge_what_was_left()
+        owed = {
+            "validates": self.judge.owes_validation(self.first_step),
+            "examines": self.judge.owes_examination(self.first_step),
+        }
+        self._judge(self.first_step, **owed)
         # Not the first step, which warms up; at the full batch, so that a ramp's pipelines are full.
         measured = min(max(self.first_step, self.plan.batch.segments[-1].first_step) + 2, last - 1)
         step = self.first_step
@@ -180,32 +178,30 @@ class _Loop:
             if is_nth(step + 1, watch.slow_every):
                 self._tell_slow_ranks(step + 1)
             # An evaluation may last longer than a job is given once it is asked to end.
-            saves = self.saves.is_due(step + 1) or result.asked or self._examines(step)
+            validates, examines = self.judge.validates(step + 1), self.judge.examines(step + 1)
+            saves = self.saves.is_due(step + 1) or result.asked or examines
             if saves or is_nth(step + 1, watch.replicas_every):
                 compare_replicas(self.trainer)
             if saves:
                 self._save(step + 1)
-            if result.asked and (step + 1 < last or self._examines(step)):
+            if result.asked and (step + 1 < last or examines):
                 self._end_early(step + 1)  # the model is judged where the job goes on
-            if self._validates(step):
-                self._validate(step)
-            if self._examines(step):
-                self._examine(step)
+            self._judge(step + 1, validates=validates, examines=examines)
             step += 1
         self.saves.finish()
         if self._speaks:
             self._finish(time.perf_counter() - begin)
 
-    def _judge_what_was_left(self) -> None:
-        """A job may end when a step is saved and the model not yet judged; one that finds its training at an end has to
-        tell with which loss it ended."""
-        step = self.first_step - 1
-        if step < 0:
-            return
-        if self._validates(step) and (METRICS not in self.judged or self.first_step == self.config.steps):
-            self._validate(step)
-        if self._examines(step) and TASKS not in self.judged:
-            self._examine(step)
+    def _judge(self, done: int, *, validates: bool, examines: bool) -> None:
+        """After so many steps, of which the last was saved where tasks are asked."""
+        if validates:
+            self.duty.beat(done, "validating")
+            self.judge.validate(self.trainer, done)
+        if examines:
+            self.saves.settle()
+            alive = partial(self.duty.beat, done, "evaluating")
+            alive()
+            self.judge.examine(self.trainer, done, alive)
 
     def _rewinds(self, step: int, result: StepResult) -> bool:
         """After a step that spiked and changed nothing: whether training goes on from an earlier one."""
@@ -272,36 +268,6 @@ class _Loop:
     def _lr(self, step: int) -> float:
         return lr_of_step(self.config, self.plan, step)
 
-    def _validates(self, step: int) -> bool:
-        return is_nth(step + 1, self.config.validate_every) or step + 1 == self.config.steps
-
-    def _validate(self, step: int) -> None:
-        self.duty.beat(step + 1, "validating")
-        samples = Samples(0, self.validation_samples, reader_of(self.validation))
-        self.validation_loss = loss = self.trainer.validate(samples)
-        if self._speaks:
-            told = {"validation_loss": loss} if math.isfinite(loss) else {}
-            record = {"step": step + 1, "time": time.time(), "tokens": self._tokens(step)}
-            append(self.job.out / METRICS, {**record, **told})
-
-    def _examines(self, step: int) -> bool:
-        every = self.config.evaluation.every if self.job.examiner else 0
-        return is_nth(step + 1, every) or (every > 0 and step + 1 == self.config.steps)
-
-    def _examine(self, step: int) -> None:
-        """Ask the model as it is now, which changes nothing in it; it has been saved."""
-        examiner = self.job.examiner
-        if examiner is None:
-            return
-        self.saves.settle()
-        beat = partial(self.duty.beat, step + 1, "evaluating")
-        beat()
-        with self.trainer.weights_held() as stages:
-            found = examiner(stages, self.plan, self.mesh, beat)
-        if self._speaks:
-            record = {"step": step + 1, "time": time.time(), "tokens": self._tokens(step), "tasks": found}
-            append(self.job.out / TASKS, record)
-
     def _save(self, step: int) -> None:
         self.saves.begin(step, fragments(self.trainer), self._about(step))
 
@@ -360,7 +326,7 @@ class _Loop:
     def _finish(self, seconds: float) -> None:
         layout = self.plan.layout
         summary = {
-            "validation_loss": self.validation_loss,
+            "validation_loss": self.judge.loss,
             "unigram_entropy": self.manifest.get("unigram_entropy"),
             "final_loss": self.final_loss,
             "layout": {k: getattr(layout, k) for k in DEGREES},
