@@ -94,18 +94,19 @@ def test_asking_changes_no_loss_and_the_answers_are_those_of_the_checkpoint(name
                 assert found[key] == result[key], key
 
 
-def test_a_training_that_goes_on_tells_of_each_step_once(tokens, tmp_path):
+@pytest.mark.parametrize("cut", [3, 4])
+def test_a_training_that_goes_on_tells_of_each_step_once(tokens, tmp_path, cut):
     """What was told of steps that are done again is forgotten, and told again alike."""
     unbroken, broken = (examined(tokens, tmp_path / name) for name in ("unbroken", "broken"))
     whole = unbroken.training.model_copy(update={"decay_tokens": 10_000})
     start(replace(unbroken, training=whole))
-    start(replace(broken, training=whole.model_copy(update={"steps": 3})))
+    start(replace(broken, training=whole.model_copy(update={"steps": cut})))
     start(replace(broken, training=whole))
     told, expected = (
         [(t["step"], t["tokens"], t["tasks"]) for t in read(tmp_path / name / TASKS)]
         for name in ("broken", "unbroken")
     )
-    assert [step for step, *_ in told] == [2, 3, 4, 5]  # the third was the last
+    assert [step for step, *_ in told] == sorted({2, 4, 5, cut})  # it was the last
     assert [t for t in told if t[0] != 3] == expected
 
 

@@ -162,3 +162,13 @@ def test_a_gpu_keeps_the_figures_of_its_data_sheet_and_its_links_when_it_is_alon
     sheet = machine_named("dgx-h100")
     assert machine.peak == sheet.peak and machine.node_link == sheet.node_link
     assert machine.generation == "hopper" and machine.sharing == "exclusive" and machine.nodes == 1
+
+
+def test_attention_is_priced_in_the_numbers_it_was_measured_in():
+    machine = machine_named("selene")
+    told = replace(empty(), is_cpu=False, attentions=(
+        Attention(8, 1024, 16, 64, 1.0, 1.0, dtype="bf16"), Attention(8, 1024, 16, 64, 1.0, 1.0),
+    ))  # fmt: skip
+    found = [c.predicted for c in on_device(machine, told) if c.what.startswith("attention")]
+    ratio = machine.peak.bf16 / machine.peak.fp32
+    assert found[2] / found[0] == pytest.approx(found[3] / found[1], rel=0.2) == pytest.approx(ratio, rel=0.2)
