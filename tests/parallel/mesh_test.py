@@ -15,7 +15,7 @@ import torch.distributed as dist
 from plans import small
 from ranks import ranks
 from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh, _join
+from trivium.parallel.mesh import Mesh, _join, greet_neighbours
 from trivium.parallel.zero import AdamRule
 from trivium.plan.layout import AXES, Layout
 from trivium.training.trainer import Trainer
@@ -125,3 +125,10 @@ def test_thousands_of_ranks_find_their_groups_in_a_moment() -> None:
             for peers in (sets[0], sets[-1]):
                 assert all(layout.peers(rank, *axes) == peers for rank in (peers[0], peers[-1]))
     assert time.monotonic() - begin < 3, "asking every rank for all its peers takes half a minute"
+
+
+@ranks(2, 3, 4)
+def test_neighbours_of_a_pipeline_meet_each_other(place):
+    mesh = Mesh.connect(Layout(pipeline=place.world_size), place.rank, place.world_size)
+    here, size = place.rank, place.world_size
+    assert greet_neighbours(mesh.pipeline, mesh.device) == ((here - 1) % size, (here + 1) % size)

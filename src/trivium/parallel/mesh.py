@@ -152,6 +152,8 @@ class Mesh:
         groups.setdefault("replicas", groups["data"])
         groups.setdefault("sharers", groups["replicas"])
         groups.setdefault("holders", Group("holders", (rank,), 0, None))
+        if groups["pipeline"].size > 1 and dist.get_backend() == "nccl":
+            greet_neighbours(groups["pipeline"], device)
         return cls(layout=layout, rank=rank, device=device, **groups)
 
     @classmethod
@@ -203,6 +205,24 @@ def _asked_of_nccl(role: str, timeout: timedelta, device: torch.device) -> dict[
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=role in URGENT)
     options._timeout = timeout  # else torch warns that it is not the group's
     return {"device_id": device, "pg_options": options}
+
+
+def greet_neighbours(ring: Group, device: torch.device) -> tuple[int, int]:
+    """A number to and from both neighbours, all at once; returns whose came, from behind and from ahead.
+
+    NCCL connects two ranks when they begin their first message, and their processors wait for it: in a first step each
+    stage would come to its own compiling only when the one before had compiled and sent.
+    """
+    ahead, behind = ring.ranks[(ring.index + 1) % ring.size], ring.ranks[ring.index - 1]
+    own = torch.full((1,), float(ring.index), device=device)
+    got = torch.empty(2, 1, device=device)
+    messages = [(dist.isend, own, ahead, 0), (dist.irecv, got[0], behind, 0)]
+    messages += [(dist.isend, own, behind, 1), (dist.irecv, got[1], ahead, 1)]
+    works = dist.batch_isend_irecv([dist.P2POp(f, x, peer, ring.handle, tag) for f, x, peer, tag in messages])
+    for work in works:
+        work.wait()
+    first, second = got.flatten().tolist()
+    return int(first), int(second)
 
 
 def _all_agree(group: Group) -> bool:
