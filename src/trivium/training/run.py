@@ -92,7 +92,7 @@ class _Loop:
             asked = self.config.validation_samples
             warn(f"validation uses the {self.validation_samples} samples there are, not {asked}")
         verify_together(job.tokens, job.out, mesh, partial(duty.beat, 0, "starting"))
-        self.saves = Saves(job.out / CHECKPOINTS, self.config, mesh, self._note)
+        self.saves = Saves(job.out / CHECKPOINTS, self.config, mesh, self._note, duty.post.go_on)
         self.final_loss: float | None = None  # of the last step done here, where it was finite
         self._begin()
         if self._speaks:
@@ -115,7 +115,8 @@ class _Loop:
 
     def _started(self) -> tuple[Trainer, int]:
         """The trainer as the newest good checkpoint left it, or the one it began with; and the steps done."""
-        checkpoint = newest_good(self.job.out / CHECKPOINTS, self.mesh, warn) or self._given("state")
+        root, alive = self.job.out / CHECKPOINTS, self.duty.post.go_on
+        checkpoint = newest_good(root, self.mesh, warn, alive) or self._given("state")
         about = checkpoint.manifest if checkpoint else {}
         self.spikes = SpikeWatch(self.config.spikes, about.get("spikes"))
         if not self.entries and entries_in(about):  # a checkpoint that was brought here without its run
@@ -132,7 +133,7 @@ class _Loop:
         initial = checkpoint is None and given is None
         rule = adam_rule(self.config)
         trainer = Trainer(self.plan, self.mesh, seed=self.job.seed, rule=rule, initial=initial)
-        trainer.goes_on = self.duty.post.go_on
+        trainer.goes_on = alive
         if checkpoint is not None:
             read_together(restore, trainer, checkpoint)
             layout = to_tree(self.plan.layout)
@@ -146,7 +147,7 @@ class _Loop:
         """The checkpoint of `training.start_from`, where it is `what` of it that a new run begins with."""
         if self.config.start_from is None or self.config.start_with != what:
             return None
-        return Checkpoint.open_together(Path(self.config.start_from), self.mesh)
+        return Checkpoint.open_together(Path(self.config.start_from), self.mesh, self.duty.post.go_on)
 
     @property
     def _speaks(self) -> bool:
