@@ -206,6 +206,7 @@ class _Loop:
         self._note({**event, **told, "batch_hash": result.batch_hash, "entries": len(self.entries)})
         rewound = sum(entry["step"] == step + 1 for entry in self.entries)
         if spikes.policy != "skip":
+            self.duty.beat(step + 1, "saving")
             self.saves.settle()  # what was begun is of a state that is still right
         if spikes.policy == "stop" or max(self.spikes.in_a_row, rewound + 1) > spikes.limit:
             raise DataError(
@@ -217,12 +218,9 @@ class _Loop:
             warn(f"step {step + 1}: {self.spikes.cause}; {spikes.policy}")
         if spikes.policy == "skip":
             return False
-        given, batches, cause = (
-            (self.job.out, self.entries, self.plan.batch),
-            spikes.batches,
-            self.spikes.cause,
-        )
-        leave = partial(leave_out, *given, step=step, batches=batches, cause=cause)
+        self.duty.beat(step + 1, "starting")  # it reads and verifies, for which a step has no time
+        given, cause = (self.job.out, self.entries, self.plan.batch), self.spikes.cause
+        leave = partial(leave_out, *given, step=step, batches=spikes.batches, cause=cause)
         found_by_first(leave, self.mesh, TriviumError)
         del self.trainer  # there is no room for two
         gc.collect()
