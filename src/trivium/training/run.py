@@ -22,6 +22,7 @@ from trivium.plan.plan import Plan
 from trivium.provenance import write_json
 from trivium.tokens.manifest import read_tokens_manifest
 from trivium.tokens.samples import TokenDataset
+from trivium.tokens.shards import TokenShard
 from trivium.training.batches import reader_of
 from trivium.training.config import TrainingConfig
 from trivium.training.corruption import compare_replicas
@@ -375,9 +376,10 @@ def identity_of(job: TrainingJob) -> dict[str, Any]:
 
 def dataset_of(job: TrainingJob, split: str) -> TokenDataset:
     """The samples of a split; DataError when there are none, or the model has no room for their ids; ConfigError when
-    it looks for other ends of documents."""
+    it looks for other ends of documents. The indices are checked where `verify_together` reads them."""
     refuse_other_ids(read_tokens_manifest(job.tokens), job.plan.model, job.tokens)
-    return TokenDataset.open(job.tokens, split, sequence=job.plan.model.sequence, seed=job.seed)
+    sequence, mapped = job.plan.model.sequence, TokenShard.mapped
+    return TokenDataset.open(job.tokens, split, sequence=sequence, seed=job.seed, opened=mapped)
 
 
 def validation_samples(job: TrainingJob, validation: TokenDataset) -> int:
