@@ -29,7 +29,7 @@ from trivium.training.corruption import compare_replicas
 from trivium.training.describe import DEGREES, describe_rank, device_name
 from trivium.training.metrics import EVENTS, METRICS, TASKS, append, forget_after, warn
 from trivium.training.preemption import exit_at_once, listening
-from trivium.training.profile import tracing
+from trivium.training.profile import Traces
 from trivium.training.pulse import Duty, Post
 from trivium.training.rates import lr_of_step
 from trivium.training.record import Record, entries_of, left_out_of, write_entries, write_record
@@ -85,6 +85,7 @@ class _Loop:
     def __init__(self, job: TrainingJob, mesh: Mesh, duty: Duty, hosts: int) -> None:
         self.job, self.mesh, self.plan, self.config, self.hosts = job, mesh, job.plan, job.training, hosts
         self.duty, self.worked = duty, Worked(mesh)
+        self.traces = Traces(job.training.profile, job.out, duty.beat)
         self.manifest, self.identity = read_tokens_manifest(job.tokens), identity_of(job)
         self.train = dataset_of(job, "train")
         self.validation = dataset_of(job, "validation")
@@ -197,6 +198,7 @@ class _Loop:
         self.saves.finish()
         if self._speaks:
             self._finish(time.perf_counter() - begin)
+        self.traces.finish()
 
     def _rewinds(self, step: int, result: StepResult) -> bool:
         """After a step that spiked and changed nothing: whether training goes on from an earlier one."""
@@ -241,6 +243,7 @@ class _Loop:
     def _end_early(self, step: int) -> None:
         """All ranks, after a step: wait for the save, and go."""
         self.saves.finish()
+        self.traces.finish()
         self._note({"event": "preempted", "step": step, "time": time.time()})
         raise Preempted(
             f"asked to end; saved after step {step}. Run the same command again to go on from there"
@@ -253,7 +256,7 @@ class _Loop:
         batch = Samples(samples.first_sample, samples.sequences, read)
         self.spikes.cause = ""  # it is not asked about a step that overflows fp16
         accepts = self.spikes.accepts
-        with tracing(self.trainer, self.config.profile, self.job.out, step + 1):
+        with self.traces.of(self.trainer, step + 1):
             return self.trainer.train_step(
                 step, batch, lr, measure=measure, asks=self.duty.asks, accepts=accepts
             )
