@@ -46,11 +46,11 @@ def test_saves_acknowledged_before_they_are_durable_are_found_by_kills(tmp_path:
 def test_stale_moments_are_found_by_kills(tmp_path: Path, monkeypatch) -> None:
     right = saves.Saving.__init__
 
-    def stale(self, root, step, fragments, mesh, about) -> None:
+    def stale(self, root, step, fragments, *given) -> None:
         for f in fragments:
             if f.name == "moment1/head.norm.bias":
                 f.values.mul_(1.001)
-        right(self, root, step, fragments, mesh, about)
+        right(self, root, step, fragments, *given)
 
     monkeypatch.setattr(saves.Saving, "__init__", stale)
     found = kills.kill_often(tmp_path, kills=3, layouts=1)
@@ -61,8 +61,8 @@ def test_a_training_that_cannot_go_on_after_a_kill_is_found(tmp_path: Path, monk
     """It loses nothing that was on the disk, and is of no use."""
     right = run.newest_good
 
-    def refuse(root, mesh, warn):
-        if right(root, mesh, warn) is not None:
+    def refuse(*given):
+        if right(*given) is not None:
             raise CheckpointError("it is not gone on from")
 
     monkeypatch.setattr(run, "newest_good", refuse)
@@ -257,7 +257,7 @@ def test_resumed_runs_are_bitwise_equal(tmp_path: Path) -> None:
 
 def test_a_training_that_begins_anew_proves_no_resume(tmp_path: Path, monkeypatch) -> None:
     """It ends in the same bits, and no checkpoint had any part in that."""
-    monkeypatch.setattr(run, "newest_good", lambda root, mesh, warn: None)
+    monkeypatch.setattr(run, "newest_good", lambda *given: None)
     found = resume.resume_often(tmp_path, resumes=1)
     assert not found["passed"] and found["bitwise_equal"] == 0
     (loss,) = found["losses"]
@@ -292,7 +292,7 @@ def test_a_training_that_is_preempted_saves_once_and_goes_on(tmp_path: Path) -> 
 
 def test_a_training_that_begins_anew_is_found_by_preemption(tmp_path: Path, monkeypatch) -> None:
     """Also where it gets further than the last life did."""
-    monkeypatch.setattr(run, "newest_good", lambda root, mesh, warn: None)
+    monkeypatch.setattr(run, "newest_good", lambda *given: None)
     monkeypatch.setattr(preempt, "TARGETS", ("launcher",))
     monkeypatch.setattr(preempt, "_saved_once", lambda out, events, every: [])
     found = preempt.preempt_often(tmp_path, preemptions=5)

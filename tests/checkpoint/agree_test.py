@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ranks import on_ranks
+from trivium import provenance
 from trivium.checkpoint import agree, load, save
 from trivium.checkpoint.agree import found_by_first, problem_of_any
 from trivium.checkpoint.load import Checkpoint, newest_good
@@ -61,12 +62,22 @@ def test_ranks_meet_while_a_save_takes_long(tmp_path: Path, monkeypatch, until_m
 def test_ranks_meet_while_verifying_takes_long(tmp_path: Path, monkeypatch, until_met) -> None:
     path, right = save.save(tmp_path, 1, fragments(), MESH, {}), load.file_sha256
 
-    def slow(file: Path) -> str:
+    def slow(*given) -> str:
         until_met()
-        return right(file)
+        return right(*given)
 
     monkeypatch.setattr(load, "file_sha256", slow)
     assert Checkpoint.open_together(path, MESH).step == 1
+
+
+def test_a_rank_that_verifies_says_block_by_block_that_it_goes_on(tmp_path: Path, monkeypatch) -> None:
+    values = torch.ones(1 << 12)
+    given = [Fragment("weights/a", (1 << 12,), Box((0,), (1 << 12,)), values)]
+    save.save(tmp_path, 1, given, MESH, {})
+    monkeypatch.setattr(provenance, "_BLOCK_BYTES", 1 << 10)
+    alive: list[int] = []
+    assert newest_good(tmp_path, MESH, print, lambda: alive.append(1)) is not None
+    assert len(alive) >= values.nbytes >> 10
 
 
 def share_a_work(place: Place) -> None:

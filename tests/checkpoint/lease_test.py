@@ -101,6 +101,7 @@ def hurried(monkeypatch) -> None:
     monkeypatch.setattr(lease, "_LOOK_SECONDS", 0.02)
     monkeypatch.setattr(lease, "STALE_SECONDS", 0.4)
     monkeypatch.setattr(lease, "_LEAST_SECONDS", 0.2)
+    monkeypatch.setattr(lease, "_CLAIM_SECONDS", 0.1)
 
 
 def test_a_job_of_another_host_is_refused_to_as_soon_as_it_is_seen_to_live(tmp_path: Path, hurried) -> None:
@@ -190,3 +191,182 @@ def test_processes_that_the_job_forked_hold_the_directory_when_it_is_killed(tmp_
             os.kill(orphan, signal.SIGKILL)
     time.sleep(0.2)
     assert holder_of(tmp_path) is None
+
+
+@pytest.fixture
+def kept_by_a_server(tmp_path: Path, monkeypatch) -> threading.Event:
+    """The lock of the lease that is there now is a dead host's, as a server of NFS keeps it; set: the server let go."""
+    lease_left(tmp_path, time.time())
+    old, released, right = (tmp_path / LEASE).stat(), threading.Event(), lease.fcntl.flock
+
+    def flock(descriptor: int, how: int) -> None:
+        if os.path.samestat(os.fstat(descriptor), old) and not released.is_set():
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        right(descriptor, how)
+
+    monkeypatch.setattr(lease.fcntl, "flock", flock)
+    return released
+
+
+def test_a_job_whose_lock_a_server_keeps_after_its_host_died_is_given_up_once_its_lease_is_stale(
+    tmp_path: Path, hurried, kept_by_a_server
+) -> None:
+    said, begin = list[str](), time.monotonic()
+    assert holder_of(tmp_path).host == "elsewhere", "a glance cannot tell"
+    with holding(tmp_path, said.append):
+        assert time.monotonic() - begin >= 0.4 and "elsewhere" in said[-1] and "taken over" in said[-1]
+        assert holder_of(tmp_path).pid == os.getpid()
+        with pytest.raises(MachineError, match=f"pid {os.getpid()}"), holding(tmp_path, print):
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == [LEASE]
+    assert holder_of(tmp_path) is None
+    begin = time.monotonic()
+    with holding(tmp_path, said.append):
+        assert time.monotonic() - begin < 0.2, "the lock of the new lease is no dead host's"
+
+
+def test_a_job_of_another_host_that_has_the_lock_and_renews_its_lease_is_refused_to(
+    tmp_path: Path, hurried, kept_by_a_server
+) -> None:
+    lease_left(tmp_path, time.time() - 3600)
+    leave_after(0.05, tmp_path, (tmp_path / LEASE).read_text().replace("7", "8"))
+    with pytest.raises(MachineError, match="pid 8 on elsewhere"), holding(tmp_path, print):
+        pass
+
+
+def test_a_lock_that_comes_free_tells_nothing_of_a_lease_that_still_may_be_renewed(
+    tmp_path: Path, hurried, kept_by_a_server
+) -> None:
+    threading.Timer(0.1, kept_by_a_server.set).start()
+    begin = time.monotonic()
+    with holding(tmp_path, print):
+        assert time.monotonic() - begin >= 0.4
+
+
+def test_a_job_that_ended_well_is_gone_once_its_lock_is_free(
+    tmp_path: Path, hurried, kept_by_a_server, monkeypatch
+) -> None:
+    monkeypatch.setattr(lease, "STALE_SECONDS", 60.0)
+    leave_after(0.05, tmp_path, "")
+    threading.Timer(0.15, kept_by_a_server.set).start()
+    begin = time.monotonic()
+    with holding(tmp_path, print):
+        assert 0.15 <= time.monotonic() - begin < 30
+
+
+@pytest.mark.parametrize("text", ["", "{", "here"])
+def test_a_lock_of_this_host_or_of_nobody_knows_whom_is_final(
+    tmp_path: Path, hurried, kept_by_a_server, text: str
+) -> None:
+    if text == "here":
+        lease_left(tmp_path, time.time() - 3600, socket.gethostname())
+    else:
+        (tmp_path / LEASE).write_text(text)
+    begin, told = time.monotonic(), "pid 7 on" if text == "here" else f"delete {tmp_path / LEASE}"
+    with pytest.raises(MachineError, match=told), holding(tmp_path, print):
+        pass
+    assert time.monotonic() - begin < 0.2
+
+
+def test_a_lease_that_loses_its_name_while_its_lock_is_kept_is_nobody_s_to_take(
+    tmp_path: Path, hurried, kept_by_a_server
+) -> None:
+    leave_after(0.05, tmp_path, "")
+    with pytest.raises(MachineError, match="whose name is not in it"), holding(tmp_path, print):
+        pass
+
+
+def test_a_lease_that_cannot_be_read_any_more_is_not_taken_over(tmp_path: Path, monkeypatch, hurried) -> None:
+    def unreadable(path: Path) -> str:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    lease_left(tmp_path, time.time())
+    monkeypatch.setattr(lease, "_text_anew", unreadable)
+    with pytest.raises(OSError, match="Input/output error"), holding(tmp_path, print):
+        pass
+    assert json.loads((tmp_path / LEASE).read_text())["host"] == "elsewhere"
+
+
+def test_what_is_no_lease_is_looked_at_as_one_of_another_host(tmp_path: Path, hurried) -> None:
+    (tmp_path / LEASE).write_text("\0" * 256)
+    begin = time.monotonic()
+    with holding(tmp_path, print):
+        assert time.monotonic() - begin >= 0.2
+
+
+def test_while_a_server_is_away_nobody_grows_stale(tmp_path: Path, monkeypatch, hurried) -> None:
+    right, looks = lease._text_anew, list[float]()
+
+    def read(path: Path) -> str:
+        looks.append(time.monotonic())
+        if len(looks) == 10:
+            time.sleep(0.3)
+        return right(path)
+
+    lease_left(tmp_path, time.time() - 3600)
+    monkeypatch.setattr(lease, "_text_anew", read)
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.25)
+    with holding(tmp_path, print):
+        assert looks[-1] - looks[9] >= 0.3 + 0.2, "it is looked at as long again"
+
+
+@pytest.mark.parametrize("locks", ["none", "kept"])
+def test_of_jobs_that_find_a_lease_stale_at_the_same_moment_one_holds_it(
+    tmp_path: Path, monkeypatch, hurried, locks: str, request
+) -> None:
+    if locks == "kept":
+        request.getfixturevalue("kept_by_a_server")
+    else:
+        lease_left(tmp_path, time.time() - 3600)
+        monkeypatch.setattr(lease, "_lock", lambda descriptor: "none")
+    hold, refused, holders, most = threading.Lock(), list[str](), [0], [0]
+
+    def compete() -> None:
+        try:
+            with holding(tmp_path, lambda text: None):
+                with hold:
+                    holders[0] += 1
+                    most[0] = max(most[0], holders[0])
+                time.sleep(0.5)
+                with hold:
+                    holders[0] -= 1
+        except MachineError as error:
+            refused.append(str(error))
+
+    jobs = [threading.Thread(target=compete) for _ in range(6)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    assert most == [1] and len(refused) == 5
+
+
+FROZEN = """
+import sys, time
+from pathlib import Path
+from trivium.checkpoint import lease
+lease.RENEW_SECONDS, lease.socket.gethostname = 0.05, lambda: "elsewhere"
+with lease.holding(Path(sys.argv[1]), lambda text: print(text, flush=True)):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_job_that_was_frozen_ends_when_its_lease_is_another_s(tmp_path: Path, hurried) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", FROZEN, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as frozen:
+        try:
+            assert frozen.stdout.readline() == "held\n"
+            frozen.send_signal(signal.SIGSTOP)
+            time.sleep(0.5)
+            # As on another host, whose kernel knows nothing of the frozen one's lock.
+            (tmp_path / LEASE).rename(tmp_path / "old")
+            (tmp_path / LEASE).write_bytes((tmp_path / "old").read_bytes())
+            with holding(tmp_path, print):
+                frozen.send_signal(signal.SIGCONT)
+                assert frozen.wait(10) == MachineError.exit_code
+                assert f"taken over by pid {os.getpid()}" in frozen.stdout.read()
+                assert holder_of(tmp_path).pid == os.getpid(), "it left the lease of the other as it is"
+        finally:
+            frozen.kill()

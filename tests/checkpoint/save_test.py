@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from ranks import on_ranks
+from trivium import provenance
 from trivium.checkpoint import durable, pieces
 from trivium.checkpoint.format import step_name, step_of
 from trivium.checkpoint.load import Checkpoint, newest_good, published
@@ -144,8 +145,8 @@ def test_a_read_only_disk_is_told_and_read_from(small_disk: Path) -> None:
 def test_what_does_not_read_back_is_not_published(tmp_path: Path, monkeypatch) -> None:
     right = pieces.write_blocks
 
-    def bad_disk(path: Path, blocks, cancelled):
-        written = right(path, blocks, cancelled)
+    def bad_disk(path: Path, *given):
+        written = right(path, *given)
         with open(path, "r+b") as file:
             file.seek(5000)
             file.write(b"\x01")
@@ -162,9 +163,9 @@ def test_a_copy_is_saved_while_the_values_change(tmp_path: Path, monkeypatch) ->
     go_on = threading.Event()
     right = pieces.write_blocks
 
-    def slowly(path: Path, blocks, cancelled):
+    def slowly(*given):
         assert go_on.wait(30)
-        return right(path, blocks, cancelled)
+        return right(*given)
 
     monkeypatch.setattr(pieces, "write_blocks", slowly)
     values = fragment()
@@ -177,6 +178,26 @@ def test_a_copy_is_saved_while_the_values_change(tmp_path: Path, monkeypatch) ->
     assert whole(tmp_path, 1).eq(1.0).all()
 
 
+def test_a_save_says_block_by_block_that_it_goes_on_while_training_waits_for_it(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(durable, "_BLOCK_BYTES", 1 << 10)
+    monkeypatch.setattr(provenance, "_BLOCK_BYTES", 1 << 10)
+    alive: list[int] = []
+    saving = Saving(tmp_path, 1, fragment(), MESH, {}, lambda: alive.append(1))
+    saving.advance(wait=True)
+    assert len(alive) >= 2 * (saving.bytes >> 10), "written and read back"
+
+
+def test_a_save_beside_the_training_is_no_sign_of_life_of_it(tmp_path: Path) -> None:
+    """It would hide that training itself hangs."""
+    alive: list[int] = []
+    saving = Saving(tmp_path, 1, fragment(), MESH, {}, lambda: alive.append(1))
+    while not saving.advance():
+        time.sleep(0.001)
+    assert not alive
+
+
 def one_rank_fails(place: Place, root: Path, slow: int | None) -> None:
     mesh = Mesh.connect(Layout(data=3), place.rank, place.world_size)
     part = [Fragment("weights/a", (SIZE * 3,), Box((place.rank * SIZE,), (SIZE,)), torch.ones(SIZE))]
@@ -186,11 +207,11 @@ def one_rank_fails(place: Place, root: Path, slow: int | None) -> None:
     right, late = pieces.write_blocks, place.rank == slow
     if late:  # it still writes when it hears of the failure, and is not the cause
 
-        def until_cancelled(path: Path, blocks: Any, cancelled: Any) -> Any:
+        def until_cancelled(path: Path, blocks: Any, cancelled: Any, alive: Any) -> Any:
             deadline = time.monotonic() + 30
             while not cancelled() and time.monotonic() < deadline:
                 time.sleep(0.001)
-            return right(path, blocks, cancelled)
+            return right(path, blocks, cancelled, alive)
 
         pieces.write_blocks = until_cancelled
     begun = Saving(root, 2, part, mesh, {})

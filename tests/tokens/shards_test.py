@@ -203,6 +203,37 @@ def test_a_damaged_index_is_refused_naming_the_file_and_what_was_found(tmp_path,
     assert str(tmp_path / "s") in str(caught.value)
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 34 + 12 * 4 + 8 * 5 - 8), st.binary(min_size=8, max_size=8))
+def test_an_index_that_nobody_checked_gives_tokens_of_its_own_shard_or_an_error(
+    tmp_path_factory, place, damage
+):
+    prefix = tmp_path_factory.mktemp("s") / "s"
+    write(prefix, DOCUMENTS)
+    path = prefix.with_name("s.idx")
+    path.write_bytes(patched(place, damage)(path.read_bytes()))
+    try:
+        shard = TokenShard.mapped(prefix)
+        assert shard.tokens.nbytes == prefix.with_name("s.bin").stat().st_size
+        for part in (shard, shard.part(1, 2)):
+            assert all(len(part[i]) <= len(part.tokens) for i in range(min(len(part), 10)))
+    except DataError as error:
+        assert str(prefix) in str(error)
+
+
+def test_a_shard_is_mapped_without_reading_its_index(tmp_path):
+    documents = 150_001
+    writer = ShardWriter(tmp_path / "s", dtype="uint16")
+    writer.append(np.arange(documents) % 7, np.ones(documents, np.int64))
+    writer.close()
+    path = tmp_path / "s.idx"
+    path.write_bytes(patched(34 + 4 * 3, struct.pack("<i", -1))(path.read_bytes()))
+    shard = TokenShard.mapped(tmp_path / "s")
+    assert (len(shard), len(shard.tokens)) == (documents, documents)
+    with pytest.raises(DataError, match="sequence 3 has length -1"):
+        shards.check_index(path)
+
+
 @pytest.mark.parametrize("change", [lambda d: d[:-2], lambda d: d + b"\0\0", lambda d: b""])
 def test_ids_missing_or_left_over_are_refused(tmp_path, change):
     write(tmp_path / "s", DOCUMENTS)

@@ -6,9 +6,12 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ import torch
 from fake_accelerator import accelerator
 from trivium.chaos.life import Life
 from trivium.chaos.scene import job, plan, write_tokens
+from trivium.checkpoint import load, pieces
 from trivium.checkpoint.agree import sums
 from trivium.checkpoint.load import published
 from trivium.errors import Preempted
@@ -95,6 +99,28 @@ def test_a_rank_that_hangs_is_found_and_named_with_its_stack(tokens, tmp_path, m
     (failure,) = of_kind(tmp_path, "rank failed")
     assert failure["rank"] == 0 and failure["in_step"] == 4
     assert "the others wait for it" in failure["cause"] and "in loiter" in failure["cause"]
+
+
+def test_a_rank_is_not_hanging_while_its_slow_disk_gives_block_after_block(
+    tokens, tmp_path, monkeypatch
+) -> None:
+    def block_by_block(work: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*given: Any) -> Any:
+            for _ in range(12):
+                time.sleep(0.5)
+                given[-1]()
+            return work(*given)
+
+        return slow
+
+    short = {"stall_seconds": 4.0, "hang_seconds": 4.0}
+    given = job(tokens, tmp_path, plan({}), steps=2, restarts=0, save="waiting", supervision=short)
+    monkeypatch.setattr(pieces, "read_back", block_by_block(pieces.read_back))
+    start(given)
+    monkeypatch.undo()
+    monkeypatch.setattr(load, "file_sha256", block_by_block(load.file_sha256))
+    start(replace(given, training=given.training.model_copy(update={"steps": 3})))
+    assert of_kind(tmp_path, "resumed") and not of_kind(tmp_path, "rank failed")
 
 
 def test_a_request_to_end_reaches_the_job_while_it_pauses_before_a_restart(tokens, tmp_path) -> None:
@@ -257,7 +283,7 @@ def test_every_micro_batch_of_training_and_of_validation_gives_a_sign_of_life(
     loop.train_rank(ALONE, begun, Post(0, pulse))
     micro_batches, validated = begun.plan.batch.micro_batches(begun.plan.layout), 6 // begun.plan.batch.micro
     counted = {(1, "step"): micro_batches, (2, "step"): micro_batches, (2, "validating"): validated}
-    assert Counter(signs) == counted
+    assert Counter(sign for sign in signs if sign[1] != "saving") == counted
 
 
 def test_a_rank_that_starts_or_saves_has_longer(monkeypatch) -> None:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from trivium.parallel.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.plan.transfers import with_transfers
 from trivium.training import profile as tracing_module
-from trivium.training.config import ProfileConfig, TrainingConfig
+from trivium.training.config import ProfileConfig, Supervision, TrainingConfig
 from trivium.training.job import start
-from trivium.training.metrics import METRICS, read
-from trivium.training.profile import FOLDER, OF_BUCKETS, named, tracing
+from trivium.training.metrics import EVENTS, METRICS, last_step, read
+from trivium.training.profile import FOLDER, OF_BUCKETS, Traces, named
+from trivium.training.pulse import Phase
 from trivium.training.rates import recipe_problems
 from trivium.training.run import TrainingJob
 from trivium.training.trainer import Samples, Trainer
@@ -37,9 +39,17 @@ def plan(**degrees: Any) -> Plan:
     return small(model={"vocabulary": VOCABULARY, "dropout": 0.1}, batch={"sequences": 16}, **degrees)
 
 
-def train(tokens: Path, out: Path, of: Plan, **profile: Any) -> list[dict[str, Any]]:
+def untold(step: int, phase: Phase) -> None:
+    """Nobody looks for signs of life."""
+
+
+def train(
+    tokens: Path, out: Path, of: Plan, *, hang_seconds: float = 30.0, **profile: Any
+) -> list[dict[str, Any]]:
     """Its metrics."""
-    config = TrainingConfig(steps=STEPS, validation_samples=16, restarts=0, profile=ProfileConfig(**profile))
+    watch = Supervision(hang_seconds=hang_seconds)
+    given = {"steps": STEPS, "validation_samples": 16, "restarts": 0, "supervision": watch}
+    config = TrainingConfig(**given, profile=ProfileConfig(**profile))
     start(TrainingJob(of, config, SEED, tokens, out))
     return [m for m in read(out / METRICS) if "loss" in m]
 
@@ -90,9 +100,44 @@ def test_only_the_ranks_that_were_chosen_keep_a_trace(tokens: Path, tmp_path: Pa
     assert [p.name for p in (tmp_path / FOLDER).iterdir()] == ["step-00000003-rank-00001.json.gz"]
 
 
-def test_a_trace_that_cannot_be_written_costs_no_training(tokens: Path, tmp_path: Path) -> None:
+def test_a_trace_that_cannot_be_written_costs_no_training_and_is_told(
+    tokens: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / FOLDER).write_text("in the way")
-    assert len(train(tokens, tmp_path, plan(), steps=[2])) == STEPS
+    assert len(train(tokens, tmp_path, plan(), steps=[STEPS])) == STEPS
+    assert "no trace was written" in capfd.readouterr().err
+
+
+def test_a_trace_is_written_beside_the_training_which_waits_for_it_at_its_end(
+    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = tracing_module._pack
+
+    def slow(*given: Any) -> None:
+        deadline = time.monotonic() + 30
+        while last_step(tmp_path / METRICS) < STEPS:
+            assert time.monotonic() < deadline, "training waits for a trace of an earlier step"
+            time.sleep(0.01)
+        time.sleep(0.5)
+        right(*given)
+
+    monkeypatch.setattr(tracing_module, "_pack", slow)
+    train(tokens, tmp_path, plan(), steps=[2])
+    assert "update" in names(tmp_path / FOLDER / "step-00000002-rank-00000.json.gz")
+
+
+def test_a_trace_that_takes_long_to_end_is_no_hang(
+    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = tracing_module.profile.export_chrome_trace
+
+    def slow(*given: Any) -> None:
+        time.sleep(5)
+        right(*given)
+
+    monkeypatch.setattr(tracing_module.profile, "export_chrome_trace", slow)
+    train(tokens, tmp_path, plan(), steps=[3], hang_seconds=2.0)
+    assert not [e for e in read(tmp_path / EVENTS) if e["event"] == "rank failed"]
 
 
 def test_what_is_named_for_a_trace_is_as_it_was_afterwards_also_when_a_step_fails() -> None:
@@ -113,11 +158,11 @@ def test_where_nothing_is_traced_nothing_is_named(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(tracing_module, name, asked)
     trainer = Trainer(small(), Mesh.single(), seed=1, rule=AdamRule())
     samples = Samples(0, 16, random_rows(trainer.plan))
-    with tracing(trainer, ProfileConfig(steps=(1,), on_ranks=(3,)), tmp_path, 1):
+    with Traces(ProfileConfig(steps=(1,), on_ranks=(3,)), tmp_path, untold).of(trainer, 1):
         trainer.train_step(0, samples, 1e-3)
     with (
         pytest.raises(AssertionError, match="asked of"),
-        tracing(trainer, ProfileConfig(steps=(1,)), tmp_path, 1),
+        Traces(ProfileConfig(steps=(1,)), tmp_path, untold).of(trainer, 1),
     ):
         trainer.train_step(0, samples, 1e-3)
 

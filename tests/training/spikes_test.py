@@ -30,7 +30,8 @@ from trivium.training import lineage
 from trivium.training import run as loop
 from trivium.training.config import SpikesConfig, TrainingConfig
 from trivium.training.job import start
-from trivium.training.metrics import EVENTS, METRICS, read
+from trivium.training.metrics import EVENTS, METRICS, append, read
+from trivium.training.pulse import Duty
 from trivium.training.record import LEFT_OUT, left_out_of, read_record, write_entries
 from trivium.training.run import CHECKPOINTS, TrainingJob
 from trivium.training.spikes import SIGMA, SpikeWatch, threshold
@@ -207,6 +208,32 @@ def test_more_rewinds_of_one_step_than_the_limit_stop_the_run(tokens: Path, tmp_
     with poisoned(poison_at(4)), pytest.raises(DataError, match="at most 2 in a row"):
         start(job(tokens, tmp_path, "rewind", steps=5, spikes={"limit": 2}))
     assert [e["step"] for e in spikes_of(tmp_path)] == [4, 4, 4]
+
+
+def test_a_rewind_may_take_as_long_as_a_start(tokens: Path, tmp_path: Path, monkeypatch) -> None:
+    """Not only as long as a step: it verifies and reads a checkpoint."""
+    begin, settle, duties = loop._Loop._begin, loop.Saves.settle, list[Duty]()
+
+    def note(what: str) -> None:
+        post = duties[0].post
+        append(tmp_path / "done", {"what": what, "in": post.pulse.of(post.rank).phase})
+
+    def begun(self: Any) -> None:
+        duties.append(self.duty)
+        note("begin")
+        begin(self)
+
+    def settled(self: Any) -> None:
+        note("settle")
+        settle(self)
+
+    monkeypatch.setattr(loop._Loop, "_begin", begun)
+    monkeypatch.setattr(loop.Saves, "settle", settled)
+    with poisoned(poison_at(4)), pytest.raises(DataError):
+        start(job(tokens, tmp_path / "out", "rewind", steps=5, spikes={"limit": 1}))
+    found = [(line["what"], line["in"]) for line in read(tmp_path / "done")]
+    assert set(found) == {("begin", "starting"), ("settle", "saving")}
+    assert found.count(("begin", "starting")) == 2
 
 
 def test_rewind_leaves_out_the_samples_for_good_and_a_killed_run_keeps_to_it(

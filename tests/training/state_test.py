@@ -14,7 +14,7 @@ from trivium.checkpoint.save import save
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
 from trivium.plan.plan import Plan
-from trivium.training.state import fragments, restore, save_state
+from trivium.training.state import begin_with, fragments, read_together, restore, save_state
 from trivium.training.trainer import Samples, Trainer
 
 FP64 = {"weights": "fp64"}
@@ -94,6 +94,18 @@ def test_a_step_that_overflowed_is_none_of_the_updates_that_are_gone_on_with(tmp
     assert steps(one, 2, 4) == steps(other, 2, 4)
     for here, there in zip(one.optimizer.shards, other.optimizer.shards, strict=True):
         assert torch.equal(here.master, there.master)
+
+
+def test_a_rank_that_reads_says_tensor_by_tensor_that_it_goes_on(tmp_path: Path) -> None:
+    trainer = Trainer(small(), Mesh.single(), seed=1, rule=RULE)
+    path, alive = save_state(trainer, tmp_path, 1), list[int]()
+    trainer.goes_on = lambda: alive.append(1)
+    checkpoint = Checkpoint.open(path)
+    read_together(restore, trainer, checkpoint)
+    assert len(alive) >= len(checkpoint.names)
+    alive.clear()
+    read_together(begin_with, trainer, checkpoint)
+    assert len(alive) >= sum(name.startswith("weights/") for name in checkpoint.names)
 
 
 def one_step(place: Place, plan: Plan, root: Path) -> None:

@@ -13,9 +13,11 @@ from trivium.errors import DataError
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import Layout
-from trivium.tokens import manifest
+from trivium.provenance import file_sha256, write_json
+from trivium.tokens import manifest, shards
+from trivium.tokens.manifest import read_tokens_manifest
 from trivium.training.job import start
-from trivium.training.metrics import EVENTS, read
+from trivium.training.metrics import EVENTS, append, read
 from trivium.training.verified_tokens import verify_together
 
 SHARDS = 2 * 2 * 2  # sources, splits, files of a shard
@@ -90,3 +92,32 @@ def test_a_training_on_damaged_tokens_ends_at_once_and_names_the_shard(tokens: P
     with pytest.raises(DataError, match=r"train-odd\.bin is damaged or was replaced"):
         start(job(tokens, tmp_path / "run", plan({"tensor": 2}), steps=2, restarts=2))
     assert len(read(tmp_path / "run" / EVENTS)) == 1, "it was not tried again"
+
+
+def test_an_index_is_read_whole_once_by_who_hashes_it_and_by_no_rank_that_trains(
+    tokens: Path, tmp_path: Path, monkeypatch
+) -> None:
+    right, read_whole = shards._check_sequences, tmp_path / "read"
+
+    def noted(path: Path, *given: object) -> None:
+        append(read_whole, {"index": path.name})
+        right(path, *given)
+
+    monkeypatch.setattr(shards, "_check_sequences", noted)
+    for steps in (2, 3):
+        start(job(tokens, tmp_path / "run", plan({"data": 2}), steps=steps))
+        assert sorted(line["index"] for line in read(read_whole)) == sorted(
+            p.name for p in tokens.glob("*.idx")
+        )
+
+
+def test_an_index_that_is_none_is_refused_though_it_is_the_one_that_was_written(tokens: Path) -> None:
+    path = tokens / "train-odd.idx"
+    data = bytearray(path.read_bytes())
+    data[34 + 4 : 34 + 8] = b"\xff" * 4
+    path.write_bytes(data)
+    about = read_tokens_manifest(tokens)
+    about["files"][path.name] = file_sha256(path)
+    write_json(tokens / manifest.MANIFEST, about)
+    with pytest.raises(DataError, match=r"train-odd\.idx: sequence 1 has length -1"):
+        verify(tokens)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trivium.errors import CheckpointError
-from trivium.provenance import file_sha256, sync_directory
+from trivium.provenance import file_sha256, sync_directory, unheard
 
 MARGIN_BYTES = 1 << 20  # beyond the tensors: headers and the manifest
-_BLOCK_BYTES = 16 << 20  # between two looks at whether the work was cancelled
+_BLOCK_BYTES = 16 << 20  # between two looks at whether the work was cancelled, and two signs of life
 _DENIED = "this user may not read or write there: change its owner or mode, or move --out"
 REMEDY = {
     errno.ENOSPC: "make room there, keep fewer checkpoints (training.keep_last), or move --out",
@@ -39,9 +39,13 @@ def never() -> bool:
 
 
 def write_blocks(
-    path: Path, blocks: Iterable[memoryview | bytes], cancelled: Callable[[], bool] = never
+    path: Path,
+    blocks: Iterable[memoryview | bytes],
+    cancelled: Callable[[], bool] = never,
+    alive: Callable[[], None] = unheard,
 ) -> Written:
-    """Write a new file, hashing what is written, and wait until it is on the disk."""
+    """Write a new file, hashing what is written, and wait until it is on the disk. alive: called after every block
+    that was written."""
     digest, size = hashlib.sha256(), 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
@@ -55,6 +59,7 @@ def write_blocks(
                 size += len(part)
                 while part:
                     part = part[os.write(descriptor, part) :]
+                alive()
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -66,15 +71,16 @@ def write_text(path: Path, text: str) -> None:
     write_blocks(path, [text.encode()])
 
 
-def read_back(path: Path, written: Written) -> None:
-    """Read a written file again, from the disk where the system can forget it, and compare."""
+def read_back(path: Path, written: Written, alive: Callable[[], None] = unheard) -> None:
+    """Read a written file again, from the disk where the system can forget it, and compare. alive: called after every
+    block that was read."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with suppress(OSError, AttributeError):  # only a hint, and not every system has it
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)
-    if file_sha256(path) != written.sha256:
+    if file_sha256(path, alive) != written.sha256:
         raise CheckpointError(
             f"{path} does not read back as it was written (sha256 {written.sha256[:12]}…): suspect the disk"
         )

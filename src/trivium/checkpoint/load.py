@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.errors import CheckpointError
 from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box
-from trivium.provenance import file_sha256
+from trivium.provenance import file_sha256, unheard
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Checkpoint:
         """The unsplit tensors in it."""
         return sorted(self.manifest["tensors"])
 
-    def verify(self, share: int = 0, shares: int = 1) -> None:
+    def verify(self, share: int = 0, shares: int = 1, alive: Callable[[], None] = unheard) -> None:
         """Compare every `shares`-th file with its sha256, and see that its pieces make up every `shares`-th tensor.
 
-        Raises CheckpointError naming the first that differs.
+        alive: called after every block that was read. Raises CheckpointError naming the first that differs.
         """
         for number, (name, tensor) in enumerate(sorted(self.manifest["tensors"].items())):
             boxes = [Box(tuple(piece["start"]), tuple(piece["shape"])) for piece in tensor["pieces"]]
@@ -58,16 +58,16 @@ class Checkpoint:
         for number, (name, known) in enumerate(sorted(self.manifest["files"].items())):
             if number % shares != share:
                 continue
-            self._verify_file(self.directory / name, known["bytes"], known["sha256"])
+            self._verify_file(self.directory / name, known["bytes"], known["sha256"], alive)
 
     @staticmethod
-    def _verify_file(path: Path, size: int, sha256: str) -> None:
+    def _verify_file(path: Path, size: int, sha256: str, alive: Callable[[], None]) -> None:
         try:
             if not path.is_file():
                 raise CheckpointError(f"{path} is missing, but {MANIFEST} lists it; use an older checkpoint")
             if (found := path.stat().st_size) != size:
                 raise CheckpointError(f"{path} has {found} bytes and should have {size}: truncated")
-            if file_sha256(path) != sha256:
+            if file_sha256(path, alive) != sha256:
                 raise CheckpointError(f"{path} does not have its sha256 ({sha256[:12]}…): damaged")
         except OSError as error:
             raise CheckpointError(
@@ -75,13 +75,15 @@ class Checkpoint:
             ) from None
 
     @classmethod
-    def open_together(cls, directory: Path, mesh: Mesh) -> "Checkpoint":
+    def open_together(cls, directory: Path, mesh: Mesh, alive: Callable[[], None] = unheard) -> "Checkpoint":
         """Open and verify, the ranks sharing the work; every rank raises CheckpointError when one finds damage.
 
-        The first rank alone reads the manifest, which has many megabytes where there are thousands of ranks.
+        The first rank alone reads the manifest, which has many megabytes where there are thousands of ranks. alive:
+        called as the work goes on.
         """
         opened = cls(directory, found_by_first(lambda: read_manifest(directory), mesh, CheckpointError))
-        problem = problem_of_any(lambda: opened.verify(mesh.rank, mesh.layout.world_size), mesh)
+        share = partial(opened.verify, mesh.rank, mesh.layout.world_size, alive)
+        problem = problem_of_any(share, mesh, alive)
         if problem:
             raise CheckpointError(problem)
         return opened
@@ -143,8 +145,11 @@ def published(root: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def newest_good(root: Path, mesh: Mesh, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that verifies, the ranks sharing the work; None if there is none at all.
+def newest_good(
+    root: Path, mesh: Mesh, warn: Callable[[str], None], alive: Callable[[], None] = unheard
+) -> Checkpoint | None:
+    """The newest checkpoint that verifies, the ranks sharing the work; None if there is none at all. alive: called as
+    the work goes on.
 
     A damaged one is passed over loudly. When all are damaged: CheckpointError, nothing is silently restarted.
     """
@@ -152,7 +157,7 @@ def newest_good(root: Path, mesh: Mesh, warn: Callable[[str], None]) -> Checkpoi
     candidates = [root / name for name in names]
     for path in candidates:
         try:
-            return Checkpoint.open_together(path, mesh)
+            return Checkpoint.open_together(path, mesh, alive)
         except CheckpointError as error:
             if mesh.rank == 0:
                 warn(f"PASSING OVER A DAMAGED CHECKPOINT: {error}")

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trivium.checkpoint.durable import Written, never, read_back, write_blocks
+from trivium.provenance import unheard
 
 DTYPES = {
     torch.float64: "F64",
@@ -33,9 +34,15 @@ class Entry(NamedTuple):
 
 
 def write_pieces(
-    path: Path, entries: Sequence[Entry], *, about: dict[str, str] | None = None, cancelled: Any = never
+    path: Path,
+    entries: Sequence[Entry],
+    *,
+    about: dict[str, str] | None = None,
+    cancelled: Any = never,
+    alive: Callable[[], None] = unheard,
 ) -> Written:
-    """Write a safetensors file durably, and read it back. about: the file's own metadata."""
+    """Write a safetensors file durably, and read it back. about: the file's own metadata; alive: called after every
+    block that was written, or read back."""
     header: dict[str, Any] = {"__metadata__": about} if about else {}
     offset = 0
     for entry in entries:
@@ -47,8 +54,8 @@ def write_pieces(
         offset += entry.bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format wants the data aligned
-    written = write_blocks(path, _blocks(text, entries), cancelled)
-    read_back(path, written)
+    written = write_blocks(path, _blocks(text, entries), cancelled, alive)
+    read_back(path, written, alive)
     return written
 
 

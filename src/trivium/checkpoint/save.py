@@ -24,7 +24,7 @@ from trivium.errors import CheckpointError
 from trivium.parallel.crossing import fetched
 from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box
-from trivium.provenance import sync_directory
+from trivium.provenance import sync_directory, unheard
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,22 @@ class Saving:
     """A save under way. Every rank makes one and calls `advance` in the same places, until it says True."""
 
     def __init__(
-        self, root: Path, step: int, fragments: Sequence[Fragment], mesh: Mesh, about: dict[str, Any]
+        self,
+        root: Path,
+        step: int,
+        fragments: Sequence[Fragment],
+        mesh: Mesh,
+        about: dict[str, Any],
+        alive: Callable[[], None] = unheard,
     ) -> None:
-        """Begin: agree that there is room, then write in a thread. The fragments must not change until the end."""
+        """Begin: agree that there is room, then write in a thread. The fragments must not change until the end.
+
+        alive: called as the work goes on, while training waits for it.
+        """
         self.step, self.final = step, root / step_name(step)
         self._partial = root / f".{self.final.name}.partial"
         self._fragments, self._mesh, self._about = fragments, mesh, about
-        self._cancelled = threading.Event()
+        self._cancelled, self._alive, self._awaited = threading.Event(), alive, False
         self.bytes = int(sums([sum(f.bytes for f in fragments)], mesh)[0])
         self._phases: list[Callable[[], None]] = [self._write, self._publish]
         self._start(self._prepare)
@@ -106,7 +115,7 @@ class Saving:
 
     def _agree(self, *, wait: bool) -> _Progress:
         if wait:
-            wait_for_all(self._thread, self._mesh)
+            self._wait()
         finished = not self._thread.is_alive()
         problem = self._problem if finished else ""
         progress = _Progress(*sums([finished, bool(problem)], self._mesh))
@@ -114,10 +123,21 @@ class Saving:
             self._give_up(problem)
         return progress
 
+    def _wait(self) -> None:
+        self._awaited = True
+        wait_for_all(self._thread, self._mesh, self._alive)
+        self._awaited = False
+
+    def _goes_on(self) -> None:
+        """A sign of life of the thread, which counts where training waits for it: beside a training that hangs it would
+        hide that."""
+        if self._awaited:
+            self._alive()
+
     def _give_up(self, problem: str) -> None:
         """problem: of this rank, or "" where it only hears of others', and gives up because of them."""
         self._cancelled.set()
-        wait_for_all(self._thread, self._mesh)
+        self._wait()
         told = told_by_first(problem, self._mesh)  # all ranks are through with the files when this returns
         clear = partial(shutil.rmtree, self._partial, ignore_errors=True)
         found_by_first(clear, self._mesh, CheckpointError)  # nothing is left when any rank goes on
@@ -142,7 +162,8 @@ class Saving:
             Entry(k, f.values.dtype, f.box.shape, lambda f=f: f.values)  # type: ignore[misc]
             for k, f in zip(keys, self._fragments, strict=True)
         ]
-        written = write_pieces(self._partial / file, entries, cancelled=self._cancelled.is_set)
+        path, cancelled = self._partial / file, self._cancelled.is_set
+        written = write_pieces(path, entries, cancelled=cancelled, alive=self._goes_on)
         pieces = [
             {
                 "name": f.name,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trivium.errors import DataError
 from trivium.provenance import file_sha256, read_described, unheard
-from trivium.tokens.shards import TokenShard
+from trivium.tokens.shards import TokenShard, check_index
 
 FORMAT = "trivium-tokens-1"
 MANIFEST = "manifest.json"
@@ -30,13 +30,15 @@ def read_tokens_manifest(directory: Path) -> dict[str, Any]:
     )
 
 
-def open_shards(directory: Path, split: str) -> dict[str, TokenShard]:
-    """The shards of a split by source; DataError when one differs from what the manifest says."""
+def open_shards(
+    directory: Path, split: str, opened: Callable[[Path], TokenShard] = TokenShard.open
+) -> dict[str, TokenShard]:
+    """The shards of a split by source; DataError when one differs from what the manifest says. opened: how."""
     shards: dict[str, TokenShard] = {}
     for source, entry in read_tokens_manifest(directory)["sources"].items():
         if split not in entry:
             continue
-        shard = TokenShard.open(directory / entry[split]["prefix"])
+        shard = opened(directory / entry[split]["prefix"])
         if "first" in entry[split]:  # a part of a pair that was adopted
             shard = shard.part(entry[split]["first"], entry[split]["documents"])
         found, listed = (len(shard), len(shard.tokens)), (entry[split]["documents"], entry[split]["tokens"])
@@ -77,7 +79,7 @@ def token_counts(directory: Path, split: str) -> NDArray[np.int64]:
 def verify_tokens(
     directory: Path, names: Iterable[str] | None = None, alive: Callable[[], None] = unheard
 ) -> None:
-    """Compare files with their sha256 in the manifest; DataError names the first that differs.
+    """Compare files with their sha256 in the manifest, and check indices whole; DataError names the first that differs.
 
     names: of the files; None: all. alive: called after every block that was read.
     """
@@ -95,6 +97,8 @@ def verify_tokens(
                 f"{path} is damaged or was replaced: its sha256 is {found[:12]}…, and {MANIFEST} lists {sha256[:12]}…; "
                 f"restore it, or run `trivium tokenize` again"
             )
+        if path.suffix == ".idx":
+            check_index(path)
 
 
 def tokens_of_training(run: Path) -> Path | None:

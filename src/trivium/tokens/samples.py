@@ -4,7 +4,7 @@ It depends on no layout, micro-batch, number of processes or length of run, so r
 repeating one batch of a million, needs only the number of the sample.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -62,13 +62,19 @@ class TokenDataset:
     left_out: LeftOut = NOTHING
 
     def __init__(
-        self, directory: Path, split: str, *, manifest: dict[str, Any], sequence: int, seed: int
+        self,
+        directory: Path,
+        split: str,
+        *,
+        manifest: dict[str, Any],
+        shards: dict[str, TokenShard],
+        sequence: int,
+        seed: int,
     ) -> None:
         """Use `TokenDataset.open`."""
         self.directory, self.split, self.sequence, self.seed = directory, split, sequence, seed
         self.vocabulary = int(manifest["vocabulary"])
         self.end_of_text = int(manifest["end_of_text"])
-        shards = open_shards(directory, split)
         windows = {s: max(0, len(shard.tokens) - 1) // sequence for s, shard in shards.items()}
         if split == "train":
             shares = {s: e["weight"] for s, e in manifest["sources"].items() if s in shards}
@@ -90,12 +96,20 @@ class TokenDataset:
         self._blocks: dict[int, _Places] = {}  # of samples that follow one another, looked up together
 
     @staticmethod
-    def open(directory: Path, split: str, *, sequence: int, seed: int) -> "TokenDataset":
-        """Map a split; DataError when the directory is damaged or too small for one sample."""
+    def open(
+        directory: Path,
+        split: str,
+        *,
+        sequence: int,
+        seed: int,
+        opened: Callable[[Path], TokenShard] = TokenShard.open,
+    ) -> "TokenDataset":
+        """Map a split; DataError when the directory is damaged or too small for one sample. opened: how its shards are;
+        who asks for nothing but tokens needs no more than `TokenShard.mapped`."""
         if split not in SPLITS:
             raise DataError(f"there is no split '{split}'; {nearest(split, SPLITS)}")
-        manifest = read_tokens_manifest(directory)
-        return TokenDataset(directory, split, manifest=manifest, sequence=sequence, seed=seed)
+        manifest, shards = read_tokens_manifest(directory), open_shards(directory, split, opened)
+        return TokenDataset(directory, split, manifest=manifest, shards=shards, sequence=sequence, seed=seed)
 
     @property
     def num_samples(self) -> int:

@@ -28,8 +28,8 @@ _REDO = "restore it, or make the tokens again (`trivium tokenize`, or the progra
 
 
 class Index(NamedTuple):
-    """What an `.idx` says, checked. Its arrays are mapped when they are asked for and never kept: an index of a hundred
-    million documents has 2 GB, and every rank opens it."""
+    """What an `.idx` says; only its ends were looked at. Its arrays are mapped when they are asked for and never kept:
+    an index of a hundred million documents has 2 GB, and every rank opens it."""
 
     path: Path
     dtype: np.dtype
@@ -41,10 +41,21 @@ class Index(NamedTuple):
         """Where documents [first, stop) start, in tokens, and where the last of them ends: [stop - first + 1]."""
         _, pointers, marks = _arrays(self.path, self.sequences, self.documents + 1)
         sequences = marks[first : stop + 1].astype(np.int64)
+        if sequences.size and not 0 <= sequences.min() <= sequences.max() <= self.sequences:
+            raise DataError(
+                f"{self.path}: document marks from {sequences.min()} to {sequences.max()}, and it has "
+                f"{self.sequences} sequences; {_REDO}"
+            )
         found = np.full(len(sequences), self.tokens, dtype=np.int64)
         begun = sequences < self.sequences  # a document may start where the last sequence ends
         found[begun] = pointers[sequences[begun]] // self.dtype.itemsize
         return found
+
+    def check(self) -> None:
+        """Read all of it; DataError when sequences do not follow one another, or documents do not."""
+        lengths, pointers, marks = _arrays(self.path, self.sequences, self.documents + 1)
+        _check_sequences(self.path, lengths, pointers, self.dtype.itemsize)
+        _check_documents(self.path, marks, self.sequences)
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,14 @@ class TokenShard:
 
     @staticmethod
     def open(prefix: Path) -> "TokenShard":
-        """Map a shard; DataError when `.idx` or `.bin` is missing, damaged, or they disagree."""
+        """Map a shard; DataError when `.idx` or `.bin` is missing, damaged, or they disagree. Reads the whole index."""
+        check_index(files_of(prefix)[0])
+        return TokenShard.mapped(prefix)
+
+    @staticmethod
+    def mapped(prefix: Path) -> "TokenShard":
+        """The same where somebody else checks the index, or has: reads no more of it than its ends, so that thousands
+        of ranks may open it. DataError when these and `.bin` disagree."""
         idx, bin_ = files_of(prefix)
         index = _read_index(idx)
         expected = index.tokens * index.dtype.itemsize
@@ -102,6 +120,11 @@ class TokenShard:
         if not 0 <= index < len(self):
             raise IndexError(f"document {index} of {self.prefix}: it has {len(self)} documents")
         return self.tokens[self.document_starts[index] : self.document_starts[index + 1]]
+
+
+def check_index(path: Path) -> None:
+    """DataError when an `.idx` is missing or anything in it is damaged."""
+    _read_index(path).check()
 
 
 def files_of(prefix: Path) -> tuple[Path, Path]:
@@ -167,7 +190,7 @@ def _write_index(path: Path, code: int, item_bytes: int, lengths: NDArray[np.int
 
 
 def _read_index(path: Path) -> Index:
-    """What it says; DataError when it is missing or damaged."""
+    """What its ends say; DataError when it is missing, or these are damaged."""
     try:
         size = path.stat().st_size
         with open(path, "rb") as file:
@@ -195,9 +218,11 @@ def _read_index(path: Path) -> Index:
             f"{path} has {size} bytes; {sequences} sequences and {marks} document marks take {expected}; {_REDO}"
         )
     lengths, pointers, documents = _arrays(path, sequences, marks)
-    tokens = _check_sequences(path, lengths, pointers, _dtypes()[code].itemsize)
-    _check_documents(path, documents, sequences)
-    return Index(path, _dtypes()[code], sequences, marks - 1, tokens)
+    if not marks or documents[0] != 0 or documents[-1] != sequences:
+        raise _not_rising(path, documents, sequences)
+    dtype = _dtypes()[code]
+    tokens = int(pointers[-1]) // dtype.itemsize + int(lengths[-1]) if sequences else 0
+    return Index(path, dtype, sequences, marks - 1, tokens)
 
 
 def _arrays(
@@ -210,8 +235,8 @@ def _arrays(
     return lengths, pointers, np.frombuffer(data, "<i8", marks, _HEADER.size + 12 * sequences)
 
 
-def _check_sequences(path: Path, lengths: NDArray[np.int32], pointers: NDArray[np.int64], item: int) -> int:
-    """Whether each begins where those before it end; returns the tokens of all. item: bytes of an id."""
+def _check_sequences(path: Path, lengths: NDArray[np.int32], pointers: NDArray[np.int64], item: int) -> None:
+    """Whether each begins where those before it end. item: bytes of an id."""
     total = 0
     for first in range(0, len(lengths), _CHECKED_AT_ONCE):
         here = lengths[first : first + _CHECKED_AT_ONCE].astype(np.int64)
@@ -230,17 +255,20 @@ def _check_sequences(path: Path, lengths: NDArray[np.int32], pointers: NDArray[n
                 f"before it end at byte {expected[at]}; {_REDO}"
             )
         total = int(ends[-1])
-    return total
 
 
 def _check_documents(path: Path, marks: NDArray[np.int64], sequences: int) -> None:
-    rising = marks.size > 0 and marks[0] == 0 and marks[-1] == sequences
+    """Whether each begins where the one before it does, or later. marks: from 0 to `sequences`, at their ends."""
     starts = range(0, len(marks), _CHECKED_AT_ONCE)
-    if not rising or any((np.diff(marks[n : n + _CHECKED_AT_ONCE + 1]) < 0).any() for n in starts):
-        raise DataError(
-            f"{path}: document marks must rise from 0 to {sequences} sequences; "
-            f"found {marks[:3].tolist()} … {marks[-3:].tolist()}; {_REDO}"
-        )
+    if any((np.diff(marks[n : n + _CHECKED_AT_ONCE + 1]) < 0).any() for n in starts):
+        raise _not_rising(path, marks, sequences)
+
+
+def _not_rising(path: Path, marks: NDArray[np.int64], sequences: int) -> DataError:
+    return DataError(
+        f"{path}: document marks must rise from 0 to {sequences} sequences; "
+        f"found {marks[:3].tolist()} … {marks[-3:].tolist()}; {_REDO}"
+    )
 
 
 def _dtypes() -> dict[int, np.dtype]:

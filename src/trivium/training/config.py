@@ -23,7 +23,7 @@ class Supervision(Config):
         30.0  # least time in one step (or 3 x the 99th percentile of steps) that counts as hanging
     )
     stall_seconds: Annotated[float, Field(gt=0)] = (
-        600.0  # the same in the first step, and while starting, validating, evaluating or saving
+        600.0  # the same in the first step, and while starting, ending a trace, validating, evaluating or saving
     )
     timeout_seconds: Annotated[float, Field(gt=0)] = 120.0  # of a collective whose other ranks do not come
     replicas_every: NotNegative = 100  # steps; replicas are compared, and before every save; 0: only then

@@ -1,5 +1,9 @@
 """Traces of chosen steps by torch.profiler, in which the engine's own work has the names that its tables give it."""
 
+import gzip
+import shutil
+import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
@@ -10,9 +14,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from trivium.training.config import ProfileConfig
 from trivium.training.metrics import warn
+from trivium.training.pulse import Phase
 from trivium.training.trainer import Trainer
 
 FOLDER = "profile"
+Beat = Callable[[int, Phase], None]
+_PACKED_AT_ONCE = 1 << 20  # bytes
 # What a bucket does, by method: names for a trace, the bucket's number after them.
 OF_BUCKETS = {
     "_begin": "reduce bucket",
@@ -23,28 +30,62 @@ OF_BUCKETS = {
 }
 
 
-def tracing(trainer: Trainer, config: ProfileConfig, out: Path, step: int) -> AbstractContextManager[None]:
-    """Inside, `trainer` does a step, counted from 1. If that is to be traced on this rank, its trace is then in
-    `out`/profile: JSON for Perfetto and chrome://tracing, gzipped."""
-    rank = trainer.mesh.rank
-    if step not in config.steps or (config.on_ranks is not None and rank not in config.on_ranks):
-        return nullcontext()
-    return _traced(trainer, config, out / FOLDER / f"step-{step:08d}-rank-{rank:05d}.json.gz")
+class Traces:
+    """The traces of a rank, in `out`/profile: JSON for Perfetto and chrome://tracing, gzipped.
+
+    To end that of a large step takes a rank longer than a step may, so it is a phase of its own. To pack it takes
+    minutes, in which other ranks would wait for this one and give it up: a thread does that beside the training.
+    """
+
+    def __init__(self, config: ProfileConfig, out: Path, beat: Beat) -> None:
+        """beat: told when a step is done and its trace ends."""
+        self._config, self._out, self._beat = config, out, beat
+        self._packing: list[threading.Thread] = []
+
+    def of(self, trainer: Trainer, step: int) -> AbstractContextManager[None]:
+        """Inside, `trainer` does a step, counted from 1, that is traced if it is to be on this rank."""
+        config, rank = self._config, trainer.mesh.rank
+        if step not in config.steps or (config.on_ranks is not None and rank not in config.on_ranks):
+            return nullcontext()
+        return self._traced(trainer, step, self._out / FOLDER / f"step-{step:08d}-rank-{rank:05d}.json.gz")
+
+    def finish(self) -> None:
+        """Wait until all are written."""
+        while self._packing:
+            self._packing.pop().join()
+
+    @contextmanager
+    def _traced(self, trainer: Trainer, step: int, path: Path) -> Iterator[None]:
+        activities = [ProfilerActivity.CPU]
+        if trainer.mesh.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        with named(trainer), profile(activities=activities, profile_memory=self._config.memory) as trace:
+            yield
+            self._beat(step, "tracing")
+        with _failures_told(path):
+            raw = tempfile.NamedTemporaryFile(suffix=".json")  # noqa: SIM115 it goes when it is packed
+            # Torch keeps Python's lock meanwhile, so that a thread would hold up the training as much.
+            trace.export_chrome_trace(raw.name)
+            thread = threading.Thread(target=_pack, args=(raw, path), daemon=True, name="trace")
+            thread.start()
+            self._packing.append(thread)
+
+
+def _pack(raw: Any, path: Path) -> None:
+    partial = path.with_name(f".{path.name}")
+    with _failures_told(path), raw:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(raw.name, "rb") as file, gzip.open(partial, "wb", compresslevel=6) as packed:
+            shutil.copyfileobj(file, packed, _PACKED_AT_ONCE)
+        partial.replace(path)
 
 
 @contextmanager
-def _traced(trainer: Trainer, config: ProfileConfig, path: Path) -> Iterator[None]:
-    activities = [ProfilerActivity.CPU]
-    if trainer.mesh.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with named(trainer), profile(activities=activities, profile_memory=config.memory) as trace:
-        yield
-    partial = path.with_name(f".{path.name}")  # with its ending, by which torch knows that it is to be packed
+def _failures_told(path: Path) -> Iterator[None]:
+    """Inside, a trace is written; that it fails is no reason to lose a training."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        trace.export_chrome_trace(str(partial))
-        partial.replace(path)
-    except (OSError, RuntimeError) as error:  # no reason to lose a training
+        yield
+    except (OSError, RuntimeError) as error:
         warn(f"{path}: no trace was written: {error}")
 
 

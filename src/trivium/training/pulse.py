@@ -12,7 +12,7 @@ from typing import IO, Literal, NamedTuple, get_args
 
 from trivium.training.preemption import Requests
 
-Phase = Literal["starting", "step", "validating", "evaluating", "saving"]
+Phase = Literal["starting", "step", "tracing", "validating", "evaluating", "saving"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 TELL_STACK = signal.SIGUSR2
 _ROW = struct.Struct("qqdd")  # step, phase, when it began, when it was last told of

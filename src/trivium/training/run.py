@@ -21,6 +21,7 @@ from trivium.plan.plan import Plan
 from trivium.provenance import write_json
 from trivium.tokens.manifest import read_tokens_manifest
 from trivium.tokens.samples import TokenDataset
+from trivium.tokens.shards import TokenShard
 from trivium.training.batches import reader_of
 from trivium.training.config import TrainingConfig
 from trivium.training.corruption import compare_replicas
@@ -28,7 +29,7 @@ from trivium.training.describe import DEGREES, describe_rank, device_name
 from trivium.training.judge import Examiner, Judge
 from trivium.training.metrics import EVENTS, METRICS, append, warn
 from trivium.training.preemption import exit_at_once, listening
-from trivium.training.profile import tracing
+from trivium.training.profile import Traces
 from trivium.training.pulse import Duty, Post
 from trivium.training.rates import lr_of_step
 from trivium.training.record import Record, entries_of, left_out_of, write_entries, write_record
@@ -82,6 +83,7 @@ class _Loop:
     def __init__(self, job: TrainingJob, mesh: Mesh, duty: Duty, hosts: int) -> None:
         self.job, self.mesh, self.plan, self.config, self.hosts = job, mesh, job.plan, job.training, hosts
         self.duty, self.worked = duty, Worked(mesh)
+        self.traces = Traces(job.training.profile, job.out, duty.beat)
         self.manifest, self.identity = read_tokens_manifest(job.tokens), identity_of(job)
         self.train = dataset_of(job, "train")
         validation = dataset_of(job, "validation")
@@ -92,7 +94,7 @@ class _Loop:
             asked = self.config.validation_samples
             warn(f"validation uses the {self.validation_samples} samples there are, not {asked}")
         verify_together(job.tokens, job.out, mesh, partial(duty.beat, 0, "starting"))
-        self.saves = Saves(job.out / CHECKPOINTS, self.config, mesh, self._note)
+        self.saves = Saves(job.out / CHECKPOINTS, self.config, mesh, self._note, duty.post.go_on)
         self.final_loss: float | None = None  # of the last step done here, where it was finite
         self._begin()
         if self._speaks:
@@ -110,7 +112,8 @@ class _Loop:
 
     def _started(self) -> tuple[Trainer, int]:
         """The trainer as the newest good checkpoint left it, or the one it began with; and the steps done."""
-        checkpoint = newest_good(self.job.out / CHECKPOINTS, self.mesh, warn) or self._given("state")
+        root, alive = self.job.out / CHECKPOINTS, self.duty.post.go_on
+        checkpoint = newest_good(root, self.mesh, warn, alive) or self._given("state")
         about = checkpoint.manifest if checkpoint else {}
         self.spikes = SpikeWatch(self.config.spikes, about.get("spikes"))
         if not self.entries and entries_in(about):  # a checkpoint that was brought here without its run
@@ -127,7 +130,7 @@ class _Loop:
         initial = checkpoint is None and given is None
         rule = adam_rule(self.config)
         trainer = Trainer(self.plan, self.mesh, seed=self.job.seed, rule=rule, initial=initial)
-        trainer.goes_on = self.duty.post.go_on
+        trainer.goes_on = alive
         if checkpoint is not None:
             read_together(restore, trainer, checkpoint)
             layout = to_tree(self.plan.layout)
@@ -141,7 +144,7 @@ class _Loop:
         """The checkpoint of `training.start_from`, where it is `what` of it that a new run begins with."""
         if self.config.start_from is None or self.config.start_with != what:
             return None
-        return Checkpoint.open_together(Path(self.config.start_from), self.mesh)
+        return Checkpoint.open_together(Path(self.config.start_from), self.mesh, self.duty.post.go_on)
 
     @property
     def _speaks(self) -> bool:
@@ -191,6 +194,7 @@ class _Loop:
         self.saves.finish()
         if self._speaks:
             self._finish(time.perf_counter() - begin)
+        self.traces.finish()
 
     def _judge(self, done: int, *, validates: bool, examines: bool) -> None:
         """After so many steps, of which the last was saved where tasks are asked."""
@@ -212,6 +216,7 @@ class _Loop:
         self._note({**event, **told, "batch_hash": result.batch_hash, "entries": len(self.entries)})
         rewound = sum(entry["step"] == step + 1 for entry in self.entries)
         if spikes.policy != "skip":
+            self.duty.beat(step + 1, "saving")
             self.saves.settle()  # what was begun is of a state that is still right
         if spikes.policy == "stop" or max(self.spikes.in_a_row, rewound + 1) > spikes.limit:
             raise DataError(
@@ -223,12 +228,9 @@ class _Loop:
             warn(f"step {step + 1}: {self.spikes.cause}; {spikes.policy}")
         if spikes.policy == "skip":
             return False
-        given, batches, cause = (
-            (self.job.out, self.entries, self.plan.batch),
-            spikes.batches,
-            self.spikes.cause,
-        )
-        leave = partial(leave_out, *given, step=step, batches=batches, cause=cause)
+        self.duty.beat(step + 1, "starting")  # it reads and verifies, for which a step has no time
+        given, cause = (self.job.out, self.entries, self.plan.batch), self.spikes.cause
+        leave = partial(leave_out, *given, step=step, batches=spikes.batches, cause=cause)
         found_by_first(leave, self.mesh, TriviumError)
         del self.trainer  # there is no room for two
         gc.collect()
@@ -248,6 +250,7 @@ class _Loop:
     def _end_early(self, step: int) -> None:
         """All ranks, after a step: wait for the save, and go."""
         self.saves.finish()
+        self.traces.finish()
         self._note({"event": "preempted", "step": step, "time": time.time()})
         raise Preempted(
             f"asked to end; saved after step {step}. Run the same command again to go on from there"
@@ -260,7 +263,7 @@ class _Loop:
         batch = Samples(samples.first_sample, samples.sequences, read)
         self.spikes.cause = ""  # it is not asked about a step that overflows fp16
         accepts = self.spikes.accepts
-        with tracing(self.trainer, self.config.profile, self.job.out, step + 1):
+        with self.traces.of(self.trainer, step + 1):
             return self.trainer.train_step(
                 step, batch, lr, measure=measure, asks=self.duty.asks, accepts=accepts
             )
@@ -359,9 +362,10 @@ def identity_of(job: TrainingJob) -> dict[str, Any]:
 
 def dataset_of(job: TrainingJob, split: str) -> TokenDataset:
     """The samples of a split; DataError when there are none, or the model has no room for their ids; ConfigError when
-    it looks for other ends of documents."""
+    it looks for other ends of documents. The indices are checked where `verify_together` reads them."""
     refuse_other_ids(read_tokens_manifest(job.tokens), job.plan.model, job.tokens)
-    return TokenDataset.open(job.tokens, split, sequence=job.plan.model.sequence, seed=job.seed)
+    sequence, mapped = job.plan.model.sequence, TokenShard.mapped
+    return TokenDataset.open(job.tokens, split, sequence=sequence, seed=job.seed, opened=mapped)
 
 
 def validation_samples(job: TrainingJob, validation: TokenDataset) -> int:

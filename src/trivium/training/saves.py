@@ -14,6 +14,7 @@ from trivium.checkpoint.load import published
 from trivium.checkpoint.save import Fragment, Saving, copies, prune
 from trivium.errors import CheckpointError, MachineError
 from trivium.parallel.mesh import Mesh
+from trivium.provenance import unheard
 from trivium.training.config import TrainingConfig
 from trivium.training.metrics import warn
 
@@ -23,9 +24,17 @@ Note = Callable[[dict[str, Any]], None]
 class Saves:
     """At most one save is under way. Every rank calls the same methods in the same places."""
 
-    def __init__(self, root: Path, config: TrainingConfig, mesh: Mesh, note: Note) -> None:
-        """root: where the checkpoints go. note: keeps an event of the run; called on the first rank."""
-        self.root, self.config, self.mesh, self._note = root, config, mesh, note
+    def __init__(
+        self,
+        root: Path,
+        config: TrainingConfig,
+        mesh: Mesh,
+        note: Note,
+        alive: Callable[[], None] = unheard,
+    ) -> None:
+        """root: where the checkpoints go. note: keeps an event of the run; called on the first rank. alive: called as a
+        save goes on that training waits for."""
+        self.root, self.config, self.mesh, self._note, self._alive = root, config, mesh, note, alive
         self._saving: Saving | None = None
         self._pruning: threading.Thread | None = None
         self._failures = 0  # in a row
@@ -41,7 +50,7 @@ class Saves:
         background = self.config.save == "background"
         held = copies(fragments) if background else fragments
         try:
-            self._saving = Saving(self.root, step, held, self.mesh, about)
+            self._saving = Saving(self.root, step, held, self.mesh, about, self._alive)
         except CheckpointError as error:
             self._failed(step, error)
         if not background:
@@ -65,7 +74,7 @@ class Saves:
     def settle(self) -> None:
         """Wait until nothing is under way."""
         self.look(wait=True)
-        wait_for_all(self._pruning, self.mesh)  # only the first rank has any
+        wait_for_all(self._pruning, self.mesh, self._alive)  # only the first rank has any
         self._pruning = None
 
     def finish(self) -> None:

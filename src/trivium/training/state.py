@@ -75,8 +75,9 @@ def read_together(
     read: Callable[[Trainer, Checkpoint], None], trainer: Trainer, checkpoint: Checkpoint
 ) -> None:
     """Let every rank `read` in its own time, `restore` or `begin_with`: a host whose file system is slow makes no
-    collective of others time out. CheckpointError on every rank when one fails."""
-    problem = problem_of_any(partial(read, trainer, checkpoint), trainer.mesh)
+    collective of others time out, and who reads or waits gives signs of life. CheckpointError on every rank when one
+    fails."""
+    problem = problem_of_any(partial(read, trainer, checkpoint), trainer.mesh, trainer.goes_on)
     if problem:
         raise CheckpointError(problem)
 
@@ -94,6 +95,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
         for kind, values in states.items():
             for place in places(bucket, bucket.owned, plan, index):
                 _fill(values, place.first - bucket.owned.start, checkpoint, kind, place)
+                trainer.goes_on()
     # An fp16 step that overflows updates nothing, so the optimizer may have done fewer.
     trainer.optimizer.steps_done = int(checkpoint.manifest.get("updates", checkpoint.step))
     scale = checkpoint.manifest.get("loss_scale")
@@ -121,6 +123,7 @@ def _fill_weights(trainer: Trainer, checkpoint: Checkpoint) -> None:
         values = bucket.weights if plan.zero < 3 else bucket.shard
         for place in places(bucket, whole, plan, trainer.mesh.tensor.index):
             _fill(values, place.first - whole.start, checkpoint, "weights", place)
+            trainer.goes_on()
 
 
 def _fill(values: torch.Tensor, first: int, checkpoint: Checkpoint, kind: str, place: Place) -> None:

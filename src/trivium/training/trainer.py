@@ -29,6 +29,7 @@ from trivium.plan.buckets import bucket_table
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import Op, Schedule, forward
 from trivium.plan.transfers import Program, with_transfers
+from trivium.provenance import unheard
 from trivium.tokens.digest import NO_ROWS, Digest, digest
 from trivium.training.batches import Read, Rows, inputs_of, windows
 from trivium.training.config import TrainingConfig
@@ -106,7 +107,8 @@ class Trainer:
             stage.weight_gradients.sums = self._watch
         self.loss_scale = LossScale() if plan.precision.weights == "fp16" else None
         self.transport: Literal["posted", "in order"] | None = None  # as the backend wants it
-        self.goes_on: Callable[[], None] = lambda: None  # told before every forward of a micro-batch
+        # Told before every forward of a micro-batch, and after every tensor that is read from a checkpoint.
+        self.goes_on: Callable[[], None] = unheard
         self.around: Callable[[str], AbstractContextManager[Any]] | None = (
             None  # events, while they are traced
         )

@@ -22,7 +22,8 @@ State = list[Any]
 
 
 def verify_together(tokens: Path, out: Path, mesh: Mesh, alive: Callable[[], None]) -> None:
-    """Compare the shards in `tokens` with their sha256, the ranks sharing the work; every rank calls this.
+    """Compare the shards in `tokens` with their sha256 and check their indices, the ranks sharing the work; every rank
+    calls this.
 
     A shard that is as it was when a run in `out` last found it right is not read again: terabytes take an hour.
     alive: called now and then. Raises DataError, which names a damaged shard, on every rank.
