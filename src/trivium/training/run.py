@@ -202,6 +202,7 @@ class _Loop:
             self.duty.beat(done, "validating")
             self.judge.validate(self.trainer, done)
         if examines:
+            self.duty.beat(done, "saving")
             self.saves.settle()
             alive = partial(self.duty.beat, done, "evaluating")
             alive()
