@@ -125,7 +125,7 @@ def test_a_job_of_a_host_whose_clock_is_behind_is_seen_to_live(tmp_path: Path, h
 
 
 def test_a_job_that_died_on_another_host_is_waited_for_and_its_directory_taken_over(
-    tmp_path: Path, hurried
+    tmp_path: Path, monkeypatch, hurried
 ) -> None:
     said, begin = list[str](), time.monotonic()
     lease_left(tmp_path, time.time() + 3600)  # of a clock that is an hour ahead
@@ -140,9 +140,10 @@ def test_a_job_that_died_on_another_host_is_waited_for_and_its_directory_taken_o
         assert 0.2 <= time.monotonic() - begin < 2, "what is stale already is looked at for a moment"
     lease_left(tmp_path, time.time() + 3600)
     leave_after(0.1, tmp_path, "")
+    monkeypatch.setattr(lease, "STALE_SECONDS", 60.0)
     begin = time.monotonic()
     with holding(tmp_path, said.append):
-        assert time.monotonic() - begin < 0.4, "one that ended well is gone at once"
+        assert time.monotonic() - begin < 30, "one that ended well is gone at once"
 
 
 def test_where_the_file_system_has_no_locks_the_lease_alone_decides(
@@ -220,9 +221,9 @@ def test_a_job_whose_lock_a_server_keeps_after_its_host_died_is_given_up_once_it
             pass
     assert [path.name for path in tmp_path.iterdir()] == [LEASE]
     assert holder_of(tmp_path) is None
-    begin = time.monotonic()
+    told = len(said)
     with holding(tmp_path, said.append):
-        assert time.monotonic() - begin < 0.2, "the lock of the new lease is no dead host's"
+        assert len(said) == told, "the lock of the new lease is no dead host's"
 
 
 def test_a_job_of_another_host_that_has_the_lock_and_renews_its_lease_is_refused_to(
@@ -262,10 +263,10 @@ def test_a_lock_of_this_host_or_of_nobody_knows_whom_is_final(
         lease_left(tmp_path, time.time() - 3600, socket.gethostname())
     else:
         (tmp_path / LEASE).write_text(text)
-    begin, told = time.monotonic(), "pid 7 on" if text == "here" else f"delete {tmp_path / LEASE}"
-    with pytest.raises(MachineError, match=told), holding(tmp_path, print):
+    said, told = list[str](), "pid 7 on" if text == "here" else f"delete {tmp_path / LEASE}"
+    with pytest.raises(MachineError, match=told), holding(tmp_path, said.append):
         pass
-    assert time.monotonic() - begin < 0.2
+    assert not said, "nothing is waited for"
 
 
 def test_a_lease_that_loses_its_name_while_its_lock_is_kept_is_nobody_s_to_take(
@@ -319,6 +320,7 @@ def test_of_jobs_that_find_a_lease_stale_at_the_same_moment_one_holds_it(
     else:
         lease_left(tmp_path, time.time() - 3600)
         monkeypatch.setattr(lease, "_lock", lambda descriptor: "none")
+    monkeypatch.setattr(lease, "_CLAIM_SECONDS", 0.5)  # so that a busy machine writes in time
     hold, refused, holders, most = threading.Lock(), list[str](), [0], [0]
 
     def compete() -> None:

@@ -183,8 +183,10 @@ def test_a_save_says_block_by_block_that_it_goes_on_while_training_waits_for_it(
 ) -> None:
     monkeypatch.setattr(durable, "_BLOCK_BYTES", 1 << 10)
     monkeypatch.setattr(provenance, "_BLOCK_BYTES", 1 << 10)
-    alive: list[int] = []
+    alive, waiting, write = list[int](), threading.Event(), pieces.write_blocks
+    monkeypatch.setattr(pieces, "write_blocks", lambda *given: waiting.wait(30) and write(*given))
     saving = Saving(tmp_path, 1, fragment(), MESH, {}, lambda: alive.append(1))
+    threading.Timer(0.3, waiting.set).start()  # not before it is waited for
     saving.advance(wait=True)
     assert len(alive) >= 2 * (saving.bytes >> 10), "written and read back"
 

@@ -33,7 +33,7 @@ def scene(tmp_path_factory):
     boolq = [
         {"passage": f"Passage {n} is long.", "question": f"is it {n}", "label": n % 2} for n in range(40)
     ]
-    for name, rows in (("hans/set.jsonl", HANS), ("boolq/validation.jsonl", boolq)):
+    for name, rows in (("hans/validation.jsonl", HANS), ("boolq/validation.jsonl", boolq)):
         (data / name).parent.mkdir(parents=True)
         (data / name).write_text("".join(json.dumps(r) + "\n" for r in rows))
     return root

@@ -1,6 +1,7 @@
 """Replicas are equal bit for bit under every layout, and a rank that holds one other bit is named."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,14 @@ from trivium.parallel.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.training import run as loop
 from trivium.training.batches import Rows
-from trivium.training.corruption import ReplicasDiffer, checksum, compare_replicas, odd_ones, replicated
+from trivium.training.corruption import (
+    ReplicasDiffer,
+    checksum,
+    compare_replicas,
+    odd_ones,
+    replicated,
+    sums_in_one_order,
+)
 from trivium.training.job import start
 from trivium.training.metrics import EVENTS, read
 from trivium.training.run import CHECKPOINTS
@@ -145,3 +153,11 @@ def test_a_corrupted_replica_is_never_published_and_the_job_goes_on_from_before(
     assert "silent corruption: rank 1 holds other bits" in failure["cause"] and failure["in_step"] == 6
     assert [e["step"] for e in read(tmp_path / "run" / EVENTS) if e["event"] == "resumed"] == [4]
     assert published(tmp_path / "run" / CHECKPOINTS)
+
+
+@pytest.mark.parametrize(
+    ("device", "replicas", "alike"), [("cpu", 8, True), ("cuda", 2, True), ("cuda", 3, False)]
+)
+def test_tensor_ranks_are_compared_where_their_sums_have_one_order(device, replicas, alike):
+    mesh = SimpleNamespace(device=torch.device(device), replicas=SimpleNamespace(size=replicas))
+    assert sums_in_one_order(mesh) == alike

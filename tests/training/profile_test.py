@@ -19,12 +19,13 @@ from trivium.plan.transfers import with_transfers
 from trivium.training import profile as tracing_module
 from trivium.training.config import ProfileConfig, Supervision, TrainingConfig
 from trivium.training.job import start
-from trivium.training.metrics import EVENTS, METRICS, last_step, read
+from trivium.training.metrics import METRICS, last_step, read
 from trivium.training.profile import FOLDER, OF_BUCKETS, Traces, named
 from trivium.training.pulse import Phase
 from trivium.training.rates import recipe_problems
 from trivium.training.run import TrainingJob
 from trivium.training.trainer import Samples, Trainer
+from trivium.training.watchdog import Patience
 
 EVENT = re.compile(r"[FBIW]\d+\.\d+(:\d+>\d+)?")
 STEPS = 4
@@ -43,13 +44,9 @@ def untold(step: int, phase: Phase) -> None:
     """Nobody looks for signs of life."""
 
 
-def train(
-    tokens: Path, out: Path, of: Plan, *, hang_seconds: float = 30.0, **profile: Any
-) -> list[dict[str, Any]]:
+def train(tokens: Path, out: Path, of: Plan, **profile: Any) -> list[dict[str, Any]]:
     """Its metrics."""
-    watch = Supervision(hang_seconds=hang_seconds)
-    given = {"steps": STEPS, "validation_samples": 16, "restarts": 0, "supervision": watch}
-    config = TrainingConfig(**given, profile=ProfileConfig(**profile))
+    config = TrainingConfig(steps=STEPS, validation_samples=16, restarts=0, profile=ProfileConfig(**profile))
     start(TrainingJob(of, config, SEED, tokens, out))
     return [m for m in read(out / METRICS) if "loss" in m]
 
@@ -126,18 +123,23 @@ def test_a_trace_is_written_beside_the_training_which_waits_for_it_at_its_end(
     assert "update" in names(tmp_path / FOLDER / "step-00000002-rank-00000.json.gz")
 
 
-def test_a_trace_that_takes_long_to_end_is_no_hang(
-    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_trace_ends_in_a_phase_of_its_own_for_which_a_rank_has_more_time_than_for_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = tracing_module.profile.export_chrome_trace
+    right, done = tracing_module.profile.export_chrome_trace, list[Any]()
 
-    def slow(*given: Any) -> None:
-        time.sleep(5)
+    def written(*given: Any) -> None:
+        done.append("written")
         right(*given)
 
-    monkeypatch.setattr(tracing_module.profile, "export_chrome_trace", slow)
-    train(tokens, tmp_path, plan(), steps=[3], hang_seconds=2.0)
-    assert not [e for e in read(tmp_path / EVENTS) if e["event"] == "rank failed"]
+    monkeypatch.setattr(tracing_module.profile, "export_chrome_trace", written)
+    trainer = Trainer(small(), Mesh.single(), seed=1, rule=AdamRule())
+    traces = Traces(ProfileConfig(steps=(1,)), tmp_path, lambda step, phase: done.append((step, phase)))
+    with traces.of(trainer, 1):
+        trainer.train_step(0, Samples(0, 16, random_rows(trainer.plan)), 1e-3)
+    traces.finish()
+    assert done == [(1, "tracing"), "written"] and [*(tmp_path / FOLDER).iterdir()]
+    assert Patience(Supervision(stall_seconds=99.0)).limit("tracing") == 99.0
 
 
 def test_what_is_named_for_a_trace_is_as_it_was_afterwards_also_when_a_step_fails() -> None:

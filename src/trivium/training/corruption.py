@@ -2,7 +2,7 @@
 
 Alike are, bit for bit: weights over replicas (below ZeRO stage 3), masters and moments, at stage 3 weights too, over
 the holders of the same slice (at stage 0: over replicas), parameters that tensor ranks do not split, with their states,
-and a tied table at both ends of the pipeline.
+where their gradients are summed in one order, and a tied table at both ends of the pipeline.
 """
 
 from collections import Counter, defaultdict
@@ -15,7 +15,7 @@ from trivium.checkpoint.agree import sums, told_by_first
 from trivium.errors import TriviumError
 from trivium.parallel.buckets import Bucket
 from trivium.parallel.collectives import all_gather
-from trivium.parallel.mesh import Group
+from trivium.parallel.mesh import Group, Mesh
 from trivium.training.trainer import Trainer
 
 Tensor = torch.Tensor
@@ -94,7 +94,7 @@ def replicated(trainer: Trainer) -> Iterator[tuple[Group, list[Held]]]:
                 Held(f"{kind} of {part.name}", values[max(0, part.start - start) : max(0, part.stop - start)])
                 for kind, values, start in alike
             ]
-            if not part.split:
+            if not part.split and (mesh.tensor in bucket.partial_over or sums_in_one_order(mesh)):
                 over_tensor += cut
             if mesh.ends in bucket.partial_over:
                 over_ends += cut
@@ -102,6 +102,12 @@ def replicated(trainer: Trainer) -> Iterator[tuple[Group, list[Held]]]:
     yield mesh.replicas if plan.zero == 0 else mesh.holders, over_holders
     yield mesh.tensor, over_tensor
     yield mesh.ends, over_ends
+
+
+def sums_in_one_order(mesh: Mesh) -> bool:
+    """Whether each tensor rank's sum over its own replicas adds in the order of the others: processors add in that of
+    the ranks, NCCL as each communicator's ranks are connected. Of two numbers every order is one."""
+    return mesh.device.type == "cpu" or mesh.replicas.size <= 2
 
 
 class _Run(NamedTuple):
