@@ -29,7 +29,7 @@ from trivium.training.describe import DEGREES, describe_rank, device_name
 from trivium.training.metrics import EVENTS, METRICS, TASKS, append, forget_after, warn
 from trivium.training.preemption import exit_at_once, listening
 from trivium.training.profile import tracing
-from trivium.training.pulse import Duty, Post
+from trivium.training.pulse import Duty, Phase, Post
 from trivium.training.rates import lr_of_step
 from trivium.training.record import Record, entries_of, left_out_of, write_entries, write_record
 from trivium.training.rewind import drop_abandoned, entries_in, leave_out, refuse_other_order
@@ -40,6 +40,7 @@ from trivium.training.spikes import SpikeWatch, finite_or_text
 from trivium.training.state import begin_with, fragments, progress_of, read_together, restore
 from trivium.training.trainer import Samples, StepResult, Trainer, adam_rule
 from trivium.training.verified_tokens import refuse_other_ids, verify_together
+from trivium.training.watchdog import seconds_to_wait
 from trivium.units import counted
 
 CHECKPOINTS = "checkpoints"
@@ -69,14 +70,12 @@ def train_rank(place: Place, job: TrainingJob, post: Post | None = None) -> None
     post: where signs of life go, if a launcher of ours looks for them.
     """
     watch = job.training.supervision
-    timeout, meeting = watch.timeout_seconds, watch.stall_seconds
+    wait = seconds_to_wait(watch, "starting", is_first=True)
     with (
         listening(exit_at_once) as requests,
-        connected(place, timeout_seconds=timeout, meeting_seconds=meeting),
+        connected(place, timeout_seconds=wait, meeting_seconds=watch.stall_seconds),
     ):
-        mesh = Mesh.connect(
-            job.plan.layout, place.rank, place.world_size, place.device, timeout, job.plan.ends
-        )
+        mesh = Mesh.connect(job.plan.layout, place.rank, place.world_size, place.device, wait, job.plan.ends)
         _Loop(job, mesh, Duty(requests, post or Post()), place.hosts).run()
 
 
@@ -161,7 +160,7 @@ class _Loop:
         measured = min(max(self.first_step, self.plan.batch.segments[-1].first_step) + 2, last - 1)
         step = self.first_step
         while step < last:
-            self.duty.beat(step + 1, "step")
+            self._enter(step + 1, "step")
             started = time.perf_counter()
             result = self._step(step, measure=step == measured)
             seconds = time.perf_counter() - started
@@ -173,11 +172,11 @@ class _Loop:
             if step == measured:
                 self._try(partial(describe_rank, self.job.out, self.trainer, result, seconds))
             if (step + 1) % self.config.validate_every == 0 or step + 1 == last:
-                self.duty.beat(step + 1, "validating")
+                self._enter(step + 1, "validating")
                 self._validate(step)
             if self._examines(step) and not result.asked:  # then there is time to save, and for no more
                 self._examine(step)
-            self.duty.beat(step + 1, "saving")
+            self._enter(step + 1, "saving")
             self.saves.look()
             watch = self.config.supervision
             if is_nth(step + 1, watch.slow_every):
@@ -195,6 +194,12 @@ class _Loop:
         self.saves.finish()
         if self._speaks:
             self._finish(time.perf_counter() - begin)
+
+    def _enter(self, step: int, phase: Phase) -> None:
+        """A phase of a step begins: a sign of life, and for others in it the time that they may take."""
+        self.duty.beat(step, phase)
+        is_first = step == self.first_step + 1
+        self.mesh.wait_at_most(seconds_to_wait(self.config.supervision, phase, is_first=is_first))
 
     def _rewinds(self, step: int, result: StepResult) -> bool:
         """After a step that spiked and changed nothing: whether training goes on from an earlier one."""
@@ -277,8 +282,8 @@ class _Loop:
         """Ask the model as it is now, which changes nothing in it."""
         if self.job.examiner is None:
             return
+        self._enter(step + 1, "evaluating")
         beat = partial(self.duty.beat, step + 1, "evaluating")
-        beat()
         with self.trainer.weights_held() as stages:
             found = self.job.examiner(stages, self.plan, self.mesh, beat)
         if self._speaks:
