@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from trivium.parallel.launch import (
     start_ranks,
     torchrun_place,
 )
+from trivium.parallel.route import Route, route_to
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29400"}
 
@@ -176,3 +178,61 @@ def test_a_rank_may_come_later_than_a_collective_may_take(last: int) -> None:
 def test_ranks_that_do_not_come_are_named_on_every_other_one() -> None:
     told = "of 4 ranks these did not come within 5 s: 1, 3;"
     run_ranks(come_late, 4, free_port(), {1: 0.0, 3: 0.0}, told, timeout_seconds=60)
+
+
+def start_again(place: Place, port: int, attempt: int) -> None:
+    """As a rank that an agent starts again, which keeps the store."""
+    own = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": str(attempt)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **own}
+    right = launch.dist.init_process_group
+
+    def init(*given: Any, store: Any, **named: Any) -> None:
+        addresses = [f"address in attempt {n}" for n in range(attempt + 1)]
+        store.set(addresses[-1], "")
+        assert [store.check([address]) for address in addresses] == [False] * attempt + [True]
+        right(*given, store=store, **named)
+
+    launch.dist.init_process_group = init
+    with connected(Place(place.rank, place.world_size, 0, "env://", place.world_size), timeout_seconds=20.0):
+        here = torch.tensor([1.0])
+        launch.dist.all_reduce(here)
+        assert here.item() == place.world_size
+        launch.dist.barrier()
+        os._exit(0)  # as one that is killed: nothing is taken back from the store
+
+
+def test_ranks_that_an_agent_starts_again_do_not_look_for_those_of_the_attempt_before() -> None:
+    port = free_port()
+    kept = launch.dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    for attempt in range(2):
+        run_ranks(start_again, 2, port, attempt, timeout_seconds=60)
+    assert kept is not None
+
+
+def take_a_route(place: Place, port: int, routes: list[dict[str, Route]], chosen: list[str | None]) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.pop("GLOO_SOCKET_IFNAME", None)
+    launch.route_to = lambda host, _: routes[place.rank].get(host)
+    right = launch.dist.init_process_group
+
+    def init(*given: Any, **named: Any) -> None:
+        assert os.environ.pop("GLOO_SOCKET_IFNAME", None) == chosen[place.rank]  # there is none of that name
+        right(*given, **named)
+
+    launch.dist.init_process_group = init
+    with connected(Place(place.rank, place.world_size, place.rank % 2, "env://", 2)):
+        pass
+
+
+def test_the_first_host_talks_where_it_reaches_another_and_others_where_they_reach_it() -> None:
+    """The first host's own name leads nowhere else there."""
+    first = {"10.0.0.2": Route("eth0", "10.0.0.1")}
+    other = {"127.0.0.1": Route("ib0", "10.0.0.2")}
+    routes = [first, first, other, other]
+    run_ranks(take_a_route, 4, free_port(), routes, ["eth0", "eth0", "ib0", "ib0"], timeout_seconds=60)
+    run_ranks(take_a_route, 2, free_port(), routes, [None, None], timeout_seconds=60)
+
+
+def test_no_route_leads_from_a_host_to_itself_or_to_nowhere() -> None:
+    assert route_to("127.0.0.1", 1) is None
+    assert route_to("no such host", 1) is None

@@ -3,12 +3,9 @@
 import contextlib
 import ctypes
 import datetime
-import fcntl
 import gc
 import os
 import signal
-import socket
-import struct
 import sys
 import tempfile
 import time
@@ -25,13 +22,14 @@ import torch.distributed as dist
 
 from trivium.errors import ConfigError, Preempted, TriviumError
 from trivium.parallel.meeting import meet_at
+from trivium.parallel.route import route_to
 
 COLLECTIVE_TIMEOUT_SECONDS = 120.0
 MEETING_SECONDS = 600.0
-_SIOCGIFADDR = 0x8915  # netdevice(7)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _LARGEST_INT = (1 << 31) - 1
 _BY_TORCHRUN = "env://"
+_REACHES_THE_FIRST = "reaches the first host"  # an address of a host that does, in the store
 
 
 @dataclass(frozen=True)
@@ -145,7 +143,6 @@ def connected(
         return
     meets: dict[str, Any] = {"init_method": place.rendezvous}
     if place.rendezvous == _BY_TORCHRUN:
-        _talk_where_the_first_rank_is_reached()
         meets = {"store": _met(place, meeting_seconds)}
     # One thread per rank: ranks on one machine share its cores, and their order of summation stays fixed.
     torch.set_num_threads(1)
@@ -161,14 +158,26 @@ def connected(
 
 
 def _met(place: Place, seconds: float) -> Any:
-    """The store of ranks that others started, once all of them have come to it."""
+    """The store of ranks that others started, once all of them have come to it.
+
+    Each attempt of theirs has its own part of it: an earlier one's addresses lead nowhere.
+    """
     host, port, attempt = meeting_point()
     opens = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     limit = datetime.timedelta(seconds=seconds)
-    store = dist.TCPStore(  # type: ignore[attr-defined]  # exported, as documented; not in its stubs
+    whole = dist.TCPStore(  # type: ignore[attr-defined]  # exported, as documented; not in its stubs
         host, port, is_master=opens, timeout=limit, wait_for_workers=False, multi_tenant=True
     )
-    meet_at(store, f"trivium/{attempt}/here", place.rank, place.world_size, seconds)
+    store = dist.PrefixStore(f"trivium/{attempt}", whole)  # type: ignore[attr-defined]  # the same
+    route = route_to(host, port) if place.hosts > 1 else None
+    if route is not None:
+        store.set(_REACHES_THE_FIRST, route.address)
+    meet_at(store, "here", place.rank, place.world_size, seconds)
+    if route is None and place.hosts > 1 and store.check([_REACHES_THE_FIRST]):
+        route = route_to(store.get(_REACHES_THE_FIRST).decode(), port)  # from the first host to another
+    if route is not None:
+        # By itself gloo takes the address of this host's name, which on many hosts is one that no other can reach.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", route.interface)
     return store
 
 
@@ -205,34 +214,6 @@ def lends_memory() -> bool:
     if chosen not in ("memory", "network"):
         raise ConfigError(f"TRIVIUM_MESSAGES={chosen}: must be memory (the default) or network")
     return chosen == "memory"
-
-
-def _talk_where_the_first_rank_is_reached() -> None:
-    """Let gloo listen on the interface that leads to the first rank's host, unless the user chose one.
-
-    By itself it takes the address of this host's name, which on many hosts is one that no other host can reach.
-    """
-    environment = os.environ
-    if (
-        "GLOO_SOCKET_IFNAME" in environment
-        or environment.get("LOCAL_WORLD_SIZE") == environment["WORLD_SIZE"]
-    ):
-        return
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((environment["MASTER_ADDR"], int(environment["MASTER_PORT"])))  # sends nothing
-        here = probe.getsockname()[0]
-        name = next((n for _, n in socket.if_nameindex() if _address_of(n, probe) == here), None)
-        if name is not None and not here.startswith("127."):
-            environment["GLOO_SOCKET_IFNAME"] = name
-
-
-def _address_of(interface: str, any_socket: socket.socket) -> str:
-    """The IPv4 address of a network interface, or nothing."""
-    request = struct.pack("256s", interface.encode()[:15])
-    try:
-        return socket.inet_ntoa(fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)[20:24])
-    except OSError:
-        return ""
 
 
 @dataclass
