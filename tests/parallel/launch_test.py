@@ -2,8 +2,11 @@
 
 import os
 import signal
+import socket
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,18 +135,86 @@ def test_ranks_on_processors_talk_over_gloo_where_accelerators_lie_idle(monkeypa
     assert talked == ["gloo"] and not capsys.readouterr().err
 
 
-def test_torchrun_is_refused_more_ranks_than_accelerators(monkeypatch) -> None:
-    for name, value in {"RANK": 1, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
-    monkeypatch.setenv("MASTER_PORT", "29400")
-    place = torchrun_place()
-    assert place is not None and place.device.type == "cpu"
-    with_accelerators(monkeypatch, 2)
-    with pytest.raises(ConfigError, match="4 ranks on a host with 2 GPUs.*--nproc-per-node 2"):
-        assert place.device
-    with_accelerators(monkeypatch, 4)
-    assert place.device == torch.device("cuda", 1)
+@dataclass(frozen=True)
+class Sight:
+    """What a rank that others started finds: its host, and the accelerators that it sees there."""
+
+    host: str
+    accelerators: tuple[str, ...]
+    local_rank: int = 0
+    local_ranks: int = 1
+
+
+def meet(place: Place, port: int, sights: list[Sight], environment: dict[str, str], told: str) -> None:
+    """As a rank comes to others; told: the error that all of them raise, or the device that this one takes."""
+    sight = sights[place.rank]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **environment}
+    number, uuids = place.world_size, sight.accelerators
+    chosen, right = list[torch.device](), launch.dist.init_process_group
+
+    def init(backend: str, **given: Any) -> None:
+        assert backend == ("nccl" if uuids else "gloo")
+        right("gloo", **given)
+
+    socket.gethostname = lambda: sight.host
+    torch.cuda.device_count = lambda: len(uuids)
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid=uuids[device.index])
+    torch.cuda.set_device = chosen.append
+    launch.dist.init_process_group = init
+    here = Place(place.rank, number, sight.local_rank, "env://", sight.local_ranks)
+    refused = told.partition(" ")[0] not in ("cpu", "cuda:0", "cuda:local")
+    with pytest.raises(TriviumError, match=told) if refused else nullcontext(), connected(here):
+        assert str(here.device) == told.replace("local", str(sight.local_rank))
+        assert chosen == ([here.device] if uuids else [])
+
+
+def host_of(name: str, *accelerators: str, ranks: int = 2) -> list[Sight]:
+    return [Sight(name, accelerators, rank, ranks) for rank in range(ranks)]
+
+
+def alone_with(name: str, *accelerators: str) -> list[Sight]:
+    """A host each of whose ranks sees one accelerator, its first."""
+    return [Sight(name, (each,), rank, len(accelerators)) for rank, each in enumerate(accelerators)]
+
+
+WANTED = {"TRIVIUM_DEVICES": "accelerators"}
+
+
+@pytest.mark.parametrize(
+    ("sights", "environment", "told"),
+    [
+        (host_of("a", "x", "y") + host_of("b", "x", "y"), WANTED, "cuda:local"),
+        (alone_with("a", "x", "y") + alone_with("b", "x", "y"), WANTED, "cuda:0"),
+        (alone_with("a", "x", "y"), {}, "cuda:0"),
+        (host_of("a") + host_of("b"), {}, "cpu"),
+        (alone_with("a", "x", "x"), {}, "2 ranks on a host with 1 GPU;.*--nproc-per-node 1"),
+        (host_of("a", "x", "y", ranks=3), {}, "3 ranks on a host with 2 GPUs;.*--nproc-per-node 2"),
+        (host_of("a", "x", "y", ranks=3), WANTED, "a has 2 GPUs for 3 ranks: .*TRIVIUM_DEVICES=acc"),
+        (host_of("a", "x", "y") + host_of("b"), {}, "b has 0 GPUs for 2 ranks: not one for each rank, as"),
+        (host_of("a"), WANTED, "a has 0 GPUs for 2 ranks: .*TRIVIUM_DEVICES=acc"),
+    ],
+)
+def test_ranks_of_several_hosts_agree_on_their_devices_or_all_say_what_is_wrong(
+    sights: list[Sight], environment: dict[str, str], told: str
+) -> None:
+    run_ranks(meet, len(sights), free_port(), sights, environment, told, timeout_seconds=60)
+
+
+def test_an_accelerator_that_is_wanted_and_not_there_ends_every_rank_of_one_host_too(monkeypatch) -> None:
+    with_accelerators(monkeypatch, 1)
+    monkeypatch.setenv("TRIVIUM_DEVICES", "accelerators")
+    for place in (ALONE, Place(0, 1, 0, "env://")):
+        with connected(place):
+            pass
+    with (
+        pytest.raises(TriviumError, match="has 1 GPU for 2 ranks") as wrong,
+        connected(Place(1, 2, 1, "file:///nowhere", 2)),
+    ):
+        pass
+    assert wrong.value.exit_code == TriviumError.exit_code, "a scheduler may try it again"
+    monkeypatch.setenv("TRIVIUM_DEVICES", "gpu")
+    with pytest.raises(ConfigError, match="TRIVIUM_DEVICES=gpu: must be any"), connected(ALONE):
+        pass
 
 
 def say_place(place: Place, folder: str) -> None:

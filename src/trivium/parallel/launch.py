@@ -6,12 +6,14 @@ import datetime
 import gc
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -21,8 +23,10 @@ import torch
 import torch.distributed as dist
 
 from trivium.errors import ConfigError, Preempted, TriviumError
+from trivium.parallel.devices import Taken, identity, lacking, wrong_in
 from trivium.parallel.meeting import meet_at
 from trivium.parallel.route import route_to
+from trivium.units import counted
 
 COLLECTIVE_TIMEOUT_SECONDS = 120.0
 MEETING_SECONDS = 600.0
@@ -54,19 +58,19 @@ class Place:
     def device(self) -> torch.device:
         """An accelerator for each rank of this host where it has as many, otherwise the processor for all of them.
 
-        Not to be asked by a process that ranks are forked from: without NVML, counting accelerators starts CUDA,
-        which then fails in each of them. Raises ConfigError where torchrun started more ranks than there are
-        accelerators: every host decides for itself, and ranks of both kinds cannot talk.
+        Ranks that others started may each see another one alone: they take what they see, and `connected` refuses
+        those that share one. Not to be asked by a process that ranks are forked from: without NVML, counting
+        accelerators starts CUDA, which then fails in each of them.
         """
         found = torch.cuda.device_count()
-        if self.local_ranks <= found:
+        if found and (self.by_others or self.local_ranks <= found):
             return torch.device("cuda", self.local_rank % found)
-        if found and self.rendezvous == _BY_TORCHRUN:
-            raise ConfigError(
-                f"torchrun started {self.local_ranks} ranks on a host with {_counted(found)}; start at most one rank "
-                f"for each (--nproc-per-node {found}), or set CUDA_VISIBLE_DEVICES= to compute on processors"
-            )
         return torch.device("cpu")
+
+    @property
+    def by_others(self) -> bool:
+        """Whether torchrun or a scheduler started the ranks."""
+        return self.rendezvous == _BY_TORCHRUN
 
 
 ALONE = Place(0, 1, 0, "")  # a process that is no rank among others
@@ -130,20 +134,26 @@ def connected(
     default its place's; the ranks talk over what suits it.
 
     timeout_seconds: of each collective. meeting_seconds: that ranks which torchrun or a scheduler started may take to
-    be there, one after the other; TriviumError names those that are not.
+    be there, one after the other; TriviumError names those that are not, and hosts that lack accelerators.
     """
     _keep_freed_memory()
+    is_given = device is not None
     if device is None:
         device = place.device
         _say_if_there_are_too_few(place, device)
+    meets: dict[str, Any] = {"init_method": place.rendezvous}
+    if place.by_others and place.world_size > 1:
+        says = "" if is_given else Taken(socket.gethostname(), identity(device, place.rank)).words
+        meets = {"store": _met(place, meeting_seconds, says)}
+    elif not is_given and wants_accelerators():
+        wrong = lacking(socket.gethostname(), torch.cuda.device_count(), place.local_ranks)
+        if wrong is not None:
+            raise wrong
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if place.world_size == 1:
         yield
         return
-    meets: dict[str, Any] = {"init_method": place.rendezvous}
-    if place.rendezvous == _BY_TORCHRUN:
-        meets = {"store": _met(place, meeting_seconds)}
     # One thread per rank: ranks on one machine share its cores, and their order of summation stays fixed.
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -157,8 +167,8 @@ def connected(
     dist.destroy_process_group()
 
 
-def _met(place: Place, seconds: float) -> Any:
-    """The store of ranks that others started, once all of them have come to it.
+def _met(place: Place, seconds: float, says: str) -> Any:
+    """The store of ranks that others started, once all of them have come to it and said what they compute on.
 
     Each attempt of theirs has its own part of it: an earlier one's addresses lead nowhere.
     """
@@ -172,7 +182,8 @@ def _met(place: Place, seconds: float) -> Any:
     route = route_to(host, port) if place.hosts > 1 else None
     if route is not None:
         store.set(_REACHES_THE_FIRST, route.address)
-    meet_at(store, "here", place.rank, place.world_size, seconds)
+    find_wrong = partial(wrong_in, wanted=wants_accelerators())
+    meet_at(store, "here", place.rank, place.world_size, seconds, says=says, find_wrong=find_wrong)
     if route is None and place.hosts > 1 and store.check([_REACHES_THE_FIRST]):
         route = route_to(store.get(_REACHES_THE_FIRST).decode(), port)  # from the first host to another
     if route is not None:
@@ -185,12 +196,10 @@ def _say_if_there_are_too_few(place: Place, chosen: torch.device) -> None:
     """The first rank tells the user why accelerators lie idle."""
     found = torch.cuda.device_count() if place.rank == 0 and chosen.type == "cpu" else 0
     if found:
-        idle = f"{place.local_ranks} ranks, and {_counted(found)}: all compute on the processor, over gloo"
+        idle = (
+            f"{place.local_ranks} ranks, and {counted(found, 'GPU')}: all compute on the processor, over gloo"
+        )
         print(f"warning: {idle}", file=sys.stderr, flush=True)
-
-
-def _counted(accelerators: int) -> str:
-    return f"{accelerators} GPU{'' if accelerators == 1 else 's'}"
 
 
 def _keep_freed_memory() -> None:
@@ -214,6 +223,15 @@ def lends_memory() -> bool:
     if chosen not in ("memory", "network"):
         raise ConfigError(f"TRIVIUM_MESSAGES={chosen}: must be memory (the default) or network")
     return chosen == "memory"
+
+
+def wants_accelerators() -> bool:
+    """Whether a rank without an accelerator of its own is an error, as the job files for machines with accelerators
+    have it: where TRIVIUM_DEVICES is "accelerators"."""
+    chosen = os.environ.get("TRIVIUM_DEVICES", "any")
+    if chosen not in ("any", "accelerators"):
+        raise ConfigError(f"TRIVIUM_DEVICES={chosen}: must be any (the default) or accelerators")
+    return chosen == "accelerators"
 
 
 @dataclass
