@@ -238,6 +238,24 @@ def test_kubernetes_gives_pods_the_time_to_save_and_ignores_preemption(capsys, m
     assert "--nnodes 2 --nproc-per-node 8" in container["args"][0] and "{{" not in text
 
 
+@pytest.mark.parametrize(("sets", "expected"), [(two_nodes(), True), ([], False)])
+def test_ranks_that_were_given_accelerators_do_not_do_without(
+    capsys, monkeypatch, sets: list[str], expected: bool
+) -> None:
+    wanted = {"name": "TRIVIUM_DEVICES", "value": "accelerators"}
+    _, job = yaml.safe_load_all(printed(capsys, monkeypatch, "kubernetes", *sets))
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert (wanted in container["env"]) == expected
+    for target in ("slurm", "torchrun"):
+        lines = printed(capsys, monkeypatch, target, *sets).splitlines()
+        exports = [line for line in lines if "export TRIVIUM_DEVICES" in line]
+        assert bool(exports) == expected
+        for given in ("", "any") if expected else ():
+            shell = f"TRIVIUM_DEVICES={given}; {exports[0]}; printenv TRIVIUM_DEVICES"
+            said = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True).stdout
+            assert said.strip() == (given or "accelerators"), "whoever starts the file may choose otherwise"
+
+
 AWKWARD = ["/runs/x 'y'", "/runs/a: b, c}", '/runs/"q" #1', "/runs/{x}/\\n", "/runs/$(date)", "/run ü: [/☃"]
 
 
@@ -246,7 +264,7 @@ def test_any_run_directory_stands_in_every_job_file_as_it_is(capsys, monkeypatch
     text = printed(capsys, monkeypatch, "kubernetes", *two_nodes(), out=out)
     _, job = yaml.safe_load_all(text)
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["env"] == [{"name": "OUT", "value": out}]
+    assert container["env"][0] == {"name": "OUT", "value": out}
     assert container["volumeMounts"][0]["mountPath"] == str(Path(out).parent)
     (argument,) = [w for w in container["args"][0].splitlines() if "--out" in w]
     assert shlex.split(argument)[3:5] == ["--out", out]

@@ -2,8 +2,12 @@
 
 import os
 import signal
+import socket
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +24,7 @@ from trivium.parallel.launch import (
     start_ranks,
     torchrun_place,
 )
+from trivium.parallel.route import Route, route_to
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29400"}
 
@@ -130,18 +135,86 @@ def test_ranks_on_processors_talk_over_gloo_where_accelerators_lie_idle(monkeypa
     assert talked == ["gloo"] and not capsys.readouterr().err
 
 
-def test_torchrun_is_refused_more_ranks_than_accelerators(monkeypatch) -> None:
-    for name, value in {"RANK": 1, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
-    monkeypatch.setenv("MASTER_PORT", "29400")
-    place = torchrun_place()
-    assert place is not None and place.device.type == "cpu"
-    with_accelerators(monkeypatch, 2)
-    with pytest.raises(ConfigError, match="4 ranks on a host with 2 GPUs.*--nproc-per-node 2"):
-        assert place.device
-    with_accelerators(monkeypatch, 4)
-    assert place.device == torch.device("cuda", 1)
+@dataclass(frozen=True)
+class Sight:
+    """What a rank that others started finds: its host, and the accelerators that it sees there."""
+
+    host: str
+    accelerators: tuple[str, ...]
+    local_rank: int = 0
+    local_ranks: int = 1
+
+
+def meet(place: Place, port: int, sights: list[Sight], environment: dict[str, str], told: str) -> None:
+    """As a rank comes to others; told: the error that all of them raise, or the device that this one takes."""
+    sight = sights[place.rank]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **environment}
+    number, uuids = place.world_size, sight.accelerators
+    chosen, right = list[torch.device](), launch.dist.init_process_group
+
+    def init(backend: str, **given: Any) -> None:
+        assert backend == ("nccl" if uuids else "gloo")
+        right("gloo", **given)
+
+    socket.gethostname = lambda: sight.host
+    torch.cuda.device_count = lambda: len(uuids)
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid=uuids[device.index])
+    torch.cuda.set_device = chosen.append
+    launch.dist.init_process_group = init
+    here = Place(place.rank, number, sight.local_rank, "env://", sight.local_ranks)
+    refused = told.partition(" ")[0] not in ("cpu", "cuda:0", "cuda:local")
+    with pytest.raises(TriviumError, match=told) if refused else nullcontext(), connected(here):
+        assert str(here.device) == told.replace("local", str(sight.local_rank))
+        assert chosen == ([here.device] if uuids else [])
+
+
+def host_of(name: str, *accelerators: str, ranks: int = 2) -> list[Sight]:
+    return [Sight(name, accelerators, rank, ranks) for rank in range(ranks)]
+
+
+def alone_with(name: str, *accelerators: str) -> list[Sight]:
+    """A host each of whose ranks sees one accelerator, its first."""
+    return [Sight(name, (each,), rank, len(accelerators)) for rank, each in enumerate(accelerators)]
+
+
+WANTED = {"TRIVIUM_DEVICES": "accelerators"}
+
+
+@pytest.mark.parametrize(
+    ("sights", "environment", "told"),
+    [
+        (host_of("a", "x", "y") + host_of("b", "x", "y"), WANTED, "cuda:local"),
+        (alone_with("a", "x", "y") + alone_with("b", "x", "y"), WANTED, "cuda:0"),
+        (alone_with("a", "x", "y"), {}, "cuda:0"),
+        (host_of("a") + host_of("b"), {}, "cpu"),
+        (alone_with("a", "x", "x"), {}, "2 ranks on a host with 1 GPU;.*--nproc-per-node 1"),
+        (host_of("a", "x", "y", ranks=3), {}, "3 ranks on a host with 2 GPUs;.*--nproc-per-node 2"),
+        (host_of("a", "x", "y", ranks=3), WANTED, "a has 2 GPUs for 3 ranks: .*TRIVIUM_DEVICES=acc"),
+        (host_of("a", "x", "y") + host_of("b"), {}, "b has 0 GPUs for 2 ranks: not one for each rank, as"),
+        (host_of("a"), WANTED, "a has 0 GPUs for 2 ranks: .*TRIVIUM_DEVICES=acc"),
+    ],
+)
+def test_ranks_of_several_hosts_agree_on_their_devices_or_all_say_what_is_wrong(
+    sights: list[Sight], environment: dict[str, str], told: str
+) -> None:
+    run_ranks(meet, len(sights), free_port(), sights, environment, told, timeout_seconds=60)
+
+
+def test_an_accelerator_that_is_wanted_and_not_there_ends_every_rank_of_one_host_too(monkeypatch) -> None:
+    with_accelerators(monkeypatch, 1)
+    monkeypatch.setenv("TRIVIUM_DEVICES", "accelerators")
+    for place in (ALONE, Place(0, 1, 0, "env://")):
+        with connected(place):
+            pass
+    with (
+        pytest.raises(TriviumError, match="has 1 GPU for 2 ranks") as wrong,
+        connected(Place(1, 2, 1, "file:///nowhere", 2)),
+    ):
+        pass
+    assert wrong.value.exit_code == TriviumError.exit_code, "a scheduler may try it again"
+    monkeypatch.setenv("TRIVIUM_DEVICES", "gpu")
+    with pytest.raises(ConfigError, match="TRIVIUM_DEVICES=gpu: must be any"), connected(ALONE):
+        pass
 
 
 def say_place(place: Place, folder: str) -> None:
@@ -176,3 +249,61 @@ def test_a_rank_may_come_later_than_a_collective_may_take(last: int) -> None:
 def test_ranks_that_do_not_come_are_named_on_every_other_one() -> None:
     told = "of 4 ranks these did not come within 5 s: 1, 3;"
     run_ranks(come_late, 4, free_port(), {1: 0.0, 3: 0.0}, told, timeout_seconds=60)
+
+
+def start_again(place: Place, port: int, attempt: int) -> None:
+    """As a rank that an agent starts again, which keeps the store."""
+    own = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": str(attempt)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **own}
+    right = launch.dist.init_process_group
+
+    def init(*given: Any, store: Any, **named: Any) -> None:
+        addresses = [f"address in attempt {n}" for n in range(attempt + 1)]
+        store.set(addresses[-1], "")
+        assert [store.check([address]) for address in addresses] == [False] * attempt + [True]
+        right(*given, store=store, **named)
+
+    launch.dist.init_process_group = init
+    with connected(Place(place.rank, place.world_size, 0, "env://", place.world_size), timeout_seconds=20.0):
+        here = torch.tensor([1.0])
+        launch.dist.all_reduce(here)
+        assert here.item() == place.world_size
+        launch.dist.barrier()
+        os._exit(0)  # as one that is killed: nothing is taken back from the store
+
+
+def test_ranks_that_an_agent_starts_again_do_not_look_for_those_of_the_attempt_before() -> None:
+    port = free_port()
+    kept = launch.dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    for attempt in range(2):
+        run_ranks(start_again, 2, port, attempt, timeout_seconds=60)
+    assert kept is not None
+
+
+def take_a_route(place: Place, port: int, routes: list[dict[str, Route]], chosen: list[str | None]) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.pop("GLOO_SOCKET_IFNAME", None)
+    launch.route_to = lambda host, _: routes[place.rank].get(host)
+    right = launch.dist.init_process_group
+
+    def init(*given: Any, **named: Any) -> None:
+        assert os.environ.pop("GLOO_SOCKET_IFNAME", None) == chosen[place.rank]  # there is none of that name
+        right(*given, **named)
+
+    launch.dist.init_process_group = init
+    with connected(Place(place.rank, place.world_size, place.rank % 2, "env://", 2)):
+        pass
+
+
+def test_the_first_host_talks_where_it_reaches_another_and_others_where_they_reach_it() -> None:
+    """The first host's own name leads nowhere else there."""
+    first = {"10.0.0.2": Route("eth0", "10.0.0.1")}
+    other = {"127.0.0.1": Route("ib0", "10.0.0.2")}
+    routes = [first, first, other, other]
+    run_ranks(take_a_route, 4, free_port(), routes, ["eth0", "eth0", "ib0", "ib0"], timeout_seconds=60)
+    run_ranks(take_a_route, 2, free_port(), routes, [None, None], timeout_seconds=60)
+
+
+def test_no_route_leads_from_a_host_to_itself_or_to_nowhere() -> None:
+    assert route_to("127.0.0.1", 1) is None
+    assert route_to("no such host", 1) is None

@@ -22,7 +22,7 @@ from trivium.chaos.scene import job, plan, write_tokens
 from trivium.checkpoint import load, pieces
 from trivium.checkpoint.agree import sums
 from trivium.checkpoint.load import published
-from trivium.errors import Preempted
+from trivium.errors import Preempted, TriviumError
 from trivium.parallel import clock as clocks
 from trivium.parallel.crossing import read_later
 from trivium.parallel.launch import ALONE, RankFailed
@@ -121,6 +121,32 @@ def test_a_rank_is_not_hanging_while_its_slow_disk_gives_block_after_block(
     monkeypatch.setattr(load, "file_sha256", block_by_block(load.file_sha256))
     start(replace(given, training=given.training.model_copy(update={"steps": 3})))
     assert of_kind(tmp_path, "resumed") and not of_kind(tmp_path, "rank failed")
+
+
+@pytest.mark.parametrize("messages", ["memory", "network"])
+def test_a_rank_may_take_longer_in_its_first_step_than_others_wait_for_it_later(
+    tokens, tmp_path, monkeypatch, messages: str
+) -> None:
+    """Later stages wait in a receive while the first one compiles."""
+    monkeypatch.setenv("TRIVIUM_MESSAGES", messages)
+    at_step(1, partial(time.sleep, 5.0), monkeypatch, rank=0)
+    patience = {"timeout_seconds": 2.0, "stall_seconds": 60.0}
+    start(job(tokens, tmp_path, plan({"pipeline": 2}), steps=4, restarts=0, supervision=patience))
+    assert not of_kind(tmp_path, "rank failed") and last_step(tmp_path / METRICS) == 4
+
+
+@pytest.mark.parametrize("messages", ["memory", "network"])
+@pytest.mark.parametrize("layout", [{"pipeline": 2}, {"data": 2}])
+def test_after_the_first_step_none_waits_longer_than_the_timeout(
+    tokens, tmp_path, monkeypatch, layout: dict, messages: str
+) -> None:
+    monkeypatch.setenv("TRIVIUM_MESSAGES", messages)
+    at_step(3, partial(time.sleep, 60.0), monkeypatch, rank=0)
+    patience = {"timeout_seconds": 2.0, "stall_seconds": 60.0}
+    begin = time.monotonic()
+    with pytest.raises(TriviumError, match="rank 1 of 2 in step 3"):
+        start(job(tokens, tmp_path, plan(layout), steps=4, restarts=0, supervision=patience))
+    assert time.monotonic() - begin < 30
 
 
 def test_a_request_to_end_reaches_the_job_while_it_pauses_before_a_restart(tokens, tmp_path) -> None:

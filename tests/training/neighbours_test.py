@@ -212,6 +212,7 @@ def test_under_torchrun_a_stopped_rank_is_named_and_the_job_goes_on_and_one_aske
     )
     run, log = tmp_path / "run" / "training", tmp_path / "log"
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment["TRIVIUM_DEVICES"] = "any"  # the file is for a machine with accelerators
     with open(log, "ab") as out:
         agent = subprocess.Popen(["bash", str(script)], env=environment, stdout=out, stderr=out)
     try:

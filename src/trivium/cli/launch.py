@@ -43,6 +43,13 @@ RENDEZVOUS = (
     '--rdzv-backend c10d --rdzv-endpoint "$FIRST_ADDR:${PORT:-29400}" --rdzv-conf "is_host=$IS_FIRST" '
     '--local-addr "$LOCAL_ADDR"'
 )
+# That a host whose accelerators have failed ends the attempt, instead of computing on its processors.
+EXPECTS = """# A rank without a device of its own fails, and is tried again; `any` lets hosts compute on processors.
+export TRIVIUM_DEVICES=${TRIVIUM_DEVICES:-accelerators}
+"""
+EXPECTS_IN_POD = """            # A rank without a device of its own fails, and is tried again.
+            - {name: TRIVIUM_DEVICES, value: accelerators}
+"""
 
 
 class Target(StrEnum):
@@ -190,6 +197,8 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
         "per_node": where.per_node,
         "devices": _slurm_devices(where),
         "resources": limits if where.has_devices else "",
+        "expects": EXPECTS if where.has_devices else "",
+        "expects_value": EXPECTS_IN_POD if where.has_devices else "",
         "grace": grace,
         "restarts": training.restarts,
         "backoff": training.restarts * where.nodes,

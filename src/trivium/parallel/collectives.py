@@ -199,7 +199,7 @@ def rotate_begin(tensors: tuple[Tensor, ...], group: Group, tag: int = 0) -> Cal
     received = [torch.empty_like(t) for t in sent]
     for out in sent:
         group.count("send", out)
-    if group.by_memory:
+    if group.by_memory or group.is_gloo:
         loans: list[Waitable] = [begin_send(x, following, group, n) for n, x in enumerate(sent, tag)]
         receipts = [begin_receive(x, previous, group, n) for n, x in enumerate(received, tag)]
         return _when_done([*receipts, *loans], received, group)

@@ -21,13 +21,28 @@ class Work(Waitable, Protocol):
         """Whether `wait` would return at once, as far as is known."""
 
 
+class _Message:
+    """One of gloo's, which is waited for as long as its group now allows."""
+
+    def __init__(self, work: dist.Work, group: Group) -> None:
+        self._work, self._group = work, group
+
+    def wait(self) -> None:
+        """As in Work."""
+        self._work.wait(*self._group.patience)
+
+    def is_completed(self) -> bool:
+        """As in Work."""
+        return self._work.is_completed()
+
+
 def begin_send(tensor: Tensor, to: int, group: Group, tag: int = 0) -> Work:
     """Start sending to the rank of index `to`; the tensor, contiguous, must not change until it was waited for."""
     if group.by_memory:
         return group.peers[to].lend(Key(group.number, tag), tensor)
     work = dist.isend(tensor, group.ranks[to], group=group.handle, tag=tag)
     assert work is not None, f"rank {group.ranks[to]} is not in the {group.role} group of this one"
-    return work
+    return _Message(work, group) if group.is_gloo else work
 
 
 def begin_receive(out: Tensor, of: int, group: Group, tag: int = 0) -> Waitable:
@@ -37,7 +52,7 @@ def begin_receive(out: Tensor, of: int, group: Group, tag: int = 0) -> Waitable:
         return Receipt(group.peers[of], Key(group.number, tag), out)
     work = dist.irecv(out, group.ranks[of], group=group.handle, tag=tag)
     assert work is not None, f"rank {group.ranks[of]} is not in the {group.role} group of this one"
-    return work
+    return _Message(work, group) if group.is_gloo else work
 
 
 class Exchange:

@@ -3,18 +3,17 @@
 import contextlib
 import ctypes
 import datetime
-import fcntl
 import gc
 import os
 import signal
 import socket
-import struct
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -24,14 +23,17 @@ import torch
 import torch.distributed as dist
 
 from trivium.errors import ConfigError, Preempted, TriviumError
+from trivium.parallel.devices import Taken, identity, lacking, wrong_in
 from trivium.parallel.meeting import meet_at
+from trivium.parallel.route import route_to
+from trivium.units import counted
 
 COLLECTIVE_TIMEOUT_SECONDS = 120.0
 MEETING_SECONDS = 600.0
-_SIOCGIFADDR = 0x8915  # netdevice(7)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _LARGEST_INT = (1 << 31) - 1
 _BY_TORCHRUN = "env://"
+_REACHES_THE_FIRST = "reaches the first host"  # an address of a host that does, in the store
 
 
 @dataclass(frozen=True)
@@ -56,19 +58,19 @@ class Place:
     def device(self) -> torch.device:
         """An accelerator for each rank of this host where it has as many, otherwise the processor for all of them.
 
-        Not to be asked by a process that ranks are forked from: without NVML, counting accelerators starts CUDA,
-        which then fails in each of them. Raises ConfigError where torchrun started more ranks than there are
-        accelerators: every host decides for itself, and ranks of both kinds cannot talk.
+        Ranks that others started may each see another one alone: they take what they see, and `connected` refuses
+        those that share one. Not to be asked by a process that ranks are forked from: without NVML, counting
+        accelerators starts CUDA, which then fails in each of them.
         """
         found = torch.cuda.device_count()
-        if self.local_ranks <= found:
+        if found and (self.by_others or self.local_ranks <= found):
             return torch.device("cuda", self.local_rank % found)
-        if found and self.rendezvous == _BY_TORCHRUN:
-            raise ConfigError(
-                f"torchrun started {self.local_ranks} ranks on a host with {_counted(found)}; start at most one rank "
-                f"for each (--nproc-per-node {found}), or set CUDA_VISIBLE_DEVICES= to compute on processors"
-            )
         return torch.device("cpu")
+
+    @property
+    def by_others(self) -> bool:
+        """Whether torchrun or a scheduler started the ranks."""
+        return self.rendezvous == _BY_TORCHRUN
 
 
 ALONE = Place(0, 1, 0, "")  # a process that is no rank among others
@@ -132,21 +134,26 @@ def connected(
     default its place's; the ranks talk over what suits it.
 
     timeout_seconds: of each collective. meeting_seconds: that ranks which torchrun or a scheduler started may take to
-    be there, one after the other; TriviumError names those that are not.
+    be there, one after the other; TriviumError names those that are not, and hosts that lack accelerators.
     """
     _keep_freed_memory()
+    is_given = device is not None
     if device is None:
         device = place.device
         _say_if_there_are_too_few(place, device)
+    meets: dict[str, Any] = {"init_method": place.rendezvous}
+    if place.by_others and place.world_size > 1:
+        says = "" if is_given else Taken(socket.gethostname(), identity(device, place.rank)).words
+        meets = {"store": _met(place, meeting_seconds, says)}
+    elif not is_given and wants_accelerators():
+        wrong = lacking(socket.gethostname(), torch.cuda.device_count(), place.local_ranks)
+        if wrong is not None:
+            raise wrong
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if place.world_size == 1:
         yield
         return
-    meets: dict[str, Any] = {"init_method": place.rendezvous}
-    if place.rendezvous == _BY_TORCHRUN:
-        _talk_where_the_first_rank_is_reached()
-        meets = {"store": _met(place, meeting_seconds)}
     # One thread per rank: ranks on one machine share its cores, and their order of summation stays fixed.
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -160,15 +167,28 @@ def connected(
     dist.destroy_process_group()
 
 
-def _met(place: Place, seconds: float) -> Any:
-    """The store of ranks that others started, once all of them have come to it."""
+def _met(place: Place, seconds: float, says: str) -> Any:
+    """The store of ranks that others started, once all of them have come to it and said what they compute on.
+
+    Each attempt of theirs has its own part of it: an earlier one's addresses lead nowhere.
+    """
     host, port, attempt = meeting_point()
     opens = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     limit = datetime.timedelta(seconds=seconds)
-    store = dist.TCPStore(  # type: ignore[attr-defined]  # exported, as documented; not in its stubs
+    whole = dist.TCPStore(  # type: ignore[attr-defined]  # exported, as documented; not in its stubs
         host, port, is_master=opens, timeout=limit, wait_for_workers=False, multi_tenant=True
     )
-    meet_at(store, f"trivium/{attempt}/here", place.rank, place.world_size, seconds)
+    store = dist.PrefixStore(f"trivium/{attempt}", whole)  # type: ignore[attr-defined]  # the same
+    route = route_to(host, port) if place.hosts > 1 else None
+    if route is not None:
+        store.set(_REACHES_THE_FIRST, route.address)
+    find_wrong = partial(wrong_in, wanted=wants_accelerators())
+    meet_at(store, "here", place.rank, place.world_size, seconds, says=says, find_wrong=find_wrong)
+    if route is None and place.hosts > 1 and store.check([_REACHES_THE_FIRST]):
+        route = route_to(store.get(_REACHES_THE_FIRST).decode(), port)  # from the first host to another
+    if route is not None:
+        # By itself gloo takes the address of this host's name, which on many hosts is one that no other can reach.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", route.interface)
     return store
 
 
@@ -176,12 +196,10 @@ def _say_if_there_are_too_few(place: Place, chosen: torch.device) -> None:
     """The first rank tells the user why accelerators lie idle."""
     found = torch.cuda.device_count() if place.rank == 0 and chosen.type == "cpu" else 0
     if found:
-        idle = f"{place.local_ranks} ranks, and {_counted(found)}: all compute on the processor, over gloo"
+        idle = (
+            f"{place.local_ranks} ranks, and {counted(found, 'GPU')}: all compute on the processor, over gloo"
+        )
         print(f"warning: {idle}", file=sys.stderr, flush=True)
-
-
-def _counted(accelerators: int) -> str:
-    return f"{accelerators} GPU{'' if accelerators == 1 else 's'}"
 
 
 def _keep_freed_memory() -> None:
@@ -207,32 +225,13 @@ def lends_memory() -> bool:
     return chosen == "memory"
 
 
-def _talk_where_the_first_rank_is_reached() -> None:
-    """Let gloo listen on the interface that leads to the first rank's host, unless the user chose one.
-
-    By itself it takes the address of this host's name, which on many hosts is one that no other host can reach.
-    """
-    environment = os.environ
-    if (
-        "GLOO_SOCKET_IFNAME" in environment
-        or environment.get("LOCAL_WORLD_SIZE") == environment["WORLD_SIZE"]
-    ):
-        return
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((environment["MASTER_ADDR"], int(environment["MASTER_PORT"])))  # sends nothing
-        here = probe.getsockname()[0]
-        name = next((n for _, n in socket.if_nameindex() if _address_of(n, probe) == here), None)
-        if name is not None and not here.startswith("127."):
-            environment["GLOO_SOCKET_IFNAME"] = name
-
-
-def _address_of(interface: str, any_socket: socket.socket) -> str:
-    """The IPv4 address of a network interface, or nothing."""
-    request = struct.pack("256s", interface.encode()[:15])
-    try:
-        return socket.inet_ntoa(fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)[20:24])
-    except OSError:
-        return ""
+def wants_accelerators() -> bool:
+    """Whether a rank without an accelerator of its own is an error, as the job files for machines with accelerators
+    have it: where TRIVIUM_DEVICES is "accelerators"."""
+    chosen = os.environ.get("TRIVIUM_DEVICES", "any")
+    if chosen not in ("any", "accelerators"):
+        raise ConfigError(f"TRIVIUM_DEVICES={chosen}: must be any (the default) or accelerators")
+    return chosen == "accelerators"
 
 
 @dataclass

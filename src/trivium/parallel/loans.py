@@ -47,6 +47,10 @@ class HostPeer:
         self._lent: dict[int, Tensor] = {}  # kept alive until given back
         self._number = 0
 
+    def wait_at_most(self, seconds: float) -> None:
+        """From now on, for the other."""
+        self._seconds = seconds
+
     def lend(self, key: Key, tensor: Tensor) -> "Loan":
         """Offer a contiguous tensor to the other rank; returns at once."""
         assert tensor.is_contiguous() and tensor.device.type == "cpu", f"{key}: only plain memory can be lent"

@@ -42,6 +42,7 @@ class Group:
     tags: numbers for direct messages, drawn alike on every rank of the group.
     waited: seconds this process stood still for collectives, its own part of their work included; what an accelerator
     waits for is not in it.
+    patience: the seconds that a direct message over gloo is waited for; none: those its group was made with.
     peers: where all the ranks are processes of one host that may read each other's memory, the others by their index.
     """
 
@@ -52,6 +53,7 @@ class Group:
     traffic: Counter[str] = field(default_factory=Counter)
     tags: Iterator[int] = field(default_factory=_tags)
     waited: list[float] = field(default_factory=lambda: [0.0])
+    patience: list[timedelta] = field(default_factory=list)
     peers: Mapping[int, HostPeer] = field(default_factory=dict)
 
     def count(self, collective: str, tensor: torch.Tensor) -> None:
@@ -120,6 +122,17 @@ class Mesh:
         """Whether this rank, if it is one of the pipeline ranks `ends`, shares a group with the others."""
         return self.pipeline.index not in ends or {self.pipeline.ranks[n] for n in ends} <= {*self.ends.ranks}
 
+    def wait_at_most(self, seconds: float) -> None:
+        """For the others, in whatever begins from now on."""
+        groups, limit = [getattr(self, role) for role in ROLES], timedelta(seconds=seconds)
+        for peer in {peer for group in groups for peer in group.peers.values()}:
+            peer.wait_at_most(seconds)
+        handles = {group.handle for group in groups if group.handle is not None}
+        for handle in {*handles, dist.group.WORLD} if handles else ():
+            handle.set_timeout(limit)
+        for group in groups:
+            group.patience[:] = [limit]  # which gloo's direct messages do not learn from its group
+
     @classmethod
     def connect(
         cls,
@@ -133,9 +146,9 @@ class Mesh:
     ) -> "Mesh":
         """Create the groups of a layout; every rank of the process group must call this alike.
 
-        timeout_seconds: of each collective; torch's groups do not inherit it from the process group. ends: pipeline
-        ranks as Plan.ends has them, by default the first and the last. by_memory: whether processors that share a
-        host read each other's memory instead of sending, where they can.
+        timeout_seconds: of each collective, until `wait_at_most`; torch's groups do not inherit it from the process
+        group. ends: pipeline ranks as Plan.ends has them, by default the first and the last. by_memory: whether
+        processors that share a host read each other's memory instead of sending, where they can.
         """
         problems = layout.problems(world_size)
         if problems:

@@ -25,7 +25,9 @@ class Supervision(Config):
     stall_seconds: Annotated[float, Field(gt=0)] = (
         600.0  # the same in the first step, and while starting, ending a trace, validating, evaluating or saving
     )
-    timeout_seconds: Annotated[float, Field(gt=0)] = 120.0  # of a collective whose other ranks do not come
+    timeout_seconds: Annotated[float, Field(gt=0)] = (
+        120.0  # of a collective whose other ranks do not come; where they may compile, stall_seconds if that is more
+    )
     replicas_every: NotNegative = 100  # steps; replicas are compared, and before every save; 0: only then
     slow_every: NotNegative = 50  # steps; ranks compare the time they worked; 0: never
     slow_factor: Annotated[float, Field(gt=1)] = (

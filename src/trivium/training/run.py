@@ -30,7 +30,7 @@ from trivium.training.judge import Examiner, Judge
 from trivium.training.metrics import EVENTS, METRICS, append, warn
 from trivium.training.preemption import exit_at_once, listening
 from trivium.training.profile import Traces
-from trivium.training.pulse import Duty, Post
+from trivium.training.pulse import Duty, Phase, Post
 from trivium.training.rates import lr_of_step
 from trivium.training.record import Record, entries_of, left_out_of, write_entries, write_record
 from trivium.training.rewind import drop_abandoned, entries_in, leave_out, refuse_other_order
@@ -41,6 +41,7 @@ from trivium.training.spikes import SpikeWatch, finite_or_text
 from trivium.training.state import begin_with, fragments, progress_of, read_together, restore
 from trivium.training.trainer import Samples, StepResult, Trainer, adam_rule
 from trivium.training.verified_tokens import refuse_other_ids, verify_together
+from trivium.training.watchdog import seconds_to_wait
 from trivium.units import counted
 
 CHECKPOINTS = "checkpoints"
@@ -68,14 +69,12 @@ def train_rank(place: Place, job: TrainingJob, post: Post | None = None) -> None
     post: where signs of life go, if a launcher of ours looks for them.
     """
     watch = job.training.supervision
-    timeout, meeting = watch.timeout_seconds, watch.stall_seconds
+    wait = seconds_to_wait(watch, "starting", is_first=True)
     with (
         listening(exit_at_once) as requests,
-        connected(place, timeout_seconds=timeout, meeting_seconds=meeting),
+        connected(place, timeout_seconds=wait, meeting_seconds=watch.stall_seconds),
     ):
-        mesh = Mesh.connect(
-            job.plan.layout, place.rank, place.world_size, place.device, timeout, job.plan.ends
-        )
+        mesh = Mesh.connect(job.plan.layout, place.rank, place.world_size, place.device, wait, job.plan.ends)
         _Loop(job, mesh, Duty(requests, post or Post()), place.hosts).run()
 
 
@@ -164,7 +163,7 @@ class _Loop:
         measured = min(max(self.first_step, self.plan.batch.segments[-1].first_step) + 2, last - 1)
         step = self.first_step
         while step < last:
-            self.duty.beat(step + 1, "step")
+            self._enter(step + 1, "step")
             started = time.perf_counter()
             result = self._step(step, measure=step == measured)
             seconds = time.perf_counter() - started
@@ -175,7 +174,7 @@ class _Loop:
                 continue
             if step == measured:
                 self._try(partial(describe_rank, self.job.out, self.trainer, result, seconds))
-            self.duty.beat(step + 1, "saving")
+            self._enter(step + 1, "saving")
             self.saves.look()
             watch = self.config.supervision
             if is_nth(step + 1, watch.slow_every):
@@ -199,14 +198,19 @@ class _Loop:
     def _judge(self, done: int, *, validates: bool, examines: bool) -> None:
         """After so many steps, of which the last was saved where tasks are asked."""
         if validates:
-            self.duty.beat(done, "validating")
+            self._enter(done, "validating")
             self.judge.validate(self.trainer, done)
         if examines:
-            self.duty.beat(done, "saving")
+            self._enter(done, "saving")
             self.saves.settle()
-            alive = partial(self.duty.beat, done, "evaluating")
-            alive()
-            self.judge.examine(self.trainer, done, alive)
+            self._enter(done, "evaluating")
+            self.judge.examine(self.trainer, done, partial(self.duty.beat, done, "evaluating"))
+
+    def _enter(self, step: int, phase: Phase) -> None:
+        """A phase of a step begins: a sign of life, and for others in it the time that they may take."""
+        self.duty.beat(step, phase)
+        is_first = step == self.first_step + 1
+        self.mesh.wait_at_most(seconds_to_wait(self.config.supervision, phase, is_first=is_first))
 
     def _rewinds(self, step: int, result: StepResult) -> bool:
         """After a step that spiked and changed nothing: whether training goes on from an earlier one."""
@@ -217,7 +221,7 @@ class _Loop:
         self._note({**event, **told, "batch_hash": result.batch_hash, "entries": len(self.entries)})
         rewound = sum(entry["step"] == step + 1 for entry in self.entries)
         if spikes.policy != "skip":
-            self.duty.beat(step + 1, "saving")
+            self._enter(step + 1, "saving")
             self.saves.settle()  # what was begun is of a state that is still right
         if spikes.policy == "stop" or max(self.spikes.in_a_row, rewound + 1) > spikes.limit:
             raise DataError(
@@ -229,7 +233,7 @@ class _Loop:
             warn(f"step {step + 1}: {self.spikes.cause}; {spikes.policy}")
         if spikes.policy == "skip":
             return False
-        self.duty.beat(step + 1, "starting")  # it reads and verifies, for which a step has no time
+        self._enter(step + 1, "starting")  # it reads and verifies, for which a step has no time
         given, cause = (self.job.out, self.entries, self.plan.batch), self.spikes.cause
         leave = partial(leave_out, *given, step=step, batches=spikes.batches, cause=cause)
         found_by_first(leave, self.mesh, TriviumError)

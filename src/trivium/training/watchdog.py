@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trivium.parallel.launch import RankFailed
 from trivium.training.config import Supervision
-from trivium.training.pulse import TELL_STACK, Beat, Pulse
+from trivium.training.pulse import TELL_STACK, Beat, Phase, Pulse
 from trivium.units import listed
 
 STEPS_REMEMBERED = 1000
@@ -28,6 +28,14 @@ WAITING_IN = (
     "parallel/transport.py",
 )
 FRAMES_SHOWN = 6
+
+
+def seconds_to_wait(config: Supervision, phase: Phase, *, is_first: bool) -> float:
+    """For the others in a collective of a phase: long where one that is well may come late, because it starts, or
+    compiles what the phase does first. Those that save meet again and again meanwhile (checkpoint/agree.py)."""
+    if phase == "saving" or (phase == "step" and not is_first):
+        return config.timeout_seconds
+    return max(config.timeout_seconds, config.stall_seconds)
 
 
 class Patience:

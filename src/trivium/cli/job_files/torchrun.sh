@@ -9,7 +9,7 @@ OUT={{out}}
 EVENTS=$OUT/training/events.jsonl
 mkdir -p "$OUT"
 export TRIVIUM_EXIT_CODE=$OUT/exit-code-{{name}}  # torchrun turns every exit code into 1; here the first says what was wrong
-{{addresses}}# Seconds to save in, once asked to end. torch 2.11's torchrun does not read it, and gives 30.
+{{addresses}}{{expects}}# Seconds to save in, once asked to end. torch 2.11's torchrun does not read it, and gives 30.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={{grace}}
 child=
 trap '[ -n "$child" ] && kill -TERM "$child"' TERM USR1  # torchrun passes it on to its ranks, and waits for them
