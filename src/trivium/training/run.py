@@ -190,6 +190,7 @@ class _Loop:
                 self._end_early(step + 1)  # the model is judged where the job goes on
             self._judge(step + 1, validates=validates, examines=examines)
             step += 1
+        self._enter(last, "saving")
         self.saves.finish()
         if self._speaks:
             self._finish(time.perf_counter() - begin)
