@@ -1,12 +1,14 @@
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cost.plans import mt_nlg, small
-from trivium.cost.bucket_sizes import bucket_sizes
+from trivium.cost.bucket_sizes import bucket_limit, bucket_sizes
 from trivium.cost.case import case_of
 from trivium.cost.rank_parameters import layer_parameters
-from trivium.plan.buckets import BUCKET_ELEMENTS, SLICE_UNIT, bucket_table
+from trivium.plan.buckets import BUCKET_ELEMENTS, SLICE_UNIT, bucket_elements, bucket_table
 from trivium.plan.parameters import TOKENS, local_shape, stage_parameters
 
 LAYOUTS = [
@@ -72,4 +74,16 @@ def test_parameters_treated_differently_never_share_a_bucket():
 def test_a_large_model_has_many_buckets_and_only_the_last_of_a_kind_may_be_small():
     sizes = bucket_sizes(mt_nlg(), 1)
     assert sum(size < BUCKET_ELEMENTS for size in sizes) <= 2
+
+
+def test_among_many_sharers_buckets_are_larger_up_to_a_limit():
+    sharers = np.array([1, 2, 7, 8, 15, 16, 63, 64, 65, 512, 4096])
+    limits = [bucket_elements(int(n)) for n in sharers]
+    assert limits == sorted(limits) and limits[1] == limits[4] < limits[5] < limits[7] == limits[-1]
+    case = case_of(small())
+    assert bucket_limit(replace(case, data=sharers, context=1, shards=sharers)).tolist() == limits
+
+
+def test_a_large_models_buckets_hold_all_of_it():
+    sizes = bucket_sizes(mt_nlg(), 1)
     assert sum(sizes) == pytest.approx(3 * layer_parameters(case_of(mt_nlg())), abs=len(sizes) * 8)

@@ -8,8 +8,19 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
+from trivium.cost.case import Case, Number
 from trivium.cost.stages import layers_by_stage
-from trivium.plan.buckets import bucket_table, in_buckets, padded
+from trivium.plan.buckets import (
+    BUCKET_ELEMENTS,
+    ELEMENTS_ALONE,
+    MOST_TIMES,
+    SHARERS_OF_ONE,
+    bucket_table,
+    in_buckets,
+    padded,
+)
 from trivium.plan.layout import Layout
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import TOKENS, local_shape, stage_parameters
@@ -40,6 +51,13 @@ def bucket_sizes(plan: Plan, pipeline: int) -> tuple[int, ...]:
     ends, layers = plan.layout.stages - 1, layers_by_stage(plan)
     held = tuple(Held(len(layers[s]), s == 0, s == ends) for s in plan.stages_of(pipeline))
     return _sizes(plan.model, plan.layout, held, sequence_parallel=plan.sequence_parallel)
+
+
+def bucket_limit(case: Case) -> Number:
+    """plan.buckets' limit of a bucket, of many layouts at once; a test holds the two equal."""
+    sharers = np.asarray(case.sharers)
+    among: Number = BUCKET_ELEMENTS * np.clip(sharers // SHARERS_OF_ONE, 1, MOST_TIMES)
+    return np.where(sharers > 1, among, ELEMENTS_ALONE)
 
 
 @lru_cache(maxsize=4096)

@@ -22,7 +22,7 @@ from trivium.cost.activations import (
     logits_bytes,
     put_off_bytes,
 )
-from trivium.cost.bucket_sizes import bucket_sizes
+from trivium.cost.bucket_sizes import bucket_limit, bucket_sizes
 from trivium.cost.case import NONE, Case, Number, case_of, entries, take
 from trivium.cost.moments import Moment, moments_of_cases, moments_of_rank
 from trivium.cost.rank_parameters import (
@@ -33,7 +33,7 @@ from trivium.cost.rank_parameters import (
     table_parameters,
 )
 from trivium.cost.saved_bytes import as_bytes
-from trivium.plan.buckets import BUCKET_ELEMENTS, ELEMENTS_ALONE, UPDATED_AT_ONCE
+from trivium.plan.buckets import UPDATED_AT_ONCE
 from trivium.plan.layout import Coordinate
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import ScheduleName
@@ -266,8 +266,7 @@ def _open(case: Case, at: Moment, elements: Number) -> Number:
 
 def _bucket(case: Case, at: Moment) -> Number:
     """Elements of the largest bucket, about."""
-    limit = np.where(np.asarray(case.sharers) > 1, BUCKET_ELEMENTS, ELEMENTS_ALONE)
-    return np.maximum(limit, largest_parameter(case, at.first, at.last))
+    return np.maximum(bucket_limit(case), largest_parameter(case, at.first, at.last))
 
 
 def _loss(case: Case, begun: Number, opened: Number) -> Number:

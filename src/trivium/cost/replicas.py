@@ -5,14 +5,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trivium.cost.bucket_sizes import bucket_sizes
+from trivium.cost.bucket_sizes import bucket_limit, bucket_sizes
 from trivium.cost.case import Case, Number
 from trivium.cost.collectives import all_gather_seconds, all_reduce_seconds, send_seconds
 from trivium.cost.prices import Prices
 from trivium.cost.rank_parameters import rank_parameters, table_parameters
 from trivium.cost.setting import Setting
 from trivium.cost.stages import layers_by_stage, layers_of_ranks
-from trivium.plan.buckets import BUCKET_ELEMENTS
 from trivium.plan.plan import Plan
 
 SHARDED_BYTES, WHOLE_BYTES = 38.0, 10.0  # an optimizer moves per element it owns, and per element it holds
@@ -144,7 +143,7 @@ def _buckets(at: Setting, elements: Number) -> Number:
         return 1
     tied = np.asarray(at.case.tied)
     others = elements - tied * table_parameters(at.case)
-    return tied + np.ceil(others / BUCKET_ELEMENTS)
+    return tied + np.ceil(others / bucket_limit(at.case))
 
 
 def _agreement_seconds(at: Setting) -> Number:
