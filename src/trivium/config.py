@@ -250,6 +250,8 @@ def _explain(model: type[BaseModel], error: Any) -> str:
         least = error["ctx"]["min_length"]
         return f"{path} is {shown}; it must have {least} item{'' if least == 1 else 's'} or more"
     if error["type"] in ("tuple_type", "list_type"):
+        if value is None:
+            return f"{path} is null; it must be a list: write [], or quote what YAML takes for nothing, as ['###']"
         return f"{path} is {shown}; it must be a list: write [{value}]"
     law = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return (

@@ -144,6 +144,7 @@ def test_export_and_import_go_round(call, run: Path) -> None:
     assert call("export", "--to", "hf", str(run / "hf"), "20")[0] == 0
     code, told = call("import", "--from", "hf", str(run / "hf"))
     assert code == 0 and "--set training.start_from=" in told and "plan.model.layers=4" in told
+    assert f"trivium evaluate {run / 'hf'}" in told
     one, two = Checkpoint.open(folder(run, 20)), Checkpoint.open(run / "imported" / step_name(0))
     box = Box((0, 0), (72, 24))
     name = "weights/layers.2.attention.qkv.weight"

@@ -125,7 +125,9 @@ def test_the_texts_of_benchmarks_are_written_for_decontamination(tmp_path):
     (tmp_path / "data" / "piqa").mkdir(parents=True)
     (tmp_path / "data" / "piqa" / "validation.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     said = call("against", "mt-nlg", tmp_path / "out" / "bench.jsonl", "--data", tmp_path / "data")
-    assert "piqa: 2 texts" in said and "boolq: left out" in said
+    assert (
+        "piqa: 2 texts, 2 of them with fewer words than are looked for" in said and "boolq: left out" in said
+    )
     found = [document.text for document in documents_at(Input(tmp_path / "out" / "bench.jsonl"))]
     assert found == ["hów do I mend chair 0", "hów do I mend chair 1"]
 

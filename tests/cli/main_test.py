@@ -20,8 +20,9 @@ from trivium import __version__
 from trivium.checkpoint.durable import REMEDY
 from trivium.cli import main as entry
 from trivium.cli.main import VERBS
+from trivium.cli.options import refuse_no_place_for
 from trivium.cli.train import joins_torchrun
-from trivium.errors import Preempted
+from trivium.errors import DataError, Preempted
 from trivium.training.preemption import listening
 
 # Runs the command line, then says on the last line of standard error what it had imported.
@@ -362,13 +363,39 @@ def test_the_version_is_printed(call):
     assert (ended.returncode, ended.stdout.strip()) == (0, __version__)
 
 
-def test_an_interrupted_verb_says_that_it_goes_on_when_it_is_run_again(monkeypatch, capsys):
+@pytest.mark.parametrize(("words", "more"), [(["doctor"], "\n"), (["train", "--dry-run"], " to go on\n")])
+def test_an_interrupted_verb_says_whether_it_goes_on_when_it_is_run_again(monkeypatch, capsys, words, more):
     def interrupted(*_: object):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("trivium.cli.doctor.gather", interrupted)
-    monkeypatch.setattr(sys, "argv", ["trivium", "doctor"])
+    monkeypatch.setattr("trivium.cli.train.dry_run_lines", interrupted)
+    monkeypatch.setattr(sys, "argv", ["trivium", *words])
     with pytest.raises(SystemExit) as ended:
         entry.main()
     assert ended.value.code == 130
-    assert "interrupted; run the same command again to go on" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith(f"interrupted; run the same command again{more}")
+
+
+def test_a_verb_of_runs_says_that_a_folder_of_hugging_face_is_none(call, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    ended = call("bias", str(tmp_path))
+    assert ended.returncode == 2 and "is a folder of Hugging Face" in ended.stderr
+    assert "num_attention_heads" not in ended.stderr and len(ended.stderr.splitlines()) == 1
+
+
+def test_a_list_that_yaml_takes_for_nothing_is_not_answered_with_another_wrong_one(call):
+    ended = call("generate", "--prompt", "x", "--set", "generation.sampling.stop=###")
+    assert ended.returncode == 2 and "stop is null; it must be a list: write [], or quote" in ended.stderr
+
+
+def test_where_nothing_can_be_written_is_found_before_the_work(tmp_path, monkeypatch):
+    def refuses(*_: object, **__: object):
+        raise PermissionError(13, "Permission denied")
+
+    refuse_no_place_for("--json", tmp_path / "out.json")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("tempfile.TemporaryFile", refuses)
+    with pytest.raises(DataError, match="--json .* nothing can be written in .* name another folder"):
+        refuse_no_place_for("--json", tmp_path / "out.json")

@@ -12,7 +12,7 @@ from trivium.corpus.store import write_documents
 from trivium.errors import DataError
 from trivium.evaluation.benchmark import benchmark_requests, evaluate_benchmarks, prepare, series_of
 from trivium.evaluation.config import BenchmarkConfig
-from trivium.evaluation.contamination import Overlap, scan_corpus
+from trivium.evaluation.contamination import Overlap, scan_corpus, text_looked_for
 from trivium.evaluation.hans import read_blocks, read_predictions, score_predictions, table_of
 from trivium.evaluation.statistics import wilson
 from trivium.evaluation.tasks.definition import definition
@@ -158,7 +158,15 @@ def test_of_a_question_the_text_that_the_task_names_is_looked_for():
     ]
     questions = prepare(definition("boolq"), Rows(rows, None, "x", "x"), CONFIG).task.examples
     overlap = Overlap(keys_of(words, DecontaminationConfig()), DecontaminationConfig())
-    assert overlap.flags(questions) == [False, True, False]
+    assert overlap.flags(questions) == [True, False, False]
+
+
+def test_of_winogrande_the_sentence_is_looked_for_as_it_stands_in_a_text():
+    row = {"sentence": "The cup was put into the box as _ was small.", "option1": "the cup", "option2": "it"}
+    rows = [{**row, "answer": n} for n in ("1", "2")]
+    task = prepare(definition("winogrande"), Rows(rows, None, "x", "x"), CONFIG).task
+    texts = [text_looked_for(example) for example in task.examples]
+    assert texts == [f"The cup was put into the box as {who} was small." for who in ("the cup", "it")]
 
 
 def test_questions_that_stand_in_the_corpus_are_flagged(tmp_path):

@@ -48,6 +48,11 @@ def sleep_forever(place: Place) -> None:
     time.sleep(60)
 
 
+def test_a_job_ends_with_the_exit_code_of_a_rank_that_says_what_is_wrong() -> None:
+    codes = {2: 2, 3: 3, 4: 4, 5: 5, 1: 1, 75: 1, -9: 1, None: 1}
+    assert {code: RankFailed(1, {1: code}, "wrong").exit_code for code in codes} == codes
+
+
 def test_a_killed_rank_is_named_with_its_signal() -> None:
     ranks = start_ranks(sleep_forever, 2)
     os.kill(ranks.pids[1], signal.SIGKILL)

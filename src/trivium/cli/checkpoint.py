@@ -239,6 +239,7 @@ def import_(
             say(f"  {_command('tokenize', out, chosen)}")
         except (ConfigError, DataError) as error:  # its weights are there all the same
             say(f"  to make its tokens: {error}")
+    say(f"  ask it as it lies there: {shlex.join(['trivium', 'evaluate', str(folder)])}")
     say(f"  {path}; train from it with")
     model = build(Plan, Checkpoint.open(path).manifest["plan"]).model
     settings = [f"training.start_from={path.resolve()}", *settings_of(model)]

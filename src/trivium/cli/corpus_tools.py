@@ -239,6 +239,8 @@ def against(
 ) -> None:
     """Write the texts of benchmarks that MT-NLG and GPT-3 looked for, for curate.decontamination.against."""
     from trivium.cli.benchmarks import Asked, config_of, rows_of
+    from trivium.corpus.config import DecontaminationConfig
+    from trivium.corpus.decontaminate import keys_of
     from trivium.evaluation.contamination import text_looked_for
 
     ready, missing = rows_of(Asked(tasks, data, config_of(None, None, [])))
@@ -248,7 +250,9 @@ def against(
         rows = ({"id": f"{benchmark.name}:{n}", "text": text} for n, text in enumerate(texts) if text)
         before = len(lines)
         lines += [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-        say(f"{benchmark.name}: {len(lines) - before:,} texts")
+        short = sum(not keys_of(text, DecontaminationConfig()) for text in texts if text)
+        told = f", {short:,} of them with fewer words than are looked for" if short else ""
+        say(f"{benchmark.name}: {len(lines) - before:,} texts{told}")
     for name, reason in missing.items():
         say(f"{name}: left out, {reason}")
     out.parent.mkdir(parents=True, exist_ok=True)

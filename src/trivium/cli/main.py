@@ -16,6 +16,7 @@ from trivium.cli.failure import leave_exit_code, told
 from trivium.training.preemption import held_back
 
 INTERRUPTED = 130
+GO_ON = ("demo", "corpus", "tokenize", "train", "prove")  # after an interruption; other verbs begin anew
 MOST_FILES = 1 << 18  # open at once: 65,536 sources of a blend, each with two files in two splits
 
 
@@ -105,7 +106,8 @@ def main() -> None:
         if isinstance(ended, SystemExit) and ended.code != INTERRUPTED:
             raise
         # What interrupts a verb comes as SystemExit: typer catches it, and says nothing.
-        print("interrupted; run the same command again to go on", file=sys.stderr)
+        more = " to go on" if words[:1] and words[0] in GO_ON else ""
+        print(f"\ninterrupted; run the same command again{more}", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except BaseException as error:  # libraries of Rust panic with something that is no Exception
         failure = told(error)

@@ -1,5 +1,6 @@
 """The options that several verbs share, and how they become a run."""
 
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -60,12 +61,29 @@ def refuse_no_place_for(option: str, file: Path | None) -> None:
         raise DataError(f"{option} {file} is a folder; name a file")
     if not file.parent.is_dir():
         raise DataError(f"{option} {file}: the folder {file.parent} does not exist; create it first")
+    try:
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass
+    except OSError as error:
+        raise DataError(
+            f"{option} {file}: nothing can be written in {file.parent} ({error.strerror}); name another folder"
+        ) from None
 
 
 def given_for(out: Path, preset: str | None, sets: list[str] | None, ranks: int | None = None) -> Given:
     """What the user gave; without --preset, the run directory's own config goes on."""
     stored = Workspace(out).config
+    if preset is None and stored.is_file() and is_model_folder(out):
+        raise ConfigError(
+            f"{out} is a folder of Hugging Face, and this verb works in a run directory; `trivium checkpoint import` "
+            f"brings its weights into one, and evaluate, incontext, generate and serve ask it as it is"
+        )
     return Given(preset or (str(stored) if stored.is_file() else DEFAULT_PRESET), tuple(sets or ()), ranks)
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Whether a folder holds a model of Hugging Face: its config.json is another file than a run's."""
+    return any(folder.glob("*.safetensors*")) and not (folder / "training").exists()
 
 
 def directory_of(place: Path | None, out: Path) -> Path:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trivium.errors import ConfigError, Preempted, TriviumError
+from trivium.errors import NOT_WORTH_REPEATING, ConfigError, Preempted, TriviumError
 from trivium.parallel.devices import Taken, identity, lacking, wrong_in
 from trivium.parallel.meeting import meet_at
 from trivium.parallel.route import route_to
@@ -79,7 +79,8 @@ ALONE = Place(0, 1, 0, "")  # a process that is no rank among others
 class RankFailed(TriviumError):
     """A rank ended badly: `rank` first, of `exits` by rank (negative: the signal that killed it).
 
-    report: what the rank said of it. where: put behind its number, " in step 7".
+    report: what the rank said of it. where: put behind its number, " in step 7". Its exit code is the rank's, if that
+    says that a config, machine, data or checkpoint is wrong.
     """
 
     def __init__(self, rank: int, exits: dict[int, int | None], report: str, where: str = "") -> None:
@@ -88,6 +89,8 @@ class RankFailed(TriviumError):
         self.signal = -code if code is not None and code < 0 else None
         killed = f"killed by {signal.Signals(self.signal).name}" if self.signal else ""
         self.cause = killed or report or f"exit code {code}"
+        if code in NOT_WORTH_REPEATING:
+            self.exit_code = code
         super().__init__(f"rank {rank} of {len(exits)}{where}: {self.cause}")
 
 

@@ -98,10 +98,10 @@ def _winogrande(row: Row, of: Definition, wording: Wording, key: str) -> Example
     prompt = of.prompts(wording).prompt
     contexts = tuple(_filled(prompt, {**row, "before": before + row[o]}) for o in ("option1", "option2"))
     answer = _number(row["answer"]) - 1
+    solved = before + str(row[("option1", "option2")[answer]]) + behind  # as it stands in a corpus
+    shown = {**row, "before": before, "sentence": solved}
     # Every choice is the same text; its context tells.
-    return _example(
-        {**row, "before": before}, of, wording, key, (f" {behind.strip()}",) * 2, answer, contexts
-    )
+    return _example(shown, of, wording, key, (f" {behind.strip()}",) * 2, answer, contexts)
 
 
 def _race(row: Row, of: Definition, wording: Wording, key: str) -> Example:
