@@ -221,3 +221,11 @@ def test_a_list_is_too_short_in_plain_words_and_not_because_what_it_holds_is_wro
 
     assert told([]) == "some is []; it must have 1 item or more"
     assert told(["c"]) == "some.0 is 'c'; it must be 'a' or 'b'"
+
+
+def test_a_whole_number_with_an_exponent_is_written_out_in_the_remedy():
+    for text, number in (("1e9", 1_000_000_000), ("1.5e3", 1500)):
+        with pytest.raises(ConfigError, match=f"it must be a whole number: write {number}$"):
+            build(TrainingConfig, {"steps": text})
+    with pytest.raises(ConfigError, match="valid integer"):
+        build(TrainingConfig, {"steps": "many"})

@@ -253,12 +253,23 @@ def _explain(model: type[BaseModel], error: Any) -> str:
         if value is None:
             return f"{path} is null; it must be a list: write [], or quote what YAML takes for nothing, as ['###']"
         return f"{path} is {shown}; it must be a list: write [{value}]"
+    if error["type"] == "int_parsing" and (whole := _whole(value)) is not None:
+        return f"{path} is {shown}; it must be a whole number: write {whole}"
     law = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return (
         f"{path} is {shown}: {law}"
         if error["type"] == "value_error"
         else f"{path} is {shown}; it must be {law}"
     )
+
+
+def _whole(text: Any) -> int | None:
+    """The number that stands there, where it is a whole one written with an exponent."""
+    try:
+        number = float(text)
+    except (TypeError, ValueError):
+        return None
+    return int(number) if number.is_integer() else None
 
 
 def _owner(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:

@@ -137,9 +137,15 @@ def sync_tree(directory: Path) -> None:
 
 @contextmanager
 def publishing(
-    directory: Path, *, verb: str, config: Mapping[str, Any], inputs: Mapping[str, str]
+    directory: Path,
+    *,
+    verb: str,
+    config: Mapping[str, Any],
+    inputs: Mapping[str, str],
+    keep: Path | None = None,
 ) -> Iterator[Path]:
     """Write a stage's output under a temporary name; it takes its own name, stamped, only when complete and durable.
+    keep: where the output is kept whose place it takes; otherwise that is deleted.
 
     An interrupted stage, or a host that loses power, leaves the previous output as it was. MachineError where another
     process is writing it: two would make one output of halves.
@@ -158,7 +164,7 @@ def publishing(
             raise
         shutil.rmtree(old, ignore_errors=True)
         if directory.exists():
-            directory.rename(old)
+            directory.rename(keep or old)
         partial.rename(directory)
         (directory / LOCK).unlink()  # only now: nobody else may take the temporary name before it is gone
         sync_directory(directory.parent)

@@ -17,6 +17,7 @@ from unittest.mock import Mock
 import pytest
 
 from trivium import __version__
+from trivium.chaos.scene import write_tokens
 from trivium.checkpoint.durable import REMEDY
 from trivium.cli import main as entry
 from trivium.cli.main import VERBS
@@ -263,6 +264,29 @@ def test_a_dry_run_prints_config_and_price_and_touches_nothing(call, tmp_path: P
         assert "seed=7" in done.stdout and "predicted" in done.stdout and "nothing was started" in done.stdout
         assert "learning rate: up to 0.003 at 100K tokens, cosine to 0.0003 at 1.43M" in done.stdout
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_of_a_training_refuses_what_the_training_would_and_says_what_it_would_do(call, tmp_path):
+    write_tokens(tmp_path)
+    small = tmp_path / "small.yaml"
+    small.write_text(
+        "base: demo\nplan:\n  model: {layers: 2, hidden: 32, heads: 2, sequence: 16, vocabulary: 300}\n"
+        "  layout: {tensor: 1, pipeline: 1, data: 1, chunks: 1}\n  schedule: 1f1b\n"
+        "  batch: {sequences: 4, micro: 2, ramp: null}\n"
+        "tokens: {vocabulary: 300}\ntraining: {steps: 2, validation_samples: 4}\n"
+    )
+    words = ["train", "--dry-run", "--preset", str(small), "--out", "run"]
+    assert call(*words).returncode == 0
+    there = [*words, "--tokens", str(tmp_path / "tokens")]
+    done = call(*there)
+    assert done.returncode == 0 and "it would begin at step 0\n" in done.stdout, done.stderr
+    for wrong, code in (
+        ([*words, "--tokens", "missing"], 4),
+        ([*there, "--set", "training.start_from=missing"], 5),
+        ([*there, "--set", "plan.model.vocabulary=512"], 2),
+    ):
+        assert call(*wrong).returncode == code, wrong
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_dry_run_of_an_impossible_plan_names_its_problems(call, tmp_path: Path):

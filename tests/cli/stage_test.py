@@ -91,6 +91,24 @@ def test_an_input_outside_the_run_directory_counts(bench: Bench):
     assert bench.calls == ["harvest", "harvest"]
 
 
+def test_an_output_that_something_needs_is_set_aside_and_not_deleted(bench: Bench, capsys):
+    reasons = [""]
+    bench.first = bench.stage("harvest", sections=("harvest",), needed=lambda run: reasons[0])
+    perform(bench.first, bench.run())
+    perform(bench.first, bench.run("seed=1"))
+    assert not (bench.root / "harvest.previous").exists()
+    reasons[0] = "a training was begun with it"
+    (bench.root / "harvest" / "result").write_text("needed")
+    perform(bench.first, bench.run("seed=1"), redo=True)  # the same again takes its place
+    assert not (bench.root / "harvest.previous").exists()
+    (bench.root / "harvest" / "result").write_text("needed")
+    for seed in (2, 3):
+        perform(bench.first, bench.run(f"seed={seed}"))
+    assert (bench.root / "harvest.previous" / "result").read_text() == "needed"
+    assert read_stamp(bench.root / "harvest.previous-2") and read_stamp(bench.root / "harvest")
+    assert "is now in" in (said := capsys.readouterr().out) and reasons[0] in said
+
+
 def test_a_missing_input_is_refused_with_the_verb_that_makes_it(bench: Bench):
     with pytest.raises(DataError, match=r"harvest is missing or unfinished.*trivium corpus harvest --out"):
         perform(bench.second, bench.run())

@@ -36,6 +36,7 @@ from trivium.training.neighbours import stack_of_main_thread
 from trivium.training.preemption import Requests, held_back, listening
 from trivium.training.pulse import Beat, Post, Pulse
 from trivium.training.run import CHECKPOINTS
+from trivium.training.supervise import note_failure
 from trivium.training.watchdog import Watchdog, asked, innermost, percentile_99, waits
 
 QUICK = {"hang_seconds": 3.0, "restart_seconds": 0.0}
@@ -201,6 +202,17 @@ def test_a_job_that_cannot_save_in_time_is_ended(tokens, tmp_path, capfd) -> Non
     life.signal(signal.SIGTERM, life.pid)
     assert life.gone_within(10, life.ranks) is not None and life.exit_code == Preempted.exit_code
     assert "did not save within" in capfd.readouterr().err + (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize(("said", "names"), [
+    ("rank 3 has closed its connection to this one: it has ended", False),
+    ("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.4]:29500", False),
+    ("CUDA error: an illegal memory access was encountered", True),
+])  # fmt: skip
+def test_who_lost_a_connection_is_not_the_host_to_leave_out(tmp_path, said: str, names: bool) -> None:
+    note_failure(tmp_path, RankFailed(1, {1: None}, said), Beat(7, "step", 0.0, 0.0), "node-17")
+    (event,) = of_kind(tmp_path, "rank failed")
+    assert event.get("host") == ("node-17" if names else None) and said in event["cause"]
 
 
 def test_signals_that_come_together_are_one_request_and_a_later_one_is_the_second() -> None:

@@ -223,7 +223,10 @@ def _slurm_devices(where: Nodes) -> str:
     if not where.has_devices:
         return "#SBATCH --cpus-per-task=1"
     whole = ["#SBATCH --exclusive", "#SBATCH --mem=0"] if where.fills_nodes else []
-    return "\n".join([f"#SBATCH --gpus-per-node={where.per_node}", *whole])
+    part = [
+        "# A part of a node's devices: add its share of cores and memory (--cpus-per-gpu, --mem-per-gpu)."
+    ]
+    return "\n".join([f"#SBATCH --gpus-per-node={where.per_node}", *(whole or part)])
 
 
 def _yaml(value: object) -> str:

@@ -62,6 +62,10 @@ def _nothing_said(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
     return []
 
 
+def _by_nobody(run: Run) -> str:
+    return ""
+
+
 def _nothing_to_refuse(run: Run, state: State) -> None:
     """What most stages refuse, they find while they work: their output takes its place only when it is whole."""
 
@@ -75,7 +79,8 @@ class Stage:
     finished, it goes on only to a larger `extent` (steps), and one of the same extent is current. "afresh": it is
     written directly, and the work empties it first. check: raises what would make the work fail, before anything is
     written or moved. apart: what more to say of an output that was set aside, in the folder
-    it is in now, because of what changed.
+    it is in now, because of what changed. needed: why an output is set aside that another one takes the place of, and
+    not deleted; nothing where it may be.
     """
 
     name: str
@@ -91,6 +96,7 @@ class Stage:
     extent: Callable[[Run], int] = _no_extent
     check: Callable[[Run, State], None] = _nothing_to_refuse
     apart: Callable[[Run, Path, Sequence[str]], list[str]] = _nothing_said
+    needed: Callable[[Run], str] = _by_nobody
 
     def config(self, run: Run) -> dict[str, Any]:
         """The part of the config that the output depends on."""
@@ -197,8 +203,12 @@ def _output(stage: Stage, run: Run, *, redo: bool) -> Iterator[tuple[Run, Path]]
     """Inside, the run that works and the folder it writes; that is stamped when the work succeeded."""
     what, directory = stage.what(run), run.at.folder(stage.folder)
     if stage.writes == "whole":
-        with publishing(directory, **what) as partial:
+        reason = stage.needed(run) if directory.exists() and not is_current(stage, run) else ""
+        keep = _aside(directory) if reason else None
+        with publishing(directory, **what, keep=keep) as partial:
             yield run, partial
+        if keep is not None:
+            say(f"  what was in {directory} is now in {keep}: {reason}")
         return
     if stage.writes == "afresh":
         refuse_if_held(directory)

@@ -10,7 +10,7 @@ import typer
 
 from trivium.cli.machine import cores
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run
-from trivium.cli.stage import Result, Run, Stage, State, perform
+from trivium.cli.stage import STARTED, Result, Run, Stage, State, perform
 from trivium.errors import ConfigError
 from trivium.progress import Progress
 from trivium.provenance import read_stamp
@@ -56,8 +56,9 @@ def check_vocabulary(run: Run, reached: int) -> None:
     wanted = run.config.plan.model.vocabulary
     if not run.config.predicts(reached):
         raise ConfigError(
-            f"the tokenizer reached {reached} ids, but plan.model.vocabulary is {wanted}; give more text, or "
-            f"--set plan.model.vocabulary={reached} --set tokens.vocabulary={reached}"
+            f"the tokens of {run.folder('tokens')} have {reached} ids, but plan.model.vocabulary is {wanted}; take the "
+            f"tokens that belong to this model, or --set plan.model.vocabulary={reached} --set "
+            f"tokens.vocabulary={reached}; a tokenizer that is trained here needs more text for more ids"
         )
 
 
@@ -111,6 +112,11 @@ def _keep_adopted(run: Run, state: State) -> None:
         )
 
 
+def _for_a_training(run: Run) -> str:
+    begun = (run.at.folder("training") / STARTED).is_file()
+    return f"the training in {run.at.folder('training')} was begun with it" if begun else ""
+
+
 def _lines(result: Result) -> list[str]:
     from trivium.tokens.blend import RESOLUTION, largest_excess
 
@@ -145,4 +151,5 @@ TOKENIZE = Stage(
     summary=_lines,
     outside=_given_tokenizer,
     check=_keep_adopted,
+    needed=_for_a_training,
 )

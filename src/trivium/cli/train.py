@@ -87,12 +87,33 @@ def train(
             say(line)
         if problems:
             raise ConfigError("\n".join(problems))
+        for line in _would(out, given, tokens):
+            say(line)
         return
     run = open_run(out, given, tokens=tokens)
     if joins_torchrun(os.environ):
         join(run, redo=redo)
     else:
         perform(TRAIN, run, redo=redo)
+
+
+def _would(out: Path, given: Given, tokens: Path | None) -> list[str]:
+    """What would be done with tokens that are there already; raises what the training would be refused for."""
+    from trivium.tokens.manifest import MANIFEST
+
+    if tokens is None and not (out / "tokens" / MANIFEST).is_file():
+        return []
+    run = open_run(out, given, tokens=tokens)
+    state = state_of(TRAIN, run)
+    TRAIN.check(run, state)
+    folder = run.at.folder(TRAIN.folder)
+    words = {
+        "current": f"  {folder} is finished: nothing would be done",
+        "goes on": f"  it would go on in {folder}, from the last checkpoint",
+        "anew": "  it would begin at step 0"
+        + (f"; what is in {folder} would be set aside" if folder.is_dir() else ""),
+    }
+    return [words[state]]
 
 
 def _tail(given: Given, tokens: Path) -> list[str]:

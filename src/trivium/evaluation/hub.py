@@ -24,6 +24,11 @@ def _split(of: Definition, split: str) -> list[dict[str, Any]]:
     try:
         return [dict(row) for row in datasets.load_dataset(of.hub.path, of.hub.name, split=split)]
     except Exception as error:  # the library raises whatever its many parts do
+        if isinstance(error, ConnectionError):
+            raise MachineError(
+                f"the Hub cannot be reached for task {of.name} ({type(error).__name__}); give local rows: --data DIR, "
+                "or for a training training.evaluation.data"
+            ) from None
         raise DataError(
             f"the Hub did not give {of.hub.path} ({split}) for task {of.name}: {type(error).__name__}: {error}; "
             "give local rows with --data DIR"

@@ -20,6 +20,13 @@ from trivium.training.watchdog import Watchdog
 Watch = Callable[[Ranks, int], None]  # called while ranks run, with the last step they finished
 
 LONGEST_PAUSE_SECONDS = 60.0
+# How an error begins to say that another rank is gone: over memory, gloo and NCCL.
+LOST = (
+    "has closed its connection",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "remote process exited",
+)
 
 
 @dataclass
@@ -127,8 +134,11 @@ class Supervisor:
 
 
 def note_failure(out: Path, failure: RankFailed, at: Beat, host: str) -> None:
-    """Keep a failure among the events of the run."""
-    event = {"event": "rank failed", "rank": failure.rank, "host": host, "cause": str(failure)}
+    """Keep a failure among the events of the run. Whoever lost a connection is not who failed: then no host is named,
+    which a job file would have left out."""
+    lost = any(words in str(failure) for words in LOST)
+    event = {"event": "rank failed", "rank": failure.rank, "cause": str(failure)}
+    event |= {} if lost else {"host": host}
     event["time"] = time.time()
     append(out / EVENTS, {**event, "step": last_step(out / METRICS), "in_step": at.step, "phase": at.phase})
 
