@@ -52,6 +52,15 @@ def test_a_step_writes_documents_rejects_funnel_and_stamp(stores):
     assert all(d.metadata["language"] == "en" for d in read_documents(stores / "next" / "documents"))
 
 
+def test_a_step_that_is_refused_says_its_name_and_leaves_nothing(stores):
+    before = sorted(stores.iterdir())
+    with pytest.raises(ConfigError, match="NAME 'bogus': no such station; known: .*quality, read, repetition"):
+        call("step", "bogus", stores / "good", stores / "out")
+    with pytest.raises(ConfigError, match="classifier.model is not set"):
+        call("step", "classifier", stores / "good", stores / "out")
+    assert sorted(stores.iterdir()) == before
+
+
 @pytest.mark.parametrize("verb", ["read", "dedup", "select", "train", "score"])
 def test_the_settings_of_reading_hold_in_every_verb_that_reads(tmp_path, verb):
     """Where a row's text stands, and the longest that is read; without them nothing here is a document."""

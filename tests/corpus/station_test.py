@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import subprocess
 
 import pytest
 
@@ -116,6 +117,7 @@ def test_verbs_that_need_whole_input_refuse_a_damaged_part_and_say_what_to_do(ra
 def test_a_step_that_is_none_is_refused_before_anything_is_read(tmp_path, raw):
     with pytest.raises(ConfigError, match="qualty"):
         run(tmp_path, raw, "qualty")
+    assert not (tmp_path / "out.work").exists()
 
 
 def test_rejects_are_gzip_that_any_reader_reads(tmp_path, raw):
@@ -123,6 +125,16 @@ def test_rejects_are_gzip_that_any_reader_reads(tmp_path, raw):
     with gzip.open(out / "rejects.jsonl.gz", "rt") as file:
         rows = [json.loads(line) for line in file]
     assert len(rows) == sum(funnel[1]["dropped"].values()) + funnel[0]["quarantined"]
+
+
+def test_rejects_of_which_there_are_none_are_gzip_too(tmp_path):
+    write_documents(tmp_path / "store", [Document("a", GOOD, "s")])
+    for name in ("one", "two"):
+        out, _ = run(tmp_path, tmp_path / "store", name=name)
+        packed = (out / "rejects.jsonl.gz").read_bytes()
+        assert subprocess.run(["gzip", "-dc"], input=packed, capture_output=True, check=True).stdout == b""
+        assert not list(rejects_of(out))
+    assert content(tmp_path / "one") == content(tmp_path / "two")
 
 
 def test_two_processes_give_the_bytes_of_one(tmp_path, raw):

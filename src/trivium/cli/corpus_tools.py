@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 # verbs whose output the same or another of them may replace: nothing but theirs, for a training has a stamp too
 _REPLACED = ("corpus step", "corpus dedup", "corpus select", "corpus classify")
 
+READ = "read"  # the station without a step: what cannot be read is set aside
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Preset = Annotated[
     str,
@@ -61,10 +63,13 @@ def step(
     workers: Workers = None,
 ) -> None:
     """One station alone, documents in and documents out; killed at any moment, the same command goes on."""
+    from trivium.corpus.filters.named import FILTERS
     from trivium.corpus.station import run_steps
 
+    if name not in (READ, *FILTERS):
+        raise ConfigError(f"NAME '{name}': no such station; {nearest(name, (READ, *FILTERS))}")
     config = _config(preset, sets)
-    filters = () if name == "read" else (name,)
+    filters = () if name == READ else (name,)
     curate = config.curate.model_copy(update={"filters": filters})
     runner = chosen_engine(engine, workers)
 

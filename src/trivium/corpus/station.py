@@ -22,7 +22,7 @@ from trivium.corpus.judged import REJECTS as PACKED
 from trivium.corpus.judged import as_read, packed_lines, reject_line
 from trivium.corpus.listing import source_of
 from trivium.corpus.parts import COUNTS, PART_BYTES, Piece, counts_of, do_parts, part_names, stretches
-from trivium.corpus.publish import join_files, publish_shards, summed
+from trivium.corpus.publish import join_packed, publish_shards, summed
 from trivium.corpus.quarantine import Damage
 from trivium.corpus.steps import Reject, Steps, Tally
 from trivium.corpus.store import documents_table, shard_name, write_shard
@@ -44,10 +44,10 @@ def run_steps(
 
     out: an existing folder for documents/, rejects.jsonl.gz and funnel.json. work: the folder of finished parts.
     """
+    named_steps(config, seed=seed)  # what is wrong with them is an error before anything is written
     files = files_at(source.path)
     root = source.path if source.path.is_dir() else source.path.parent
     job = begin_job(work, root, config, seed=seed, files=files, limits=source.limits)
-    named_steps(config, seed=seed)  # a name that is none is an error before anything starts
     numbers = [str(number) for number in range(len(files))]
     what = ", ".join(config.filters) or "reading"
     (engine or Here()).map(
@@ -86,7 +86,7 @@ def publish_parts(folders: Sequence[Path], out: Path) -> dict[str, Any]:
     counts = list(map(counts_of, folders))
     entries = [one["entry"] for one in counts]
     publish_shards(zip(folders, entries, strict=True), out / DOCUMENTS)
-    join_files([folder / PACKED for folder in folders], out / REJECTS)
+    join_packed([folder / PACKED for folder in folders], out / REJECTS)
     funnel = summed(one["tallies"] for one in counts)
     write_json(out / FUNNEL, funnel)
     return {"funnel": funnel}
