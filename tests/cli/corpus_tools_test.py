@@ -9,9 +9,11 @@ from typer.testing import CliRunner
 from tokens.curated import curated, documents
 from trivium.cli.corpus import app
 from trivium.corpus.classifier import train
-from trivium.corpus.config import ClassifierConfig
+from trivium.corpus.compare import differences_between
+from trivium.corpus.config import ClassifierConfig, CurateConfig
 from trivium.corpus.document import Document
 from trivium.corpus.inputs import Input, documents_at
+from trivium.corpus.job import files_beside
 from trivium.corpus.store import read_documents, write_documents
 from trivium.errors import ConfigError, DataError
 from trivium.provenance import publishing, read_stamp
@@ -54,7 +56,9 @@ def test_a_step_writes_documents_rejects_funnel_and_stamp(stores):
 
 def test_a_step_that_is_refused_says_its_name_and_leaves_nothing(stores):
     before = sorted(stores.iterdir())
-    with pytest.raises(ConfigError, match="NAME 'bogus': no such station; known: .*quality, read, repetition"):
+    with pytest.raises(
+        ConfigError, match="NAME 'bogus': no such station; known: .*quality, read, repetition"
+    ):
         call("step", "bogus", stores / "good", stores / "out")
     with pytest.raises(ConfigError, match="classifier.model is not set"):
         call("step", "classifier", stores / "good", stores / "out")
@@ -156,13 +160,20 @@ def test_a_classifier_is_trained_reported_and_used(stores):
     report = json.loads((stores / "model" / "report.json").read_text())
     assert report["accuracy"] == 1.0 and report["held_out"] == 12
     assert "accuracy 100.0%" in said and "12 documents held out" in said
-    model = stores / "model" / "classifier.npz"
+    model = stores / "model"
+    assert f"curate.classifier.model={model}\n" in said
     call("classify", "score", model, stores / "bad", stores / "scored")
+    call("classify", "score", model / "classifier.npz", stores / "bad", stores / "again")
+    assert not differences_between(stores / "scored", stores / "again")
+    with pytest.raises(DataError, match="good is no quality classifier: .*`trivium corpus classify train`"):
+        call("classify", "score", stores / "good", stores / "bad", stores / "again")
     scores = [d.metadata["classifier_score"] for d in read_documents(stores / "scored" / "documents")]
     assert len(scores) == 60 and max(scores) < 0.5
     settings = ("--set", f"curate.classifier.model={model}", "--set", "curate.classifier.threshold=0.5")
     call("step", "classifier", stores / "bad", stores / "none", *settings)
     assert not list(read_documents(stores / "none" / "documents"))
+    in_use = CurateConfig(filters=("classifier",), classifier=ClassifierConfig(model=str(model)))
+    assert files_beside(in_use) == [model / "classifier.npz"]  # another model in the folder is another input
 
 
 def test_selection_takes_what_is_like_the_target_best_first(stores):

@@ -160,6 +160,7 @@ def train(
 ) -> None:
     """Train the classifier of high-quality text against crawl; its accuracy is that on documents held out."""
     from trivium.corpus.choose import texts_drawn
+    from trivium.corpus.classifier import FILE
     from trivium.corpus.classifier import train as train_classifier
 
     config = _config(preset, sets)
@@ -168,7 +169,7 @@ def train(
     def work(into: Path, progress: Progress) -> dict[str, Any]:
         good, crawl = (texts_drawn(_read(path, config), most, seed=seed) for path in (positives, negatives))
         model, report = train_classifier(good, crawl, config.curate.classifier, seed=seed)
-        model.save(into / "classifier.npz")
+        model.save(into / FILE)
         write_json(into / "report.json", report.as_json())
         return report.as_json()
 
@@ -177,12 +178,14 @@ def train(
         f"accuracy {found['accuracy']:.1%} and area under the curve {found['auc']:.4f} on "
         f"{found['held_out']:,} documents held out; trained on {found['trained_on']:,}"
     )
-    say(f"use it: --set curate.classifier.model={shlex.quote(str(out / 'classifier.npz'))}")
+    say(f"use it: --set curate.classifier.model={shlex.quote(str(out))}")
 
 
 @classify.command()
 def score(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="classifier.npz of `classify train`.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="The folder of `classify train`, or its classifier.npz.")
+    ],
     source: Source,
     out: Target,
     preset: Preset = DEFAULT_PRESET,

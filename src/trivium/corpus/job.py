@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from trivium import __version__
 from trivium.config import build, to_tree
+from trivium.corpus.classifier import model_file
 from trivium.corpus.config import CurateConfig, ReadConfig
 from trivium.corpus.extract import extract_step
 from trivium.corpus.inputs import Input, documents_at, files_at
@@ -206,7 +207,7 @@ def raw_files(source: Path) -> list[Path]:
 def files_beside(config: CurateConfig) -> list[Path]:
     """The files a config names that documents are judged by: a model, where it exists, and evaluation texts."""
     model = config.classifier.model if "classifier" in config.filters else None
-    found = [Path(model)] if model and Path(model).is_file() else []
+    found = [file for file in ([model_file(Path(model))] if model else []) if file.is_file()]
     return found + [file for place in config.decontamination.against for file in files_at(Path(place))]
 
 
