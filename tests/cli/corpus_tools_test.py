@@ -155,6 +155,19 @@ def test_snapshots_are_deduplicated_against_an_index(stores):
         call("dedup", stores / "good", stores / "x", "--by", "line")
 
 
+def test_files_that_number_their_rows_alike_are_told_apart_when_they_are_deduplicated(tmp_path):
+    for name, texts in (("a", GOOD), ("b", BAD)):
+        rows = [json.dumps({"id": n, "text": text}) for n, text in enumerate(texts)]
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / "x.jsonl").write_text("\n".join([*rows[:10], *rows[:1]]))
+    for way in ("near", "text"):
+        call("dedup", tmp_path / "in", tmp_path / way, "--by", way, "--set", "curate.dedup.threshold=1.0")
+        kept = [d.id for d in read_documents(tmp_path / way / "documents")]
+        assert len(set(kept)) == len(kept) == 20 and {"7", "7~2"} <= set(kept)
+        with gzip.open(tmp_path / way / "rejects.jsonl.gz", "rt") as file:
+            assert [json.loads(line)["id"] for line in file] == ["0~2", "0~4"]
+
+
 def test_a_classifier_is_trained_reported_and_used(stores):
     said = call("classify", "train", stores / "good", stores / "bad", stores / "model")
     report = json.loads((stores / "model" / "report.json").read_text())

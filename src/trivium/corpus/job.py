@@ -21,7 +21,7 @@ from trivium.config import build, to_tree
 from trivium.corpus.classifier import model_file
 from trivium.corpus.config import CurateConfig, ReadConfig
 from trivium.corpus.extract import extract_step
-from trivium.corpus.inputs import Input, documents_at, files_at
+from trivium.corpus.inputs import Input, as_read_at, files_at
 from trivium.corpus.listing import input_files
 from trivium.corpus.raw_files import JSONL_FOLDER, WARC_FOLDER
 from trivium.corpus.steps import Keep
@@ -141,7 +141,7 @@ def evaluation_texts(job: Job) -> dict[str, str]:
     found = evaluation_items(job.source)
     extract = extract_step(job.config.extract)
     for place in job.config.decontamination.against:
-        for number, document in enumerate(documents_at(Input(Path(place)))):
+        for number, document in enumerate(as_read_at(Input(Path(place)))):
             verdict = extract.judge(document)
             found[f"{place}:{number}"] = verdict.document.text if isinstance(verdict, Keep) else ""
     return found
