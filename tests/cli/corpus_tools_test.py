@@ -219,6 +219,11 @@ def test_the_blend_of_a_run_is_that_of_its_tokens(tmp_path):
     assert found["prose"]["samples"] == 3 * found["pages"]["samples"] == 750
     tokens = manifest["sources"]["prose"]["train"]["tokens"]
     assert found["prose"]["epochs"] == pytest.approx(750 * 64 / tokens)
+    (tmp_path / "harvested").mkdir()
+    with pytest.raises(
+        ConfigError, match=r"without .*tokens/manifest.json.*`trivium tokenize --out .*harvested`"
+    ):
+        call("blend", tmp_path / "harvested")
     with pytest.raises(ConfigError, match="1 token or more"):
         call("blend", "--sequence", "0")
 

@@ -284,10 +284,17 @@ def extract_check(
 
 def _recipe(name: str) -> "Recipe":
     from trivium.tokens.manifest import MANIFEST
-    from trivium.tokens.recipe import load_recipe, recipe_of_tokens
+    from trivium.tokens.recipe import load_recipe, recipe_names, recipe_of_tokens
 
     tokens = Path(name) / "tokens"
-    return recipe_of_tokens(tokens) if (tokens / MANIFEST).is_file() else load_recipe(name)
+    if (tokens / MANIFEST).is_file():
+        return recipe_of_tokens(tokens)
+    if Path(name).is_dir() and name not in recipe_names():
+        raise ConfigError(
+            f"RECIPE '{name}' is a folder without {tokens / MANIFEST}, and the blend of a run is that of its tokens; "
+            f"run `trivium tokenize --out {shlex.quote(name)}` first, or give a recipe: {', '.join(recipe_names())}"
+        )
+    return load_recipe(name)
 
 
 def _config(preset: str, sets: list[str] | None) -> RunConfig:
