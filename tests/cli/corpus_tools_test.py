@@ -9,9 +9,11 @@ from typer.testing import CliRunner
 from tokens.curated import curated, documents
 from trivium.cli.corpus import app
 from trivium.corpus.classifier import train
-from trivium.corpus.config import ClassifierConfig
+from trivium.corpus.compare import differences_between
+from trivium.corpus.config import ClassifierConfig, CurateConfig
 from trivium.corpus.document import Document
 from trivium.corpus.inputs import Input, documents_at
+from trivium.corpus.job import files_beside
 from trivium.corpus.store import read_documents, write_documents
 from trivium.errors import ConfigError, DataError
 from trivium.provenance import publishing, read_stamp
@@ -50,6 +52,17 @@ def test_a_step_writes_documents_rejects_funnel_and_stamp(stores):
     assert "quality: " in said and not (stores / ".out.work").exists()
     call("step", "language", stores / "out", stores / "next", "--set", "curate.language.percent=50")
     assert all(d.metadata["language"] == "en" for d in read_documents(stores / "next" / "documents"))
+
+
+def test_a_step_that_is_refused_says_its_name_and_leaves_nothing(stores):
+    before = sorted(stores.iterdir())
+    with pytest.raises(
+        ConfigError, match="NAME 'bogus': no such station; known: .*quality, read, repetition"
+    ):
+        call("step", "bogus", stores / "good", stores / "out")
+    with pytest.raises(ConfigError, match="classifier.model is not set"):
+        call("step", "classifier", stores / "good", stores / "out")
+    assert sorted(stores.iterdir()) == before
 
 
 @pytest.mark.parametrize("verb", ["read", "dedup", "select", "train", "score"])
@@ -144,18 +157,38 @@ def test_snapshots_are_deduplicated_against_an_index(stores):
         call("dedup", stores / "good", stores / "x", "--by", "line")
 
 
+def test_files_that_number_their_rows_alike_are_told_apart_when_they_are_deduplicated(tmp_path):
+    for name, texts in (("a", GOOD), ("b", BAD)):
+        rows = [json.dumps({"id": n, "text": text}) for n, text in enumerate(texts)]
+        (tmp_path / "in" / name).mkdir(parents=True)
+        (tmp_path / "in" / name / "x.jsonl").write_text("\n".join([*rows[:10], *rows[:1]]))
+    for way in ("near", "text"):
+        call("dedup", tmp_path / "in", tmp_path / way, "--by", way, "--set", "curate.dedup.threshold=1.0")
+        kept = [d.id for d in read_documents(tmp_path / way / "documents")]
+        assert len(set(kept)) == len(kept) == 20 and {"7", "7~2"} <= set(kept)
+        with gzip.open(tmp_path / way / "rejects.jsonl.gz", "rt") as file:
+            assert [json.loads(line)["id"] for line in file] == ["0~2", "0~4"]
+
+
 def test_a_classifier_is_trained_reported_and_used(stores):
     said = call("classify", "train", stores / "good", stores / "bad", stores / "model")
     report = json.loads((stores / "model" / "report.json").read_text())
     assert report["accuracy"] == 1.0 and report["held_out"] == 12
     assert "accuracy 100.0%" in said and "12 documents held out" in said
-    model = stores / "model" / "classifier.npz"
+    model = stores / "model"
+    assert f"curate.classifier.model={model}\n" in said
     call("classify", "score", model, stores / "bad", stores / "scored")
+    call("classify", "score", model / "classifier.npz", stores / "bad", stores / "again")
+    assert not differences_between(stores / "scored", stores / "again")
+    with pytest.raises(DataError, match="good is no quality classifier: .*`trivium corpus classify train`"):
+        call("classify", "score", stores / "good", stores / "bad", stores / "again")
     scores = [d.metadata["classifier_score"] for d in read_documents(stores / "scored" / "documents")]
     assert len(scores) == 60 and max(scores) < 0.5
     settings = ("--set", f"curate.classifier.model={model}", "--set", "curate.classifier.threshold=0.5")
     call("step", "classifier", stores / "bad", stores / "none", *settings)
     assert not list(read_documents(stores / "none" / "documents"))
+    in_use = CurateConfig(filters=("classifier",), classifier=ClassifierConfig(model=str(model)))
+    assert files_beside(in_use) == [model / "classifier.npz"]  # another model in the folder is another input
 
 
 def test_selection_takes_what_is_like_the_target_best_first(stores):
@@ -188,6 +221,11 @@ def test_the_blend_of_a_run_is_that_of_its_tokens(tmp_path):
     assert found["prose"]["samples"] == 3 * found["pages"]["samples"] == 750
     tokens = manifest["sources"]["prose"]["train"]["tokens"]
     assert found["prose"]["epochs"] == pytest.approx(750 * 64 / tokens)
+    (tmp_path / "harvested").mkdir()
+    with pytest.raises(
+        ConfigError, match=r"without .*tokens/manifest.json.*`trivium tokenize --out .*harvested`"
+    ):
+        call("blend", tmp_path / "harvested")
     with pytest.raises(ConfigError, match="1 token or more"):
         call("blend", "--sequence", "0")
 

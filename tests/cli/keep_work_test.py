@@ -29,6 +29,19 @@ def said(*words):
     return ended.output
 
 
+def test_of_a_finished_curation_it_is_told_that_nothing_is_kept_and_what_keeps_it(out):
+    said("curate", "--out", out)
+    for words in ((), ("--dry-run",)):
+        told = said("curate", "--out", out, "--keep-work", *words)
+        assert "up to date" in told and "nothing of it is kept yet" in told
+        assert f"`trivium corpus curate --out {out} --redo --keep-work`" in told
+        assert not (out / corpus.KEPT).exists()
+    assert "nothing of it is kept" not in said("curate", "--out", out)
+    assert "nothing of it is kept" not in said("curate", "--out", out, "--redo", "--keep-work")
+    assert (out / corpus.KEPT).is_dir()
+    assert "nothing of it is kept" not in said("curate", "--out", out, "--keep-work")
+
+
 def test_kept_work_is_foretold_used_told_and_deleted(out):
     stricter = ("--set", "curate.quality.words_low=60")
     assert "--keep-work keeps it" in said("curate", "--out", out, "--dry-run")

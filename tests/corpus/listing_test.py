@@ -60,6 +60,17 @@ def test_what_is_of_another_kind_is_counted_by_its_ending_and_told(tmp_path):
         list_files(tmp_path)
 
 
+def test_pipes_are_not_opened_and_told(tmp_path):
+    write(tmp_path / "a.txt")
+    os.mkfifo(tmp_path / "b.txt")
+    (tmp_path / "c.txt").symlink_to(tmp_path / "b.txt")
+    found = list_files(tmp_path)
+    assert [path.name for path in found.files] == ["a.txt"]
+    assert told_endings(found.others) == "2 pipe or device"
+    with pytest.raises(DataError, match="is a pipe or device"):
+        list_files(tmp_path / "b.txt")
+
+
 def test_a_harvest_tells_what_it_did_not_read(tmp_path):
     write(tmp_path / "mine" / "a.txt", "Words. " * 200)
     write(tmp_path / "mine" / "b.docx")

@@ -248,6 +248,23 @@ def test_every_frame_of_a_zstd_file_is_read_also_behind_frames_to_be_skipped(tmp
     assert [d.text for d in read_any(tmp_path / "x.jsonl.zst", source="s")] == ["text 0", "text 1", "text 2"]
 
 
+def test_behind_damage_in_a_gzip_file_it_is_told_where_reading_goes_on(tmp_path):
+    one, two, three = (gzip.compress(json.dumps({"text": text * 9}).encode() + b"\n") for text in "abc")
+    broken = two[:20] + bytes([two[20] ^ 0xFF]) + two[21:]
+    files = {
+        "x.jsonl.gz": (one + broken + three, f"what begins at byte {len(one + broken)} is read"),
+        "y.jsonl.gz": (one + broken + broken + three, f"what begins at byte {len(one + broken * 2)} is read"),
+        "z.jsonl.gz": (one + b"stray" + three, f"what begins at byte {len(one) + 5} is read"),
+        "end.jsonl.gz": (one + broken, "nothing behind it can be read"),
+    }
+    for name, (data, said) in files.items():
+        (tmp_path / name).write_bytes(data)
+        found = list(read_any(tmp_path / name, source="s"))
+        (damage,) = [item for item in found if isinstance(item, Damage)]
+        assert said in damage.reason and damage.offset == len(one)
+        assert len(found) == (2 if name == "end.jsonl.gz" else 3)
+
+
 def test_the_field_of_the_text_may_have_another_name_or_stand_in_a_field(tmp_path):
     rows = [
         {"raw_content": "one", "text": "a title", "data": None, "lang": "en"},

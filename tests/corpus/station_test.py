@@ -2,17 +2,19 @@
 
 import gzip
 import json
+import subprocess
 
 import pytest
 
 from corpus.funnels import balances
 from trivium.corpus import parts
-from trivium.corpus.config import CurateConfig, ReadConfig
+from trivium.corpus.config import CurateConfig, HarvestConfig, ReadConfig
 from trivium.corpus.document import Document
 from trivium.corpus.engine.daft_engine import Daft
 from trivium.corpus.filters.named import named_steps
+from trivium.corpus.harvest import harvest
 from trivium.corpus.history import rejects_of
-from trivium.corpus.inputs import Input, documents_at
+from trivium.corpus.inputs import Input, as_read_at, documents_at
 from trivium.corpus.station import run_steps
 from trivium.corpus.steps import Steps
 from trivium.corpus.store import read_documents, write_documents
@@ -116,6 +118,7 @@ def test_verbs_that_need_whole_input_refuse_a_damaged_part_and_say_what_to_do(ra
 def test_a_step_that_is_none_is_refused_before_anything_is_read(tmp_path, raw):
     with pytest.raises(ConfigError, match="qualty"):
         run(tmp_path, raw, "qualty")
+    assert not (tmp_path / "out.work").exists()
 
 
 def test_rejects_are_gzip_that_any_reader_reads(tmp_path, raw):
@@ -123,6 +126,41 @@ def test_rejects_are_gzip_that_any_reader_reads(tmp_path, raw):
     with gzip.open(out / "rejects.jsonl.gz", "rt") as file:
         rows = [json.loads(line) for line in file]
     assert len(rows) == sum(funnel[1]["dropped"].values()) + funnel[0]["quarantined"]
+
+
+def test_rejects_of_which_there_are_none_are_gzip_too(tmp_path):
+    write_documents(tmp_path / "store", [Document("a", GOOD, "s")])
+    for name in ("one", "two"):
+        out, _ = run(tmp_path, tmp_path / "store", name=name)
+        packed = (out / "rejects.jsonl.gz").read_bytes()
+        assert subprocess.run(["gzip", "-dc"], input=packed, capture_output=True, check=True).stdout == b""
+        assert not list(rejects_of(out))
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+
+
+def test_rows_that_files_number_alike_get_the_ids_that_a_harvest_gives_them(tmp_path, monkeypatch):
+    """Read by a step, in parts, or as a whole; where nothing is held out, a harvest has the same documents."""
+    (tmp_path / "raw").mkdir()
+    for name in ("a", "b"):
+        rows = [{"id": n, "text": f"{GOOD * 3}{name}{n}"} for n in range(10)] + [{"id": "7~2", "text": name}]
+        lines = [json.dumps(row) for row in rows]
+        (tmp_path / "raw" / f"{name}.jsonl").write_text("\n".join([*lines[:3], "{damaged", *lines[3:]]))
+    monkeypatch.setattr(parts, "PART_BYTES", 1000)
+    out, _ = run(tmp_path, tmp_path / "raw", "clean")
+    kept = list(read_documents(out / "documents"))
+    assert len({d.id for d in kept}) == len(kept) == 22
+    assert {d.id: d.text[-2:] for d in kept}["7~3"] == "b7"  # 7~2 is there
+    (tmp_path / "harvest").mkdir()
+    harvest(HarvestConfig(heldout_fraction=0.0), tmp_path / "harvest", seed=1, corpus=tmp_path / "raw")
+    raw = {
+        d.id: d.text
+        for folder in ("jsonl", "heldout")
+        for d in as_read_at(Input(tmp_path / "harvest" / folder))
+    }
+    assert raw.items() == {d.id: d.text for d in kept}.items()
+    for file in (tmp_path / "raw").iterdir():
+        file.write_text(file.read_text().replace("{damaged", ""))
+    assert [(d.id, d.text) for d in documents_at(Input(tmp_path / "raw"))] == [(d.id, d.text) for d in kept]
 
 
 def test_two_processes_give_the_bytes_of_one(tmp_path, raw):

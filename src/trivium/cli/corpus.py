@@ -1,6 +1,7 @@
 """`trivium corpus`: raw text is harvested, then curated into documents."""
 
 import platform
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -171,7 +172,10 @@ def _listed(run: Run) -> list[str]:
 
 
 def _perform_curation(run: Run, keep: bool | None, engine: "Engine | None", *, redo: bool = False) -> None:
+    lines = [] if redo else _nothing_kept(run, keep)
     perform(on_engine(CURATE, partial(_curate, keep=keep), engine), run, redo=redo)
+    for line in lines:
+        say(line)
     if keep is False:
         shutil.rmtree(run.folder(KEPT), ignore_errors=True)
 
@@ -182,11 +186,19 @@ def _kept(run: Run, keep: bool | None) -> Path | None:
     return folder if keep or (keep is None and folder.is_dir()) else None
 
 
+def _nothing_kept(run: Run, keep: bool | None) -> list[str]:
+    """What to say where work is to be kept of a curation that is finished: it keeps while it works only."""
+    if not keep or run.folder(KEPT).is_dir() or not is_current(CURATE, run):
+        return []
+    again = f"trivium {CURATE.verb} --out {shlex.quote(str(run.at.root))} --redo --keep-work"
+    return [f"  nothing of it is kept yet; `{again}` does it again and keeps it"]
+
+
 def _foretold(run: Run, keep: bool | None, *, redo: bool) -> list[str]:
     """What a curation would do."""
     directory = run.at.folder(CURATE.folder)
     if is_current(CURATE, run) and not redo:
-        return [f"curate: up to date in {directory}"]
+        return [f"curate: up to date in {directory}", *_nothing_kept(run, keep)]
     before = read_stamp(directory) or {}
     changed = differences(before["config"], CURATE.config(run)) if "config" in before else []
     return ["curate: to be done", *(f"  {line}" for line in changed), *_reuse_lines(run, _kept(run, keep))]

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 # verbs whose output the same or another of them may replace: nothing but theirs, for a training has a stamp too
 _REPLACED = ("corpus step", "corpus dedup", "corpus select", "corpus classify")
 
+READ = "read"  # the station without a step: what cannot be read is set aside
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Preset = Annotated[
     str,
@@ -61,10 +63,13 @@ def step(
     workers: Workers = None,
 ) -> None:
     """One station alone, documents in and documents out; killed at any moment, the same command goes on."""
+    from trivium.corpus.filters.named import FILTERS
     from trivium.corpus.station import run_steps
 
+    if name not in (READ, *FILTERS):
+        raise ConfigError(f"NAME '{name}': no such station; {nearest(name, (READ, *FILTERS))}")
     config = _config(preset, sets)
-    filters = () if name == "read" else (name,)
+    filters = () if name == READ else (name,)
     curate = config.curate.model_copy(update={"filters": filters})
     runner = chosen_engine(engine, workers)
 
@@ -155,6 +160,7 @@ def train(
 ) -> None:
     """Train the classifier of high-quality text against crawl; its accuracy is that on documents held out."""
     from trivium.corpus.choose import texts_drawn
+    from trivium.corpus.classifier import FILE
     from trivium.corpus.classifier import train as train_classifier
 
     config = _config(preset, sets)
@@ -163,7 +169,7 @@ def train(
     def work(into: Path, progress: Progress) -> dict[str, Any]:
         good, crawl = (texts_drawn(_read(path, config), most, seed=seed) for path in (positives, negatives))
         model, report = train_classifier(good, crawl, config.curate.classifier, seed=seed)
-        model.save(into / "classifier.npz")
+        model.save(into / FILE)
         write_json(into / "report.json", report.as_json())
         return report.as_json()
 
@@ -172,12 +178,14 @@ def train(
         f"accuracy {found['accuracy']:.1%} and area under the curve {found['auc']:.4f} on "
         f"{found['held_out']:,} documents held out; trained on {found['trained_on']:,}"
     )
-    say(f"use it: --set curate.classifier.model={shlex.quote(str(out / 'classifier.npz'))}")
+    say(f"use it: --set curate.classifier.model={shlex.quote(str(out))}")
 
 
 @classify.command()
 def score(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="classifier.npz of `classify train`.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="The folder of `classify train`, or its classifier.npz.")
+    ],
     source: Source,
     out: Target,
     preset: Preset = DEFAULT_PRESET,
@@ -280,10 +288,17 @@ def extract_check(
 
 def _recipe(name: str) -> "Recipe":
     from trivium.tokens.manifest import MANIFEST
-    from trivium.tokens.recipe import load_recipe, recipe_of_tokens
+    from trivium.tokens.recipe import load_recipe, recipe_names, recipe_of_tokens
 
     tokens = Path(name) / "tokens"
-    return recipe_of_tokens(tokens) if (tokens / MANIFEST).is_file() else load_recipe(name)
+    if (tokens / MANIFEST).is_file():
+        return recipe_of_tokens(tokens)
+    if Path(name).is_dir() and name not in recipe_names():
+        raise ConfigError(
+            f"RECIPE '{name}' is a folder without {tokens / MANIFEST}, and the blend of a run is that of its tokens; "
+            f"run `trivium tokenize --out {shlex.quote(name)}` first, or give a recipe: {', '.join(recipe_names())}"
+        )
+    return load_recipe(name)
 
 
 def _config(preset: str, sets: list[str] | None) -> RunConfig:

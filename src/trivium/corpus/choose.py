@@ -9,7 +9,7 @@ import numpy as np
 from trivium.corpus.classifier import Classifier
 from trivium.corpus.config import SelectionConfig
 from trivium.corpus.document import Document
-from trivium.corpus.inputs import Input, documents_at
+from trivium.corpus.inputs import Input, as_read_at, documents_at
 from trivium.corpus.selection.select import select
 from trivium.corpus.station import write_results
 from trivium.corpus.steps import Reject, Tally, noted
@@ -24,7 +24,7 @@ def choose_documents(
 ) -> dict[str, Any]:
     """The chosen documents at `source`, best first, with `selection` (value, rank) in their metadata."""
     pool = list(documents_at(source))
-    wanted = [document.text for document in documents_at(target)]
+    wanted = [document.text for document in as_read_at(target)]
     chosen, values = select([d.id for d in pool], [d.text for d in pool], wanted, config, seed=seed)
     read, tally = Tally("read"), Tally(f"selection by {config.method}")
     for document in pool:
@@ -51,11 +51,11 @@ def texts_drawn(source: Input, most: int, *, seed: int) -> list[str]:
 
     Memory holds the texts that are drawn, and eight bytes for each document; the source is read twice.
     """
-    count = sum(1 for _ in documents_at(source))
+    count = sum(1 for _ in as_read_at(source))
     chosen = np.ones(count, dtype=bool)
     if count > most:
         chosen[generator_for(seed, "texts drawn").permutation(count)[most:]] = False
-    return [document.text for document, one in zip(documents_at(source), chosen, strict=True) if one]
+    return [document.text for document, one in zip(as_read_at(source), chosen, strict=True) if one]
 
 
 def score_documents(model: Path, source: Input, out: Path) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from trivium.provenance import file_sha256
 from trivium.seeds import generator_for, seed_for
 
 FORMAT = "trivium-classifier-1"
+FILE = "classifier.npz"  # in the folder that training writes
 _BATCH = 1 << 10  # texts hashed at once
 
 
@@ -62,15 +63,23 @@ class Classifier:
 
     @staticmethod
     def load(path: Path) -> "Classifier":
-        """A model as `save` wrote it; DataError when it is none."""
+        """A model as `save` wrote it, of its file or its folder; DataError when it is none."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with np.load(model_file(path), allow_pickle=False) as file:
                 if str(file["format"]) != FORMAT:
                     raise ValueError(f"its format is {file['format']}, not {FORMAT}")
                 longest, most_words = map(int, file["shape"])
                 return Classifier(file["weights"].astype(np.float32), longest, most_words)
         except (OSError, ValueError, KeyError) as error:
-            raise DataError(f"{path} is no quality classifier: {error}; train it again") from None
+            raise DataError(
+                f"{path} is no quality classifier: {error}; train one with `trivium corpus classify train` and give "
+                f"its folder"
+            ) from None
+
+
+def model_file(path: Path) -> Path:
+    """The file of a model, which is named itself or by the folder that training wrote."""
+    return path / FILE if path.is_dir() else path
 
 
 @dataclass(frozen=True)
@@ -150,10 +159,10 @@ def trained_step(config: ClassifierConfig, *, seed: int) -> Step:
     """The step of the model that the config names; ConfigError when it names none."""
     if config.model is None:
         raise ConfigError(
-            "curate.classifier.model is not set, but curate.filters names 'classifier': train one with `train` "
-            "and give its file"
+            "curate.classifier.model is not set, but curate.filters names 'classifier': train one with "
+            "`trivium corpus classify train` and give its folder"
         )
-    path = Path(config.model)
+    path = model_file(Path(config.model))
     known = file_sha256(path) if path.is_file() else ""
     _model(config.model, known)  # one that is none is an error before anything is judged
     return _step(Measure("classifier", _scores, {"model": config.model, "sha256": known}), config, seed=seed)

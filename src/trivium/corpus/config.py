@@ -174,7 +174,7 @@ class PrivacyConfig(Config):
 class ClassifierConfig(Config):
     """The paper's quality classifier: a linear model on hashed word n-grams, and the sampling by its score."""
 
-    # file of a trained model, for the filter `classifier`
+    # a trained model, for the filter `classifier`: its file, or the folder that `classify train` wrote
     model: str | None = None
     # words in the longest n-gram, and the logarithm of the number of buckets n-grams are hashed into
     ngram: AtLeastOne = 2

@@ -23,7 +23,7 @@ from trivium.corpus.inputs import DOCUMENTS
 from trivium.corpus.job import HELDOUT, Job, begin_job, end_job, evaluation_items, evaluation_texts
 from trivium.corpus.judged import REJECTS as PART_REJECTS
 from trivium.corpus.parts import counts_of
-from trivium.corpus.publish import join_files, publish_shards, summed
+from trivium.corpus.publish import join_packed, publish_shards, summed
 from trivium.corpus.reuse import forget_unused
 from trivium.corpus.score import score
 from trivium.corpus.second_pass import SHARDS, clean_shard, find_common, find_marked, shard_groups
@@ -141,7 +141,7 @@ def _publish(
     counts = list(map(counts_of, folders))
     entries = [one["entry"] for one in counts]
     manifest = publish_shards(zip(folders, entries, strict=True), out / DOCUMENTS)
-    join_files(
+    join_packed(
         [*(part.folder / PART_REJECTS for part in parts[1:]), *(f / PART_REJECTS for f in folders)],
         out / REJECTS,
     )

@@ -27,9 +27,10 @@ from trivium.corpus.document import Document
 from trivium.corpus.engine.engine import Engine, Here, Result
 from trivium.corpus.extract import extract_step
 from trivium.corpus.heldout import choose, place_in_line, pool
-from trivium.corpus.job import JOB, end_job, folder_of_job, lay_down, mapped, read_json, state_of, write_array
+from trivium.corpus.ids_of_parts import KEYS, names_in, write_ids
+from trivium.corpus.job import JOB, end_job, folder_of_job, lay_down, mapped, read_json, state_of
 from trivium.corpus.listing import list_files, relative_name, source_of
-from trivium.corpus.own_ids import OwnIds, keys_of
+from trivium.corpus.own_ids import keys_of
 from trivium.corpus.parts import PART_BYTES, Piece, counts_of, do_parts, part_names, stretches
 from trivium.corpus.publish import put
 from trivium.corpus.quarantine import Damage
@@ -45,7 +46,7 @@ from trivium.provenance import fingerprint, write_json
 
 SOURCES, ITEMS, HELDOUT = "sources.json", "evaluation_items.jsonl", "heldout"
 SURVEYED, DECIDED, WRITTEN = "surveyed", "decided", "written"
-IDS, KEYS, CANDIDATES = "ids.parquet", "keys.npy", "candidates.parquet"  # of a part that was surveyed
+CANDIDATES = "candidates.parquet"  # of a part that was surveyed
 _GROUP = 64  # candidates that are read together
 
 
@@ -246,8 +247,7 @@ def _survey_part(job: Job, piece: Piece[list[Record]]) -> dict[str, Any]:
 
 
 def _write_survey(into: Path, ids: list[str], candidates: Sequence[tuple[float, int, Document]]) -> None:
-    write_array(into / KEYS, keys_of(ids))
-    pq.write_table(pa.table({"id": pa.array(ids, pa.string())}), into / IDS, **PASSING_PACKING)
+    write_ids(into, ids)
     table = documents_table([document for _, _, document in candidates])
     table = table.append_column("place", pa.array([place for place, _, _ in candidates], pa.float64()))
     table = table.append_column("row", pa.array([row for _, row, _ in candidates], pa.int64()))
@@ -294,7 +294,7 @@ def _entries(job: Job, counts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
 
 def _decide(job: Job, parts: Sequence[str], counts: Sequence[dict[str, Any]], into: Path) -> None:
     """Write what every document is called that cannot keep its name, which are held out, and their passages."""
-    named = _names(job, parts)
+    named = names_in([job.work / SURVEYED / name for name in parts])
     line = _line(job, parts)
 
     def document_of(one: tuple[int, int]) -> Document:
@@ -309,20 +309,6 @@ def _decide(job: Job, parts: Sequence[str], counts: Sequence[dict[str, Any]], in
         write_json(into / f"{name}.json", {"named": named[part], "held": held.get(part, [])})
     lines = [json.dumps(asdict(item), ensure_ascii=False) + "\n" for item in items]
     (into / ITEMS).write_text("".join(lines), encoding="utf-8")
-
-
-def _names(job: Job, parts: Sequence[str]) -> list[dict[int, str]]:
-    """For each part, the rows that need another name than their own, and that name."""
-    # copied, as each file that is mapped is one that is open, and a process may have a thousand
-    keys = [mapped(job.work / SURVEYED / name / KEYS).copy() for name in parts]
-    ids = OwnIds(np.concatenate(keys))
-    found: list[dict[int, str]] = []
-    for name, mine in zip(parts, keys, strict=True):
-        rows = np.flatnonzero(ids.may_repeat(mine))
-        column = pq.read_table(job.work / SURVEYED / name / IDS)["id"].take(rows) if len(rows) else []
-        given = {int(row): (str(one), ids.of(str(one))) for row, one in zip(rows, column, strict=True)}
-        found.append({row: own for row, (one, own) in given.items() if own != one})
-    return found
 
 
 def _line(job: Job, parts: Sequence[str]) -> Iterator[tuple[int, int]]:

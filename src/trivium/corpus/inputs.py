@@ -1,15 +1,18 @@
 """What a verb is given to read: the output of another verb, or files of any kind that can be read."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import Document
 from trivium.corpus.listing import input_files, source_of
+from trivium.corpus.own_ids import OwnIds, keys_of
 from trivium.corpus.quarantine import Damage
 from trivium.corpus.read import read_any
 from trivium.corpus.store import MANIFEST, documents_in, read_manifest, read_tables
@@ -49,7 +52,22 @@ def documents_of(file: Path, *, source: str, limits: ReadConfig) -> Iterator[Doc
 
 
 def documents_at(source: Input) -> Iterator[Document]:
-    """Every document there; DataError at the first part that cannot be read."""
+    """Every document there, under an id of its own; DataError when a part cannot be read.
+
+    Files are read twice, as ids depend on all others; a store's documents have their own.
+    """
+    if store_at(source.path) is not None:
+        yield from as_read_at(source)
+        return
+    keys = np.fromiter((keys_of([document.id])[0] for document in as_read_at(source)), np.uint64)
+    ids = OwnIds(keys)
+    for document in as_read_at(source):
+        yield replace(document, id=ids.of(document.id))
+
+
+def as_read_at(source: Input) -> Iterator[Document]:
+    """Every document there, under the id that its file gives it, which others may have, too; DataError at the first
+    part that cannot be read."""
     store = store_at(source.path)
     if store is not None:
         for table in read_tables(store):

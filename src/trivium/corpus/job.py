@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from trivium import __version__
 from trivium.config import build, to_tree
+from trivium.corpus.classifier import model_file
 from trivium.corpus.config import CurateConfig, ReadConfig
 from trivium.corpus.extract import extract_step
-from trivium.corpus.inputs import Input, documents_at, files_at
+from trivium.corpus.inputs import Input, as_read_at, files_at
 from trivium.corpus.listing import input_files
 from trivium.corpus.raw_files import JSONL_FOLDER, WARC_FOLDER
 from trivium.corpus.steps import Keep
@@ -140,7 +141,7 @@ def evaluation_texts(job: Job) -> dict[str, str]:
     found = evaluation_items(job.source)
     extract = extract_step(job.config.extract)
     for place in job.config.decontamination.against:
-        for number, document in enumerate(documents_at(Input(Path(place)))):
+        for number, document in enumerate(as_read_at(Input(Path(place)))):
             verdict = extract.judge(document)
             found[f"{place}:{number}"] = verdict.document.text if isinstance(verdict, Keep) else ""
     return found
@@ -206,7 +207,7 @@ def raw_files(source: Path) -> list[Path]:
 def files_beside(config: CurateConfig) -> list[Path]:
     """The files a config names that documents are judged by: a model, where it exists, and evaluation texts."""
     model = config.classifier.model if "classifier" in config.filters else None
-    found = [Path(model)] if model and Path(model).is_file() else []
+    found = [file for file in ([model_file(Path(model))] if model else []) if file.is_file()]
     return found + [file for place in config.decontamination.against for file in files_at(Path(place))]
 
 

@@ -34,7 +34,7 @@ _MARKS = ("mtime", "LastModified", "last_modified", "updated", "created", "ETag"
 
 
 class Listing(NamedTuple):
-    """What there is: the files that are named as readable, sorted, and how many others, by their ending."""
+    """What there is: the files that are named as readable, sorted, and how many others, by their ending or kind."""
 
     files: Sequence[Path | str]
     others: Mapping[str, int]
@@ -46,27 +46,31 @@ def list_files(path: Path | str) -> Listing:
     Links that lead nowhere are among them, so that reading reports them; hidden files and folders are not. DataError
     when none is readable, or a folder cannot be looked into.
     """
-    found: Iterable[Path | str]
+    found: Iterable[tuple[Path | str, bool]]
     if isinstance(path, str):
-        found = sorted(_remote_files(path))
-    elif path.is_file():
-        found = [path]
+        found = [(url, True) for url in sorted(_remote_files(path))]
     elif path.is_dir():
         found = sorted(_below(path, frozenset()))
+    elif path.exists():
+        found = [(path, path.is_file())]
     else:
         raise DataError(f"{path} does not exist; give a file or folder with {', '.join(SUFFIXES)} files")
     files: list[Path | str] = []
     others: Counter[str] = Counter()
-    for one in found:
+    for one, is_file in found:
         if is_hidden(relative_name(one, path)):
             continue
-        if name_of(one).lower().endswith(SUFFIXES):
+        if not is_file:
+            others["pipe or device"] += 1  # to read it may take for ever
+        elif name_of(one).lower().endswith(SUFFIXES):
             files.append(one)
         else:
             others[_ending(name_of(one))] += 1
     if not files:
         what = f"holds no file ending in one of {', '.join(SUFFIXES)}"
-        if found == [path]:
+        if found == [(path, False)]:
+            what = f"is a pipe or device, not one of {', '.join(SUFFIXES)}"
+        elif found == [(path, True)]:
             what = f"is not one of {', '.join(SUFFIXES)}"
         elif others:
             what += f" (it has {told_endings(others)})"
@@ -150,8 +154,8 @@ def is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
 
 
-def _below(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
-    """Every file below a folder; a link that leads back to a folder it lies in is not followed."""
+def _below(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[tuple[Path, bool]]:
+    """All below a folder, and whether it is a file; a link that leads back to a folder it lies in is not followed."""
     try:
         state = folder.stat()
         here = (state.st_dev, state.st_ino)
@@ -167,8 +171,8 @@ def _below(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
         if path.is_dir() if linked else entry.is_dir():
             if not entry.name.startswith("."):
                 yield from _below(path, above | {here})
-        elif path.is_file() or not path.exists() if linked else entry.is_file():
-            yield path
+        else:
+            yield path, path.is_file() or not path.exists() if linked else entry.is_file()
 
 
 def _remote_files(url: str) -> dict[str, Mapping[str, Any]]:

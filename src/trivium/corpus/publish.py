@@ -1,5 +1,6 @@
 """Finished pieces → the output of a station: their shards under one manifest, their rejects in one file, one funnel."""
 
+import gzip
 import os
 import shutil
 from collections import Counter
@@ -23,12 +24,14 @@ def publish_shards(pieces: Iterable[tuple[Path, dict[str, Any]]], store: Path) -
     return write_manifest(store, entries)
 
 
-def join_files(pieces: Sequence[Path], place: Path) -> None:
-    """Files end to end."""
+def join_packed(pieces: Sequence[Path], place: Path) -> None:
+    """Gzip files end to end; where all are empty an empty member, as a file of 0 bytes is none that gzip reads."""
     with open(place, "wb") as whole:
         for piece in pieces:
             with open(piece, "rb") as file:
                 shutil.copyfileobj(file, whole)
+        if whole.tell() == 0:
+            whole.write(gzip.compress(b"", mtime=0))
 
 
 def summed(lists: Iterable[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -5,8 +5,10 @@ part, and gives the same bytes in any number of processes.
 """
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +18,22 @@ from trivium.corpus.document import Document
 from trivium.corpus.engine.engine import Engine, Here, Result
 from trivium.corpus.filters.named import named_steps
 from trivium.corpus.first_pass import PARTS
-from trivium.corpus.inputs import DOCUMENTS, Input, documents_of, files_at
-from trivium.corpus.job import Job, begin_job, end_job, read_job
+from trivium.corpus.ids_of_parts import names_in, write_ids
+from trivium.corpus.inputs import DOCUMENTS, Input, documents_of, files_at, store_at
+from trivium.corpus.job import Job, begin_job, end_job, lay_down, read_job, read_json
 from trivium.corpus.judged import REJECTS as PACKED
 from trivium.corpus.judged import as_read, packed_lines, reject_line
 from trivium.corpus.listing import source_of
 from trivium.corpus.parts import COUNTS, PART_BYTES, Piece, counts_of, do_parts, part_names, stretches
-from trivium.corpus.publish import join_files, publish_shards, summed
+from trivium.corpus.publish import join_packed, publish_shards, summed
 from trivium.corpus.quarantine import Damage
 from trivium.corpus.steps import Reject, Steps, Tally
 from trivium.corpus.store import documents_table, shard_name, write_shard
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
+
+SURVEYED, NAMED = "surveyed", "named"  # ids as they are read; those that were settled
+Part = Piece[list[Document | Damage]]
 
 
 def run_steps(
@@ -44,36 +50,81 @@ def run_steps(
 
     out: an existing folder for documents/, rejects.jsonl.gz and funnel.json. work: the folder of finished parts.
     """
+    named_steps(config, seed=seed)  # what is wrong with them is an error before anything is written
     files = files_at(source.path)
     root = source.path if source.path.is_dir() else source.path.parent
     job = begin_job(work, root, config, seed=seed, files=files, limits=source.limits)
-    named_steps(config, seed=seed)  # a name that is none is an error before anything starts
-    numbers = [str(number) for number in range(len(files))]
-    what = ", ".join(config.filters) or "reading"
-    (engine or Here()).map(
-        partial(judge_file, str(job.work)), numbers, lambda done: progress(done, len(files), what)
-    )
+    runner, numbers = engine or Here(), [str(number) for number in range(len(files))]
+
+    def told(what: str) -> Callable[[int], None]:
+        return lambda done: progress(done, len(files), what)
+
+    if store_at(source.path) is None:  # whose documents have ids of their own
+        runner.map(partial(survey_file, str(job.work)), numbers, told("ids"))
+        _settle_ids(job)
+    runner.map(partial(judge_file, str(job.work)), numbers, told(", ".join(config.filters) or "reading"))
     folders = [job.path(PARTS, name) for name in part_names(job.path(PARTS), len(files))]
     found = publish_parts(folders, out)
     end_job(work)
     return found
 
 
+def survey_file(work: str, item: str) -> Result:
+    """The task of one file, by its number: what its documents are called in it."""
+    return _each_part(work, item, SURVEYED, _survey_part)
+
+
 def judge_file(work: str, item: str) -> Result:
     """The task of one file, by its number: write the parts of it that are not there yet."""
+    return _each_part(work, item, PARTS, _write_part)
+
+
+def _each_part(work: str, item: str, folder: str, do: Callable[[Job, Part], dict[str, Any]]) -> Result:
     job = read_job(work)
     path = job.files[int(item)]
     return do_parts(
-        job.path(PARTS),
+        job.path(folder),
         int(item),
         stretches(lambda: documents_of(path, source=source_of(path, job.source), limits=job.limits)),
-        lambda piece: _write_part(job, piece),
+        partial(do, job),
     )
 
 
-def _write_part(job: Job, piece: Piece[list[Document | Damage]]) -> dict[str, Any]:
+def _survey_part(job: Job, piece: Part) -> dict[str, Any]:
+    write_ids(piece.into, [record.id for record in piece.records if isinstance(record, Document)])
+    return {}
+
+
+def _settle_ids(job: Job) -> None:
+    """Lay down, for each part that has some, the rows that need another id than their own, and that id."""
+    if job.path(NAMED).is_dir():
+        return
+    parts = part_names(job.path(SURVEYED), len(job.files))
+    named = zip(parts, names_in([job.path(SURVEYED, name) for name in parts]), strict=True)
+
+    def fill(into: Path) -> None:
+        for name, ids in named:
+            if ids:
+                write_json(into / f"{name}.json", ids)
+
+    lay_down(job.path(NAMED), fill)
+
+
+def _under_own_ids(job: Job, piece: Part) -> list[Document | Damage]:
+    """The records of a part, its documents under the ids that were settled."""
+    path = job.path(NAMED, f"{piece.name}.json")
+    if not path.is_file():
+        return piece.records
+    named, rows = read_json(path), count()
+    return [
+        replace(record, id=named.get(str(next(rows)), record.id)) if isinstance(record, Document) else record
+        for record in piece.records
+    ]
+
+
+def _write_part(job: Job, piece: Part) -> dict[str, Any]:
     """What the steps leave of some records, and their rejects."""
-    found = as_read(piece.records, job.source).by(Steps(named_steps(job.config, seed=job.seed)))
+    found = as_read(_under_own_ids(job, piece), job.source).by(Steps(named_steps(job.config, seed=job.seed)))
     (piece.into / PACKED).write_bytes(found.rejects)
     return {
         "entry": write_shard(piece.into / shard_name(0), documents_table(found.kept)),
@@ -86,7 +137,7 @@ def publish_parts(folders: Sequence[Path], out: Path) -> dict[str, Any]:
     counts = list(map(counts_of, folders))
     entries = [one["entry"] for one in counts]
     publish_shards(zip(folders, entries, strict=True), out / DOCUMENTS)
-    join_files([folder / PACKED for folder in folders], out / REJECTS)
+    join_packed([folder / PACKED for folder in folders], out / REJECTS)
     funnel = summed(one["tallies"] for one in counts)
     write_json(out / FUNNEL, funnel)
     return {"funnel": funnel}

@@ -144,8 +144,8 @@ def _zstd_chunks(file: BinaryIO, limits: ReadConfig) -> Iterator[Chunk | Lost]:
         if follows is None and _TRUNCATED in what:
             yield Lost(Trouble.CUT, f"it breaks off {produced} bytes into its contents", broken.start)
         elif not searching:
-            on = "nothing behind it can be" if follows is None else f"what begins at byte {follows} is"
-            yield Lost(Trouble.PACKED, f"its zstd frame cannot be unpacked ({what}); {on} read", broken.start)
+            lost = Lost(Trouble.PACKED, f"its zstd frame cannot be unpacked ({what})", broken.start)
+            yield _told_where(lost, follows)
         searching, start = True, follows
 
 
@@ -230,26 +230,38 @@ class _Lent(io.RawIOBase):
 
 def _gzip_chunks(file: BinaryIO, limits: ReadConfig) -> Iterator[Chunk | Lost]:
     start: int | None = 0
-    searching = False  # after damage, until bytes can be read again: further failures are the same loss
+    lost: Lost | None = (
+        None  # told when bytes can be read again: further failures till then are the same loss
+    )
     while start is not None:
         end = start
         for found in _member(file, start, limits):
             if isinstance(found, int):
                 end = found
-            elif isinstance(found, Chunk):
-                searching = False
-                yield found
+            elif isinstance(found, Lost):
+                lost, end = lost or found, start
             else:
-                if not searching:
-                    yield found
-                searching, end = True, start
+                if lost is not None:
+                    yield _told_where(lost, start)
+                    lost = None
+                yield found
         if end == start:
             start = _find(file, start + 1, _MEMBER)
         else:
             start, stray = _after(file, end)
             if stray and start is not None:
-                yield Lost(Trouble.PACKED, "a gzip member does not begin where the one before ends", end)
-                searching, start = True, _find(file, start, _MEMBER)
+                what = "a gzip member does not begin where the one before ends"
+                lost, start = lost or Lost(Trouble.PACKED, what, end), _find(file, start, _MEMBER)
+    if lost is not None:
+        yield _told_where(lost, None)
+
+
+def _told_where(lost: Lost, follows: int | None) -> Lost:
+    """The loss with where reading goes on; that nothing follows goes without saying where a file breaks off."""
+    if follows is None and lost.trouble == Trouble.CUT:
+        return lost
+    on = "nothing behind it can be" if follows is None else f"what begins at byte {follows} is"
+    return lost._replace(detail=f"{lost.detail}; {on} read")
 
 
 def _member(file: BinaryIO, start: int, limits: ReadConfig) -> Iterator[Chunk | Lost | int]:
