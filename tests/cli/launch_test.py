@@ -220,7 +220,7 @@ def test_a_job_that_failed_at_its_start_is_not_taken_for_one_that_was_preempted_
 
 def test_a_job_of_some_devices_of_a_node_leaves_the_others(capsys, monkeypatch) -> None:
     some = printed(capsys, monkeypatch, "slurm", "machine=dgx-h100", "plan.layout.data=1")
-    assert "#SBATCH --gpus-per-node=4" in some and "--exclusive" not in some and "--mem" not in some
+    assert "#SBATCH --gpus-per-node=4" in some and "--exclusive" not in some and "--mem=0" not in some
 
 
 def test_kubernetes_gives_pods_the_time_to_save_and_ignores_preemption(capsys, monkeypatch) -> None:

@@ -24,6 +24,7 @@ from trivium.cli.main import VERBS
 from trivium.cli.options import refuse_no_place_for
 from trivium.cli.train import joins_torchrun
 from trivium.errors import DataError, Preempted
+from trivium.provenance import STAMP, describe, write_json
 from trivium.training.preemption import listening
 
 # Runs the command line, then says on the last line of standard error what it had imported.
@@ -267,7 +268,8 @@ def test_a_dry_run_prints_config_and_price_and_touches_nothing(call, tmp_path: P
 
 
 def test_a_dry_run_of_a_training_refuses_what_the_training_would_and_says_what_it_would_do(call, tmp_path):
-    write_tokens(tmp_path)
+    stamp = describe(verb="tokenize", config={}, inputs={})
+    write_json(write_tokens(tmp_path) / STAMP, stamp)
     small = tmp_path / "small.yaml"
     small.write_text(
         "base: demo\nplan:\n  model: {layers: 2, hidden: 32, heads: 2, sequence: 16, vocabulary: 300}\n"
