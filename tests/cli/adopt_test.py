@@ -52,7 +52,8 @@ def test_adopted_pairs_are_the_tokens_that_train_takes(trivium) -> None:
     assert {source: entry["weight"] for source, entry in sources.items()} == {"web": 0.75, "code": 0.25}
     told = next(line for line in said.splitlines() if "never trained on" in line)
     code, said = trivium("train", "--out", "run", "--dry-run")
-    assert code == 0 and told in said.splitlines()  # before a step is paid for
+    assert told in said.splitlines()  # before a step is paid for
+    assert code == 4 and "the validation split has" in said
     sets = (
         "training.steps=2",
         "plan.batch.sequences=4",
@@ -60,6 +61,7 @@ def test_adopted_pairs_are_the_tokens_that_train_takes(trivium) -> None:
         "training.validation_samples=2",
     )
     line = [word for field in sets for word in ("--set", field)]
+    assert trivium("train", "--out", "run", "--dry-run", *line)[0] == 0
     assert trivium("train", "--out", "run", "--ranks", "1", *line)[0] == 0
     code, said = trivium("data", "check", "run")
     assert code == 0 and "2 steps, 0 with another hash" in said
