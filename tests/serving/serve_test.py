@@ -304,22 +304,10 @@ def test_keys_that_could_be_guessed_are_refused(tmp_path):
         read_keys(tmp_path / "absent")
 
 
-class Slow(Writer):
-    """Each token takes a while."""
+class Hindered(Writer):
+    """Does something with each token of a text; `tokens`: how many were begun."""
 
-    def draft(self, *arguments, **more):
-        draft = super().draft(*arguments, **more)
-        done = draft.done
-        draft.done = lambda ids: time.sleep(0.15) or done(ids)
-        return draft
-
-
-class Held(Writer):
-    """Stops at the second token until it may go on; `tokens`: how many were begun."""
-
-    def __init__(self, model):
-        super().__init__(model)
-        self.may_go_on, self.tokens = threading.Event(), 0
+    tokens = 0
 
     def draft(self, *arguments, **more):
         draft = super().draft(*arguments, **more)
@@ -329,6 +317,31 @@ class Held(Writer):
 
     def _begin(self):
         self.tokens += 1
+        self.hinder()
+
+
+class Slow(Hindered):
+    """Each token takes a while."""
+
+    def hinder(self):
+        time.sleep(0.15)
+
+
+class Paced(Hindered):
+    """A token every few hundredths of a second."""
+
+    def hinder(self):
+        time.sleep(0.03)
+
+
+class Held(Hindered):
+    """Stops at the second token until it may go on."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.may_go_on = threading.Event()
+
+    def hinder(self):
         if self.tokens > 1:
             assert self.may_go_on.wait(60)
             time.sleep(0.02)
@@ -375,22 +388,6 @@ def test_a_real_server_streams_limits_its_queue_and_gives_up_what_nobody_waits_f
         assert writer.tokens < 50  # of 60 and a few
         assert requests.post(f"{url}/v1/completions", json=ASK, timeout=30).status_code == 200
         assert server.worker._waiting.empty()
-
-
-class Paced(Writer):
-    """A token every few hundredths of a second; `tokens`: how many there were."""
-
-    tokens = 0
-
-    def draft(self, *arguments, **more):
-        draft = super().draft(*arguments, **more)
-        done = draft.done
-        draft.done = lambda ids: self._count() or done(ids)
-        return draft
-
-    def _count(self):
-        time.sleep(0.03)
-        self.tokens += 1
 
 
 def test_a_client_that_leaves_is_missed_however_fast_its_tokens_come():

@@ -10,6 +10,7 @@ from trivium.cli.run_config import Given, resolve
 from trivium.cli.stage import CORPUS_PATH, Run
 from trivium.cli.workspace import Workspace
 from trivium.errors import ConfigError, DataError
+from trivium.interchange.settings import is_model_folder
 from trivium.provenance import read_stamp
 
 DEFAULT_PRESET = "demo"
@@ -73,17 +74,12 @@ def refuse_no_place_for(option: str, file: Path | None) -> None:
 def given_for(out: Path, preset: str | None, sets: list[str] | None, ranks: int | None = None) -> Given:
     """What the user gave; without --preset, the run directory's own config goes on."""
     stored = Workspace(out).config
-    if preset is None and stored.is_file() and is_model_folder(out):
+    if preset is None and is_model_folder(out):  # its config.json is another file than a run's
         raise ConfigError(
             f"{out} is a folder of Hugging Face, and this verb works in a run directory; `trivium checkpoint import` "
             f"brings its weights into one, and evaluate, incontext, generate and serve ask it as it is"
         )
     return Given(preset or (str(stored) if stored.is_file() else DEFAULT_PRESET), tuple(sets or ()), ranks)
-
-
-def is_model_folder(folder: Path) -> bool:
-    """Whether a folder holds a model of Hugging Face: its config.json is another file than a run's."""
-    return any(folder.glob("*.safetensors*")) and not (folder / "training").exists()
 
 
 def directory_of(place: Path | None, out: Path) -> Path:

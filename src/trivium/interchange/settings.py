@@ -1,6 +1,7 @@
 """A model's shape as the config.json of Hugging Face, and back."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -88,6 +89,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         said={"attention_bias": False},
     ),
 }
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Whether a folder holds a model of Hugging Face."""
+    return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
 
 
 def config_of(model: ModelShape, *, dtype: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from trivium.checkpoint.load import published
 from trivium.errors import CheckpointError, DataError
 from trivium.interchange.bring import import_hf
+from trivium.interchange.settings import is_model_folder
 from trivium.tokens.manifest import tokens_of_training
 
 _OF_A_RUN = Path("training", "checkpoints")
@@ -43,7 +44,7 @@ def opened(place: str | Path, tokenizer: str | Path | None = None) -> Iterator[T
     CheckpointError for a checkpoint without tokenizer.
     """
     place, words = Path(place), None if tokenizer is None else Path(tokenizer)
-    if (place / "config.json").is_file() and any(place.glob("*.safetensors")):
+    if is_model_folder(place):
         with tempfile.TemporaryDirectory(prefix="trivium-hf-") as folder:
             words = words or _existing(place / "tokenizer.json", place)
             yield Target((import_hf(place, Path(folder)),), words)
