@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +18,12 @@ from ranks import free_port
 from trivium.chaos.scene import job, plan, write_tokens
 from trivium.checkpoint.load import published
 from trivium.errors import DataError, Preempted
-from trivium.parallel.launch import Place, connected, start_ranks
+from trivium.parallel.launch import Place, RankFailed, connected, start_ranks
 from trivium.training import job as work
 from trivium.training.config import Supervision
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
-from trivium.training.neighbours import Neighbours, parent_of
-from trivium.training.pulse import Post, Pulse
+from trivium.training.neighbours import Failure, Neighbours, parent_of
+from trivium.training.pulse import Beat, Post, Pulse
 from trivium.training.run import CHECKPOINTS, TrainingJob
 
 RANKS = 3
@@ -125,26 +126,67 @@ def test_the_first_to_fail_is_the_cause_and_all_others_end_with_it(monkeypatch, 
     street.pass_by(1.0, 1)
     first, second, third = street.ranks
     assert [rank.turn() for rank in street.ranks] == [None] * RANKS
-    assert second.fail("rank 1 of 3 on node7 in step 1: out of memory")
-    assert not third.fail("rank 2 of 3 on node8 in step 1: connection closed by peer")
+    own = failure(1, "node7", "out of memory")
+    assert second.fail(own) is own
+    assert third.fail(failure(2, "node8", "Connection closed by peer")) is None
     assert capsys.readouterr().err == "", "thousands of ranks need not repeat it"
     assert first.turn() == [], "it ends, and nobody is killed"
     assert "rank 1 of 3 on node7 in step 1: out of memory\nit failed first" in capsys.readouterr().err
 
 
-def fail_among_others(place: Place, port: int, given: TrainingJob, also: int) -> None:
-    """Rank 2 fails; the others wait for it in a collective that never ends, and one finds the connection gone."""
+def failure(rank: int, host: str, report: str) -> Failure:
+    return Failure(RankFailed(rank, dict.fromkeys(range(RANKS)), report), Beat(1, "step", 0.0, 0.0), host)
+
+
+def test_whoever_lost_a_rank_on_another_host_names_the_one_that_says_nothing_any_more(monkeypatch) -> None:
+    street = Street(monkeypatch, hang_seconds=1.0)
+    street.pass_by(1.0, 1)
+    first, _, third = street.ranks
+    looking = threading.Thread(target=lambda: found.append(third.fail(lost)))
+    lost, found = failure(2, "node8", "Connection closed by peer"), []
+    third.leave(is_over=True)
+    looking.start()
+    while looking.is_alive():  # the first goes on; the second says nothing
+        first.leave()
+        time.sleep(0.02)
+    (named,) = found
+    assert (named.error.rank, named.at.step, named.host) == (1, 1, socket.gethostname())
+    assert "its host is gone" in str(named.error)
+
+
+def test_whoever_lost_a_rank_while_all_others_go_on_tells_its_own_failure(monkeypatch) -> None:
+    street = Street(monkeypatch, hang_seconds=1.0)
+    street.pass_by(1.0, 1)
+    lost, found = failure(2, "node8", "Connection closed by peer"), []
+    street.ranks[2].leave(is_over=True)
+    looking = threading.Thread(target=lambda: found.append(street.ranks[2].fail(lost)))
+    looking.start()
+    while looking.is_alive():
+        for rank in street.ranks[:2]:
+            rank.leave()
+        time.sleep(0.02)
+    assert found == [lost]
+
+
+def fail_among_others(
+    place: Place, port: int, given: TrainingJob, also: int | None, killed: bool = False
+) -> None:
+    """Rank 2 fails, or is killed; the others wait for it in a collective that never ends, and one finds the connection
+    gone."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.world_size),
         "LOCAL_RANK": str(place.rank),
+        "LOCAL_WORLD_SIZE": str(place.world_size),
     }
 
     def train(place: Place, given: TrainingJob, post: Post) -> None:
         with connected(place, timeout_seconds=30):
             post.beat(5, "step")
             time.sleep(0.5 if place.rank == 2 else 1.0 if place.rank == also else 60)
+            if killed and place.rank == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
             raise (
                 DataError("shard 7 is damaged")
                 if place.rank == 2
@@ -170,6 +212,25 @@ def test_a_rank_that_fails_ends_all_others_and_is_said_once_with_its_host(
     cause = f"rank 2 of 4 on {socket.gethostname()} in step 5: shard 7 is damaged"
     (failed,) = events(tmp_path / "run", "rank failed")
     assert (failed["rank"], failed["host"], failed["cause"]) == (2, socket.gethostname(), cause)
+    assert "closed by peer" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("also", [0, 1, None])
+def test_a_rank_that_is_killed_is_named_by_the_ranks_of_its_host(
+    tmp_path: Path, capfd, also: int | None
+) -> None:
+    """Whether one of them lost its connection, or all wait for it without end."""
+    given = job(tmp_path, tmp_path / "run", plan({"data": 4}), supervision={"hang_seconds": 2.0})
+    ranks = start_ranks(fail_among_others, 4, free_port(), given, also, True)
+    for process in ranks.processes:
+        process.join(20)
+    codes = [process.exitcode for process in ranks.processes]
+    ranks.end()
+    assert codes == [1, 1, -signal.SIGKILL, 1]
+    (failed,) = events(tmp_path / "run", "rank failed")
+    where = f"rank 2 of 4 on {socket.gethostname()} in step 5: its process is gone without a word"
+    assert (failed["rank"], failed["host"]) == (2, socket.gethostname())
+    assert failed["cause"].startswith(where)
     assert "closed by peer" not in capfd.readouterr().err
 
 
@@ -202,9 +263,15 @@ def wait_for(seen: Callable[[], object], log: Path, seconds: float = 60) -> None
         time.sleep(0.05)
 
 
+def wait_for_more_steps(run: Path, resumptions: int, log: Path) -> None:
+    """Than there are now, after the job was resumed so many times."""
+    before = last_step(run / METRICS)
+    wait_for(lambda: len(events(run, "resumed")) == resumptions and last_step(run / METRICS) > before, log)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds ranks in /proc")
-def test_under_torchrun_a_stopped_rank_is_named_and_the_job_goes_on_and_one_asked_to_end_ends_it(
+def test_under_torchrun_a_stopped_and_a_killed_rank_are_named_and_the_job_goes_on_until_one_is_asked_to_end(
     tmp_path,
 ) -> None:
     script = job_script(
@@ -219,17 +286,20 @@ def test_under_torchrun_a_stopped_rank_is_named_and_the_job_goes_on_and_one_aske
         wait_for(lambda: events(run, "saved"), log)  # before that there is nothing to resume from
         os.kill(ranks_of(agent)[0], signal.SIGSTOP)
         wait_for(lambda: events(run, "rank failed"), log)
-        before = last_step(run / METRICS)
-        wait_for(lambda: events(run, "resumed") and last_step(run / METRICS) > before, log)
+        wait_for_more_steps(run, 1, log)
+        os.kill(ranks_of(agent)[0], signal.SIGKILL)
+        wait_for(lambda: len(events(run, "rank failed")) == 2, log)
+        wait_for_more_steps(run, 2, log)
         os.kill(ranks_of(agent)[1], signal.SIGUSR1)
         assert agent.wait(60) == Preempted.exit_code, log.read_text()
     finally:
         for pid in [*ranks_of(agent), agent.pid] if agent.poll() is None else []:
             os.kill(pid, signal.SIGKILL)
-    (failed,) = events(run, "rank failed")
-    assert failed["rank"] == 0 and "it does not answer at all" in failed["cause"]
-    assert f"rank 0 of 2 on {failed['host']} in step {failed['in_step']}: hangs" in log.read_text()
-    assert failed["host"] == socket.gethostname()
+    stopped, killed = events(run, "rank failed")
+    assert "it does not answer at all" in stopped["cause"] and "is gone without a word" in killed["cause"]
+    for failed, how in ((stopped, "hangs"), (killed, "its process is gone")):
+        where = f"rank 0 of 2 on {socket.gethostname()} in step {failed['in_step']}: {how}"
+        assert failed["rank"] == 0 and failed["host"] == socket.gethostname() and where in log.read_text()
     done = last_step(run / METRICS)
     assert [e["step"] for e in events(run, "preempted")] == [done]
     assert published(run / CHECKPOINTS)[-1].name == f"step-{done:08d}"

@@ -18,9 +18,9 @@ from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
 from trivium.training.metrics import warn
-from trivium.training.neighbours import keeping_watch
+from trivium.training.neighbours import Failure, keeping_watch
 from trivium.training.preemption import ignore_signals, listening
-from trivium.training.pulse import Beat, Post
+from trivium.training.pulse import Post
 from trivium.training.rates import recipe_problems
 from trivium.training.run import (
     CHECKPOINTS,
@@ -37,7 +37,7 @@ from trivium.training.same_work import (
     refuse_other_work,
     refuse_weights_alone,
 )
-from trivium.training.supervise import Supervisor, Watch, located, note_failure
+from trivium.training.supervise import Supervisor, Watch, note_failure
 
 
 def start(
@@ -74,7 +74,7 @@ def start(
 
 def _train_among_others(place: Place, job: TrainingJob) -> None:
     """Train as a rank that another launcher started; what goes wrong is said with rank, host and step, by the rank on
-    which it went wrong first.
+    which it went wrong first, or by one that lost that rank.
 
     Raises Preempted when the job was asked to end. Then, and after a failure, signals are ignored, so that a launcher
     that now ends what is left changes neither the exit code nor what is said.
@@ -82,12 +82,11 @@ def _train_among_others(place: Place, job: TrainingJob) -> None:
     end_with_launcher()
     post = Post()
 
-    def tell(failure: RankFailed, at: Beat, host: str) -> None:
-        failure = located(failure, at, host)
-        warn(str(failure))
-        note_failure(job.out, failure, at, host)
+    def tell(failure: Failure) -> None:
+        warn(str(failure.located))
+        note_failure(job.out, failure.located, failure.at, failure.host)
 
-    with keeping_watch(place, post.pulse, job.training.supervision, tell) as is_first_to_fail:
+    with keeping_watch(place, post.pulse, job.training.supervision, tell) as cause_of:
         try:
             train_rank(place, job, post)
         except Preempted:
@@ -96,13 +95,13 @@ def _train_among_others(place: Place, job: TrainingJob) -> None:
         except Exception as error:
             ignore_signals()
             report = str(error) if isinstance(error, TriviumError) else f"{type(error).__name__}: {error}"
-            at, host, code = post.pulse.of(0), socket.gethostname(), getattr(error, "exit_code", 1)
-            failure = RankFailed(place.rank, dict.fromkeys(range(place.world_size)), report)
-            failure = located(failure, at, host)
-            if not is_first_to_fail(str(failure)):
+            code = getattr(error, "exit_code", 1)
+            failed = RankFailed(place.rank, dict.fromkeys(range(place.world_size)), report)
+            cause = cause_of(Failure(failed, post.pulse.of(0), socket.gethostname()))
+            if cause is None:
                 os._exit(code)  # quietly: thousands fail because the first one did
-            note_failure(job.out, failure, at, host)
-            raise error_of(code, str(failure)) from error
+            note_failure(job.out, cause.located, cause.at, cause.host)
+            raise error_of(code, str(cause.located)) from error
 
 
 def _polls(number: int) -> None:

@@ -2,7 +2,8 @@
 
 A thread of each rank leaves signs of life on the board; the first and the last rank, which seldom share a host, read
 them. Whichever finds a rank that hangs asks all for their stacks, names it, and every rank ends. So they do when one
-has failed: it says so itself, and the others need not find out by a collective that never ends.
+has failed: it says so itself, and the others need not find out by a collective that never ends. One that was killed
+says nothing: who shares its host sees that its process is gone, and who lost it looks who says nothing any more.
 """
 
 import contextlib
@@ -13,15 +14,17 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
 from trivium.parallel.board import Board
 from trivium.parallel.launch import Place, RankFailed
 from trivium.training.config import Supervision
 from trivium.training.metrics import warn
 from trivium.training.pulse import PHASES, Beat, Pulse
+from trivium.training.supervise import LOST, located
 from trivium.training.watchdog import (
     ABSENT_SECONDS,
     FRAMES_SHOWN,
@@ -31,14 +34,18 @@ from trivium.training.watchdog import (
     hanging,
     stat_of,
 )
-
-Tell = Callable[[RankFailed, Beat, str], None]  # with the host
+from trivium.units import listed
 
 ROUNDS_A_LIMIT = 10  # signs of life in the time after which a rank counts as hanging
 LONGEST_ROUND_SECONDS = 3.0
 KEPT_SECONDS = 2 * LONGEST_ROUND_SECONDS  # that a board stays after the last word on it
 SILENCE = "it does not answer at all: stopped (SIGSTOP or a debugger), or its host is gone"
-TELL_STACKS, NAMED, FAILED = "tell stacks", "named", "failed"
+GONE = (
+    "its process is gone without a word: killed (by the kernel for lack of memory, perhaps), or crashed; the system's "
+    "log tells"
+)
+LEFT = "it says nothing any more: killed (by the kernel for lack of memory, perhaps), crashed, or its host is gone"
+TELL_STACKS, NAMED, FAILED, LOOKS = "tell stacks", "named", "failed", "looks"
 
 
 @dataclass(frozen=True)
@@ -57,8 +64,29 @@ class News:
     stack: str = ""
 
 
+class Failure(NamedTuple):
+    """That a rank failed: of what, where in the training, and on which host."""
+
+    error: RankFailed
+    at: Beat
+    host: str
+
+    @property
+    def located(self) -> RankFailed:
+        """The error, saying where it was."""
+        return located(*self)
+
+    @property
+    def lost_another(self) -> bool:
+        """Whether it failed because another rank is gone."""
+        return any(words in str(self.error) for words in LOST)
+
+
+Tell = Callable[[Failure], None]
+
+
 class Neighbours:
-    """One rank's part in the watch. tell: called by the one rank that names another that hangs."""
+    """One rank's part in the watch. tell: called by the one rank that names another that hangs or is gone."""
 
     def __init__(
         self,
@@ -73,6 +101,9 @@ class Neighbours:
         self.patience = Patience(config)
         self.watches = place.rank in (0, place.world_size - 1)
         self._ranks = [f"rank {rank}" for rank in range(place.world_size)]
+        first = place.rank - place.local_rank
+        self._siblings = range(max(0, first), min(first + place.local_ranks, place.world_size))
+        self._missed = set[int]()  # siblings that were gone the last time
         now = clock()
         self._number, self._turned, self._forgiven, self._patient_until = 0, now, now, now
         self._heard = [
@@ -96,19 +127,28 @@ class Neighbours:
         self.leave()
         if self.watches and not self.board.has(NAMED) and self.board.has(*self._ranks):
             self._look(now)
+        gone = self._gone()  # before the board is asked: ranks leave without a word once it names one
         if self.board.has(NAMED):
             return [News(**each) for each in json.loads(self.board.read([NAMED])[0])]
         if self.board.has(FAILED):
             self._say_who_failed()
             return []
+        twice, self._missed = self._missed.intersection(gone), set(gone)  # its last word may be on its way
+        if twice:
+            cause = self.fail(self._without_a_word({rank: gone[rank] for rank in sorted(twice)}, GONE))
+            if cause is not None:
+                self.tell(cause)
+            return []
         return None
 
-    def fail(self, told: str) -> bool:
-        """Say that this rank has failed, and how; whether it is the first to, and so the cause."""
-        is_first = self.board.write_first(FAILED, told)
-        if not is_first:
-            self._say_who_failed()
-        return is_first
+    def fail(self, failure: Failure) -> Failure | None:
+        """Say that this rank has failed; one that lost another says which. Returns what was said; None: another rank
+        had failed before, and is the cause."""
+        cause = self._who_was_lost(failure) if failure.lost_another else failure
+        if self.board.write_first(FAILED, str(cause.located)):
+            return cause
+        self._say_who_failed()
+        return None
 
     def keep_board(self) -> None:
         """The first rank, whose process may be where the board is, ends only when all have had their turn."""
@@ -170,23 +210,55 @@ class Neighbours:
             first = news[guilty[0]]
             failure = hanging(guilty, how, stacks, seconds, self.patience.limit(first.phase))
             failure = RankFailed(failure.rank, dict.fromkeys(range(self.place.world_size)), failure.report)
-            phase = next(known for known in PHASES if known == first.phase)
-            self.tell(failure, Beat(first.step, phase, 0.0, 0.0), first.host)
+            self.tell(Failure(failure, beat_of(first), first.host))
+
+    def _who_was_lost(self, failure: Failure) -> Failure:
+        """The end of the rank that this one lost, where it can be told; otherwise this rank's own failure.
+
+        Of all ranks that lost one, the first to ask looks through all news; the others leave it the time.
+        """
+        gone, why, before = self._gone(), GONE, self._news()
+        if not gone and before:
+            looks = self.board.write_first(LOOKS, self._ranks[self.place.rank])
+            deadline = time.monotonic() + (2 if looks else 3) * self.round_seconds
+            while time.monotonic() < deadline and not self.board.has(FAILED):
+                time.sleep(0.05)
+            if looks and not self.board.has(FAILED):
+                now = enumerate(self._news())
+                gone, why = {r: each for r, each in now if each == before[r] and not each.is_over}, LEFT
+        return self._without_a_word(gone, why) if gone else failure
+
+    def _gone(self) -> dict[int, News]:
+        """The news of ranks of this host, started with this one, whose processes are gone without a word."""
+        names = [self._ranks[rank] for rank in self._siblings]
+        if not self.board.has(*names):
+            return {}
+        news = zip(self._siblings, map(read_news, self.board.read(names)), strict=True)
+        return {rank: each for rank, each in news if is_here(each) and not each.is_over and is_gone(each.pid)}
+
+    def _without_a_word(self, gone: Mapping[int, News], why: str) -> Failure:
+        (first, news), *others = gone.items()
+        report = why + (f" (with ranks {listed([rank for rank, _ in others])})" if others else "")
+        error = RankFailed(first, dict.fromkeys(range(self.place.world_size)), report)
+        return Failure(error, beat_of(news), news.host)
 
     def _news(self) -> list[News]:
-        return [News(**json.loads(text)) for text in self.board.read(self._ranks)]
+        """Of all ranks, once each has said something."""
+        return list(map(read_news, self.board.read(self._ranks))) if self.board.has(*self._ranks) else []
 
 
 @contextmanager
 def keeping_watch(
     place: Place, pulse: Pulse, config: Supervision, tell: Tell
-) -> Iterator[Callable[[str], bool]]:
+) -> Iterator[Callable[[Failure], Failure | None]]:
     """Inside, this rank takes part in the watch; when a rank is named or has failed, this process ends at once with
-    code 1. What is yielded says that this rank has failed, and returns whether it is the first to, as far as is known.
+    code 1. What is yielded says that this rank has failed, and returns why all do, as far as is known: that, or that
+    the rank which it lost is gone; None, where another rank has said it.
 
     A store that does not answer ends the watch, not the training: collectives still have their timeout.
     """
-    over, left, failed, others = threading.Event(), threading.Event(), list[str](), list[str]()
+    over, left = threading.Event(), threading.Event()
+    failures, causes = list[Failure](), list[Failure | None]()
 
     def watch() -> None:
         with contextlib.suppress(RuntimeError):
@@ -199,35 +271,61 @@ def keeping_watch(
                     neighbours.keep_board()
                     os._exit(1)
             neighbours.leave(is_over=True)
-            for told in failed:
-                others.extend([] if neighbours.fail(told) else [told])
+            for failure in failures:
+                causes.append(neighbours.fail(failure))
                 neighbours.keep_board()
         left.set()
 
-    def is_first_to_fail(told: str) -> bool:
-        failed.append(told)
+    def cause_of(failure: Failure) -> Failure | None:
+        failures.append(failure)
         over.set()
-        left.wait(STACK_SECONDS + (KEPT_SECONDS if place.rank == 0 else 0.0))
-        return not others
+        left.wait(STACK_SECONDS + KEPT_SECONDS * ((place.rank == 0) + 2 * failure.lost_another))
+        return causes[0] if causes else failure
 
     if place.world_size > 1:
         threading.Thread(target=watch, daemon=True, name="neighbours").start()
     else:
         left.set()
     try:
-        yield is_first_to_fail
+        yield cause_of
     finally:
         over.set()
-        left.wait(STACK_SECONDS)
+        left.wait(KEPT_SECONDS)  # its last word: without it, others would think that it was killed
 
 
 def end_siblings(named: list[News]) -> None:
     """Kill those of the named ranks that this rank's own launcher started: a stopped process hears nothing milder."""
     for news in named:
-        is_here = news.host == socket.gethostname() and news.launcher == os.getppid()
-        if is_here and news.pid != os.getpid() and parent_of(news.pid) == news.launcher:
+        if is_here(news) and news.pid != os.getpid() and parent_of(news.pid) == news.launcher:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(news.pid, signal.SIGKILL)
+
+
+def read_news(text: str) -> News:
+    """As it lies on the board."""
+    return News(**json.loads(text))
+
+
+def beat_of(news: News) -> Beat:
+    """Where in the training a rank was, without times: they are another clock's."""
+    phase = next(known for known in PHASES if known == news.phase)
+    return Beat(news.step, phase, 0.0, 0.0)
+
+
+def is_here(news: News) -> bool:
+    """Whether this rank's own launcher started that one, on this host."""
+    return news.host == socket.gethostname() and news.launcher == os.getppid()
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, its launcher knowing of it or not yet."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return stat_of(pid)[:1] in (["Z"], ["X"])
 
 
 def parent_of(pid: int) -> int | None:
