@@ -127,7 +127,7 @@ def about_checkpoint(checkpoint: Path) -> dict[str, Any]:
 
 def about_newest(checkpoints: Path) -> dict[str, Any]:
     """The same of the newest checkpoint of a run."""
-    from trivium.checkpoint.load import published
+    from trivium.checkpoint.format import published
 
     return about_checkpoint(published(checkpoints)[-1])
 

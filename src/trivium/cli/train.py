@@ -190,7 +190,7 @@ def lasting(what: Mapping[str, Any]) -> Tree:
 
 def apart(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
     """How the training that was set aside would have gone on, if only settings of the training differ."""
-    from trivium.checkpoint.load import published
+    from trivium.checkpoint.format import published
     from trivium.training.run import CHECKPOINTS
 
     saved = published(before / CHECKPOINTS)
