@@ -25,7 +25,7 @@ from trivium.cli.options import (
 from trivium.cli.price import dry_run_lines
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import layout_text, say
-from trivium.cli.stage import Result, Run, Stage, State, perform, state_of
+from trivium.cli.stage import Gone, Result, Run, Stage, State, perform, state_of
 from trivium.cli.tokenize import check_vocabulary, tail_lines
 from trivium.config import Tree, completed
 from trivium.errors import ConfigError, DataError
@@ -202,6 +202,16 @@ def apart(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
     return [f"to go on from its steps instead: {shlex.join(words)}"]
 
 
+def gone(run: Run, steps: int) -> Gone | None:
+    """The checkpoint after the last step, which every finished training has, until somebody removes it: those who read
+    the training look for it."""
+    from trivium.checkpoint.format import published, step_name, step_of
+
+    root = run.at.checkpoints
+    left = max((step_of(path.name) or 0 for path in published(root)), default=0)
+    return None if left >= steps else Gone(str(root / step_name(steps)), left)
+
+
 def check(run: Run, state: State) -> None:
     """Refuse a training that could not begin, while what is in its folder is still as it was."""
     from trivium.tokens.manifest import read_tokens_manifest
@@ -294,6 +304,7 @@ TRAIN = Stage(
     writes="in place",
     lasting=lasting,
     extent=lambda run: run.config.training.steps,
+    gone=gone,
     check=check,
     apart=apart,
 )
