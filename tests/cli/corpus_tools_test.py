@@ -77,6 +77,17 @@ def test_deduplication_of_damaged_input_names_it_and_leaves_nothing(stores, by):
     assert sorted(stores.iterdir()) == before
 
 
+def test_a_step_refuses_a_store_whose_bytes_changed_and_leaves_nothing(stores):
+    shard = next((stores / "good").glob("*.parquet"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 3] ^= 255
+    shard.write_bytes(content)
+    before = sorted(stores.iterdir())
+    with pytest.raises(DataError, match="does not have the sha256 in the manifest"):
+        call("step", "read", stores / "good", stores / "out")
+    assert sorted(stores.iterdir()) == before
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_deduplication_that_was_cut_off_goes_on_with_what_was_made(stores, monkeypatch, error):
     def cut_off(*given):
