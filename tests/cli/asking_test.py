@@ -436,3 +436,26 @@ def test_a_training_is_not_begun_without_the_data_that_it_would_be_asked(root, r
     ):
         with pytest.raises(error, match=message):
             ready(*sets)
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("incontext", "nowhere", "--task", "helaswag"), "--task"),
+        (("evaluate", "RUN", "--tasks", "helaswag"), "--tasks"),
+        (("corpus", "against", "helaswag", "bench.jsonl"), "TASKS"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_a_task_that_does_not_exist_is_blamed_on_what_named_it(run, words, field, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ConfigError, match=f"^{field} helaswag: there is no such task; did you mean 'hellaswag'"
+    ):
+        trivium(*(run if word == "RUN" else word for word in words))
+
+
+def test_a_group_of_tasks_is_not_offered_where_one_is_asked_for():
+    with pytest.raises(ConfigError, match="^--task mt-nlg: there is no such task; known: anli") as refused:
+        trivium("incontext", "nowhere", "--task", "mt-nlg")
+    assert str(refused.value).count("mt-nlg") == 1

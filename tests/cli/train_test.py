@@ -141,6 +141,11 @@ def test_ranks_that_do_not_fit_the_layout_are_refused_before_a_training_begins(
             DataError,
             "training.evaluation",
         ),
+        (
+            {"training.evaluation.every": 5, "training.evaluation.tasks": "helaswag"},
+            ConfigError,
+            "training.evaluation: tasks helaswag: there is no such task",
+        ),
         ({"plan.model.vocabulary": 4096, "tokens.vocabulary": 4096}, ConfigError, "plan.model.vocabulary"),
         ({"plan.model.sequence": 8192}, DataError, "validation"),
     ],

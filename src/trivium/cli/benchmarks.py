@@ -23,12 +23,13 @@ FOLDER = "tasks"  # of a run directory
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user wants to know."""
+    """What a user wants to know. field: what names the tasks."""
 
     tasks: str
     data: Path | None
     config: BenchmarkConfig
     every: bool = False
+    field: str = "--tasks"
 
 
 def config_of(shots: str | None, limit: int | None, sets: Sequence[str]) -> BenchmarkConfig:
@@ -59,7 +60,7 @@ def rows_of(asked: Asked) -> tuple[list[Any], dict[str, str]]:
         folder = asked.data
         read = lambda of: local_rows(of, folder)  # noqa: E731
     ready, missing = [], {}
-    for name, named in chosen(asked.tasks).items():
+    for name, named in chosen(asked.tasks, asked.field).items():
         of = definition(name)
         try:
             rows = read(of)

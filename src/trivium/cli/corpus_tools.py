@@ -255,7 +255,7 @@ def against(
     from trivium.corpus.decontaminate import keys_of
     from trivium.evaluation.contamination import text_looked_for
 
-    ready, missing = rows_of(Asked(tasks, data, config_of(None, None, [])))
+    ready, missing = rows_of(Asked(tasks, data, config_of(None, None, []), field="TASKS"))
     lines: list[str] = []
     for benchmark in ready:
         texts = dict.fromkeys(map(text_looked_for, benchmark.task.examples))

@@ -170,7 +170,7 @@ def examined(job: Any, run: Run) -> tuple[Any, dict[str, str]]:
     config = BenchmarkConfig(shots=about.shots, limit=about.limit, seed=run.config.seed)
     data = None if about.data is None else Path(about.data)
     try:
-        ready, missing = rows_of(Asked(about.tasks, data, config))
+        ready, missing = rows_of(Asked(about.tasks, data, config, field="tasks"))
     except (ConfigError, DataError) as error:
         raise type(error)(f"training.evaluation: {error}") from None
     return replace(job, examiner=examiner_of(ready, load_tokenizer(run.tokenizer), config)), missing
