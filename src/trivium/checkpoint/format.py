@@ -163,7 +163,9 @@ def _malformed(manifest: dict[str, Any]) -> str:
             and all(map(_is_piece, tensor["pieces"]))
         ):
             return f"tensors.{name}"
-    about = [name for name in ("plan", "data") if not isinstance(manifest.get(name, {}), dict)]
+    about = [
+        name for name in ("plan", "data", "imported_from") if not isinstance(manifest.get(name, {}), dict)
+    ]
     return about[0] if about else ""
 
 
