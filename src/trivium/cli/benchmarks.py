@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trivium.cli.answers import answered
+from trivium.cli.answers import answered, refuse_layout
 from trivium.cli.kept import Kept
 from trivium.cli.options import STANDARD_OUTPUT, refuse_no_place_for
 from trivium.cli.show import percent, percent_range, say, table
@@ -80,6 +80,7 @@ def evaluate_target(target: "Target", asked: Asked, progress: Progress) -> Itera
     nothing to say there is none."""
     from trivium.evaluation.benchmark import FORMAT, evaluate_benchmarks, series_of
 
+    refuse_layout(_checkpoints(target, asked)[0], asked.config.layout)  # before rows are read: from the Hub
     ready, missing = rows_of(asked)
     overlap = _overlap(target, ready)
     series: list[dict[str, Any]] = []
