@@ -223,9 +223,27 @@ def test_a_list_is_too_short_in_plain_words_and_not_because_what_it_holds_is_wro
     assert told(["c"]) == "some.0 is 'c'; it must be 'a' or 'b'"
 
 
-def test_a_whole_number_with_an_exponent_is_written_out_in_the_remedy():
-    for text, number in (("1e9", 1_000_000_000), ("1.5e3", 1500)):
-        with pytest.raises(ConfigError, match=f"it must be a whole number: write {number}$"):
-            build(TrainingConfig, {"steps": text})
-    with pytest.raises(ConfigError, match="valid integer"):
-        build(TrainingConfig, {"steps": "many"})
+class Counts(Config):
+    one: Annotated[int, Field(ge=1)] = 1
+    several: tuple[int | Literal["few"], ...] = ()
+    named: dict[str, int] = {}
+    name: str | None = None
+    share: float = 0.0
+
+
+def test_a_whole_number_may_be_written_with_an_exponent_where_one_has_to_stand(tmp_path: Path):
+    texts = ["one=2e3", "several=[1.5E3, few, +20e-1, 7]", "named.a=1e+9", "share=2e3", "name=2e3"]
+    expected = Counts(one=2000, several=(1500, "few", 2, 7), named={"a": 10**9}, share=2000.0, name="2e3")
+    assert build(Counts, parse_assignments(texts)) == expected
+    (tmp_path / "some.yaml").write_text("one: 2e3\nseveral: [15e2, few, 2e0, 7]\nnamed: {a: .1e10}\n")
+    read = build(Counts, read_preset(str(tmp_path / "some.yaml")) | {"name": "2e3", "share": "2e3"})
+    assert read == expected and type(read.one) is type(read.several[0]) is int
+
+
+@pytest.mark.parametrize(
+    "text", ["many", "1e", "e3", "2e-3", "1.5e0", "2_0e1", "9007199254740993e0", "1e999", "nan", "2e3 "]
+)
+def test_what_writes_no_whole_number_exactly_is_none(text: str):
+    for tree, path in (({"one": text}, "one"), ({"several": ["few", text]}, "several.1.*")):
+        with pytest.raises(ConfigError, match=f"{path} is '{text}'; it must be a valid integer"):
+            build(Counts, tree)

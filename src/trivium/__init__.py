@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors and type checkers; _HOMES says the same at run time
+    from trivium.checkpoint.format import published as published
     from trivium.checkpoint.load import Checkpoint as Checkpoint
-    from trivium.checkpoint.load import published as published
     from trivium.cost.estimate import Estimate as Estimate
     from trivium.cost.estimate import estimate as estimate
     from trivium.cost.hardware import Machine as Machine
@@ -87,7 +87,7 @@ _HOMES = {
     "start": "training.job",
     # use: checkpoints that answer, write and travel
     "Checkpoint": "checkpoint.load",
-    "published": "checkpoint.load",
+    "published": "checkpoint.format",
     "Target": "interchange.target",
     "opened": "interchange.target",
     "NativeScorer": "evaluation.answer",

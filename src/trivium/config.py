@@ -1,6 +1,7 @@
 """Configs are frozen pydantic models; presets are YAML; overrides are typed and applied together."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -11,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trivium.errors import ConfigError, TriviumError, nearest
 
+_EXPONENT = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)[eE][+-]?\d+")
+_EXACT_BELOW = 2**53  # whole numbers that a float holds, each as itself
 Tree = dict[str, Any]
 ModelT = TypeVar("ModelT", bound="Config")
 Positive = Annotated[int, Field(ge=1)]
@@ -84,11 +87,25 @@ def parse_assignments(assignments: Iterable[str]) -> Tree:
 
 def build(model: type[ModelT], tree: Mapping[str, Any]) -> ModelT:
     """Validate a tree; every problem is reported at once, each with its path, value and law."""
+    given = counted = dict(tree)
     try:
-        return model.model_validate(dict(tree))
+        return model.model_validate(given)
     except ValidationError as error:
         found = error.errors()
-        raise ConfigError("\n".join(_explain(model, e) for e in found if not _follows(e, found))) from None
+    for e in found:
+        if e["type"] == "int_parsing":  # YAML takes 2e3 for a text
+            counted = _with(counted, e["loc"], as_count(e["input"]))
+    if counted != given:
+        return build(model, counted)
+    raise ConfigError("\n".join(_explain(model, e) for e in found if not _follows(e, found)))
+
+
+def as_count(value: Any) -> Any:
+    """The whole number that a text like 2e3 writes exactly; any other value as it is."""
+    if not isinstance(value, str) or not _EXPONENT.fullmatch(value):
+        return value
+    number = float(value)
+    return int(number) if number.is_integer() and abs(number) < _EXACT_BELOW else value
 
 
 def to_tree(config: Config) -> Tree:
@@ -253,8 +270,6 @@ def _explain(model: type[BaseModel], error: Any) -> str:
         if value is None:
             return f"{path} is null; it must be a list: write [], or quote what YAML takes for nothing, as ['###']"
         return f"{path} is {shown}; it must be a list: write [{value}]"
-    if error["type"] == "int_parsing" and (whole := _whole(value)) is not None:
-        return f"{path} is {shown}; it must be a whole number: write {whole}"
     law = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return (
         f"{path} is {shown}: {law}"
@@ -263,13 +278,13 @@ def _explain(model: type[BaseModel], error: Any) -> str:
     )
 
 
-def _whole(text: Any) -> int | None:
-    """The number that stands there, where it is a whole one written with an exponent."""
-    try:
-        number = float(text)
-    except (TypeError, ValueError):
-        return None
-    return int(number) if number.is_integer() else None
+def _with(node: Any, path: Sequence[str | int], value: Any) -> Any:
+    """A tree with another value at a path, whose end may name one of a field's types and not a place."""
+    if isinstance(node, Mapping):
+        return {k: _with(v, path[1:], value) if k == path[0] else v for k, v in node.items()}
+    if isinstance(node, list | tuple):
+        return [_with(v, path[1:], value) if n == path[0] else v for n, v in enumerate(node)]
+    return value
 
 
 def _owner(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | None:

@@ -10,7 +10,7 @@ import torch
 
 from ranks import on_ranks
 from trivium import provenance
-from trivium.checkpoint import agree, load, save
+from trivium.checkpoint import agree, load, save, verify
 from trivium.checkpoint.agree import found_by_first, problem_of_any
 from trivium.checkpoint.load import Checkpoint, newest_good
 from trivium.checkpoint.save import Fragment, Saving
@@ -60,13 +60,13 @@ def test_ranks_meet_while_a_save_takes_long(tmp_path: Path, monkeypatch, until_m
 
 
 def test_ranks_meet_while_verifying_takes_long(tmp_path: Path, monkeypatch, until_met) -> None:
-    path, right = save.save(tmp_path, 1, fragments(), MESH, {}), load.file_sha256
+    path, right = save.save(tmp_path, 1, fragments(), MESH, {}), verify.file_sha256
 
     def slow(*given) -> str:
         until_met()
         return right(*given)
 
-    monkeypatch.setattr(load, "file_sha256", slow)
+    monkeypatch.setattr(verify, "file_sha256", slow)
     assert Checkpoint.open_together(path, MESH).step == 1
 
 
@@ -110,14 +110,14 @@ def test_a_newest_checkpoint_that_cannot_be_read_is_passed_over(
 ) -> None:
     for step in (1, 2):
         save.save(tmp_path, step, fragments(), MESH, {})
-    right, warnings = (Path.stat if call == "stat" else load.file_sha256), []
+    right, warnings = (Path.stat if call == "stat" else verify.file_sha256), []
 
     def unreadable(path: Path, *given, **named):
         if "step-00000002" in str(path) and path.suffix == ".safetensors":
             raise OSError(5, os.strerror(5), str(path))
         return right(path, *given, **named)
 
-    monkeypatch.setattr(Path if call == "stat" else load, call, unreadable)
+    monkeypatch.setattr(Path if call == "stat" else verify, call, unreadable)
     found = newest_good(tmp_path, MESH, warnings.append)
     assert found is not None and found.step == 1
     (told,) = warnings

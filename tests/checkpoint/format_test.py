@@ -18,11 +18,12 @@ from trivium.checkpoint.format import (
     covers,
     manifest_hash,
     manifest_text,
+    published,
     read_manifest,
     step_name,
     step_of,
 )
-from trivium.checkpoint.load import Checkpoint, newest_good, published
+from trivium.checkpoint.load import Checkpoint, newest_good
 from trivium.checkpoint.save import Fragment, save
 from trivium.errors import CheckpointError
 from trivium.parallel.mesh import Mesh

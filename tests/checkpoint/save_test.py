@@ -17,8 +17,8 @@ import torch
 from ranks import on_ranks
 from trivium import provenance
 from trivium.checkpoint import durable, pieces
-from trivium.checkpoint.format import step_name, step_of
-from trivium.checkpoint.load import Checkpoint, newest_good, published
+from trivium.checkpoint.format import published, step_name, step_of
+from trivium.checkpoint.load import Checkpoint, newest_good
 from trivium.checkpoint.save import Fragment, Saving, copies, prune, recover, save
 from trivium.errors import CheckpointError
 from trivium.parallel.launch import Place

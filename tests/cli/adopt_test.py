@@ -67,7 +67,7 @@ def test_adopted_pairs_are_the_tokens_that_train_takes(trivium) -> None:
     assert code == 0 and "2 steps, 0 with another hash" in said
     assert trivium("data", "where", "run", "--document", "web/3")[0] == 0
     code, said = trivium("data", "trace", "run", "--step", "1", "--row", "0", "--position", "0")
-    assert code == 0 and "its curation is not in this run directory" in said
+    assert code == 0 and "its curation is neither beside" in said
 
 
 def test_pairs_that_moved_are_linked_anew_and_are_the_same_tokens(trivium) -> None:

@@ -16,6 +16,7 @@ from trivium.cli.run_config import Given, resolve
 from trivium.config import to_tree
 from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
 from trivium.interchange.export import export_hf
+from trivium.parallel import launch
 from trivium.provenance import STAMP, describe, write_json
 from trivium.tokens.tokenizer import train_tokenizer
 
@@ -436,3 +437,52 @@ def test_a_training_is_not_begun_without_the_data_that_it_would_be_asked(root, r
     ):
         with pytest.raises(error, match=message):
             ready(*sets)
+
+
+@pytest.mark.parametrize("section", ["", "generation."], ids=["asked", "written"])
+@pytest.mark.parametrize(
+    ("degree", "says"),
+    [
+        ("tensor=3", r"^plan\.model\.heads \(4\) must be a multiple of plan\.layout\.tensor \(3\)"),
+        ("context=2", r"^plan\.layout\.context is 2, and ranks that answer share no sequence"),
+        ("pipeline=5", r"^plan\..*\(4\).*5"),
+    ],
+    ids=["tensor", "context", "pipeline"],
+)
+def test_a_layout_that_the_model_does_not_fit_is_refused_before_a_rank_starts(
+    root, run, section, degree, says, monkeypatch
+):
+    def start(*given):
+        raise AssertionError("a rank was started")
+
+    monkeypatch.setattr(launch, "run_ranks", start)
+    ways = {
+        "": (("evaluate", run, "--data", "nowhere"), ("incontext", run, "--data", root / "data")),
+        "generation.": (("generate", run, "--prompt", "a"), ("generate", run, "--file", "riddles")),
+    }
+    for words in ways[section]:
+        with pytest.raises(ConfigError, match=says):
+            trivium(*words, sets=(f"{section}layout.{degree}",))
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("incontext", "nowhere", "--task", "helaswag"), "--task"),
+        (("evaluate", "RUN", "--tasks", "helaswag"), "--tasks"),
+        (("corpus", "against", "helaswag", "bench.jsonl"), "TASKS"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_a_task_that_does_not_exist_is_blamed_on_what_named_it(run, words, field, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ConfigError, match=f"^{field} helaswag: there is no such task; did you mean 'hellaswag'"
+    ):
+        trivium(*(run if word == "RUN" else word for word in words))
+
+
+def test_a_group_of_tasks_is_not_offered_where_one_is_asked_for():
+    with pytest.raises(ConfigError, match="^--task mt-nlg: there is no such task; known: anli") as refused:
+        trivium("incontext", "nowhere", "--task", "mt-nlg")
+    assert str(refused.value).count("mt-nlg") == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from cli.main_test import imported, trivium
 from plans import small
 from trivium.certify.certificate import RULE
 from trivium.checkpoint.format import step_name
@@ -83,6 +84,14 @@ def test_verify_takes_all_of_a_run_or_one_and_none_is_no_success(call, run: Path
     shutil.rmtree(run / "training" / "checkpoints")
     code, told = call("verify", "--all")
     assert code == 5 and "holds no checkpoint" in told
+
+
+@pytest.mark.parametrize(
+    "words", [["ls"], ["ls", "--verify"], ["verify", "--all"], ["show"], ["rm", "10"]], ids=" ".join
+)
+def test_what_reads_manifests_and_bytes_alone_imports_no_torch(run: Path, words: list[str]) -> None:
+    done = trivium("checkpoint", *words, "--out", str(run))
+    assert done.returncode == 0 and "torch" not in imported(done), done.stderr
 
 
 def test_a_run_is_named_once(call, tmp_path: Path) -> None:

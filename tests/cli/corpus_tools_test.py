@@ -8,9 +8,11 @@ from typer.testing import CliRunner
 
 from tokens.curated import curated, documents
 from trivium.cli.corpus import app
+from trivium.corpus import deduplicate
 from trivium.corpus.classifier import train
 from trivium.corpus.compare import differences_between
 from trivium.corpus.config import ClassifierConfig, CurateConfig
+from trivium.corpus.deduplicate import WAYS
 from trivium.corpus.document import Document
 from trivium.corpus.inputs import Input, documents_at
 from trivium.corpus.job import files_beside
@@ -63,6 +65,41 @@ def test_a_step_that_is_refused_says_its_name_and_leaves_nothing(stores):
     with pytest.raises(ConfigError, match="classifier.model is not set"):
         call("step", "classifier", stores / "good", stores / "out")
     assert sorted(stores.iterdir()) == before
+
+
+@pytest.mark.parametrize("by", WAYS)
+def test_deduplication_of_damaged_input_names_it_and_leaves_nothing(stores, by):
+    rows = [json.dumps({"id": f"r{n}", "text": text}) for n, text in enumerate(GOOD)]
+    (stores / "in.jsonl").write_text("\n".join([*rows, '{"id": "half', *rows]))
+    before = sorted(stores.iterdir())
+    with pytest.raises(DataError, match="line 61 is not JSON"):
+        call("dedup", stores / "in.jsonl", stores / "out", "--by", by)
+    assert sorted(stores.iterdir()) == before
+
+
+def test_a_step_refuses_a_store_whose_bytes_changed_and_leaves_nothing(stores):
+    shard = next((stores / "good").glob("*.parquet"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 3] ^= 255
+    shard.write_bytes(content)
+    before = sorted(stores.iterdir())
+    with pytest.raises(DataError, match="does not have the sha256 in the manifest"):
+        call("step", "read", stores / "good", stores / "out")
+    assert sorted(stores.iterdir()) == before
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_deduplication_that_was_cut_off_goes_on_with_what_was_made(stores, monkeypatch, error):
+    def cut_off(*given):
+        raise error("here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(deduplicate, "find_duplicates", cut_off)
+        assert CliRunner().invoke(app, ["dedup", str(stores / "good"), str(stores / "out")]).exit_code != 0
+    assert (stores / ".out.work").is_dir()
+    monkeypatch.setattr(deduplicate, "write_part", cut_off)
+    call("dedup", stores / "good", stores / "out")
+    assert not (stores / ".out.work").exists()
 
 
 @pytest.mark.parametrize("verb", ["read", "dedup", "select", "train", "score"])

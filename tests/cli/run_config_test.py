@@ -100,7 +100,9 @@ def test_an_unknown_machine_is_refused_with_the_known_ones():
 
 
 def test_the_tokenizer_has_the_ids_of_the_model_where_nothing_else_is_said(tmp_path):
-    assert resolve(Given("demo", ("plan.model.vocabulary=512",))).tokens.vocabulary == 512
+    for written in ("512", "5.12e2"):
+        config = resolve(Given("demo", (f"plan.model.vocabulary={written}",)))
+        assert config.tokens.vocabulary == config.plan.model.vocabulary == 512
     mine = tmp_path / "mine.yaml"
     mine.write_text("base: mt-nlg-530b\nplan: {model: {vocabulary: 128256}}")
     config = resolve(Given(str(mine)))

@@ -9,7 +9,7 @@ from trivium.checkpoint.lease import holder_of, holding
 from trivium.cli import stage as stages
 from trivium.cli.options import given_for, open_run
 from trivium.cli.run_config import Given, resolve
-from trivium.cli.stage import STARTED, Run, Stage, perform
+from trivium.cli.stage import STARTED, Gone, Run, Stage, perform
 from trivium.cli.workspace import Workspace, read_result
 from trivium.config import read_preset
 from trivium.errors import ConfigError, DataError, MachineError
@@ -196,6 +196,22 @@ def test_finished_work_in_place_goes_on_only_to_more_steps(bench: Bench, steps: 
     perform(training(bench), bench.run(f"training.steps={steps}"))
     assert (bench.root / "training" / "checkpoint").exists() is goes_on
     assert read_result(bench.root / "training" / STARTED)["extent"] == steps
+
+
+@pytest.mark.parametrize("other", [(), ("training.keep_last=5",)], ids=["same", "other settings"])
+@pytest.mark.parametrize("left", [100, 0])
+def test_finished_work_in_place_that_lost_its_end_goes_on_from_what_is_left(
+    bench: Bench, left: int, other: tuple[str, ...], capsys
+):
+    lost = training(bench, gone=lambda run, extent: Gone("the checkpoint", left) if extent == 200 else None)
+    perform(training(bench), bench.run("training.steps=200"))
+    (bench.root / "training" / "checkpoint").write_text("of an earlier step")
+    capsys.readouterr()
+    perform(lost, bench.run("training.steps=200", *other))
+    assert bench.calls == ["training", "training"]
+    assert (bench.root / "training" / "checkpoint").exists() is (left > 0)
+    assert (bench.root / "training.previous").exists() is (left == 0)  # what it tells of itself is not lost
+    assert "training: the checkpoint is gone; " in capsys.readouterr().out
 
 
 def files(root: Path) -> dict[str, str]:

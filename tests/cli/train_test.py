@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 from trivium.chaos.scene import VOCABULARY, write_tokens
+from trivium.checkpoint.durable import remove
+from trivium.checkpoint.format import read_manifest, step_name
 from trivium.cli import train
 from trivium.cli.options import given_for, open_run
 from trivium.cli.stage import STARTED, perform
 from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
 from trivium.provenance import STAMP, write_json
+from trivium.training.metrics import EVENTS, read
 from trivium.training.record import Record, write_record
 
 
@@ -138,6 +141,11 @@ def test_ranks_that_do_not_fit_the_layout_are_refused_before_a_training_begins(
             DataError,
             "training.evaluation",
         ),
+        (
+            {"training.evaluation.every": 5, "training.evaluation.tasks": "helaswag"},
+            ConfigError,
+            "training.evaluation: tasks helaswag: there is no such task",
+        ),
         ({"plan.model.vocabulary": 4096, "tokens.vocabulary": 4096}, ConfigError, "plan.model.vocabulary"),
         ({"plan.model.sequence": 8192}, DataError, "validation"),
     ],
@@ -162,6 +170,42 @@ def test_a_mistyped_command_leaves_a_finished_training_where_it_is(
     with pytest.raises(error, match=says):
         perform(train.TRAIN, run)
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def test_a_training_without_its_last_checkpoint_is_not_up_to_date_and_does_again_what_is_lost(
+    tokens: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    out, few = tmp_path / "run", {"training.steps": 4, "training.checkpoint_every": 2}
+    few |= {"plan.model.layers": 2, "plan.model.hidden": 32, "plan.model.heads": 2, "plan.zero": 0}
+    few |= {
+        "training.warmup_tokens": 0,
+        "training.validation_samples": 4,
+        "plan.batch.sequences": 4,
+        "plan.batch.micro": 2,
+    }
+    sets = [f"{field}={value}" for field, value in (SMALL | few).items()]
+
+    def again() -> tuple[str, list[dict]]:
+        perform(train.TRAIN, open_run(out, given_for(out, "demo", sets, ranks=1), tokens=tokens))
+        events = read(out / "training" / EVENTS)
+        return capsys.readouterr().out, [event for event in events if event["event"] in ("resumed", "saved")]
+
+    def weights(step: int) -> dict[str, str]:
+        return read_manifest(out / "training/checkpoints" / step_name(step))["files"]
+
+    assert len(again()[1]) == 2
+    before = weights(4)
+    remove(out / "training/checkpoints" / step_name(4))
+    said, events = again()
+    assert f"{step_name(4)} is gone; goes on" in said
+    assert [event["step"] for event in events[2:]] == [2, 4] and weights(4) == before
+    said, events = again()
+    assert "up to date" in said and len(events) == 4
+    for step in (2, 4):
+        remove(out / "training/checkpoints" / step_name(step))
+    said, events = again()
+    assert f"{step_name(4)} is gone; begins anew" in said and "is now in" in said
+    assert [event["step"] for event in events] == [2, 4] and weights(4) == before
 
 
 def test_how_a_training_that_was_set_aside_would_go_on_is_told_where_its_state_is_of_the_same_model(

@@ -284,6 +284,57 @@ def test_the_marks_of_a_tokenizer_from_elsewhere_go_along(tmp_path: Path) -> Non
     assert given_tokenizer(str(tmp_path / "hf")).identity == words.identity
 
 
+def marks(folder: Path, name: str = "config.json") -> dict[str, object]:
+    tree = json.loads((folder / name).read_text())
+    return {k: v for k, v in tree.items() if k in ("bos_token_id", "eos_token_id", "pad_token_id")}
+
+
+@pytest.mark.parametrize(
+    ("said", "no_ids", "fills"),
+    [
+        ({"bos_token_id": 1, "eos_token_id": 2}, (), 2),
+        ({"bos_token_id": 1, "eos_token_id": [3, 2], "pad_token_id": 5}, (), 5),
+        ({"bos_token_id": None, "eos_token_id": 2, "pad_token_id": None}, (), None),
+        ({}, (), None),  # transformers have their own, there and back
+        (
+            {"bos_token_id": 50256, "eos_token_id": 2, "pad_token_id": -1},
+            ("bos_token_id", "pad_token_id"),
+            2,
+        ),
+    ],
+)
+def test_the_ids_that_begin_and_end_texts_come_in_and_go_back(
+    tmp_path: Path, said: dict[str, object], no_ids: tuple[str, ...], fills: int | None
+) -> None:
+    export_hf(written(tmp_path / "ours", small()), tmp_path / "hf", tokenizer=None)
+    assert marks(tmp_path / "hf") == {"bos_token_id": 0, "eos_token_id": 0}  # of what was trained here
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    config = {k: v for k, v in config.items() if k not in marks(tmp_path / "hf")} | said
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
+    back = Checkpoint.open(import_hf(tmp_path / "hf", tmp_path / "back"))
+    export_hf(back, tmp_path / "again", tokenizer=None)
+    known = {k: v for k, v in said.items() if k not in no_ids}
+    assert marks(tmp_path / "again") == known
+    generation = known | {"pad_token_id": fills}
+    found = marks(tmp_path / "again", "generation_config.json")
+    assert found == {k: v for k, v in generation.items() if v is not None}
+
+
+@pytest.mark.parametrize(("ends", "kept"), [([5, 2], True), (5, False)])
+def test_the_ids_of_an_imported_model_stay_where_its_tokenizer_ends_texts_with_one(
+    tmp_path: Path, ends: object, kept: bool
+) -> None:
+    said = {"eos_token": "</s>", "bos_token": "<s>"}
+    place = folder_of(tmp_path / "given", llama_words(["some words"] * 3, opens=True), tokenizer_config=said)
+    words = given_tokenizer(str(place))
+    words.save(tmp_path / "tokenizer.json")
+    about = {"imported_from": {"marks": {"bos_token_id": 4, "eos_token_id": ends}}}
+    checkpoint = written(tmp_path / "ours", small(model={"vocabulary": words.vocabulary}), about)
+    export_hf(checkpoint, tmp_path / "hf", tokenizer=tmp_path / "tokenizer.json")
+    expected = {"bos_token_id": 4, "eos_token_id": ends} if kept else {"bos_token_id": 1, "eos_token_id": 2}
+    assert marks(tmp_path / "hf") == expected
+
+
 def test_the_tokenizer_of_another_model_does_not_go_along(tmp_path: Path) -> None:
     mine, other = (
         train_tokenizer([text] * 3, 300) for text in ("some words, and some more words", "an other text")

@@ -13,7 +13,8 @@ import torch
 from plans import small
 from tokens.curated import curated, documents
 from trivium.certify.certificate import RULE, SMALLEST
-from trivium.checkpoint.load import Checkpoint, published
+from trivium.checkpoint.format import published
+from trivium.checkpoint.load import Checkpoint
 from trivium.cli import main as entry
 from trivium.cli.run_config import Given, resolve
 from trivium.config import build, to_tree

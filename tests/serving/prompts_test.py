@@ -40,19 +40,22 @@ def test_a_prompt_may_hold_whatever_ends_a_line_elsewhere(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [
-        ("a.txt", "", "prompts"),
+        ("a.txt", "", "holds no prompt"),
+        ("a.jsonl", "\n \n", "holds no prompt"),
         ("a.jsonl", '{"prompt": "x"}\n{"prompt": 3}', "line 2"),
         ("a.jsonl", "[", "line 1"),
         ("a.yaml", "- x", "holds a list"),
         ("a.yaml", "prompts: [x]\nseed: 1", "seed: there is no such key"),
         ("a.yaml", "a: [", "not YAML"),
+        ("a.yaml", "prompts: []\nseed: 1", "prompts is .*1 item"),
         ("a.yaml", "prompts: [x]\nsampling: {temperature: -1}", "sampling.temperature"),
     ],
 )
 def test_a_file_that_is_damaged_is_named(tmp_path, name, content, what):
     (tmp_path / name).write_text(content)
-    with pytest.raises(TriviumError, match=what):
+    with pytest.raises(TriviumError, match=what) as refused:
         read_prompts(str(tmp_path / name))
+    assert all(line.startswith(f"--file {tmp_path / name}") for line in str(refused.value).split("\n"))
 
 
 def test_a_file_that_is_missing_or_a_name_misspelt_is_refused(tmp_path):

@@ -8,7 +8,7 @@ import torch
 
 from ranks import on_ranks
 from trivium.chaos.scene import job, plan, write_tokens
-from trivium.checkpoint.load import published
+from trivium.checkpoint.format import published
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import AdamRule

@@ -19,9 +19,9 @@ import torch
 from fake_accelerator import accelerator
 from trivium.chaos.life import Life
 from trivium.chaos.scene import job, plan, write_tokens
-from trivium.checkpoint import load, pieces
+from trivium.checkpoint import pieces, verify
 from trivium.checkpoint.agree import sums
-from trivium.checkpoint.load import published
+from trivium.checkpoint.format import published
 from trivium.errors import Preempted, TriviumError
 from trivium.parallel import clock as clocks
 from trivium.parallel.crossing import read_later
@@ -119,7 +119,7 @@ def test_a_rank_is_not_hanging_while_its_slow_disk_gives_block_after_block(
     monkeypatch.setattr(pieces, "read_back", block_by_block(pieces.read_back))
     start(given)
     monkeypatch.undo()
-    monkeypatch.setattr(load, "file_sha256", block_by_block(load.file_sha256))
+    monkeypatch.setattr(verify, "file_sha256", block_by_block(verify.file_sha256))
     start(replace(given, training=given.training.model_copy(update={"steps": 3})))
     assert of_kind(tmp_path, "resumed") and not of_kind(tmp_path, "rank failed")
 

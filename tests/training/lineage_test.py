@@ -264,9 +264,32 @@ def test_documents_of_tokens_that_are_not_those_of_the_training_are_not_passed_o
 def test_a_token_is_traced_also_where_its_corpus_was_curated_anew(
     run: Path, other_run: Path, monkeypatch, capsys
 ) -> None:
-    at = ("--step", "3", "--row", "1", "--position", "4", "--tokens", str(run / "tokens"))
+    shutil.copytree(run / "tokens", other_run / "moved" / "tokens")
+    at = ("--step", "3", "--row", "1", "--position", "4", "--tokens", str(other_run / "moved" / "tokens"))
     code, out, _ = run_verb(monkeypatch, capsys, "trace", str(other_run), *at)
     assert code == 0 and "is token" in out and "its curation is not known: no document of" in out
+
+
+def test_the_curation_of_tokens_of_another_run_is_that_beside_them(
+    run: Path, other_run: Path, monkeypatch, capsys
+) -> None:
+    at = ("--step", "3", "--row", "1", "--position", "4")
+    where = ("--tokens", str(run / "tokens"))
+    code, out, _ = run_verb(monkeypatch, capsys, "trace", str(other_run), *at, *where, "--json")
+    found = json.loads(out)
+    assert code == 0 and found["curation"]["kept"][0]["id"] == found["document"]
+    _, _, err = run_verb(monkeypatch, capsys, "where", str(other_run), "--document", "nobody", *where)
+    assert f"corpus inspect nobody --out {run}`" in err
+    monkeypatch.chdir(run / "tokens")
+    _, _, err = run_verb(
+        monkeypatch, capsys, "where", str(other_run), "--document", "nobody", "--tokens", "."
+    )
+    assert f"corpus inspect nobody --out {run}`" in err
+    shutil.rmtree(other_run / "curated")
+    shutil.copytree(run / "tokens", other_run / "tokens", dirs_exist_ok=True)
+    where = ("--tokens", str(other_run / "tokens"))
+    _, _, err = run_verb(monkeypatch, capsys, "where", str(other_run), "--document", "nobody", *where)
+    assert "no curation lies beside these tokens" in err
 
 
 def test_what_is_not_there_is_refused_by_name(run: Path, record: Record, monkeypatch, capsys) -> None:

@@ -16,7 +16,7 @@ from tests.training.job_scripts import job_script
 
 from ranks import free_port
 from trivium.chaos.scene import job, plan, write_tokens
-from trivium.checkpoint.load import published
+from trivium.checkpoint.format import published
 from trivium.errors import DataError, Preempted
 from trivium.parallel.launch import Place, RankFailed, connected, start_ranks
 from trivium.training import job as work

@@ -13,9 +13,9 @@ import pytest
 from killing import killing
 from plans import small
 from tokens.curated import curated, documents
-from trivium.checkpoint.format import manifest_hash, manifest_text, step_of
+from trivium.checkpoint.format import manifest_hash, manifest_text, published, step_of
 from trivium.checkpoint.lease import holding
-from trivium.checkpoint.load import Checkpoint, published
+from trivium.checkpoint.load import Checkpoint
 from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
 from trivium.plan.plan import Plan
 from trivium.tokens.config import TokensConfig

@@ -17,8 +17,8 @@ from tokens.curated import curated, documents
 from trivium.certify.certificate import RULE
 from trivium.certify.reference import random_rows
 from trivium.chaos.poison import Poison, poisoned
-from trivium.checkpoint.format import read_manifest, step_of
-from trivium.checkpoint.load import Checkpoint, published
+from trivium.checkpoint.format import published, read_manifest, step_of
+from trivium.checkpoint.load import Checkpoint
 from trivium.errors import DataError
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh

@@ -15,8 +15,8 @@ import torch
 
 from trivium.chaos.life import Life
 from trivium.chaos.scene import LAYOUTS, SEED, Oracle, job, plan, write_tokens
-from trivium.checkpoint.format import step_of
-from trivium.checkpoint.load import Checkpoint, published
+from trivium.checkpoint.format import published, step_of
+from trivium.checkpoint.load import Checkpoint
 from trivium.errors import CheckpointError, DataError
 from trivium.interchange.bring import import_hf
 from trivium.interchange.export import export_hf

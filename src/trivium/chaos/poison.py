@@ -19,8 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from trivium.chaos.scene import LAYOUTS, SEED, job, plan, write_tokens
-from trivium.checkpoint.format import MANIFEST, manifest_hash, manifest_text, read_manifest
-from trivium.checkpoint.load import published
+from trivium.checkpoint.format import MANIFEST, manifest_hash, manifest_text, published, read_manifest
 from trivium.errors import DataError, Preempted, TriviumError
 from trivium.model.attention import Attention
 from trivium.model.inputs import Inputs

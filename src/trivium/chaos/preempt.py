@@ -10,8 +10,8 @@ import numpy as np
 
 from trivium.chaos.life import Life
 from trivium.chaos.scene import LAYOUTS, SEED, job, plan, write_tokens
-from trivium.checkpoint.format import step_of
-from trivium.checkpoint.load import Checkpoint, published
+from trivium.checkpoint.format import published, step_of
+from trivium.checkpoint.load import Checkpoint
 from trivium.errors import CheckpointError, Preempted
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for

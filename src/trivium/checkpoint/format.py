@@ -6,7 +6,7 @@
       ...
 
 A tensor is named and shaped as in the unsplit model; a piece is a box in it. Nothing here knows a layout. The
-directory takes its final name last, so a name that exists is complete.
+directory takes its final name last, so a name that exists is complete. No torch: what is listed is not loaded.
 """
 
 import hashlib
@@ -17,12 +17,19 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.errors import CheckpointError
 from trivium.plan.parameters import Box
 
 FORMAT = "trivium-checkpoint-1"
 MANIFEST = "manifest.json"
+STRUCTURE = ("format", "step", "tensors", "files", "sha256")  # of a manifest; the rest is what training adds
+DTYPE_NAMES = {  # safetensors' names of dtypes, and torch's
+    "F64": "float64",
+    "F32": "float32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "I64": "int64",
+}
 _STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -42,6 +49,16 @@ def step_of(name: str) -> int | None:
     """The step of a published checkpoint's directory name; None for any other name."""
     match = _STEP.fullmatch(name)
     return int(match.group(1)) if match else None
+
+
+def published(root: Path) -> list[Path]:
+    """The checkpoints under `root`, oldest first."""
+    if not root.is_dir():
+        return []
+    found = [
+        (step, path) for path in root.iterdir() if (step := step_of(path.name)) is not None and path.is_dir()
+    ]
+    return [path for _, path in sorted(found)]
 
 
 def boxes_of_range(start: int, stop: int, shape: tuple[int, ...]) -> list[FlatBox]:
@@ -140,13 +157,15 @@ def _malformed(manifest: dict[str, Any]) -> str:
     for name, tensor in tensors.items():
         if not (
             isinstance(tensor, dict)
-            and tensor.get("dtype") in [*TORCH_DTYPES]
+            and tensor.get("dtype") in [*DTYPE_NAMES]  # what has no hash may stand there
             and _are_counts(tensor.get("shape"))
             and isinstance(tensor.get("pieces"), list)
             and all(map(_is_piece, tensor["pieces"]))
         ):
             return f"tensors.{name}"
-    about = [name for name in ("plan", "data") if not isinstance(manifest.get(name, {}), dict)]
+    about = [
+        name for name in ("plan", "data", "imported_from") if not isinstance(manifest.get(name, {}), dict)
+    ]
     return about[0] if about else ""
 
 

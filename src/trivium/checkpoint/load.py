@@ -12,12 +12,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from trivium.checkpoint.agree import found_by_first, problem_of_any
-from trivium.checkpoint.format import MANIFEST, covers, read_manifest, step_of
+from trivium.checkpoint.format import MANIFEST, published, read_manifest
 from trivium.checkpoint.pieces import TORCH_DTYPES
+from trivium.checkpoint.verify import verify
 from trivium.errors import CheckpointError
 from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box
-from trivium.provenance import file_sha256, unheard
+from trivium.provenance import unheard
 
 
 @dataclass(frozen=True)
@@ -44,35 +45,8 @@ class Checkpoint:
         return sorted(self.manifest["tensors"])
 
     def verify(self, share: int = 0, shares: int = 1, alive: Callable[[], None] = unheard) -> None:
-        """Compare every `shares`-th file with its sha256, and see that its pieces make up every `shares`-th tensor.
-
-        alive: called after every block that was read. Raises CheckpointError naming the first that differs.
-        """
-        for number, (name, tensor) in enumerate(sorted(self.manifest["tensors"].items())):
-            boxes = [Box(tuple(piece["start"]), tuple(piece["shape"])) for piece in tensor["pieces"]]
-            if number % shares == share and not covers(tuple(tensor["shape"]), boxes):
-                raise CheckpointError(
-                    f"{self.directory}: the pieces of {name} overlap, or are not all of its {tensor['shape']}; use an "
-                    f"older checkpoint"
-                )
-        for number, (name, known) in enumerate(sorted(self.manifest["files"].items())):
-            if number % shares != share:
-                continue
-            self._verify_file(self.directory / name, known["bytes"], known["sha256"], alive)
-
-    @staticmethod
-    def _verify_file(path: Path, size: int, sha256: str, alive: Callable[[], None]) -> None:
-        try:
-            if not path.is_file():
-                raise CheckpointError(f"{path} is missing, but {MANIFEST} lists it; use an older checkpoint")
-            if (found := path.stat().st_size) != size:
-                raise CheckpointError(f"{path} has {found} bytes and should have {size}: truncated")
-            if file_sha256(path, alive) != sha256:
-                raise CheckpointError(f"{path} does not have its sha256 ({sha256[:12]}…): damaged")
-        except OSError as error:
-            raise CheckpointError(
-                f"{path} cannot be read: {error.strerror}; mend the disk or the rights, or use an older checkpoint"
-            ) from None
+        """Every `shares`-th file and tensor; CheckpointError names the first that is not as the manifest has it."""
+        verify(self.directory, self.manifest, share, shares, alive)
 
     @classmethod
     def open_together(cls, directory: Path, mesh: Mesh, alive: Callable[[], None] = unheard) -> "Checkpoint":
@@ -133,16 +107,6 @@ class Checkpoint:
         if name not in self._open_files:
             self._open_files[name] = safe_open(str(self.directory / name), framework="pt")
         return self._open_files[name]
-
-
-def published(root: Path) -> list[Path]:
-    """The checkpoints under `root`, oldest first."""
-    if not root.is_dir():
-        return []
-    found = [
-        (step, path) for path in root.iterdir() if (step := step_of(path.name)) is not None and path.is_dir()
-    ]
-    return [path for _, path in sorted(found)]
 
 
 def newest_good(

@@ -8,16 +8,11 @@ from typing import Any, NamedTuple
 import torch
 
 from trivium.checkpoint.durable import Written, never, read_back, write_blocks
+from trivium.checkpoint.format import DTYPE_NAMES
 from trivium.provenance import unheard
 
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int64: "I64",
-}
-TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in DTYPE_NAMES.items()}
+DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 class Entry(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trivium.checkpoint.durable import check_room, explained
-from trivium.checkpoint.format import boxes_of_range, step_name
+from trivium.checkpoint.format import STRUCTURE, boxes_of_range, step_name
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.pieces import DTYPES, TORCH_DTYPES, Entry, write_pieces
 from trivium.checkpoint.save import publish
@@ -20,7 +20,6 @@ from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.parameters import Box
 
 PIECE_BYTES = 64 << 20  # the most of a tensor that is in memory at once
-STRUCTURE = ("format", "step", "tensors", "files", "sha256")  # of a manifest; the rest is what training adds
 
 
 class Part(NamedTuple):

@@ -12,15 +12,27 @@ from trivium.plan.layout import Layout
 Ask = Callable[[Any], dict[str, Any]]
 
 
+def refuse_layout(checkpoint: Path, layout: Layout) -> None:
+    """ConfigError, in the words of a training's, where the model does not fit ranks that have not been started yet."""
+    from trivium.checkpoint.format import read_manifest
+    from trivium.config import build
+    from trivium.model.whole import answering_plan
+    from trivium.plan.plan import Plan
+
+    plan = build(Plan, read_manifest(checkpoint)["plan"])
+    answering_plan(plan.model, layout, plan.precision.weights)
+
+
 def answered(work: Ask, checkpoint: Path, tokenizer: Path, layout: Layout) -> dict[str, Any] | None:
     """What `work` finds with a scorer of this checkpoint, its ranks forked here or started by torchrun.
 
-    Plain data; None on ranks of torchrun that have nothing to say.
+    Plain data; None on ranks of torchrun that have nothing to say. ConfigError where the model does not fit the layout.
     """
     from trivium.evaluation.answer import NativeScorer
     from trivium.parallel.launch import connected, run_ranks, torchrun_place
     from trivium.parallel.mesh import Mesh
 
+    refuse_layout(checkpoint, layout)
     place = torchrun_place()
     if place is None and layout.world_size == 1:
         return work(NativeScorer.open(checkpoint, tokenizer))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trivium.cli.answers import answered
+from trivium.cli.answers import answered, refuse_layout
 from trivium.cli.kept import Kept
 from trivium.cli.options import STANDARD_OUTPUT, refuse_no_place_for
 from trivium.cli.show import percent, percent_range, say, table
@@ -23,12 +23,13 @@ FOLDER = "tasks"  # of a run directory
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user wants to know."""
+    """What a user wants to know. field: what names the tasks."""
 
     tasks: str
     data: Path | None
     config: BenchmarkConfig
     every: bool = False
+    field: str = "--tasks"
 
 
 def config_of(shots: str | None, limit: int | None, sets: Sequence[str]) -> BenchmarkConfig:
@@ -59,7 +60,7 @@ def rows_of(asked: Asked) -> tuple[list[Any], dict[str, str]]:
         folder = asked.data
         read = lambda of: local_rows(of, folder)  # noqa: E731
     ready, missing = [], {}
-    for name, named in chosen(asked.tasks).items():
+    for name, named in chosen(asked.tasks, asked.field).items():
         of = definition(name)
         try:
             rows = read(of)
@@ -79,6 +80,7 @@ def evaluate_target(target: "Target", asked: Asked, progress: Progress) -> Itera
     nothing to say there is none."""
     from trivium.evaluation.benchmark import FORMAT, evaluate_benchmarks, series_of
 
+    refuse_layout(_checkpoints(target, asked)[0], asked.config.layout)  # before rows are read: from the Hub
     ready, missing = rows_of(asked)
     overlap = _overlap(target, ready)
     series: list[dict[str, Any]] = []
@@ -127,7 +129,7 @@ def about_checkpoint(checkpoint: Path) -> dict[str, Any]:
 
 def about_newest(checkpoints: Path) -> dict[str, Any]:
     """The same of the newest checkpoint of a run."""
-    from trivium.checkpoint.load import published
+    from trivium.checkpoint.format import published
 
     return about_checkpoint(published(checkpoints)[-1])
 

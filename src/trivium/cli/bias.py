@@ -71,7 +71,8 @@ def _bias(run: Run, out: Path, progress: Progress) -> Result:
 
 def _series(run: Run) -> None:
     from trivium.bias.run import Moment, series
-    from trivium.checkpoint.load import Checkpoint, published
+    from trivium.checkpoint.format import published
+    from trivium.checkpoint.load import Checkpoint
 
     BIAS.inputs(run)
     places = published(run.at.checkpoints)

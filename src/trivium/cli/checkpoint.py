@@ -42,13 +42,13 @@ def list_(
     json: Json = None,
 ) -> None:
     """List the checkpoints of a run."""
-    from trivium.checkpoint.compare import summary
-    from trivium.checkpoint.load import published
+    from trivium.checkpoint.format import published
+    from trivium.checkpoint.summary import summary
 
     out = directory_of(run, out)
     if not out.is_dir():
         raise DataError(f"{out} does not exist; name the --out of `trivium train`")
-    found = [summary(path, verify=verify) for path in published(Workspace(out).checkpoints)]
+    found = [summary(path, verified=verify) for path in published(Workspace(out).checkpoints)]
     rows = [
         (
             r["step"],
@@ -80,10 +80,10 @@ def verify(
     ] = False,
 ) -> None:
     """Compare every file with its sha256. Exit code 5 when one is damaged."""
-    from trivium.checkpoint.compare import summary
+    from trivium.checkpoint.summary import summary
 
     paths = _all(which, out) if every else [_one(which, out)]
-    found = [summary(path, verify=True) for path in paths]
+    found = [summary(path, verified=True) for path in paths]
     for row in found:
         told = row.get("problem") or f"{row['files']} files, {format_bytes(row['bytes'])}"
         say(f"  {row['path']}: {row['state']}; {told}")
@@ -102,20 +102,19 @@ def show(
     json: Json = None,
 ) -> None:
     """Show what a checkpoint is: progress, model, hashes, tensors."""
-    from trivium.checkpoint.compare import brief, summary
-    from trivium.checkpoint.load import Checkpoint
-    from trivium.checkpoint.reshard import STRUCTURE
+    from trivium.checkpoint.format import STRUCTURE, read_manifest
+    from trivium.checkpoint.summary import brief, summary
     from trivium.config import leaves
 
-    checkpoint = Checkpoint.open(_one(which, out))
-    row = summary(checkpoint.directory)
-    say(f"{checkpoint.directory}: step {checkpoint.step}, {format_count(row['parameters'])} parameters")
+    directory = _one(which, out)
+    manifest, row = read_manifest(directory), summary(directory)
+    say(f"{directory}: step {manifest['step']}, {format_count(row['parameters'])} parameters")
     say(f"  {', '.join(row['kinds'])}; {row['files']} files, {format_bytes(row['bytes'])}")
-    about = {k: v for k, v in checkpoint.manifest.items() if k not in STRUCTURE}
+    about = {k: v for k, v in manifest.items() if k not in STRUCTURE}
     for line in table([(path, str(value)) for path, value in leaves(brief(about))]):
         say(line)
     if tensors:
-        entries = checkpoint.manifest["tensors"]
+        entries = manifest["tensors"]
         rows = [
             (
                 n,
@@ -123,7 +122,7 @@ def show(
                 " x ".join(map(str, entries[n]["shape"])),
                 str(len(entries[n]["pieces"])),
             )
-            for n in checkpoint.names
+            for n in sorted(entries)
         ]
         for line in table(rows, header=("tensor", "dtype", "shape", "pieces")):
             say(line)
@@ -264,11 +263,10 @@ def rm(
     last: Annotated[bool, typer.Option("--last", help="Even if no other good checkpoint remains.")] = False,
 ) -> None:
     """Delete checkpoints; refused while a job trains there, or when no good one would remain."""
-    from trivium.checkpoint.compare import summary
     from trivium.checkpoint.durable import remove
-    from trivium.checkpoint.format import step_of
+    from trivium.checkpoint.format import published, step_of
     from trivium.checkpoint.lease import refuse_if_held
-    from trivium.checkpoint.load import published
+    from trivium.checkpoint.summary import summary
 
     _refuse_another_out(steps, out)
     doomed = list(dict.fromkeys(_path(step, out).resolve() for step in steps))  # each once
@@ -277,7 +275,7 @@ def rm(
             raise CheckpointError(f"{path} is not deleted: only checkpoints are, and none has such a name")
         refuse_if_held(path.parent.parent)
         rest = [p for p in reversed(published(path.parent)) if p not in doomed]
-        if not last and not any(summary(p, verify=True)["state"] == "verified" for p in rest):
+        if not last and not any(summary(p, verified=True)["state"] == "verified" for p in rest):
             raise ConfigError(
                 f"{path} is not deleted: none of the {len(rest)} checkpoints that would remain is good; "
                 f"give --last to delete it all the same"
@@ -320,7 +318,7 @@ def _place(which: str | None, out: Path) -> Path:
 
 def _all(which: str | None, out: Path) -> list[Path]:
     """Every checkpoint of --out, or of the run directory named instead."""
-    from trivium.checkpoint.load import published
+    from trivium.checkpoint.format import published
 
     if which is not None and not Workspace(Path(which)).checkpoints.is_dir():
         raise ConfigError(
@@ -344,8 +342,7 @@ def _step(which: str) -> int | None:
 
 def _path(which: str | None, out: Path) -> Path:
     """The directory that a step, a path, or nothing (the newest) names."""
-    from trivium.checkpoint.format import step_name
-    from trivium.checkpoint.load import published
+    from trivium.checkpoint.format import published, step_name
 
     root = Workspace(out).checkpoints
     if which is None:

@@ -6,7 +6,9 @@ Each reads a folder or file and writes a folder: documents/, rejects.jsonl.gz, f
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +20,7 @@ from trivium.cli.show import progress_of, say
 from trivium.cli.tokenize import Workers
 from trivium.cli.workers import ENGINES, chosen_engine
 from trivium.config import to_tree
-from trivium.errors import ConfigError, nearest
+from trivium.errors import ConfigError, DataError, nearest
 from trivium.progress import Progress
 from trivium.provenance import fingerprint, publishing, read_stamp, write_json
 from trivium.units import format_bytes, parse_count
@@ -74,15 +76,16 @@ def step(
     runner = chosen_engine(engine, workers)
 
     def work(into: Path, progress: Progress) -> dict[str, Any]:
-        return run_steps(
-            curate,
-            _read(source, config),
-            into,
-            seed=config.seed,
-            work=_work(out),
-            progress=progress,
-            engine=runner,
-        )
+        with _work(out) as pieces:
+            return run_steps(
+                curate,
+                _read(source, config),
+                into,
+                seed=config.seed,
+                work=pieces,
+                progress=progress,
+                engine=runner,
+            )
 
     _say_funnel(_written(out, f"corpus step {name}", config, {"in": source}, work))
 
@@ -117,16 +120,17 @@ def dedup(
     config = _config(preset, sets)
 
     def work(into: Path, progress: Progress) -> dict[str, Any]:
-        return deduplicate(
-            config.curate,
-            _read(source, config),
-            into,
-            by=way,
-            seed=config.seed,
-            work=_work(out),
-            index=index,
-            progress=progress,
-        )
+        with _work(out) as pieces:
+            return deduplicate(
+                config.curate,
+                _read(source, config),
+                into,
+                by=way,
+                seed=config.seed,
+                work=pieces,
+                index=index,
+                progress=progress,
+            )
 
     _say_funnel(_written(out, f"corpus dedup --by {by}", config, {"in": source}, work))
 
@@ -251,7 +255,7 @@ def against(
     from trivium.corpus.decontaminate import keys_of
     from trivium.evaluation.contamination import text_looked_for
 
-    ready, missing = rows_of(Asked(tasks, data, config_of(None, None, [])))
+    ready, missing = rows_of(Asked(tasks, data, config_of(None, None, []), field="TASKS"))
     lines: list[str] = []
     for benchmark in ready:
         texts = dict.fromkeys(map(text_looked_for, benchmark.task.examples))
@@ -312,9 +316,16 @@ def _read(path: Path, config: RunConfig) -> "Input":
     return Input(path, config.harvest.read)
 
 
-def _work(out: Path) -> Path:
-    """Where finished pieces lie until the output is there."""
-    return out.with_name(f".{out.name}.work")
+@contextmanager
+def _work(out: Path) -> Iterator[Path]:
+    """Where finished pieces lie until the output is there: a command that was killed goes on with them. One that is
+    refused does not, as whatever mends its input or settings makes other work of it, and leaves none."""
+    pieces = out.with_name(f".{out.name}.work")
+    try:
+        yield pieces
+    except (ConfigError, DataError):
+        shutil.rmtree(pieces, ignore_errors=True)
+        raise
 
 
 def _written(

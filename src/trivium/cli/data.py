@@ -62,7 +62,7 @@ def trace(
     """Name the document of one token: its offset and source, and what curation decided and scored."""
     record = _record(run, tokens)
     found = {**lineage.trace(record, step, row, position), **_texts(record, step, row, position)}
-    found["curation"], found["without_curation"] = _curation(Workspace(run), found["document"])
+    found["curation"], found["without_curation"] = _curation(record, found["document"])
     for line in [json.dumps(found, ensure_ascii=False)] if as_json else _trace_lines(found):
         say(line)
     _refuse_others(run, found, step)
@@ -179,15 +179,14 @@ def _texts(record: Record, step: int, row: int, position: int) -> dict[str, Any]
     return {"text": words.decode([found["token"]]), "text_in_row": words.decode(found["tokens_in_row"])}
 
 
-def _curation(at: Workspace, document: str) -> tuple[dict[str, Any] | None, str | None]:
+def _curation(record: Record, document: str) -> tuple[dict[str, Any] | None, str | None]:
     """What curation kept of the document, or why that is not known: the corpus is gone, or another one by now."""
     from trivium.corpus.history import history
 
-    curated = at.folder("curated")
-    if not curated.is_dir():
-        return None, "its curation is not in this run directory"
+    if record.curated is None:
+        return None, f"its curation is neither beside {record.tokens} nor in {record.folder.parent}"
     try:
-        return history(curated, document), None
+        return history(record.curated, document), None
     except DataError as error:
         return None, f"its curation is not known: {error}"
 

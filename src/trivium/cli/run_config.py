@@ -11,6 +11,7 @@ from trivium.bias.config import BiasConfig
 from trivium.config import (
     Config,
     Tree,
+    as_count,
     build,
     leaves,
     merge,
@@ -162,7 +163,7 @@ def _with_what_follows(layer: Tree, folder: Path) -> Tree:
     """A layer that says how many ids the model predicts, and nothing of the tokenizer, means both, unless they are
     fewer than any tokenizer has; and the path of a machine file is relative to `folder`, if it is there."""
     follows: Tree = {}
-    ids = _at(layer, "plan", "model", "vocabulary")
+    ids = as_count(_at(layer, "plan", "model", "vocabulary"))
     if isinstance(ids, int) and ids > BYTE_ALPHABET and _at(layer, "tokens", "vocabulary") is None:
         follows["tokens"] = {"vocabulary": ids}
     machine = _at(layer, "machine")

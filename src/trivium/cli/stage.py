@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from trivium.checkpoint.lease import LEASE, Holder, holding, refuse_if_held
 from trivium.cli.run_config import RunConfig
@@ -24,6 +24,13 @@ Result = Mapping[str, Any]
 State = Literal["current", "goes on", "anew"]  # of an output, and so what there is to do
 CORPUS_PATH = "corpus_path"  # in harvest's stamp: where the user's own text lies
 STARTED = "started.json"  # in a folder that is written directly: what the work in it was begun with
+
+
+class Gone(NamedTuple):
+    """What was removed of an output since it was finished, in words; and the extent that can still be gone on from."""
+
+    what: str
+    left: int
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,10 @@ def _nothing_said(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
     return []
 
 
+def _nothing_gone(run: Run, extent: int) -> Gone | None:
+    return None
+
+
 def _by_nobody(run: Run) -> str:
     return ""
 
@@ -76,11 +87,11 @@ class Stage:
 
     writes "whole": its folder appears when it is complete. "in place": it is written directly and goes on where
     it was interrupted, as long as `lasting` (of `what` it was begun with, all that must not change) is the same; once
-    finished, it goes on only to a larger `extent` (steps), and one of the same extent is current. "afresh": it is
-    written directly, and the work empties it first. check: raises what would make the work fail, before anything is
-    written or moved. apart: what more to say of an output that was set aside, in the folder
-    it is in now, because of what changed. needed: why an output is set aside that another one takes the place of, and
-    not deleted; nothing where it may be.
+    finished, it goes on only to a larger `extent` (steps), and one of the same extent is current, unless something is
+    `gone` that it had when it was finished with its extent: it goes on from what is left. "afresh": it is written
+    directly, and the work empties it first. check: raises what would make the work fail, before anything is written or
+    moved. apart: what more to say of an output that was set aside, in the folder it is in now, because of what changed.
+    needed: why an output is set aside that another one takes the place of, and not deleted; nothing where it may be.
     """
 
     name: str
@@ -94,6 +105,7 @@ class Stage:
     writes: Literal["whole", "in place", "afresh"] = "whole"
     lasting: Callable[[Mapping[str, Any]], Tree] = _nothing_lasts
     extent: Callable[[Run], int] = _no_extent
+    gone: Callable[[Run, int], Gone | None] = _nothing_gone
     check: Callable[[Run, State], None] = _nothing_to_refuse
     apart: Callable[[Run, Path, Sequence[str]], list[str]] = _nothing_said
     needed: Callable[[Run], str] = _by_nobody
@@ -135,8 +147,17 @@ _OR: Mapping[str, str] = {"tokens": "; pairs of .bin and .idx that are there alr
 
 
 def is_current(stage: Stage, run: Run) -> bool:
-    """Whether the stage's output is finished and is that of this very config and these inputs."""
-    return stamp_hash(run.at.folder(stage.folder)) == stage_key(**stage.what(run))
+    """Whether the stage's output is finished, still whole, and that of this very config and these inputs."""
+    is_its = stamp_hash(run.at.folder(stage.folder)) == stage_key(**stage.what(run))
+    return is_its and gone_from(stage, run) is None
+
+
+def gone_from(stage: Stage, run: Run) -> Gone | None:
+    """What is gone of the stage's output, where that was finished."""
+    directory = run.at.folder(stage.folder)
+    if not (directory / STAMP).is_file():
+        return None
+    return stage.gone(run, int(_begun_with(directory).get("extent", stage.extent(run))))
 
 
 def state_of(stage: Stage, run: Run) -> State:
@@ -151,8 +172,10 @@ def state_of(stage: Stage, run: Run) -> State:
         return "anew"
     if not (directory / STAMP).is_file():
         return "goes on"
-    longer = stage.extent(run) - int(before.get("extent", 0))
-    return "current" if longer == 0 else "goes on" if longer > 0 else "anew"
+    longer, gone = stage.extent(run) - int(before.get("extent", 0)), gone_from(stage, run)
+    if longer < 0 or (gone is not None and gone.left == 0):
+        return "anew"  # set aside, so that what it tells of itself is not written over from step 0
+    return "current" if longer == 0 and gone is None else "goes on"
 
 
 def _begun_with(directory: Path) -> Mapping[str, Any]:
@@ -187,6 +210,9 @@ def perform(stage: Stage, run: Run, *, redo: bool = False) -> None:
             f"computed; --redo does it again"
         )
         return
+    if not redo and (gone := gone_from(stage, run)) is not None:
+        way = "goes on from what is there" if state == "goes on" else "begins anew"
+        say(f"{stage.name}: {gone.what} is gone; {way}")
     say(f"{stage.name}: …")
     began = time.monotonic()
     with progress_of(stage.name) as progress, _output(stage, run, redo=redo) as (holder, out), _noted(run):

@@ -25,7 +25,7 @@ from trivium.cli.options import (
 from trivium.cli.price import dry_run_lines
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import layout_text, say
-from trivium.cli.stage import Result, Run, Stage, State, perform, state_of
+from trivium.cli.stage import Gone, Result, Run, Stage, State, perform, state_of
 from trivium.cli.tokenize import check_vocabulary, tail_lines
 from trivium.config import Tree, completed
 from trivium.errors import ConfigError, DataError
@@ -170,7 +170,7 @@ def examined(job: Any, run: Run) -> tuple[Any, dict[str, str]]:
     config = BenchmarkConfig(shots=about.shots, limit=about.limit, seed=run.config.seed)
     data = None if about.data is None else Path(about.data)
     try:
-        ready, missing = rows_of(Asked(about.tasks, data, config))
+        ready, missing = rows_of(Asked(about.tasks, data, config, field="tasks"))
     except (ConfigError, DataError) as error:
         raise type(error)(f"training.evaluation: {error}") from None
     return replace(job, examiner=examiner_of(ready, load_tokenizer(run.tokenizer), config)), missing
@@ -190,7 +190,7 @@ def lasting(what: Mapping[str, Any]) -> Tree:
 
 def apart(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
     """How the training that was set aside would have gone on, if only settings of the training differ."""
-    from trivium.checkpoint.load import published
+    from trivium.checkpoint.format import published
     from trivium.training.run import CHECKPOINTS
 
     saved = published(before / CHECKPOINTS)
@@ -200,6 +200,16 @@ def apart(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
     words += ["--out", "ANOTHER"]
     words += ["--set", f"training.start_from={saved[-1]}", "--set", "training.start_with=state"]
     return [f"to go on from its steps instead: {shlex.join(words)}"]
+
+
+def gone(run: Run, steps: int) -> Gone | None:
+    """The checkpoint after the last step, which every finished training has, until somebody removes it: those who read
+    the training look for it."""
+    from trivium.checkpoint.format import published, step_name, step_of
+
+    root = run.at.checkpoints
+    left = max((step_of(path.name) or 0 for path in published(root)), default=0)
+    return None if left >= steps else Gone(str(root / step_name(steps)), left)
 
 
 def check(run: Run, state: State) -> None:
@@ -294,6 +304,7 @@ TRAIN = Stage(
     writes="in place",
     lasting=lasting,
     extent=lambda run: run.config.training.steps,
+    gone=gone,
     check=check,
     apart=apart,
 )

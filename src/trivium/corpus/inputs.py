@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import Document
@@ -15,7 +13,7 @@ from trivium.corpus.listing import input_files, source_of
 from trivium.corpus.own_ids import OwnIds, keys_of
 from trivium.corpus.quarantine import Damage
 from trivium.corpus.read import read_any
-from trivium.corpus.store import MANIFEST, documents_in, read_manifest, read_tables
+from trivium.corpus.store import MANIFEST, documents_in, read_manifest, read_shard, read_tables
 from trivium.errors import DataError
 
 DOCUMENTS = "documents"  # the store in the output of a verb
@@ -46,9 +44,7 @@ def documents_of(file: Path, *, source: str, limits: ReadConfig) -> Iterator[Doc
     if not (file.parent / MANIFEST).is_file():
         yield from read_any(file, source=source, limits=limits)
         return
-    with pq.ParquetFile(file) as shard:
-        for batch in shard.iter_batches(batch_size=64):
-            yield from documents_in(pa.Table.from_batches([batch]))
+    yield from read_shard(file)
 
 
 def documents_at(source: Input) -> Iterator[Document]:

@@ -127,13 +127,28 @@ def read_tables(
 ) -> Iterator[pa.Table]:
     """Tables of a few dozen documents in the order written, with these columns; otherwise as `read_documents`."""
     for shard in read_manifest(directory)["shards"]:
-        path = directory / shard["file"]
-        if not path.is_file():
-            raise DataError(f"{path} is missing, but the manifest lists it; curate the corpus again")
-        if verify and file_sha256(path) != shard["sha256"]:
-            raise DataError(
-                f"{path} does not have the sha256 in the manifest ({shard['sha256'][:12]}…): damaged"
-            )
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=64, columns=columns):
-                yield pa.Table.from_batches([batch])
+        yield from _tables_of(directory, shard, columns, verify=verify)
+
+
+def read_shard(path: Path) -> Iterator[Document]:
+    """The documents of one shard of the store it lies in, otherwise as `read_documents`."""
+    shards = {shard["file"]: shard for shard in read_manifest(path.parent)["shards"]}
+    if path.name not in shards:
+        raise DataError(
+            f"{path} is not one of the {len(shards)} shards that {MANIFEST} lists; move it elsewhere"
+        )
+    for table in _tables_of(path.parent, shards[path.name]):
+        yield from documents_in(table)
+
+
+def _tables_of(
+    directory: Path, shard: dict[str, Any], columns: Sequence[str] | None = None, *, verify: bool = True
+) -> Iterator[pa.Table]:
+    path = directory / shard["file"]
+    if not path.is_file():
+        raise DataError(f"{path} is missing, but the manifest lists it; curate the corpus again")
+    if verify and file_sha256(path) != shard["sha256"]:
+        raise DataError(f"{path} does not have the sha256 in the manifest ({shard['sha256'][:12]}…): damaged")
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=64, columns=columns):
+            yield pa.Table.from_batches([batch])

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from trivium.checkpoint.load import Checkpoint, published
+from trivium.checkpoint.format import published
+from trivium.checkpoint.load import Checkpoint
 from trivium.config import build
 from trivium.errors import CheckpointError
 from trivium.evaluation.branches import batches, families

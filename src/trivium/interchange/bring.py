@@ -15,7 +15,7 @@ from trivium.checkpoint.reshard import Part, write_whole
 from trivium.config import leaves, to_tree
 from trivium.errors import ConfigError, DataError
 from trivium.interchange.names import INDEX, WEIGHTS, Twin, twins
-from trivium.interchange.settings import shape_of
+from trivium.interchange.settings import marks_of, shape_of
 from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box
@@ -41,7 +41,8 @@ def import_hf(folder: Path, root: Path) -> Path:
     final = root / "step-00000000"
     if final.exists():
         raise ConfigError(f"{final} exists already; choose another --to")
-    model = shape_of(_json(folder / "config.json"), str(folder / "config.json"))
+    config = _json(folder / "config.json")
+    model = shape_of(config, str(folder / "config.json"))
     held, dtype = _files(folder)
     if model.layers > len(held):  # before a table of a billion layers is made
         raise DataError(
@@ -63,7 +64,8 @@ def import_hf(folder: Path, root: Path) -> Path:
         "data": _tokenizer(folder),
         "imported_from": {
             "folder": folder.name,
-            "architecture": _json(folder / "config.json")["architectures"],
+            "architecture": config["architectures"],
+            "marks": marks_of(config),
         },
     }
     return write_whole(root, 0, about, [parts])

@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from trivium.config import build
 from trivium.errors import CheckpointError, ConfigError
 from trivium.interchange.names import INDEX, WEIGHTS, Twin, twins
 from trivium.interchange.plain import logits
-from trivium.interchange.settings import config_of
+from trivium.interchange.settings import config_of, ids_of
 from trivium.model.whole import WholeModel
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box
@@ -57,18 +57,15 @@ def export_hf(source: Checkpoint, folder: Path, *, tokenizer: Path | None) -> Ex
     plan = build(Plan, source.manifest["plan"])
     words = None if tokenizer is None else _words_of(source, plan, tokenizer)
     dtype = source.manifest["tensors"]["weights/embedding.tokens.weight"]["dtype"]
-    config = config_of(plan.model, dtype=NAMES[dtype])
-    if (
-        words is not None
-    ):  # where documents see each other, the model's own id of their end is never asked for
-        config |= {"bos_token_id": words.before_text, "eos_token_id": words.end_of_text}
+    marks = _marks(source, plan.model, words)
+    config = config_of(plan.model, dtype=NAMES[dtype]) | marks
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         files = _write_weights(source, plan, partial, TORCH_DTYPES[dtype])
         write_json(partial / "config.json", config)
-        _write_words(partial, plan, words)
+        _write_words(partial, plan.model, marks, words)
         positions = compared_positions(plan.model)
         difference = _difference(source, plan, partial, positions)
         sync_tree(partial)
@@ -133,20 +130,34 @@ def _words_of(source: Checkpoint, plan: Plan, path: Path) -> Tokenizer:
     return words
 
 
-def _write_words(folder: Path, plan: Plan, words: Tokenizer | None) -> None:
-    end, model = plan.model.end_of_text, plan.model
-    generation: dict[str, Any] = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
+def _marks(source: Checkpoint, model: ModelShape, words: Tokenizer | None) -> dict[str, Any]:
+    """The ids that begin and end texts, by their names there. Of an imported model its folder's, also what that did not
+    say, unless the tokenizer ends texts with another; else the tokenizer's, or those of a model that was trained here.
+
+    Where documents see each other, the model's own id of their end is never asked for: it is believed last.
+    """
+    said: dict[str, Any] | None = source.manifest.get("imported_from", {}).get("marks")
     if words is not None:
-        generation = dict.fromkeys(generation, words.end_of_text) | {"bos_token_id": words.before_text}
+        marks = {"bos_token_id": words.before_text, "eos_token_id": words.end_of_text}
+        return marks | said if said and words.end_of_text in ids_of(said.get("eos_token_id")) else marks
+    if said is not None:
+        return said
+    return {"bos_token_id": model.end_of_text, "eos_token_id": model.end_of_text}
+
+
+def _write_words(folder: Path, model: ModelShape, marks: Mapping[str, Any], words: Tokenizer | None) -> None:
+    fills = next(iter(ids_of(marks.get("eos_token_id"))), None)
+    generation = {k: v for k, v in {"pad_token_id": fills, **marks}.items() if v is not None}
+    if words is not None:
         words.save(folder / "tokenizer.json")
-        marks = words.marks
-        named = {"bos_token": marks.begin or marks.end, "eos_token": marks.end, "unk_token": words.unknown}
+        begin, end = words.marks.begin or words.marks.end, words.marks.end
+        named = {"bos_token": begin, "eos_token": end, "unk_token": words.unknown}
         about = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": model.sequence,
             "clean_up_tokenization_spaces": False,  # text comes back as it was
         }
-        write_json(folder / CONFIG, {**about, **marks.as_config, **named})
+        write_json(folder / CONFIG, {**about, **words.marks.as_config, **named})
         write_json(folder / MAP, named)
     write_json(folder / GENERATION, {**generation, "max_length": model.sequence})
 

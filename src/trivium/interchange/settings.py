@@ -97,15 +97,14 @@ def is_model_folder(folder: Path) -> bool:
 
 
 def config_of(model: ModelShape, *, dtype: str) -> dict[str, Any]:
-    """config.json for a model; ConfigError when no architecture of Hugging Face computes the same."""
+    """config.json for a model, without the ids of its marks; ConfigError when no architecture of Hugging Face computes
+    the same."""
     name = _architecture_of(model)
     common = {
         "architectures": [name],
         "vocab_size": model.vocabulary,
         "initializer_range": model.std,
         "tie_word_embeddings": model.head == "tied",
-        "bos_token_id": model.end_of_text,
-        "eos_token_id": model.end_of_text,
         "use_cache": True,
         "dtype": dtype,
         "torch_dtype": dtype,  # transformers before 4.56, and what was written against it
@@ -198,8 +197,7 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
         if config.get(key, values[0]) not in values:
             raise DataError(f"{where}: {key} is {config[key]!r}, and this engine computes {values[0]!r}")
     tree = _from_gpt2(config) if gpt else _from_llama(config, architecture, where)
-    ends = config.get("eos_token_id")
-    end = ends[0] if isinstance(ends, list) and ends else ends  # chat models name several
+    end = next(iter(ids_of(config.get("eos_token_id"))), None)
     return build(
         ModelShape,
         {
@@ -211,6 +209,19 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
             "end_of_text": end if isinstance(end, int) else 0,
         },
     )
+
+
+def marks_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config.json says of the ids that begin, end and fill texts; transformers have others where it says
+    nothing. What is no id of its model is left out."""
+    said = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config}
+    known = range(config["vocab_size"])
+    return {k: v for k, v in said.items() if v is None or all(i in known for i in ids_of(v))}
+
+
+def ids_of(mark: Any) -> list[Any]:
+    """What a config.json names for one mark, the first first; chat models end texts with several."""
+    return mark if isinstance(mark, list) else [] if mark is None else [mark]
 
 
 _GPT2_SIZES = ("n_layer", "n_embd", "n_head", "n_positions")

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trivium.checkpoint.load import published
+from trivium.checkpoint.format import published
 from trivium.errors import CheckpointError, DataError
 from trivium.interchange.bring import import_hf
 from trivium.interchange.settings import is_model_folder

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from trivium.errors import ConfigError
 from trivium.model.inputs import Inputs
 from trivium.model.kv_cache import KVCache
 from trivium.model.likelihood import Likelihoods
@@ -27,6 +28,11 @@ KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacken
 
 def answering_plan(model: ModelShape, layout: Layout, precision: Dtype) -> Plan:
     """How a model is spread out to answer; ConfigError when it does not fit the layout."""
+    if layout.context > 1:
+        raise ConfigError(
+            f"plan.layout.context is {layout.context}, and ranks that answer share no sequence; set context to 1, and "
+            f"data, tensor or pipeline to as many as there are to be"
+        )
     return Plan(
         model=model,
         layout=layout,

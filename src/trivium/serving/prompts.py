@@ -29,7 +29,7 @@ def shipped_names() -> list[str]:
 def read_prompts(name_or_path: str) -> PromptFile:
     """The shipped prompts of this name, or a file: .yaml, .jsonl with {"prompt"} a line, or text, a prompt a line.
 
-    Raises DataError for a file that is missing or damaged, ConfigError for YAML with other fields.
+    Raises DataError for a file that is missing, damaged or empty, ConfigError for YAML with other fields.
     """
     shipped = _shipped() / f"{name_or_path}.yaml"
     if shipped.is_file():
@@ -46,9 +46,11 @@ def read_prompts(name_or_path: str) -> PromptFile:
     if path.suffix in (".yaml", ".yml"):
         return _of_yaml(text, str(path))
     lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise DataError(f"--file {path} holds no prompt; write one a line")
     if path.suffix == ".jsonl":
-        return build(PromptFile, {"prompts": [_of_json(path, n, line) for n, line in lines]})
-    return build(PromptFile, {"prompts": [line for _, line in lines]})
+        return PromptFile(prompts=tuple(_of_json(path, n, line) for n, line in lines))
+    return PromptFile(prompts=tuple(line for _, line in lines))
 
 
 def drawing_for(file: PromptFile, config: Drawing, given: Mapping[str, Any]) -> Drawing:
@@ -58,8 +60,11 @@ def drawing_for(file: PromptFile, config: Drawing, given: Mapping[str, Any]) -> 
 
 
 def _of_yaml(text: str, where: str) -> PromptFile:
-    law = "a prompt file is a mapping with prompts"
-    return build(PromptFile, mapping_of_yaml(text, f"--file {where}", law, DataError))
+    tree = mapping_of_yaml(text, f"--file {where}", "a prompt file is a mapping with prompts", DataError)
+    try:
+        return build(PromptFile, tree)
+    except ConfigError as error:
+        raise ConfigError("\n".join(f"--file {where}: {line}" for line in str(error).split("\n"))) from None
 
 
 def _of_json(path: Path, number: int, line: str) -> str:

@@ -84,11 +84,9 @@ def where(record: Record, document: str) -> dict[str, Any]:
     data, done = record.data, max(record.steps, default=0)
     pieces = data.find(document)
     if not pieces:
-        home = shlex.quote(str(record.folder.parent))
         raise DataError(
             f"no training token of {record.tokens} comes from a document '{document}': it was dropped by curation, "
-            f"validates, or is none; `trivium corpus inspect {shlex.quote(document)} --out {home}` tells what "
-            "became of it"
+            f"validates, or is none; {_who_knows(record, document)}"
         )
     samples = record.plan.batch.at(done).first_sample
     found = [(piece, [_saw(record, s) for s in data.sightings(piece, samples)]) for piece in pieces]
@@ -153,6 +151,17 @@ def agrees(record: Record, step: int) -> bool | None:
     """Whether a step's hash is the one that was logged; None: none was."""
     logged = record.steps.get(step, {}).get("batch_hash")
     return None if logged is None else logged == str(record.data.digest(*record.plan.batch.at(step - 1)))
+
+
+def _who_knows(record: Record, document: str) -> str:
+    """What tells what became of a document."""
+    if record.curated is None:
+        return (
+            "no curation lies beside these tokens or the training; documents of pairs that were made elsewhere are "
+            "called by their number there, as PAIR/17"
+        )
+    home = shlex.quote(str(record.curated.parent))
+    return f"`trivium corpus inspect {shlex.quote(document)} --out {home}` tells what became of it"
 
 
 def _row(record: Record, step: int, row: int) -> dict[str, Any]:

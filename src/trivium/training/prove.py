@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trivium.checkpoint.format import step_of
-from trivium.checkpoint.load import published
+from trivium.checkpoint.format import published, step_of
 from trivium.errors import CheckpointError, ConfigError, TriviumError
 from trivium.parallel.launch import Ranks
 from trivium.plan.layout import Layout

@@ -21,6 +21,7 @@ from trivium.training.config import TrainingConfig
 from trivium.training.metrics import METRICS, read
 
 RUN, LEFT_OUT = "run.json", "left_out.json"
+CURATED = "curated"  # in a run directory, as tokens and training are
 Entry = dict[str, Any]  # step, cause, gaps: [[first, stop], …]
 
 
@@ -40,6 +41,13 @@ class Record:
         """Its training samples, without those left out."""
         whole = TokenDataset.open(self.tokens, "train", sequence=self.plan.model.sequence, seed=self.seed)
         return whole.leaving_out(left_out_of(self.entries))
+
+    @property
+    def curated(self) -> Path | None:
+        """The curation that its tokens were made of: beside them, or, where they were moved away from it, beside the
+        training; None where neither has one."""
+        beside = (self.tokens.absolute().parent / CURATED, self.folder.parent / CURATED)
+        return next((folder for folder in beside if folder.is_dir()), None)
 
     @cached_property
     def steps(self) -> dict[int, dict[str, Any]]:

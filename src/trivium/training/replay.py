@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trivium.checkpoint.format import read_manifest
-from trivium.checkpoint.load import Checkpoint, published
+from trivium.checkpoint.format import published, read_manifest
+from trivium.checkpoint.load import Checkpoint
 from trivium.errors import CheckpointError, DataError
 from trivium.parallel.launch import ALONE
 from trivium.parallel.mesh import Mesh

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.durable import remove
-from trivium.checkpoint.format import read_manifest
-from trivium.checkpoint.load import published
+from trivium.checkpoint.format import published, read_manifest
 from trivium.errors import CheckpointError, DataError
 from trivium.plan.batch import Batch
 from trivium.training.record import Entry, entry, left_out_of, write_entries

@@ -8,9 +8,8 @@ from typing import Any
 
 from trivium.checkpoint.agree import wait_for_all
 from trivium.checkpoint.durable import explained
-from trivium.checkpoint.format import step_name, step_of
+from trivium.checkpoint.format import published, step_name, step_of
 from trivium.checkpoint.keep import expired, is_due
-from trivium.checkpoint.load import published
 from trivium.checkpoint.save import Fragment, Saving, copies, prune
 from trivium.errors import CheckpointError, MachineError
 from trivium.parallel.mesh import Mesh

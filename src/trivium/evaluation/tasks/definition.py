@@ -1,6 +1,6 @@
 """A published benchmark as data: which rows, which prompts, which scoring, and what was published with them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import resources
 from typing import Annotated, Any, Literal
 
@@ -78,25 +78,31 @@ def names() -> list[str]:
     return [*ORDER, *(n for n in found if n not in ORDER)]
 
 
-def definition(name: str) -> Definition:
-    """A benchmark by its name; ConfigError when there is none."""
-    if name not in names():
-        raise ConfigError(f"--tasks {name}: there is no such task; {nearest(name, [GROUP, *names()])}")
+def definition(name: str, field: str = "--task") -> Definition:
+    """A benchmark by its name; ConfigError, which blames `field`, when there is none."""
+    _refuse_unknown(name, names(), field)
     tree: Any = yaml.safe_load((_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
     return build(Definition, {"name": name, **tree})
 
 
-def chosen(wanted: str) -> dict[str, bool]:
-    """Names by commas -> each benchmark, and whether it was named itself and not only its group."""
+def chosen(wanted: str, field: str = "--tasks") -> dict[str, bool]:
+    """Names by commas -> each benchmark, and whether it was named itself and not only its group. ConfigError, which
+    blames `field`, for a name of neither."""
     found: dict[str, bool] = {}
     for name in filter(None, (part.strip() for part in wanted.split(","))):
         if name == GROUP:
             found = {**dict.fromkeys(names(), False), **found}
         else:
-            found[definition(name).name] = True
+            _refuse_unknown(name, [GROUP, *names()], field)
+            found[name] = True
     if not found:
-        raise ConfigError(f"--tasks {wanted!r} names none; write {GROUP} or some of {', '.join(names())}")
+        raise ConfigError(f"{field} {wanted!r} names none; write {GROUP} or some of {', '.join(names())}")
     return found
+
+
+def _refuse_unknown(name: str, known: Collection[str], field: str) -> None:
+    if name not in known:
+        raise ConfigError(f"{field} {name}: there is no such task; {nearest(name, known)}")
 
 
 def _folder() -> Any:
