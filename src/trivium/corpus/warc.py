@@ -21,7 +21,7 @@ _TYPE = re.compile(rb"^warc-type:[ \t]*(\w+)", re.I | re.M)
 _WANTED = (b"response", b"resource", b"conversion")  # conversion: the text records of WET files
 _CODECS = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate", "br": "br", "zstd": "zstd"}
 _DIGESTS = ("sha1:", "sha256:", "sha512:", "md5:")
-_CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]{1,40})", re.I)
+_CHARSET = re.compile(r"charset\s*+=\s*+[\"']?\s*+([\w.:-]{1,40})", re.I)  # possessive: blanks are passed once
 _CHUNK = re.compile(rb"\s*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
 
 
