@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.durable import write_text
+from trivium.units import plain
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
@@ -39,7 +40,7 @@ def append(path: Path, record: dict[str, Any]) -> None:
 def warn(text: str) -> None:
     """Tell something on standard error, if that can still be written."""
     with suppress(OSError):
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        print(f"warning: {plain(text)}", file=sys.stderr, flush=True)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
