@@ -80,6 +80,16 @@ def test_what_a_killed_stage_left_is_cleared_away(tmp_path: Path):
     assert [p.name for p in (tmp_path / "curated").iterdir()] == [STAMP]
 
 
+def test_a_link_in_the_place_of_an_unfinished_output_costs_nothing_that_it_leads_to(tmp_path: Path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter").write_text("dear")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".curated.partial").symlink_to(tmp_path / "mine")
+    with pytest.raises(MachineError, match="is a link to"), publishing(tmp_path / "run" / "curated", **WHAT):
+        pass
+    assert [p.read_text() for p in (tmp_path / "mine").iterdir()] == ["dear"]
+
+
 def test_two_processes_do_not_make_one_output_of_halves(tmp_path: Path):
     out = tmp_path / "tokens"
     with publishing(out, **WHAT) as first:
@@ -153,6 +163,15 @@ def test_json_is_replaced_in_one_step(tmp_path: Path):
     write_json(tmp_path / "x.json", {"b": 2})
     assert json.loads((tmp_path / "x.json").read_text()) == {"b": 2}
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_json_is_not_written_through_a_link_with_the_name_of_its_unfinished_file(tmp_path: Path):
+    mine, path = tmp_path / "letter", tmp_path / "x.json"
+    mine.write_text("dear")
+    (tmp_path / f".x.json.{os.getpid()}.partial").symlink_to(mine)
+    write_json(path, [1])
+    assert (mine.read_text(), json.loads(path.read_text())) == ("dear", [1])
+    assert not path.is_symlink()
 
 
 def test_two_processes_may_write_the_same_json_at_once(tmp_path: Path, monkeypatch):

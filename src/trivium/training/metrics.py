@@ -23,7 +23,7 @@ def append(path: Path, record: dict[str, Any]) -> None:
     A disk that takes no more costs the line, which is told, and not the run.
     """
     try:
-        with open(path, "a+b", buffering=0) as file:
+        with open(path, "a+b", buffering=0, opener=_itself) as file:
             before, line = os.fstat(file.fileno()).st_size, json.dumps(record).encode() + b"\n"
             if before and os.pread(file.fileno(), 1, before - 1) != b"\n":
                 line = b"\n" + line
@@ -35,6 +35,11 @@ def append(path: Path, record: dict[str, Any]) -> None:
                 raise
     except OSError as error:
         warn(f"{path}: a line was not written: {error.strerror}")
+
+
+def _itself(path: str, flags: int) -> int:
+    """Opens a file, and no other that a link in a run directory of others leads to."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def warn(text: str) -> None:
