@@ -27,6 +27,7 @@ from trivium.provenance import (
 )
 from trivium.tokens.manifest import read_tokens_manifest
 
+DEEP = pytest.param("[" * 10**5, id="deep")
 WHAT = {"verb": "curate", "config": {"seed": 1}, "inputs": {"harvest": "abc"}}
 
 
@@ -136,7 +137,7 @@ def test_the_key_does_not_depend_on_order():
     )
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", ""])
+@pytest.mark.parametrize("damage", ["{", "[]", "", DEEP])
 def test_a_damaged_stamp_means_unfinished(tmp_path: Path, damage: str):
     (tmp_path / STAMP).write_text(damage)
     assert read_stamp(tmp_path) is None
@@ -219,7 +220,9 @@ def test_json_is_on_the_disk_under_its_name_when_it_is_said_to_be(tmp_path: Path
     assert synced == [(False, False), (True, True)]
 
 
-@pytest.mark.parametrize("content", ["[1]", "7", '"text"', "{}", '{"format": "other"}', "{", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content", ["[1]", "7", '"text"', "{}", '{"format": "other"}', "{", b"\xff\xfe", DEEP]
+)
 def test_a_manifest_that_is_none_is_named_with_what_to_do(tmp_path, content):
     path = tmp_path / "manifest.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())

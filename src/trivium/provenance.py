@@ -80,7 +80,7 @@ def read_described(path: Path, format: str, *, missing: str, remedy: str) -> dic
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(missing) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DataError(f"{path} is not JSON: it was truncated or edited; {remedy}") from None
     named = found.get("format") if isinstance(found, dict) else type(found).__name__
     if not isinstance(found, dict) or named != format:
@@ -128,7 +128,7 @@ def read_stamp(directory: Path) -> dict[str, Any] | None:
     """The stamp of a finished output, or None."""
     try:
         stamp = json.loads((directory / STAMP).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return stamp if isinstance(stamp, dict) else None
 
