@@ -27,6 +27,7 @@ from trivium.provenance import (
 )
 from trivium.tokens.manifest import read_tokens_manifest
 
+DEEP = pytest.param("[" * 10**5, id="deep")
 WHAT = {"verb": "curate", "config": {"seed": 1}, "inputs": {"harvest": "abc"}}
 
 
@@ -80,6 +81,16 @@ def test_what_a_killed_stage_left_is_cleared_away(tmp_path: Path):
     assert [p.name for p in (tmp_path / "curated").iterdir()] == [STAMP]
 
 
+def test_a_link_in_the_place_of_an_unfinished_output_costs_nothing_that_it_leads_to(tmp_path: Path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter").write_text("dear")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".curated.partial").symlink_to(tmp_path / "mine")
+    with pytest.raises(MachineError, match="is a link to"), publishing(tmp_path / "run" / "curated", **WHAT):
+        pass
+    assert [p.read_text() for p in (tmp_path / "mine").iterdir()] == ["dear"]
+
+
 def test_two_processes_do_not_make_one_output_of_halves(tmp_path: Path):
     out = tmp_path / "tokens"
     with publishing(out, **WHAT) as first:
@@ -126,7 +137,7 @@ def test_the_key_does_not_depend_on_order():
     )
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", ""])
+@pytest.mark.parametrize("damage", ["{", "[]", "", DEEP])
 def test_a_damaged_stamp_means_unfinished(tmp_path: Path, damage: str):
     (tmp_path / STAMP).write_text(damage)
     assert read_stamp(tmp_path) is None
@@ -153,6 +164,15 @@ def test_json_is_replaced_in_one_step(tmp_path: Path):
     write_json(tmp_path / "x.json", {"b": 2})
     assert json.loads((tmp_path / "x.json").read_text()) == {"b": 2}
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_json_is_not_written_through_a_link_with_the_name_of_its_unfinished_file(tmp_path: Path):
+    mine, path = tmp_path / "letter", tmp_path / "x.json"
+    mine.write_text("dear")
+    (tmp_path / f".x.json.{os.getpid()}.partial").symlink_to(mine)
+    write_json(path, [1])
+    assert (mine.read_text(), json.loads(path.read_text())) == ("dear", [1])
+    assert not path.is_symlink()
 
 
 def test_two_processes_may_write_the_same_json_at_once(tmp_path: Path, monkeypatch):
@@ -200,7 +220,9 @@ def test_json_is_on_the_disk_under_its_name_when_it_is_said_to_be(tmp_path: Path
     assert synced == [(False, False), (True, True)]
 
 
-@pytest.mark.parametrize("content", ["[1]", "7", '"text"', "{}", '{"format": "other"}', "{", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content", ["[1]", "7", '"text"', "{}", '{"format": "other"}', "{", b"\xff\xfe", DEEP]
+)
 def test_a_manifest_that_is_none_is_named_with_what_to_do(tmp_path, content):
     path = tmp_path / "manifest.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())

@@ -49,16 +49,23 @@ def fingerprint(value: Any) -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Write plain data as readable JSON, replacing the file in one step and durably."""
+    # A file may have a name that is no UTF-8; its half characters are written as JSON's escapes, and read as such.
+    write_whole(path, f"{json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, default=str)}\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text, half characters as escapes, replacing the file in one step and durably."""
     if not path.name:  # "." or "/", of which there is no name beside
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, default=str)
     partial = path.with_name(
         f".{path.name}.{os.getpid()}.partial"
     )  # stations side by side write the same files
     try:
-        # A file may have a name that is no UTF-8; its half characters are written as JSON's escapes, and read as such.
-        with open(partial, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(f"{text}\n")
+        partial.unlink(
+            missing_ok=True
+        )  # a run directory of others may have a link there, to any file of this user
+        with open(partial, "x", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -73,7 +80,7 @@ def read_described(path: Path, format: str, *, missing: str, remedy: str) -> dic
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(missing) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DataError(f"{path} is not JSON: it was truncated or edited; {remedy}") from None
     named = found.get("format") if isinstance(found, dict) else type(found).__name__
     if not isinstance(found, dict) or named != format:
@@ -121,7 +128,7 @@ def read_stamp(directory: Path) -> dict[str, Any] | None:
     """The stamp of a finished output, or None."""
     try:
         stamp = json.loads((directory / STAMP).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return stamp if isinstance(stamp, dict) else None
 
@@ -175,6 +182,11 @@ def publishing(
 def _alone_in(partial: Path) -> Iterator[None]:
     """Inside, this process and those it forks alone write a folder, which is empty at first; the kernel takes the lock
     back from the dead."""
+    if partial.is_symlink():  # all that it leads to would be deleted
+        raise MachineError(
+            f"{partial} is a link to {partial.readlink()}, and trivium makes none there; delete the link, if the run "
+            "directory is to be trusted at all"
+        )
     partial.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(partial / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:

@@ -1,4 +1,4 @@
-"""Print and parse quantities with units: bytes, FLOPs, seconds, tokens."""
+"""Print and parse quantities with units: bytes, FLOPs, seconds, tokens; and texts of others."""
 
 import math
 import re
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from trivium.errors import ConfigError
 
+_CONTROLS = {n: f"\\u{n:04x}" for n in (*range(0x20), *range(0x7F, 0xA0)) if chr(n) not in "\t\n"}
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "K", "M", "B", "T", "Q")
 _FLOPS = ("", "K", "M", "G", "T", "P", "E")
@@ -21,6 +22,12 @@ _PARSE = {
     "MIB": 2**20,
     "GIB": 2**30,
 }
+
+
+def plain(text: str) -> str:
+    """A text that a terminal shows and does not obey: documents, names of files and what a model writes may hold
+    characters that move its cursor, set its title or write to the clipboard. They are shown as JSON writes them."""
+    return text.translate(_CONTROLS)
 
 
 def format_bytes(value: float) -> str:

@@ -70,6 +70,15 @@ def test_a_job_that_fails_leaves_no_lease_behind(tmp_path: Path) -> None:
     assert (tmp_path / LEASE).read_text() == ""
 
 
+def test_what_a_link_in_the_place_of_a_lease_leads_to_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "letter").write_text("dear")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LEASE).symlink_to(tmp_path / "letter")
+    with pytest.raises(MachineError, match="is a link to"), holding(tmp_path / "run", print):
+        pass
+    assert (tmp_path / "letter").read_text() == "dear"
+
+
 def test_a_folder_that_was_set_aside_while_its_lease_was_awaited_is_not_held_by_its_old_name(
     tmp_path: Path, monkeypatch
 ) -> None:

@@ -1,5 +1,6 @@
 """What a rank reads of a checkpoint: its own boxes, and nothing else."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,15 @@ import pytest
 from plans import small
 from ranks import on_ranks
 from trivium.certify.certificate import RULE
+from trivium.checkpoint.format import FORMAT, MANIFEST, manifest_hash, manifest_text
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.save import save
+from trivium.config import to_tree
+from trivium.errors import CheckpointError
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
+from trivium.plan.batch import Batch
+from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.training.state import fragments, places, restore
 from trivium.training.trainer import Trainer
@@ -54,3 +60,25 @@ def test_a_rank_reads_the_bytes_of_its_own_boxes_a_parameter_at_a_time(tmp_path:
     on_ranks(written.layout.world_size, write, written, tmp_path)
     largest = 4 * 24 * 24 * 4  # the widest matrix, in fp32
     on_ranks(plan.layout.world_size, read, plan, tmp_path, largest)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"layers": 10**9}, "layers 1000000000, and names 1 tensors"),
+        ({"hidden": 10**9}, "embedding.tokens.weight is [32, 8]"),
+        ({}, "not there"),
+    ],
+)
+def test_a_plan_whose_weights_are_not_there_is_refused_before_anything_of_its_size_is_made(
+    tmp_path: Path, changed: dict, said: str
+) -> None:
+    shape = {"layers": 1, "hidden": 8, "heads": 1, "sequence": 8, "vocabulary": 32} | changed
+    plan = to_tree(Plan(model=ModelShape(**shape), batch=Batch(sequences=1)))
+    tensors = {"weights/embedding.tokens.weight": {"dtype": "F32", "shape": [32, 8], "pieces": []}}
+    manifest = {"format": FORMAT, "step": 1, "plan": plan, "tensors": tensors, "files": {}}
+    whole = {**manifest, "sha256": manifest_hash(manifest)}
+    (tmp_path / MANIFEST).write_text(manifest_text(whole), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=re.escape(said)):
+        _ = Checkpoint.open(tmp_path).plan

@@ -211,6 +211,13 @@ def test_an_unexpected_error_is_one_line_and_how_to_see_more(monkeypatch, capsys
     )
 
 
+def test_an_error_that_names_a_file_is_no_command_to_the_terminal(call):
+    done = call("corpus", "harvest", "--corpus", "there\x1b[2J\x9b", "--out", "x")
+    assert done.returncode == 4
+    assert "there\\u001b[2J\\u009b does not exist" in done.stderr
+    assert "\x1b" not in done.stderr + done.stdout
+
+
 @pytest.mark.parametrize(
     "number", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE]
 )

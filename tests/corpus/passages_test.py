@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from trivium.corpus.passages import passages
 
 PROSE = " ".join(
@@ -28,3 +30,8 @@ def test_code_and_short_endings_give_no_passage():
 def test_a_passage_never_crosses_a_paragraph():
     text = "\n\n".join(["This is a paragraph of one sentence that is far too short."] * 20)
     assert passages(text, shortest=40, longest=80) == []
+
+
+@pytest.mark.timeout(60)
+def test_a_word_of_a_million_quotes_is_read_once():
+    assert passages(PROSE + " Word" + "'" * 1_000_000 + "~ ends it.", shortest=40, longest=80)

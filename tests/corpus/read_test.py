@@ -282,6 +282,27 @@ def test_the_field_of_the_text_may_have_another_name_or_stand_in_a_field(tmp_pat
     assert "harvest.read.text" in damage.detail
 
 
+def test_of_a_text_that_a_table_holds_once_and_names_often_few_copies_are_made(tmp_path):
+    text = "ab " * (1 << 18)
+    pq.write_table(pa.table({"text": [text] * 256}), tmp_path / "x.parquet")
+    assert (tmp_path / "x.parquet").stat().st_size < len(text)
+    before, held = pa.total_allocated_bytes(), []
+    for document in read_any(tmp_path / "x.parquet", source="s"):
+        assert document.text == text
+        held.append(pa.total_allocated_bytes() - before)
+    assert len(held) == 256
+    assert max(held) < 20 * len(text)
+
+
+def test_a_row_group_that_unpacks_to_far_more_than_it_has_is_a_bomb_and_the_next_is_read(tmp_path):
+    path, limits = tmp_path / "x.parquet", ReadConfig(longest_bytes=1 << 20)
+    rows = pa.table({"text": ["a" * (1 << 21), "b", "c", "d"]})
+    pq.write_table(rows, path, row_group_size=2, compression="zstd")
+    bomb, *read = read_any(path, source="s", limits=limits)
+    assert (bomb.trouble, bomb.records) == (Trouble.BOMB, 2)
+    assert [document.text for document in read] == ["c", "d"]
+
+
 def test_whatever_else_a_table_holds_its_texts_are_read_and_the_rest_is_plain(tmp_path):
     moment = datetime(2021, 1, 15, 7, 30)
     pq.write_table(

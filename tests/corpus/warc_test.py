@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from trivium.corpus.config import ExtractConfig
+from trivium.corpus.encoding import decode
 from trivium.corpus.extract import extractor
 from trivium.corpus.quarantine import Damage, Intake
 from trivium.corpus.read import read_any
@@ -41,6 +42,34 @@ def test_a_body_of_several_gzip_members_is_unpacked_whole_and_within_the_limit(t
         unpacked(members[:-12], "gzip", longest=99)
     with pytest.raises(OSError, match="gzip"):
         unpacked(members + b"rubbish", "gzip", longest=99)
+
+
+@pytest.mark.parametrize(("codings", "undone"), [(5, True), (6, False), (500, False)])
+def test_a_body_packed_more_often_than_servers_do_is_damage(tmp_path, codings, undone):
+    body = b"hello"
+    for _ in range(codings):
+        body = gzip.compress(body, 0)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Encoding: " + b", ".join(
+        [b"gzip"] * codings
+    )
+    block = head + b"\r\n\r\n" + body
+    warc = b"WARC/1.0\r\nWARC-Type: response\r\nContent-Type: application/http; msgtype=response\r\n"
+    path = tmp_path / "a.warc"
+    path.write_bytes(warc + b"Content-Length: %d\r\n\r\n%b\r\n\r\n" % (len(block), block))
+    (found,) = read_warc(path)
+    assert (isinstance(found, Page) and found.body == b"hello") == undone
+    assert undone or f"states {codings} encodings" in found.detail
+
+
+@pytest.mark.timeout(60)
+def test_blanks_where_a_charset_should_be_are_passed_once(tmp_path):
+    head = b"WARC/1.0\r\nWARC-Type: resource\r\nContent-Type: text/plain; charset=%b!\r\nContent-Length: 5\r\n\r\n"
+    record = head % (b" " * 8000) + b"hello\r\n\r\n"
+    path = tmp_path / "a.warc"
+    path.write_bytes(record * 200)
+    assert [page.body for page in read_warc(path)] == [b"hello"] * 200
+    page = b"<meta charset=" + b" " * 4000 + b"caf\xe9"
+    assert {decode(page, "latin-1") for _ in range(200)} == {page.decode("latin-1")}
 
 
 def test_the_same_pages_give_the_same_bytes(tmp_path):

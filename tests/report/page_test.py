@@ -1,6 +1,7 @@
 import base64
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -53,6 +54,17 @@ class Page(HTMLParser):
 @pytest.fixture
 def report(tmp_path):
     return collect(write_run(tmp_path))
+
+
+def test_the_report_of_a_run_of_others_is_not_written_over_a_file_of_mine(tmp_path):
+    mine, run = tmp_path / "letter", write_run(tmp_path / "run")
+    mine.write_text("dear")
+    for name in ("report.html", "report.json"):
+        (run / name).symlink_to(mine)
+        for unfinished in (f".{name}.partial", f".{name}.{os.getpid()}.partial"):
+            (run / unfinished).symlink_to(mine)
+    assert not any(written.is_symlink() for written in write_report(run))
+    assert mine.read_text() == "dear"
 
 
 def test_both_files_are_written_and_the_data_is_the_collected_tree(tmp_path):

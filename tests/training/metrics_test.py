@@ -64,3 +64,18 @@ def test_without_metrics_nothing_is_known(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     forget_after(path, 2)
     assert (read(path), last_step(path), newest_loss(path)) == ([], 0, "")
+
+
+def test_no_line_goes_through_a_link_and_no_lines_are_dropped_through_one(tmp_path, capsys):
+    """A run directory of others may hold one, to any file of this user."""
+    mine, path = tmp_path / "letter", tmp_path / "metrics.jsonl"
+    mine.write_text("dear")
+    path.symlink_to(mine)
+    append(path, {"step": 1})
+    assert mine.read_text() == "dear" and "was not written" in capsys.readouterr().err
+    path.unlink()
+    append(path, {"step": 1})
+    path.with_suffix(".partial").symlink_to(mine)
+    with pytest.raises(OSError):
+        forget_after(path, 0)
+    assert mine.read_text() == "dear"

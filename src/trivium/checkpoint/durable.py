@@ -47,7 +47,7 @@ def write_blocks(
     """Write a new file, hashing what is written, and wait until it is on the disk. alive: called after every block
     that was written."""
     digest, size = hashlib.sha256(), 0
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     try:
         for block in blocks:
             view = memoryview(block).cast("B")

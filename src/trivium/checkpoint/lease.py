@@ -58,6 +58,11 @@ def holding(directory: Path, warn: Warn) -> Iterator[Holder]:
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / LEASE
+    if path.is_symlink():  # what it leads to would be overwritten
+        raise MachineError(
+            f"{path} is a link to {path.readlink()}, and a lease is a file of its own; delete the link, if the run "
+            "directory is to be trusted at all"
+        )
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         lock, left = _lock(descriptor), _text(descriptor)

@@ -15,9 +15,11 @@ from trivium.checkpoint.agree import found_by_first, problem_of_any
 from trivium.checkpoint.format import MANIFEST, published, read_manifest
 from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.checkpoint.verify import verify
+from trivium.config import build
 from trivium.errors import CheckpointError
 from trivium.parallel.mesh import Mesh
-from trivium.plan.parameters import Box
+from trivium.plan.parameters import Box, parameters
+from trivium.plan.plan import Plan
 from trivium.provenance import unheard
 
 
@@ -38,6 +40,25 @@ class Checkpoint:
     def step(self) -> int:
         """Optimizer steps done when it was written."""
         return int(self.manifest["step"])
+
+    @property
+    def plan(self) -> Plan:
+        """What it was trained under; CheckpointError where it has not the weights of that model: a manifest can say a
+        billion layers, of which a table would be made before the first of them is missed."""
+        plan, tensors = build(Plan, self.manifest["plan"]), self.manifest["tensors"]
+        if plan.model.layers > len(tensors):
+            raise CheckpointError(
+                f"{self.directory}: {MANIFEST} says plan.model.layers {plan.model.layers}, and names {len(tensors)} "
+                f"tensors; use an older checkpoint"
+            )
+        for row in parameters(plan.model):
+            held = tensors.get(f"weights/{row.name}", {}).get("shape")
+            if held != list(row.shape):
+                raise CheckpointError(
+                    f"{self.directory}: {row.name} is {held or 'not there'}, and the plan in {MANIFEST} makes it "
+                    f"{list(row.shape)}; use an older checkpoint"
+                )
+        return plan
 
     @property
     def names(self) -> list[str]:

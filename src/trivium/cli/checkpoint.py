@@ -220,9 +220,7 @@ def import_(
 ) -> None:
     """Take the weights of a GPT2LMHeadModel or LlamaForCausalLM, to begin a training with."""
     from trivium.checkpoint.load import Checkpoint
-    from trivium.config import build
     from trivium.interchange.bring import import_hf, settings_of
-    from trivium.plan.plan import Plan
     from trivium.tokens.tokenizer import given_tokenizer
 
     _known(source, "--from")
@@ -240,7 +238,7 @@ def import_(
             say(f"  to make its tokens: {error}")
     say(f"  ask it as it lies there: {shlex.join(['trivium', 'evaluate', str(folder)])}")
     say(f"  {path}; train from it with")
-    model = build(Plan, Checkpoint.open(path).manifest["plan"]).model
+    model = Checkpoint.open(path).plan.model
     settings = [f"training.start_from={path.resolve()}", *settings_of(model)]
     say(f"  {_command('train', out, settings)} --ranks 1")
 

@@ -9,7 +9,7 @@ import typer
 
 from trivium.cli.answers import answered
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, open_asked
-from trivium.cli.show import say
+from trivium.cli.show import say, tell
 from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.config import parse_assignments
 from trivium.errors import ConfigError
@@ -89,11 +89,9 @@ def _stream(run: Run, place: tuple[Path, Path], prompts: Iterator[str]) -> None:
         return
     writer = Writer(NativeScorer.open(*place))
     for prompt in prompts:
-        print(prompt, end="", flush=True)
-        written = speak(
-            writer, prompt, settings, lambda text: print(text, end="", flush=True), config.logprobs
-        )
-        print(flush=True)
+        tell(prompt)
+        written = speak(writer, prompt, settings, tell, config.logprobs)
+        say()
         _print_tokens(writer, written, config.logprobs)
 
 

@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from trivium import __version__
 from trivium.cli.failure import leave_exit_code, told
 from trivium.training.preemption import held_back
+from trivium.units import plain
 
 INTERRUPTED = 130
 GO_ON = ("demo", "corpus", "tokenize", "train", "prove")  # after an interruption; other verbs begin anew
@@ -144,7 +145,7 @@ def _options(
 def _print_error(text: str, *, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    first, *rest = text.splitlines() or ["failed without a message"]
+    first, *rest = plain(text).splitlines() or ["failed without a message"]
     if not rest:
         print(f"error: {first}", file=sys.stderr)
         return

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from trivium.progress import Progress
 from trivium.report.words import layout_text as degrees_text
-from trivium.units import format_seconds
+from trivium.units import format_seconds, plain
 
 PLAIN_SECONDS = 5.0  # between two plain lines
 BAR_SECONDS = 0.1  # between two drawings of the bar
@@ -18,7 +18,12 @@ BAR_SECONDS = 0.1  # between two drawings of the bar
 
 def say(text: str = "") -> None:
     """A line of result, on standard output at once."""
-    print(text, flush=True)
+    tell(f"{text}\n")
+
+
+def tell(text: str) -> None:
+    """A piece of a result, on standard output at once, as text: whatever it holds, the terminal obeys none of it."""
+    print(plain(text), end="", flush=True)
 
 
 @contextmanager
@@ -46,7 +51,7 @@ class PlainProgress:
             return
         self.last = now
         share = f" {100 * done // total}%" if total else ""
-        print(f"  {self.name}{share}  {note}", file=self.out, flush=True)
+        print(f"  {self.name}{share}  {plain(note)}", file=self.out, flush=True)
 
 
 @contextmanager
@@ -72,7 +77,7 @@ def _bar(name: str, out: TextIO) -> Iterator[Progress]:
             now = time.monotonic()
             if now - drawn >= BAR_SECONDS or done == total:
                 drawn = now
-                bar.update(task, completed=done, total=total, note=note)
+                bar.update(task, completed=done, total=total, note=plain(note))
                 bar.refresh()
 
         yield progress

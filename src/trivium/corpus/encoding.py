@@ -10,7 +10,7 @@ _UTF_16 = "utf-16"  # in which other text is valid UTF-8 too: only its name tell
 _JIS = "iso2022_jp"  # in which Japanese is ASCII's bytes between shifts
 _SHIFT = re.compile(rb"\x1b\$[@B]")
 _ANYTHING = "cp1252"  # what servers state for anything (as Latin-1), and nearly anything fits it
-_META = re.compile(rb"<meta\s[^>]{0,200}?charset\s*=\s*[\"']?\s*([\w.:-]{1,40})", re.I)
+_META = re.compile(rb"<meta\s[^>]{0,200}?charset\s*+=\s*+[\"']?\s*+([\w.:-]{1,40})", re.I)
 _HEAD = 1 << 12  # bytes in which a page states its charset
 _LOOKED_AT = 1 << 17  # bytes a detector needs
 _BEFORE = 1 << 10  # bytes it is shown before the first that is not ASCII

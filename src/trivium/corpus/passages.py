@@ -4,7 +4,8 @@ import re
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 _LAST_WORD = re.compile(r"(?:^|\s)([A-Za-z][a-z]{2,})\.$")
-_PLAIN_WORD = re.compile(r"^[\"'(]*[A-Za-z]+(?:['’-][A-Za-z]+)*[\"')]*[.,;:!?]*[\"')]*$")
+# possessive (`++`): a word of a million quotes is read once
+_PLAIN_WORD = re.compile(r"^[\"'(]*+[A-Za-z]++(?:['’-][A-Za-z]++)*+[\"')]*+[.,;:!?]*+[\"')]*+$")
 _ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|etc|cf|vs|resp|Eq|Fig|No|Dr|Mr|Ms)\.$")
 
 

@@ -1,7 +1,7 @@
 """Raw input of any kind → documents, with everything unreadable set aside, never passed over in silence."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,6 +20,7 @@ from trivium.corpus.streams import Lost, chunks, open_binary
 from trivium.corpus.warc import Page, read_warc
 
 _OWN_FIELDS = ("id", "source", RAW)  # of a row, beside its text; what else it says becomes metadata
+_ROWS = 8  # of a Parquet file read at once: one stored text of the largest size can stand in all of them
 _BLOCK = 4 << 20  # bytes of a text file decoded at once
 
 
@@ -135,8 +136,14 @@ def _read_parquet(
     row = 0
     for number, rows in enumerate(groups):
         read = 0
+        packed, unpacked = _sizes(table.metadata.row_group(number), columns)
+        if unpacked > max(limits.longest_bytes, limits.unpacked_ratio * packed):
+            what = f"row group {number}: {packed} bytes unpack to {unpacked}"
+            yield Damage(path, Trouble.BOMB, what, row, max(rows, 1))
+            row += rows
+            continue
         try:
-            for batch in table.iter_batches(batch_size=64, row_groups=[number], columns=columns):
+            for batch in table.iter_batches(batch_size=_ROWS, row_groups=[number], columns=columns):
                 names = batch.schema.names
                 for values in zip(*map(_of_json, batch.columns), strict=True):
                     scalars = dict(zip(names, values, strict=True))
@@ -151,6 +158,13 @@ def _read_parquet(
                 path, Trouble.PARQUET, f"row group {number}: {error}", row + read, max(rows - read, 1)
             )
         row += rows
+
+
+def _sizes(group: pq.RowGroupMetaData, columns: Collection[str]) -> tuple[int, int]:
+    """Bytes of the columns of a row group as they are stored, and as its footer says they are unpacked."""
+    told = [group.column(number) for number in range(group.num_columns)]
+    read = [one for one in told if one.path_in_schema.partition(".")[0] in columns]
+    return sum(one.total_compressed_size for one in read), sum(one.total_uncompressed_size for one in read)
 
 
 def _parquet_document(

@@ -1,7 +1,8 @@
 """The bytes of a file, unpacked: bounded in memory, checked, and read on after damage.
 
 A gzip file is a row of members, each with a checksum, and a zstd file one of frames. When one is damaged the next is
-searched, so that only the damaged one is lost.
+searched, so that only the damaged one is lost; but a file can be made in which thousands begin within one another, each
+to be unpacked to the end of all, so what is unpacked in vain has a limit.
 """
 
 import codecs
@@ -25,6 +26,7 @@ _MEMBER = b"\x1f\x8b\x08"  # how every gzip member begins: magic and the only me
 _TRUNCATED = "Truncated"  # how Arrow says that a packed stream is not all there
 _LOOKED_AT = 256  # bytes that tell text from packed bytes
 _BLOCK_IN, _BLOCK_OUT = 1 << 16, 1 << 18
+_LEAST = 64  # bytes that are copied in the time of a call
 
 
 class Chunk(NamedTuple):
@@ -115,6 +117,34 @@ def _plain_chunks(file: BinaryIO) -> Iterator[Chunk]:
 
 def _zstd_chunks(file: BinaryIO, limits: ReadConfig) -> Iterator[Chunk | Lost]:
     size = file.seek(0, io.SEEK_END)
+    most = _most_in_vain(size)
+    try:
+        yield from _zstd_frames(cast(BinaryIO, _Counted(file, most)), size, limits)
+    except _InVain:
+        yield Lost(Trouble.BOMB, f"more than {most} bytes were read in vain, of frames in frames", 0)
+
+
+class _InVain(Exception):
+    """More was read of a file than any sound one needs."""
+
+
+class _Counted:
+    """A file of which so many bytes may be read, what is read again counted again."""
+
+    def __init__(self, file: BinaryIO, left: int) -> None:
+        self._file, self._left = file, left
+        self.seek = file.seek
+
+    def read(self, size: int = -1) -> bytes:
+        """As the file does; the three bytes before a block count as what it costs to get them."""
+        if self._left < 0:
+            raise _InVain(size)
+        data = self._file.read(size)
+        self._left -= max(len(data), _LEAST)
+        return data
+
+
+def _zstd_frames(file: BinaryIO, size: int, limits: ReadConfig) -> Iterator[Chunk | Lost]:
     start: int | None = 0
     produced = 0
     searching = False  # after damage, until bytes can be read again: further failures are the same loss
@@ -229,12 +259,13 @@ class _Lent(io.RawIOBase):
 
 
 def _gzip_chunks(file: BinaryIO, limits: ReadConfig) -> Iterator[Chunk | Lost]:
+    most, vain = _most_in_vain(file.seek(0, io.SEEK_END)), 0
     start: int | None = 0
     lost: Lost | None = (
         None  # told when bytes can be read again: further failures till then are the same loss
     )
     while start is not None:
-        end = start
+        end, given = start, 0
         for found in _member(file, start, limits):
             if isinstance(found, int):
                 end = found
@@ -244,9 +275,13 @@ def _gzip_chunks(file: BinaryIO, limits: ReadConfig) -> Iterator[Chunk | Lost]:
                 if lost is not None:
                     yield _told_where(lost, start)
                     lost = None
+                given += len(found.data)
                 yield found
         if end == start:
-            start = _find(file, start + 1, _MEMBER)
+            vain += file.tell() - start + given
+            if vain > most:
+                lost = Lost(Trouble.BOMB, f"{vain} bytes were unpacked in vain, of members in members", start)
+            start = _find(file, start + 1, _MEMBER) if vain <= most else None
         else:
             start, stray = _after(file, end)
             if stray and start is not None:
@@ -254,6 +289,12 @@ def _gzip_chunks(file: BinaryIO, limits: ReadConfig) -> Iterator[Chunk | Lost]:
                 lost, start = lost or Lost(Trouble.PACKED, what, end), _find(file, start, _MEMBER)
     if lost is not None:
         yield _told_where(lost, None)
+
+
+def _most_in_vain(size: int) -> int:
+    """Bytes that may be read and unpacked of a damaged file of this size and then come to nothing: no damage that was
+    not made for it costs so many."""
+    return max(32 << 20, 200 * size)
 
 
 def _told_where(lost: Lost, follows: int | None) -> Lost:

@@ -20,8 +20,11 @@ _DOCUMENT, _SOURCE = "Trivium-Document", "Trivium-Source"
 _TYPE = re.compile(rb"^warc-type:[ \t]*(\w+)", re.I | re.M)
 _WANTED = (b"response", b"resource", b"conversion")  # conversion: the text records of WET files
 _CODECS = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate", "br": "br", "zstd": "zstd"}
+_MOST_CODINGS = 5  # as of curl; servers use one
 _DIGESTS = ("sha1:", "sha256:", "sha512:", "md5:")
-_CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]{1,40})", re.I)
+_CHARSET = re.compile(
+    r"charset\s*+=\s*+[\"']?\s*+([\w.:-]{1,40})", re.I
+)  # possessive: blanks are passed once
 _CHUNK = re.compile(rb"\s*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
 
 
@@ -152,10 +155,20 @@ def _http_page(record: WarcRecord, limits: ReadConfig) -> Page | str:
     if headers is not None:
         if "chunked" in (headers.get("Transfer-Encoding") or "").lower():
             body = _unchunked(body)
-        for name in reversed((headers.get("Content-Encoding") or "").lower().split(",")):
-            body = _unpacked(body, name.strip(), limits)
+        for name in reversed(_codings(headers.get("Content-Encoding") or "")):
+            body = _unpacked(body, name, limits)
     own = (_header(record, _DOCUMENT), _header(record, _SOURCE))
     return Page(_address(record), kind, record.http_charset, body, _header(record, "WARC-Date"), *own)
+
+
+def _codings(header: str) -> list[str]:
+    """What a body was packed by, in order. Each can give the most that is allowed, so there must be few."""
+    names = [name.strip() for name in header.lower().split(",")]
+    if len(names) > _MOST_CODINGS:
+        raise ValueError(
+            f"it states {len(names)} encodings of its body, and at most {_MOST_CODINGS} are undone"
+        )
+    return names
 
 
 def _unpacked(body: bytes, name: str, limits: ReadConfig) -> bytes:

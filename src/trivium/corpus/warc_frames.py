@@ -14,6 +14,7 @@ from trivium.corpus.streams import Chunk, Lost
 
 _LENGTH = re.compile(rb"^content-length:[ \t]*(\d{1,15})[ \t]*\r?$", re.I | re.M)
 _BEGIN = re.compile(rb"(?:\A|\n)(?=WARC/[01]\.\d\d?\r?\nWARC-|WARC/[01]\.\d\d?\r?\nContent-)", re.I)
+_BLANK = re.compile(rb"[\r\n]+")
 _LONGEST_BEGIN = 32  # bytes that _BEGIN may need to look at
 _LONGEST_HEAD = 1 << 16
 _END = b"\r\n\r\n"
@@ -97,9 +98,8 @@ class _Framer:
     def _front(self, at_end: bool) -> _Taken | None:
         """The record at the front, or what is wrong with it; None when more bytes are needed to tell."""
         buffer = self._buffer
-        blank = len(buffer) - len(buffer.lstrip(b"\r\n")) if buffer[0] in b"\r\n" else 0
-        if blank:
-            return _Taken(None, blank)
+        if blank := _BLANK.match(buffer):
+            return _Taken(None, blank.end())
         if len(buffer) < _LONGEST_BEGIN and not at_end:
             return None
         if not _BEGIN.match(buffer):

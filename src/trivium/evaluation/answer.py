@@ -7,7 +7,6 @@ import torch
 
 from trivium.checkpoint.format import published
 from trivium.checkpoint.load import Checkpoint
-from trivium.config import build
 from trivium.errors import CheckpointError
 from trivium.evaluation.branches import batches, families
 from trivium.evaluation.reading import Totals, read_batch
@@ -49,7 +48,7 @@ class NativeScorer:
         """
         mesh = mesh or Mesh.single(ALONE.device)
         opened = Checkpoint.open_together(checkpoint_in(checkpoint), mesh)
-        plan = build(Plan, opened.manifest["plan"])
+        plan = opened.plan
         words = load_tokenizer(tokenizer)
         known = opened.manifest.get("data", {}).get("tokenizer_sha256")
         if words.vocabulary > plan.model.vocabulary:

@@ -12,7 +12,6 @@ import torch
 from trivium.checkpoint.durable import check_room
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.pieces import TORCH_DTYPES, Entry, write_pieces
-from trivium.config import build
 from trivium.errors import CheckpointError, ConfigError
 from trivium.interchange.names import INDEX, WEIGHTS, Twin, twins
 from trivium.interchange.plain import logits
@@ -54,7 +53,7 @@ def export_hf(source: Checkpoint, folder: Path, *, tokenizer: Path | None) -> Ex
     """
     if folder.exists():
         raise ConfigError(f"--to hf {folder} exists already; name a new folder")
-    plan = build(Plan, source.manifest["plan"])
+    plan = source.plan
     words = None if tokenizer is None else _words_of(source, plan, tokenizer)
     dtype = source.manifest["tensors"]["weights/embedding.tokens.weight"]["dtype"]
     marks = _marks(source, plan.model, words)

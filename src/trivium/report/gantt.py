@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
+from trivium.provenance import write_whole
 from trivium.report.embed import embedded_json, policy
 from trivium.units import format_bytes, format_seconds
 
@@ -72,9 +73,7 @@ class Chart:
 
 def write_chart(path: Path, chart: Chart) -> None:
     """Write the page, replacing an older one in one step."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(render_chart(chart), encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, render_chart(chart))
 
 
 def render_chart(chart: Chart) -> str:

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from trivium.provenance import write_json
+from trivium.provenance import write_json, write_whole
 from trivium.report.collect import collect, results
 from trivium.report.embed import embedded_json, policy
 from trivium.report.sections import facts, sections
@@ -40,9 +40,7 @@ def write_report(run: Path, report: dict[str, Any] | None = None) -> tuple[Path,
     page, data = run / "report.html", run / "report.json"
     text = render(report, next_command(report, run))
     write_json(data, results(report))
-    partial = page.with_name(f".{page.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(page)
+    write_whole(page, text)
     return page, data
 
 

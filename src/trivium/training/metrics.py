@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.durable import write_text
+from trivium.units import plain
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
@@ -22,7 +23,7 @@ def append(path: Path, record: dict[str, Any]) -> None:
     A disk that takes no more costs the line, which is told, and not the run.
     """
     try:
-        with open(path, "a+b", buffering=0) as file:
+        with open(path, "a+b", buffering=0, opener=_itself) as file:
             before, line = os.fstat(file.fileno()).st_size, json.dumps(record).encode() + b"\n"
             if before and os.pread(file.fileno(), 1, before - 1) != b"\n":
                 line = b"\n" + line
@@ -36,10 +37,15 @@ def append(path: Path, record: dict[str, Any]) -> None:
         warn(f"{path}: a line was not written: {error.strerror}")
 
 
+def _itself(path: str, flags: int) -> int:
+    """Opens a file, and no other that a link in a run directory of others leads to."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def warn(text: str) -> None:
     """Tell something on standard error, if that can still be written."""
     with suppress(OSError):
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        print(f"warning: {plain(text)}", file=sys.stderr, flush=True)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

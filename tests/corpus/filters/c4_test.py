@@ -1,6 +1,10 @@
 """Laws of C4's rules, each against a hand-made case on either side of its published threshold."""
 
+import re
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trivium.corpus.config import C4Config
 from trivium.corpus.document import Document
@@ -70,3 +74,14 @@ def test_sentences_are_counted_by_their_ends():
     assert num_sentences("One. Two! Three? Four") == 3
     assert num_sentences('He paid 3.50 for it. "Why?"') == 2
     assert num_sentences("no end") == 1
+
+
+@pytest.mark.timeout(60)
+def test_a_line_of_a_million_marks_is_read_once():
+    assert num_sentences("!" * 500_000 + '"' * 500_000 + "x. y.") == 2
+
+
+@given(st.text(st.sampled_from(".!?\"'”)x \n"), max_size=40))
+def test_sentences_end_where_marks_end_before_a_blank(line):
+    ends = re.findall(r"[.!?]+[\"'”’)]*(?=\s|$)", line)  # the same, tried from every mark
+    assert num_sentences(line) == max(1, len(ends))

@@ -74,6 +74,15 @@ def test_composed_junk_breaks_some_rule(compose):
     assert len(passed) <= 3
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("filler", [".", ",", "k.", "!"])
+def test_a_line_that_is_nearly_a_counter_is_read_once_however_long(filler):
+    line = "1" + filler * 500_000
+    assert not is_boilerplate(f"{line}b")
+    assert measure(f"{line}b").boilerplate_words == 0
+    assert is_boilerplate(line)
+
+
 def test_menu_words_inside_sentences_are_no_boilerplate():
     assert is_boilerplate("Sign in")
     assert is_boilerplate("12 comments")

@@ -296,6 +296,13 @@ def test_rows_of_hellaswag_ask_the_same_as_published_and_as_prepared(wording):
     assert [r.continuation for r in asked[0]] == [f" {blank}Go.. On.", " b b", f" {blank}c.", " d."]
 
 
+@pytest.mark.timeout(60)
+def test_a_row_of_hellaswag_keeps_brackets_that_do_not_close_and_is_read_once():
+    row = {**ROWS["hellaswag"], "endings": ["[" * 500_000, "a [step] b [c", "[a\n[b] c]", "d"]}
+    endings = [c.removeprefix(" ") for c in made("hellaswag", [row]).task.examples[0].choices]
+    assert endings == ["[" * 500_000, "a b [c", "[a\n c]", "d"]
+
+
 @pytest.mark.skipif("TRIVIUM_DATA" not in os.environ, reason="TRIVIUM_DATA names no folder of real data")
 def test_no_ending_of_the_real_hellaswag_begins_with_two_blanks_in_the_papers_wording():
     rows = local_rows(definition("hellaswag"), Path(os.environ["TRIVIUM_DATA"]) / "tasks").asked

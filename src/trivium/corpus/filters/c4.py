@@ -18,7 +18,8 @@ _POLICY = (
     "use of cookies",
     "use cookies",
 )
-_SENTENCE = re.compile(r"[.!?]+[\"'”’)]*(?=\s|$)")
+# from the first of a run of marks alone, and possessive: a long run would be tried from each of its characters
+_SENTENCE = re.compile(r"(?<![.!?])[.!?]++[\"'”’)]*+(?=\s|$)")
 
 
 def c4_step(config: C4Config) -> Step:

@@ -41,8 +41,9 @@ _CALL = re.compile(
     r"(?:read more|items? in cart|add to cart|subscribe|share (?:on|this)(?: \w+)?|follow us|back to top)\W*$",
     re.I,
 )
+# possessive (`*+`): a million points after a digit are passed once, not once for each of them
 _COUNTER = re.compile(
-    r"^\W*\d[\d.,k]*\s*(?:likes?|shares?|comments?|views?|retweets?|followers|posts?)?\W*$", re.I
+    r"^\W*\d[\d.,k]*+\s*+(?:likes?|shares?|comments?|views?|retweets?|followers|posts?)?+\W*$", re.I
 )
 _GOPHER_FIGURES = (
     "words",

@@ -15,6 +15,8 @@ BY_FIELDS = (
     "hans",
     "wic",
 )  # readers of prompts that are the task's text with fields of a row in it
+# a mark of wikiHow, or the rest of a line on which none ends: all its other brackets would be tried to no end, too
+_MARK = re.compile(r"\[[^\]\n]*+(\])?")
 BLANK = "  _  ."  # at the end of a question of RACE
 
 
@@ -181,7 +183,7 @@ def _number(value: Any, spelt: Mapping[str, int] | None = None) -> int:
 
 def _cleaned(text: str) -> str:
     """Without the marks of wikiHow, as the harness does."""
-    text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
+    text = _MARK.sub(lambda found: "" if found[1] else found[0], text.strip().replace(" [title]", ". "))
     return text.replace("  ", " ")
 
 
