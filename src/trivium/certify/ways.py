@@ -129,6 +129,7 @@ SMALL_LIMITS = (
 # Products and attention as processors that are not MKL's maker's compute them, products by an operator of fp64.
 PRODUCTS_IN_PIECES = (
     Replaced(processor, "_AT_HOME", False),
+    Replaced(processor, "_WITHOUT_AVX512", False),
     Replaced(product, "LEAST", 100),
     Replaced(product, "TRANSPOSED_WHOLE", 300),
     Replaced(product, "TRANSPOSED_AT_ONCE", 64),

@@ -4,7 +4,7 @@ bf16 numbers that would take longer than they do in fp32.
 torch hands fp32 products to MKL, which on processors of another maker than its own is the slower (AMD EPYC with
 AVX-512, one core: 85 GFLOP/s against 185 of oneDNN, which torch has too, for its compiler; a Zen 4: 92 against 102).
 On its own maker's it is the faster (Intel Xeon with AVX-512: 80 to 115 against 60 to 110; weight gradients 70 to 115
-against 30 to 90).
+against 30 to 90), and for weight gradients on others' processors without AVX-512, too (`mkl_takes_transposed`).
 
 What is multiplied in fp32 in place of bf16 is widened some rows or columns at a time, and rounded once at the end of
 its sum, as instructions for bf16 numbers do. Added to a sum that is fp32 it is not rounded at all.
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from trivium.parallel.processor import mkl_is_at_home, multiplies_bf16_slowly
+from trivium.parallel.processor import mkl_is_at_home, mkl_takes_transposed, multiplies_bf16_slowly
 
 Tensor = torch.Tensor
 
@@ -65,7 +65,7 @@ def gradient_of_weight(grad: Tensor, x: Tensor, *, into: Tensor | None = None) -
         found = grad.new_empty(grad.shape[1], x.shape[1]) if into is None else into
         _add_in_wide(found, grad, x, first=True)
         return found
-    if not _is_for_one_dnn(grad, x):
+    if mkl_takes_transposed() or not _is_for_one_dnn(grad, x):
         return _transposed_times(grad, x, into)
     if grad.numel() <= TRANSPOSED_WHOLE:
         found = _by_one_dnn(grad.contiguous().T, x.contiguous().T, None)
@@ -86,7 +86,7 @@ def add_gradient_of_weight(into: Tensor, grad: Tensor, x: Tensor, *, first: bool
         into.copy_(gradient_of_weight(grad, x))
     elif into.dtype != grad.dtype:
         into.add_(gradient_of_weight(grad, x))
-    elif grad.numel() * x.shape[1] < LEAST or not _is_for_one_dnn(grad, x):
+    elif grad.numel() * x.shape[1] < LEAST or mkl_takes_transposed() or not _is_for_one_dnn(grad, x):
         into.addmm_(grad.T, x)
     else:
         for rows, part in _rows_of_gradient(into, grad, x):
