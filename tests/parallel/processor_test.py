@@ -69,10 +69,10 @@ def test_bf16_is_slow_without_an_instruction_or_where_tiles_are_hidden(
 
 
 @pytest.mark.parametrize(("at_home", "without"), [(True, False), (False, True), (False, False)])
-def test_mkl_takes_what_lies_transposed_at_home_and_without_avx512(at_home, without, monkeypatch) -> None:
+def test_mkl_is_the_faster_at_home_and_without_avx512(at_home: bool, without: bool, monkeypatch) -> None:
     monkeypatch.setattr(processor, "_AT_HOME", at_home)
     monkeypatch.setattr(processor, "_WITHOUT_AVX512", without)
-    assert processor.mkl_takes_transposed() is (at_home or without)
+    assert processor.mkl_multiplies_faster() is (at_home or without)
 
 
 def test_where_there_is_no_such_file_the_platform_says(tmp_path, monkeypatch) -> None:

@@ -46,8 +46,7 @@ def slowly(monkeypatch) -> None:
 def always(monkeypatch) -> None:
     """The other library also where it does not pay."""
     monkeypatch.setattr(products, "LEAST", 0)
-    monkeypatch.setattr(products, "mkl_is_at_home", lambda: False)
-    monkeypatch.setattr(products, "mkl_takes_transposed", lambda: False)
+    monkeypatch.setattr(products, "mkl_multiplies_faster", lambda: False)
 
 
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
@@ -84,8 +83,7 @@ def test_the_parts_of_the_backward_are_those_of_fp64_whatever_the_strides(shape,
 @pytest.mark.parametrize("home", [True, False])
 @pytest.mark.parametrize("shape", [SMALL, LARGE, *MANY])
 def test_the_first_gradient_is_written_where_the_sum_is_and_nowhere_else(shape, home, monkeypatch) -> None:
-    monkeypatch.setattr(products, "mkl_is_at_home", lambda: home)
-    monkeypatch.setattr(products, "mkl_takes_transposed", lambda: home)
+    monkeypatch.setattr(products, "mkl_multiplies_faster", lambda: home)
     x, weight, _, grad = data(shape)
     rows, grads = x.flatten(0, 1), grad.flatten(0, 1)
     outputs, inputs = weight.shape
@@ -105,8 +103,7 @@ def test_what_is_not_finite_stays_so(always) -> None:
 
 
 def test_only_large_products_in_fp32_on_a_processor_go_to_the_other_library(monkeypatch) -> None:
-    monkeypatch.setattr(products, "mkl_is_at_home", lambda: False)
-    monkeypatch.setattr(products, "mkl_takes_transposed", lambda: False)
+    monkeypatch.setattr(products, "mkl_multiplies_faster", lambda: False)
     monkeypatch.setattr(products, "multiplies_bf16_slowly", lambda: False)
     x, weight, bias, _ = (t.requires_grad_() for t in data(LARGE))
     assert "ProductBackward" in type(product(x, weight, bias).grad_fn).__name__
@@ -116,9 +113,8 @@ def test_only_large_products_in_fp32_on_a_processor_go_to_the_other_library(monk
         assert "ProductBackward" not in type(product(x, weight, bias).grad_fn).__name__
 
 
-def test_where_mkl_is_at_home_it_multiplies_everything(monkeypatch) -> None:
-    monkeypatch.setattr(products, "mkl_is_at_home", lambda: True)
-    monkeypatch.setattr(products, "mkl_takes_transposed", lambda: True)
+def test_where_mkl_is_the_faster_it_multiplies_everything(monkeypatch) -> None:
+    monkeypatch.setattr(products, "mkl_multiplies_faster", lambda: True)
     monkeypatch.setattr(products, "_by_one_dnn", None)
     x, weight, bias, grad = data(LARGE)
     rows, grads = x.flatten(0, 1), grad.flatten(0, 1)
@@ -130,31 +126,13 @@ def test_where_mkl_is_at_home_it_multiplies_everything(monkeypatch) -> None:
     assert is_near(into, grads.double().T @ rows.double() + 1)
 
 
-def test_away_from_home_mkl_may_still_take_what_lies_transposed(monkeypatch) -> None:
-    """Only the gradients of weights: added, written anew, or returned."""
-    monkeypatch.setattr(products, "mkl_is_at_home", lambda: False)
-    monkeypatch.setattr(products, "mkl_takes_transposed", lambda: True)
-    called, right = [], products._by_one_dnn
-    monkeypatch.setattr(products, "_by_one_dnn", lambda *given: (called.append(given), right(*given))[1])
-    x, weight, bias, grad = data(LARGE)
-    rows, grads = x.flatten(0, 1), grad.flatten(0, 1)
-    exact, into, first = grads.double().T @ rows.double(), torch.ones_like(weight), torch.empty_like(weight)
-    assert torch.equal(gradient_of_weight(grads, rows), grads.T @ rows)
-    add_gradient_of_weight(into, grads, rows)
-    add_gradient_of_weight(first, grads, rows, first=True)
-    assert is_near(into, exact + 1) and is_near(first, exact) and not called
-    product(x, weight, bias), gradient_of_inputs(grad, weight)
-    assert len(called) == 2
-
-
 @pytest.mark.parametrize("home", [True, False])
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("shape", [LARGE, *MANY])
 def test_a_product_of_bf16_numbers_in_fp32_and_its_gradients_are_rounded_once(
     shape, has_bias, home, slowly, monkeypatch
 ) -> None:
-    monkeypatch.setattr(products, "mkl_is_at_home", lambda: home)
-    monkeypatch.setattr(products, "mkl_takes_transposed", lambda: home)
+    monkeypatch.setattr(products, "mkl_multiplies_faster", lambda: home)
     x, weight, bias, grad = (t.requires_grad_() for t in data(shape, torch.bfloat16))
     y = product(x, weight, bias if has_bias else None)
     assert "ProductBackward" in type(y.grad_fn).__name__
@@ -172,8 +150,7 @@ def test_a_product_of_bf16_numbers_in_fp32_and_its_gradients_are_rounded_once(
 def test_products_of_bf16_numbers_are_not_rounded_where_they_are_added_to_an_fp32_sum(
     shape, home, slowly, monkeypatch
 ) -> None:
-    monkeypatch.setattr(products, "mkl_is_at_home", lambda: home)
-    monkeypatch.setattr(products, "mkl_takes_transposed", lambda: home)
+    monkeypatch.setattr(products, "mkl_multiplies_faster", lambda: home)
     x, weight, _, grad = data(shape, torch.bfloat16)
     rows, grads = x.flatten(0, 1), grad.flatten(0, 1)
     exact = grads.double().T @ rows.double()

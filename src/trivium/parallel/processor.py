@@ -19,10 +19,10 @@ def mkl_is_at_home() -> bool:
     return _AT_HOME  # found at the import: a compiled block may ask, and cannot read files
 
 
-def mkl_takes_transposed() -> bool:
-    """Whether MKL is the faster for the gradients of weights, both of whose factors lie transposed: at home, and on
-    others' processors without AVX-512, where oneDNN's copies cost more than its products save. One core of a Zen 3,
-    1,024 or 2,048 tokens, sizes 256 to 2,048: 50 to 73 GFLOP/s against 36 to 58, added to a sum."""
+def mkl_multiplies_faster() -> bool:
+    """Whether MKL multiplies fp32 matrices faster than oneDNN does: at home, and on others' processors without AVX-512.
+    On a Zen 3 oneDNN multiplies by 10 % faster, what is transposed by a third more slowly, and among other work a step
+    takes 0.92 to 0.96 of its time with MKL alone (least of 8, hidden 512 and 256)."""
     return _AT_HOME or _WITHOUT_AVX512
 
 

@@ -1,10 +1,10 @@
 """Products of matrices on a processor: of the two libraries that torch has there, by the faster; and in fp32 those of
 bf16 numbers that would take longer than they do in fp32.
 
-torch hands fp32 products to MKL, which on processors of another maker than its own is the slower (AMD EPYC with
-AVX-512, one core: 85 GFLOP/s against 185 of oneDNN, which torch has too, for its compiler; a Zen 4: 92 against 102).
+torch hands fp32 products to MKL, which on processors of another maker than its own that have AVX-512 is the slower
+(AMD EPYC, one core: 85 GFLOP/s against 185 of oneDNN, which torch has too, for its compiler; a Zen 4: 92 against 102).
 On its own maker's it is the faster (Intel Xeon with AVX-512: 80 to 115 against 60 to 110; weight gradients 70 to 115
-against 30 to 90), and for weight gradients on others' processors without AVX-512, too (`mkl_takes_transposed`).
+against 30 to 90).
 
 What is multiplied in fp32 in place of bf16 is widened some rows or columns at a time, and rounded once at the end of
 its sum, as instructions for bf16 numbers do. Added to a sum that is fp32 it is not rounded at all.
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from trivium.parallel.processor import mkl_is_at_home, mkl_takes_transposed, multiplies_bf16_slowly
+from trivium.parallel.processor import mkl_multiplies_faster, multiplies_bf16_slowly
 
 Tensor = torch.Tensor
 
@@ -65,7 +65,7 @@ def gradient_of_weight(grad: Tensor, x: Tensor, *, into: Tensor | None = None) -
         found = grad.new_empty(grad.shape[1], x.shape[1]) if into is None else into
         _add_in_wide(found, grad, x, first=True)
         return found
-    if mkl_takes_transposed() or not _is_for_one_dnn(grad, x):
+    if not _is_for_one_dnn(grad, x):
         return _transposed_times(grad, x, into)
     if grad.numel() <= TRANSPOSED_WHOLE:
         found = _by_one_dnn(grad.contiguous().T, x.contiguous().T, None)
@@ -86,7 +86,7 @@ def add_gradient_of_weight(into: Tensor, grad: Tensor, x: Tensor, *, first: bool
         into.copy_(gradient_of_weight(grad, x))
     elif into.dtype != grad.dtype:
         into.add_(gradient_of_weight(grad, x))
-    elif grad.numel() * x.shape[1] < LEAST or mkl_takes_transposed() or not _is_for_one_dnn(grad, x):
+    elif grad.numel() * x.shape[1] < LEAST or not _is_for_one_dnn(grad, x):
         into.addmm_(grad.T, x)
     else:
         for rows, part in _rows_of_gradient(into, grad, x):
@@ -177,7 +177,7 @@ def _in_wide(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     total = product(x[..., first].float(), weight[:, first].float(), wide_bias)
     for columns in others:
         part, factor = x[..., columns].float(), weight[:, columns].float()
-        if mkl_is_at_home():
+        if mkl_multiplies_faster():
             total.view(-1, outputs).addmm_(part.flatten(0, -2), factor.T)
         else:
             total.add_(product(part, factor))
@@ -211,7 +211,7 @@ def _adds_bias_later(x: Tensor) -> bool:
     return (
         x.device.type == "cpu"
         and x.dtype.itemsize >= 4
-        and mkl_is_at_home()
+        and mkl_multiplies_faster()
         and not torch.compiler.is_compiling()
     )
 
@@ -234,7 +234,7 @@ def _is_for_one_dnn(a: Tensor, b: Tensor) -> bool:
     return (
         a.dtype == b.dtype == torch.float32
         and a.device.type == "cpu"
-        and not mkl_is_at_home()
+        and not mkl_multiplies_faster()
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and not torch.compiler.is_compiling()  # which knows the operator for constant weights only
