@@ -1,6 +1,9 @@
 """The rows of the benchmark, with the targets they are held to."""
 
+from dataclasses import replace
+
 from contest import Pair, Row
+from packed_loop import packed_loop
 from setting import HIDDEN_256, HIDDEN_512, TINY, Setting
 from torch_peers import ddp, ddp_sharded, dtensor, fsdp, pipelining, three_roads
 from trivium_engine import trivium
@@ -31,6 +34,10 @@ def rows() -> tuple[Row, ...]:
         *(_sharded_weights(size, 1.15) for size in replicas),
         _three_roads(TINY.with_batch(16, 2), (4, 4), 2.4),
         _three_roads(HIDDEN_256.with_batch(8, 1), (3, 1), 1.7),
+        *(
+            _packed(replace(size, sequence=2048, documents=400))
+            for size in (HIDDEN_256, HIDDEN_256.in_bf16())
+        ),
     )
 
 
@@ -47,6 +54,20 @@ def _tensor(setting: Setting, target: float | None) -> Row:
         says="Both split matrices, vocabulary, loss and, between them, the sequence. DTensor leaves gradients of "
         "norms partial and sums them in the optimizer; Trivium sums them in one bucket, and also computes the "
         "global gradient norm.",
+    )
+
+
+def _packed(setting: Setting) -> Row:
+    setting = setting.with_batch(1, 1)
+    return Row(
+        name=f"packed documents {setting.name}",
+        ranks=1,
+        setting=setting,
+        contestants={"trivium": trivium(zero=0), "plain loop behind a mask": packed_loop},
+        pairs=(Pair("trivium", "plain loop behind a mask"),),
+        says=f"{setting.sequence} positions of documents of about {setting.documents} tokens that do not see each "
+        "other. The peer's attention, PyTorch's, takes a mask of all positions by all; Trivium's leaves out what no "
+        "query of a block sees.",
     )
 
 

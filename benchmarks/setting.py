@@ -11,6 +11,7 @@ from trivium.seeds import generator_for
 
 SEED = 11
 LR = 1e-3
+END = 0  # the token that ends a document, where they are apart
 # Nobody clips: DTensor and pipelines would each need code of their own for one global norm.
 RULE = AdamRule(clip=0.0)
 
@@ -20,7 +21,8 @@ class Setting:
     """A GPT (pre-LayerNorm, GELU tanh, learned positions, biases, untied head), its batch and its recipe.
 
     sequences: of a step, over all replicas; micro: sequences of a micro-batch. weights: the dtype of the products;
-    masters and moments are fp32. clip: the largest norm of the gradient, 0: any.
+    masters and moments are fp32. clip: the largest norm of the gradient, 0: any. documents: tokens of one, about, of
+    those that are packed and do not see each other; 0: all see each other.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Setting:
     micro: int
     weights: Literal["fp32", "bf16"] = "fp32"
     clip: float = 0.0
+    documents: int = 0
 
     @property
     def rule(self) -> AdamRule:
@@ -61,6 +64,7 @@ class Setting:
                 "vocabulary": self.vocabulary,
                 "sequence": self.sequence,
                 "head": "untied",
+                **({"documents": "apart", "end_of_text": END} if self.documents else {}),
             },
             batch={"sequences": self.sequences, "micro": self.micro},
             partition={"layers": layers},
@@ -74,6 +78,9 @@ class Setting:
             0, self.vocabulary, (self.sequences, self.sequence + 1)
         )
         z[:, 1::2] = (z[:, :-1:2][:, : z[:, 1::2].shape[1]] * 7 + 3) % self.vocabulary  # something to learn
+        if self.documents:
+            chance = generator_for(SEED, "benchmark documents", step % 4).random(z.shape)
+            z = np.where(chance < 1 / self.documents, END, np.maximum(z, END + 1))
         return z[:, :-1], z[:, 1:]
 
 

@@ -25,12 +25,12 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.out = nn.Linear(hidden, hidden)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, S, H] -> [B, S, H]."""
+    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        """[B, S, H] -> [B, S, H]; seen [B, 1, S, S], true where a query sees a key: all before it if None."""
         qkv = self.qkv(x)
         B, S, _ = qkv.shape
         q, k, v = qkv.view(B, S, -1, 3, self.width).permute(3, 0, 2, 1, 4).unbind(0)  # B N S D
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None)
         return self.out(y.transpose(1, 2).reshape(B, S, -1))
 
 
@@ -57,9 +57,9 @@ class Block(nn.Module):
         self.mlp_norm = nn.LayerNorm(hidden)
         self.mlp = Mlp(hidden)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, S, H] -> [B, S, H]."""
-        x = x + self.attention(self.attention_norm(x))
+    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        """[B, S, H] -> [B, S, H]; seen as `Attention` has it."""
+        x = x + self.attention(self.attention_norm(x), seen)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -79,12 +79,14 @@ class Gpt(nn.Module):
         self.norm = nn.LayerNorm(H) if last else None
         self.head = nn.Linear(H, V, bias=False) if last else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, S] tokens or [B, S, H] -> [B, S, H] or logits [B, S, V]."""
+    def forward(self, x: Tensor, numbers: Tensor | None = None, seen: Tensor | None = None) -> Tensor:
+        """[B, S] tokens or [B, S, H] -> [B, S, H] or logits [B, S, V]. numbers: the tokens' positions, 0, 1, … if
+        None."""
         if self.tokens is not None and self.positions is not None:
-            x = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
+            every = torch.arange(x.shape[1], device=x.device)
+            x = self.tokens(x) + self.positions(every if numbers is None else numbers)
         for block in self.layers.values():
-            x = block(x)
+            x = block(x, seen)
         if self.norm is not None and self.head is not None:
             x = self.head(self.norm(x))
         return x

@@ -36,14 +36,16 @@ ALONE = [
     small(model={**QWEN3, "layers": MANY_LAYERS}, compiled=True, recompute={"mode": "attention"}),
     small(model={**OLMO2, "layers": MANY_LAYERS}, compiled=True),
     small(model={**LLAMA, "window": 3, "layers": MANY_LAYERS}, compiled=True),
-    small(model={"window": 3, "layers": MANY_LAYERS, "documents": "apart"}, compiled=True),
-    small(model={"layers": MANY_LAYERS, "documents": "apart"}, compiled=True, recompute={"mode": "layer"}),
-    small(model={"layers": MANY_LAYERS, "documents": "apart", "z_loss": 0.05}, compiled=True),
     small(
         model={"layers": MANY_LAYERS},
         compiled=True,
         recompute={"mode": "attention", "activation_function": True},
     ),
+]
+PACKED = [
+    small(model={**LLAMA, "window": 3, "layers": MANY_LAYERS, "documents": "apart"}, compiled=True),
+    small(model={"layers": MANY_LAYERS, "documents": "apart"}, compiled=True, recompute={"mode": "layer"}),
+    small(model={"layers": MANY_LAYERS, "documents": "apart", "z_loss": 0.05}, compiled=True, zero=3),
 ]
 TOGETHER = [
     small(tensor=2, sequence_parallel=True, model=LLAMA, compiled=True),
@@ -74,6 +76,19 @@ def test_one_process_compiles_one_whole_block_for_all_layers_and_the_loss(plan: 
     findings = examine(plan, Mesh.single(), compute_reference(plan))
     assert certificate(plan, findings.deviations).passed
     assert counters["stats"]["unique_graphs"] == 2 and not counters["graph_break"]
+
+
+@pytest.mark.parametrize("plan", PACKED)
+def test_what_packed_documents_attend_to_is_no_part_of_a_graph(plan: Plan) -> None:
+    """Where they start changes with every micro-batch, and a graph would be made anew for each."""
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()
+    counters.clear()
+    plan = brief(plan, micro_batches=2)
+    findings = examine(plan, Mesh.single(), compute_reference(plan))
+    assert certificate(plan, findings.deviations).passed
+    assert 3 <= counters["stats"]["unique_graphs"] < MANY_LAYERS, "around attention, of all layers; the loss"
 
 
 def test_layers_with_a_window_and_without_are_two_graphs_however_many_there_are() -> None:
@@ -111,6 +126,7 @@ def test_communication_stays_outside_of_what_is_compiled(monkeypatch: pytest.Mon
         (small(tensor=2, compiled=True), opaque_region(), Context),
         (small(pipeline=2, schedule="zb-h1", compiled=True), opaque_region(), Context),
         (small(context=2, compiled=True), Region, opaque_context()),
+        (small(model={"documents": "apart"}, compiled=True), Region, opaque_context()),
         (small(tensor=2, context=2), Region, Context),
     ],
 )

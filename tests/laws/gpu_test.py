@@ -3,6 +3,7 @@
 import gc
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,11 +11,12 @@ from plans import small
 from trivium.certify.certificate import certificate, examine
 from trivium.certify.reference import compute_reference, random_rows
 from trivium.cost.memory import worst_rank
-from trivium.parallel import window_attention
+from trivium.parallel import reach_attention
 from trivium.parallel.crossing import read_later
 from trivium.parallel.gradient_sum import GradientSum
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.product import widens
+from trivium.parallel.sight import Sight
 from trivium.parallel.zero import AdamRule, ShardedAdamW
 from trivium.plan.plan import Plan
 from trivium.training.trainer import Samples, Trainer
@@ -63,17 +65,22 @@ def test_half_precision_follows_fp32_on_the_accelerator(weights: str, device: to
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("window", [1, 5, 128, 299])
-def test_the_kernel_that_knows_windows_sees_what_a_mask_shows(
-    window: int, kv_heads: int, device: torch.device
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("window", [1, 5, 128, 299, None])
+def test_the_kernel_that_knows_windows_and_documents_sees_what_a_mask_shows(
+    window: int | None, packed: bool, kv_heads: int, device: torch.device
 ) -> None:
     """In bf16, as it takes no other; the mask's side is attended in fp64."""
     torch.manual_seed(1)
+    starts = (
+        np.array([[0] * 200 + [200] + [201] * 99, [0] * 3 + [3] * 130 + [133] * 167]).T if packed else None
+    )
+    sight = Sight((), starts, window)
     shapes = [(2, n, 300, 64) for n in (4, kv_heads, kv_heads, 4)]
     *given, grad = (torch.randn(s, device=device, dtype=torch.bfloat16) for s in shapes)
     ours, theirs = ([x.to(t).requires_grad_() for x in given] for t in (torch.bfloat16, torch.float64))
-    found, expected = (window_attention.attend(*some, window) for some in (ours, theirs))
-    assert "Flash" in type(found.grad_fn.next_functions[0][0]).__name__
+    found, expected = (reach_attention.attend(*some, sight) for some in (ours, theirs))
+    assert "Flash" in type(found.grad_fn.next_functions[0][0].next_functions[0][0]).__name__
     found.backward(grad)
     expected.backward(grad.double())
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=3e-2)

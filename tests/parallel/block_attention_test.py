@@ -1,13 +1,15 @@
 """Attention some queries at a time equals the formula, is as blind to what is hidden, and keeps what torch's keeps; so
 does that of bf16 activations from copies in fp32, of some heads at a time."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from trivium.model.kv_cache import KVCache
-from trivium.parallel import block_attention, context, processor, processor_kernel, window_attention
+from trivium.parallel import block_attention, context, processor, processor_kernel, reach_attention
 from trivium.parallel.block_attention import (
+    ALL_BEFORE,
     FAR_APART,
     LEAST_POSITIONS,
     LEAST_SCORES,
@@ -75,9 +77,14 @@ def made_joined(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Ten
     return qkv, torch.randn(B, N, S, D, dtype=dtype)
 
 
-def packed(B: int, S: int) -> Tensor:
-    """[B, 1, S, S], true where a query sees a key: documents of several lengths, others in each sequence."""
-    numbers = torch.stack([torch.arange(S) // (7 + 5 * b) for b in range(B)])
+def packed(B: int, S: int) -> Sight:
+    """Documents of several lengths, others in each sequence."""
+    return Sight((), np.stack([np.arange(S) // (7 + 50 * b) * (7 + 50 * b) for b in range(B)], axis=1))
+
+
+def shown(sight: Sight) -> Tensor:
+    """[B, 1, S, S], true where a query sees a key: of the same document, and not later."""
+    numbers = torch.from_numpy(sight.starts).T
     return (numbers[:, None, :, None] == numbers[:, None, None, :]).tril()
 
 
@@ -107,12 +114,11 @@ def test_values_and_gradients_are_those_of_the_formula(
     shape: tuple[int, ...], dtype: torch.dtype, masked: bool
 ) -> None:
     given, grad = made(shape, dtype)
-    mask = packed(shape[0], shape[3]) if masked else None
-    for one in (mask, None if mask is None else mask[:1]):
-        exact = all_of(plainly, [x.double() for x in given], grad, mask=one)
-        found = all_of(attend, given, grad, mask=one)
-        assert all(x.dtype == dtype and x.shape == e.shape for x, e in zip(found, exact, strict=True))
-        assert max(errors(found, exact)) < tolerance(dtype)
+    sight = packed(shape[0], shape[3]) if masked else ALL_BEFORE
+    exact = all_of(plainly, [x.double() for x in given], grad, mask=shown(sight) if masked else None)
+    found = all_of(attend, given, grad, sight=sight)
+    assert all(x.dtype == dtype and x.shape == e.shape for x, e in zip(found, exact, strict=True))
+    assert max(errors(found, exact)) < tolerance(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -135,9 +141,9 @@ def test_joined_ones_are_as_those_apart_and_lie_in_memory_as_products_want_them(
 def test_heads_that_are_widened_some_at_a_time_are_those_of_the_formula(masked: bool, at_once: int) -> None:
     for shape in ((3, 6, 2, 70, 16), (2, 4, 4, LEAST_POSITIONS, 8)):
         given, grad = made(shape, torch.bfloat16)
-        mask = packed(shape[0], shape[3]) if masked else None
-        exact = all_of(plainly, [x.double() for x in given], grad, mask=mask)
-        assert max(errors(all_of(attend, given, grad, mask=mask), exact)) < tolerance(torch.bfloat16)
+        sight = packed(shape[0], shape[3]) if masked else ALL_BEFORE
+        exact = all_of(plainly, [x.double() for x in given], grad, mask=shown(sight) if masked else None)
+        assert max(errors(all_of(attend, given, grad, sight=sight), exact)) < tolerance(torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -154,22 +160,34 @@ def test_nothing_comes_from_later_positions_and_no_gradient_goes_there(dtype: to
 
 def test_a_block_is_given_the_keys_in_its_reach_and_no_others(at_home: bool) -> None:
     rows, most = (QUERIES_AT_HOME, MOST_AT_HOME) if at_home else (QUERIES, MOST_POSITIONS)
-    for S, window, masked, expected in (
+    for S, window, apart, expected in (
         (LEAST_POSITIONS - 1, None, False, LEAST_POSITIONS - 1),
+        (LEAST_POSITIONS - 1, 5, True, LEAST_POSITIONS - 1),
         (LEAST_POSITIONS + 1, None, False, rows),
         (most, None, False, rows),
         (most + 1, None, False, most + 1),
         (most + 1, None, True, rows),
+        (most + 1, rows + 9, True, rows),
         (5 * QUERIES_IN_WINDOW, QUERIES_IN_WINDOW // 2, False, QUERIES_IN_WINDOW),
     ):
-        blocks = block_attention._blocks(S, window, masked=masked)
-        reach = window or S
+        sight = packed(2, S).within(window) if apart else Sight((), None, window)
+        blocks = block_attention._blocks(S, sight)
         assert [b.queries.start for b in blocks] == list(range(0, S, expected)), (S, window)
         assert blocks[-1].queries.stop == S
-        for here, there, triangle in blocks:
-            assert there.stop == here.stop and there.start == max(0, here.start - reach + 1)
-            assert triangle == (here.start == 0 and here.stop <= reach and not masked)
+        for here, there, triangle, masked in blocks:
+            first = sight.first_seen(np.arange(S)[here])
+            assert there.stop == here.stop and there.start == max(0, first.min())
+            assert triangle == (there.start == here.start and first.max() <= there.start)
+            assert masked == (apart and first.max() > there.start)
     assert sum(b.keys.stop - b.keys.start for b in blocks) < 2 * S  # of the window
+
+
+def test_a_block_within_one_document_needs_no_mask_of_its_own() -> None:
+    S = 4 * QUERIES_AT_HOME
+    starts = np.repeat(np.array([0, S // 2]), S // 2)[:, None]
+    blocks = block_attention._blocks(S, Sight((), starts))
+    assert [b.masked for b in blocks] == [b.keys.start < S // 2 < b.queries.stop for b in blocks]
+    assert [b.queries.start for b in blocks if b.triangle] == [0, S // 2]
 
 
 def test_one_block_of_joined_ones_is_of_a_copy_where_positions_lie_far_apart(at_home: bool) -> None:
@@ -188,13 +206,12 @@ def test_what_is_kept_is_what_torchs_attention_keeps(
 ) -> None:
     """So that a layer takes the memory that is predicted for it on any processor."""
     B, N, G, S, D = shape = (2, 4, 2, LEAST_POSITIONS, 32)
-    documents = (torch.arange(S)[:, None] // 9).expand(S, B) if masked else None
     kept = []
     for ours in (False, True):
-        monkeypatch.setattr(context.block_attention, "suits", lambda q, masked, ours=ours: ours)
+        monkeypatch.setattr(context.block_attention, "suits", lambda q, ours=ours: ours)
         given = [x.requires_grad_() for x in made(shape, dtype)[0]]
         with SavedBytes(()).counting() as found:
-            y = HERE.attend(*given, Sight((torch.arange(S),), documents))
+            y = HERE.attend(*given, packed(B, S) if masked and ours else ALL_BEFORE)
         kept.append((found.bytes, y.stride()))
     assert kept[0] == kept[1]
 
@@ -220,13 +237,11 @@ def test_every_road_of_bf16_is_in_fp32_where_bf16_is_slow_and_none_elsewhere(
 ) -> None:
     S, B = 40, 2
     (q, k, v), _ = made((B, 4, 4, S, 8), torch.bfloat16)
-    order = (torch.arange(S),)
-    apart = (torch.arange(S)[:, None] // 9).expand(S, B)
     roads = {
-        "joined": lambda: HERE.attend_joined(torch.stack((q, k, v)), Sight(order, None)),
-        "apart": lambda: HERE.attend(q, k, v, Sight(order, None)),
-        "documents": lambda: HERE.attend(q, k, v, Sight(order, apart)),
-        "window": lambda: window_attention.attend(q, k, v, 9),
+        "joined": lambda: HERE.attend_joined(torch.stack((q, k, v)), ALL_BEFORE),
+        "apart": lambda: HERE.attend(q, k, v, ALL_BEFORE),
+        "documents": lambda: HERE.attend(q, k, v, packed(B, S)),
+        "window": lambda: reach_attention.attend(q, k, v, Sight((), None, 9)),
         "ring": lambda: processor_kernel.attend(q, k, v, causal=True)[0],
         "first reading": lambda: KVCache(S).attend(0, q, k, v),
     }
@@ -246,21 +261,20 @@ def test_every_road_of_bf16_is_in_fp32_where_bf16_is_slow_and_none_elsewhere(
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_compiled_block_holds_it_whole(masked: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("sight", [ALL_BEFORE, Sight((), None, 9)])
+def test_a_compiled_block_holds_it_whole(sight: Sight, dtype: torch.dtype) -> None:
     given, grad = made((1, 2, 1, LEAST_POSITIONS, 8), dtype)
-    mask = packed(1, LEAST_POSITIONS) if masked else None
     torch.compiler.reset()
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
-    exact = [x.double() for x in all_of(attend, given, grad, mask=mask)]
-    assert max(errors(all_of(compiled, given, grad, mask=mask), exact)) < tolerance(dtype)
+    exact = [x.double() for x in all_of(attend, given, grad, sight=sight)]
+    assert max(errors(all_of(compiled, given, grad, sight=sight), exact)) < tolerance(dtype)
 
 
 def test_it_is_asked_where_it_is_faster_and_nowhere_else(
     at_home: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Measured: fewer scores are not worth the calls, neither are fewer positions, and of more the kernel leaves out
-    as much, but behind a mask; at home it is of a copy, if it is of joined ones. What is widened is always."""
+    as much; at home it is of a copy, if it is of joined ones. What is widened is always."""
 
     def of(S: int, N: int = 8, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
         return torch.empty(64, N, S, 2, dtype=dtype, device=device)
@@ -270,23 +284,21 @@ def test_it_is_asked_where_it_is_faster_and_nowhere_else(
     assert LEAST_SCORES > 256**2
     for S in (LEAST_POSITIONS - 1, MOST_POSITIONS + 1):
         assert not suits(of(S)) and suits(of(S), joined=True) == at_home
-        assert suits(of(S), masked=True) == (S > MOST_POSITIONS)
     assert suits(of(LEAST_WIDENED, dtype=torch.bfloat16))
     assert not suits(of(LEAST_WIDENED - 1, dtype=torch.bfloat16))
     monkeypatch.setattr(processor, "_SLOW_BF16", False)
     assert not suits(of(256, dtype=torch.bfloat16))
 
 
-def test_packed_documents_are_attended_behind_their_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context.block_attention, "suits", lambda q, **more: True)
+def test_packed_documents_are_attended_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     qkv, _ = made_joined((2, 1, 1, 6, 4), torch.float64)
-    order = (torch.arange(6),)
-    apart = torch.tensor([[0, 0, 0, 1, 1, 1]] * 2).T
-    second = HERE.attend_joined(qkv, Sight(order, apart))[:, :, 3:]
+    apart = np.array([[0, 0, 0, 3, 3, 3]] * 2).T
+    second = HERE.attend_joined(qkv, Sight((), apart))[:, :, 3:]
     assert torch.allclose(second, plainly(*qkv[:, :, :, 3:]), rtol=0, atol=1e-14)
     asked = []
+    monkeypatch.setattr(context.block_attention, "suits", lambda q, **more: True)
     monkeypatch.setattr(
         context.block_attention, "attend_joined", lambda qkv: asked.append(1) or plainly(*qkv)
     )
     whole = F.scaled_dot_product_attention(*qkv.unbind(0), is_causal=True)
-    assert torch.allclose(HERE.attend_joined(qkv, Sight(order, None)), whole, rtol=0, atol=1e-14) and asked
+    assert torch.allclose(HERE.attend_joined(qkv, ALL_BEFORE), whole, rtol=0, atol=1e-14) and asked

@@ -1,7 +1,6 @@
 """Attention over a split sequence equals attention over the whole one, values and gradients."""
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,13 +21,14 @@ PIECES = ((0, 12, 4), (4, 8, 4), (0, 14, 2), (6, 8, 2), (0, 7, 1))  # two of so 
 
 
 def plain(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None, window: int | None
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: np.ndarray | None, window: int | None
 ) -> torch.Tensor:
     """Softmax over all keys at once, [B, N, S, D]."""
     k, v = (x.repeat_interleave(N // G, 1) for x in (k, v))
     seen = torch.ones(S, S).tril().triu(1 - (window or S)).bool()[None, None]
-    if documents is not None:
-        seen = seen & (documents.T[:, None, :, None] == documents.T[:, None, None, :])
+    if starts is not None:
+        document = torch.from_numpy(starts).T
+        seen = seen & (document[:, None, :, None] == document[:, None, None, :])
     scores = (q @ k.transpose(-1, -2) / math.sqrt(D)).masked_fill(~seen, -math.inf)
     return scores.softmax(-1) @ v
 
@@ -48,13 +48,13 @@ def compare(place: Place, mode: str, packed: bool, window: int | None = None) ->
     shapes = [(B, N, S, D), (B, G, S, D), (B, G, S, D)]
     whole = [torch.randn(x, generator=generator, dtype=torch.float64).requires_grad_() for x in shapes]
     weight = torch.randn((B, N, S, D), generator=generator, dtype=torch.float64)
-    documents = torch.tensor([[0] * 5 + [1] * 2 + [2] * 9, [0] * 11 + [1] * 5]).T if packed else None
-    expected = plain(*whole, documents, window)
+    starts = np.array([[0] * 5 + [5] * 2 + [7] * 9, [0] * 11 + [11] * 5]).T if packed else None
+    expected = plain(*whole, starts, window)
     (expected * weight).sum().backward()
     order = order_of(mode, place.world_size)
     mine = order[group.index]
     here = [x.detach()[:, :, mine].clone().requires_grad_() for x in whole]
-    seen = Sight(tuple(x.numpy() for x in order), documents).within(window)
+    seen = Sight(tuple(x.numpy() for x in order), starts).within(window)
     got = Context(group, "ulysses" if mode == "ulysses" else "ring").attend(*here, seen)
     (got * weight[:, :, mine]).sum().backward()
     torch.testing.assert_close(got, expected[:, :, mine], rtol=1e-12, atol=1e-12)
@@ -144,25 +144,44 @@ def test_tiles_through_a_window_leave_out_what_nobody_sees_and_nothing_else(wind
     assert found == (set(Seen) if window > 1 else {Seen.ALL, Seen.SOME})
 
 
+@pytest.mark.parametrize("window", [None, 1, 3, 30])
+def test_tiles_of_packed_documents_leave_out_what_nobody_sees(window: int | None) -> None:
+    generator = np.random.default_rng(7)
+    pieces = [np.concatenate([np.arange(a, a + n), np.arange(b, b + n)]) for a, b, n in PIECES]
+    found = set()
+    for _ in range(8):
+        begins = generator.random((24, 2)) < generator.choice((0.04, 0.15, 0.5))
+        begins[0] = True
+        starts = np.maximum.accumulate(begins * np.arange(24)[:, None])
+        for sight in (Sight((a, b), starts, window) for a in pieces for b in pieces):
+            whole = sight.mask(*(torch.from_numpy(x) for x in sight.order)).any(0)[0]
+            every = sight.mask(*(torch.from_numpy(x) for x in sight.order)).all(0)[0]
+            covered = torch.zeros_like(whole)
+            for near in (sight.in_reach(tile, 0, 1) for tile in sight.tiles(0, 1)):
+                if near is None:
+                    continue
+                covered[near.here, near.there] = True
+                part = every[near.here, near.there]
+                assert near.seen is not Seen.ALL or part.all()
+                assert near.seen is not Seen.TRIANGLE or torch.equal(part, torch.ones_like(part).tril())
+                found.add(near.seen)
+            assert not whole[~covered].any()
+    assert found >= {Seen.ALL, Seen.SOME}
+
+
 def test_a_mask_lies_in_memory_as_accelerators_kernels_take_it() -> None:
     """Keys next to each other; of another torch writes down all scores instead."""
-    documents, every = torch.zeros(3, 8, dtype=torch.int64).T, torch.arange(8)
-    assert Sight((), documents).mask(every, every).is_contiguous()
+    every = torch.arange(8)
+    assert Sight((), np.zeros((3, 8), np.int64).T).mask(every, every).is_contiguous()
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "packed", "repeated"),
-    [
-        ("cuda", torch.bfloat16, True, True),
-        ("cuda", torch.float32, False, True),
-        ("cuda", torch.bfloat16, False, False),
-        ("cpu", torch.float32, True, False),
-    ],
+    ("device", "dtype", "repeated"),
+    [("cuda", torch.float32, True), ("cuda", torch.bfloat16, False), ("cpu", torch.float32, False)],
 )
 def test_keys_are_repeated_where_no_kernel_gives_one_to_several_heads(
-    device: str, dtype: torch.dtype, packed: bool, repeated: bool, monkeypatch: pytest.MonkeyPatch
+    device: str, dtype: torch.dtype, repeated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = SimpleNamespace(documents=() if packed else None, window=None, mask=lambda *_: True)
     given: list[tuple[int, bool]] = []
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **more: Any) -> torch.Tensor:
@@ -172,7 +191,7 @@ def test_keys_are_repeated_where_no_kernel_gives_one_to_several_heads(
     monkeypatch.setattr(context.F, "scaled_dot_product_attention", attend)
     with FakeTensorMode():
         q, k = (torch.empty(2, heads, 8, 16, device=device, dtype=dtype) for heads in (4, 2))
-        context._attend_here(q, k, k, seen)
+        context._attend_here(q, k, k, Sight((), None))
     assert given == [(4, False) if repeated else (2, True)]
 
 

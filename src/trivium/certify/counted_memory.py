@@ -61,8 +61,7 @@ def _sight(plan: Plan) -> Sight:
     if plan.layout.context > 1 and plan.context_attention == "ring":
         return Sight(tuple(np.array(plan.positions_of(c)) for c in ranks), None)
     apart = plan.model.documents == "apart"
-    documents = torch.zeros((plan.model.sequence, plan.batch.micro), dtype=torch.int64) if apart else None
-    return Sight((), documents)
+    return Sight((), np.zeros((plan.model.sequence, plan.batch.micro), np.int64) if apart else None)
 
 
 def _border(plan: Plan) -> tuple[int, int, int]:

@@ -23,10 +23,10 @@ from trivium.parallel import (
     norm_over_heads,
     processor,
     product,
+    reach_attention,
     ring_attention,
     tensor,
     vocabulary,
-    window_attention,
     zero,
 )
 from trivium.parallel.buckets import Bucket
@@ -143,7 +143,7 @@ AS_ACCELERATORS = (
     Replaced(gelu, "_is_taken_apart", lambda x: False),
     Replaced(fused_tile, "suits", lambda q: False),
     Replaced(fused_tile, "takes_masks", lambda q: False),
-    Replaced(window_attention, "suits", lambda q: False),
+    Replaced(reach_attention, "suits", lambda q: False),
     Replaced(zero, "together", _updated_together),
 )
 ADDED_BY_US = (Replaced(Bucket, "adds_itself", property(lambda self: False, lambda self, value: None)),)

@@ -6,7 +6,8 @@ Legend: S positions of a reading, B sequences, N heads here, G key-value heads h
 import torch
 import torch.nn.functional as F
 
-from trivium.parallel import block_attention, window_attention
+from trivium.parallel import block_attention, reach_attention
+from trivium.parallel.sight import Sight
 
 Tensor = torch.Tensor
 
@@ -48,7 +49,7 @@ class KVCache:
         grouped = q.shape[1] != k.shape[1]
         if self.mask is None:
             if window is not None and window < k.shape[2]:
-                return window_attention.attend(q, k, v, window)
+                return reach_attention.attend(q, k, v, Sight((), None, window))
             if block_attention.suits(q):
                 return block_attention.attend(q, k, v)
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)

@@ -107,7 +107,8 @@ def _around(plan: Plan, mesh: Mesh) -> tuple[Region, Context]:
     """How the blocks' parts are joined: what communicates, or waits, is not for torch.compile."""
     opaque = plan.compiled and (mesh.tensor.size > 1 or is_split(plan.schedule_table()))
     regions = opaque_region() if opaque else Region
-    contexts = opaque_context() if plan.compiled and mesh.context.size > 1 else Context
+    asked = mesh.context.size > 1 or plan.model.documents == "apart"  # of numbers that change with the batch
+    contexts = opaque_context() if plan.compiled and asked else Context
     region = regions(mesh.tensor, plan.sequence_parallel, row_chunks=plan.row_chunks)
     return region, contexts(mesh.context, plan.context_attention)
 

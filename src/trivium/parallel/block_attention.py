@@ -1,7 +1,8 @@
 """Causal attention on a processor: PyTorch's fused kernel, for some queries at a time, given the keys in their reach.
 
 Called once for all queries the kernel leaves keys out 512 at a time, and behind a mask none: at 256 positions it
-computes every score and then hides half of them. Where MKL is at home blocks are longer; where positions lie far apart
+computes every score and then hides half of them. Of packed documents a block is given the keys from the first that one
+of its queries sees, and only it is masked. Where MKL is at home blocks are longer; where positions lie far apart
 there, as a product of several sequences leaves them, the kernel is given a copy in which each head's are next to each
 other (15 to 25 % of its time on an Intel Xeon).
 
@@ -15,10 +16,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from trivium.parallel import processor_kernel
 from trivium.parallel.processor import mkl_is_at_home
+from trivium.parallel.sight import Sight
 
 Tensor = torch.Tensor
 Part = tuple[slice, slice]  # of sequences, and of their heads
@@ -30,36 +33,36 @@ FAR_APART = 4096  # bytes from a position to the next: a page, and the same plac
 # Numbers of some heads' queries, for each thread: in fp32 these and what goes with them are in a cache.
 AT_ONCE = 1 << 17
 
+ALL_BEFORE = Sight((), None)
+
 
 class Block(NamedTuple):
-    """Queries of some positions, and the keys that one of them sees. triangle: each sees those up to its own."""
+    """Queries of some positions, and the keys that one of them sees. triangle: they are the same positions. masked: of
+    these keys some query does not see all up to its own."""
 
     queries: slice
     keys: slice
     triangle: bool
+    masked: bool = False
 
 
-def suits(q: Tensor, *, joined: bool = False, masked: bool = False) -> bool:
-    """Whether queries [B, N, S, D] are attended faster here, without a window; the same on every rank."""
+def suits(q: Tensor, *, joined: bool = False) -> bool:
+    """Whether queries [B, N, S, D] that see all before them are attended faster here; the same on every rank."""
     B, N, S, _ = q.shape
     if q.device.type != "cpu":
         return False
     if processor_kernel.widens(q):
         return True
     wide = q.dtype in (torch.float32, torch.float64) and B * N * S * S >= LEAST_SCORES
-    return wide and (_rows(S, None, masked=masked) < S or (joined and mkl_is_at_home()))
+    return wide and (_rows(S) < S or (joined and mkl_is_at_home()))
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None, mask: Tensor | None = None
-) -> Tensor:
-    """q [B, N, S, D], k and v [B, G, S, D] -> [B, N, S, D]: each query sees its own position and all before, or
-    window - 1 of them, or those for which a mask [B or 1, 1, S, S] is true, of which none is later.
+def attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight = ALL_BEFORE) -> Tensor:
+    """q [B, N, S, D], k and v [B, G, S, D] of all positions, in order -> [B, N, S, D].
 
     In memory the result has its positions first, as what goes on to the next product. What is kept for the backward is
     what torch's attention keeps, whatever is seen."""
-    hiding = None if mask is None else q.new_zeros(mask.shape).masked_fill_(~mask, -math.inf)
-    found: Tensor = _Apart.apply(q, k, v, window, hiding)
+    found: Tensor = _Apart.apply(q, k, v, sight)
     return found
 
 
@@ -78,20 +81,18 @@ def empty_gradient(qkv: Tensor) -> Tensor:
 
 class _Apart(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, window: int | None, hiding: Tensor | None
-    ) -> Tensor:
-        out, log_sums = _attend((q, k, v), window, hiding)
-        ctx.save_for_backward(q, k, v, out, log_sums, hiding)
-        ctx.window = window
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
+        out, log_sums = _attend((q, k, v), sight)
+        ctx.save_for_backward(q, k, v, out, log_sums)
+        ctx.sight = sight
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        q, k, v, *found, hiding = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, *found = ctx.saved_tensors
         d_q, d_k, d_v = (torch.empty_like(x) for x in (q, k, v))
-        _gradients((d_q, d_k, d_v), grads[0], (q, k, v), found, ctx.window, hiding)
-        return d_q, d_k, d_v, None, None
+        _gradients((d_q, d_k, d_v), grads[0], (q, k, v), found, ctx.sight)
+        return d_q, d_k, d_v, None
 
 
 class _Joined(torch.autograd.Function):
@@ -100,7 +101,7 @@ class _Joined(torch.autograd.Function):
         far = qkv.stride(3) * qkv.element_size() >= FAR_APART
         if far and mkl_is_at_home() and not processor_kernel.widens(qkv[0]):
             qkv = qkv.contiguous()
-        out, log_sums = _attend(qkv.unbind(0), None, None)
+        out, log_sums = _attend(qkv.unbind(0), ALL_BEFORE)
         ctx.save_for_backward(qkv, out, log_sums)
         return out
 
@@ -108,28 +109,28 @@ class _Joined(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         qkv, *found = ctx.saved_tensors
         d_qkv = empty_gradient(qkv)
-        _gradients(d_qkv.unbind(0), grads[0], qkv.unbind(0), found, None, None)
+        _gradients(d_qkv.unbind(0), grads[0], qkv.unbind(0), found, ALL_BEFORE)
         return d_qkv
 
 
-def _attend(qkv: Sequence[Tensor], window: int | None, hiding: Tensor | None) -> tuple[Tensor, Tensor]:
+def _attend(qkv: Sequence[Tensor], sight: Sight) -> tuple[Tensor, Tensor]:
     """The result [B, N, S, D], and the logarithms [B, N, S] of the sums of exponentials."""
     q, k, v = qkv
     B, N, S, D = q.shape
     out = q.new_empty(S, B, N, D).permute(1, 2, 0, 3)
     # In one tensor: small ones that stay leave holes between large ones that go.
     log_sums = q.new_empty(B, N, S, dtype=torch.promote_types(q.dtype, torch.float32))
-    blocks = _blocks(S, window, masked=hiding is not None)
-    later = None if hiding is not None else _later(blocks, window, q)
+    blocks = _blocks(S, sight)
+    hiding = _Hiding.of(blocks, sight, q)
     for mine, theirs in _parts(q, k):
         some_q, some_k, some_v = _operands(q[mine], k[theirs], v[theirs])
         into, sums = out[mine], log_sums[mine]
         for block in blocks:
-            here, there, triangle = block
+            here, there, triangle, _ = block
             into[:, :, here], sums[:, :, here] = processor_kernel.attend(
                 *(some_q[:, :, here], some_k[:, :, there], some_v[:, :, there]),
                 causal=triangle,
-                hiding=_hidden(block, later, _of(hiding, mine)),
+                hiding=hiding.of_block(block, mine),
             )
     return out, log_sums
 
@@ -139,25 +140,24 @@ def _gradients(
     grad: Tensor,
     qkv: Sequence[Tensor],
     found: Sequence[Tensor],
-    window: int | None,
-    hiding: Tensor | None,
+    sight: Sight,
 ) -> None:
     """Into those of queries, keys and values, given what `_attend` found."""
     (q, k, v), (out, log_sums), (d_q, d_k, d_v) = qkv, found, into
-    blocks = _blocks(q.shape[2], window, masked=hiding is not None)
-    later = None if hiding is not None else _later(blocks, window, q)
+    blocks = _blocks(q.shape[2], sight)
+    hiding = _Hiding.of(blocks, sight, q)
     for mine, theirs in _parts(q, k):
         some_q, some_k, some_v = _operands(q[mine], k[theirs], v[theirs])
         some_grad, some_out = _operands(grad[mine], out[mine])
         of_q, sums = d_q[mine], log_sums[mine]
         totals: list[Tensor] = []
         for block in reversed(blocks):
-            here, there, triangle = block
+            here, there, triangle, _ = block
             of_q[:, :, here], *of_kv = processor_kernel.gradients(
                 *(some_grad[:, :, here], some_q[:, :, here], some_k[:, :, there], some_v[:, :, there]),
                 *(some_out[:, :, here], sums[:, :, here]),
                 causal=triangle,
-                hiding=_hidden(block, later, _of(hiding, mine)),
+                hiding=hiding.of_block(block, mine),
             )
             if not totals and there.start == 0:  # the last block comes first, and sees all keys
                 totals = [x.to(sums.dtype) for x in of_kv]
@@ -169,28 +169,33 @@ def _gradients(
         d_k[theirs], d_v[theirs] = totals
 
 
-def _blocks(S: int, window: int | None, *, masked: bool = False) -> list[Block]:
-    rows, reach = _rows(S, window, masked=masked), S if window is None else window
-    ends = [(start, min(start + rows, S)) for start in range(0, S, rows)]
+def _blocks(S: int, sight: Sight) -> list[Block]:
+    rows = _rows(S, sight)
+    starts, reach = range(0, S, rows), S if sight.window is None else sight.window
+    if sight.starts is None:
+        spans = [(a, min(a + rows, S), max(0, a - reach + 1)) for a in starts]
+        return [Block(slice(a, b), slice(first, b), a == 0 and b <= reach) for a, b, first in spans]
+    seen = sight.first_seen(np.arange(S))
+    firsts, lasts = (by.reduceat(by.reduce(seen, 1), starts).tolist() for by in (np.minimum, np.maximum))
     return [
-        Block(slice(a, b), slice(max(0, a - reach + 1), b), a == 0 and b <= reach and not masked)
-        for a, b in ends
+        Block(slice(a, min(a + rows, S)), slice(first, min(a + rows, S)), a == first == last, last > first)
+        for a, first, last in zip(starts, firsts, lasts, strict=True)
     ]
 
 
-def _rows(S: int, window: int | None, *, masked: bool) -> int:
+def _rows(S: int, sight: Sight = ALL_BEFORE) -> int:
     """Queries of a block."""
-    if window is not None:
+    if sight.starts is None and sight.window is not None:
         return QUERIES_IN_WINDOW
     rows, most = (QUERIES_AT_HOME, MOST_AT_HOME) if mkl_is_at_home() else (QUERIES, MOST_POSITIONS)
-    return rows if LEAST_POSITIONS <= S and (most >= S or masked) else S
+    return rows if LEAST_POSITIONS <= S and (most >= S or sight.starts is not None) else S
 
 
 def _later(blocks: Sequence[Block], window: int | None, q: Tensor) -> Tensor | None:
     """[Q, K], minus infinity where a key is later than the query or behind its window, both counted from the last: its
     last columns are what is added to the scores of a block that sees fewer keys, its last rows of one of fewer
     queries. None where every block is a triangle."""
-    reaches = [there.stop - there.start for _, there, triangle in blocks if not triangle]
+    reaches = [there.stop - there.start for _, there, triangle, _ in blocks if not triangle]
     if not reaches:
         return None
     rows, keys = blocks[0].queries.stop, max(reaches)
@@ -200,13 +205,37 @@ def _later(blocks: Sequence[Block], window: int | None, q: Tensor) -> Tensor | N
     return q.new_zeros(seen.shape).masked_fill_(~seen, -math.inf)
 
 
-def _hidden(block: Block, later: Tensor | None, hiding: Tensor | None) -> Tensor | None:
-    """What is added to the scores of a block, where something is hidden that is not only later."""
-    here, there, triangle = block
-    if hiding is not None:
-        return hiding[:, :, here, there]
-    queries, keys = here.stop - here.start, there.stop - there.start
-    return None if triangle or later is None else later[-queries:, -keys:]
+class _Hiding(NamedTuple):
+    """later: of `_later`. Where packed documents start within a block: first [B or 1, 1, S, 1], the first key that a
+    query sees, and keys [S], their numbers."""
+
+    later: Tensor | None
+    first: Tensor | None
+    keys: Tensor | None
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block], sight: Sight, q: Tensor) -> "_Hiding":
+        if sight.starts is None:
+            return cls(_later(blocks, sight.window, q), None, None)
+        # A window is part of what is first seen.
+        later = _later(blocks, None, q)
+        if not any(block.masked for block in blocks):
+            return cls(later, None, None)
+        keys = torch.arange(q.shape[2], dtype=torch.int32, device=q.device)
+        return cls(later, sight.first_seen_on(q.device), keys)
+
+    def of_block(self, block: Block, part: Part) -> Tensor | None:
+        """What is added to the scores of some heads, where something is hidden that is not only later."""
+        here, there, triangle, masked = block
+        if triangle or self.later is None:
+            return None
+        queries, keys = here.stop - here.start, there.stop - there.start
+        later = self.later[-queries:, -keys:]
+        if not masked:
+            return later
+        assert self.first is not None and self.keys is not None, "a document starts in it"
+        first = self.first if self.first.shape[0] == 1 else self.first[part[0]]
+        return torch.where(self.keys[there] < first[:, :, here], -math.inf, later)
 
 
 def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[Part, Part]]:
@@ -221,10 +250,6 @@ def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[Part, Part]]:
         for g in range(0, G, groups):
             rows, heads = slice(b, b + sequences), slice(g * (N // G), (g + groups) * (N // G))
             yield (rows, heads), (rows, slice(g, g + groups))
-
-
-def _of(hiding: Tensor | None, part: Part) -> Tensor | None:
-    return hiding if hiding is None or hiding.shape[0] == 1 else hiding[part[0]]
 
 
 def _operands(*given: Tensor) -> tuple[Tensor, ...]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from trivium.parallel import block_attention, fused_tile, narrow_attention, window_attention
+from trivium.parallel import block_attention, fused_tile, narrow_attention, reach_attention
 from trivium.parallel.collectives import all_to_all
 from trivium.parallel.mesh import Group
 from trivium.parallel.ring_attention import ring_attention
@@ -29,7 +29,7 @@ class Context:
 
     def attend_joined(self, qkv: Tensor, sight: Sight) -> Tensor:
         """Queries, keys and values of as many heads, [3, B, N, S, D] of this rank's positions -> [B, N, S, D]."""
-        if self.group.size == 1 and sight.documents is None and sight.window is None:
+        if self.group.size == 1 and sight.starts is None and sight.window is None:
             if narrow_attention.suits(qkv):
                 return narrow_attention.attend(qkv)
             if block_attention.suits(qkv[0], joined=True):
@@ -50,25 +50,22 @@ class Context:
 
 def _attend_here(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
     """All positions are here, in order."""
-    if sight.documents is None and sight.window is not None and sight.window < q.shape[2]:
-        return window_attention.attend(q, k, v, sight.window)
-    mask = None
-    if sight.documents is not None:
-        every = torch.arange(q.shape[2], device=q.device)
-        mask = sight.mask(every, every)
-    if block_attention.suits(q, masked=mask is not None):
-        return block_attention.attend(q, k, v, mask=mask)
+    near = sight.window is not None and sight.window < q.shape[2]
+    if near or sight.starts is not None:
+        return reach_attention.attend(q, k, v, sight)
+    if block_attention.suits(q):
+        return block_attention.attend(q, k, v)
     grouped = q.shape[1] != k.shape[1]
-    if grouped and not _knows_groups(q, masked=mask is not None):
-        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    if grouped and not _knows_groups(q):
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         grouped = False
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
 
 
-def _knows_groups(q: Tensor, *, masked: bool) -> bool:
-    """Whether there is a kernel that gives a key to several queries' heads: on accelerators the one that takes neither
-    masks nor wide numbers. Without one torch writes all scores down."""
-    return q.device.type == "cpu" or (not masked and fused_tile.suits(q))
+def _knows_groups(q: Tensor) -> bool:
+    """Whether there is a kernel that gives a key to several queries' heads: on accelerators the one that takes no wide
+    numbers. Without one torch writes all scores down."""
+    return q.device.type == "cpu" or fused_tile.suits(q)
 
 
 class _Exchange(torch.autograd.Function):

@@ -100,7 +100,7 @@ def _passing(k: Tensor, v: Tensor, group: Group) -> Iterator[tuple[int, Tensor, 
 def _tiles(sight: Sight, here: int, there: int, q: Tensor) -> Iterator[Tile]:
     """Those that are seen whole or as a triangle; others some queries at a time, to be attended to with a mask."""
     for tile in sight.tiles(here, there):
-        if tile.seen is not Seen.SOME and sight.documents is None and fused_tile.suits(q):
+        if tile.seen is not Seen.SOME and fused_tile.suits(q):
             yield tile
             continue
         for start in range(tile.here.start, tile.here.stop, QUERIES):

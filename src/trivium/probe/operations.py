@@ -80,7 +80,7 @@ def _product(device: torch.device, name: str, m: int, n: int, k: int, budget: fl
 def _attention(device: torch.device, name: str, shape: tuple[int, int, int, int], budget: float) -> Attention:
     sequences, sequence, heads, width = shape
     context = Context(Mesh.single(device).context, "ring")
-    seen = Sight((), documents=None)
+    seen = Sight((), None)
     made = torch.randn(sequence, sequences, heads, 3, width, device=device).to(DTYPES[name]).requires_grad_()
 
     def forward() -> torch.Tensor:

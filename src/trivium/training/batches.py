@@ -57,10 +57,10 @@ def windows(ids: np.ndarray, model: ModelShape, first: int, count: int) -> Rows:
 
 
 class Packing(NamedTuple):
-    """Of rows in which documents follow one another, each [sequences, positions]: the number of the document, the
+    """Of rows in which documents follow one another, each [sequences, positions]: where the document starts, the
     position within it, and whether the target is of the same document."""
 
-    documents: np.ndarray
+    starts: np.ndarray
     positions: np.ndarray
     counts: np.ndarray
 
@@ -71,11 +71,10 @@ def packing(tokens: np.ndarray, end_of_text: int) -> Packing:
     What follows the end is another document's first token, which nothing here can predict: it does not count.
     """
     ends = tokens == end_of_text
-    documents = np.cumsum(ends, axis=1) - ends
     numbers = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
     first = np.concatenate([np.ones_like(ends[:, :1]), ends[:, :-1]], axis=1)
     starts = np.maximum.accumulate(np.where(first, numbers, 0), axis=1)
-    return Packing(documents, numbers - starts, ~ends)
+    return Packing(starts, numbers - starts, ~ends)
 
 
 def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None) -> Inputs:
@@ -94,13 +93,12 @@ def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None)
     if plan.model.documents == "joined":
         return Inputs(tokens, targets, sight=Sight(order, None), here=here, dropout=dropout)
     packed = packing(rows.tokens, plan.model.end_of_text)
-    documents = sent(packed.documents.T, device, torch.int64)
     return Inputs(
         tokens,
         targets,
         weights=taken(packed.counts, torch.float32),
         positions=taken(packed.positions),
-        sight=Sight(order, documents),
+        sight=Sight(order, packed.starts.T),
         here=here,
         dropout=dropout,
     )

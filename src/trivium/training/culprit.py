@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from trivium.model.inputs import Inputs
@@ -184,14 +185,14 @@ def _worst(strengths: Mapping[int, Strength], bad: bool, by_gradient: bool) -> l
 def _part(whole: Inputs, start: int, stop: int) -> Inputs:
     """Positions [start, stop) of a row, with the numbers they have in it."""
     here = whole.order[start:stop]
-    documents = whole.seen.documents
+    starts = whole.seen.starts
     return replace(
         whole,
         tokens=whole.tokens[start:stop],
         targets=None if whole.targets is None else whole.targets[start:stop],
         weights=None if whole.weights is None else whole.weights[start:stop],
         positions=None if whole.positions is None else whole.positions[start:stop],
-        sight=Sight((), None if documents is None else documents[start:stop]),
+        sight=Sight((), None if starts is None else np.maximum(starts[start:stop] - start, 0)),
         here=here,
     )
 

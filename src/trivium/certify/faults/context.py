@@ -69,8 +69,8 @@ def key_gradients_not_home(original: Function, mesh: Mesh) -> Function:
 def causal_by_local_numbers(original: Function, mesh: Mesh) -> Function:
     """The causal mask compares positions within a rank's part instead of within the sequence."""
 
-    def seen_of(queries: np.ndarray, keys: np.ndarray, window: int | None) -> Seen | None:
-        found: Seen | None = original(queries - queries.min(), keys - keys.min(), window)
+    def seen_of(queries: np.ndarray, keys: np.ndarray, first: np.ndarray) -> Seen | None:
+        found: Seen | None = original(queries - queries.min(), keys - keys.min(), first)
         return found
 
     return seen_of
@@ -107,7 +107,7 @@ def normalised_by_the_local_count(original: Function, mesh: Mesh) -> Function:
 @fault(batches, "Sight", PACKED, PACKED_RING)
 def documents_see_each_other(original: Function, mesh: Mesh) -> Function:
     """The document mask is dropped, and packed documents leak into the next."""
-    return lambda order, documents: Sight(order, None)
+    return lambda order, starts: Sight(order, None)
 
 
 @fault(batches, "packing", PACKED)
@@ -139,10 +139,11 @@ def window_off_by_one(original: Function, mesh: Mesh) -> Function:
     return lambda self, window: original(self, None if window is None else window + 1)
 
 
-@fault(sight, "seen_of", WINDOW_RING)
-def tile_beyond_the_window(original: Function, mesh: Mesh) -> Function:
-    """Ring attention: what is whole by order alone is attended to whole, also where a window ends in it."""
-    return lambda queries, keys, window: original(queries, keys, None)
+@fault(sight, "seen_of", WINDOW_RING, PACKED_RING)
+def tile_beyond_the_reach(original: Function, mesh: Mesh) -> Function:
+    """Ring attention: what is whole by order alone is attended to whole, also where a window ends or a document starts
+    in it."""
+    return lambda queries, keys, first: original(queries, keys, np.zeros_like(first))
 
 
 @fault(ModelShape, "window_of", plan(pipeline=2, model={**WINDOW, "window_from": 2}))
@@ -163,6 +164,6 @@ FAULTS = (
     positions_run_on,
     next_document_predicted,
     window_off_by_one,
-    tile_beyond_the_window,
+    tile_beyond_the_reach,
     window_by_layers_of_the_stage,
 )

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from trivium.certify.faults.context import APART
+from trivium.certify.faults.context import APART, PACKED
 from trivium.certify.faults.mutant import Function, fault, plan
 from trivium.certify.ways import FAR, LARGE, NARROW
 from trivium.model import gelu
@@ -42,17 +43,27 @@ def block_sees_a_later_key(original: Function, mesh: Mesh) -> Function:
     return later
 
 
-@fault(block_attention, "_blocks", plan(model={"window": 3}), way=LARGE)
+@fault(block_attention, "_blocks", plan(model={"window": 3}), PACKED, way=LARGE)
 def reach_of_the_last_query(original: Function, mesh: Mesh) -> Function:
     """A block of queries is given the keys that its last query sees, of which the first saw earlier ones."""
 
-    def blocks(S: int, window: int | None, *, masked: bool) -> list[Block]:
-        found: list[Block] = original(S, window, masked=masked)
-        reach = S if window is None else window
+    def blocks(S: int, sight: Sight) -> list[Block]:
+        first = sight.first_seen(np.arange(S)).min(1)
+        found: list[Block] = original(S, sight)
         return [
-            Block(here, slice(max(0, here.stop - reach), there.stop), triangle)
-            for here, there, triangle in found
+            each._replace(keys=slice(max(0, int(first[each.queries].max())), each.keys.stop))
+            for each in found
         ]
+
+    return blocks
+
+
+@fault(block_attention, "_blocks", PACKED, way=LARGE)
+def block_of_one_document(original: Function, mesh: Mesh) -> Function:
+    """A block of queries in which a document starts is given no mask, and sees what its first query sees."""
+
+    def blocks(S: int, sight: Sight) -> list[Block]:
+        return [each._replace(masked=False) for each in original(S, sight)]
 
     return blocks
 
@@ -141,6 +152,7 @@ FAULTS = (
     last_piece_left_out,
     block_sees_a_later_key,
     reach_of_the_last_query,
+    block_of_one_document,
     first_rows_only,
     block_reaches_into_the_next_half,
     row_sums_left_out,
