@@ -1,5 +1,6 @@
 """Attention by batched products in bf16 is as exact as PyTorch's fused kernel, and as blind to what follows."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -125,14 +126,13 @@ def test_where_tiles_are_multiplied_long_sequences_keep_the_fused_kernel(
     assert suits(long) == suits(short) == elsewhere
 
 
-def test_packed_documents_keep_the_fused_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_documents_are_attended_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(narrow_attention, "suits", lambda qkv: asked.append(1) is None)
     monkeypatch.setattr(narrow_attention, "attend", fused)
     qkv, _ = made(2, 1, 6, 4)
-    context, order = Context(Mesh.single().context, "ring"), (torch.arange(6),)
-    apart = torch.tensor([[0, 0, 0, 1, 1, 1]] * 2).T
-    found = context.attend_joined(qkv, Sight(order, apart))
+    context = Context(Mesh.single().context, "ring")
+    found = context.attend_joined(qkv, Sight((), np.array([[0, 0, 0, 3, 3, 3]] * 2).T))
     assert not asked and error(found[:, :, 3:], fused(qkv[:, :, :, 3:].double())) < 2**-7
-    assert torch.equal(context.attend_joined(qkv, Sight(order, None)), fused(qkv))
+    assert torch.equal(context.attend_joined(qkv, Sight((), None)), fused(qkv))
     assert asked

@@ -8,6 +8,7 @@ Slices are of a copy, which the sharers have together; between copies, only the 
 stage 0 each rank is a copy of its own.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -289,7 +290,7 @@ class GradientWatch:
         for bucket in self._buckets:
             for slot in bucket.slots:
                 self._places[id(slot.parameter)] = slot, bucket
-                slot.parameter.register_post_accumulate_grad_hook(self._by_autograd(slot, bucket))
+                slot.parameter.register_post_accumulate_grad_hook(self._by_autograd())
 
     def start_step(self) -> None:
         """Forget the previous step."""
@@ -336,14 +337,23 @@ class GradientWatch:
                 self._reducing.sum_copies()
             self._reducing = bucket
 
-    def _by_autograd(self, slot: Slot, bucket: Bucket) -> Callable[[Tensor], None]:
-        adds_itself, last, key = bucket.adds_itself, self._last, (slot.stage, False)
+    def _by_autograd(self) -> Callable[[Tensor], None]:
+        # Autograd holds a hook where the collector does not see it: what the hook held would stay for good.
+        watch = weakref.ref(self)
 
         def accumulated(parameter: Tensor) -> None:
-            if not (adds_itself and key not in last and bucket.has_begun(slot)):
-                self._count(slot, bucket, last=key in last)
+            here = watch()
+            if here is not None:
+                here._accumulated(parameter)
 
         return accumulated
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        """Autograd has added to a parameter's gradient."""
+        slot, bucket = self._places[id(parameter)]
+        last = (slot.stage, False) in self._last
+        if last or not bucket.adds_itself or not bucket.has_begun(slot):
+            self._count(slot, bucket, last=last)
 
 
 def _slots(row: BucketRow, parameter_of: Callable[[Item], torch.nn.Parameter], mesh: Mesh) -> list[Slot]:
