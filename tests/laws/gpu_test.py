@@ -26,6 +26,7 @@ pytestmark = pytest.mark.gpu
 LLAMA = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}
 QWEN3 = {**LLAMA, "qkv_bias": True, "qk_norm": True, "head_width": 6}
 YARN = {"kind": "yarn", "factor": 4.0, "original": 4, "slow": 0.1, "fast": 2.0}
+PACKED = {"documents": "apart", "end_of_text": 3}
 OLMO2 = {**LLAMA, "qk_norm": "all_heads", "norm_position": "after", "norm_epsilon": 0.1, "rope_scaling": YARN}
 PLANS = [
     small(),
@@ -142,11 +143,33 @@ def test_compiled_blocks_and_loss_follow_the_processors(device: torch.device) ->
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-@pytest.mark.parametrize("mode", ["none", "attention", "layer"])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("over", [{}, {"window": 3}, PACKED, {**PACKED, **LLAMA, "hidden": 64, "window": 3}])
+def test_narrow_attention_of_any_reach_follows_the_processors(
+    over: dict[str, Any], compiled: bool, device: torch.device
+) -> None:
+    """In bf16, by the accelerator's own kernels; the processor's in fp32."""
+    losses = []
+    for where, weights in ((device, "bf16"), (torch.device("cpu"), "fp32")):
+        model = {"hidden": 64, "heads": 4, **over}
+        plan = small(model=model, compiled=compiled and where == device, precision={"weights": weights})
+        trainer = Trainer(plan, Mesh.single(where), seed=1, rule=AdamRule())
+        samples = Samples(0, plan.batch.sequences, random_rows(plan))
+        losses.append([trainer.train_step(s, samples, 1e-3).loss for s in range(3)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("mode", "over"),
+    [("none", {}), ("attention", {}), ("layer", {}), ("none", {"window": 64}), ("none", PACKED)],
+)
 @pytest.mark.parametrize("sequences", [8, 16])
-def test_a_step_allocates_at_most_what_is_predicted(mode: str, sequences: int, device: torch.device) -> None:
+def test_a_step_allocates_at_most_what_is_predicted(
+    mode: str, over: dict[str, Any], sequences: int, device: torch.device
+) -> None:
     """Without the workspaces of cuBLAS, which the process keeps."""
     shape = {"layers": 6, "hidden": 512, "heads": 8, "vocabulary": 16384, "sequence": 512, "head": "untied"}
+    shape |= over
     batch, precision = {"sequences": sequences, "micro": 8}, {"weights": "bf16"}
     plan = Plan(model=shape, batch=batch, precision=precision, recompute={"mode": mode}).checked()
     x = torch.ones(64, 64, device=device, dtype=torch.bfloat16, requires_grad=True)

@@ -27,7 +27,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
     By blocks or that kernel it keeps for the backward what attention to all positions keeps."""
     if suits(q):
         return block_attention.attend(q, k, v, sight)
-    if fused_tile.suits(q) and not torch.compiler.is_compiling():
+    if fused_tile.suits(q):
         return _by_accelerator(q, k, v, sight)
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     every = torch.arange(q.shape[2], device=q.device)
