@@ -19,6 +19,7 @@ from trivium.provenance import (
     describe,
     file_sha256,
     fingerprint,
+    partial_of,
     publishing,
     read_stamp,
     stage_key,
@@ -248,3 +249,14 @@ def test_a_folder_in_place_of_a_file_is_refused_as_one(place: str) -> None:
     with pytest.raises(IsADirectoryError) as refused:
         write_json(Path(place), {})
     assert refused.value.filename == place
+
+
+def test_a_file_that_is_written_before_it_has_its_name_overwrites_nothing_that_a_link_leads_to(
+    tmp_path: Path,
+) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("kept")
+    (tmp_path / ".piece.partial").symlink_to(mine)
+    partial_of(tmp_path / "piece").write_text("new")
+    assert mine.read_text() == "kept" and (tmp_path / ".piece.partial").read_text() == "new"
+    assert not partial_of(tmp_path / "piece").exists()

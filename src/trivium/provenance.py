@@ -133,6 +133,14 @@ def read_stamp(directory: Path) -> dict[str, Any] | None:
     return stamp if isinstance(stamp, dict) else None
 
 
+def partial_of(path: Path) -> Path:
+    """Where a file is written before it takes its name. Nothing is there: what a crash left is gone, and a link, of
+    which what it leads to would be overwritten."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    return partial
+
+
 def sync_tree(directory: Path) -> None:
     """Wait until all files below a directory, and their names, are on the disk; what links lead to is not ours."""
     for folder, _, names in os.walk(directory):

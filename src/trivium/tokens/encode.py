@@ -14,7 +14,7 @@ from trivium.corpus.store import MANIFEST as STORE_MANIFEST
 from trivium.corpus.store import read_tables
 from trivium.errors import ConfigError, DataError
 from trivium.progress import Progress, silent
-from trivium.provenance import LOCK, file_sha256, fingerprint, write_json
+from trivium.provenance import LOCK, file_sha256, fingerprint, partial_of, write_json
 from trivium.seeds import seed_for
 from trivium.tokens.blend import rounded
 from trivium.tokens.config import TokensConfig
@@ -157,7 +157,7 @@ def _trained(
         return load_tokenizer(path)
     texts = _training_texts(store, held_out, share=share, seed=seed)
     tokenizer = train_tokenizer(texts, config.vocabulary, config.end_of_text or END_OF_TEXT)
-    partial = path.with_name(f".{path.name}.partial")
+    partial = partial_of(path)
     tokenizer.save(partial)
     partial.replace(path)
     return tokenizer

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from trivium.corpus.document import PIECE, origin_of
 from trivium.corpus.store import read_tables
 from trivium.progress import Progress
+from trivium.provenance import partial_of
 from trivium.tokens.split import HeldOut, parts_of
 from trivium.tokens.tokenizer import Tokenizer
 
@@ -83,7 +84,7 @@ def encode_piece(work: Work, path: Path, table: pa.Table, first: int) -> int:
         "text_bytes": sizes,
         "ids": pa.LargeListArray.from_arrays(offsets, flat),
     }
-    partial = path.with_name(f".{path.name}.partial")
+    partial = partial_of(path)
     with pa.OSFile(str(partial), "wb") as sink, pa.ipc.new_file(sink, PIECE_SCHEMA) as file:
         file.write_table(pa.table(columns, schema=PIECE_SCHEMA))
     partial.replace(path)

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from trivium.provenance import partial_of
 from trivium.training.config import ProfileConfig
 from trivium.training.metrics import warn
 from trivium.training.pulse import Phase
@@ -72,9 +73,9 @@ class Traces:
 
 
 def _pack(raw: Any, path: Path) -> None:
-    partial = path.with_name(f".{path.name}")
     with _failures_told(path), raw:
         path.parent.mkdir(parents=True, exist_ok=True)
+        partial = partial_of(path)
         with open(raw.name, "rb") as file, gzip.open(partial, "wb", compresslevel=6) as packed:
             shutil.copyfileobj(file, packed, _PACKED_AT_ONCE)
         partial.replace(path)
