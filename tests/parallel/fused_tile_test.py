@@ -1,7 +1,10 @@
 """Tiles of attention, joined, are attention to all keys at once; on accelerators too, where there is one."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trivium.parallel import fused_tile
 
@@ -34,3 +37,16 @@ def test_two_fused_tiles_are_joined_as_one_attention(dtype: torch.dtype, triangl
     expected.backward(grad.double())
     for got, right in zip(ours, [expected.detach(), *(x.grad for x in exact)], strict=True):
         assert right is not None and (got.double() - right).norm() < 0.02 * right.norm()
+
+
+@pytest.mark.parametrize(("major", "has"), [(7, False), (8, True), (9, True)])
+def test_cards_before_ampere_have_no_such_kernel(
+    major: int, has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=major))
+    with FakeTensorMode():
+        narrow, wide = (
+            torch.empty(1, 2, 8, 16, device="cuda", dtype=d) for d in (torch.float16, torch.float32)
+        )
+    assert fused_tile.suits(narrow) is has and not fused_tile.suits(wide)

@@ -14,6 +14,7 @@ from trivium.parallel.dtypes import NARROW
 Tensor = torch.Tensor
 
 WIDTHS, WIDEST = 8, 256  # head widths of the kernels of accelerators: multiples of, and at most
+AMPERE = 8  # first compute capability that has them
 
 # What an accelerator's kernel wants back in the backward.
 About = tuple[Any, ...]
@@ -31,8 +32,15 @@ def suits(q: Tensor) -> bool:
     """Whether there is a kernel for such queries [B, N, S, D]."""
     if q.device.type == "cpu":
         return True
+    if q.device.type != "cuda" or q.dtype not in NARROW:
+        return False
     width = q.shape[-1]
-    return q.device.type == "cuda" and q.dtype in NARROW and width % WIDTHS == 0 and width <= WIDEST
+    return width % WIDTHS == 0 and width <= WIDEST and _is_new_enough(q.device)
+
+
+def _is_new_enough(device: torch.device) -> bool:
+    """Cards before Ampere (V100, T4) have no such kernel. Of tensors without memory only shapes are asked."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_properties(device).major >= AMPERE
 
 
 def takes_masks(q: Tensor) -> bool:
