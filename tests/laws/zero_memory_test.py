@@ -74,7 +74,8 @@ def test_bytes_per_parameter_are_those_of_the_paper(replicas: dict[str, int]) ->
 
 
 def bytes_held() -> int:
-    """Of all tensors of this process, each storage once."""
+    """Of all tensors of this process, each storage once. What earlier tests left must be gone before, or it goes in
+    between."""
     found = (x.untyped_storage() for x in gc.get_objects() if type(x) in (torch.Tensor, torch.nn.Parameter))
     return sum({x._cdata: x.nbytes() for x in found if x.device.type == "cpu"}.values())
 
@@ -85,6 +86,7 @@ def test_a_rank_that_keeps_slices_never_holds_the_whole_model_not_even_at_first(
 ) -> None:
     """Only the slices, the bucket that is filled, and what fills it; or a model that fits could not begin."""
     plan = small(data=8, zero=3, model={"layers": 24}, precision={"weights": weights})
+    gc.collect()
     held, before, init = [], bytes_held(), Bucket.__init__
 
     def filled(self: Bucket, *given: Any) -> None:
@@ -103,6 +105,7 @@ def test_a_rank_that_keeps_slices_never_holds_the_whole_model_not_even_at_first(
 def test_a_rank_keeps_what_is_predicted_and_no_tensor_besides(zero: int, rank: int) -> None:
     """Also those that hold copies, which the norm does not count: of the tied table, or of what tensor ranks share."""
     plan = small(tensor=2, pipeline=2, data=2, zero=zero, precision={"weights": "bf16"})
+    gc.collect()
     before = bytes_held()
     with pretended(plan.layout, rank) as mesh:
         trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
