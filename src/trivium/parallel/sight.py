@@ -91,12 +91,10 @@ class Sight:
     def mask(self, queries: Tensor, keys: Tensor) -> Tensor:
         """[B or 1, 1, queries, keys], true where a query sees a key; both are positions."""
         ago = queries[:, None] - keys[None, :]
-        seen = (ago >= 0 if self.window is None else (ago >= 0) & (ago < self.window))[None, None]
         if self.starts is not None:
-            starts = self._once("starts", lambda: sent(self._starts, queries.device, torch.int64))
             # In this order in memory, so that the mask is: accelerators' kernels take no other.
-            seen = seen & (starts[queries].T.contiguous()[:, None, :, None] <= keys)
-        return seen
+            return (ago >= 0) & (self.first_seen_on(queries.device)[:, :, queries] <= keys)
+        return (ago >= 0 if self.window is None else (ago >= 0) & (ago < self.window))[None, None]
 
     def tiles(self, here: int, there: int) -> Iterator[Tile]:
         """Of one rank's queries and another's keys, by halves."""
