@@ -15,6 +15,7 @@ from trivium.parallel.block_attention import (
     LEAST_SCORES,
     MOST_AT_HOME,
     MOST_POSITIONS,
+    MOST_WITHOUT_AVX512,
     QUERIES,
     QUERIES_AT_HOME,
     QUERIES_IN_WINDOW,
@@ -48,10 +49,11 @@ def tolerance(dtype: torch.dtype) -> float:
     return {torch.float64: 2e-15, torch.float32: 2e-6, torch.bfloat16: 2**-8}[dtype]
 
 
-@pytest.fixture(params=[False, True], ids=["away", "at home"], autouse=True)
-def at_home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether MKL is."""
-    monkeypatch.setattr(processor, "_AT_HOME", request.param)
+@pytest.fixture(params=["away", "at home", "without AVX-512"], autouse=True)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of processor."""
+    monkeypatch.setattr(processor, "_AT_HOME", request.param == "at home")
+    monkeypatch.setattr(processor, "_WITHOUT_AVX512", request.param == "without AVX-512")
     monkeypatch.setattr(processor, "_SLOW_BF16", True)
     return request.param
 
@@ -158,13 +160,15 @@ def test_nothing_comes_from_later_positions_and_no_gradient_goes_there(dtype: to
         assert d_x[:, :, :150].any() and not d_x[:, :, 150:].any()
 
 
-def test_a_block_is_given_the_keys_in_its_reach_and_no_others(at_home: bool) -> None:
-    rows, most = (QUERIES_AT_HOME, MOST_AT_HOME) if at_home else (QUERIES, MOST_POSITIONS)
+def test_a_block_is_given_the_keys_in_its_reach_and_no_others(kind: str) -> None:
+    rows = QUERIES_AT_HOME if kind == "at home" else QUERIES
+    most = {"at home": MOST_AT_HOME, "away": MOST_POSITIONS, "without AVX-512": MOST_WITHOUT_AVX512}[kind]
+    longer = QUERIES if kind == "away" else QUERIES_AT_HOME
     for S, window, apart, expected in (
         (LEAST_POSITIONS - 1, None, False, LEAST_POSITIONS - 1),
         (LEAST_POSITIONS - 1, 5, True, LEAST_POSITIONS - 1),
         (LEAST_POSITIONS + 1, None, False, rows),
-        (most, None, False, rows),
+        (most, None, False, longer),
         (most + 1, None, False, most + 1),
         (most + 1, None, True, rows),
         (most + 1, rows + 9, True, rows),
@@ -190,13 +194,13 @@ def test_a_block_within_one_document_needs_no_mask_of_its_own() -> None:
     assert [b.queries.start for b in blocks if b.triangle] == [0, S // 2]
 
 
-def test_one_block_of_joined_ones_is_of_a_copy_where_positions_lie_far_apart(at_home: bool) -> None:
+def test_one_block_of_joined_ones_is_of_a_copy_where_positions_lie_far_apart(kind: str) -> None:
     for D, far in ((16, False), (32, True)):
         qkv, _ = made_joined((1, 11, 11, 2 * QUERIES, D), torch.float32)
         assert (4 * qkv.stride(3) >= FAR_APART) == far
         attended = attend_joined(qkv.requires_grad_())  # held: older torch frees what is saved with it
         saved, *_ = attended.grad_fn.saved_tensors
-        assert saved.is_contiguous() == (at_home and far)
+        assert saved.is_contiguous() == (kind != "away" and far)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
@@ -270,11 +274,9 @@ def test_a_compiled_block_holds_it_whole(sight: Sight, dtype: torch.dtype) -> No
     assert max(errors(all_of(compiled, given, grad, sight=sight), exact)) < tolerance(dtype)
 
 
-def test_it_is_asked_where_it_is_faster_and_nowhere_else(
-    at_home: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_asked_where_it_is_faster_and_nowhere_else(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured: fewer scores are not worth the calls, neither are fewer positions, and of more the kernel leaves out
-    as much; at home it is of a copy, if it is of joined ones. What is widened is always."""
+    as much; where MKL multiplies faster it is of a copy, if it is of joined ones. What is widened is always."""
 
     def of(S: int, N: int = 8, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
         return torch.empty(64, N, S, 2, dtype=dtype, device=device)
@@ -283,7 +285,7 @@ def test_it_is_asked_where_it_is_faster_and_nowhere_else(
     assert not suits(of(256, device="meta")) and not suits(of(256, N=1)[:1])
     assert LEAST_SCORES > 256**2
     for S in (LEAST_POSITIONS - 1, MOST_POSITIONS + 1):
-        assert not suits(of(S)) and suits(of(S), joined=True) == at_home
+        assert not suits(of(S)) and suits(of(S), joined=True) == (kind != "away")
     assert suits(of(LEAST_WIDENED, dtype=torch.bfloat16))
     assert not suits(of(LEAST_WIDENED - 1, dtype=torch.bfloat16))
     monkeypatch.setattr(processor, "_SLOW_BF16", False)

@@ -2,9 +2,9 @@
 
 Called once for all queries the kernel leaves keys out 512 at a time, and behind a mask none: at 256 positions it
 computes every score and then hides half of them. Of packed documents a block is given the keys from the first that one
-of its queries sees, and only it is masked. Where MKL is at home blocks are longer; where positions lie far apart
-there, as a product of several sequences leaves them, the kernel is given a copy in which each head's are next to each
-other (15 to 25 % of its time on an Intel Xeon).
+of its queries sees, and only it is masked. Where MKL is at home blocks are longer. Where MKL multiplies faster and
+positions lie far apart, as a product of several sequences leaves them, the kernel is given a copy in which each head's
+are next to each other (15 to 25 % of its time on an Intel Xeon, 3 to 12 % on a Zen 3).
 
 Where the processor multiplies bf16 numbers slowly, the kernel is given copies in fp32, of some heads at a time, and
 what stays for the backward is in bf16.
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from trivium.parallel import processor_kernel
-from trivium.parallel.processor import mkl_is_at_home
+from trivium.parallel.processor import mkl_is_at_home, mkl_multiplies_faster
 from trivium.parallel.sight import Sight
 
 Tensor = torch.Tensor
@@ -28,7 +28,8 @@ Part = tuple[slice, slice]  # of sequences, and of their heads
 
 QUERIES, QUERIES_AT_HOME, QUERIES_IN_WINDOW = 64, 128, 128  # of a block
 # Fewer scores or positions, and the calls take longer than they save; more positions, and the kernel saves as much.
-LEAST_SCORES, LEAST_POSITIONS, MOST_POSITIONS, MOST_AT_HOME = 1 << 18, 192, 1024, 768
+LEAST_SCORES, LEAST_POSITIONS = 1 << 18, 192
+MOST_POSITIONS, MOST_AT_HOME, MOST_WITHOUT_AVX512 = 1024, 768, 640
 FAR_APART = 4096  # bytes from a position to the next: a page, and the same places of a cache
 # Numbers of some heads' queries, for each thread: in fp32 these and what goes with them are in a cache.
 AT_ONCE = 1 << 17
@@ -54,7 +55,7 @@ def suits(q: Tensor, *, joined: bool = False) -> bool:
     if processor_kernel.widens(q):
         return True
     wide = q.dtype in (torch.float32, torch.float64) and B * N * S * S >= LEAST_SCORES
-    return wide and (_rows(S) < S or (joined and mkl_is_at_home()))
+    return wide and (_rows(S) < S or (joined and mkl_multiplies_faster()))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight = ALL_BEFORE) -> Tensor:
@@ -99,7 +100,7 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor) -> Tensor:
         far = qkv.stride(3) * qkv.element_size() >= FAR_APART
-        if far and mkl_is_at_home() and not processor_kernel.widens(qkv[0]):
+        if far and mkl_multiplies_faster() and not processor_kernel.widens(qkv[0]):
             qkv = qkv.contiguous()
         out, log_sums = _attend(qkv.unbind(0), ALL_BEFORE)
         ctx.save_for_backward(qkv, out, log_sums)
@@ -187,8 +188,21 @@ def _rows(S: int, sight: Sight = ALL_BEFORE) -> int:
     """Queries of a block."""
     if sight.starts is None and sight.window is not None:
         return QUERIES_IN_WINDOW
-    rows, most = (QUERIES_AT_HOME, MOST_AT_HOME) if mkl_is_at_home() else (QUERIES, MOST_POSITIONS)
-    return rows if LEAST_POSITIONS <= S and (most >= S or sight.starts is not None) else S
+    if LEAST_POSITIONS > S:
+        return S
+    if sight.starts is not None:
+        return QUERIES_AT_HOME if mkl_is_at_home() else QUERIES
+    rows, most = _rows_and_positions(S)
+    return rows if most >= S else S
+
+
+def _rows_and_positions(S: int) -> tuple[int, int]:
+    """Queries of a block that sees all before, and the most positions that are cut into blocks."""
+    if mkl_is_at_home():
+        return QUERIES_AT_HOME, MOST_AT_HOME
+    if mkl_multiplies_faster():
+        return max(QUERIES, min(S // 4, QUERIES_AT_HOME)), MOST_WITHOUT_AVX512
+    return QUERIES, MOST_POSITIONS
 
 
 def _later(blocks: Sequence[Block], window: int | None, q: Tensor) -> Tensor | None:
