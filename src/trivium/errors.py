@@ -43,6 +43,12 @@ class Preempted(TriviumError):
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
 
+class Interrupted(Preempted):
+    """The same, by a user's Ctrl-C: nobody is to start it again by himself."""
+
+    exit_code = 130
+
+
 # Of a config, machine, data or checkpoint that is wrong: it would be wrong again.
 NOT_WORTH_REPEATING = tuple(
     kind.exit_code for kind in (ConfigError, MachineError, DataError, CheckpointError)

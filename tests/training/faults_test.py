@@ -22,7 +22,7 @@ from trivium.chaos.scene import job, plan, write_tokens
 from trivium.checkpoint import pieces, verify
 from trivium.checkpoint.agree import sums
 from trivium.checkpoint.format import published
-from trivium.errors import Preempted, TriviumError
+from trivium.errors import Interrupted, Preempted, TriviumError
 from trivium.parallel import clock as clocks
 from trivium.parallel.crossing import read_later
 from trivium.parallel.launch import ALONE, RankFailed
@@ -172,6 +172,47 @@ def test_one_rank_asked_to_end_makes_all_save_once_and_the_run_goes_on_from_ther
     assert [p.name for p in published(given.out / CHECKPOINTS)] == [f"step-{done:08d}"]
     start(job(tokens, given.out, plan({"tensor": 2}), steps=done + 2, decay_tokens=1_000_000))
     assert [e["step"] for e in of_kind(given.out, "resumed")] == [done]
+
+
+def test_ctrl_c_saves_once_and_the_run_goes_on_from_there(tokens, tmp_path) -> None:
+    """A terminal interrupts the launcher and its ranks alike."""
+    given = job(tokens, tmp_path / "run", plan({"data": 2}), checkpoint_every=1000)
+    life = Life.begin(given, tmp_path / "log")
+    life.wait_for(lambda: last_step(given.out / METRICS) > 2)
+    life.signal(signal.SIGINT, life.pid, *life.ranks)
+    assert life.gone_within(30, life.ranks) is not None and life.exit_code == Interrupted.exit_code
+    done = last_step(given.out / METRICS)
+    assert [p.name for p in published(given.out / CHECKPOINTS)] == [f"step-{done:08d}"]
+    assert f"saved after step {done}" in life.last_words
+    start(job(tokens, given.out, plan({"tensor": 2}), steps=done + 2, decay_tokens=1_000_000))
+    assert [e["step"] for e in of_kind(given.out, "resumed")] == [done]
+
+
+def test_ctrl_c_before_the_first_step_ends_at_once(tokens, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(loop, "verify_together", lambda *_: time.sleep(60))
+    given = job(tokens, tmp_path / "run", plan({"data": 2}))
+    life = Life.begin(given, tmp_path / "log")
+    life.wait_for(lambda: len(life.ranks) == 2)
+    life.signal(signal.SIGINT, life.pid, *life.ranks)
+    assert life.gone_within(10, life.ranks) is not None and life.exit_code == Interrupted.exit_code
+    assert "before its first step" in life.last_words and not published(given.out / CHECKPOINTS)
+
+
+def test_ctrl_c_in_the_last_step_is_no_failure_of_a_rank(tokens, tmp_path, monkeypatch) -> None:
+    given = job(tokens, tmp_path / "run", plan({"data": 2}), steps=4)
+    at_step(4, lambda: os.kill(os.getpid(), signal.SIGINT), monkeypatch)
+    assert start(given)["steps"] == 4 and not of_kind(given.out, "rank failed")
+
+
+def test_who_was_started_to_ignore_ctrl_c_goes_on_ignoring_it() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with listening(lambda _: None) as requests:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        assert not requests.asked
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_job_that_is_asked_to_end_saves_at_once_and_validates_where_it_goes_on(

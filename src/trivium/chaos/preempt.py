@@ -1,4 +1,5 @@
-"""Ask a training to end, at random instants and in every way a scheduler does; it must save once and say 75."""
+"""Ask a training to end, at random instants and in every way a scheduler or a user does; it must save once, and say 75
+or, interrupted, 130."""
 
 import signal
 import time
@@ -12,7 +13,7 @@ from trivium.chaos.life import Life
 from trivium.chaos.scene import LAYOUTS, SEED, job, plan, write_tokens
 from trivium.checkpoint.format import published, step_of
 from trivium.checkpoint.load import Checkpoint
-from trivium.errors import CheckpointError, Preempted
+from trivium.errors import CheckpointError, Interrupted, Preempted
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
@@ -39,7 +40,8 @@ def preempt_often(
         name = f"preemption {number}, {target}, {dict(layout)}"
         mode, every = ("background", "waiting")[int(draw.integers(2))], (3, 1000)[int(draw.integers(2))]
         given = job(tokens, out, plan(layout), save=mode, checkpoint_every=every)
-        life, events, step = Life.begin(given, folder / "log.txt"), len(read(out / EVENTS)), _newest(out)
+        events, since, step = len(read(out / EVENTS)), time.time(), _newest(out)
+        life = Life.begin(given, folder / "log.txt")
         life.wait_for(lambda life=life: bool(life.ranks))  # type: ignore[misc]
         if draw.random() < 0.8:
             life.wait_for(lambda step=step: last_step(out / METRICS) > step)  # type: ignore[misc]
@@ -49,9 +51,15 @@ def preempt_often(
             continue
         took, found = _twice(life, draw) if target == "twice" else _once(life, out, target, draw)
         seconds += [took]
-        if target != "twice":
-            found += _saved_once(out, read(out / EVENTS)[events:], every)
-        wrong += [f"{name}: {what}" for what in [*found, *_went_on(read(out / EVENTS)[events:], step)]]
+        told = read(out / EVENTS)[events:]
+        # A user's request is obeyed at once where no step was done.
+        if life.exit_code == Interrupted.exit_code and not _did_a_step(out, since):
+            found = [
+                f"no step was done, and it {e['event']}" for e in told if e["event"] in ("saved", "preempted")
+            ]
+        elif target != "twice":
+            found += _saved_once(out, told, every)
+        wrong += [f"{name}: {what}" for what in [*found, *_went_on(told, step)]]
         used[target] += 1
         progress(number + 1, preemptions, f"{len(wrong)} wrong, step {_newest(out)}")
     return {
@@ -81,8 +89,10 @@ def _once(life: Life, out: Path, target: str, draw: np.random.Generator) -> tupl
         life.kill(launcher=True, victim=0)
         return PATIENCE_SECONDS, [f"not gone {PATIENCE_SECONDS:.0f} s after {number.name}"]
     found = []
-    if life.exit_code != Preempted.exit_code:
-        found.append(f"exit code {life.exit_code} after {number.name}, not {Preempted.exit_code}")
+    by_user = number == signal.SIGINT and target != "a rank"
+    right = (Interrupted if by_user else Preempted).exit_code
+    if life.exit_code != right:
+        found.append(f"exit code {life.exit_code} after {number.name}, not {right}")
     done = max(
         done,
         _resumed(out),
@@ -137,6 +147,10 @@ def _went_on(events: list[dict[str, Any]], step: int) -> list[str]:
 
 def _resumed(out: Path) -> int:
     return max((e["step"] for e in read(out / EVENTS) if e["event"] == "resumed"), default=0)
+
+
+def _did_a_step(out: Path, since: float) -> bool:
+    return any("tokens_per_second" in m and m["time"] > since for m in read(out / METRICS))
 
 
 def _newest(out: Path) -> int:

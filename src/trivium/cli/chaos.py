@@ -123,7 +123,8 @@ def _ended_in_order() -> Iterator[None]:
     try:
         yield
     except (Preempted, EndedAtOnce) as ended:
-        raise SystemExit(128 + signal.SIGTERM if isinstance(ended, Preempted) else ended.exit_code) from None
+        code = ended.exit_code if ended.exit_code > 128 else 128 + signal.SIGTERM
+        raise SystemExit(code) from None
     finally:
         for number in heard:
             signal.signal(number, signal.SIG_DFL)

@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from trivium import __version__
 from trivium.cli.failure import leave_exit_code, told
-from trivium.training.preemption import held_back
+from trivium.training.preemption import BY_SCHEDULERS, held_back
 from trivium.units import plain
 
 INTERRUPTED = 130
@@ -99,7 +99,7 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):  # a locale without … or ✓ costs these signs, and not the work
         sys.stdout.reconfigure(errors="replace")
     # A training that is asked to end before it listens would be killed; importing alone takes it a second or two.
-    waiting = held_back() if words[:1] == ["train"] else nullcontext()
+    waiting = held_back(BY_SCHEDULERS) if words[:1] == ["train"] else nullcontext()
     try:
         with waiting:
             command_line()(words, prog_name="trivium")

@@ -18,7 +18,7 @@ class Supervision(Config):
     """How faults are found and what follows; none of it changes what is computed."""
 
     restart_seconds: Seconds = 1.0  # before the first restart; doubles with each, up to a minute
-    preemption_seconds: Seconds = 100.0  # that a job has to save in, when SIGTERM or SIGUSR1 asks it to end
+    preemption_seconds: Seconds = 100.0  # that a job has to save in, when a signal asks it to end
     hang_seconds: Annotated[float, Field(gt=0)] = (
         30.0  # least time in one step (or 3 x the 99th percentile of steps) that counts as hanging
     )

@@ -55,7 +55,8 @@ def start(
     that loses one is restarted from its last checkpoint, up to `training.restarts` times; the n-th restart
     takes the n-th plan of `after_failure` if there is one. predicted: bytes by rank and category, kept in the
     summary beside the counted ones. lease: of the run directory, where the caller holds it. Raises Preempted when
-    SIGTERM or SIGUSR1, to this process or to a rank, ended the job before that; all ranks have then saved.
+    SIGTERM, SIGUSR1 or SIGINT, to this process or to a rank, ended the job before that; all ranks have then saved, if
+    they had done a step.
     """
     check(job)
     place = torchrun_place()

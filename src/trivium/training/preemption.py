@@ -1,16 +1,18 @@
-"""Asked to end: SIGTERM or SIGUSR1 to any process of a job makes all ranks save once and exit with 75."""
+"""Asked to end: SIGTERM, SIGUSR1 or SIGINT (Ctrl-C) to any process of a job makes all ranks save once and end, with 75
+or, where a user interrupted the launcher, with 130."""
 
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from trivium.errors import Preempted, TriviumError
+from trivium.errors import Interrupted, Preempted, TriviumError
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+BY_SCHEDULERS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (*BY_SCHEDULERS, signal.SIGINT)
 ENDING = (*SIGNALS, signal.SIGHUP)  # what ends a process that does not listen
 # Schedulers signal every process of a job, and launchers pass on what they get: one request may come more than once.
 ONE_REQUEST_SECONDS = 1.0
@@ -35,6 +37,15 @@ class Requests:
         self.again = 0
         self.since = 0.0  # time.monotonic() of the first
 
+    @property
+    def by_user(self) -> bool:
+        """Whether it was Ctrl-C, of somebody who waits for the end."""
+        return self.asked == signal.SIGINT.name
+
+    def preempted(self, text: str) -> Preempted:
+        """What a launcher that was asked ends with."""
+        return (Interrupted if self.by_user else Preempted)(text)
+
     def note(self, number: int, at_second: Callable[[int], object]) -> None:
         """Take note of a signal."""
         if not self.asked:
@@ -43,6 +54,11 @@ class Requests:
         elif time.monotonic() - self.since >= ONE_REQUEST_SECONDS:
             self.again = number
             at_second(number)
+
+
+def ignores_interrupts() -> bool:
+    """Whether Ctrl-C is for others: a shell's scripts start what is to run beside them so."""
+    return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def ignore_signals() -> None:
@@ -58,7 +74,7 @@ def exit_at_once(number: int) -> NoReturn:
 
 @contextmanager
 def listening(at_second: Callable[[int], object]) -> Iterator[Requests]:
-    """Inside, SIGTERM and SIGUSR1 are noted instead of obeyed; a second one calls `at_second` at once.
+    """Inside, SIGTERM, SIGUSR1 and SIGINT are noted instead of obeyed; a second one calls `at_second` at once.
 
     Python runs its own handlers only between two instructions, and a rank may wait in a collective for minutes; so
     the signals come through a pipe to a thread. Only a process's main thread can listen; elsewhere nothing is noted.
@@ -70,7 +86,8 @@ def listening(at_second: Callable[[int], object]) -> Iterator[Requests]:
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
+    heard = BY_SCHEDULERS if ignores_interrupts() else SIGNALS
+    before = {number: signal.signal(number, lambda *_: None) for number in heard}
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
     def listen() -> None:
@@ -103,9 +120,9 @@ def listening(at_second: Callable[[int], object]) -> Iterator[Requests]:
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def held_back(signals: Sequence[signal.Signals] = SIGNALS) -> Iterator[None]:
     """Inside, signals wait, also in processes that are forked, until these listen: none is lost, none kills."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:

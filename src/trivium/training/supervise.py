@@ -1,5 +1,6 @@
 """See the ranks of a job through on this machine: obey signals, find ranks that hang, restart what failed."""
 
+import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from trivium.parallel.launch import Place, RankFailed, Ranks, start_ranks
 from trivium.plan.plan import Plan
 from trivium.progress import Progress
 from trivium.training.metrics import EVENTS, METRICS, append, last_step, warn
-from trivium.training.preemption import EndedAtOnce, Requests, held_back
+from trivium.training.preemption import EndedAtOnce, Requests, held_back, ignores_interrupts
 from trivium.training.pulse import Beat, Post, Pulse
 from trivium.training.run import CHECKPOINTS, TrainingJob, train_rank
 from trivium.training.watchdog import Watchdog
@@ -52,7 +53,7 @@ class Supervisor:
                 return plan
             except RankFailed as caught:
                 if caught.exits.get(caught.rank) == Preempted.exit_code:
-                    raise Preempted(caught.cause) from None
+                    raise self.requests.preempted(caught.cause) from None
                 at = pulse.of(caught.rank)
                 failure = located(caught, at)
                 note_failure(self.job.out, failure, at, socket.gethostname())
@@ -99,11 +100,15 @@ class Supervisor:
         if self.requests.again:
             raise EndedAtOnce(self.requests.again)
         if pulse is None:
-            raise Preempted(f"asked to end by {asked} {self._goes_on()}")
+            raise self.requests.preempted(f"asked to end by {asked} {self._goes_on()}")
+        if self.requests.by_user and any(beat.step == 0 for beat in pulse.beats()):
+            raise self.requests.preempted(f"asked to end by {asked} before its first step; nothing is lost")
+        if not pulse.ends:
+            warn(f"asked to end by {asked}: saves after this step; a second signal ends at once, unsaved")
         pulse.ask_to_end()
         patience = self.job.training.supervision.preemption_seconds
         if time.monotonic() - self.requests.since > patience:
-            raise Preempted(
+            raise self.requests.preempted(
                 f"asked to end by {asked}, the ranks did not save within training.supervision.preemption_seconds "
                 f"({patience:g}); ended {self._goes_on()}"
             )
@@ -115,7 +120,8 @@ class Supervisor:
         if self.requests.again:
             raise EndedAtOnce(self.requests.again)
         if self.requests.asked:
-            raise Preempted(f"{failure}\nit had been asked to end by {self.requests.asked} {self._goes_on()}")
+            had = f"it had been asked to end by {self.requests.asked} {self._goes_on()}"
+            raise self.requests.preempted(f"{failure}\n{had}")
 
     def _pause(self, failure: RankFailed, restarts: int) -> None:
         """Say what failed and wait before the n-th restart, twice as long as before the last one."""
@@ -157,5 +163,7 @@ def as_the_rank_said(failure: RankFailed, more: str = "") -> TriviumError:
 
 
 def _rank(place: Place, job: TrainingJob, pulse: Pulse) -> None:
+    if not ignores_interrupts():  # held back now; that a rank heard one in its last step is no failure
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     pulse.tell_stacks(place.rank)
     train_rank(place, job, post=Post(place.rank, pulse))
