@@ -50,6 +50,7 @@ MAY_IMPORT = {
         "evaluation.tasks",
     },
     "serving": {"evaluation", "model", "tokens", "parallel", "plan"},
+    "__main__": {"cli"},
 }
 WITHOUT_TORCH = {"plan", "cost", "planner", "corpus", "tokens", "report", "reproduction"} | BASE
 DOOR = (
