@@ -320,6 +320,23 @@ def test_the_ids_that_begin_and_end_texts_come_in_and_go_back(
     assert found == {k: v for k, v in generation.items() if v is not None}
 
 
+def test_where_a_config_names_no_end_of_texts_its_tokenizer_does(tmp_path: Path) -> None:
+    place = folder_of(
+        tmp_path / "hf", llama_words(["some words"] * 3, opens=True), tokenizer_config={"eos_token": "</s>"}
+    )
+    words = given_tokenizer(str(place))
+    for vocabulary, expected in ((words.vocabulary, words.end_of_text), (words.end_of_text, 0)):
+        ours = written(tmp_path / f"ours-{expected}", small(model={"vocabulary": vocabulary}))
+        folder = export_hf(ours, tmp_path / f"theirs-{expected}", tokenizer=None).folder
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
+        (folder / "generation_config.json").unlink()
+        for file in place.iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        back = Checkpoint.open(import_hf(folder, tmp_path / f"back-{expected}"))
+        assert back.manifest["plan"]["model"]["end_of_text"] == expected
+
+
 @pytest.mark.parametrize(("ends", "kept"), [([5, 2], True), (5, False)])
 def test_the_ids_of_an_imported_model_stay_where_its_tokenizer_ends_texts_with_one(
     tmp_path: Path, ends: object, kept: bool

@@ -15,12 +15,13 @@ from trivium.checkpoint.reshard import Part, write_whole
 from trivium.config import leaves, to_tree
 from trivium.errors import ConfigError, DataError
 from trivium.interchange.names import INDEX, WEIGHTS, Twin, twins
-from trivium.interchange.settings import marks_of, shape_of
+from trivium.interchange.settings import ids_of, marks_of, shape_of
 from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Dtype, Precision
+from trivium.tokens.tokenizer import given_tokenizer
 
 _OF_A_LAYER = re.compile(r"\b(?:h|layers)\.\d+\.")
 _CONSTANTS = (
@@ -43,6 +44,8 @@ def import_hf(folder: Path, root: Path) -> Path:
         raise ConfigError(f"{final} exists already; choose another --to")
     config = _json(folder / "config.json")
     model = shape_of(config, str(folder / "config.json"))
+    if not ids_of(config.get("eos_token_id")):
+        model = model.model_copy(update={"end_of_text": _end_beside(folder, model)})
     held, dtype = _files(folder)
     if model.layers > len(held):  # before a table of a billion layers is made
         raise DataError(
@@ -152,6 +155,15 @@ def _read(path: Path, name: str) -> torch.Tensor:
         held = set(file.keys())
         found: torch.Tensor = file.get_tensor(name if name in held else name.partition(".")[2])
     return found
+
+
+def _end_beside(folder: Path, model: ModelShape) -> int:
+    """The id that ends a text by the tokenizer's files, where config.json does not say; 0 where they do not either."""
+    try:
+        end = given_tokenizer(str(folder)).end_of_text
+    except (ConfigError, DataError):
+        return 0
+    return end if end < model.vocabulary else 0
 
 
 def _tokenizer(folder: Path) -> dict[str, str]:
