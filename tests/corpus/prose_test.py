@@ -44,3 +44,16 @@ def test_code_is_not_prose():
     assert not is_prose("x = f(a[0], b[1]) if c else d")
     assert not is_prose("alpha beta gamma delta epsilon zeta eta theta")
     assert is_prose("This is the kind of sentence that we are looking for.")
+
+
+def test_a_million_spaces_are_one() -> None:
+    """No pattern tries each of them: whoever wrote a docstring cannot keep a harvest for hours."""
+    spaces = " " * 1_000_000
+    for text in (
+        f"see :func:`name{spaces}of it",
+        f"see `name{spaces}of it",
+        f"a title\nword{spaces}and more",
+    ):
+        assert not list(prose_paragraphs(text))
+    sentence = "This is the way that a sentence of the language is written, and it is not long."
+    assert list(prose_paragraphs(sentence.replace(" ", spaces))) == [sentence]

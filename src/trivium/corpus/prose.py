@@ -74,10 +74,10 @@ def comment_paragraphs(comment: str) -> Iterator[str]:
 
 def plain(text: str) -> str:
     """A line without reStructuredText roles, links, ticks and stars."""
-    text = _ROLE.sub(r"\1", text)
+    text = _ROLE.sub(r"\1", _spaced(text))
     text = _TICKS.sub(r"\1", _LINK.sub(r"\1", text))
     text = _STRONG.sub(lambda m: m.group(1) or m.group(2), text)
-    text = _BULLET.sub("", " ".join(text.split()))
+    text = _BULLET.sub("", _spaced(text))
     return text.removesuffix("::").rstrip() + (":" if text.endswith("::") else "")
 
 
@@ -133,7 +133,7 @@ def _items(lines: list[str]) -> Iterator[list[str]]:
         label = deeper and len(part) == 1 and not part[0].endswith((".", ","))
         if part and (
             _BULLET.match(stripped)
-            or _LABEL.match(stripped)
+            or _LABEL.match(_spaced(stripped))
             or label
             or _indent(line) < _indent(lines[number - 1])
         ):
@@ -142,6 +142,11 @@ def _items(lines: list[str]) -> Iterator[list[str]]:
         part.append(stripped)
     if part:
         yield part
+
+
+def _spaced(text: str) -> str:
+    """With one space wherever there are several: patterns would try each of a million in turn."""
+    return " ".join(text.split())
 
 
 def _indent(line: str) -> int:
