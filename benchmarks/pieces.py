@@ -20,7 +20,9 @@ def options(about: str | None, rounds: int, arguments: list[str]) -> argparse.Na
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", required=True, help="where the figures go")
     parser.add_argument("--report", help="folder for a dated Markdown report and the figures beside it")
-    parser.add_argument("--rows", default="", help="only rows whose name contains one of these, by commas")
+    parser.add_argument(
+        "--rows", default="", help="only rows whose name contains, or after = is, one of these, by commas"
+    )
     parser.add_argument("--rounds", type=int, default=0, help=f"measured steps of each (default {rounds})")
     parser.add_argument("--quick", action="store_true", help=f"{ROUNDS_QUICK} rounds: does it run?")
     parser.add_argument("--merge", action="store_true", help="keep the other rows of the file")
@@ -44,7 +46,7 @@ def measure(
         record["rows"], record["command"] = before["rows"], f"{before['command']}; {record['command']}"
     order = [row for row, _ in rows]
     for row, measured in rows:
-        if wanted and not any(part in row.lower() for part in wanted):
+        if wanted and not any(part in row.lower() or part == f"={row.lower()}" for part in wanted):
             continue
         result = {
             "commit": record["commit"],
