@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -25,6 +25,8 @@ class Config(BaseModel):
     """Base of every config: immutable, and a key it does not know, or a number that is not finite, is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+    # What to do where a value is required and none was given.
+    remedy: ClassVar[str] = "give it in the file, or with --set {path}=VALUE"
 
 
 def preset_names() -> list[str]:
@@ -248,7 +250,7 @@ def _follows(error: Any, found: Iterable[Any]) -> bool:
     return error["type"] == "too_short" and any(e["loc"][:-1] == loc for e in found)
 
 
-def _explain(model: type[BaseModel], error: Any) -> str:
+def _explain(model: type[Config], error: Any) -> str:
     path = ".".join(map(str, error["loc"]))
     value = error.get("input")
     shown = json.dumps(value, default=str) if not isinstance(value, str) else f"'{value}'"
@@ -257,9 +259,7 @@ def _explain(model: type[BaseModel], error: Any) -> str:
         hint = nearest(name, owner.model_fields, also=_paths_to(name, model)) if owner else "remove it"
         return f"{path}: there is no such key; {hint}"
     if error["type"] == "missing":
-        remedy = f"give it in the file, or with --set {path}=VALUE"
-        if len(error["loc"]) == 1:
-            remedy += '; or begin the file with "base: demo" and name only what differs'
+        remedy = model.remedy.format(path=path)
         return f"{path}: a value is required here and none was given; {remedy}"
     if error["type"] == "model_type":
         return f"{path} is {shown}; it is a section: give its fields, as {path}.FIELD (`trivium config explain {path}`)"

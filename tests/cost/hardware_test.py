@@ -62,6 +62,7 @@ def test_a_machine_file_may_start_from_a_shipped_machine(tmp_path):
         ("base: dgx-h10\n", "did you mean 'dgx-h100'"),
         ("base: dgx-h100\nnode: 3\n", "node: there is no such key; did you mean 'nodes'"),
         ("base: dgx-h100\nnodes: 0\n", "nodes is 0"),
+        ("name: mine\n", "peak: .*none was given; .*another machine's: base: NAME"),
         ("- 1\n", "holds a list"),
         ("a: [\n", "is not YAML"),
     ],

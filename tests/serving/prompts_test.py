@@ -49,6 +49,7 @@ def test_a_prompt_may_hold_whatever_ends_a_line_elsewhere(tmp_path):
         ("a.yaml", "a: [", "not YAML"),
         ("a.yaml", "prompts: []\nseed: 1", "prompts is .*1 item"),
         ("a.yaml", "prompts: [x]\nsampling: {temperature: -1}", "sampling.temperature"),
+        ("a.yaml", "sampling: {temperature: 1}", "prompts: .*none was given; give it in the file$"),
     ],
 )
 def test_a_file_that_is_damaged_is_named(tmp_path, name, content, what):

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -43,6 +43,8 @@ LAYOUTS: Mapping[int, Tree] = {
 
 class RunConfig(Config):
     """Everything a run from raw text to report depends on."""
+
+    remedy: ClassVar[str] = f'{Config.remedy}; or begin the file with "base: demo" and name only what differs'
 
     seed: Annotated[int, Field(ge=0)] = 1234  # of every random choice
     plan: Plan

@@ -3,7 +3,7 @@
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -59,6 +59,8 @@ class Machine(Config):
     constants: values of cost/constants.yaml that were measured on this machine, and hold here instead.
     sources: where each figure comes from, by the name of its field.
     """
+
+    remedy: ClassVar[str] = "give it in the file; or let it begin with another machine's: base: NAME"
 
     name: str
     device: str

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import yaml
@@ -19,6 +19,8 @@ WARM = 2  # first steps of a run that are left out; those after a resume are too
 
 class LearnedStack(Config):
     """factor: median of measured over predicted seconds per step; low and high: its quartiles over `steps` steps."""
+
+    remedy: ClassVar[str] = "give it in the file"
 
     factor: AboveZero
     low: AboveZero

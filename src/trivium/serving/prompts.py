@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -15,6 +15,8 @@ from trivium.serving.config import Drawing
 
 class PromptFile(Config):
     """Prompts, and how they are continued (what they do not say is as the config says)."""
+
+    remedy: ClassVar[str] = "give it in the file"
 
     prompts: Annotated[tuple[str, ...], Field(min_length=1)]
     sampling: Drawing | None = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from importlib import resources
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import Field
@@ -43,6 +43,8 @@ class Prompts(Config):
 
 class Definition(Config):
     """A benchmark. `published` and `gpt3`: accuracy in percent by number of shots (MT-NLG, table of section 4)."""
+
+    remedy: ClassVar[str] = "give it in the file"
 
     name: str
     version: Annotated[int, Field(ge=1)]
