@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from plans import small
 from trivium.certify.reference import random_rows
-from trivium.parallel import product
+from trivium.parallel import buckets, product
 from trivium.parallel.gradient_sum import GradientSum
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import AdamRule
@@ -38,6 +38,46 @@ def test_it_is_the_sum_of_all_parts_and_zero_elsewhere(order: list[int], given: 
             assert place.shape == part.shape and found.is_at(start, place) and not found.is_at(start, part)
         assert torch.equal(found.whole(), expected), step
         found.clear()
+
+
+@pytest.mark.parametrize("given", (torch.float64, torch.bfloat16))
+def test_first_parts_that_come_together_are_each_at_its_place_and_later_ones_are_added(
+    given: torch.dtype,
+) -> None:
+    found, together, parts = empty(), empty(), {n: torch.randn(PLACES[n]).to(given) for n in (0, 8)}
+    for start, part in parts.items():
+        found.add(start, part)
+    for (start, part), place in zip(parts.items(), together.store(parts), strict=True):
+        assert together.is_at(start, place) and torch.equal(place, part.to(place.dtype))
+    for sum_ in (found, together):
+        sum_.add(8, parts[8])
+    assert torch.equal(together.whole(), found.whole())
+
+
+@pytest.mark.parametrize("weights", ("fp32", "bf16"))
+@pytest.mark.parametrize("micro_batches", (1, 2))
+def test_small_gradients_of_a_step_are_taken_together(
+    weights: str, micro_batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of its last micro-batch, where they are its first."""
+    plan = small(precision={"weights": weights}, batch={"sequences": 2, "micro": 2 // micro_batches})
+    trainer, read, norms = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule()), random_rows(plan), []
+    several = [b for b in trainer.buckets if len(b.slots) > 1]
+    stored: list[int] = []
+    store = GradientSum.store
+    monkeypatch.setattr(
+        GradientSum, "store", lambda of, parts: (stored.append(len(parts)), store(of, parts))[1]
+    )
+    for step, waits in enumerate((buckets.WAITS, 0)):
+        monkeypatch.setattr(buckets, "WAITS", waits)
+        samples = Samples(0, 2, lambda n, k: Rows(*read(n, k)))
+        norms.append(trainer.train_step(step, samples, 0.0).gradient_norm)
+    vectors = sum(slot.parameter.ndim == 1 for b in several for slot in b.slots)
+    if micro_batches == 1:
+        assert len(stored) == len(several) == 1 and sum(stored) >= vectors > 10
+    else:
+        assert not stored
+    assert norms[0] == norms[1]
 
 
 @pytest.mark.parametrize("given", (torch.float64, torch.bfloat16))

@@ -30,6 +30,9 @@ from trivium.plan.parameters import Parameter
 Tensor = torch.Tensor
 ZeroStage = Literal[0, 1, 2, 3]
 
+# A gradient of so few elements is not copied to its place by a launch of its own: a step has eight in each layer.
+WAITS = 1 << 16
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -116,7 +119,8 @@ class Bucket:
     def accumulated(self, slot: Slot, *, last: bool) -> bool:
         """A slot's parameter has a gradient of one more micro-batch; last: of the step's last. Returns whether the
         step's last reduction has begun with it."""
-        self._take(slot)
+        if not (last and self._waits(slot)):
+            self._take(slot)
         # A tied table's gradient has two parts, and is whole only when the step's last backward is.
         ends = last and not self.tied
         self._unfinished -= ends
@@ -198,8 +202,27 @@ class Bucket:
         place = parts.add(slot.start, grad)
         slot.parameter.grad = place if self.adds_itself else None
 
+    def _waits(self, slot: Slot) -> bool:
+        """Whether the step's last gradient of this slot is taken with the others', right before they are reduced."""
+        return self.zero < 2 and not self.tied and slot.stop - slot.start <= WAITS
+
+    def _take_small(self) -> None:
+        """Gradients that waited and are the first of their parameters in this step, in one launch."""
+        first = {
+            slot.start: (slot.parameter, grad)
+            for slot in self.slots
+            if self._waits(slot)
+            and (grad := slot.parameter.grad) is not None
+            and not (grad.is_sparse or self._sum.has_begun(slot.start))
+        }
+        if len(first) > 1:  # a lone one may be the whole sum, without a copy
+            places = self._sum.store({start: grad for start, (_, grad) in first.items()})
+            for (parameter, _), place in zip(first.values(), places, strict=True):
+                parameter.grad = place if self.adds_itself else None
+
     def _begin_reduction(self) -> None:
         if self._pending is None:
+            self._take_small()
             for slot in self.slots:
                 self._take(slot)  # what autograd has put into a tensor of its own
             self._begin(self._sum.whole())

@@ -3,6 +3,8 @@
 So the memory of gradients is free for activations until the first backward, and need not be set to zero.
 """
 
+from collections.abc import Mapping
+
 import torch
 
 from trivium.parallel.product import add_gradient_of_weight, gradient_of_weight, widens
@@ -45,6 +47,14 @@ class GradientSum:
             place.copy_(part)
         self._stops[start] = stop
         return place
+
+    def store(self, parts: Mapping[int, Tensor]) -> list[Tensor]:
+        """The first parts at the places that begin at these starts, in one launch; returns the places."""
+        self._open()
+        places = [self.flat[s : s + part.numel()].view(part.shape) for s, part in parts.items()]
+        torch._foreach_copy_(places, list(parts.values()))
+        self._stops |= {s: s + part.numel() for s, part in parts.items()}
+        return places
 
     def add_product(self, start: int, grad: Tensor, x: Tensor) -> None:
         """Add grad^T x at the place that begins at `start`; grad [T, O], x [T, I]."""
