@@ -1,6 +1,7 @@
 """The update in one pass is torch's fused AdamW of gradients that were clipped and widened before."""
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ from torch.optim.adamw import adamw
 from plans import small
 from trivium.certify.reference import random_rows
 from trivium.parallel.mesh import Mesh
-from trivium.parallel.one_pass import State, compiled_update, update_
-from trivium.parallel.zero import AdamRule, ShardedAdamW, adam_numbers
+from trivium.parallel.one_pass import TOGETHER, State, compiled_update, update_
+from trivium.parallel.zero import AdamRule, ShardedAdamW, adam_numbers, in_calls
 from trivium.plan.buckets import SLICE_UNIT, bucket_table
 from trivium.training.trainer import Samples, Trainer
 
@@ -77,22 +78,38 @@ def test_a_training_is_that_of_the_passes_one_by_one(
 
 
 @needs_compiler
-def test_compiled_it_is_one_function_for_slices_of_any_length() -> None:
+def test_compiled_it_is_one_function_for_as_many_slices_of_any_lengths() -> None:
+    """Also of lengths that were equal when it was compiled."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()  # of what other tests compiled
     update, found = compiled_update(), []
-    for size in (24, 40, 1000):
-        for run in (update, update_):
-            torch.manual_seed(size)
-            state = State(*(torch.rand(size) for _ in range(3)), torch.zeros(size, dtype=torch.bfloat16))
-            numbers = torch.tensor(adam_numbers(RULE, size, 1e-2))
+    lengths = [(24,), (40, 40), (1000,), (24, 1000), (16, 16), (1000, 24)]
+    for sizes in lengths:
+        for compiled in (True, False):
+            torch.manual_seed(sum(sizes))
+            rand = partial(map, torch.rand)
+            states = [State(*rand([n] * 3), torch.zeros(n, dtype=torch.bfloat16)) for n in sizes]
+            grads = [x.bfloat16() for x in rand(sizes)]
+            numbers = torch.tensor(adam_numbers(RULE, 7, 1e-2))
             with torch.no_grad():
-                run(state, torch.rand(size).bfloat16(), torch.tensor(0.5), numbers, torch.tensor(size // 3))
-            found.append(state)
+                if compiled:
+                    update(states, grads, torch.tensor(0.5), numbers, [torch.tensor(n // 3) for n in sizes])
+                for state, grad, n in () if compiled else zip(states, grads, sizes, strict=True):
+                    update_(state, grad, torch.tensor(0.5), numbers, torch.tensor(n // 3))
+            found.append(states)
     for ours, theirs in zip(found[::2], found[1::2], strict=True):
-        for name, a, b in zip(State._fields, ours, theirs, strict=True):
-            torch.testing.assert_close(a, b, msg=lambda text, name=name: f"{name}: {text}")
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+        for state, expected in zip(ours, theirs, strict=True):
+            for name, a, b in zip(State._fields, state, expected, strict=True):
+                torch.testing.assert_close(a, b, msg=lambda text, name=name: f"{name}: {text}")
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.parametrize("count", [1, TOGETHER - 1, TOGETHER, 3 * TOGETHER + 2])
+def test_calls_are_of_several_slices_or_of_one(count: int) -> None:
+    calls = in_calls(list(range(count)))
+    assert [n for call in calls for n in call] == list(range(count))
+    assert {len(call) for call in calls} <= {1, TOGETHER}
+    assert len(calls) == count // TOGETHER + count % TOGETHER
 
 
 @pytest.mark.parametrize("data", [2, 3, 7])

@@ -5,13 +5,19 @@ the gradient there, the weight back) where torch's fused kernel, which neither c
 passes beside it.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch.fx.experimental import _config as shapes
 
 Tensor = torch.Tensor
-OnePass = Callable[..., None]
+OnePass = Callable[
+    ..., None
+]  # states, grads, factor, numbers, decayed: as `update_` has them, of several slices
+# Slices that one call updates: what it was compiled for is checked once for all of them, which takes a host longer than
+# launching their kernels.
+TOGETHER = 8
 
 
 class State(NamedTuple):
@@ -60,6 +66,32 @@ def update_(state: State, grad: Tensor, factor: Tensor, numbers: Tensor, decayed
         weights.copy_(found)
 
 
+def update_all_(
+    states: Iterable[Sequence[Any]],
+    grads: Sequence[Tensor],
+    factor: Tensor,
+    numbers: Tensor,
+    decayed: Sequence[Tensor],
+) -> None:
+    """`update_` of several. states: their masters, first moments, second moments, weights."""
+    for *state, grad, until in zip(*states, grads, decayed, strict=True):
+        update_(State(*state), grad, factor, numbers, until)
+
+
 def compiled_update() -> OnePass:
-    """`update_` as one kernel for slices of any length."""
-    return torch.compile(update_, dynamic=True)
+    """`update_` of several slices of any length, compiled once for each number of them: a kernel for each."""
+    compiled, numbers_seen = torch.compile(update_all_, dynamic=True), set[int]()
+
+    def update(states: Sequence[State], *others: Any) -> None:
+        columns = [
+            list(column) for column in zip(*states, strict=True)
+        ]  # of tensors alone: checked the sooner
+        if len(states) in numbers_seen:
+            compiled(columns, *others)
+            return
+        # Otherwise slices that are as long as each other now would have to be so ever after.
+        with shapes.patch(use_duck_shape=False):  # type: ignore[attr-defined]  # as of every config of torch
+            compiled(columns, *others)
+        numbers_seen.add(len(states))
+
+    return update

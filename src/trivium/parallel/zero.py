@@ -7,7 +7,7 @@ accumulation dtype, gather the weights.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,10 +17,11 @@ from trivium.parallel.buckets import Bucket
 from trivium.parallel.collectives import sum_over_ranks_begin
 from trivium.parallel.crossing import read_later, sent
 from trivium.parallel.mesh import Mesh
-from trivium.parallel.one_pass import Numbers, OnePass, State, compiled_update
+from trivium.parallel.one_pass import TOGETHER, Numbers, OnePass, State, compiled_update
 from trivium.plan.buckets import UPDATED_AT_ONCE
 
 Tensor = torch.Tensor
+Entry = TypeVar("Entry")
 BROUGHT = (
     5  # numbers that each rank adds to in a step, besides a z-loss: square, loss, asked, and two of a digest
 )
@@ -105,7 +106,8 @@ class ShardedAdamW:
         self._together = together(self.shards, 0 if mesh.device.type == "cpu" else UPDATED_AT_ONCE)
         # One launch for each shard. Where its weight decay ends is a number on the device, as all that changes is.
         self._one_pass = compiled_update() if compiled else None
-        self._decayed = [torch.full((), shard.decayed, device=mesh.device) for shard in self.shards]
+        ends = [torch.full((), shard.decayed, device=mesh.device) for shard in self.shards]
+        self._calls = in_calls(list(zip(self.shards, ends, strict=True)))
         self.steps_done = 0  # a checkpoint sets it, as it fills the states
         self.on_reduced: Callable[[int, Tensor], None] | None = (
             None  # sees each shard's gradient before clipping
@@ -182,10 +184,12 @@ class ShardedAdamW:
         if not isinstance(factor, Tensor):
             factor = torch.full((), factor, dtype=masters, device=device)
         numbers = sent(np.array(adam_numbers(self.rule, self.steps_done + 1, lr)), device, masters)
-        for shard, decayed in zip(self.shards, self._decayed, strict=True):
-            state = State(shard.master, shard.moment1, shard.moment2, shard.copy)
-            update(state, shard.summed(), factor, numbers, decayed)
-            shard.bucket.publish()
+        for several in self._calls:
+            shards, decayed = zip(*several, strict=True)
+            states = [State(s.master, s.moment1, s.moment2, s.copy) for s in shards]
+            update(states, [s.summed() for s in shards], factor, numbers, decayed)
+            for shard in shards:
+                shard.bucket.publish()
 
     def _update_together(self, shards: Sequence[Shard], lr: float, factor: Tensor | float) -> None:
         """Of one group; what it took is free when this returns."""
@@ -272,6 +276,13 @@ def adam_numbers(rule: AdamRule, step: int, lr: float) -> Numbers:
         root=(1 - rule.beta2**step) ** -0.5,
         epsilon=rule.epsilon,
     )
+
+
+def in_calls(shards: Sequence[Entry]) -> list[Sequence[Entry]]:
+    """Several for each call of the update in one pass, then those that are left one by one: it is compiled twice."""
+    whole = len(shards) - len(shards) % TOGETHER
+    several = [shards[start : start + TOGETHER] for start in range(0, whole, TOGETHER)]
+    return [*several, *([shard] for shard in shards[whole:])]
 
 
 def together(shards: Sequence[Shard], at_once: int) -> list[list[Shard]]:
