@@ -44,7 +44,7 @@ class Preempted(TriviumError):
 
 
 class Interrupted(Preempted):
-    """The same, by a user's Ctrl-C: nobody is to start it again by himself."""
+    """The same, by a user's Ctrl-C: no scheduler is to start it again."""
 
     exit_code = 130
 

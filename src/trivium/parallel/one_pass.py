@@ -12,9 +12,8 @@ import torch
 from torch.fx.experimental import _config as shapes
 
 Tensor = torch.Tensor
-OnePass = Callable[
-    ..., None
-]  # states, grads, factor, numbers, decayed: as `update_` has them, of several slices
+# Of states, grads, factor, numbers, decayed: as `update_` has them, of several slices.
+OnePass = Callable[..., None]
 # Slices that one call updates: what it was compiled for is checked once for all of them, which takes a host longer than
 # launching their kernels.
 TOGETHER = 8
@@ -83,9 +82,8 @@ def compiled_update() -> OnePass:
     compiled, numbers_seen = torch.compile(update_all_, dynamic=True), set[int]()
 
     def update(states: Sequence[State], *others: Any) -> None:
-        columns = [
-            list(column) for column in zip(*states, strict=True)
-        ]  # of tensors alone: checked the sooner
+        # Of tensors alone, which is checked the sooner.
+        columns = [list(column) for column in zip(*states, strict=True)]
         if len(states) in numbers_seen:
             compiled(columns, *others)
             return

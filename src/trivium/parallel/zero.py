@@ -104,7 +104,7 @@ class ShardedAdamW:
         self.buckets, self.mesh, self.rule = list(buckets), mesh, rule
         self.shards, self._masters = [_shard(b, masters) for b in buckets], masters
         self._together = together(self.shards, 0 if mesh.device.type == "cpu" else UPDATED_AT_ONCE)
-        # One launch for each shard. Where its weight decay ends is a number on the device, as all that changes is.
+        # A launch for each shard. Where its weight decay ends is a number on the device, as all that changes is.
         self._one_pass = compiled_update() if compiled else None
         ends = [torch.full((), shard.decayed, device=mesh.device) for shard in self.shards]
         self._calls = in_calls(list(zip(self.shards, ends, strict=True)))

@@ -1,6 +1,5 @@
 """See the ranks of a job through on this machine: obey signals, find ranks that hang, restart what failed."""
 
-import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from trivium.parallel.launch import Place, RankFailed, Ranks, start_ranks
 from trivium.plan.plan import Plan
 from trivium.progress import Progress
 from trivium.training.metrics import EVENTS, METRICS, append, last_step, warn
-from trivium.training.preemption import EndedAtOnce, Requests, held_back, ignores_interrupts
+from trivium.training.preemption import EndedAtOnce, Requests, held_back
 from trivium.training.pulse import Beat, Post, Pulse
 from trivium.training.run import CHECKPOINTS, TrainingJob, train_rank
 from trivium.training.watchdog import Watchdog
@@ -163,7 +162,5 @@ def as_the_rank_said(failure: RankFailed, more: str = "") -> TriviumError:
 
 
 def _rank(place: Place, job: TrainingJob, pulse: Pulse) -> None:
-    if not ignores_interrupts():  # held back now; that a rank heard one in its last step is no failure
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
     pulse.tell_stacks(place.rank)
     train_rank(place, job, post=Post(place.rank, pulse))
