@@ -8,7 +8,7 @@ from cost.plans import mt_nlg, small
 from trivium.cost.bucket_sizes import bucket_limit, bucket_sizes
 from trivium.cost.case import case_of
 from trivium.cost.rank_parameters import layer_parameters
-from trivium.plan.buckets import BUCKET_ELEMENTS, SLICE_UNIT, bucket_elements, bucket_table
+from trivium.plan.buckets import BUCKET_ELEMENTS, UNIT, bucket_elements, bucket_table
 from trivium.plan.parameters import TOKENS, local_shape, stage_parameters
 
 LAYOUTS = [
@@ -46,7 +46,7 @@ def test_buckets_hold_the_table_of_parameters_and_less_padding_than_a_unit_for_e
     plan = small(**over)
     for pipeline in range(plan.layout.pipeline):
         sizes, exact = bucket_sizes(plan, pipeline), table_elements(plan, pipeline)
-        unit = plan.layout.data * SLICE_UNIT if plan.layout.data > 1 else 1
+        unit = plan.layout.data * UNIT if plan.layout.data > 1 else 1
         assert all(size % unit == 0 for size in sizes)
         assert exact <= sum(sizes) <= exact + len(sizes) * (unit - 1)
 

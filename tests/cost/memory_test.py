@@ -21,7 +21,7 @@ from trivium.cost.rank_parameters import rank_parameters
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.step_time import SCHEDULES
 from trivium.parallel.transport import POSTED_AHEAD
-from trivium.plan.buckets import SLICE_UNIT, UPDATED_AT_ONCE
+from trivium.plan.buckets import UNIT, UPDATED_AT_ONCE
 from trivium.plan.layout import Coordinate, Layout
 from trivium.plan.parameters import count
 from trivium.plan.partition import Partition
@@ -225,7 +225,7 @@ PLANS = [
 
 def most_padding(plan: Plan) -> int:
     """Of a bucket, elements."""
-    return plan.layout.replicas * SLICE_UNIT - 1 if plan.layout.replicas > 1 else 0
+    return plan.layout.replicas * UNIT - 1 if plan.layout.replicas > 1 else 0
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -19,6 +19,7 @@ olmo2 = {**llama, "qk_norm": "all_heads", "norm_position": "after", "norm_epsilo
 mistral = {**llama, "window": 3}
 ministral = {**llama, "window": 3, "window_from": 1, "full_every": 2}  # all, window, all, window
 qwen2_from = {**qwen2, "window": 5, "window_from": 2}
+odd = {"hidden": 20, "ffn": 34}  # parameters that leave room before the next
 apart = {"documents": "apart", "end_of_text": 3}
 z_loss = {"z_loss": 0.05}
 BACKWARDS = ("F0.1 F1.1 B1.1 B0.1", "F0.0 F1.0 B1.0 B0.0")  # the first stage on the last rank
@@ -86,6 +87,7 @@ LAYOUTS = {
         small(context=2, context_attention="ulysses", model=qwen3, recompute={"mode": "attention"}),
         small(tensor=2, model={**z_loss, "vocabulary": 5, "head": "untied"}),
         small(pipeline=2, schedule="zb-h1", model={**apart, **z_loss}),
+        small(data=2, zero=3, model=odd),
     ],
     3: [
         small(tensor=3, model={"heads": 3}),
@@ -112,6 +114,7 @@ LAYOUTS = {
         small(tensor=4, sequence_parallel=True),
         small(tensor=2, pipeline=2, model={"dropout": 0.1}),
         small(tensor=2, data=2, sequence_parallel=True),
+        small(tensor=2, data=2, zero=2, model=odd),
         small(pipeline=2, data=2, chunks=2, recompute={"mode": "layer", "every": 2}),
         small(pipeline=2, data=2, chunks=2, schedule="zb-v", model={"dropout": 0.1}),
         small(tensor=2, pipeline=2, schedule="zb-h1", sequence_parallel=True),

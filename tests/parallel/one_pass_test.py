@@ -12,7 +12,7 @@ from trivium.certify.reference import random_rows
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.one_pass import TOGETHER, State, compiled_update, update_
 from trivium.parallel.zero import AdamRule, ShardedAdamW, adam_numbers, in_calls
-from trivium.plan.buckets import SLICE_UNIT, bucket_table
+from trivium.plan.buckets import UNIT, bucket_table
 from trivium.training.trainer import Samples, Trainer
 
 RULE = AdamRule(beta1=0.8, beta2=0.99, epsilon=1e-6, weight_decay=0.3)
@@ -117,5 +117,17 @@ def test_slices_begin_where_a_compiled_kernel_may_read_sixteen_bytes(data: int) 
     """Elsewhere it would copy them first."""
     plan = small(data=data, zero=1, batch={"sequences": 2 * data})
     for row in bucket_table(plan, 0):
-        assert row.padded // data % SLICE_UNIT == 0 and row.padded % data == 0
-        assert 0 <= row.padded - sum(item.elements for item in row.items) < data * SLICE_UNIT
+        assert row.padded // data % UNIT == 0 and row.padded % data == 0
+        assert 0 <= row.padded - sum(item.room for item in row.items) < data * UNIT
+
+
+def test_parameters_begin_where_a_kernel_compiled_for_one_layer_may_read_those_of_all() -> None:
+    """Such a kernel reads sixteen bytes at a time where the first layer's addresses allow it, and checks no others."""
+    plan = small(model={"hidden": 20, "ffn": 34, "vocabulary": 5})
+    assert any(item.elements % UNIT for row in bucket_table(plan, 0) for item in row.items)
+    trainer = Trainer(plan, Mesh.single(), seed=0, rule=AdamRule())
+    for bucket in trainer.buckets:
+        starts = [slot.start for slot in bucket.slots]
+        assert starts == sorted(starts) and all(start % UNIT == 0 for start in starts)
+        assert all(slot.stop <= after for slot, after in zip(bucket.slots, [*starts[1:], bucket.padded]))
+        assert all(after - slot.stop < UNIT for slot, after in zip(bucket.slots, starts[1:]))

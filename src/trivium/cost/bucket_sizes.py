@@ -86,7 +86,7 @@ def _sizes(
     for shard in reversed(shards):
         over_tensor = (shard.per_head or (shard.per_position and sequence_parallel)) and layout.tensor > 1
         kind = (over_tensor, shard.table and model.head == "tied")
-        kinds.setdefault(kind, []).append(shard.elements)
+        kinds.setdefault(kind, []).append(padded(shard.elements))
     return tuple(
         padded(sum(bucket), layout.sharers)
         for sizes in kinds.values()

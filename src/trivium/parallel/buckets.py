@@ -385,5 +385,5 @@ def _slots(row: BucketRow, parameter_of: Callable[[Item], torch.nn.Parameter], m
         stop = start + item.elements
         counts = not item.borrowed and (item.parameter.split is not None or mesh.tensor.index == 0)
         slots.append(Slot(item.parameter, parameter_of(item), item.stage, start, stop, counts))
-        start = stop
+        start += item.room
     return slots

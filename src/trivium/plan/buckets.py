@@ -20,8 +20,9 @@ ELEMENTS_ALONE = 1 << 18
 # An accelerator updates buckets together until they have so many elements: enough that it takes longer than launching
 # the next. Of narrow gradients as many are copied to the masters' dtype meanwhile.
 UPDATED_AT_ONCE = 1 << 25
-# Slices are multiples of so many elements: 16 bytes of the narrowest.
-SLICE_UNIT = 8
+# Parameters and slices begin at multiples of so many elements, 16 bytes of the narrowest: there an accelerator reads at
+# full speed, and a kernel that was compiled for one layer's addresses may read every layer's.
+UNIT = 8
 
 Entry = TypeVar("Entry")
 
@@ -37,13 +38,18 @@ class Item(NamedTuple):
     elements: int  # of this tensor rank's shard
     borrowed: bool
 
+    @property
+    def room(self) -> int:
+        """Elements until the next one may begin."""
+        return padded(self.elements)
+
 
 class BucketRow(NamedTuple):
     """Items with weight decay, then those without, each in the order in which backward finishes them.
 
-    decayed: elements of the former. partial_over: groups over which their gradients are summed before the data
-    ranks': tensor ranks (sequence parallelism, norms of heads), pipeline ends (a tied table, a head taken in turns).
-    tied: holds a table whose gradient has two parts, so it is whole only when the step's last backward is."""
+    decayed: elements of the former, with their room. partial_over: groups over which their gradients are summed before
+    the data ranks': tensor ranks (sequence parallelism, norms of heads), pipeline ends (a tied table, a head taken in
+    turns). tied: holds a table whose gradient has two parts, so it is whole only when the step's last backward is."""
 
     items: tuple[Item, ...]
     decayed: int
@@ -63,7 +69,7 @@ def bucket_table(plan: Plan, pipeline: int) -> tuple[BucketRow, ...]:
     return tuple(
         _row(items, over, tied, plan.layout.sharers)
         for (over, tied, _), every in kinds.items()
-        for items in in_buckets(every, lambda item: item.elements, plan.layout.sharers)
+        for items in in_buckets(every, lambda item: item.room, plan.layout.sharers)
     )
 
 
@@ -75,17 +81,17 @@ def bucket_elements(sharers: int) -> int:
 
 
 def in_buckets(
-    items: Iterable[Entry], elements_of: Callable[[Entry], int], sharers: int
+    items: Iterable[Entry], room_of: Callable[[Entry], int], sharers: int
 ) -> Iterator[list[Entry]]:
     """Items of one kind, by bucket, in the order in which buckets are closed."""
     limit = bucket_elements(sharers)
     filling: list[Entry] = []
     for item in items:
-        if sharers == 1 and elements_of(item) >= limit:
+        if sharers == 1 and room_of(item) >= limit:
             yield [item]
             continue
         filling.append(item)
-        if sum(map(elements_of, filling)) >= limit:
+        if sum(map(room_of, filling)) >= limit:
             yield filling
             filling = []
     if filling:
@@ -94,14 +100,13 @@ def in_buckets(
 
 def _row(items: list[Item], over: tuple[PartialOver, ...], tied: bool, sharers: int) -> BucketRow:
     ordered = sorted(items, key=lambda i: not i.parameter.decay)
-    decayed = sum(i.elements for i in items if i.parameter.decay)
-    elements = sum(i.elements for i in items)
-    return BucketRow(tuple(ordered), decayed, over, tied, padded=padded(elements, sharers))
+    decayed = sum(i.room for i in items if i.parameter.decay)
+    return BucketRow(tuple(ordered), decayed, over, tied, padded=padded(sum(i.room for i in items), sharers))
 
 
-def padded(elements: int, sharers: int) -> int:
-    """So that each sharer owns an equal slice, which begins where an accelerator and NCCL read at full speed."""
-    unit = sharers * SLICE_UNIT if sharers > 1 else 1
+def padded(elements: int, sharers: int = 1) -> int:
+    """So that each sharer owns an equal slice."""
+    unit = sharers * UNIT
     return -(-elements // unit) * unit
 
 
