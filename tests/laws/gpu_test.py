@@ -17,6 +17,7 @@ from trivium.parallel.gradient_sum import GradientSum
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.product import widens
 from trivium.parallel.sight import Sight
+from trivium.parallel.tensor import FEW_IDS, look_up
 from trivium.parallel.zero import AdamRule, ShardedAdamW
 from trivium.plan.plan import Plan
 from trivium.training.trainer import Samples, Trainer
@@ -131,6 +132,22 @@ def test_products_of_narrow_matrices_are_summed_without_rounding(
         pytest.skip(f"{torch.cuda.get_device_name(device)} adds no {dtype} products to fp32 sums")
     error = (total.whole().view(outputs, inputs) - exact).norm() / exact.norm()
     assert error < 1e-5
+
+
+@pytest.mark.parametrize("count", [31, FEW_IDS, FEW_IDS + 1])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_frequent_tokens_narrow_gradient_is_summed_wide_and_rounded_once(
+    dtype: torch.dtype, count: int, device: torch.device
+) -> None:
+    torch.manual_seed(3)
+    ids = torch.randint(0, 2, (count,), device=device)
+    parts = ((torch.randn(count, 8, device=device) + 0.5) / 64).to(dtype)
+    table = torch.zeros(3, 8, dtype=dtype, device=device, requires_grad=True)
+    look_up(ids, table, sparse=False).backward(parts)
+    exact = torch.zeros(3, 8, dtype=torch.float64, device=device).index_add_(0, ids, parts.double())
+    torch.testing.assert_close(
+        table.grad, exact.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps / 64
+    )
 
 
 def test_compiled_blocks_and_loss_follow_the_processors(device: torch.device) -> None:

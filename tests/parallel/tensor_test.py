@@ -9,7 +9,7 @@ from ranks import ranks
 from trivium.parallel import tensor
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
-from trivium.parallel.tensor import embed, split_cross_entropy
+from trivium.parallel.tensor import FEW_IDS, FewLookUps, embed, look_up, split_cross_entropy
 from trivium.plan.layout import Layout
 
 
@@ -85,6 +85,25 @@ def test_a_frequent_tokens_narrow_gradient_is_summed_wide_and_rounded_once(dtype
     embed(tokens, table, group).backward(parts)
     assert table.grad is not None
     assert torch.equal(table.grad.to_dense(), expected.to(dtype))
+
+
+def test_few_ids_of_a_narrow_table_are_made_more_on_an_accelerator_and_give_the_same_gradient() -> None:
+    torch.manual_seed(4)
+    ids, parts = torch.randint(0, 5, (7, 3)), torch.randn(7, 3, 4, dtype=torch.float64)
+    expected = torch.zeros(5, 4, dtype=torch.float64).index_add_(0, ids.flatten(), parts.flatten(0, 1))
+    table = torch.zeros(5, 4, dtype=torch.float64, requires_grad=True)
+    FewLookUps.apply(ids, table).backward(parts)
+    torch.testing.assert_close(table.grad, expected)
+    for dtype, count, own in (
+        (torch.bfloat16, FEW_IDS, True),
+        (torch.bfloat16, FEW_IDS + 1, False),
+        (torch.float32, FEW_IDS, False),
+    ):
+        there = torch.empty(5, 4, dtype=dtype, device="meta", requires_grad=True)
+        rows = look_up(torch.zeros(count, 1, dtype=torch.long, device="meta"), there, sparse=False)
+        assert ("FewLookUps" in type(rows.grad_fn).__name__) is own
+        rows.sum().backward()
+        assert there.grad is not None and there.grad.shape == there.shape
 
 
 @ranks(1, 2, 4)

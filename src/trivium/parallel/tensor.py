@@ -20,6 +20,8 @@ from trivium.parallel.vocabulary import ROWS, stretch, with_z_loss
 from trivium.parallel.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
+# Of so many ids or fewer CUDA's gradient of an embedding takes another way: aten/src/ATen/native/cuda/Embedding.cu.
+FEW_IDS = 3072
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,11 @@ def embed(tokens: Tensor, weight: Tensor, group: Group) -> Tensor:
 def look_up(ids: Tensor, table: Tensor, *, sparse: bool) -> Tensor:
     """Rows of a table [rows, H], for ids of any shape. sparse: what the gradient is; a narrow one always, on a
     processor."""
-    if table.device.type == "cpu" and table.dtype in NARROW:
-        rows: Tensor = _NarrowLookUp.apply(ids, table)
-        return rows
-    return F.embedding(ids, table, sparse=sparse)
+    if table.dtype not in NARROW or (table.device.type != "cpu" and ids.numel() > FEW_IDS):
+        return F.embedding(ids, table, sparse=sparse)
+    kind = _NarrowLookUp if table.device.type == "cpu" else FewLookUps
+    rows: Tensor = kind.apply(ids, table)
+    return rows
 
 
 class _NarrowLookUp(torch.autograd.Function):
@@ -120,6 +123,25 @@ class _NarrowLookUp(torch.autograd.Function):
             rows.unsqueeze(0), sums, ctx.shape, is_coalesced=True, check_invariants=False
         )
         return None, gradient
+
+
+class FewLookUps(torch.autograd.Function):
+    """Of so few ids CUDA adds 32 at a time to a row of the narrow gradient, rounding each time, and some releases let
+    one batch of them overtake another. Of more it sorts them, adds each row's up in fp32, and rounds once: so these are
+    made more, by zeros for the first row."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.rows = table.shape[0]
+        return F.embedding(ids, table)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        (ids,), given = ctx.saved_tensors, grads[0].flatten(0, -2)
+        more = FEW_IDS + 1 - len(given)
+        ids, given = F.pad(ids.flatten(), (0, more)), F.pad(given, (0, 0, 0, more))
+        return None, torch.ops.aten.embedding_dense_backward(given, ids, ctx.rows, -1, False)
 
 
 class _SplitCrossEntropy(torch.autograd.Function):
