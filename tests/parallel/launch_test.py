@@ -44,6 +44,17 @@ def test_the_first_failure_is_reported_with_its_rank_and_the_others_end_at_once(
     assert time.monotonic() - begin < 15
 
 
+def compute_too_late(place: Place) -> None:
+    raise RuntimeError(
+        "Unable to handle autograd's threading in combination with fork-based multiprocessing."
+    )
+
+
+def test_ranks_forked_after_an_accelerator_was_used_say_how_to_start_them() -> None:
+    with pytest.raises(RankFailed, match="start the ranks before anything else .* CUDA_VISIBLE_DEVICES="):
+        run_ranks(compute_too_late, 2)
+
+
 def sleep_forever(place: Place) -> None:
     time.sleep(60)
 

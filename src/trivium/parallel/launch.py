@@ -34,6 +34,12 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 _LARGEST_INT = (1 << 31) - 1
 _BY_TORCHRUN = "env://"
 _REACHES_THE_FIRST = "reaches the first host"  # an address of a host that does, in the store
+# What torch says in a rank that was forked after it had begun with an accelerator, or with autograd beside one.
+_OF_A_LATE_FORK = ("in combination with fork-based multiprocessing", "in forked subprocess")
+_TOO_LATE = (
+    "torch had begun with this host's accelerators before the ranks were forked; start the ranks before anything else "
+    "in a new Python or, where they are to compute on the processor, with CUDA_VISIBLE_DEVICES= in its environment\n"
+)
 
 
 @dataclass(frozen=True)
@@ -348,7 +354,8 @@ def _enter(
     except BaseException as error:  # the report must reach the launcher whatever it was
         with contextlib.suppress(OSError), open(f"{directory}/failed-{place.rank}", "w") as file:
             known = isinstance(error, TriviumError)
-            file.write(str(error) if known else traceback.format_exc())
+            told = str(error) if known else traceback.format_exc()
+            file.write(told + (_TOO_LATE if any(words in told for words in _OF_A_LATE_FORK) else ""))
         code = getattr(error, "exit_code", 1)
     sys.stdout.flush()
     sys.stderr.flush()
