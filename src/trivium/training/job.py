@@ -32,7 +32,7 @@ from trivium.training.run import (
 )
 from trivium.training.same_work import (
     refuse_cut_decay,
-    refuse_fewer_steps,
+    refuse_no_steps_left,
     refuse_other_weights,
     refuse_other_work,
     refuse_weights_alone,
@@ -154,7 +154,7 @@ def check_start(job: TrainingJob) -> None:
     else:
         refuse_other_work(given, about, now)
         refuse_weights_alone(given, about)
-        refuse_fewer_steps(given, int(about["step"]), job.training)
+        refuse_no_steps_left(given, int(about["step"]), job.training)
         refuse_cut_decay(given, about, job.training, job.plan)
 
 

@@ -62,6 +62,15 @@ def refuse_fewer_steps(directory: Path, done: int, training: TrainingConfig) -> 
         )
 
 
+def refuse_no_steps_left(directory: Path, done: int, training: TrainingConfig) -> None:
+    """ConfigError when a training that takes a checkpoint's state would have no step to do."""
+    if done >= training.steps:
+        raise ConfigError(
+            f"training.steps ({training.steps}) are the steps of the whole training, and {directory} has done {done}: "
+            f"none is left; raise it, or set training.start_with=weights to begin at step 0"
+        )
+
+
 def refuse_weights_alone(directory: Path, about: Mapping[str, Any]) -> None:
     """CheckpointError when a checkpoint has no moments, so that no training can go on with its state."""
     if not any(name.startswith("moment1/") for name in about["tensors"]):
