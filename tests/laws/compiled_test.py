@@ -13,8 +13,9 @@ import torch
 from plans import brief, small
 from trivium.certify import sweep
 from trivium.certify.certificate import Findings, certificate, examine
-from trivium.certify.reference import compute_reference
+from trivium.certify.reference import compute_reference, random_rows
 from trivium.certify.sweep import certify, describe
+from trivium.errors import TriviumError
 from trivium.model import stage
 from trivium.parallel import compiled
 from trivium.parallel.compiled import opaque_context, opaque_region
@@ -23,7 +24,9 @@ from trivium.parallel.mesh import Mesh
 from trivium.parallel.pretend import pretended
 from trivium.parallel.product import LEAST, product
 from trivium.parallel.tensor import Region
+from trivium.parallel.zero import AdamRule
 from trivium.plan.plan import Plan
+from trivium.training.trainer import Samples, Trainer
 
 LLAMA = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}
 QWEN3 = {**LLAMA, "qkv_bias": True, "qk_norm": True, "head_width": 6}
@@ -182,3 +185,16 @@ def test_a_large_product_is_compiled_too(monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(found, x @ weight.T)
     found.sum().backward()
     torch.testing.assert_close(weight.grad, x.sum(0).expand(128, 128))
+
+
+def test_a_file_that_a_killed_compilation_left_is_named_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def cut(*_: Any) -> torch.Tensor:
+        raise ImportError("/tmp/cache/s3.main.so: file too short")
+
+    monkeypatch.setattr(stage.Stage, "forward", cut)
+    plan = small()
+    trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule())
+    with pytest.raises(TriviumError, match="s3.main.so: file too short; .* delete it, and start again"):
+        trainer.train_step(0, Samples(0, plan.batch.sequences, random_rows(plan)), 1e-3)

@@ -21,6 +21,7 @@ from trivium.plan.schedule import Action, Op, forward, inputs
 from trivium.plan.transfers import Event, Transfer
 
 Tensor = torch.Tensor
+CUT_SHORT = "; torch.compile was killed while it wrote that file: delete it, and start again"
 
 
 class Span(NamedTuple):
@@ -93,7 +94,10 @@ class Executor:
                 raise
             except Exception as error:
                 where = f"rank {self.mesh.rank} {self.mesh.at._asdict()}"
-                raise TriviumError(f"{where} failed at {event}: {type(error).__name__}: {error}") from error
+                left = CUT_SHORT if "file too short" in str(error) else ""
+                raise TriviumError(
+                    f"{where} failed at {event}: {type(error).__name__}: {error}{left}"
+                ) from error
             self.clock.mark()
         transport.finish()
         _, *marks = self.clock.seconds()
