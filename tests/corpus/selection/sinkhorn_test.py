@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import sparse
 from scipy.optimize import linprog
 from scipy.spatial.distance import cdist
 
@@ -25,10 +26,10 @@ def problem(n, m, seed=0):
 def exact(costs, a, b):
     """The linear program's distance, potentials and plan."""
     n, m = costs.shape
-    rows = np.kron(np.eye(n), np.ones((1, m)))
-    columns = np.kron(np.ones((1, n)), np.eye(m))
+    rows = sparse.kron(sparse.eye(n), np.ones((1, m)))
+    columns = sparse.kron(np.ones((1, n)), sparse.eye(m))
     found = linprog(
-        costs.ravel(), A_eq=np.vstack([rows, columns]), b_eq=np.concatenate([a, b]), method="highs"
+        costs.ravel(), A_eq=sparse.vstack([rows, columns]), b_eq=np.concatenate([a, b]), method="highs"
     )
     assert found.status == 0
     return found.fun, found.eqlin.marginals[:n], found.x.reshape(n, m)

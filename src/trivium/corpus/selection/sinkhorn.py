@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -78,6 +77,8 @@ def _rows(blocks: Blocks, weighted_g: Vector, f: Vector, a: Vector, epsilon: flo
     found = np.empty_like(f)
     error = 0.0
     for rows, costs in blocks():
-        found[rows] = -epsilon * logsumexp((weighted_g - costs) / epsilon, axis=1)
+        exponents = (weighted_g - costs) / epsilon
+        top = exponents.max(axis=1)
+        found[rows] = -epsilon * (top + np.log(np.exp(exponents - top[:, None]).sum(axis=1)))
         error += float(np.abs(a[rows] * np.expm1((f[rows] - found[rows]) / epsilon)).sum())
     return found, error
