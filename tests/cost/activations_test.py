@@ -1,5 +1,8 @@
 import random
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product as product_of
+from typing import Any
 
 import pytest
 
@@ -42,6 +45,9 @@ SPLITS = {
     "ulysses": {"layout": {"tensor": 4, "context": 2}, "context_attention": "ulysses"},
 }
 
+MODELS = [{}, {"dropout": 0.1}, {"documents": "apart"}, LLAMA_405B, WINDOWS]
+RECOMPUTES = [{"mode": m} for m in MODES] + MIXED
+
 
 @pytest.fixture(autouse=True)
 def in_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,13 +79,30 @@ def test_predicted_bytes_are_those_counted_on_both_ends_of_a_small_model(number:
             assert counted(typed, stage).bytes == predicted(typed, stage), f"stage {stage} of {typed}"
 
 
-@pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("recompute", [{"mode": m} for m in MODES] + MIXED)
-@pytest.mark.parametrize("model", [{}, {"dropout": 0.1}, {"documents": "apart"}, LLAMA_405B, WINDOWS])
+def in_pairs(*factors: Sequence[Any]) -> list[Any]:
+    """All combinations of three factors, as pytest takes them. With any two of their values one is quick; the others,
+    four of five, are slow."""
+    indices = product_of(*(range(len(factor)) for factor in factors))
+    quick = (sum(places) % min(map(len, factors)) == 0 for places in indices)
+    slow = (() if is_quick else pytest.mark.slow for is_quick in quick)
+    return [pytest.param(*values, marks=marks) for values, marks in zip(product_of(*factors), slow)]
+
+
+@pytest.mark.parametrize(("model", "recompute", "split"), in_pairs(MODELS, RECOMPUTES, list(SPLITS)))
 def test_predicted_bytes_are_those_counted_at_the_width_of_a_real_model(model, recompute, split) -> None:
     """MT-NLG's layers, and those of the largest Llama 3; no byte of them is allocated."""
     plan = mt_nlg(**merge(merge(WIDE, {"model": model, "recompute": recompute}), SPLITS[split]))
     assert counted(plan, 0).bytes == predicted(plan, 0)
+
+
+def test_any_two_values_meet_in_a_quick_combination() -> None:
+    factors = MODELS, RECOMPUTES, list(SPLITS)
+    every = list(zip(product_of(*(range(len(f)) for f in factors)), in_pairs(*factors)))
+    quick = [places for places, combination in every if not combination.marks]
+    assert len(every) == 5 * len(quick)
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        met = {(places[one], places[other]) for places in quick}
+        assert len(met) == len(factors[one]) * len(factors[other])
 
 
 def test_a_wrong_coefficient_is_found() -> None:
