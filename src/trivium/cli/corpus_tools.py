@@ -6,7 +6,6 @@ Each reads a folder or file and writes a folder: documents/, rejects.jsonl.gz, f
 
 import json
 import shlex
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ from trivium.cli.workers import ENGINES, chosen_engine
 from trivium.config import to_tree
 from trivium.errors import ConfigError, DataError, nearest
 from trivium.progress import Progress
-from trivium.provenance import fingerprint, publishing, read_stamp, write_json
+from trivium.provenance import discard, fingerprint, publishing, read_stamp, work_of, write_json
 from trivium.units import format_bytes, parse_count
 
 if TYPE_CHECKING:
@@ -320,11 +319,11 @@ def _read(path: Path, config: RunConfig) -> "Input":
 def _work(out: Path) -> Iterator[Path]:
     """Where finished pieces lie until the output is there: a command that was killed goes on with them. One that is
     refused does not, as whatever mends its input or settings makes other work of it, and leaves none."""
-    pieces = out.with_name(f".{out.name}.work")
+    pieces = work_of(out)
     try:
         yield pieces
     except (ConfigError, DataError):
-        shutil.rmtree(pieces, ignore_errors=True)
+        discard(pieces)
         raise
 
 

@@ -20,7 +20,7 @@ from trivium.corpus.config import CurateConfig
 from trivium.corpus.engine.engine import Engine, Here
 from trivium.corpus.first_pass import Part, evaluation_keys, filter_file, index_heldout, list_parts
 from trivium.corpus.inputs import DOCUMENTS
-from trivium.corpus.job import HELDOUT, Job, begin_job, end_job, evaluation_items, evaluation_texts
+from trivium.corpus.job import HELDOUT, Job, begin_job, evaluation_items, evaluation_texts
 from trivium.corpus.judged import REJECTS as PART_REJECTS
 from trivium.corpus.parts import counts_of
 from trivium.corpus.publish import join_packed, publish_shards, summed
@@ -30,7 +30,7 @@ from trivium.corpus.second_pass import SHARDS, clean_shard, find_common, find_ma
 from trivium.corpus.warm_up import warm_up
 from trivium.errors import DataError
 from trivium.progress import Progress, silent
-from trivium.provenance import write_json
+from trivium.provenance import discard, write_json
 
 REJECTS, FUNNEL, BLEND = "rejects.jsonl.gz", "funnel.json", "blend.json"
 DECONTAMINATION, PLANTED, HONEST = "decontamination.json", "planted.json", "honest.json"
@@ -50,9 +50,9 @@ def curate(
     """Curate the harvest at `source` into the existing folder `out`; returns what it wrote about itself.
 
     `engine`: where the work runs; the result does not depend on it. `work`: the folder of finished pieces,
-    from which an interrupted curation goes on; it is deleted when the result is complete. `kept`: a folder where what
-    was found out of each text is kept for the next curation, and what an earlier one kept is used again; the result
-    does not depend on it.
+    from which an interrupted curation goes on; who names it deletes it. `kept`: a folder where what was found out of
+    each text is kept for the next curation, and what an earlier one kept is used again; the result does not depend on
+    it.
     """
     here = engine or Here()
     progress(0, None, "compiling kernels (on the first run)")
@@ -66,7 +66,8 @@ def curate(
     numbers = [str(number) for number in range(len(shard_groups(job, parts)))]
     here.map(partial(clean_shard, str(job.work)), numbers, _told(progress, len(numbers), "decontaminating"))
     result = _publish(job, parts, out, common, config)
-    end_job(job.work.parent)
+    if work is None:
+        discard(job.work.parent)
     if kept is not None:
         forget_unused(kept, source, config, seed=seed)
     return {**result, **_scored(source, out)}

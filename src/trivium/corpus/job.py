@@ -26,7 +26,7 @@ from trivium.corpus.listing import input_files
 from trivium.corpus.raw_files import JSONL_FOLDER, WARC_FOLDER
 from trivium.corpus.steps import Keep
 from trivium.errors import DataError
-from trivium.provenance import fingerprint, write_json
+from trivium.provenance import discard, fingerprint, write_json
 
 JOB = "job.json"
 EVALUATION_ITEMS, HELDOUT = "evaluation_items.jsonl", "heldout"
@@ -89,15 +89,10 @@ def folder_of_job(work: Path, described: Mapping[str, Any]) -> Path:
     """
     folder = work / fingerprint(described)[:16]
     if not (folder / JOB).is_file():
-        shutil.rmtree(work, ignore_errors=True)
+        discard(work)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / JOB, described)
     return folder
-
-
-def end_job(work: Path) -> None:
-    """Delete the folder of pieces, while a worker that outlived its process may write there."""
-    shutil.rmtree(work, ignore_errors=True)
 
 
 def read_job(work: str) -> Job:

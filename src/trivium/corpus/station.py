@@ -20,7 +20,7 @@ from trivium.corpus.filters.named import named_steps
 from trivium.corpus.first_pass import PARTS
 from trivium.corpus.ids_of_parts import names_in, write_ids
 from trivium.corpus.inputs import DOCUMENTS, Input, documents_of, files_at, store_at
-from trivium.corpus.job import Job, begin_job, end_job, lay_down, read_job, read_json
+from trivium.corpus.job import Job, begin_job, lay_down, read_job, read_json
 from trivium.corpus.judged import REJECTS as PACKED
 from trivium.corpus.judged import as_read, packed_lines, reject_line
 from trivium.corpus.listing import source_of
@@ -64,9 +64,7 @@ def run_steps(
         _settle_ids(job)
     runner.map(partial(judge_file, str(job.work)), numbers, told(", ".join(config.filters) or "reading"))
     folders = [job.path(PARTS, name) for name in part_names(job.path(PARTS), len(files))]
-    found = publish_parts(folders, out)
-    end_job(work)
-    return found
+    return publish_parts(folders, out)
 
 
 def survey_file(work: str, item: str) -> Result:
