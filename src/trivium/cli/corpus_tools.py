@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivium.cli.options import DEFAULT_PRESET, Sets
+from trivium.cli.options import DEFAULT_PRESET, Sets, refuse_inside
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.show import progress_of, say
 from trivium.cli.tokenize import Workers
@@ -116,6 +116,9 @@ def dedup(
         raise ConfigError(
             f"--index {index} goes with --by near, not with --by {by}; leave one of the two out"
         )
+    if index is not None:
+        _refuse_replaced("--index", index, out)
+        refuse_inside("--index", index, "IN", source)
     config = _config(preset, sets)
 
     def work(into: Path, progress: Progress) -> dict[str, Any]:
@@ -338,6 +341,10 @@ def _written(
     if out.exists() and not (out.is_dir() and (_verb_of(out) in _REPLACED or not any(out.iterdir()))):
         made = f"was made by `trivium {_verb_of(out)}`" if _verb_of(out) else "was not made by trivium"
         raise ConfigError(f"OUT {out} is there and {made}; give a folder that is not")
+    for name, path in inputs.items():
+        _refuse_replaced(name.upper(), path, out)
+        if name != "model":  # which is no text
+            refuse_inside("OUT", out, name.upper(), path)
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
     whole = to_tree(config)
     settings = {
@@ -351,6 +358,14 @@ def _written(
         publishing(out, verb=verb, config=settings, inputs=names) as partial,
     ):
         return work(partial, progress)
+
+
+def _refuse_replaced(name: str, path: Path, out: Path) -> None:
+    """ConfigError where the output would take the place of a folder that this is in, and it would be deleted."""
+    if path.resolve().is_relative_to(out.resolve()):
+        raise ConfigError(
+            f"{name} {path} lies in OUT {out}, which is replaced as a whole; give another OUT, or move {name} elsewhere"
+        )
 
 
 def _verb_of(out: Path) -> str:
