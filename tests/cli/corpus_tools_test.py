@@ -218,6 +218,8 @@ def test_snapshots_are_deduplicated_against_an_index(stores):
         call("dedup", stores / "good", stores / "x", "--by", "lines", "--index", stores / "index")
     with pytest.raises(ConfigError, match="did you mean 'lines'"):
         call("dedup", stores / "good", stores / "x", "--by", "line")
+    with pytest.raises(ConfigError, match="curate.dedup.urls=true: .* `trivium corpus curate` alone"):
+        call("dedup", stores / "good", stores / "x", "--set", "curate.dedup.urls=true")
 
 
 def test_files_that_number_their_rows_alike_are_told_apart_when_they_are_deduplicated(tmp_path):

@@ -120,6 +120,11 @@ def dedup(
         _refuse_replaced("--index", index, out)
         refuse_inside("--index", index, "IN", source)
     config = _config(preset, sets)
+    if config.curate.dedup.urls:
+        raise ConfigError(
+            "curate.dedup.urls=true: addresses are compared by `trivium corpus curate` alone; "
+            "--set curate.dedup.urls=false"
+        )
 
     def work(into: Path, progress: Progress) -> dict[str, Any]:
         with _work(out) as pieces:

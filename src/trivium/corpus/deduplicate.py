@@ -4,6 +4,7 @@ Near duplicates may be looked for in an index of what earlier calls saw, which t
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -53,13 +54,14 @@ def deduplicate(
     kept, so that they are not made twice. index: a folder; it need not exist.
     """
     read, tally = Tally("read"), Tally(f"duplicates by {by}")
-    documents = _counted(documents_at(source), read)
     if by == "near":
-        results = _near(config, source, work, index, tally, seed=seed, progress=progress)
-        return write_results(_tallied(results, read), out, [read, tally])
-    if by == "text":
-        return write_results(without_equal_texts(documents, tally), out, [read, tally])
-    results = without_repeated(documents, by, tally, words=config.dedup.shortest)
+        near = _near(config, source, work, index, tally, seed=seed, progress=progress)
+        results = _tallied(near, read)
+    elif by == "text":
+        results = _tallied(without_equal_texts(partial(documents_at, source), config.dedup, tally), read)
+    else:
+        documents = _counted(documents_at(source), read)
+        results = without_repeated(documents, by, tally, words=config.dedup.shortest)
     return write_results(results, out, [read, tally])
 
 

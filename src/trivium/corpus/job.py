@@ -65,12 +65,12 @@ def begin_job(
     """The job of this folder; pieces that belong to another config, seed or input are deleted.
 
     No piece depends on the blend, so it is no part of the job: a slip in it, which shows at the end, costs nothing.
-    files: what is read, below `source`; without them `source` is a harvest.
+    files: what is read, below `source` or that itself; without them `source` is a harvest.
     """
     files = raw_files(source) if files is None else files
     described = {
         "trivium": __version__,
-        "source": str(source.resolve()),
+        "source": str(source.absolute()),  # not where links lead: sources are called by what was named
         "files": [str(path.relative_to(source)) for path in files],
         "config": {**to_tree(config), "blend": {}},
         "seed": seed,
