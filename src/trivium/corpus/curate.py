@@ -118,18 +118,24 @@ def _told(progress: Progress, total: int | None, note: str) -> Callable[[int], N
 
 
 def _require_documents(job: Job, parts: Sequence[Part]) -> None:
-    """DataError when no document is left, saying where they went."""
+    """DataError when filtering left no document."""
     if any(part.documents for part in parts[1:]):
         return
     counts = [part.counts() for part in parts[1:]]
-    read, *steps = summed(one["tallies"] for one in counts)
-    if read["documents"] == 0:
+    funnel = summed(one["tallies"] for one in counts)
+    if funnel[0]["documents"] == 0:
         damage = [line for one in counts for line in one["damage"]]
         what = damage[0] if damage else "its files hold no document"
         raise DataError(f"{job.source} gives no document: {what}; harvest again")
+    raise _nothing_left(job, funnel)
+
+
+def _nothing_left(job: Job, funnel: Sequence[dict[str, Any]]) -> DataError:
+    """What to say when no document is left: where they went."""
+    read, *steps = funnel
     worst = max(steps, key=lambda tally: sum(tally["dropped"].values()))
-    raise DataError(
-        f"none of the {read['documents']} documents of {job.source} is left after filtering; most were "
+    return DataError(
+        f"none of the {read['documents']} documents of {job.source} is left after '{steps[-1]['step']}'; most were "
         f"dropped by '{worst['step']}' ({', '.join(worst['dropped'])}): loosen corpus thresholds or give more text"
     )
 
@@ -149,6 +155,8 @@ def _publish(
     first, second = (
         summed(one["tallies"] for one in many) for many in ([p.counts() for p in parts[1:]], counts)
     )
+    if manifest["documents"] == 0:
+        raise _nothing_left(job, first + second)
     result: dict[str, Any] = {
         "funnel": first + second,
         "blend": blend(manifest["sources"], config.blend),
