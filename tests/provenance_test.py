@@ -17,6 +17,7 @@ from trivium.provenance import (
     LOCK,
     STAMP,
     describe,
+    discard,
     file_sha256,
     fingerprint,
     partial_of,
@@ -24,6 +25,7 @@ from trivium.provenance import (
     read_stamp,
     stage_key,
     stamp_hash,
+    work_of,
     write_json,
 )
 from trivium.tokens.manifest import read_tokens_manifest
@@ -80,6 +82,44 @@ def test_what_a_killed_stage_left_is_cleared_away(tmp_path: Path):
     with publishing(tmp_path / "curated", **WHAT):
         pass
     assert [p.name for p in (tmp_path / "curated").iterdir()] == [STAMP]
+
+
+def test_the_pieces_of_an_output_stay_until_it_has_its_name(tmp_path: Path, monkeypatch):
+    """Waiting for the disk takes as long as the output is large; who is killed meanwhile begins with the pieces."""
+    out = tmp_path / "curated"
+    work_of(out).mkdir()
+    real = provenance.sync_tree
+
+    def killed(directory: Path) -> None:
+        real(directory)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(provenance, "sync_tree", killed)
+        with pytest.raises(KeyboardInterrupt), publishing(out, **WHAT):
+            pass
+    assert list(tmp_path.iterdir()) == [work_of(out)]
+    with publishing(out, **WHAT):
+        pass
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_pieces_of_which_some_are_deleted_are_gone_on_with_by_nobody(tmp_path: Path, monkeypatch):
+    work = work_of(tmp_path / "curated")
+    (work / "parts").mkdir(parents=True)
+
+    def killed(folder: Path, **_: bool) -> None:
+        if folder.exists():
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(provenance.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            discard(work)
+    assert not work.exists() and list(tmp_path.iterdir())
+    work.mkdir()
+    discard(work)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_link_in_the_place_of_an_unfinished_output_costs_nothing_that_it_leads_to(tmp_path: Path):

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -150,6 +150,21 @@ def sync_tree(directory: Path) -> None:
         sync_directory(Path(folder))
 
 
+def work_of(directory: Path) -> Path:
+    """Where the finished pieces of an output lie until it is there: a command that was killed goes on with them."""
+    return directory.with_name(f".{directory.name}.work")
+
+
+def discard(folder: Path) -> None:
+    """Delete a folder of pieces, if it is there. It loses its name first: a kill leaves none that is half deleted."""
+    old = folder.with_name(f"{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    with suppress(OSError):
+        folder.rename(old)
+    for path in (old, folder):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 @contextmanager
 def publishing(
     directory: Path,
@@ -160,7 +175,8 @@ def publishing(
     keep: Path | None = None,
 ) -> Iterator[Path]:
     """Write a stage's output under a temporary name; it takes its own name, stamped, only when complete and durable.
-    keep: where the output is kept whose place it takes; otherwise that is deleted.
+    Then the pieces that it was made of (`work_of`) are deleted. keep: where the output is kept whose place it takes;
+    otherwise that is deleted.
 
     An interrupted stage, or a host that loses power, leaves the previous output as it was. MachineError where another
     process is writing it: two would make one output of halves.
@@ -183,6 +199,7 @@ def publishing(
         partial.rename(directory)
         (directory / LOCK).unlink()  # only now: nobody else may take the temporary name before it is gone
         sync_directory(directory.parent)
+        discard(work_of(directory))
         shutil.rmtree(old, ignore_errors=True)
 
 

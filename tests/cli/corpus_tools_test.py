@@ -146,6 +146,32 @@ def test_the_output_of_any_other_verb_is_never_replaced(stores):
     assert (stores / "training" / "weights").read_text() == "dear"
 
 
+@pytest.mark.parametrize(
+    ("words", "law"),
+    [
+        ("step read in in/out", "OUT .* lies in IN .* read as text"),
+        ("step read out out", "IN .* lies in OUT"),
+        ("dedup in in/deeper/out --by text", "OUT .* lies in IN"),
+        ("select good in in/out", "OUT .* lies in TARGET"),
+        ("step read out/documents out", "IN .* lies in OUT .* replaced"),
+        ("dedup in out --index out/index", "--index .* lies in OUT .* replaced"),
+        ("dedup in out --index out", "--index .* lies in OUT"),
+        ("dedup in other --index in/index", "--index .* lies in IN"),
+    ],
+)
+def test_what_is_written_is_neither_read_the_next_time_nor_deleted(stores, monkeypatch, words, law):
+    monkeypatch.chdir(stores)
+    (stores / "in").mkdir()
+    (stores / "in" / "a.txt").write_text(GOOD[0])
+    call("step", "read", "in", "out")
+    before = sorted(stores.rglob("*"))
+    with pytest.raises(ConfigError, match=law):
+        call(*words.split())
+    assert sorted(stores.rglob("*")) == before
+    call("step", "read", "in", "in/.out")  # what is hidden is not read
+    call("dedup", "in", "out", "--index", ".out.index")
+
+
 def test_what_would_be_harvested_is_told_and_nothing_is_written(tmp_path):
     for name in ("books/a.txt", "books/b.txt", "c.txt", "train-00000-of-00002.jsonl", "d.pdf"):
         (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -192,6 +218,8 @@ def test_snapshots_are_deduplicated_against_an_index(stores):
         call("dedup", stores / "good", stores / "x", "--by", "lines", "--index", stores / "index")
     with pytest.raises(ConfigError, match="did you mean 'lines'"):
         call("dedup", stores / "good", stores / "x", "--by", "line")
+    with pytest.raises(ConfigError, match="curate.dedup.urls=true: .* `trivium corpus curate` alone"):
+        call("dedup", stores / "good", stores / "x", "--set", "curate.dedup.urls=true")
 
 
 def test_files_that_number_their_rows_alike_are_told_apart_when_they_are_deduplicated(tmp_path):

@@ -211,6 +211,18 @@ def test_an_unexpected_error_is_one_line_and_how_to_see_more(monkeypatch, capsys
     )
 
 
+def test_a_file_that_breaks_off_is_told_as_such_and_not_as_a_user_who_left(monkeypatch, capsys):
+    monkeypatch.setattr(
+        entry.LazyVerbs, "resolve_command", Mock(side_effect=EOFError("No data left in file"))
+    )
+    monkeypatch.setattr(sys, "argv", ["trivium", "corpus"])
+    with pytest.raises(SystemExit) as stopped:
+        entry.main()
+    said = capsys.readouterr().err
+    assert stopped.value.code == DataError.exit_code
+    assert "breaks off (No data left in file)" in said and "--debug" in said and "Aborted" not in said
+
+
 def test_an_error_that_names_a_file_is_no_command_to_the_terminal(call):
     done = call("corpus", "harvest", "--corpus", "there\x1b[2J\x9b", "--out", "x")
     assert done.returncode == 4

@@ -70,8 +70,23 @@ def test_training_is_the_same_every_time_and_survives_the_disk(trained, tmp_path
     loaded = Classifier.load(tmp_path / "c.npz")
     texts = kinds(5)[0]
     assert np.array_equal(loaded.scores(texts), classifier.scores(texts))
-    (tmp_path / "c.npz").write_bytes(b"something else")
-    with pytest.raises(DataError, match="no quality classifier"):
+
+
+@pytest.mark.parametrize("damage", ["empty", "other", "cut", "flipped"])
+def test_a_model_that_is_damaged_is_named_with_what_to_do(trained, tmp_path, damage):
+    trained[0].save(tmp_path / "c.npz")
+    whole = (tmp_path / "c.npz").read_bytes()
+    half = len(whole) // 2
+    damaged = {
+        "empty": b"",
+        "other": b"something else",
+        "cut": whole[:half],
+        "flipped": whole[:half] + bytes([whole[half] ^ 255]) + whole[half + 1 :],
+    }
+    (tmp_path / "c.npz").write_bytes(damaged[damage])
+    with pytest.raises(
+        DataError, match=r"c\.npz is no quality classifier: .*`trivium corpus classify train`"
+    ):
         Classifier.load(tmp_path / "c.npz")
 
 

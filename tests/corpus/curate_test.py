@@ -332,6 +332,19 @@ def test_a_folder_that_is_no_harvest_or_an_empty_one_is_an_error(folders, tmp_pa
         curate(CurateConfig(), raw, out, seed=1)
 
 
+def test_a_corpus_of_which_comparison_leaves_nothing_is_an_error_that_says_so(tmp_path):
+    raw, text = tmp_path / "raw", "The parser reads each of the words that stand in the line. " * 9
+    (raw / "jsonl").mkdir(parents=True)
+    rows = [json.dumps({"id": f"r{n}", "text": text, "source": "s"}) for n in range(3)]
+    (raw / "jsonl" / "part-00000.jsonl").write_text("\n".join(rows))
+    write_documents(raw / "heldout", [Document("held", text, "s")])
+    (tmp_path / "out").mkdir()
+    with pytest.raises(
+        DataError, match="none of the 3 documents .* most were dropped by 'exact duplicates' "
+    ):
+        curate(CurateConfig(filters=()), raw, tmp_path / "out", seed=1)
+
+
 def test_the_funnel_prints_one_line_for_each_step_kind_and_the_honest(folders):
     _, result = folders
     lines = funnel_lines(result)

@@ -39,10 +39,14 @@ def test_every_extractor_is_judged_on_every_page(gold):
     assert len(extraction_lines(rows)) == 1 + len(rows)
 
 
-@pytest.mark.parametrize("damage", ["absent", "page", "json"])
+@pytest.mark.parametrize("damage", ["absent", "page", "cut", "flipped", "json"])
 def test_gold_that_cannot_be_read_is_named(gold, damage):
     if damage == "page":
         (gold / "pages" / "a.html.gz").unlink()
+    elif damage in ("cut", "flipped"):
+        page = gold / "pages" / "a.html.gz"
+        whole = page.read_bytes()
+        page.write_bytes(whole[:-20] if damage == "cut" else whole[:12] + b"\xff" * 9 + whole[21:])
     elif damage == "json":
         (gold / "ground-truth.json").write_text("[]")
     else:

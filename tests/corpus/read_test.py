@@ -232,12 +232,33 @@ def test_a_file_that_begins_in_ascii_is_read_as_what_its_other_characters_say(
         *(
             b'\xef\xbb\xbf{"text":"mark"}',
             b'{"text":"\\ud83d\\ude00 \\u0000"}',
-            b'{"text":"x","deep":' + b"[" * 300 + b"]" * 300 + b"}",
+            b'{"text":"x","deep":' + b"[" * 190 + b"]" * 190 + b"}",
         ),
     ],
 )
 def test_a_line_is_read_as_the_standard_library_reads_it(line):
     assert repr(row_of(Line(line, 1, 0), ("text",))) == repr(json.loads(line.decode("utf-8-sig")))
+
+
+def deep(levels):
+    return "[" * levels + "]" * levels
+
+
+@pytest.mark.parametrize("begin", ["{", "\ufeff{", r'{"half": "\ud83d", '])
+@pytest.mark.parametrize("levels", [300, 940, 100_000])
+def test_no_row_is_read_that_another_depth_of_calls_would_refuse(tmp_path, begin, levels):
+    """How deep the standard library reads and writes depends on who calls it."""
+    (tmp_path / "a.jsonl").write_text(f'{begin}"text": "a", "n": {deep(levels)}}}\n{{"text": "b"}}')
+    damage, document = read_any(tmp_path / "a.jsonl", source="s")
+    assert damage.trouble in (Trouble.NOT_JSON, Trouble.SURROGATE) and "line 1 " in damage.detail
+    assert document.text == "b"
+
+
+def test_metadata_in_a_table_is_no_deeper_than_that_of_a_line(tmp_path):
+    texts = [json.dumps({"n": 1}), f'{{"n": {deep(940)}}}']
+    pq.write_table(pa.table({"text": ["a", "b"], "metadata": texts}), tmp_path / "a.parquet")
+    read = [document.metadata for document in read_any(tmp_path / "a.parquet", source="s")]
+    assert read == [{"n": 1}, {"metadata": texts[1]}]
 
 
 @pytest.mark.parametrize("before", [b"", b"\x50\x2a\x4d\x18\x04\x00\x00\x00size"])

@@ -59,6 +59,8 @@ def whole(raw, tmp_path):
 
 def run_killed(monkeypatch, raw, out, work, *, survive, before):
     """Curate until so many pieces have taken their place; whether it came to the end instead."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
     job = partial(curate, CONFIG, raw, out, seed=1, work=work)
     return ends(job, monkeypatch, work, survive=survive, before=before)
 
@@ -72,7 +74,7 @@ def test_a_slip_in_the_blend_costs_nothing_that_was_done(raw, tmp_path, monkeypa
     out.mkdir()
     monkeypatch.setattr(first_pass, "read_any", None)  # what is read now would be read twice
     result = curate(build(CurateConfig, {"blend": {"networkx": 1.0}}), raw, out, seed=1, work=work)
-    assert result["blend"]["networkx"]["weight"] == 1.0 and not work.exists()
+    assert result["blend"]["networkx"]["weight"] == 1.0
 
 
 def test_a_curation_killed_after_every_single_piece_ends_with_the_same_bytes(
@@ -80,7 +82,6 @@ def test_a_curation_killed_after_every_single_piece_ends_with_the_same_bytes(
 ):
     out, work = tmp_path / "out", tmp_path / "work"
     kills = 0
-    out.mkdir()
     while not run_killed(monkeypatch, raw, out, work, survive=1, before=False):
         kills += 1
         assert kills < 300
@@ -109,10 +110,9 @@ def test_a_curation_killed_before_pieces_take_their_place_ends_with_the_same_byt
     raw, whole, tmp_path, monkeypatch, seed
 ):
     out, work = tmp_path / "out", tmp_path / "work"
-    out.mkdir()
     for survive in generator_for(seed, "kills").integers(1, 25, size=5).tolist():
         run_killed(monkeypatch, raw, out, work, survive=survive, before=True)
-    curate(CONFIG, raw, out, seed=1, work=work)
+    assert run_killed(monkeypatch, raw, out, work, survive=10**6, before=True)
     assert digests(out) == whole
 
 
@@ -125,7 +125,22 @@ def test_pieces_of_another_config_seed_or_harvest_are_not_gone_on_with(raw, whol
             curate(CurateConfig(quality={"characters": 2000}), raw, out, seed=2, work=work)
     curate(CONFIG, raw, out, seed=1, work=work)
     assert digests(out) == whole
-    assert not work.exists()
+
+
+def test_a_curation_whose_output_was_lost_before_it_had_its_name_does_nothing_again(
+    raw, whole, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(first_pass, "read_any", None)
+    monkeypatch.setattr("trivium.corpus.comparison.pairs_of_band", None)
+    (tmp_path / "out").mkdir()
+    curate(CONFIG, raw, tmp_path / "out", seed=1, work=tmp_path / "whole.work")
+    assert digests(tmp_path / "out") == whole
+
+
+def test_without_a_folder_for_its_pieces_a_curation_leaves_none(raw, whole, tmp_path):
+    (tmp_path / "out").mkdir()
+    curate(CONFIG, raw, tmp_path / "out", seed=1)
+    assert digests(tmp_path / "out") == whole
 
 
 @pytest.mark.parametrize("shape", [(0, 2), (24, 0), (3, 5), (7,)])

@@ -56,7 +56,6 @@ def test_reading_alone_quarantines_and_keeps_everything_else(tmp_path, raw):
     documents = list(read_documents(out / "documents"))
     assert len(documents) == 80 and {d.source for d in documents} == {"one", "two"}
     assert [row["step"] for row in rejects_of(out)] == ["read", "read"]
-    assert not (tmp_path / "out.work").exists()
 
 
 def test_a_step_alone_does_what_it_does_among_others(tmp_path, raw):
@@ -97,6 +96,14 @@ def test_killed_after_every_part_it_goes_on_to_the_same_bytes(tmp_path, raw, mon
                 kills += 1
     assert 5 < kills < 100
     assert content(out) == content(whole)
+    monkeypatch.setattr(
+        "trivium.corpus.inputs.read_any", None
+    )  # its output may be lost before it has its name
+    (tmp_path / "again").mkdir()
+    run_steps(
+        CurateConfig(filters=("quality",)), Input(raw), tmp_path / "again", seed=1, work=tmp_path / "work"
+    )
+    assert content(tmp_path / "again") == content(whole)
 
 
 def test_a_store_is_read_with_its_metadata_and_a_folder_without_texts_is_an_error(tmp_path):
@@ -161,6 +168,40 @@ def test_rows_that_files_number_alike_get_the_ids_that_a_harvest_gives_them(tmp_
     for file in (tmp_path / "raw").iterdir():
         file.write_text(file.read_text().replace("{damaged", ""))
     assert [(d.id, d.text) for d in documents_at(Input(tmp_path / "raw"))] == [(d.id, d.text) for d in kept]
+
+
+@pytest.mark.parametrize("named", ["src1", "latest", "src1/one.txt", "src1/shard-00001.jsonl"])
+def test_a_source_is_called_by_what_was_named_as_in_a_harvest(tmp_path, named):
+    """A file of its own, a folder behind a link: and so ids, which hold the source, are the same."""
+    (tmp_path / "src1").mkdir()
+    (tmp_path / "src1" / "one.txt").write_text(GOOD * 9)
+    (tmp_path / "src1" / "shard-00001.jsonl").write_text(json.dumps({"text": GOOD}) + "\n{damaged")
+    (tmp_path / "latest").symlink_to(tmp_path / "src1")
+    out, _ = run(tmp_path, tmp_path / named)
+    (tmp_path / "harvest").mkdir()
+    harvest(HarvestConfig(heldout_fraction=0.0), tmp_path / "harvest", seed=1, corpus=tmp_path / named)
+    raw = {
+        (d.id, d.source)
+        for folder in ("jsonl", "heldout")
+        for d in as_read_at(Input(tmp_path / "harvest" / folder))
+    }
+    assert {(d.id, d.source) for d in read_documents(out / "documents")} == raw
+    assert {row["id"] for row in rejects_of(out)} <= {"shard-00001.jsonl"}
+
+
+@pytest.mark.parametrize("manifest", ['{"files": ["a.jsonl"]}', '["a.jsonl"]', '{"format": "other-1"}'])
+@pytest.mark.parametrize("folder", ["", "below"])
+def test_a_manifest_of_others_is_not_read_as_ours(tmp_path, manifest, folder):
+    raw = tmp_path / "raw"
+    (raw / folder).mkdir(parents=True)
+    (raw / folder / "a.jsonl").write_text(json.dumps({"id": "a", "text": GOOD}))
+    (raw / folder / "manifest.json").write_text(manifest)
+    out, _ = run(tmp_path, raw)
+    assert list(read_documents(out / "documents")) == list(documents_at(Input(raw)))
+    for ours in ("{", '{"format": "trivium-tokens-1"}'):
+        (raw / "manifest.json").write_text(ours)
+        with pytest.raises(DataError, match="manifest.json is not "):
+            list(documents_at(Input(raw)))
 
 
 def test_two_processes_give_the_bytes_of_one(tmp_path, raw):

@@ -34,5 +34,6 @@ def test_a_step_sees_what_the_step_before_wrote():
 def test_a_figure_is_found_by_its_path_and_a_missing_one_is_below_all_others():
     metadata = {"score": 0.5, "quality": {"words": 7, "kind": "prose"}}
     assert (figure_of(metadata, "score"), figure_of(metadata, "quality.words")) == (0.5, 7.0)
+    assert [figure_of({"n": sign * 10**400}, "n") for sign in (1, -1)] == [float("inf"), float("-inf")]
     for path in ("", "quality", "quality.kind", "quality.words.more", "nothing"):
         assert figure_of(metadata, path) == float("-inf")

@@ -13,7 +13,7 @@ from trivium.corpus.dedup.similar import similar_pairs
 from trivium.corpus.document import Document
 from trivium.corpus.harvest import harvest
 from trivium.corpus.history import history, history_lines, rejects_of
-from trivium.corpus.statistics import corpus_statistics, statistics_lines
+from trivium.corpus.statistics import corpus_statistics, numbers_in, statistics_lines
 from trivium.corpus.store import documents_table, read_documents, write_documents
 from trivium.errors import DataError
 
@@ -90,6 +90,11 @@ def test_statistics_count_what_the_funnel_counts(curated):
         max(lengths),
     )
     assert len(statistics_lines(found)) > len(found["figures"])
+
+
+def test_numbers_that_are_no_finite_floats_have_no_distribution():
+    metadata = {"n": 10**400, "inf": float("inf"), "nan": float("nan"), "in": {"words": 7, "n": -(10**400)}}
+    assert list(numbers_in(metadata)) == [("in.words", 7.0)]
 
 
 def test_a_corpus_differs_from_none_but_one_with_another_byte(curated, tmp_path):

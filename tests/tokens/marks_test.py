@@ -100,17 +100,11 @@ def test_documents_begin_and_end_as_the_tokenizers_own_do(tmp_path: Path, words:
     assert sorted(texts) == sorted(d.text for d in docs)
 
 
-def test_another_end_is_other_tokens_and_no_piece_of_the_one_serves_for_the_other(
-    tmp_path, monkeypatch
-) -> None:
+def test_another_end_is_other_tokens_and_no_piece_of_the_one_serves_for_the_other(tmp_path) -> None:
     place = folder_of(tmp_path / "words", BARE, tokenizer_config={"eos_token": "</s>"})
     config = TokensConfig(vocabulary=given_tokenizer(str(place)).vocabulary, tokenizer=str(place))
     work = tmp_path / "work"
-    monkeypatch.setattr(
-        "trivium.tokens.encode.shutil.rmtree", lambda *_, **__: None
-    )  # what is killed leaves its pieces
     run(tmp_path, documents({"prose": 9}), {"prose": 1.0}, config, "one", work=work)
-    monkeypatch.undo()
     (place / "tokenizer_config.json").write_text('{"eos_token": "<s>"}')
     other, out = run(tmp_path, documents({"prose": 9}), {"prose": 1.0}, config, "other", work=work)
     assert other["end_of_text"] == open_shards(out, "train")["prose"][0][-1] == 1

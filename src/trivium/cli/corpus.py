@@ -23,7 +23,7 @@ from trivium.cli.workers import ENGINES, chosen_engine
 from trivium.config import differences
 from trivium.errors import DataError
 from trivium.progress import Progress
-from trivium.provenance import file_sha256, fingerprint, read_stamp
+from trivium.provenance import file_sha256, fingerprint, read_stamp, work_of
 from trivium.units import format_bytes
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _harvest(run: Run, out: Path, progress: Progress, engine: "Engine | None" = 
         corpus=run.corpus,
         progress=progress,
         engine=engine,
-        work=run.folder(".harvest.work"),
+        work=work_of(run.folder("harvest")),
     )
     return found
 
@@ -229,7 +229,7 @@ def _curate(
         seed=run.config.seed,
         progress=progress,
         engine=engine,
-        work=run.folder(".curated.work"),
+        work=work_of(run.folder("curated")),
         kept=kept,
     )
     return found if kept is None else {**found, KEPT: (kept, kept_bytes(kept))}

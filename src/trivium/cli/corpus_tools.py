@@ -6,7 +6,6 @@ Each reads a folder or file and writes a folder: documents/, rejects.jsonl.gz, f
 
 import json
 import shlex
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivium.cli.options import DEFAULT_PRESET, Sets
+from trivium.cli.options import DEFAULT_PRESET, Sets, refuse_inside
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.show import progress_of, say
 from trivium.cli.tokenize import Workers
@@ -22,7 +21,7 @@ from trivium.cli.workers import ENGINES, chosen_engine
 from trivium.config import to_tree
 from trivium.errors import ConfigError, DataError, nearest
 from trivium.progress import Progress
-from trivium.provenance import fingerprint, publishing, read_stamp, write_json
+from trivium.provenance import discard, fingerprint, publishing, read_stamp, work_of, write_json
 from trivium.units import format_bytes, parse_count
 
 if TYPE_CHECKING:
@@ -117,7 +116,15 @@ def dedup(
         raise ConfigError(
             f"--index {index} goes with --by near, not with --by {by}; leave one of the two out"
         )
+    if index is not None:
+        _refuse_replaced("--index", index, out)
+        refuse_inside("--index", index, "IN", source)
     config = _config(preset, sets)
+    if config.curate.dedup.urls:
+        raise ConfigError(
+            "curate.dedup.urls=true: addresses are compared by `trivium corpus curate` alone; "
+            "--set curate.dedup.urls=false"
+        )
 
     def work(into: Path, progress: Progress) -> dict[str, Any]:
         with _work(out) as pieces:
@@ -320,11 +327,11 @@ def _read(path: Path, config: RunConfig) -> "Input":
 def _work(out: Path) -> Iterator[Path]:
     """Where finished pieces lie until the output is there: a command that was killed goes on with them. One that is
     refused does not, as whatever mends its input or settings makes other work of it, and leaves none."""
-    pieces = out.with_name(f".{out.name}.work")
+    pieces = work_of(out)
     try:
         yield pieces
     except (ConfigError, DataError):
-        shutil.rmtree(pieces, ignore_errors=True)
+        discard(pieces)
         raise
 
 
@@ -339,6 +346,10 @@ def _written(
     if out.exists() and not (out.is_dir() and (_verb_of(out) in _REPLACED or not any(out.iterdir()))):
         made = f"was made by `trivium {_verb_of(out)}`" if _verb_of(out) else "was not made by trivium"
         raise ConfigError(f"OUT {out} is there and {made}; give a folder that is not")
+    for name, path in inputs.items():
+        _refuse_replaced(name.upper(), path, out)
+        if name != "model":  # which is no text
+            refuse_inside("OUT", out, name.upper(), path)
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
     whole = to_tree(config)
     settings = {
@@ -352,6 +363,14 @@ def _written(
         publishing(out, verb=verb, config=settings, inputs=names) as partial,
     ):
         return work(partial, progress)
+
+
+def _refuse_replaced(name: str, path: Path, out: Path) -> None:
+    """ConfigError where the output would take the place of a folder that this is in, and it would be deleted."""
+    if path.resolve().is_relative_to(out.resolve()):
+        raise ConfigError(
+            f"{name} {path} lies in OUT {out}, which is replaced as a whole; give another OUT, or move {name} elsewhere"
+        )
 
 
 def _verb_of(out: Path) -> str:

@@ -5,12 +5,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from trivium.checkpoint.durable import REMEDY
-from trivium.errors import NOT_WORTH_REPEATING, MachineError, TriviumError
+from trivium.errors import NOT_WORTH_REPEATING, DataError, MachineError, TriviumError
 
 
 def told(error: BaseException) -> TriviumError:
     """The error itself when it was raised on purpose; MachineError, with what to do, when the system refused to read
-    or write; otherwise what it was, and how to see where it came from."""
+    or write; DataError for a file that breaks off; otherwise what it was, and how to see where it came from."""
     if isinstance(error, TriviumError):
         return error
     if isinstance(error, OSError) and error.errno in REMEDY:
@@ -26,6 +26,10 @@ def told(error: BaseException) -> TriviumError:
     if isinstance(error, FileNotFoundError) and error.filename and not Path(error.filename).parent.exists():
         return MachineError(
             f"{Path(error.filename).parent}: there is no such folder; make it, or name another"
+        )
+    if isinstance(error, EOFError):
+        return DataError(
+            f"a file that was read breaks off ({error}); run again with --debug to see which, and make it anew"
         )
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return TriviumError(f"{text}\nrun again with --debug for the traceback")

@@ -72,6 +72,13 @@ class LazyVerbs(TyperGroup):
             command.name = verb.name
         return name, command, rest
 
+    def invoke(self, ctx: Any) -> Any:
+        """The verb. A file that breaks off is an error: typer takes EOFError for a user who left, and says nothing."""
+        try:
+            return super().invoke(ctx)
+        except EOFError as error:
+            raise told(error) from error
+
 
 def command_line() -> TyperGroup:
     """The whole command line, its verbs not yet imported."""

@@ -99,7 +99,7 @@ def open_run(out: Path, given: Given, *, corpus: Path | str | None = None, token
     if out.exists() and not out.is_dir():
         raise DataError(f"--out {out} is a file; give a directory")
     if isinstance(named, Path):
-        _refuse_inside(out, named)
+        refuse_inside("--out", out, "--corpus", named)
     return Run(
         config, Workspace(out), corpus=named or _corpus_before(out), tokens=tokens or _tokens_before(out)
     )
@@ -124,14 +124,15 @@ def _path_or_url(named: Path | str) -> Path | str:
     return named if isinstance(named, Path) or "://" in named else Path(named)
 
 
-def _refuse_inside(out: Path, corpus: Path) -> None:
-    """ConfigError where what is written would be read as text the next time; what is hidden is not read."""
+def refuse_inside(written: str, out: Path, read: str, corpus: Path) -> None:
+    """ConfigError where what is written would be read as text the next time; what is hidden is not read. written, read:
+    how the command line calls the two."""
     where, here = out.resolve(), corpus.resolve()
     inside = where.relative_to(here).parts if where.is_relative_to(here) else None
     if inside is not None and not any(part.startswith(".") for part in inside):
         raise ConfigError(
-            f"--out {out} lies in --corpus {corpus}: what is written there would be read as text the next time; give "
-            "an --out elsewhere, or a hidden one (.runs/mine)"
+            f"{written} {out} lies in {read} {corpus}: what is written there would be read as text the next time; give "
+            f"a place elsewhere for {written}, or a hidden one (.runs/mine)"
         )
 
 

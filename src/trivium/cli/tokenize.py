@@ -13,7 +13,7 @@ from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for,
 from trivium.cli.stage import STARTED, Result, Run, Stage, State, perform
 from trivium.errors import ConfigError
 from trivium.progress import Progress
-from trivium.provenance import read_stamp
+from trivium.provenance import read_stamp, work_of
 
 Workers = Annotated[
     int | None,
@@ -72,7 +72,7 @@ def _tokenize(run: Run, out: Path, progress: Progress, workers: int | None = Non
         seed=run.config.seed,
         progress=progress,
         workers=worker_count(workers),
-        work=run.at.folder(".tokens.work"),
+        work=work_of(run.at.folder("tokens")),
     )
     # The manifest knows of no model; what is said does.
     return {**found, "sequence": run.config.plan.model.sequence}

@@ -6,11 +6,13 @@ alpha = 3 (GPT-3: 9). numpy's pareto is the Lomax distribution, so the probabili
 in every run, order and process.
 """
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +72,7 @@ class Classifier:
                     raise ValueError(f"its format is {file['format']}, not {FORMAT}")
                 longest, most_words = map(int, file["shape"])
                 return Classifier(file["weights"].astype(np.float32), longest, most_words)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
             raise DataError(
                 f"{path} is no quality classifier: {error}; train one with `trivium corpus classify train` and give "
                 f"its folder"

@@ -20,7 +20,7 @@ from trivium.corpus.config import CurateConfig
 from trivium.corpus.engine.engine import Engine, Here
 from trivium.corpus.first_pass import Part, evaluation_keys, filter_file, index_heldout, list_parts
 from trivium.corpus.inputs import DOCUMENTS
-from trivium.corpus.job import HELDOUT, Job, begin_job, end_job, evaluation_items, evaluation_texts
+from trivium.corpus.job import HELDOUT, Job, begin_job, evaluation_items, evaluation_texts
 from trivium.corpus.judged import REJECTS as PART_REJECTS
 from trivium.corpus.parts import counts_of
 from trivium.corpus.publish import join_packed, publish_shards, summed
@@ -30,7 +30,7 @@ from trivium.corpus.second_pass import SHARDS, clean_shard, find_common, find_ma
 from trivium.corpus.warm_up import warm_up
 from trivium.errors import DataError
 from trivium.progress import Progress, silent
-from trivium.provenance import write_json
+from trivium.provenance import discard, write_json
 
 REJECTS, FUNNEL, BLEND = "rejects.jsonl.gz", "funnel.json", "blend.json"
 DECONTAMINATION, PLANTED, HONEST = "decontamination.json", "planted.json", "honest.json"
@@ -50,9 +50,9 @@ def curate(
     """Curate the harvest at `source` into the existing folder `out`; returns what it wrote about itself.
 
     `engine`: where the work runs; the result does not depend on it. `work`: the folder of finished pieces,
-    from which an interrupted curation goes on; it is deleted when the result is complete. `kept`: a folder where what
-    was found out of each text is kept for the next curation, and what an earlier one kept is used again; the result
-    does not depend on it.
+    from which an interrupted curation goes on; who names it deletes it. `kept`: a folder where what was found out of
+    each text is kept for the next curation, and what an earlier one kept is used again; the result does not depend on
+    it.
     """
     here = engine or Here()
     progress(0, None, "compiling kernels (on the first run)")
@@ -66,7 +66,8 @@ def curate(
     numbers = [str(number) for number in range(len(shard_groups(job, parts)))]
     here.map(partial(clean_shard, str(job.work)), numbers, _told(progress, len(numbers), "decontaminating"))
     result = _publish(job, parts, out, common, config)
-    end_job(job.work.parent)
+    if work is None:
+        discard(job.work.parent)
     if kept is not None:
         forget_unused(kept, source, config, seed=seed)
     return {**result, **_scored(source, out)}
@@ -117,18 +118,24 @@ def _told(progress: Progress, total: int | None, note: str) -> Callable[[int], N
 
 
 def _require_documents(job: Job, parts: Sequence[Part]) -> None:
-    """DataError when no document is left, saying where they went."""
+    """DataError when filtering left no document."""
     if any(part.documents for part in parts[1:]):
         return
     counts = [part.counts() for part in parts[1:]]
-    read, *steps = summed(one["tallies"] for one in counts)
-    if read["documents"] == 0:
+    funnel = summed(one["tallies"] for one in counts)
+    if funnel[0]["documents"] == 0:
         damage = [line for one in counts for line in one["damage"]]
         what = damage[0] if damage else "its files hold no document"
         raise DataError(f"{job.source} gives no document: {what}; harvest again")
+    raise _nothing_left(job, funnel)
+
+
+def _nothing_left(job: Job, funnel: Sequence[dict[str, Any]]) -> DataError:
+    """What to say when no document is left: where they went."""
+    read, *steps = funnel
     worst = max(steps, key=lambda tally: sum(tally["dropped"].values()))
-    raise DataError(
-        f"none of the {read['documents']} documents of {job.source} is left after filtering; most were "
+    return DataError(
+        f"none of the {read['documents']} documents of {job.source} is left after '{steps[-1]['step']}'; most were "
         f"dropped by '{worst['step']}' ({', '.join(worst['dropped'])}): loosen corpus thresholds or give more text"
     )
 
@@ -148,6 +155,8 @@ def _publish(
     first, second = (
         summed(one["tallies"] for one in many) for many in ([p.counts() for p in parts[1:]], counts)
     )
+    if manifest["documents"] == 0:
+        raise _nothing_left(job, first + second)
     result: dict[str, Any] = {
         "funnel": first + second,
         "blend": blend(manifest["sources"], config.blend),

@@ -3,8 +3,8 @@
 Near duplicates may be looked for in an index of what earlier calls saw, which then gains what this one saw.
 """
 
-import shutil
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -51,19 +51,17 @@ def deduplicate(
     """Drop what repeats an earlier document at `source`, in their order, or one in the index. Returns {"funnel": …}.
 
     out: an existing folder for documents/, rejects.jsonl.gz and funnel.json. work: where the keys of documents are
-    kept until the end, so that they are not made twice. index: a folder; it need not exist.
+    kept, so that they are not made twice. index: a folder; it need not exist.
     """
     read, tally = Tally("read"), Tally(f"duplicates by {by}")
-    documents = _counted(documents_at(source), read)
     if by == "near":
-        results = _near(config, source, work, index, tally, seed=seed, progress=progress)
-        found = write_results(_tallied(results, read), out, [read, tally])
-        if work.exists():
-            shutil.rmtree(work)
-        return found
-    if by == "text":
-        return write_results(without_equal_texts(documents, tally), out, [read, tally])
-    results = without_repeated(documents, by, tally, words=config.dedup.shortest)
+        near = _near(config, source, work, index, tally, seed=seed, progress=progress)
+        results = _tallied(near, read)
+    elif by == "text":
+        results = _tallied(without_equal_texts(partial(documents_at, source), config.dedup, tally), read)
+    else:
+        documents = _counted(documents_at(source), read)
+        results = without_repeated(documents, by, tally, words=config.dedup.shortest)
     return write_results(results, out, [read, tally])
 
 

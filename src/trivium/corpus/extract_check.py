@@ -9,6 +9,7 @@ import json
 import re
 import statistics
 import time
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,7 +41,7 @@ def gold_pages(folder: Path) -> dict[str, tuple[bytes, str]]:
         if not pages:
             raise ValueError("ground-truth.json names none")
         return pages
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zlib.error) as error:
         raise DataError(
             f"{folder} holds no gold pages ({error}); give a folder with ground-truth.json "
             '({name: {"articleBody": text}}) and pages/NAME.html.gz'

@@ -22,7 +22,7 @@ from trivium.corpus.plant import Planted, plant
 from trivium.corpus.raw_files import RawFiles
 from trivium.corpus.store import write_documents
 from trivium.progress import Progress, silent
-from trivium.provenance import write_json
+from trivium.provenance import discard, write_json
 from trivium.seeds import generator_for
 
 PLANTED = "planted.json"
@@ -41,12 +41,16 @@ def harvest(
     """Collect the default corpus, or the files at `corpus` (a path, or a URL that fsspec knows), into `out`.
 
     `out` is an existing folder; returns a summary. Of files: `engine`, where the work runs, on which the result does
-    not depend; `work`, the folder of finished pieces, from which an interrupted harvest goes on.
+    not depend; `work`, the folder of finished pieces, from which an interrupted harvest goes on; who names it deletes
+    it.
     """
     if corpus is None:
         return _harvest_default(config, out, seed=seed, progress=progress)
     place = work or out / ".work"
-    return harvest_files(config, out, corpus, seed=seed, work=place, progress=progress, engine=engine)
+    found = harvest_files(config, out, corpus, seed=seed, work=place, progress=progress, engine=engine)
+    if work is None:
+        discard(place)
+    return found
 
 
 def _harvest_default(config: HarvestConfig, out: Path, *, seed: int, progress: Progress) -> dict[str, Any]:

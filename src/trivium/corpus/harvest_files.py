@@ -28,7 +28,7 @@ from trivium.corpus.engine.engine import Engine, Here, Result
 from trivium.corpus.extract import extract_step
 from trivium.corpus.heldout import choose, place_in_line, pool
 from trivium.corpus.ids_of_parts import KEYS, names_in, write_ids
-from trivium.corpus.job import JOB, end_job, folder_of_job, lay_down, mapped, read_json, state_of
+from trivium.corpus.job import JOB, folder_of_job, lay_down, mapped, read_json, state_of
 from trivium.corpus.listing import list_files, relative_name, source_of
 from trivium.corpus.own_ids import keys_of
 from trivium.corpus.parts import PART_BYTES, Piece, counts_of, do_parts, part_names, stretches
@@ -86,8 +86,8 @@ def harvest_files(
 ) -> dict[str, Any]:
     """Collect the files at `corpus` into the existing folder `out`; returns a summary.
 
-    work: the folder of finished pieces, from which an interrupted harvest goes on; it is deleted at the end. Raises
-    DataError when no document is there, or a file changed meanwhile.
+    work: the folder of finished pieces, from which an interrupted harvest goes on. Raises DataError when no document is
+    there, or a file changed meanwhile.
     """
     where = corpus if isinstance(corpus, str) else corpus.absolute()
     listing = list_files(where)
@@ -120,7 +120,6 @@ def harvest_files(
     with open(decided / ITEMS, "rb") as file:
         items_made = sum(1 for _ in file)
     documents = sum(entry["documents"] for entry in entries) - heldout["documents"]
-    end_job(work)
     found = summary(entries, documents=documents, heldout=heldout["documents"], items=items_made)
     return {**found, "not_read": dict(listing.others)}
 

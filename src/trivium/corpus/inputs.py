@@ -13,7 +13,7 @@ from trivium.corpus.listing import input_files, source_of
 from trivium.corpus.own_ids import OwnIds, keys_of
 from trivium.corpus.quarantine import Damage
 from trivium.corpus.read import read_any
-from trivium.corpus.store import MANIFEST, documents_in, read_manifest, read_shard, read_tables
+from trivium.corpus.store import documents_in, is_store, read_manifest, read_shard, read_tables
 from trivium.errors import DataError
 
 DOCUMENTS = "documents"  # the store in the output of a verb
@@ -28,7 +28,7 @@ class Input(NamedTuple):
 
 def store_at(path: Path) -> Path | None:
     """The document store that this path is, or holds as the output of a verb; None when it is neither."""
-    return next((folder for folder in (path, path / DOCUMENTS) if (folder / MANIFEST).is_file()), None)
+    return next((folder for folder in (path, path / DOCUMENTS) if is_store(folder)), None)
 
 
 def files_at(path: Path) -> list[Path]:
@@ -39,10 +39,10 @@ def files_at(path: Path) -> list[Path]:
     return [store / shard["file"] for shard in read_manifest(store)["shards"]]
 
 
-def documents_of(file: Path, *, source: str, limits: ReadConfig) -> Iterator[Document | Damage]:
-    """The documents of one such file, and a Damage for each part that cannot be read."""
-    if not (file.parent / MANIFEST).is_file():
-        yield from read_any(file, source=source, limits=limits)
+def documents_of(file: Path, source: Input) -> Iterator[Document | Damage]:
+    """The documents of one of the files there, and a Damage for each part that cannot be read."""
+    if store_at(source.path) is None:
+        yield from read_any(file, source=source_of(file, source.path), limits=source.limits)
         return
     yield from read_shard(file)
 

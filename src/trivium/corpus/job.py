@@ -26,7 +26,7 @@ from trivium.corpus.listing import input_files
 from trivium.corpus.raw_files import JSONL_FOLDER, WARC_FOLDER
 from trivium.corpus.steps import Keep
 from trivium.errors import DataError
-from trivium.provenance import fingerprint, write_json
+from trivium.provenance import discard, fingerprint, write_json
 
 JOB = "job.json"
 EVALUATION_ITEMS, HELDOUT = "evaluation_items.jsonl", "heldout"
@@ -65,12 +65,12 @@ def begin_job(
     """The job of this folder; pieces that belong to another config, seed or input are deleted.
 
     No piece depends on the blend, so it is no part of the job: a slip in it, which shows at the end, costs nothing.
-    files: what is read, below `source`; without them `source` is a harvest.
+    files: what is read, below `source` or that itself; without them `source` is a harvest.
     """
     files = raw_files(source) if files is None else files
     described = {
         "trivium": __version__,
-        "source": str(source.resolve()),
+        "source": str(source.absolute()),  # not where links lead: sources are called by what was named
         "files": [str(path.relative_to(source)) for path in files],
         "config": {**to_tree(config), "blend": {}},
         "seed": seed,
@@ -89,15 +89,10 @@ def folder_of_job(work: Path, described: Mapping[str, Any]) -> Path:
     """
     folder = work / fingerprint(described)[:16]
     if not (folder / JOB).is_file():
-        shutil.rmtree(work, ignore_errors=True)
+        discard(work)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / JOB, described)
     return folder
-
-
-def end_job(work: Path) -> None:
-    """Delete the folder of pieces, while a worker that outlived its process may write there."""
-    shutil.rmtree(work, ignore_errors=True)
 
 
 def read_job(work: str) -> Job:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from pydantic_core import PydanticSerializationError, to_json
 
 from trivium.corpus.document import Document
+from trivium.corpus.listing import relative_name
 from trivium.corpus.quarantine import Damage
 from trivium.corpus.steps import Reject, Steps, Tally
 
@@ -48,7 +49,7 @@ def as_read(records: Sequence[Document | Damage], root: Path) -> Judged:
     damage: list[str] = []
     for record in records:
         if isinstance(record, Damage):
-            where = Path(record.path).relative_to(root).as_posix()
+            where = relative_name(Path(record.path), root)
             damage.append(f"{where}: {record.reason}")
             read.quarantined += record.records
             items.append(reject_line(Document(where, "", ""), read.step, record.reason))

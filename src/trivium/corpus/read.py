@@ -1,6 +1,5 @@
 """Raw input of any kind → documents, with everything unreadable set aside, never passed over in silence."""
 
-import json
 from collections.abc import Collection, Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -13,7 +12,7 @@ from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import Document
 from trivium.corpus.encoding import Decoder, decode
 from trivium.corpus.extract import RAW
-from trivium.corpus.lines import lines, row_of, text_of
+from trivium.corpus.lines import lines, parsed, row_of, text_of
 from trivium.corpus.listing import LINES, PAGES, PARQUET, kind_name, name_of, shown
 from trivium.corpus.quarantine import Damage, Intake, Trouble
 from trivium.corpus.streams import Lost, chunks, open_binary
@@ -178,7 +177,7 @@ def _parquet_document(
         return Damage(path, Trouble.NO_TEXT, f"row {row} has no text", row)
     if isinstance(values.get("metadata"), str):  # as in a document store
         try:
-            values["metadata"] = json.loads(values["metadata"])
+            values["metadata"] = parsed(values["metadata"].encode())
         except (ValueError, RecursionError):
             values["metadata"] = {"metadata": values["metadata"]}
     else:

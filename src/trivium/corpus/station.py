@@ -20,10 +20,9 @@ from trivium.corpus.filters.named import named_steps
 from trivium.corpus.first_pass import PARTS
 from trivium.corpus.ids_of_parts import names_in, write_ids
 from trivium.corpus.inputs import DOCUMENTS, Input, documents_of, files_at, store_at
-from trivium.corpus.job import Job, begin_job, end_job, lay_down, read_job, read_json
+from trivium.corpus.job import Job, begin_job, lay_down, read_job, read_json
 from trivium.corpus.judged import REJECTS as PACKED
 from trivium.corpus.judged import as_read, packed_lines, reject_line
-from trivium.corpus.listing import source_of
 from trivium.corpus.parts import COUNTS, PART_BYTES, Piece, counts_of, do_parts, part_names, stretches
 from trivium.corpus.publish import join_packed, publish_shards, summed
 from trivium.corpus.quarantine import Damage
@@ -52,8 +51,7 @@ def run_steps(
     """
     named_steps(config, seed=seed)  # what is wrong with them is an error before anything is written
     files = files_at(source.path)
-    root = source.path if source.path.is_dir() else source.path.parent
-    job = begin_job(work, root, config, seed=seed, files=files, limits=source.limits)
+    job = begin_job(work, source.path, config, seed=seed, files=files, limits=source.limits)
     runner, numbers = engine or Here(), [str(number) for number in range(len(files))]
 
     def told(what: str) -> Callable[[int], None]:
@@ -64,9 +62,7 @@ def run_steps(
         _settle_ids(job)
     runner.map(partial(judge_file, str(job.work)), numbers, told(", ".join(config.filters) or "reading"))
     folders = [job.path(PARTS, name) for name in part_names(job.path(PARTS), len(files))]
-    found = publish_parts(folders, out)
-    end_job(work)
-    return found
+    return publish_parts(folders, out)
 
 
 def survey_file(work: str, item: str) -> Result:
@@ -85,7 +81,7 @@ def _each_part(work: str, item: str, folder: str, do: Callable[[Job, Part], dict
     return do_parts(
         job.path(folder),
         int(item),
-        stretches(lambda: documents_of(path, source=source_of(path, job.source), limits=job.limits)),
+        stretches(lambda: documents_of(path, Input(job.source, job.limits))),
         partial(do, job),
     )
 

@@ -3,6 +3,7 @@
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from trivium.corpus.history import rejects_of
 from trivium.corpus.inputs import DOCUMENTS
+from trivium.corpus.steps import float_of
 from trivium.corpus.store import read_documents
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -67,11 +69,11 @@ def statistics_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def numbers_in(metadata: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Every number of nested metadata, by its path."""
+    """Every number of nested metadata that is finite as a float, by its path."""
     for name, value in metadata.items():
         if isinstance(value, Mapping):
             yield from numbers_in(value, f"{prefix}{name}.")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
+        elif isinstance(value, int | float) and not isinstance(value, bool) and isfinite(float_of(value)):
             yield f"{prefix}{name}", float(value)
 
 

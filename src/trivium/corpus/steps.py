@@ -155,4 +155,12 @@ def figure_of(metadata: Mapping[str, Any], path: str) -> float:
     found: Any = metadata
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
-    return float(found) if isinstance(found, int | float) else float("-inf")
+    return float_of(found) if isinstance(found, int | float) else float("-inf")
+
+
+def float_of(number: int | float) -> float:
+    """A number as a float; infinity for a whole one beyond the largest."""
+    try:
+        return float(number)
+    except OverflowError:
+        return float("inf" if number > 0 else "-inf")

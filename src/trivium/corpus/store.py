@@ -110,6 +110,17 @@ def write_manifest(directory: Path, shards: Sequence[dict[str, Any]]) -> dict[st
     return manifest
 
 
+def is_store(directory: Path) -> bool:
+    """Whether a folder has a manifest of ours, be it damaged: manifests of others stand beside files to be read."""
+    if not (directory / MANIFEST).is_file():
+        return False
+    try:
+        found = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return True
+    return isinstance(found, dict) and str(found.get("format")).startswith("trivium-")
+
+
 def read_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a document store, checked to be one."""
     missing = f"{directory} holds no documents ({MANIFEST} is missing); run `trivium corpus curate`"

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from trivium.corpus.store import MANIFEST as STORE_MANIFEST
 from trivium.corpus.store import read_tables
 from trivium.errors import ConfigError, DataError
 from trivium.progress import Progress, silent
-from trivium.provenance import LOCK, file_sha256, fingerprint, partial_of, write_json
+from trivium.provenance import LOCK, discard, file_sha256, fingerprint, partial_of, write_json
 from trivium.seeds import seed_for
 from trivium.tokens.blend import rounded
 from trivium.tokens.config import TokensConfig
@@ -43,7 +42,7 @@ def tokenize(
 
     Reads `source/documents` (a document store) and `source/blend.json` (weights by source). `workers`: how many
     pieces are encoded at a time; the result does not depend on it. `work`: the folder of finished pieces, from which
-    an interrupted call goes on; it is deleted at the end.
+    an interrupted call goes on; who names it deletes it.
     Raises DataError when the corpus is empty, damaged, or has a source without a weight, and ConfigError when the
     tokenizer that `config` names has another number of ids than it says.
     """
@@ -70,7 +69,8 @@ def tokenize(
     progress(total, total, "writing shards")
     shards = ShardSet(out, file_stems(weights), dtype=dtype, vocabulary=tokenizer.vocabulary)
     sources = _sources(shards, files, weights)
-    shutil.rmtree(pieces)
+    if work is None:
+        discard(pieces)
     manifest: dict[str, Any] = {
         "format": FORMAT,
         **tokenizer.manifest,
@@ -142,7 +142,7 @@ def _begin(work: Path, config: TokensConfig, store: Path, given: Tokenizer | Non
         "columns": PIECE_SCHEMA.names,
     }
     if not (work / JOB).is_file() or json.loads((work / JOB).read_text(encoding="utf-8")) != job:
-        shutil.rmtree(work, ignore_errors=True)
+        discard(work)
         work.mkdir(parents=True)
         write_json(work / JOB, job)
     return work

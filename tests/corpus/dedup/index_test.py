@@ -1,6 +1,7 @@
 """Laws of the index: a snapshot against what was seen before loses what a run over everything loses."""
 
 import contextlib
+import shutil
 
 import pytest
 
@@ -125,22 +126,26 @@ def test_every_reject_says_whom_it_repeats_and_the_funnel_counts_them(bench):
     assert {row["reason"] for row in rejects} == {NEAR_OLD, NEAR_NEW}
 
 
-def test_among_new_documents_the_best_source_then_the_best_figure_survives(bench):
+@pytest.mark.parametrize("by", ["near", "text"])
+def test_among_new_documents_the_best_source_then_the_best_figure_survives(bench, by):
     text = " ".join(f"w{n}" for n in range(80))
+    end = "xyz" if by == "near" else "   "
     made = [
         Document("first", text, "crawl", {"score": {"fine": 0.1}}),
-        Document("book", text + " x", "books", {"score": {"fine": 0.0}}),
-        Document("better book", text + " y", "books", {"score": {"fine": 0.5}}),
-        Document("no figure", text + " z", "books"),
+        Document("book", f"{text} {end[0]}", "books", {"score": {"fine": 0.0}}),
+        Document("better book", f"{text} {end[1]}", "books", {"score": {"fine": 0.5}}),
+        Document("no figure", f"{text} {end[2]}", "books"),
     ]
     store = bench.store("s", made)
-    assert bench.kept(store) == ["first"]
+    assert bench.kept(store, by=by) == ["first"]
     for config, kept in (
         ({"priority": ("books",)}, "book"),
         ({"priority": ("books",), "quality": "score.fine"}, "better book"),
         ({"quality": "score.fine"}, "better book"),
     ):
-        assert bench.kept(store, config=CurateConfig(dedup=config)) == [kept]
+        assert bench.kept(store, config=CurateConfig(dedup=config), by=by) == [kept]
+        rejects = rejects_of(bench.root / f"out{bench.count}")
+        assert {row["metadata"]["near" if by == "near" else "same"]["survivor"] for row in rejects} == {kept}
 
 
 def test_an_index_of_other_keys_and_a_damaged_one_are_refused(bench):
@@ -179,6 +184,9 @@ def test_keys_made_before_a_kill_are_not_made_again(bench, monkeypatch):
     for _ in range(2):
         with contextlib.suppress(KeyboardInterrupt):
             deduplicate(CONFIG, Input(source), out, by="near", seed=1, work=bench.root / "work")
+    shutil.rmtree(out)  # an output may be lost before it has its name
+    out.mkdir()
+    deduplicate(CONFIG, Input(source), out, by="near", seed=1, work=bench.root / "work")
     assert made == ["00000", "00001", "00002", "kill", "00003", "00004"]
     assert [d.id for d in read_documents(out / "documents")] == whole
 

@@ -1,33 +1,47 @@
 """Exact repetition across documents: whole texts, or single lines or paragraphs that stood in an earlier document.
 
 What counts as equal is equal words: case, punctuation and blanks are set aside (kernels.words.text_keys). Memory
-holds a hash for each different text, line or paragraph, of texts also the id, and never the texts.
+holds a hash for each different text, line or paragraph, of each document with its text compared the id and what it
+survives by, and never the texts.
 """
 
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Literal
 
+from trivium.corpus.config import DedupConfig
+from trivium.corpus.dedup.cluster import ranks_of, survivors
 from trivium.corpus.dedup.exact import SAME_TEXT, text_key
 from trivium.corpus.document import Document
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.kernels.words import text_keys
-from trivium.corpus.steps import Reject, Tally, noted
+from trivium.corpus.steps import Reject, Tally, figure_of, noted
 
 Unit = Literal["lines", "paragraphs"]
 _BREAK = {"lines": "\n", "paragraphs": "\n\n"}
 NOTHING_NEW = "nothing in it that did not stand in an earlier document"
 
 
-def without_equal_texts(documents: Iterable[Document], tally: Tally) -> Iterator[Document | Reject]:
-    """The first document of each text; on every other is noted which one that is (`same`)."""
-    first: dict[bytes, str] = {}
-    for document in documents:
-        key = text_key(document.text)
+def without_equal_texts(
+    read: Callable[[], Iterable[Document]], config: DedupConfig, tally: Tally
+) -> Iterator[Document | Reject]:
+    """Of each text the document that survives (`cluster.survivors`); on every other is noted which one (`same`).
+
+    read: gives the documents, which are read twice, as the best may be the last.
+    """
+    numbers: dict[bytes, int] = {}  # of each text
+    ids, sources, texts, figures = list[str](), list[str](), array("q"), array("d")
+    for document in read():
+        texts.append(numbers.setdefault(text_key(document.text), len(numbers)))
+        figures.append(figure_of(document.metadata, config.quality))
+        ids.append(document.id)
+        sources.append(document.source)
+    best = survivors(texts, ranks_of(sources, priority=config.priority), figures).tolist()
+    for number, document in enumerate(read()):
         result: Document | Reject = document
-        if key in first:
-            result = Reject(noted(document, same={"survivor": first[key]}), tally.step, SAME_TEXT)
-        first.setdefault(key, document.id)
+        if best[number] != number:
+            result = Reject(noted(document, same={"survivor": ids[best[number]]}), tally.step, SAME_TEXT)
         yield _counted(result, tally)
 
 
