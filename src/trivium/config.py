@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
@@ -34,12 +34,13 @@ def preset_names() -> list[str]:
     return sorted(p.name.removesuffix(".yaml") for p in _presets().iterdir() if p.name.endswith(".yaml"))
 
 
-def read_preset(name_or_path: str) -> Tree:
+def read_preset(name_or_path: str, found: Callable[[Tree, Path], Tree] = lambda tree, _: tree) -> Tree:
     """A preset's tree: a shipped name, the path of a YAML or JSON file, or a run directory, which stands for its
-    config.json; `base:` inherits from another preset."""
+    config.json; `base:` inherits from another preset. found: of each file's tree and folder, the tree with its paths
+    as they are found from there."""
     whole: Tree = {}
-    for _, tree in _files(name_or_path):
-        whole = merge(whole, tree)
+    for path, tree in _files(name_or_path):
+        whole = merge(whole, found(tree, path.parent))
     return whole
 
 
