@@ -12,6 +12,7 @@ from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 from trivium.planner.near_misses import NearMiss
 from trivium.planner.pricing import Ranking, Winner
+from trivium.planner.published import full_batch
 from trivium.planner.search import Found
 from trivium.units import counted, format_bytes, format_count, format_seconds
 
@@ -135,7 +136,9 @@ def ranking_lines(plan: Plan, ranking: Ranking) -> list[str]:
     """The best layouts a search found, and where a run's own plan stands among them."""
     number = len(ranking.order)
     best = best_of_layouts(ranking)[:5]
-    own = ranking.place_of(plan.model_copy(update={"layout": plan.layout.model_copy(update={"order": AXES})}))
+    # Rows are of the full batch, and have neither an order of ranks nor a compiler.
+    layout = plan.layout.model_copy(update={"order": AXES})
+    own = ranking.place_of(full_batch(plan).model_copy(update={"layout": layout, "compiled": False}))
     standing = f"number {own:,} of {number:,}" if own else "outside the space searched"
     return [
         f"What a search over {number:,} plans that fit finds for this machine: the best five layouts, seconds per step",
