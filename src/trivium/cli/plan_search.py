@@ -124,7 +124,7 @@ def explain(asked: Asked) -> None:
     if asked.as_json:
         _print(explain_tree(found, misses, asked.top))
         return
-    for line in explain_lines(found, misses):
+    for line in explain_lines(found, misses, asked.top):
         say(line)
 
 
