@@ -172,11 +172,21 @@ def test_a_preset_file_inherits_from_one_beside_it(tmp_path: Path, monkeypatch: 
     }
 
 
-def test_presets_that_inherit_in_a_circle_are_refused(tmp_path: Path):
-    (tmp_path / "a.yaml").write_text("base: b.yaml")
-    (tmp_path / "b.yaml").write_text("base: a.yaml")
-    with pytest.raises(ConfigError, match="inherits from itself"):
-        read_preset(str(tmp_path / "a.yaml"))
+@pytest.mark.parametrize(("a", "b"), [("a.yaml", "b.yaml"), ("x/a.yaml", "y/b.yaml")])
+def test_presets_that_inherit_in_a_circle_are_refused(tmp_path: Path, a: str, b: str):
+    for mine, other in ((a, b), (b, a)):
+        (tmp_path / mine).parent.mkdir(exist_ok=True)
+        (tmp_path / mine).write_text(f"base: {Path('..') / other if '/' in other else other}")
+    with pytest.raises(ConfigError, match="inherits from itself: .*a.yaml -> .*b.yaml -> .*a.yaml$"):
+        read_preset(str(tmp_path / a))
+
+
+def test_a_run_directory_is_found_beside_the_preset_that_inherits_from_it(tmp_path: Path):
+    for folder in ("run", "elsewhere"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "run" / "config.json").write_text('{"seed": 7}')
+    (tmp_path / "elsewhere" / "mine.yaml").write_text("base: ../run\nname: mine")
+    assert read_preset(str(tmp_path / "elsewhere" / "mine.yaml")) == {"seed": 7, "name": "mine"}
 
 
 @pytest.mark.parametrize(

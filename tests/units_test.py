@@ -52,6 +52,10 @@ def test_flops_are_printed_with_their_unit():
         (75, "1 min 15 s"),
         (3660, "1 h 1 min"),
         (345600, "4 days"),
+        (0.000_999_6, "1 ms"),
+        (0.9996, "1 s"),
+        (999.6 * 86400, "1,000 days"),
+        (2007 * 86400, "2,007 days"),
     ],
 )
 def test_seconds_are_printed_in_the_unit_a_person_would_choose(value: float, text: str):
@@ -61,6 +65,11 @@ def test_seconds_are_printed_in_the_unit_a_person_would_choose(value: float, tex
 @given(st.floats(min_value=59, max_value=61) | st.floats(min_value=119, max_value=7300))
 def test_no_time_is_printed_with_sixty_seconds_or_sixty_minutes(value: float):
     assert "60 s" not in format_seconds(value) and "60 min" not in format_seconds(value)
+
+
+@given(st.floats(min_value=1e-9, max_value=1e12))
+def test_no_time_is_printed_with_an_exponent(value: float):
+    assert "e+" not in format_seconds(value)
 
 
 @given(st.integers(min_value=0, max_value=10**15))

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
@@ -34,10 +34,19 @@ def preset_names() -> list[str]:
     return sorted(p.name.removesuffix(".yaml") for p in _presets().iterdir() if p.name.endswith(".yaml"))
 
 
-def read_preset(name_or_path: str) -> Tree:
+def read_preset(name_or_path: str, found: Callable[[Tree, Path], Tree] = lambda tree, _: tree) -> Tree:
     """A preset's tree: a shipped name, the path of a YAML or JSON file, or a run directory, which stands for its
-    config.json; `base:` inherits from another preset."""
-    return _read(name_or_path, seen=())
+    config.json; `base:` inherits from another preset. found: of each file's tree and folder, the tree with its paths
+    as they are found from there."""
+    whole: Tree = {}
+    for path, tree in _files(name_or_path):
+        whole = merge(whole, found(tree, path.parent))
+    return whole
+
+
+def preset_files(name_or_path: str) -> list[Path]:
+    """The files that a preset is read from: its own, and those that it inherits from."""
+    return [path for path, _ in _files(name_or_path)]
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
@@ -155,41 +164,41 @@ def _presets() -> Any:
     return resources.files("trivium") / "presets"
 
 
-def _read(name_or_path: str, seen: tuple[str, ...]) -> Tree:
-    if name_or_path in seen:
-        raise ConfigError(
-            f"preset '{name_or_path}' inherits from itself: {' -> '.join((*seen, name_or_path))}"
-        )
-    law = "a config is a mapping of sections"
-    tree = mapping_of_yaml(_preset_text(name_or_path), name_or_path, law, may_be_empty=True)
+def _files(name: str, folder: Path = Path(), heirs: tuple[Path, ...] = ()) -> list[tuple[Path, Tree]]:
+    """The files of a preset, each with its tree: that of the last `base:` first, its own at the end. heirs: those that
+    inherit from it."""
+    path, text = _preset_text(name, folder)
+    line = (*heirs, path.resolve())
+    if line[-1] in heirs:
+        raise ConfigError(f"preset '{name}' inherits from itself: {' -> '.join(map(str, line))}")
+    tree = mapping_of_yaml(text, str(path), "a config is a mapping of sections", may_be_empty=True)
     base = tree.pop("base", None)
     if base is None:
-        return tree
-    beside = Path(name_or_path).parent / str(base)  # a path in a file is relative to that file
+        return [(path, tree)]
     try:
-        under = _read(str(beside if beside.is_file() else base), (*seen, name_or_path))
+        under = _files(str(base), path.parent, line)
     except ConfigError as error:
-        raise ConfigError(str(error) if seen else f"{name_or_path}, base: {error}") from None
-    return merge(under, tree)
+        raise ConfigError(str(error) if heirs else f"{name}, base: {error}") from None
+    return [*under, (path, tree)]
 
 
-def _preset_text(name_or_path: str) -> str:
-    shipped = _presets() / f"{name_or_path}.yaml"
-    path = Path(name_or_path)
-    if shipped.is_file():
-        return str(shipped.read_text(encoding="utf-8"))
+def _preset_text(name: str, folder: Path) -> tuple[Path, str]:
+    """The file of a preset and what stands in it; a path is relative to `folder`, if it is there."""
+    if name in preset_names():
+        shipped = _presets() / f"{name}.yaml"
+        return Path(str(shipped)), str(shipped.read_text(encoding="utf-8"))
+    beside = folder / name
+    path = beside if beside.exists() else Path(name)
     if (path / "config.json").is_file():
         path = path / "config.json"
-    if path.suffix in (".yaml", ".yml", ".json"):
-        if not path.is_file():
-            raise ConfigError(
-                f"preset file {path} does not exist; presets shipped: {', '.join(preset_names())}"
-            )
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"preset file {path} cannot be read as UTF-8 text: {error}") from None
-    raise ConfigError(f"there is no preset '{name_or_path}'; {nearest(name_or_path, preset_names())}")
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        raise ConfigError(f"there is no preset '{name}'; {nearest(name, preset_names())}")
+    if not path.is_file():
+        raise ConfigError(f"preset file {path} does not exist; presets shipped: {', '.join(preset_names())}")
+    try:
+        return path, path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"preset file {path} cannot be read as UTF-8 text: {error}") from None
 
 
 class _PlainLoader(yaml.SafeLoader):

@@ -10,6 +10,7 @@ _CONTROLS = {n: f"\\u{n:04x}" for n in (*range(0x20), *range(0x7F, 0xA0)) if chr
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "K", "M", "B", "T", "Q")
 _FLOPS = ("", "K", "M", "G", "T", "P", "E")
+_ROUNDED_UP = 999.5  # what is as large has a fourth digit where three are printed
 _PARSE = {
     "": 1,
     "K": 1e3,
@@ -58,9 +59,9 @@ def format_flops(value: float) -> str:
 
 def format_seconds(value: float) -> str:
     """0.0123 -> '12.3 ms'; 75 -> '1 min 15 s'."""
-    if value < 1e-3:
+    if value * 1e6 < _ROUNDED_UP:
         return f"{value * 1e6:.3g} us"
-    if value < 1:
+    if value * 1e3 < _ROUNDED_UP:
         return f"{value * 1e3:.3g} ms"
     if value < 59.95:
         return f"{value:.3g} s"
@@ -69,7 +70,8 @@ def format_seconds(value: float) -> str:
         return f"{whole // 60} min {whole % 60} s"
     if whole < 48 * 3600:
         return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{value / 86400:.3g} days"
+    days = value / 86400
+    return f"{f'{days:.3g}' if days < _ROUNDED_UP else f'{days:,.0f}'} days"
 
 
 def parse_count(text: str) -> int:
@@ -90,7 +92,7 @@ def _scaled(value: float, base: int, names: tuple[str, ...], *, space: bool) -> 
     while abs(scaled) >= base and step < len(names) - 1:
         scaled /= base
         step += 1
-    if abs(scaled) >= 999.5 and base == 1000 and step < len(names) - 1:
+    if abs(scaled) >= _ROUNDED_UP and base == 1000 and step < len(names) - 1:
         scaled, step = scaled / base, step + 1  # it would be rounded to 1000 of the smaller unit
-    whole = abs(scaled) >= 999.5 or (step == 0 and scaled.is_integer())
+    whole = abs(scaled) >= _ROUNDED_UP or (step == 0 and scaled.is_integer())
     return f"{f'{scaled:.0f}' if whole else f'{scaled:.3g}'}{' ' if space else ''}{names[step]}"

@@ -310,7 +310,15 @@ def test_a_pod_is_given_no_run_directory_that_would_be_gone_with_it(capsys, monk
         (["--out", "/"], "--out /runs/demo"),
         (["--out", "/runs/a", "--tokens", "tokens"], "--tokens /runs/tokens"),
         (["--out", "/runs/a", "--preset", "presets/mine.yaml"], "--preset /runs/mine.yaml"),
-        (["--out", "/runs/a", "--set", "machine=presets/box.yaml"], "--set machine=/runs/box.yaml"),
+        *(
+            (["--out", "/runs/a", "--set", f"{field}=presets/{name}"], f"--set {field}=/runs/{name}")
+            for field, name in (
+                ("machine", "box.yaml"),
+                ("plan.rows", "rows.txt"),
+                ("training.start_from", "step-00000100"),
+                ("training.evaluation.data", "tasks"),
+            )
+        ),
     ],
 )
 def test_a_pod_is_given_no_file_of_the_folder_it_was_described_in_nor_a_volume_in_place_of_its_root(

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from trivium.cli import main as entry
+from trivium.cli import plan_search
 from trivium.cli.run_config import Given, resolve
 from trivium.planner.search_text import choice_tree
 
@@ -108,6 +109,25 @@ def test_the_winner_is_written_as_a_preset_of_what_it_changes(call, tmp_path, ve
     assert after.plan.batch.ramp == before.plan.batch.ramp and after.plan.model == before.plan.model
     written = yaml.safe_load(out.read_text())
     assert written["base"] == str(mine) and "hidden" not in written["plan"]["model"]
+
+
+@pytest.mark.parametrize("verb", ["search", "explain"])
+def test_no_file_that_a_search_reads_is_written_over(call, tmp_path, monkeypatch, verb):
+    texts = {
+        "mine.yaml": "base: of/all.yaml",
+        "of/all.yaml": "base: demo\nmachine: a.yaml",
+        "a.yaml": "base: eos",
+    }
+    (tmp_path / "of").mkdir()
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "link.yaml").symlink_to("mine.yaml")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan_search, "find", None)  # refused before anything is searched
+    for out in (*texts, "link.yaml", str(tmp_path / "of" / ".." / "mine.yaml")):
+        code, _, told = call(verb, "--model", "mine.yaml", "--nodes", "1", "--out", out)
+        assert code == 2 and f"--out {out}: the search reads this file (--model mine.yaml," in told, told
+    assert {name: (tmp_path / name).read_text() for name in texts} == texts
 
 
 def test_a_ramp_that_the_winner_cannot_keep_is_left_out_and_that_is_said(call, tmp_path):

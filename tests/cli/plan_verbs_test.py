@@ -100,7 +100,10 @@ def test_a_learned_factor_multiplies_every_second_and_no_byte(call, tmp_path):
     stack = learned_from(tmp_path / "run")
     plain, slower = (tree(tell(plan, machine, Asked("demo"), s)) for s in (None, stack))
     assert slower["seconds"] == pytest.approx(1.5 * plain["seconds"])
-    assert slower["ranks"][0]["memory"] == plain["ranks"][0]["memory"]
+    assert slower["estimate"] == plain["estimate"]  # what it is a factor of
+    for slow, rank in zip(slower["ranks"], plain["ranks"], strict=True):
+        assert slow["seconds"] == pytest.approx({name: 1.5 * took for name, took in rank["seconds"].items()})
+        assert slow["memory"] == rank["memory"] and slow["traffic"] == rank["traffic"]
     assert call("plan", "calibrate", "--run", "run", "--out", "stack.yaml").returncode == 0
     done = call("plan", "estimate", "--machine", "selene", "--stack", "stack.yaml")
     assert done.returncode == 0 and "x 1.500" in done.stdout

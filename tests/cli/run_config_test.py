@@ -123,6 +123,27 @@ def test_a_machine_file_is_found_beside_the_config_that_names_it_and_one_that_is
     assert "theirs.yaml" in problem and "there is no file" in problem
 
 
+def test_files_that_an_inherited_config_names_are_found_beside_it(tmp_path):
+    rows = ["F0.0 F1.0 B0.0 B1.0"]
+    (tmp_path / "ours.yaml").write_text("base: dgx-h100")
+    (tmp_path / "rows.txt").write_text("\n".join(rows))
+    (tmp_path / "base.yaml").write_text("base: demo\nmachine: ours.yaml\nplan: {rows: rows.txt}")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "mine.yaml").write_text("base: ../base.yaml")
+    (tmp_path / "sub" / "theirs.yaml").write_text("base: mine.yaml\nmachine: theirs.yaml")
+    (tmp_path / "config.json").write_text('{"base": "base.yaml"}')
+    for preset in ("base.yaml", "sub/mine.yaml", "."):
+        config = resolve(Given(str(tmp_path / preset)))
+        assert Path(config.machine).samefile(tmp_path / "ours.yaml") and list(config.plan.rows) == rows
+    assert resolve(Given(str(tmp_path / "sub" / "theirs.yaml"))).machine == str(tmp_path / "sub/theirs.yaml")
+
+
+@pytest.mark.parametrize("actions", [1, 1000])
+def test_rows_in_the_place_of_their_file_are_refused(actions):
+    with pytest.raises(ConfigError, match="plan.rows: .*F0.0 .*cannot be read as text"):
+        resolve(Given("demo", (f"plan.rows={'F0.0 ' * actions}",)))
+
+
 def test_a_run_directory_stands_for_its_config(tmp_path):
     (tmp_path / "config.json").write_text('{"base": "demo", "seed": 77}')
     assert resolve(Given(str(tmp_path))).seed == 77

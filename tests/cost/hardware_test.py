@@ -62,6 +62,10 @@ def test_a_machine_file_may_start_from_a_shipped_machine(tmp_path):
         ("base: dgx-h10\n", "did you mean 'dgx-h100'"),
         ("base: dgx-h100\nnode: 3\n", "node: there is no such key; did you mean 'nodes'"),
         ("base: dgx-h100\nnodes: 0\n", "nodes is 0"),
+        (
+            "base: this-machine\nnodes: 4\n",
+            "sharing is 'shared': its ranks share .* nodes is 4; set nodes to 1",
+        ),
         ("name: mine\n", "peak: .*none was given; .*another machine's: base: NAME"),
         ("- 1\n", "holds a list"),
         ("a: [\n", "is not YAML"),
@@ -83,6 +87,13 @@ def test_the_number_of_nodes_is_settable_and_positive():
     assert machine_named("selene").with_nodes(280).devices == 2240
     with pytest.raises(ConfigError, match="nodes is 0"):
         machine_named("selene").with_nodes(0)
+
+
+def test_a_host_whose_cores_ranks_share_is_one_node():
+    here = this_machine(2, 8 << 30)
+    assert here.with_nodes(1) == here
+    with pytest.raises(ConfigError, match="share the devices of one host, and nodes is 4"):
+        here.with_nodes(4)
 
 
 @pytest.mark.parametrize(

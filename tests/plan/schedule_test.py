@@ -293,6 +293,7 @@ def test_a_given_table_is_run_as_it_is() -> None:
         (["F0.0 F1.0 B0.0 B1.0 F2.0", "F0.1 B0.1 F1.1 B1.1"], "beyond what the plan asks, F2.0"),
         (["F0.0 B0.0 F1.0 B1.0", "F1.1 B1.1 F0.1 B0.1"], "deadlocks"),
         (["F0.0 F1.1 B1.1 B0.0", "F1.0 F0.1 B0.1 B1.0"], "puts one stage on several ranks"),
+        (["F0.0 F1.0 F0.1 F1.1 B0.1 B0.0 B1.1 B1.0", ""], "gives pipeline rank 1 no action"),
         (["F0.0 F1.0 B0.0 X1.0", "F0.1 B0.1 F1.1 B1.1"], "'X1.0' is not an action"),
     ],
 )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cost.plans import small
-from trivium.config import build
+from trivium.config import build, to_tree
 from trivium.cost.case import case_of
 from trivium.errors import ConfigError
 from trivium.plan.layout import Layout, divisors
@@ -93,6 +93,9 @@ def test_a_plan_is_found_again_at_its_row():
     for row in (0, 17, len(found) - 1):
         assert found.row_of(found.plan_at(row)) == row
     assert found.row_of(small(layout={"tensor": 1}, schedule="gpipe")) is None
+    beyond = {"partition": {"layers": [8]}, "row_chunks": 2, "context_attention": "ulysses", "compiled": True}
+    for field, value in beyond.items():  # what rows do not have
+        assert found.row_of(build(Plan, {**to_tree(found.plan_at(0)), field: value})) is None
     again = found.plan_at(0).recompute.model_copy(update={"activation_function": True})
     assert found.row_of(found.plan_at(0).model_copy(update={"recompute": again})) is None
 

@@ -9,10 +9,16 @@ from trivium.cost.hardware import machine_named, this_machine
 from trivium.errors import ConfigError
 from trivium.plan.batch import Ramp
 from trivium.plan.plan import Plan
-from trivium.planner.explain import COLUMNS, near_misses, plan_lines, plan_stage
+from trivium.plan.schedule import render
+from trivium.planner.config import SearchSpace
+from trivium.planner.explain import COLUMNS, near_misses, plan_lines, plan_stage, spans
+from trivium.planner.grid import Subject
 from trivium.planner.published import mt_nlg_plan
+from trivium.planner.search import search
+from trivium.planner.search_text import ranking_lines
 
 GIB = 1 << 30
+TRIED = SearchSpace(micro=(2,), context=(1,), schedules=("1f1b",), recompute=("none",), finalists=1)
 
 
 def test_the_plan_of_mt_nlg_is_explained_beside_its_published_figures():
@@ -89,6 +95,42 @@ def test_the_standing_of_the_runs_own_plan_does_not_depend_on_the_order_of_ranks
     for each in (plan, plan.model_copy(update={"layout": turned})):
         lines = plan_stage(each, 8, 2, 8 * GIB)["lines"]
         assert any("this run's plan is number" in line for line in lines)
+
+
+def test_only_a_plan_that_the_search_tries_has_a_number_in_it():
+    """Its ramp, and whether it is compiled, are no choices of a search; other layers in a stage are."""
+    subject = Subject(small().model, 32, small().precision)
+    ranking = search(subject, this_machine(2, 8 * GIB), 8, TRIED).ranking
+    standing = {}
+    for name, over in {
+        "plain": {},
+        "ramped": {"compiled": True, "batch": {"ramp": {"start": 16, "increment": 16, "samples": 64}}},
+        "first": {"partition": {"layers": [7, 1]}},
+        "last": {"partition": {"layers": [1, 7]}},
+    }.items():
+        standing[name] = ranking_lines(small(**over), ranking)[-1]
+    assert "is number" in standing["plain"] and standing["ramped"] == standing["plain"]
+    assert "outside the space searched" in standing["first"] and standing["last"] == standing["first"]
+
+
+def test_a_layout_of_one_rank_may_name_no_axis():
+    layout = {"tensor": 1, "pipeline": 1, "data": 1}
+    here = this_machine(2, GIB)
+    assert plan_lines(small(layout={**layout, "order": []}), here) == plan_lines(small(layout=layout), here)
+
+
+def test_rows_that_are_given_are_shown_as_they_are():
+    """They are the table of one batch: there is no shorter step. Whether the backward is split, they say."""
+    for name, split in (("1f1b", False), ("zb-h1", True)):
+        of_named = small(batch={"sequences": 128}, schedule=name)
+        rows = render(of_named.schedule_table()).splitlines()
+        plan = small(batch={"sequences": 128}, schedule="given", rows=rows)
+        text = " ".join(" ".join(plan_lines(plan, this_machine(2, GIB))).split())
+        assert ("with the backward split in two" in text) == split
+        assert "its micro-batches" in text and rows[0][:60] in text
+        assert spans(plan, this_machine(2, GIB))["spans_micro_batches"] == 32
+        assert len(spans(plan, this_machine(2, GIB))["spans"]) == sum(map(len, plan.schedule_table()))
+        assert spans(of_named, this_machine(2, GIB))["spans_micro_batches"] == 8
 
 
 @pytest.mark.parametrize(

@@ -155,12 +155,21 @@ def test_ranks_that_no_layout_divides_are_refused_with_the_numbers():
         small_search(ranks=13, space=SearchSpace(context=(1,)))
 
 
-@pytest.mark.parametrize(("batch", "nearest"), [(30, "28 or 32"), (33, "32 or 36")])
-def test_an_impossible_batch_names_the_nearest_that_some_layout_divides(batch, nearest):
-    subject = replace(subject_of(small()), sequences=batch)
-    with pytest.raises(ConfigError, match=f"batch {batch} is not a multiple") as error:
-        search(subject, HERE, 4, SearchSpace(micro=(4,), context=(1,)))
-    assert f"nearest legal batch: {nearest}" in str(error.value)
+@pytest.mark.parametrize(
+    ("batch", "only", "nearest"),
+    [
+        (30, {"micro": (4,)}, (28, 32)),
+        (33, {"micro": (4,)}, (32, 36)),
+        (6, {"schedules": ("interleaved",), "pipeline": (4,), "micro": (1,)}, (4, 8)),
+    ],
+)
+def test_an_impossible_batch_names_the_nearest_that_some_layout_divides(batch, only, nearest):
+    space, subject = SearchSpace(context=(1,), **only), subject_of(small())
+    with pytest.raises(ConfigError, match=f"{batch} is not a multiple") as error:
+        search(replace(subject, sequences=batch), HERE, 4, space)
+    assert f"nearest legal batch: {nearest[0]} or {nearest[1]}" in str(error.value)
+    for near in nearest:
+        assert search(replace(subject, sequences=near), HERE, 4, space).ranking.winners(1)
 
 
 def test_more_ranks_than_devices_are_refused():

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -58,10 +59,19 @@ def test_every_family_that_was_rejected_is_told_with_its_number(found):
 
 
 def test_an_explanation_names_the_winner_its_limits_and_what_it_nearly_could_be(found):
-    text = "\n".join(explain_lines(found, near_misses(found)))
+    text = "\n".join(explain_lines(found, near_misses(found), 10))
     for expected in ("Winner: tensor 8", "Runners-up", "more", "Rejected:", "batch 1,960 instead of 1,920"):
         assert expected in text
-    assert "none would save more than 1 %" in "\n".join(explain_lines(found, []))
+    assert "none would save more than 1 %" in "\n".join(explain_lines(found, [], 10))
+
+
+@pytest.mark.parametrize("top", [1, 3, 9])
+def test_an_explanation_tells_of_as_many_plans_as_are_asked_for(found, top):
+    lines = explain_lines(found, [], top)
+    places = [int(line.split(".")[0]) for line in lines if re.match(r"  \d+\. ", line)]
+    assert places == list(range(2, top + 1)) and any("Runners-up" in line for line in lines) == (top > 1)
+    tree = explain_tree(found, [], top)
+    assert len(tree["runners_up"]) == top - 1 and len(tree["winners"]) == top
 
 
 def test_the_tree_is_plain_data_that_gives_the_layouts_back(found):

@@ -15,7 +15,7 @@ from trivium.cli.options import DEFAULT_OUT, Out, Preset, Ranks, Sets, Tokens, g
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import HERE, RunConfig, is_machine_file, resolve
 from trivium.cli.show import layout_text, say
-from trivium.config import preset_names
+from trivium.config import leaves, parse_assignments, preset_names
 from trivium.cost.hardware import Machine
 from trivium.errors import ConfigError
 from trivium.plan.mapping import problems
@@ -25,6 +25,8 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 MODULE = "trivium.cli.main train"
 # Between the moment all ranks have saved and the moment the last of them has ended.
 MARGIN_SECONDS = 20
+# Fields that a training reads files by; beside these the machine, where it is a file.
+PATHS = ("plan.rows", "training.start_from", "training.evaluation.data")
 
 
 # How a file for torchrun is started, as its comment says: on one host; on so many hosts, which share a directory.
@@ -100,10 +102,9 @@ def launch(
     """
     if target is Target.kubernetes:
         _refuse_what_no_pod_has(out, preset, tokens)
-        for each in sets or ():
-            field, _, value = each.partition("=")
-            if field == "machine" and is_machine_file(value):
-                _refuse_relative("--set machine", value, out, between="=")
+        for field, value in leaves(parse_assignments(sets or ())):
+            if isinstance(value, str) and (field in PATHS or (field == "machine" and is_machine_file(value))):
+                _refuse_relative(f"--set {field}", value, out, between="=")
     given = given_for(out, preset, sets, ranks)
     config = resolve(given).checked()
     if config.machine == HERE:

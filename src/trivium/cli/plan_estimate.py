@@ -175,7 +175,7 @@ def tree(told: Told) -> dict[str, Any]:
         "machine": to_tree(told.parts.machine),
         "stack": to_tree(told.stack) if told.stack else None,
         "seconds": told.seconds,
-        **told.parts.tree(),
+        **told.parts.tree(told.factor),
         "interval": vars(told.interval) if told.interval else None,
         "training": told.training.tree() if told.training else None,
     }

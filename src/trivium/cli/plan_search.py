@@ -14,9 +14,9 @@ import yaml
 
 from trivium.cli.options import Sets
 from trivium.cli.price import machine_of
-from trivium.cli.run_config import Given, RunConfig, resolve, with_options
+from trivium.cli.run_config import Given, RunConfig, is_machine_file, resolve, with_options
 from trivium.cli.show import say
-from trivium.config import changes, leaves, parse_assignments, preset_names, to_tree
+from trivium.config import changes, leaves, parse_assignments, preset_files, preset_names, to_tree
 from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
 from trivium.planner.grid import Subject
@@ -124,7 +124,7 @@ def explain(asked: Asked) -> None:
     if asked.as_json:
         _print(explain_tree(found, misses, asked.top))
         return
-    for line in explain_lines(found, misses):
+    for line in explain_lines(found, misses, asked.top):
         say(line)
 
 
@@ -134,6 +134,8 @@ def _find(asked: Asked) -> Found:
     if asked.out is not None and asked.out.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {asked.out}: a preset is YAML and known by its name; end it in .yaml")
     config, ranks = resolve(_given(asked)), asked.ranks
+    if asked.out is not None:
+        _refuse_what_is_read(asked.out, asked.model, config.machine)
     where = machine_of(config.machine)
     if asked.nodes is not None:
         where = where.with_nodes(asked.nodes)
@@ -159,6 +161,16 @@ def _given(asked: Asked) -> Given:
     names = [name.strip() for name in asked.schedules.split(",")] if asked.schedules is not None else None
     fields = {"machine": asked.machine, "plan.batch.sequences": asked.batch, "search.schedules": names}
     return Given(asked.model, with_options(asked.sets, fields))
+
+
+def _refuse_what_is_read(out: Path, model: str, machine: str) -> None:
+    """ConfigError where the winner would take the place of a file from which it inherits, or of its machine."""
+    read = [*preset_files(model), *([Path(machine)] if is_machine_file(machine) else [])]
+    if out.resolve() in [file.resolve() for file in read]:
+        raise ConfigError(
+            f"--out {out}: the search reads this file (--model {model}, what it inherits from, its machine), and the "
+            f"winner would take its place; name another, as --out {out.with_stem(f'{out.stem}-winner')}"
+        )
 
 
 def _write(path: Path, model: str, config: RunConfig, plan: Plan) -> None:

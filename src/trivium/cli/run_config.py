@@ -161,18 +161,32 @@ def is_machine_file(machine: str) -> bool:
     return machine.endswith((".yaml", ".yml"))
 
 
-def _with_what_follows(layer: Tree, folder: Path) -> Tree:
+def _with_what_follows(layer: Tree) -> Tree:
     """A layer that says how many ids the model predicts, and nothing of the tokenizer, means both, unless they are
-    fewer than any tokenizer has; and the path of a machine file is relative to `folder`, if it is there."""
-    follows: Tree = {}
+    fewer than any tokenizer has."""
     ids = as_count(_at(layer, "plan", "model", "vocabulary"))
     if isinstance(ids, int) and ids > BYTE_ALPHABET and _at(layer, "tokens", "vocabulary") is None:
-        follows["tokens"] = {"vocabulary": ids}
-    machine = _at(layer, "machine")
+        return merge(layer, {"tokens": {"vocabulary": ids}})
+    return layer
+
+
+def _with_full_paths(tree: Tree, folder: Path) -> Tree:
+    """The path of a machine file, and that of a file of rows, is relative to `folder`, if it is there."""
+    full: Tree = {}
+    machine, rows = _at(tree, "machine"), _at(tree, "plan", "rows")
     if isinstance(machine, str) and is_machine_file(machine):
-        beside = folder / machine
-        follows["machine"] = str((beside if beside.is_file() else Path(machine)).absolute())
-    return merge(layer, follows)
+        full["machine"] = _full_path(machine, folder)
+    if isinstance(rows, str):
+        full["plan"] = {"rows": _full_path(rows, folder)}
+    return merge(tree, full)
+
+
+def _full_path(named: str, folder: Path) -> str:
+    try:
+        beside = (folder / named).is_file()
+    except OSError:  # no name of a file, such as many actions in the place of theirs
+        beside = False
+    return str((folder / named if beside else Path(named)).absolute())
 
 
 def _at(tree: Tree, *path: str) -> Any:
@@ -185,8 +199,8 @@ def _at(tree: Tree, *path: str) -> Any:
 
 def _layers(given: Given) -> list[tuple[str, Tree]]:
     name = f"preset {given.preset}" if given.preset in preset_names() else given.preset
-    read = read_preset(given.preset)
-    layers = [(name, _with_what_follows(read, Path(given.preset).parent))]
+    layers = [(name, _with_what_follows(read_preset(given.preset, _with_full_paths)))]
     if given.ranks is not None:
         layers.append((f"--ranks {given.ranks}", ranks_tree(given.ranks)))
-    return [*layers, ("--set", _with_what_follows(parse_assignments(given.assignments), Path()))]
+    stated = _with_full_paths(parse_assignments(given.assignments), Path())
+    return [*layers, ("--set", _with_what_follows(stated))]

@@ -5,9 +5,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
-from trivium.config import Config, NotNegative, Positive, Tree, build, mapping_of_yaml, merge
+from trivium.config import Config, NotNegative, Positive, Tree, build, mapping_of_yaml, merge, to_tree
 from trivium.cost.constants import priors
 from trivium.errors import ConfigError, nearest
 
@@ -91,15 +91,24 @@ class Machine(Config):
                 raise ValueError(f"{name} must be between {low:g} and {high:g}: {priors()[name].meaning}")
         return constants
 
+    @field_validator("sharing")
+    @classmethod
+    def _of_one_host(cls, sharing: str, given: ValidationInfo) -> str:
+        nodes = given.data.get("nodes", 1)
+        if sharing == "shared" and nodes > 1:
+            raise ValueError(
+                f"its ranks share the devices of one host, and nodes is {nodes}; set nodes to 1, or sharing to "
+                f"exclusive"
+            )
+        return sharing
+
     @property
     def devices(self) -> int:
         return self.devices_per_node * self.nodes
 
     def with_nodes(self, nodes: int) -> "Machine":
-        """The same machine with another number of nodes."""
-        if nodes < 1:
-            raise ConfigError(f"nodes is {nodes}; a machine needs at least 1 node")
-        return self.model_copy(update={"nodes": nodes})
+        """The same machine with another number of nodes. Raises ConfigError where it cannot have as many."""
+        return build(Machine, {**to_tree(self), "nodes": nodes})
 
     def crowding(self, ranks: int) -> float:
         """How many ranks want each device at once: 1 unless shared."""

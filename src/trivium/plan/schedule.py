@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from trivium.errors import ConfigError
 from trivium.plan.list_scheduling import Job, in_order
+from trivium.units import listed
 
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split", "zb-turns", "given"]
 # Those that are made by a rule in which every micro-batch goes the same way.
@@ -292,6 +293,12 @@ def table_problems(schedule: Schedule, *, pipeline: int, stages: int, micro_batc
             found.append(
                 f"plan.rows {told} {some}; a step has {micro_batches} micro-batches on {stages} stages"
             )
+    idle = [rank for rank, row in enumerate(schedule) if not row]
+    if idle:
+        found.append(
+            f"plan.rows gives pipeline rank {listed(idle)} no action; each holds one or more of the {stages} stages: "
+            f"move the actions of a stage there"
+        )
     if len(rank_of_stage) != len({s for _, s in rank_of_stage}):
         found.append(f"plan.rows puts one stage on several ranks: (rank, stage) {sorted(rank_of_stage)[:6]}")
     if not found:

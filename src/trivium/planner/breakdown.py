@@ -47,15 +47,17 @@ class Breakdown:
     memory: tuple[MemoryEstimate, ...]
     traffic: tuple[Traffic, ...]
 
-    def tree(self) -> dict[str, Any]:
-        """Plain data."""
+    def tree(self, factor: float = 1.0) -> dict[str, Any]:
+        """Plain data. factor: how many times as long ranks take as the estimate says, as a finished run taught."""
         ranks = zip(self.times, self.memory, self.traffic, strict=True)
         return {
             "estimate": self.price.tree(),
             "ranks": [
                 {
                     "pipeline": time.pipeline,
-                    "seconds": {"forward": time.forward, "backward": time.backward, "idle": time.idle},
+                    "seconds": {
+                        name: factor * getattr(time, name) for name in ("forward", "backward", "idle")
+                    },
                     "memory": {**held.categories(), "total": held.total},
                     "traffic": {axis: dict(moved) for axis, moved in handed.items() if moved},
                 }

@@ -14,7 +14,7 @@ from trivium.plan.layout import Layout
 from trivium.plan.mapping import crossings, node_of
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import render
+from trivium.plan.schedule import is_split, render
 from trivium.planner.config import SearchSpace
 from trivium.planner.grid import Subject
 from trivium.planner.near_misses import interleaving_misses, turns_misses
@@ -57,7 +57,7 @@ def plan_stage(
             {"rank": rank, "coordinate": dict(plan.layout.coordinate(rank)._asdict()), "predicted": held}
             for rank, held in predicted_memory(plan).items()
         ],
-        **_spans(plan, here),
+        **spans(plan, here),
         "ranking": [winner_tree(winner) for winner in found.ranking.winners(RANKING)],
         "mt_nlg": {
             **priced_tree(paper, selene),
@@ -146,15 +146,17 @@ def _schedule_lines(plan: Plan) -> list[str]:
     if layout.pipeline == 1:
         return ["schedule      one pipeline rank: micro-batches one after the other, no bubble"]
     # Actions of equal size, a backward twice a forward: what the form of the schedule alone costs.
-    bubble = simulate(plan.schedule_table(), unit_seconds).bubble_fraction
-    law = f", (p - 1) / (m x chunks) = {layout.pipeline - 1} / ({micro_batches} x {layout.chunks})"
+    table = plan.schedule_table()
+    bubble = simulate(table, unit_seconds).bubble_fraction
+    law = ", with the backward split in two" if is_split(table) else ""
+    if plan.schedule in UNIFORM:
+        law = f", (p - 1) / (m x chunks) = {layout.pipeline - 1} / ({micro_batches} x {layout.chunks})"
     few, rows = _few_micro_batches(plan)
     shown = rows if len(rows) <= FEW_RANKS else [*rows[: FEW_RANKS - 1], *rows[-1:]]
     skipped = "" if len(shown) == len(rows) else f"; {len(rows) - len(shown)} pipeline ranks not shown"
     of = "its" if few == micro_batches else f"a step of {few} instead of {micro_batches}"
     return [
-        f"schedule      {plan.schedule}: bubble {bubble:.1%} of the work"
-        f"{law if plan.schedule in UNIFORM else ', with the backward split in two'}",
+        f"schedule      {plan.schedule}: bubble {bubble:.1%} of the work{law}",
         f"{'':{LABEL}}{of} micro-batches (Fm.s: forward of micro-batch m on stage s){skipped}:",
         *(f"{'':{LABEL}}{_cut(row)}" for row in shown),
     ]
@@ -163,6 +165,8 @@ def _schedule_lines(plan: Plan) -> list[str]:
 def _few_micro_batches(plan: Plan) -> tuple[int, list[str]]:
     """The rows of the schedule when they are short; otherwise of a shorter step that shows the pattern."""
     layout, micro_batches = plan.layout, plan.batch.micro_batches(plan.layout)
+    if plan.schedule == "given":  # a table of one batch, which has no shorter step
+        return micro_batches, render(plan.schedule_table()).splitlines()
     # Interleaving needs a multiple of the pipeline degree.
     pattern = layout.pipeline if plan.schedule == "interleaved" else min(micro_batches, 2 * layout.pipeline)
     rows: list[str] = []
@@ -182,7 +186,7 @@ def _place_lines(plan: Plan, machine: Machine) -> list[str]:
         on_node = layout.world_size
     lines = []
     # Neighbours along tensor are one line when tensor varies fastest; otherwise each rank has its own.
-    run = layout.tensor if layout.order[-1] == "tensor" else 1
+    run = layout.tensor if layout.order[-1:] == ("tensor",) else 1
     for first in range(0, on_node, run):
         at, last = layout.coordinate(first), min(first + run, on_node) - 1
         ranks = f"rank {first}" if first == last else f"ranks {first}-{last}"
@@ -273,9 +277,11 @@ def _machine_text(machine: Machine) -> str:
     return f"{counted(machine.nodes, 'node')} x {machine.devices_per_node} {machine.device}"
 
 
-def _spans(plan: Plan, machine: Machine) -> dict[str, Any]:
-    """The planned timeline of a step, or of its first micro-batches where there are very many."""
-    few = min(plan.batch.micro_batches(plan.layout), 4 * plan.layout.pipeline)
+def spans(plan: Plan, machine: Machine) -> dict[str, Any]:
+    """The planned timeline of a step; of a shorter one where a named schedule has very many micro-batches."""
+    few = plan.batch.micro_batches(plan.layout)
+    if plan.schedule != "given":
+        few = min(few, 4 * plan.layout.pipeline)
     sequences = few * plan.batch.micro * plan.layout.data
     return {
         "spans": planned_timeline(plan, machine, sequences=sequences).rows(),

@@ -116,7 +116,8 @@ class Candidates:
         """Where a plan stands among the rows; None where the search does not vary what the plan chooses."""
         same = [self.grid[name] == value for name, value in columns_of(plan).items()]
         found = np.flatnonzero(np.logical_and.reduce(same))
-        return int(found[0]) if len(found) else None
+        # Rows have not all that a plan may choose: not its partition, nor its rows, nor how context ranks attend.
+        return int(found[0]) if len(found) and self.plan_at(int(found[0])) == plan else None
 
 
 def columns_of(plan: Plan) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trivium.plan.schedule import SCHEDULE_NAMES
-from trivium.planner.grid import Grid, Mask, Subject, micro_batches_of
+from trivium.planner.grid import Column, Grid, Mask, Subject, micro_batches_of
 
 INTERLEAVED, ZB_V = (SCHEDULE_NAMES.index(name) for name in ("interleaved", "zb-v"))
 
@@ -143,6 +143,12 @@ def inside_a_node(limit: int, ranks: int) -> Law:
 def legal(subject: Subject, grid: Grid) -> Mask:
     """Which rows are legal plans on as many ranks as their degrees multiply to, if the model is legal."""
     return np.logical_and.reduce([law.keeps(subject, grid) for law in LAWS])
+
+
+def batch_unit(grid: Grid) -> Column:
+    """Of each row, what its sequences must be a multiple of."""
+    together: Column = np.where(grid["schedule"] == INTERLEAVED, grid["pipeline"], 1)  # micro-batches
+    return grid["micro"] * grid["data"] * together
 
 
 def told(law: Law, subject: Subject, row: dict[str, int]) -> str:

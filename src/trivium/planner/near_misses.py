@@ -19,7 +19,7 @@ from trivium.plan.plan import Plan, head_length
 from trivium.plan.schedule import HEAD_UNITS, SCHEDULE_NAMES
 from trivium.planner.config import SearchSpace
 from trivium.planner.grid import MODE_NAMES, Candidates, Grid, Subject, columns_of
-from trivium.planner.laws import INTERLEAVED, LAWS, legal, told
+from trivium.planner.laws import INTERLEAVED, LAWS, batch_unit, legal, told
 from trivium.planner.pricing import Ranking, Winner, price, rank, utilisation
 from trivium.planner.search import Found, legal_plans, memory_limit
 from trivium.units import format_bytes
@@ -138,8 +138,7 @@ def _batches(found: Found, space: SearchSpace, best: Winner) -> Iterator[NearMis
 def _opened(subject: Subject, grid: Grid) -> Grid:
     """Rows that the batch forbids, with the nearest batches that allow them."""
     broken = grid.take(~legal(subject, grid))
-    unit = broken["micro"] * broken["data"]
-    unit = unit * np.where(broken["schedule"] == INTERLEAVED, broken["pipeline"], 1)
+    unit = batch_unit(broken)
     below = subject.sequences // unit * unit
     both = [Grid({**broken.columns, "sequences": batch}) for batch in (below, below + unit)]
     rows = both[0].joined(both[1])

@@ -11,7 +11,7 @@ from trivium.plan.layout import AXES
 from trivium.planner.candidates import Enumerated, enumerate_plans
 from trivium.planner.config import SearchSpace
 from trivium.planner.grid import Subject
-from trivium.planner.laws import inside_a_node
+from trivium.planner.laws import batch_unit, inside_a_node
 from trivium.planner.pricing import Ranking, price, rank
 
 
@@ -87,7 +87,7 @@ def _legal_batches(subject: Subject, machine: Machine, ranks: int, space: Search
     grid = legal_plans(subject, machine, ranks, space, ("batch", "interleaving")).candidates.grid
     if not len(grid):
         return []
-    units = np.unique(grid["micro"] * grid["data"])
+    units = np.unique(batch_unit(grid))
     below = (subject.sequences // units * units).max()
     above = (-(-subject.sequences // units) * units).min()
     return sorted({int(batch) for batch in (below, above) if batch > 0})

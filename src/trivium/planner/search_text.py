@@ -12,6 +12,7 @@ from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 from trivium.planner.near_misses import NearMiss
 from trivium.planner.pricing import Ranking, Winner
+from trivium.planner.published import full_batch
 from trivium.planner.search import Found
 from trivium.units import counted, format_bytes, format_count, format_seconds
 
@@ -35,7 +36,6 @@ HEADS = (
 )
 WORDS = ("schedule", "recompute", "sequence", "limited by")  # columns that are not numbers
 NAMED_LIMITS = 2
-RUNNERS_UP = 5
 FEWEST_SECONDS = 0.001  # of a step: a part that differs by less is not told
 
 
@@ -44,23 +44,22 @@ def search_lines(found: Found, top: int) -> list[str]:
     return [*_subject_lines(found), "", *table_lines(found.ranking.winners(top))]
 
 
-def explain_lines(found: Found, misses: list[NearMiss]) -> list[str]:
-    """The winner, the runners-up and what limits each, every rejected family, and near misses."""
-    distinct = best_of_layouts(found.ranking)
-    winner, runners = distinct[0], distinct[1 : RUNNERS_UP + 1]
+def explain_lines(found: Found, misses: list[NearMiss], top: int) -> list[str]:
+    """The winner, the runners-up and what limits each, `top` plans in all, every rejected family, and near misses."""
+    winner, *runners = best_of_layouts(found.ranking)[:top]
     return [
         *_subject_lines(found),
         "",
         f"Winner: {choice_text(winner)}",
         f"  {_limits_text(winner, every=True)}",
         "",
-        "Runners-up, the best of each other layout:",
+        *(["Runners-up, the best of each other layout:"] if runners else []),
         *(
             f"  {place}. {line}"
             for place, each in enumerate(runners, 2)
             for line in [_behind_text(each, winner)]
         ),
-        "",
+        *([""] if runners else []),
         "Rejected:",
         *(f"  {line}" for line in rejected_lines(found)),
         "",
@@ -92,7 +91,7 @@ def explain_tree(found: Found, misses: list[NearMiss], top: int) -> dict[str, An
     """search_tree with what was rejected and what nearly was not."""
     return {
         **search_tree(found, top),
-        "runners_up": [winner_tree(each) for each in best_of_layouts(found.ranking)[1 : RUNNERS_UP + 1]],
+        "runners_up": [winner_tree(each) for each in best_of_layouts(found.ranking)[1:top]],
         "rejected": [vars(family) for family in found.enumerated.rejected],
         "rejected_by_memory": [
             {"tensor": tensor, "layouts": layouts, "least_bytes": least}
@@ -135,7 +134,9 @@ def ranking_lines(plan: Plan, ranking: Ranking) -> list[str]:
     """The best layouts a search found, and where a run's own plan stands among them."""
     number = len(ranking.order)
     best = best_of_layouts(ranking)[:5]
-    own = ranking.place_of(plan.model_copy(update={"layout": plan.layout.model_copy(update={"order": AXES})}))
+    # Rows are of the full batch, and have neither an order of ranks nor a compiler.
+    layout = plan.layout.model_copy(update={"order": AXES})
+    own = ranking.place_of(full_batch(plan).model_copy(update={"layout": layout, "compiled": False}))
     standing = f"number {own:,} of {number:,}" if own else "outside the space searched"
     return [
         f"What a search over {number:,} plans that fit finds for this machine: the best five layouts, seconds per step",
