@@ -591,6 +591,27 @@ def test_weights_of_layers_that_no_part_of_the_model_uses_are_refused(tmp_path: 
         import_hf(folder, tmp_path / "other")
 
 
+@pytest.mark.parametrize(
+    "said", [{"tie_word_embeddings": True}, {}]
+)  # GPT-2's are tied where nothing is said
+def test_a_head_that_is_another_than_the_table_it_is_said_to_be_is_refused(
+    tmp_path: Path, said: dict
+) -> None:
+    folder = tmp_path / "hf"
+    export_hf(written(tmp_path / "ours", small()), folder, tokenizer=None)
+    path, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    del config["tie_word_embeddings"]
+    (folder / "config.json").write_text(json.dumps(config | said))
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()  # as old folders keep it
+    save_file(tensors, path)
+    import_hf(folder, tmp_path / "back")
+    tensors["lm_head.weight"][-1, -1] += 1e-3
+    save_file(tensors, path)
+    with pytest.raises(DataError, match="tie_word_embeddings is true.* another lm_head.weight than"):
+        import_hf(folder, tmp_path / "other")
+
+
 def test_a_folder_without_safetensors_or_with_a_tensor_missing_is_refused(tmp_path: Path) -> None:
     export_hf(written(tmp_path / "ours", small()), tmp_path / "hf", tokenizer=None)
     path = tmp_path / "hf" / "model.safetensors"
