@@ -273,3 +273,11 @@ def test_prompts_that_were_cut_are_told_of_all_that_were_asked(scene, tmp_path, 
     assert few["truncated"] == 10 and few["n"] == 5  # each question once for each of its choices
     told = capsys.readouterr().out
     assert "cut: 10 of 20 prompts, one for each choice, were longer than the model's 64 tokens" in told
+    sets = ("--set", "draws=1", "--set", "orders=1", "--set", "compare_at=1")
+    trivium("incontext", scene / "run", *words[2:6], "--task", "boolq", "--shots", "0,9", *sets)
+    told = capsys.readouterr().out
+    assert [line.split()[-2:] for line in told.splitlines() if line.split()[:1] == ["shots"]] == [
+        ["0.0", "%"],
+        ["100.0", "%"],
+    ]
+    assert "cut: so many of the prompts, one for each choice, were longer than the model's 64 tokens" in told

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trivium.cli.answers import answered
-from trivium.cli.benchmarks import about_checkpoint, refuse_bad_place
+from trivium.cli.benchmarks import about_checkpoint, cut_line, refuse_bad_place
 from trivium.cli.evaluate import Data, Json
 from trivium.cli.kept import Kept
 from trivium.cli.options import Sets
@@ -114,15 +114,19 @@ def _measured(target: "Target", study: "Study", every: bool, progress: Progress)
 def _tell(task: str, found: Mapping[str, Any]) -> None:
     model = found["model"]
     say(f"  {task}, {found['n']} questions, {model['checkpoint']}, {model['parameters']:,} parameters")
+    measured = [
+        (kind, name, m)
+        for kind in ("shots", "order", "balance", "source", "template")
+        for name, m in found[kind].items()
+        if m is not None
+    ]
     rows = [
         (
             *(kind, name, percent(m["accuracy"]), percent(m["threshold_accuracy"])),
             *(percent(m["contextual_accuracy"]), f"{m['calibration_error']:.3f}"),
-            *(_signed(m["majority_bias"]), _signed(m["recency_bias"])),
+            *(_signed(m["majority_bias"]), _signed(m["recency_bias"]), percent(m["truncated_fraction"])),
         )
-        for kind in ("shots", "order", "balance", "source", "template")
-        for name, m in found[kind].items()
-        if m is not None
+        for kind, name, m in measured
     ]
     header = (
         "varied",
@@ -133,9 +137,12 @@ def _tell(task: str, found: Mapping[str, Any]) -> None:
         "calibration error",
         "majority",
         "recency",
+        "cut",
     )
     for line in table(rows, header=header):
         say(line)
+    if any(m["truncated_fraction"] for _, _, m in measured):
+        say(cut_line("so many of the prompts", model))
     if found["order_complete"]:
         say(f"  order: all {len(found['order'])} orders of the same shots, no more were to be drawn")
 
