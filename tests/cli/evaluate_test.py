@@ -159,6 +159,15 @@ def test_a_study_of_another_task_is_set_aside(scene, tmp_path):
     assert read(aside)["task"] == "hans"
 
 
+def test_a_study_of_several_models_is_kept_in_the_last_of_them_that_is_of_a_run(scene, tmp_path):
+    run = shutil.copytree(
+        scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext")
+    )
+    few = ("--limit", 6, "--shots", "0", "--set", "compare_at=1", "--set", "draws=1", "--set", "orders=1")
+    trivium("incontext", run, scene / "hf", "--data", scene / "data", *few)
+    assert [m["model"]["step"] for m in read(run / "incontext" / "results.json")["models"]] == [8, 0]
+
+
 def test_a_study_of_shots_is_kept_in_the_run(scene, tmp_path):
     settings = ("compare_at=1", "draws=2", "orders=1")
     trivium(

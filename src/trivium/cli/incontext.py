@@ -49,17 +49,19 @@ def incontext(
     """
     from trivium.evaluation.incontext import FORMAT
     from trivium.evaluation.joined import loses_study
-    from trivium.interchange.target import opened
+    from trivium.interchange.settings import is_model_folder
+    from trivium.interchange.target import opened, run_of
 
     refuse_bad_place(json)
     config = _config(shots, limit, sets or [])
     study = _study(task, data, config)
     models: list[dict[str, Any]] = []
     places: list[Path] = []
+    of_runs = [run for place in targets if not is_model_folder(place) and (run := run_of(place))]
+    last = of_runs[-1] if of_runs else None
+    keeping = Kept(last, FOLDER, json, lambda earlier, found: found, loses_study)
     for place in targets:
         with opened(place, config.tokenizer) as target, progress_of("incontext") as progress:
-            folder = target.run if place == targets[-1] else None
-            keeping = Kept(folder, FOLDER, json, lambda earlier, found: found, loses_study)
             for model in _measured(target, study, every, progress):
                 models.append(model)
                 tree = {"format": FORMAT, "task": task, "config": to_tree(config), "models": models}
