@@ -29,7 +29,8 @@ from trivium.parallel.mesh import Mesh
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
-from trivium.tokens.tokenizer import given_tokenizer, train_tokenizer
+from trivium.tokens.marks import Marks
+from trivium.tokens.tokenizer import Tokenizer, given_tokenizer, train_tokenizer
 from trivium.training.state import begin_with, fragments
 from trivium.training.trainer import Trainer
 
@@ -282,6 +283,24 @@ def test_the_marks_of_a_tokenizer_from_elsewhere_go_along(tmp_path: Path) -> Non
         config = json.loads((tmp_path / "hf" / name).read_text())
         assert (config["bos_token_id"], config["eos_token_id"]) == (1, 2)
     assert given_tokenizer(str(tmp_path / "hf")).identity == words.identity
+
+
+@pytest.mark.parametrize("custom", [True, False])
+@pytest.mark.parametrize("begun", [True, False])
+def test_what_stands_before_a_text_in_the_documents_stands_there_in_transformers_too(
+    tmp_path: Path, custom: bool, begun: bool
+) -> None:
+    """Documents that were made elsewhere need not begin as is their tokenizer's custom."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    text = llama_words(["some words"] * 3, opens=custom)
+    words = Tokenizer(text, Marks("</s>", "<s>", begun))
+    words.save(tmp_path / "tokenizer.json")
+    checkpoint = written(tmp_path / "ours", small(model={"vocabulary": words.vocabulary}))
+    export_hf(checkpoint, tmp_path / "hf", tokenizer=tmp_path / "tokenizer.json")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert theirs.encode("some words") == [1] * begun + words.encode("some words")
+    assert given_tokenizer(str(tmp_path / "hf")).opening == words.opening
+    assert ((tmp_path / "hf" / "tokenizer.json").read_text() == text) == (custom == begun)
 
 
 def marks(folder: Path, name: str = "config.json") -> dict[str, object]:
