@@ -316,6 +316,6 @@ def _checked(text: str) -> str:
     except UnicodeEncodeError as error:
         raise DataError(
             f"a text holds half a character (surrogate {text[error.start]!a} at position {error.start}), "
-            "which no encoding can write; curate the corpus again"
+            "which no encoding can write; give it in whole characters, as UTF-8 has them"
         ) from None
     return text
