@@ -120,6 +120,13 @@ def test_what_could_not_be_compared_is_no_effect_and_no_question_of_the_correcti
     assert row.split()[-2] == "-" and row.split()[-1] == f"{talking['effects'][0]['estimate']:+.3f}"
 
 
+def test_sentences_that_did_not_fit_the_model_are_told():
+    by_shots = {"0": {"truncated_fraction": 0.0}, "16": {"truncated_fraction": 0.25}}
+    found = {"effects": [], "coreference": {"winogender": by_shots}, "model": {"sequence": 64}}
+    (line,) = [line for line in verb._lines(found) if "cut" in line]
+    assert "25.0 % of the prompts of winogender, 16 shots" in line and "the model's 64 tokens" in line
+
+
 def test_missing_data_is_found_before_the_model_is_asked_to_write():
     class Silent(Telling):
         def generate(self, prompts, *, settings):

@@ -48,6 +48,18 @@ def test_the_sign_of_a_zero_is_a_difference_of_bits_and_not_of_size(tmp_path: Pa
     assert (found.absolute, found.relative) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize("strange", [float("nan"), float("-inf")])
+def test_what_is_not_finite_is_counted_and_the_rest_is_measured(tmp_path: Path, strange: float) -> None:
+    """The largest of differences of which one is NaN is none, or, to max(), the one before it."""
+    values = torch.full(SHAPE, 2.0, dtype=torch.float64)
+    other = values.clone()
+    other[1, 0], other[1, 1], other[4, 3] = 2.5, strange, strange
+    values[4, 3] = float("inf")
+    (found,) = tensor_differences(written(tmp_path / "a", values), written(tmp_path / "b", other))
+    assert (found.absolute, found.relative) == (0.5, 0.2)
+    assert found.what.startswith("not finite in one or both: 2 values; the rest differs by at most 0.5,")
+
+
 @pytest.mark.parametrize("files", [1, 2, 3, 5])
 def test_files_are_of_equal_size_and_pieces_no_larger_than_may_be_in_memory(
     tmp_path: Path, files: int

@@ -17,7 +17,7 @@ from trivium.config import to_tree
 from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
 from trivium.interchange.export import export_hf
 from trivium.parallel import launch
-from trivium.provenance import STAMP, describe, write_json
+from trivium.provenance import STAMP, describe, publishing, write_json
 from trivium.tokens.tokenizer import train_tokenizer
 
 FEW = ("generation.sampling.max_tokens=4", "generation.sampling.temperature=0")
@@ -123,6 +123,28 @@ def test_generate_keeps_the_samples_of_a_run_and_several_ranks_write_the_same(ru
     assert "up to date" in said(capsys, "--out", run, sets=sets)
     trivium("generate", "--out", run, "--redo", sets=(*sets, "generation.layout.tensor=2"))
     assert read(run / "generate" / "samples.json") == alone
+
+
+def test_of_ranks_of_torchrun_all_write_the_samples_and_the_first_keeps_them(run, tmp_path, monkeypatch):
+    run, asked = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("generate")), []
+    monkeypatch.setattr("trivium.cli.generate.answered", lambda *words: asked.append(words))
+    for name, value in {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with publishing(
+        run / "generate", verb="generate", config={}, inputs={}
+    ):  # as the first rank does meanwhile
+        trivium("generate", "--out", run, sets=FEW)
+        assert len(asked) == 1
+    monkeypatch.setattr("trivium.cli.generate.is_current", lambda *words: True)
+    trivium("generate", "--out", run, sets=FEW)
+    assert len(asked) == 1, "the first rank has nothing to write either"
+    trivium("generate", "--out", run, "--redo", sets=FEW)
+    assert len(asked) == 2
 
 
 def test_generate_names_what_it_cannot_do(root, run, tmp_path):

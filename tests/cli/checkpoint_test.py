@@ -200,6 +200,17 @@ def test_rm_deletes_nothing_but_checkpoints(call, run: Path, name: str) -> None:
     assert other.is_dir() and folder(run, 10).is_dir()
 
 
+def test_rm_deletes_a_link_and_nothing_of_the_run_that_it_leads_to(call, run: Path, tmp_path_factory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    folder(other, 20).parent.mkdir(parents=True)
+    folder(other, 20).symlink_to(folder(run, 20))
+    told = call("rm", "20", "--out", str(other))[1]
+    assert "none of the 0 checkpoints that would remain" in told
+    assert call("rm", "20", "--last", "--out", str(other))[0] == 0
+    assert list(folder(other, 20).parent.iterdir()) == []
+    assert call("verify", "20")[0] == 0, "the other run has its own"
+
+
 def test_rm_deletes_what_is_named_twice_once(call, run: Path) -> None:
     code, told = call("rm", "10", str(folder(run, 10)))
     assert code == 0 and told.count("deleted") == 1 and not folder(run, 10).exists()

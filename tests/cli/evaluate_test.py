@@ -159,6 +159,15 @@ def test_a_study_of_another_task_is_set_aside(scene, tmp_path):
     assert read(aside)["task"] == "hans"
 
 
+def test_a_study_of_several_models_is_kept_in_the_last_of_them_that_is_of_a_run(scene, tmp_path):
+    run = shutil.copytree(
+        scene / "run", tmp_path / "run", ignore=shutil.ignore_patterns("tasks", "incontext")
+    )
+    few = ("--limit", 6, "--shots", "0", "--set", "compare_at=1", "--set", "draws=1", "--set", "orders=1")
+    trivium("incontext", run, scene / "hf", "--data", scene / "data", *few)
+    assert [m["model"]["step"] for m in read(run / "incontext" / "results.json")["models"]] == [8, 0]
+
+
 def test_a_study_of_shots_is_kept_in_the_run(scene, tmp_path):
     settings = ("compare_at=1", "draws=2", "orders=1")
     trivium(
@@ -273,3 +282,11 @@ def test_prompts_that_were_cut_are_told_of_all_that_were_asked(scene, tmp_path, 
     assert few["truncated"] == 10 and few["n"] == 5  # each question once for each of its choices
     told = capsys.readouterr().out
     assert "cut: 10 of 20 prompts, one for each choice, were longer than the model's 64 tokens" in told
+    sets = ("--set", "draws=1", "--set", "orders=1", "--set", "compare_at=1")
+    trivium("incontext", scene / "run", *words[2:6], "--task", "boolq", "--shots", "0,9", *sets)
+    told = capsys.readouterr().out
+    assert [line.split()[-2:] for line in told.splitlines() if line.split()[:1] == ["shots"]] == [
+        ["0.0", "%"],
+        ["100.0", "%"],
+    ]
+    assert "cut: so many of the prompts, one for each choice, were longer than the model's 64 tokens" in told

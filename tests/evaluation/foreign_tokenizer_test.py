@@ -44,6 +44,7 @@ def folder(request, tmp_path_factory):
     export_hf(Checkpoint.open(checkpoint), root / "hf", tokenizer=None)
     (root / "hf" / "tokenizer.json").write_text(words)
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    about["add_bos_token"] = not request.param  # which transformers pass over
     (root / "hf" / "tokenizer_config.json").write_text(json.dumps(about | MARKS))
     return root / "hf"
 

@@ -96,6 +96,17 @@ def test_the_harness_finds_the_model_by_its_name():
         HarnessModel(checkpoint="x")
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"), [("tensr", "did you mean 'tensor'"), ("add_bos_token", "known: checkpoint, pipeline")]
+)
+def test_an_argument_that_would_change_nothing_is_refused(name, hint):
+    added = {"batch_size": 1, "max_batch_size": 64, "device": "cpu"}
+    with pytest.raises(ConfigError, match=rf"model_args {name}=2: .*{hint}"):
+        HarnessModel.create_from_arg_obj({"checkpoint": "x", "tokenizer": "y", name: 2}, added)
+    with pytest.raises(ConfigError, match="both are needed"):  # of what the harness adds nothing is said
+        HarnessModel.create_from_arg_obj({"checkpoint": "x", "trust_remote_code": True}, added)
+
+
 @pytest.mark.parametrize("degrees", [{}, {"tensor": 2}], ids=str)
 def test_ranks_of_torchrun_answer_together(tmp_path, degrees):
     checkpoint = write_checkpoint(tmp_path, plan_of())

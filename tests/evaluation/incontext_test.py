@@ -85,6 +85,25 @@ def test_one_who_learns_from_shots_gains_with_each_and_calibration_shows_it_befo
     assert found["3"]["by_label"] == {" True": 1.0, " False": 1.0}
 
 
+def test_of_prompts_that_lost_their_beginning_the_share_is_kept_under_each_condition():
+    class Short(Copycat):
+        """Reads a question with two shots; of inputs without content, which are no prompts, nothing whole."""
+
+        def loglikelihood(self, requests):
+            asked = {q.split("\n\n")[-1] for q in solutions()}
+            cut = [
+                r.context.count("Question:") > 3 or r.context.split("\n\n")[-1] not in asked for r in requests
+            ]
+            return [
+                scored(self._score(r), r.continuation, truncated=t)
+                for r, t in zip(requests, cut, strict=True)
+            ]
+
+    found = measure(study(CONFIG.model_copy(update={"draws": 2})), Short())
+    assert [found["shots"][k]["truncated_fraction"] for k in ("0", "1", "2", "3")] == [0, 0, 0, 1]
+    assert {m["truncated_fraction"] for m in (*found["order"].values(), *found["source"].values())} == {1}
+
+
 def test_no_order_is_measured_twice_and_all_where_there_are_no_more():
     for shots, number in ((1, 4), (2, 4), (3, 4), (3, 6), (3, 9), (4, 24), (4, 20), (8, 5)):
         found = orders(number, shots, seed=3)

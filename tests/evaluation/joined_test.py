@@ -28,6 +28,11 @@ def test_an_answer_to_another_question_or_scored_otherwise_is_not_the_earlier_on
     assert not loses(tree(), tree(accuracy=0.25) | {"series": tree()["series"]})
 
 
+def test_answers_through_another_tokenizer_are_not_the_earlier_ones():
+    other = tree() | {"config": {"tokenizer": "other.json"}}
+    assert joined(tree(), other, [MODEL]) == other and loses(tree(), other)
+
+
 def test_a_task_that_was_answered_at_last_is_no_longer_left_out():
     earlier = tree(tasks=["hans"], skipped={"boolq": "no rows", "piqa": "no rows"})
     found = joined(earlier, tree(tasks=["boolq"]), [MODEL])

@@ -29,7 +29,8 @@ from trivium.parallel.mesh import Mesh
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
-from trivium.tokens.tokenizer import given_tokenizer, train_tokenizer
+from trivium.tokens.marks import Marks
+from trivium.tokens.tokenizer import Tokenizer, given_tokenizer, train_tokenizer
 from trivium.training.state import begin_with, fragments
 from trivium.training.trainer import Trainer
 
@@ -282,6 +283,24 @@ def test_the_marks_of_a_tokenizer_from_elsewhere_go_along(tmp_path: Path) -> Non
         config = json.loads((tmp_path / "hf" / name).read_text())
         assert (config["bos_token_id"], config["eos_token_id"]) == (1, 2)
     assert given_tokenizer(str(tmp_path / "hf")).identity == words.identity
+
+
+@pytest.mark.parametrize("custom", [True, False])
+@pytest.mark.parametrize("begun", [True, False])
+def test_what_stands_before_a_text_in_the_documents_stands_there_in_transformers_too(
+    tmp_path: Path, custom: bool, begun: bool
+) -> None:
+    """Documents that were made elsewhere need not begin as is their tokenizer's custom."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    text = llama_words(["some words"] * 3, opens=custom)
+    words = Tokenizer(text, Marks("</s>", "<s>", begun))
+    words.save(tmp_path / "tokenizer.json")
+    checkpoint = written(tmp_path / "ours", small(model={"vocabulary": words.vocabulary}))
+    export_hf(checkpoint, tmp_path / "hf", tokenizer=tmp_path / "tokenizer.json")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert theirs.encode("some words") == [1] * begun + words.encode("some words")
+    assert given_tokenizer(str(tmp_path / "hf")).opening == words.opening
+    assert ((tmp_path / "hf" / "tokenizer.json").read_text() == text) == (custom == begun)
 
 
 def marks(folder: Path, name: str = "config.json") -> dict[str, object]:
@@ -588,6 +607,27 @@ def test_weights_of_layers_that_no_part_of_the_model_uses_are_refused(tmp_path: 
     import_hf(folder, tmp_path / "back")
     (folder / "config.json").write_text(json.dumps({**config, "n_layer": 3}))
     with pytest.raises(DataError, match=rf"12 tensors of layers .* the first '{prefix}h\.3\."):
+        import_hf(folder, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "said", [{"tie_word_embeddings": True}, {}]
+)  # GPT-2's are tied where nothing is said
+def test_a_head_that_is_another_than_the_table_it_is_said_to_be_is_refused(
+    tmp_path: Path, said: dict
+) -> None:
+    folder = tmp_path / "hf"
+    export_hf(written(tmp_path / "ours", small()), folder, tokenizer=None)
+    path, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    del config["tie_word_embeddings"]
+    (folder / "config.json").write_text(json.dumps(config | said))
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()  # as old folders keep it
+    save_file(tensors, path)
+    import_hf(folder, tmp_path / "back")
+    tensors["lm_head.weight"][-1, -1] += 1e-3
+    save_file(tensors, path)
+    with pytest.raises(DataError, match="tie_word_embeddings is true.* another lm_head.weight than"):
         import_hf(folder, tmp_path / "other")
 
 

@@ -1,7 +1,7 @@
 """The figures of in-context learning say what the study measured, in its own order."""
 
 from report.fake_run import incontext_study
-from trivium.report.incontext import against_shots, calibration, margins, varied
+from trivium.report.incontext import against_shots, calibration, incontext_section, margins, varied
 
 
 def model():
@@ -16,6 +16,15 @@ def test_shots_stand_in_the_order_of_their_number():
     (accuracy, threshold) = against_shots([model()]).data
     assert list(accuracy.x) == ["0", "2", "16"] and list(accuracy.y) == [0.0, 0.02, 0.16]
     assert "threshold" in threshold.name
+
+
+def test_prompts_that_lost_their_beginning_are_told_where_they_were_counted():
+    study = incontext_study()
+    study["models"][0]["order"]["2"] = study["models"][0]["order"]["2"] | {"truncated_fraction": 0.25}
+    (table,) = incontext_section({"incontext": study}).tables
+    cut = {row[1]: row[-1] for row in table.rows}
+    assert table.headings[-1] == "prompts cut" and cut["order of the same shots"] == "25.0%"
+    assert cut["number of shots"] == "unknown"  # as of an older version
 
 
 def test_of_several_models_only_the_last_has_its_corrections():

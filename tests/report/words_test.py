@@ -34,6 +34,11 @@ def test_a_level_is_named_only_when_all_scores_share_it():
     assert level_text([{"confidence": 0.95}, {"confidence": 0.9}]) == level_text([]) == "interval"
 
 
+@pytest.mark.parametrize(("level", "text"), [(0.9, "90%"), (0.975, "97.5%"), (0.999, "99.9%"), (0.57, "57%")])
+def test_a_level_is_told_as_it_is_not_rounded_to_certainty(level, text):
+    assert level_text([{"confidence": level}]) == f"{text} interval"
+
+
 def test_the_kill_is_told_without_its_process_number():
     killed = {"pid": 20899, "rank": 7, "signal": "SIGKILL", "step": 166}
     assert killed_text(killed) == "rank 7, by SIGKILL, at step 166"

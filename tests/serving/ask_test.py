@@ -3,6 +3,7 @@
 import pytest
 
 from evaluation.models import TOKENIZER
+from trivium.errors import DataError
 from trivium.serving.ask import Refused, parse, prompts_of
 from trivium.serving.config import ServeConfig
 
@@ -26,8 +27,10 @@ def test_a_wrong_value_is_told_of_the_kind_it_is_most_like(body, message):
     assert found.value.message == message
 
 
-def test_half_a_character_in_a_prompt_is_told_to_a_client_who_has_no_corpus():
+def test_half_a_character_in_a_prompt_is_told_to_those_who_have_no_corpus():
     asked = parse(b'{"prompt": "a\\ud800", "max_tokens": 1}')
-    with pytest.raises(Refused, match="holds half a character.*; send whole characters") as found:
+    told = r"a text holds half a character .* at position 1\), .*; give it in whole characters, as UTF-8 has them$"
+    with pytest.raises(Refused, match=f"^prompt: {told}"):
         prompts_of(asked, TOKENIZER, ServeConfig(), 48)
-    assert "corpus" not in found.value.message
+    with pytest.raises(DataError, match=f"^{told}"):  # as of `trivium generate --prompt`
+        TOKENIZER.prompt_ids(["a\ud800"])

@@ -1,5 +1,6 @@
 """The server refuses what it must, answers what it may, and forgets what nobody waits for."""
 
+import asyncio
 import contextlib
 import json
 import random
@@ -409,6 +410,29 @@ def test_a_client_that_leaves_is_missed_however_fast_its_tokens_come():
         before = writer.tokens
         time.sleep(0.5)
         assert writer.tokens == before < 40
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_breaks_nothing(client):
+    """What a handler raises is printed where the server runs, with all that called it."""
+    heard = iter(({"type": "http.request", "body": b'{"pro', "more_body": True}, {"type": "http.disconnect"}))
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json"), (b"content-length", b"500")]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "headers": headers,
+    }
+    said = []
+
+    async def receive():
+        return next(heard)
+
+    async def send(message):
+        said.append(message)
+
+    asyncio.run(client.app(scope, receive, send))
+    assert said[0]["status"] == 499
 
 
 def test_a_deadline_that_passes_while_prompts_are_read_ends_a_stream_in_order(monkeypatch):

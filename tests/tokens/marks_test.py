@@ -62,6 +62,26 @@ def test_where_the_end_is_not_certain_it_is_asked_for(tmp_path: Path, files, tol
         given_tokenizer(str(place), "<eot>")
 
 
+@pytest.mark.parametrize(("words", "opening"), [(LLAMA, [1]), (BARE, [])])
+@pytest.mark.parametrize("said", [True, False])
+def test_whether_documents_open_is_the_last_step_of_the_tokenizer_whatever_its_config_says(
+    tmp_path: Path, words: str, opening: list[int], said: bool
+) -> None:
+    """As of transformers 5; a config that was written here says it of documents that were made otherwise."""
+    given = OLD | {"add_bos_token": said}
+    theirs = folder_of(
+        tmp_path / "theirs", words, tokenizer_config=given | {"tokenizer_class": "LlamaTokenizer"}
+    )
+    for found in (given_tokenizer(str(theirs)), load_tokenizer(theirs / "tokenizer.json")):
+        assert found.opening == opening
+    ours = folder_of(tmp_path / "ours", words, tokenizer_config=given)
+    kept = load_tokenizer(ours / "tokenizer.json")
+    assert kept.opening == ([1] if said else [])
+    for_others = folder_of(tmp_path / "others", kept.for_others, tokenizer_config={"eos_token": "</s>"})
+    assert load_tokenizer(for_others / "tokenizer.json").opening == kept.opening
+    assert (kept.for_others == words) == (kept.opening == opening)
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     place = folder_of(tmp_path / "words", LLAMA, tokenizer_config=[], special_tokens_map=OLD)
     with pytest.raises(DataError, match=r"tokenizer_config\.json cannot be read as a tokenizer's config"):

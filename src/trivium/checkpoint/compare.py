@@ -14,7 +14,8 @@ from trivium.config import differences
 
 
 class TensorDifference(NamedTuple):
-    """How one tensor differs: `what` in words; the largest difference, absolute and of the larger value."""
+    """How one tensor differs: `what` in words; the largest difference of finite values, absolute and of the
+    largest of them."""
 
     name: str
     what: str
@@ -43,7 +44,7 @@ def tensor_differences(a: Checkpoint, b: Checkpoint) -> Iterator[TensorDifferenc
 def _values_differ(
     name: str, a: Checkpoint, b: Checkpoint, ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> Iterator[TensorDifference]:
-    absolute = largest = 0.0
+    absolute, largest, strange = 0.0, 0.0, 0
     same = ours["dtype"] == theirs["dtype"]
     for part in parts_of(a, name):
         x, y = part.values(), b.read(name, part.box, TORCH_DTYPES[theirs["dtype"]])
@@ -51,9 +52,13 @@ def _values_differ(
             same and torch.equal(x.view(torch.uint8), y.view(torch.uint8)) if x.dim() else torch.equal(x, y)
         )
         x, y = x.double(), y.double()
-        absolute = max(absolute, float((x - y).abs().max()))
-        largest = max(largest, float(x.abs().max()), float(y.abs().max()))
+        finite = x.isfinite() & y.isfinite()  # max() passes over a difference that is NaN
+        strange += int((~finite).sum())
+        absolute = max(absolute, float((x - y).where(finite, 0.0).abs().max()))
+        largest = max(largest, *(float(values.where(finite, 0.0).abs().max()) for values in (x, y)))
     if not same:
         kind = "" if ours["dtype"] == theirs["dtype"] else f"{ours['dtype']} -> {theirs['dtype']} "
-        what = f"{kind}differs by at most {absolute:.3g}, {absolute / largest if largest else 0.0:.3g} of the largest"
-        yield TensorDifference(name, what, absolute, absolute / largest if largest else 0.0)
+        rest = f"not finite in one or both: {strange:,} values; the rest " if strange else ""
+        relative = absolute / largest if largest else 0.0
+        what = f"{kind}{rest}differs by at most {absolute:.3g}, {relative:.3g} of the largest"
+        yield TensorDifference(name, what, absolute, relative)

@@ -114,7 +114,12 @@ def _free(directory: Path) -> int | str:
 
 
 def remove(directory: Path) -> None:
-    """Delete a directory so that its name never stands for half of it; what a crash leaves is cleared later."""
+    """Delete a directory so that its name never stands for half of it; what a crash leaves is cleared later. Of a link
+    it is the link: what that leads to is another run's."""
+    if directory.is_symlink():
+        directory.unlink()
+        sync_directory(directory.parent)
+        return
     doomed = directory.with_name(f".{directory.name}.removed")
     shutil.rmtree(doomed, ignore_errors=True)
     directory.rename(doomed)

@@ -183,14 +183,19 @@ def tell(found: Mapping[str, Any]) -> None:
     results = [r for by_shots in found["tasks"].values() for r in by_shots.values()]
     cut, asked = (sum(r[kind] for r in results) for kind in ("truncated", "requests"))
     if cut:
-        say(
-            f"  cut: {cut:,} of {asked:,} prompts, one for each choice, were longer than the model's "
-            f"{found['model']['sequence']} tokens and lost their beginning"
-        )
+        say(cut_line(f"{cut:,} of {asked:,} prompts", found["model"]))
     if any(r.get("contamination") for r in results):
         say("  in corpus: questions that stand in the run's documents, and how many of the others are right")
     for name, why in found["skipped"].items():
         say(f"  SKIPPED {name}: {why}")
+
+
+def cut_line(prompts: str, model: Mapping[str, Any]) -> str:
+    """What became of some prompts; prompts: how many of which."""
+    return (
+        f"  cut: {prompts}, one for each choice, were longer than the model's {model['sequence']} tokens and lost "
+        f"their beginning"
+    )
 
 
 def _in_corpus(result: Mapping[str, Any]) -> str:

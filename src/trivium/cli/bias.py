@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trivium.cli.benchmarks import about_newest
+from trivium.cli.benchmarks import about_newest, cut_line
 from trivium.cli.options import (
     DEFAULT_OUT,
     Out,
@@ -19,7 +19,7 @@ from trivium.cli.options import (
     given_for,
     open_run,
 )
-from trivium.cli.show import progress_of, say, table
+from trivium.cli.show import percent, progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.errors import CheckpointError, ConfigError
 from trivium.progress import Progress
@@ -125,7 +125,12 @@ def _lines(result: Result) -> list[str]:
         for row in result["effects"]
     ]
     header = ("measure", "of", "estimate", "interval", "Cohen's d", "p (Holm)", "n")
-    return [*table(rows, header=header), *_unmeasured_lines(result), *_share_lines(result)]
+    return [
+        *table(rows, header=header),
+        *_unmeasured_lines(result),
+        *_cut_lines(result),
+        *_share_lines(result),
+    ]
 
 
 def _unmeasured_lines(result: Result) -> list[str]:
@@ -134,6 +139,15 @@ def _unmeasured_lines(result: Result) -> list[str]:
         f"  not measured: {row['measure']}, {row['of']}; of it or of the others no text of {row['n']} has a word that "
         "counts"
         for row in result.get("not_measured", ())
+    ]
+
+
+def _cut_lines(result: Result) -> list[str]:
+    return [
+        cut_line(f"{percent(share)} of the prompts of {task}, {shots} shots", result["model"])
+        for task, by_shots in result.get("coreference", {}).items()
+        for shots, found in by_shots.items()
+        if (share := found["truncated_fraction"])
     ]
 
 

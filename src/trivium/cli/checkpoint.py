@@ -267,7 +267,9 @@ def rm(
     from trivium.checkpoint.summary import summary
 
     _refuse_another_out(steps, out)
-    doomed = list(dict.fromkeys(_path(step, out).resolve() for step in steps))  # each once
+    named = (_path(step, out) for step in steps)
+    # Each once. A link stays one: where it leads to is another run, whose lease and other checkpoints are not asked.
+    doomed = list(dict.fromkeys(path.parent.resolve() / path.name for path in named))
     for path in doomed:
         if step_of(path.name) is None:
             raise CheckpointError(f"{path} is not deleted: only checkpoints are, and none has such a name")

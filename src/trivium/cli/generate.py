@@ -1,5 +1,6 @@
 """`trivium generate`: a checkpoint continues prompts."""
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ import typer
 from trivium.cli.answers import answered
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, open_asked
 from trivium.cli.show import say, tell
-from trivium.cli.stage import Result, Run, Stage, perform
+from trivium.cli.stage import Result, Run, Stage, is_current, perform
+from trivium.cli.train import joins_torchrun
 from trivium.config import parse_assignments
 from trivium.errors import ConfigError
 from trivium.progress import Progress
@@ -58,6 +60,9 @@ def generate(
     run = open_asked(target, out, preset, sets)
     if sum((prompt is not None, file is not None, interactive)) > 1:
         raise ConfigError("--prompt, --file and --interactive were given together; give one of them")
+    if kept and joins_torchrun(os.environ):
+        _join(run, redo=redo)
+        return
     if kept:
         perform(GENERATE, run, redo=redo)
         return
@@ -159,16 +164,28 @@ def _lines_of_input() -> Iterator[str]:
             yield line.rstrip("\n")
 
 
+def _join(run: Run, *, redo: bool) -> None:
+    """Write with the first rank, on the same decision: whether there is anything to write. It alone keeps the samples,
+    and has none before all have written."""
+    if redo or not is_current(GENERATE, run):
+        _samples(run)
+
+
 def _generate(run: Run, out: Path, progress: Progress) -> Result:
+    samples = _samples(run)
+    write_json(out / "samples.json", samples)
+    return {"samples": samples or []}
+
+
+def _samples(run: Run) -> list[dict[str, Any]] | None:
+    """The prompts of the config, continued."""
     from trivium.interchange.target import opened
     from trivium.serving.samples import drawing_of
 
     config = run.config.generation
     settings = drawing_of(config, seed=run.config.seed)
     with opened(run.at.root, run.tokenizer) as found:
-        samples = _write(run, (found.newest, found.tokenizer), config.prompts, settings)
-    write_json(out / "samples.json", samples)
-    return {"samples": samples or []}
+        return _write(run, (found.newest, found.tokenizer), config.prompts, settings)
 
 
 def _lines(result: Result) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trivium.cli.answers import answered
-from trivium.cli.benchmarks import about_checkpoint, refuse_bad_place
+from trivium.cli.benchmarks import about_checkpoint, cut_line, refuse_bad_place
 from trivium.cli.evaluate import Data, Json
 from trivium.cli.kept import Kept
 from trivium.cli.options import Sets
@@ -49,17 +49,19 @@ def incontext(
     """
     from trivium.evaluation.incontext import FORMAT
     from trivium.evaluation.joined import loses_study
-    from trivium.interchange.target import opened
+    from trivium.interchange.settings import is_model_folder
+    from trivium.interchange.target import opened, run_of
 
     refuse_bad_place(json)
     config = _config(shots, limit, sets or [])
     study = _study(task, data, config)
     models: list[dict[str, Any]] = []
     places: list[Path] = []
+    of_runs = [run for place in targets if not is_model_folder(place) and (run := run_of(place))]
+    last = of_runs[-1] if of_runs else None
+    keeping = Kept(last, FOLDER, json, lambda earlier, found: found, loses_study)
     for place in targets:
         with opened(place, config.tokenizer) as target, progress_of("incontext") as progress:
-            folder = target.run if place == targets[-1] else None
-            keeping = Kept(folder, FOLDER, json, lambda earlier, found: found, loses_study)
             for model in _measured(target, study, every, progress):
                 models.append(model)
                 tree = {"format": FORMAT, "task": task, "config": to_tree(config), "models": models}
@@ -114,15 +116,19 @@ def _measured(target: "Target", study: "Study", every: bool, progress: Progress)
 def _tell(task: str, found: Mapping[str, Any]) -> None:
     model = found["model"]
     say(f"  {task}, {found['n']} questions, {model['checkpoint']}, {model['parameters']:,} parameters")
+    measured = [
+        (kind, name, m)
+        for kind in ("shots", "order", "balance", "source", "template")
+        for name, m in found[kind].items()
+        if m is not None
+    ]
     rows = [
         (
             *(kind, name, percent(m["accuracy"]), percent(m["threshold_accuracy"])),
             *(percent(m["contextual_accuracy"]), f"{m['calibration_error']:.3f}"),
-            *(_signed(m["majority_bias"]), _signed(m["recency_bias"])),
+            *(_signed(m["majority_bias"]), _signed(m["recency_bias"]), percent(m["truncated_fraction"])),
         )
-        for kind in ("shots", "order", "balance", "source", "template")
-        for name, m in found[kind].items()
-        if m is not None
+        for kind, name, m in measured
     ]
     header = (
         "varied",
@@ -133,9 +139,12 @@ def _tell(task: str, found: Mapping[str, Any]) -> None:
         "calibration error",
         "majority",
         "recency",
+        "cut",
     )
     for line in table(rows, header=header):
         say(line)
+    if any(m["truncated_fraction"] for _, _, m in measured):
+        say(cut_line("so many of the prompts", model))
     if found["order_complete"]:
         say(f"  order: all {len(found['order'])} orders of the same shots, no more were to be drawn")
 

@@ -1,7 +1,10 @@
 """Results that a verb keeps in a run directory: what is there is joined with them, or set aside; nothing is lost."""
 
+import fcntl
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,19 +27,17 @@ class Kept:
     def __init__(self, run: Path | None, name: str, also: Path | None, join: Join, loses: Loses) -> None:
         self._own = None if run is None else run / name / "results.json"
         self._also, self._join, self._loses = also, join, loses
-        self._is_there = self._own is not None and self._own.is_file()
-        self._earlier = _read(self._own) if self._own is not None else None
+        self._earlier: Tree | None = None
+        self._is_there = False  # a file that is not this call's
+        self._written: bytes | None = None
 
     def write(self, found: Tree) -> list[Path]:
         """Write what was found so far; returns where."""
         places = []
         if self._own is not None:
-            try:
-                tree = found if self._earlier is None else self._join(self._earlier, found)
-                lost = self._is_there and (self._earlier is None or self._loses(self._earlier, tree))
-            except (KeyError, TypeError, AttributeError):  # results of an older version, or of other hands
-                tree, lost = found, True
-            self._put(self._own, tree, aside=lost)
+            self._own.parent.mkdir(parents=True, exist_ok=True)
+            with _alone_in(self._own.parent):
+                self._keep(self._own, found)
             places.append(self._own)
         if self._also is not None:
             self._also.parent.mkdir(parents=True, exist_ok=True)
@@ -44,14 +45,35 @@ class Kept:
             places.append(self._also)
         return places
 
-    def _put(self, place: Path, tree: Tree, *, aside: bool) -> None:
-        if aside:
+    def _keep(self, place: Path, found: Tree) -> None:
+        there = _bytes(place)
+        if there != self._written:  # an earlier call's, or that of one at work beside this
+            self._earlier, self._is_there = _tree(there), there is not None
+        try:
+            tree = found if self._earlier is None else self._join(self._earlier, found)
+            lost = self._is_there and (self._earlier is None or self._loses(self._earlier, tree))
+        except (KeyError, TypeError, AttributeError):  # results of an older version, or of other hands
+            tree, lost = found, True
+        if lost:
             to = _free(place)
             place.rename(to)
             say(f"  earlier results, of another checkpoint or asked otherwise, are now in {to}")
             self._is_there = False
-        place.parent.mkdir(parents=True, exist_ok=True)
         write_json(place, tree)
+        self._written = _bytes(place)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Inside, no other call joins its results with those of a folder; on file systems without locks two may, in the
+    moment of writing."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _free(place: Path) -> Path:
@@ -59,10 +81,18 @@ def _free(place: Path) -> Path:
     return next(path for path in map(place.with_name, names) if not path.exists())
 
 
-def _read(place: Path) -> Tree | None:
-    """What was kept there; None where there is nothing, or nothing that can be read."""
+def _bytes(place: Path) -> bytes | None:
+    """What is there; None where there is nothing, nothing where it cannot be read."""
     try:
-        tree = json.loads(place.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return place.read_bytes() if place.is_file() else None
+    except OSError:
+        return b""
+
+
+def _tree(found: bytes | None) -> Tree | None:
+    """The results that bytes say; None of those that say none."""
+    try:
+        tree = json.loads(found or b"")
+    except ValueError:
         return None
     return tree if isinstance(tree, dict) else None

@@ -17,7 +17,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
-from trivium.errors import ConfigError
+from trivium.errors import ConfigError, nearest
 from trivium.evaluation.answer import NativeScorer, cut_at
 from trivium.evaluation.windows import Encoded, window_of
 from trivium.model.generate import Choice
@@ -27,6 +27,8 @@ from trivium.plan.layout import Layout
 from trivium.seeds import seed_for
 
 MOST_TOKENS = 256  # generated, where a task names no number: the harness's own default
+# By options of the harness's own; batches and devices are not chosen here, and code comes with no model.
+ADDED = {"batch_size", "max_batch_size", "device", "trust_remote_code"}
 Pair = tuple[tuple[str, str], list[int], list[int]]
 
 
@@ -42,11 +44,16 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         seed: int = 0,
         tensor: int = 1,
         pipeline: int = 1,
-        **unused: Any,
+        **more: Any,
     ) -> None:
         """checkpoint, tokenizer: paths; or a `scorer` that is open already. tensor, pipeline: ranks of torchrun that
-        hold a model together. batch_size and device are not needed."""
+        hold a model together. more: what the harness adds by itself, and nothing else."""
         super().__init__()
+        for name in sorted(more.keys() - ADDED):
+            raise ConfigError(
+                f"model_args {name}={more[name]!r}: there is no such argument of this model; "
+                f"{nearest(name, ('checkpoint', 'tokenizer', 'seed', 'tensor', 'pipeline'))}"
+            )
         if scorer is None and not (checkpoint and tokenizer):
             raise ConfigError(
                 f"model_args checkpoint={checkpoint!r}, tokenizer={tokenizer!r}: both are needed; write "

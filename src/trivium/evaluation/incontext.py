@@ -63,11 +63,15 @@ class Study:
 
 @dataclass
 class Outcome:
-    """The answers under one condition: scores and log-likelihoods [n, C]; empty: scores without content [1, C]."""
+    """The answers under one condition: scores and log-likelihoods [n, C]; empty: scores without content [1, C].
+
+    truncated: the share of prompts that lost their beginning.
+    """
 
     scores: Scores
     nats: Scores
     gold: Labels
+    truncated: float
     shots: list[Example] = field(default_factory=list)  # empty where questions have different ones
     empty: Scores | None = None
 
@@ -165,8 +169,9 @@ def _outcome(study: Study, scorer: Likelihoods, draw: Draw, *, calibrated: bool)
     count = len(task.examples)
     empty = without_content(scores[count:]) if nothing else None
     gold = np.asarray([e.answer for e in task.examples])
+    cut = float(np.mean([a.truncated for a in answers[: len(requests)]]))
     return Outcome(
-        scores[:count], nats.reshape(-1, choices)[:count], gold, shots if same_shots else [], empty
+        scores[:count], nats.reshape(-1, choices)[:count], gold, cut, shots if same_shots else [], empty
     )
 
 
@@ -203,6 +208,7 @@ def _measures(study: Study, outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "interval": list(wilson(round(mean * count), count, confidence=confidence)),
         "threshold_accuracy": float(np.mean(thresholds)) if thresholds else None,
         "contextual_accuracy": float(np.mean(corrected)) if corrected else None,
+        "truncated_fraction": float(np.mean([o.truncated for o in outcomes])),
         "calibration_error": error,
         "calibration_bins": bins,
         "separation": separation(margins, gold == 0) if two else None,

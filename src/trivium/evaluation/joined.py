@@ -33,8 +33,8 @@ def joined(earlier: Tree, found: Tree, asked: Sequence[Tree]) -> dict[str, Any]:
 
 def loses(earlier: Tree, tree: Tree) -> bool:
     """Whether a tree lacks an answer of the earlier one: a task and number of shots, or its same questions, of the
-    same checkpoint; or a point of the series."""
-    if not is_same(earlier["model"], tree["model"]):
+    same checkpoint through the same tokenizer; or a point of the series."""
+    if not is_same(earlier["model"], tree["model"]) or not _alike(earlier, tree):
         return True
     for task, by_shots in earlier["tasks"].items():
         for shots, result in by_shots.items():

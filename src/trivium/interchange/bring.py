@@ -14,7 +14,7 @@ from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.checkpoint.reshard import Part, write_whole
 from trivium.config import leaves, to_tree
 from trivium.errors import ConfigError, DataError
-from trivium.interchange.names import INDEX, WEIGHTS, Twin, twins
+from trivium.interchange.names import HEAD, INDEX, WEIGHTS, Twin, twins
 from trivium.interchange.settings import ids_of, marks_of, shape_of
 from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
@@ -57,6 +57,8 @@ def import_hf(folder: Path, root: Path) -> Path:
     # Some folders leave out the prefix of the inner model.
     where = {f"{prefix}{n}": p for n, p in held.items() for prefix in ("transformer.", "model.")} | held
     parts = [_part(twin, where, folder, TORCH_DTYPES[dtype]) for twin in rows]
+    if model.head == "tied" and HEAD in where:
+        _refuse_another_head(where, parts, folder)
     plan = Plan(model=model, batch=Batch(sequences=1), precision=Precision(weights=_OURS[dtype])).checked()
     about: dict[str, Any] = {
         "samples": 0,
@@ -147,6 +149,16 @@ def _refuse_unused(held: Iterable[str], rows: Iterable[Twin], folder: Path) -> N
         raise DataError(
             f"{folder} has {len(unused)} tensors of layers that no part of the model of its config.json uses, the "
             f"first '{unused[0]}'; they do not belong together: download the folder again"
+        )
+
+
+def _refuse_another_head(where: dict[str, Path], parts: Iterable[Part], folder: Path) -> None:
+    """DataError when a tied model's files hold a head that is not its embedding: transformers then ties nothing."""
+    table = next(part for part in parts if part.name == "weights/embedding.tokens.weight")
+    if not torch.equal(_read(where[HEAD], HEAD).to(table.dtype), table.values()):
+        raise DataError(
+            f"{folder / 'config.json'}: tie_word_embeddings is true, by its default if it is not there, and the files "
+            f"hold another {HEAD} than the embedding; set tie_word_embeddings to false, or take that tensor out"
         )
 
 

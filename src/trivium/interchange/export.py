@@ -148,7 +148,7 @@ def _write_words(folder: Path, model: ModelShape, marks: Mapping[str, Any], word
     fills = next(iter(ids_of(marks.get("eos_token_id"))), None)
     generation = {k: v for k, v in {"pad_token_id": fills, **marks}.items() if v is not None}
     if words is not None:
-        words.save(folder / "tokenizer.json")
+        (folder / "tokenizer.json").write_text(words.for_others, encoding="utf-8", newline="")
         begin, end = words.marks.begin or words.marks.end, words.marks.end
         named = {"bos_token": begin, "eos_token": end, "unk_token": words.unknown}
         about = {
@@ -156,7 +156,7 @@ def _write_words(folder: Path, model: ModelShape, marks: Mapping[str, Any], word
             "model_max_length": model.sequence,
             "clean_up_tokenization_spaces": False,  # text comes back as it was
         }
-        write_json(folder / CONFIG, {**about, **words.marks.as_config, **named})
+        write_json(folder / CONFIG, {**about, **named})
         write_json(folder / MAP, named)
     write_json(folder / GENERATION, {**generation, "max_length": model.sequence})
 

@@ -12,6 +12,7 @@ from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Parameter, parameters
 
 Tensors = tuple[torch.Tensor, ...]
+HEAD = "lm_head.weight"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"  # all in one file, or which holds which
 
 
@@ -48,7 +49,7 @@ _GPT2_ENDS = {
     "embedding.positions.weight": "transformer.wpe.weight",
     "head.norm.weight": "transformer.ln_f.weight",
     "head.norm.bias": "transformer.ln_f.bias",
-    "head.weight": "lm_head.weight",
+    "head.weight": HEAD,
 }
 _GPT2_LAYER = {
     "attention.norm": "ln_1",
@@ -61,7 +62,7 @@ _GPT2_LAYER = {
 _LLAMA_ENDS = {
     "embedding.tokens.weight": "model.embed_tokens.weight",
     "head.norm.weight": "model.norm.weight",
-    "head.weight": "lm_head.weight",
+    "head.weight": HEAD,
 }
 _LLAMA_LAYER = {
     "attention.norm": ("input_layernorm",),

@@ -30,6 +30,7 @@ def incontext_section(report: Tree) -> Section:
             *(range_text(v["interval"], percent_text), percent_text(v["threshold_accuracy"])),
             *(percent_text(v["contextual_accuracy"]), number_text(v["calibration_error"])),
             *(number_text(v["majority_bias"]), number_text(v["recency_bias"])),
+            percent_text(v.get("truncated_fraction")),  # not of an older version
         )
         for m in models
         for kind in VARIED
@@ -39,7 +40,13 @@ def incontext_section(report: Tree) -> Section:
     config = found.get("config")
     interval = level_text([config] if isinstance(config, dict) else [])
     headings: tuple[str, ...] = ("step", "varied", "value", "accuracy", interval, "with a threshold")
-    headings += ("content-free corrected", "calibration error", "majority bias", "recency bias")
+    headings += (
+        "content-free corrected",
+        "calibration error",
+        "majority bias",
+        "recency bias",
+        "prompts cut",
+    )
     return Section(
         "incontext",
         f"In-context learning: {found['task']}",

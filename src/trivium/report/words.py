@@ -55,7 +55,7 @@ def share_text(row: Tree) -> str:
 def level_text(scores: list[Tree]) -> str:
     """95% interval."""
     levels = {s["confidence"] for s in scores if isinstance(s.get("confidence"), int | float)}
-    return f"{levels.pop():.0%} interval" if len(levels) == 1 else "interval"
+    return f"{100 * levels.pop():.6g}% interval" if len(levels) == 1 else "interval"
 
 
 def range_text(bounds: Any, text: Callable[[float], str]) -> str:

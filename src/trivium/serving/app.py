@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from trivium.seeds import seed_for
 from trivium.serving.answer import Placed, Telling, choice, envelope, logprobs_of, placed_in
@@ -25,6 +26,7 @@ from trivium.serving.writer import Writer
 
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
 LEFT_SECONDS = 0.1  # between two looks whether the client is still there
+LEFT = "the client left"
 THERE = "there are POST /v1/completions, GET /v1/models, GET /health, and a playground at /"
 
 
@@ -125,6 +127,8 @@ async def _complete(server: Server, request: Request) -> Response:
         raise Refused(413, str(error)) from None
     except TimeoutError:
         raise Refused(408, "the deadline passed before the whole body came; send it at once") from None
+    except ClientDisconnect:  # nobody hears it, but an error would be printed where the server runs
+        raise Refused(499, LEFT) from None
     asked = parse(body)
     if asked.model is not None:
         _refuse_other_model(asked.model, server.name)
@@ -194,7 +198,7 @@ async def _finished(request: Request, answering: _Answering) -> None:
             if time.monotonic() - looked >= LEFT_SECONDS:
                 looked = time.monotonic()
                 if await request.is_disconnected():
-                    raise Refused(499, "the client left")
+                    raise Refused(499, LEFT)
     finally:
         answering.job.cancelled.set()
 

@@ -145,8 +145,7 @@ def _encoded(prompt: str | Sequence[Any], tokenizer: Tokenizer) -> list[list[int
             return [list(prompt)]
         texts = [tokenizer.prompt_ids([p])[0] if isinstance(p, str) else list(p) for p in prompt]
     except DataError as error:
-        problem = str(error).partition("; ")[0]  # what follows tells whoever has a corpus what to do
-        raise Refused(400, f"prompt: {problem}; send whole characters", "prompt") from None
+        raise Refused(400, f"prompt: {error}", "prompt") from None
     return [ids or [tokenizer.before_text] for ids in texts]
 
 

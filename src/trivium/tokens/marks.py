@@ -9,6 +9,7 @@ from trivium.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"  # of the tokenizers that are trained here, and where no file names another
 CONFIG, MAP, GENERATION = "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"
+OURS = {"eos_token", "bos_token", "add_bos_token"}  # all that a config has which `as_config` wrote
 Tree = Mapping[str, Any]
 
 
@@ -50,7 +51,8 @@ def beside(path: Path, words: Mapping[int, str]) -> Beside:
     ends = {name: (token,) for name, token in named.items() if token is not None}
     begins = [_token(trees[name], "bos_token", path.with_name(name)) for name in (CONFIG, MAP)]
     begin = next((token for token in begins if token is not None), None)
-    opens = trees[CONFIG].get("add_bos_token")
+    # Of a tokenizer.json with a config of theirs, transformers pass this over (since 5), and go by its last step.
+    opens = trees[CONFIG].get("add_bos_token") if trees[CONFIG].keys() <= OURS else None
     spelled = {GENERATION: tuple(words.get(one, f"id {one}") for one in every)} if every else {}
     return Beside(ends | spelled, begin, None if opens and begin is None else opens)
 

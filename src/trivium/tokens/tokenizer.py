@@ -70,6 +70,20 @@ class Tokenizer:
         added = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
         return [token for token, _ in takewhile(itemgetter(1), added)]
 
+    @property
+    def for_others(self) -> str:
+        """The description, whose last step puts before a text what stands there here: others ask nothing else."""
+        if Tokenizer(self.description).opening == self.opening:
+            return self.description
+        library = tokenizers.Tokenizer.from_str(self.description)
+        begin = [library.id_to_token(number) for number in self.opening]
+        library.post_processor = tokenizers.processors.TemplateProcessing(
+            single=[*begin, "$A"],
+            pair=[*begin, "$A", *begin, "$B"],
+            special_tokens=list(zip(begin, self.opening, strict=True)),
+        )
+        return str(library.to_str())
+
     def without_opening(self) -> "Tokenizer":
         """The same, of documents that begin with their text."""
         bare = Tokenizer(self.description, Marks(self.marks.end))
@@ -302,6 +316,6 @@ def _checked(text: str) -> str:
     except UnicodeEncodeError as error:
         raise DataError(
             f"a text holds half a character (surrogate {text[error.start]!a} at position {error.start}), "
-            "which no encoding can write; curate the corpus again"
+            "which no encoding can write; give it in whole characters, as UTF-8 has them"
         ) from None
     return text
