@@ -46,10 +46,10 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def listed(numbers: Sequence[int], most: int = 8) -> str:
+def listed(things: Sequence[object], most: int = 8) -> str:
     """[3, 5] -> '3, 5'; of more than `most`, the first of them and how many more there are."""
-    more = f" and {len(numbers) - most:,} more" if len(numbers) > most else ""
-    return ", ".join(map(str, numbers[:most])) + more
+    more = f" and {len(things) - most:,} more" if len(things) > most else ""
+    return ", ".join(map(str, things[:most])) + more
 
 
 def format_flops(value: float) -> str:

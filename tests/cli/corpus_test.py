@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from trivium.cli.corpus import CURATE, HARVEST
+from trivium.cli.corpus import CURATE, HARVEST, _curate_lines
 from trivium.cli.options import open_run
 from trivium.cli.run_config import Given
 from trivium.cli.stage import is_current
+from trivium.corpus.blend import blend
 from trivium.errors import ConfigError, DataError
 from trivium.provenance import publishing
+
+COUNTS = {"documents": 1, "text_bytes": 9}
 
 
 @pytest.fixture
@@ -136,3 +139,9 @@ def test_a_corpus_may_be_an_address(tmp_path: Path, text: Path):
     assert is_current(HARVEST, later)  # out of reach, and harvested before
     with pytest.raises(DataError, match="cannot be listed"):
         HARVEST.what(open_run(tmp_path / "other", Given("demo"), corpus="nosuch://bucket/x"))
+
+
+def test_a_curation_names_the_sources_that_its_blend_leaves_out():
+    said = _curate_lines({"funnel": [], "blend": blend(dict.fromkeys("abc", COUNTS), {"a": 1})})
+    assert said[-1] == "never to be trained on, as of weight 0 (curate.blend): b, c"
+    assert len(_curate_lines({"funnel": [], "blend": blend({"a": COUNTS}, {})})) == len(said) - 1

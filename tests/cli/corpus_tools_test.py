@@ -222,6 +222,28 @@ def test_snapshots_are_deduplicated_against_an_index(stores):
         call("dedup", stores / "good", stores / "x", "--set", "curate.dedup.urls=true")
 
 
+def test_a_snapshot_read_by_other_fields_is_another_one(stores):
+    """One that forgot the field of the text does not stand in the index for that which names it."""
+    for name in ("s1", "s2"):
+        rows = [{"text": f"Headline {name} {n}", "body_text": text} for n, text in enumerate(GOOD[:20])]
+        (stores / name).mkdir()
+        (stores / name / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    index = ("--index", stores / "index")
+    field, whole = ("--set", "harvest.read.text=[body_text]"), ("--set", "curate.dedup.threshold=1.0")
+    kept = {}
+    for out, source, *sets in (
+        ("forgot", "s1"),
+        ("one", "s1", *field),
+        ("again", "s1", *field),
+        ("two", "s2", *field),
+        ("store", "good"),
+        ("store again", "good", *field),  # of a store nothing is chosen by fields
+    ):
+        call("dedup", stores / source, stores / out, *index, *whole, *sets)
+        kept[out] = len(list(read_documents(stores / out / "documents")))
+    assert kept == {"forgot": 20, "one": 20, "again": 20, "two": 0, "store": 40, "store again": 40}
+
+
 def test_files_that_number_their_rows_alike_are_told_apart_when_they_are_deduplicated(tmp_path):
     for name, texts in (("a", GOOD), ("b", BAD)):
         rows = [json.dumps({"id": n, "text": text}) for n, text in enumerate(texts)]

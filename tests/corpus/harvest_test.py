@@ -91,6 +91,20 @@ def test_pages_and_lines_together_hold_every_honest_and_planted_document_once(sm
     )
 
 
+def test_the_bytes_that_are_told_are_those_of_the_documents_that_are_told(small, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "out").mkdir()
+    for number in range(40):
+        (tmp_path / "mine" / f"{number}.txt").write_text("A sentence of its own, and another one. " * number)
+    of_files = tmp_path / "out", harvest(HarvestConfig(), tmp_path / "out", seed=4, corpus=tmp_path / "mine")
+    for out, told in (small, of_files):
+        texts = raw_texts(out).values()
+        assert told["heldout"] and told["documents"] == len(texts)
+        read = sum(document.text_bytes for document in texts)
+        # of planted boilerplate, extraction leaves a little out
+        assert read <= told["text_bytes"] <= read + 3000 * ("planted" in told)
+
+
 def test_an_extracted_page_is_the_text_it_was_made_of(small):
     documents = {d.id: d for d in compose_documents(SMALL, seed=1234)[0]}
     pages = {i: d for i, d in raw_texts(small[0]).items() if i in documents}

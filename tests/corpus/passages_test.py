@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from trivium.corpus.passages import passages
+from trivium.corpus.passages import _ABBREVIATION, _SENTENCE, _sentences, passages
+from trivium.seeds import generator_for
 
 PROSE = " ".join(
     f"Sentence number {word} of this paragraph says that the reader will come to the end of it sooner or later."
@@ -35,3 +36,24 @@ def test_a_passage_never_crosses_a_paragraph():
 @pytest.mark.timeout(60)
 def test_a_word_of_a_million_quotes_is_read_once():
     assert passages(PROSE + " Word" + "'" * 1_000_000 + "~ ends it.", shortest=40, longest=80)
+
+
+def test_a_sentence_goes_on_behind_an_abbreviation():
+    """As the rule is written, on the whole of what a sentence has so far."""
+    generator = generator_for(1, "sentences")
+    words = ["Dr.", "No.", "e.g.", "(etc.", "B-etc.", "X vs.", "A", "x.", "Foo", "bar!"]
+    for _ in range(300):
+        paragraph = " ".join(generator.choice(words, size=generator.integers(1, 13)))
+        expected = []
+        for part in _SENTENCE.split(paragraph):
+            if expected and _ABBREVIATION.search(expected[-1]):
+                expected[-1] += f" {part}"
+            else:
+                expected.append(part)
+        assert _sentences(paragraph) == expected
+
+
+@pytest.mark.timeout(60)
+def test_a_page_of_abbreviations_is_read_once():
+    page = "\n".join(["Dr. Anna Meyer"] * 50_000)
+    assert passages(f"{page}\n\n{PROSE}", shortest=40, longest=80) == passages(PROSE, shortest=40, longest=80)

@@ -1,3 +1,4 @@
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -104,6 +105,25 @@ def test_rounded_shares_stay_within_one_65536th_and_lose_no_source(weights):
     for source, weight in weights.items():
         slack = len(weights) if min(weights.values()) / total < 1 / 65536 else 1
         assert abs(shares[source] / period - weight / total) <= slack / 65536 + 1e-12
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=30))
+def test_what_minimums_cost_is_taken_from_the_largest_share_the_first_of_equal_ones(large):
+    weights = {f"s{k:02d}": float(w) for k, w in enumerate(large)}
+    weights |= {f"{s}-": 1e-9 for s in weights}  # as many, so that more is added than rounding down left over
+    total = sum(w for _, w in sorted(weights.items()))
+    shares = {s: max(1, int(w / total * 64)) for s, w in sorted(weights.items())}
+    while sum(shares.values()) > 64:
+        shares[max(shares, key=shares.get)] -= 1
+    divisor = math.gcd(*shares.values())
+    assert rounded(weights, 64) == {s: share // divisor for s, share in shares.items()}
+
+
+@pytest.mark.timeout(60)  # minutes, where the largest of all shares is looked for each time
+def test_one_large_source_among_as_many_as_can_be_blended_is_rounded_at_once():
+    shares = rounded({f"s{k:05d}": 1e9 if k == 7 else 1.0 for k in range(65_000)})
+    assert shares.pop("s00007") == 65_536 - 64_999 and set(shares.values()) == {1}
 
 
 def test_a_source_of_weight_zero_is_never_chosen():

@@ -11,11 +11,14 @@ from trivium.corpus.document import Document
 from trivium.corpus.store import write_documents
 from trivium.errors import ConfigError, DataError
 from trivium.provenance import file_sha256
+from trivium.seeds import generator_for
 from trivium.tokens import encode, pieces
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import blend_weights, file_stems, tokenize
-from trivium.tokens.lineage import read_lineage
+from trivium.tokens.gather import ShardSet
+from trivium.tokens.lineage import lineage_file, read_lineage
 from trivium.tokens.manifest import open_shards, token_counts
+from trivium.tokens.shards import TokenShard
 from trivium.tokens.split import choose_held_out, survey
 from trivium.tokens.tokenizer import load_tokenizer, train_tokenizer
 
@@ -197,6 +200,35 @@ def test_validation_text_never_trains_the_tokenizer(tmp_path):
     _, out = run(tmp_path, marked, {"prose": 1.0})
     assert chosen.any()
     assert not any("zyx" in word for word in load_tokenizer(out / "tokenizer.json").words())
+
+
+def test_pieces_fall_apart_into_the_shards_of_their_sources_in_their_order(tmp_path):
+    generator = generator_for(1, "gather")
+    rows = [
+        {
+            "document": f"d{n}",
+            "of": f"w{n}" if n % 7 == 0 else None,
+            "source": f"s{generator.integers(20)}",
+            "split": str(generator.choice(["train", "validation"])),
+            "text_bytes": n,
+            "ids": generator.integers(300, size=generator.integers(1, 5)).tolist(),
+        }
+        for n in range(800)
+    ]
+    shards = ShardSet(tmp_path, {f"s{k}": f"s{k}" for k in range(20)}, dtype="uint16", vocabulary=300)
+    for first in range(0, len(rows), 200):
+        shards.append(pa.Table.from_pylist(rows[first : first + 200], schema=pieces.PIECE_SCHEMA))
+    entries = shards.close()
+    for source, split in {(row["source"], row["split"]) for row in rows}:
+        mine = [row for row in rows if (row["source"], row["split"]) == (source, split)]
+        shard = TokenShard.open(tmp_path / entries[source][split]["prefix"])
+        assert [shard[k].tolist() for k in range(len(shard))] == [row["ids"] for row in mine]
+        beside = pq.read_table(lineage_file(shard)).to_pylist()
+        assert beside == [{"document": r["document"], "of": r["of"], "tokens": len(r["ids"])} for r in mine]
+        assert entries[source][split]["text_bytes"] == sum(row["text_bytes"] for row in mine)
+    for split, counts in shards.counts.items():
+        ids = [i for row in rows if row["split"] == split for i in row["ids"]]
+        assert counts.tolist() == np.bincount(ids, minlength=300).tolist()
 
 
 def test_a_limit_on_tokenizer_text_is_kept_and_still_encodes_everything(tmp_path):

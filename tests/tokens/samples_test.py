@@ -9,7 +9,7 @@ from trivium.errors import DataError
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 from trivium.tokens.lineage import read_lineage
-from trivium.tokens.manifest import open_shards, read_tokens_manifest, tails
+from trivium.tokens.manifest import never_read, open_shards, read_tokens_manifest
 from trivium.tokens.samples import BLOCK, TokenDataset
 
 S = 16
@@ -95,8 +95,16 @@ def test_the_tails_are_what_no_sample_of_a_whole_pass_reads(directory, sequence)
         i += 1
     shards = open_shards(directory, "train")
     never = {source: len(set(range(len(shard.tokens))) - read[source]) for source, shard in shards.items()}
-    assert tails(read_tokens_manifest(directory), sequence) == never
+    assert never_read(read_tokens_manifest(directory), sequence) == never
     assert sequence == 1 or any(never.values())
+
+
+def test_of_a_source_of_weight_0_no_token_is_read(directory):
+    manifest = read_tokens_manifest(directory)
+    ends = never_read(manifest, S)
+    manifest["sources"]["pages"]["weight"] = 0.0
+    whole = manifest["sources"]["pages"]["train"]["tokens"]
+    assert never_read(manifest, S) == {**ends, "pages": whole} != ends
 
 
 def test_a_source_shorter_than_one_window_repeats_within_it(train, directory):

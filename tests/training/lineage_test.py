@@ -19,7 +19,7 @@ from trivium.tokens.config import TokensConfig
 from trivium.tokens.digest import digest
 from trivium.tokens.encode import tokenize
 from trivium.tokens.left_out import NOWHERE, LeftOut
-from trivium.tokens.manifest import open_shards, read_tokens_manifest, tails
+from trivium.tokens.manifest import never_read, open_shards, read_tokens_manifest
 from trivium.tokens.permutation import Permutation
 from trivium.tokens.samples import TokenDataset
 from trivium.training import batches, lineage
@@ -210,7 +210,7 @@ def test_the_verbs_say_what_the_functions_find(run: Path, record: Record, monkey
     assert json.loads(out)["samples"] == lineage.counts(record, 3)
     manifest = read_tokens_manifest(record.tokens)
     never, tokens = json.loads(out)["never_read"], manifest["totals"]["train"]["tokens"]
-    assert never == tails(manifest, record.plan.model.sequence) and sum(never.values()) > 0
+    assert never == never_read(manifest, record.plan.model.sequence) and sum(never.values()) > 0
     code, out, _ = run_verb(monkeypatch, capsys, "counts", str(run), "--step", "3")
     assert f"never trained on: {sum(never.values()):,} of {tokens:,} tokens" in out
     code, out, _ = run_verb(monkeypatch, capsys, "check", str(run))
@@ -227,6 +227,22 @@ def test_counts_of_a_step_that_is_not_done_are_not_told_as_if_it_were(
     assert code == 0 and "3 steps are done; this is what 5 will have taken" in out
     code, out, _ = run_verb(monkeypatch, capsys, "counts", str(tmp_path), "--step", "3")
     assert code == 0 and "done" not in out
+
+
+def test_sources_of_weight_0_are_named_where_what_is_never_trained_on_is_told(
+    run: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    shutil.copytree(run / "tokens", tmp_path / "tokens")
+    shutil.copytree(run / "training", tmp_path / "training")
+    place = tmp_path / "tokens" / "manifest.json"
+    manifest = json.loads(place.read_text())
+    manifest["sources"]["pages"]["weight"] = 0.0
+    place.write_text(json.dumps(manifest))
+    there = (str(tmp_path), "--tokens", str(tmp_path / "tokens"))
+    _, out, _ = run_verb(monkeypatch, capsys, "counts", *there, "--step", "3")
+    assert "never trained on: " in out and "and all of weight 0 (curate.blend): pages" in out
+    code, _, err = run_verb(monkeypatch, capsys, "where", *there, "--document", "pages-1")
+    assert code == 4 and "is of a source of weight 0, or is none" in err
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from trivium.config import differences
 from trivium.errors import DataError
 from trivium.progress import Progress
 from trivium.provenance import file_sha256, fingerprint, read_stamp, work_of
-from trivium.units import format_bytes
+from trivium.units import format_bytes, listed
 
 if TYPE_CHECKING:
     from trivium.corpus.engine.engine import Engine
@@ -259,6 +259,9 @@ def _curate_lines(result: Result) -> list[str]:
     from trivium.corpus.curate import funnel_lines
 
     lines = funnel_lines(dict(result))
+    weightless = [source for source, entry in result["blend"].items() if not entry["weight"]]
+    if weightless:
+        lines.append(f"never to be trained on, as of weight 0 (curate.blend): {listed(weightless)}")
     if KEPT in result:
         folder, size = result[KEPT]
         lines.append(

@@ -8,10 +8,10 @@ import typer
 
 from trivium.cli.adopt import adopt
 from trivium.cli.show import progress_of, say, table
-from trivium.cli.tokenize import tail_lines
+from trivium.cli.tokenize import never_read_lines
 from trivium.cli.workspace import Workspace
 from trivium.errors import DataError
-from trivium.tokens.manifest import read_tokens_manifest, tails
+from trivium.tokens.manifest import never_read, read_tokens_manifest
 from trivium.training import lineage
 from trivium.training.record import Record, read_record
 
@@ -94,9 +94,9 @@ def counts(run: RunDirectory, step: Step, tokens: Tokens = None, as_json: AsJson
         "steps_done": done,
         "samples": samples,
         "agrees": lineage.agrees(record, last) if last else None,
-        "never_read": tails(manifest, sequence),
+        "never_read": never_read(manifest, sequence),
     }
-    lines = [*_counts_lines(found, sequence), *tail_lines(manifest, sequence)]
+    lines = [*_counts_lines(found, sequence), *never_read_lines(manifest, sequence)]
     for line in [json.dumps(found)] if as_json else lines:
         say(line)
     _refuse_others(run, found, last)

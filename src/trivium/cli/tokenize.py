@@ -14,6 +14,7 @@ from trivium.cli.stage import STARTED, Result, Run, Stage, State, perform
 from trivium.errors import ConfigError
 from trivium.progress import Progress
 from trivium.provenance import read_stamp, work_of
+from trivium.units import listed
 
 Workers = Annotated[
     int | None,
@@ -88,17 +89,19 @@ def _given_tokenizer(run: Run) -> dict[str, str]:
     return {"tokenizer": given_tokenizer(tokens.tokenizer, tokens.end_of_text).identity}
 
 
-def tail_lines(manifest: Result, sequence: int) -> list[str]:
-    """How many tokens no sample of so many positions reads, where there are any."""
-    from trivium.tokens.manifest import tails
+def never_read_lines(manifest: Result, sequence: int) -> list[str]:
+    """How many tokens no sample of so many positions reads, and why, where there are any."""
+    from trivium.tokens.manifest import never_read
 
-    never = sum(tails(manifest, sequence).values())
+    found = never_read(manifest, sequence)
+    never, weightless = sum(found.values()), [s for s in found if not manifest["sources"][s]["weight"]]
     tokens = int(manifest["totals"]["train"]["tokens"])
     if not never:
         return []
     return [
-        f"  never trained on: {never:,} of {tokens:,} tokens ({100 * never / tokens:.2g} %), the ends of sources, less "
+        f"  never trained on: {never:,} of {tokens:,} tokens ({100 * never / tokens:.3g} %), the ends of sources, less "
         f"than a whole sample of {sequence} + 1 (plan.model.sequence)"
+        + (f", and all of weight 0 (curate.blend): {listed(weightless)}" if weightless else "")
     ]
 
 
@@ -128,7 +131,7 @@ def _lines(result: Result) -> list[str]:
     for split in ("train", "validation"):
         part = totals[split]
         lines.append(f"  {split}: {part['tokens']:,} tokens of {part['documents']:,} documents")
-        lines += tail_lines(result, result["sequence"]) if split == "train" else []
+        lines += never_read_lines(result, result["sequence"]) if split == "train" else []
     source, excess = largest_excess({name: entry["weight"] for name, entry in result["sources"].items()})
     if excess > _TOLD_EXCESS:
         lines.append(

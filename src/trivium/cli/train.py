@@ -26,7 +26,7 @@ from trivium.cli.price import dry_run_lines
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import layout_text, say
 from trivium.cli.stage import Gone, Result, Run, Stage, State, perform, state_of
-from trivium.cli.tokenize import check_vocabulary, tail_lines
+from trivium.cli.tokenize import check_vocabulary, never_read_lines
 from trivium.config import Tree, completed
 from trivium.errors import ConfigError, DataError
 from trivium.plan.plan import Plan
@@ -83,7 +83,11 @@ def train(
     given = given_for(out, preset, sets, ranks)
     if dry_run:
         lines, problems = dry_run_lines(given)
-        for line in [*lines[:-1], *([] if problems else _tail(given, tokens or out / "tokens")), *lines[-1:]]:
+        for line in [
+            *lines[:-1],
+            *([] if problems else _never_read(given, tokens or out / "tokens")),
+            *lines[-1:],
+        ]:
             say(line)
         if problems:
             raise ConfigError("\n".join(problems))
@@ -116,13 +120,13 @@ def _would(out: Path, given: Given, tokens: Path | None) -> list[str]:
     return [words[state]]
 
 
-def _tail(given: Given, tokens: Path) -> list[str]:
+def _never_read(given: Given, tokens: Path) -> list[str]:
     """What of the tokens, where they are there already, no sample reads."""
     from trivium.tokens.manifest import MANIFEST, read_tokens_manifest
 
     if not (tokens / MANIFEST).is_file():
         return []
-    return tail_lines(read_tokens_manifest(tokens), resolve(given).plan.model.sequence)
+    return never_read_lines(read_tokens_manifest(tokens), resolve(given).plan.model.sequence)
 
 
 def joins_torchrun(environment: Mapping[str, str]) -> bool:

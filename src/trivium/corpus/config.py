@@ -265,7 +265,7 @@ class CurateConfig(Config):
     filters: tuple[str, ...] = ("language", "quality", "repetition")
     dedup: DedupConfig = DedupConfig()
     decontamination: DecontaminationConfig = DecontaminationConfig()
-    # source -> weight, normalised over the sources present; empty: proportional to bytes
+    # source -> weight, normalised over the sources present; one that is not named has 0; empty: proportional to bytes
     blend: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     # bytes of text per document shard
     shard_bytes: AtLeastOne = 64 << 20

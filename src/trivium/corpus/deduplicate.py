@@ -3,7 +3,7 @@
 Near duplicates may be looked for in an index of what earlier calls saw, which then gains what this one saw.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trivium.corpus.config import CurateConfig
+from trivium.corpus.config import CurateConfig, ReadConfig
 from trivium.corpus.dedup.index import (
     PARTS,
     add_snapshot,
@@ -23,7 +23,7 @@ from trivium.corpus.dedup.index import (
 )
 from trivium.corpus.dedup.repeats import without_equal_texts, without_repeated
 from trivium.corpus.document import Document
-from trivium.corpus.inputs import Input, documents_at, files_at
+from trivium.corpus.inputs import Input, documents_at, files_at, store_at
 from trivium.corpus.job import begin_job, state_of
 from trivium.corpus.station import write_results
 from trivium.corpus.steps import Reject, Tally, noted
@@ -79,7 +79,7 @@ def _near(
     root = source.path if source.path.is_dir() else source.path.parent
     files = files_at(source.path)
     job = begin_job(work, root, config, seed=seed, files=files, limits=source.limits)
-    key = fingerprint([str(root.resolve()), *map(state_of, files)])
+    key = _key_of(source, root, files)
     snapshots = read_index(index, config.dedup, seed=seed) if index else []
     keys = [one["key"] for one in snapshots]
     known = key in keys  # it was added by a call like this one, which was perhaps cut off later
@@ -104,6 +104,13 @@ def _near(
             yield Reject(near, tally.step, reason)
     if index is not None and not known:
         add_snapshot(index, config.dedup, key, [part.folder for part in new], seed=seed)
+
+
+def _key_of(source: Input, root: Path, files: Sequence[Path]) -> str:
+    """What a snapshot is known by: its files, and the fields of its rows' texts, where these are not the default's."""
+    fields = source.limits.text
+    others = [] if fields == ReadConfig().text or store_at(source.path) else [fields]
+    return fingerprint([str(root.resolve()), *map(state_of, files), *others])
 
 
 def _parts(config: CurateConfig, source: Input, work: Path, *, seed: int, progress: Progress) -> list[Path]:

@@ -63,7 +63,8 @@ def _harvest_default(config: HarvestConfig, out: Path, *, seed: int, progress: P
     honest = [document for document in documents if document.id not in kept_away]
     planted = plant(honest, items, config.planted, seed=seed)
     files = RawFiles(out, shard_bytes=config.shard_bytes)
-    for document in _dressed(_in_order(honest, planted, seed=seed), config, seed=seed):
+    everything = _in_order(honest, planted, seed=seed)
+    for document in _dressed(everything, config, seed=seed):
         files.add(document)
     files.close()
     by_kind: dict[str, list[dict[str, Any]]] = {}
@@ -74,7 +75,13 @@ def _harvest_default(config: HarvestConfig, out: Path, *, seed: int, progress: P
     return {
         "honest": len(honest),
         "planted": {kind: len(entries) for kind, entries in by_kind.items()},
-        **summary(entries, documents=files.documents, heldout=len(heldout), items=len(items)),
+        **summary(
+            entries,
+            documents=files.documents,
+            text_bytes=sum(one.document.text_bytes for one in everything),
+            heldout=len(heldout),
+            items=len(items),
+        ),
     }
 
 

@@ -120,16 +120,25 @@ def harvest_files(
     with open(decided / ITEMS, "rb") as file:
         items_made = sum(1 for _ in file)
     documents = sum(entry["documents"] for entry in entries) - heldout["documents"]
-    found = summary(entries, documents=documents, heldout=heldout["documents"], items=items_made)
+    text_bytes = sum(entry["text_bytes"] for entry in entries) - heldout["text_bytes"]
+    found = summary(
+        entries,
+        documents=documents,
+        text_bytes=text_bytes,
+        heldout=heldout["documents"],
+        items=items_made,
+    )
     return {**found, "not_read": dict(listing.others)}
 
 
-def summary(entries: Sequence[dict[str, Any]], *, documents: int, heldout: int, items: int) -> dict[str, Any]:
-    """What a harvest says of itself; entries: those of sources.json."""
+def summary(
+    entries: Sequence[dict[str, Any]], *, documents: int, text_bytes: int, heldout: int, items: int
+) -> dict[str, Any]:
+    """What a harvest says of itself; entries: those of sources.json, which count what is held out, too."""
     return {
         "files": len(entries),
         "documents": documents,
-        "text_bytes": sum(entry["text_bytes"] for entry in entries),
+        "text_bytes": text_bytes,
         "heldout": heldout,
         "evaluation_items": items,
         "quarantined": sum(entry.get("quarantined", 0) for entry in entries),

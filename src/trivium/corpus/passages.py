@@ -29,13 +29,14 @@ def passages(text: str, *, shortest: int, longest: int) -> list[str]:
 
 
 def _sentences(paragraph: str) -> list[str]:
-    sentences: list[str] = []
+    # Only the last part is searched, and all are joined at the end: a page may be one line of abbreviations.
+    sentences: list[list[str]] = []
     for part in _SENTENCE.split(paragraph):
-        if sentences and _ABBREVIATION.search(sentences[-1]):
-            sentences[-1] += f" {part}"
+        if sentences and _ABBREVIATION.search(sentences[-1][-1]):
+            sentences[-1].append(part)
         else:
-            sentences.append(part)
-    return sentences
+            sentences.append([part])
+    return [" ".join(parts) for parts in sentences]
 
 
 def _is_plain(sentence: str) -> bool:

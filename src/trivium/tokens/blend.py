@@ -7,6 +7,7 @@ on a tie. Weights are rounded to multiples of 1/65536. With such weights every c
 
 from collections.abc import Mapping
 from functools import cached_property
+from heapq import heapify, heapreplace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +99,11 @@ def rounded(weights: Mapping[str, float], resolution: int = RESOLUTION) -> dict[
     order = sorted(exact, key=lambda s: shares[s] - exact[s])
     for k in range(max(0, resolution - sum(shares.values()))):
         shares[order[k % len(order)]] += 1
-    while sum(shares.values()) > resolution:
-        shares[max(shares, key=lambda s: shares[s])] -= 1
+    largest = [(-share, s) for s, share in shares.items()]  # of equal ones the first in alphabetical order
+    heapify(largest)
+    for _ in range(sum(shares.values()) - resolution):
+        share, s = largest[0]
+        shares[s] -= 1
+        heapreplace(largest, (share + 1, s))
     divisor = int(np.gcd.reduce(list(shares.values())))
     return {s: share // divisor for s, share in shares.items()}

@@ -13,6 +13,8 @@ from trivium.tokens.lineage import LineageWriter
 from trivium.tokens.manifest import SPLITS
 from trivium.tokens.shards import ShardWriter
 
+_KINDS = [(column, "ascending") for column in ("source", "split")]  # documents of one stay in their order
+
 
 class ShardSet:
     """Shards being written; `counts`: how often each id occurs in a split, [vocabulary]."""
@@ -25,11 +27,14 @@ class ShardSet:
 
     def append(self, piece: pa.Table) -> None:
         """Each document of a piece to its shard."""
-        kinds = piece.select(["source", "split"]).group_by(["source", "split"]).aggregate([]).to_pylist()
-        for kind in kinds:
-            source, split = kind["source"], kind["split"]
-            mine = pc.and_(pc.equal(piece["source"], source), pc.equal(piece["split"], split))
-            rows = piece.filter(mine).combine_chunks()
+        # Sorted once, not looked through once a source: a corpus may have thousands.
+        order = pc.sort_indices(piece, sort_keys=_KINDS)
+        kinds = piece.group_by(["source", "split"]).aggregate([([], "count_all")]).sort_by(_KINDS)
+        begin = 0
+        for kind in kinds.to_pylist():
+            source, split, mine = kind["source"], kind["split"], order.slice(begin, kind["count_all"])
+            begin += len(mine)
+            rows = piece.take(mine)  # a copy: of a slice, the lineage that is held would hold the whole piece
             ids = np.concatenate([chunk.flatten().to_numpy() for chunk in rows["ids"].chunks])
             lengths = pc.list_value_length(rows["ids"]).to_numpy()
             shard, lineage = self._opened(source, split)

@@ -51,13 +51,18 @@ def open_shards(
     return shards
 
 
-def tails(manifest: Mapping[str, Any], sequence: int) -> dict[str, int]:
-    """Tokens at the end of each source that no sample of "train" reads: less than a whole one is left there.
+def never_read(manifest: Mapping[str, Any], sequence: int) -> dict[str, int]:
+    """Tokens of each source that no sample of "train" reads: all where its weight is 0, else less than a whole sample,
+    which is left at its end.
 
-    A source shorter than one sample repeats within it, and has none. Sources without training tokens are left out.
+    A source shorter than one sample repeats within it, and loses none. Sources without training tokens are left out.
     """
-    counts = {s: int(e["train"]["tokens"]) for s, e in manifest["sources"].items() if "train" in e}
-    return {s: (n - 1) % sequence if n > sequence else 0 for s, n in counts.items() if n}
+    found = {}
+    for source, entry in manifest["sources"].items():
+        if n := int(entry.get("train", {}).get("tokens", 0)):
+            end = (n - 1) % sequence if n > sequence else 0
+            found[source] = end if entry["weight"] else n
+    return found
 
 
 def token_counts(directory: Path, split: str) -> NDArray[np.int64]:

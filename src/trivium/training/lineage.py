@@ -86,7 +86,7 @@ def where(record: Record, document: str) -> dict[str, Any]:
     if not pieces:
         raise DataError(
             f"no training token of {record.tokens} comes from a document '{document}': it was dropped by curation, "
-            f"validates, or is none; {_who_knows(record, document)}"
+            f"validates, is of a source of weight 0, or is none; {_who_knows(record, document)}"
         )
     samples = record.plan.batch.at(done).first_sample
     found = [(piece, [_saw(record, s) for s in data.sightings(piece, samples)]) for piece in pieces]

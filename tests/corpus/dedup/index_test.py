@@ -2,15 +2,18 @@
 
 import contextlib
 import shutil
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from trivium.corpus.config import CurateConfig, DedupConfig
-from trivium.corpus.dedup.index import INDEX, read_index
+from trivium.corpus.dedup.index import INDEX, _similarities, read_index
 from trivium.corpus.deduplicate import NEAR_NEW, NEAR_OLD, deduplicate
 from trivium.corpus.document import Document
 from trivium.corpus.history import rejects_of
 from trivium.corpus.inputs import Input
+from trivium.corpus.kernels.shingles import ShingleSets, jaccard_of_pairs
 from trivium.corpus.store import read_documents, write_documents
 from trivium.errors import DataError
 from trivium.seeds import generator_for
@@ -197,3 +200,29 @@ def test_an_empty_snapshot_is_one_too(bench):
     store = bench.store("s", corpus(6)[:10])
     assert bench.kept(store, index) == bench.kept(store)
     assert len(read_index(index, CONFIG.dedup, seed=1)) == 2
+
+
+class PartInMemory(NamedTuple):
+    """Some of the documents whose shingle sets are `whole`."""
+
+    whole: ShingleSets
+    first: int
+    documents: int
+
+    def sets(self):
+        return ShingleSets(
+            self.whole.hashes, self.whole.offsets[self.first : self.first + self.documents + 1]
+        )
+
+
+@pytest.mark.timeout(60)  # minutes, where each pair of parts looks through all pairs of documents
+def test_the_similarities_of_an_index_in_many_parts_are_those_of_one_part():
+    generator = generator_for(1, "similarities")
+    sizes = generator.integers(1, 6, size=150)
+    ends = np.cumsum(sizes)
+    hashes = np.sort(generator.permuted(np.tile(np.arange(9), (ends[-1], 1)), axis=1)[:, :4])
+    whole = ShingleSets(hashes.astype(np.uint64).ravel(), np.arange(0, hashes.size + 1, 4))
+    parts = [PartInMemory(whole, end - size, size) for end, size in zip(ends, sizes, strict=True)]
+    pairs = generator.integers(ends[-1], size=(500_000, 2))
+    for some in (pairs[:0], pairs):
+        assert np.array_equal(_similarities(parts, some), jaccard_of_pairs(whole, whole, some))

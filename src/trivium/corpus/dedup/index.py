@@ -180,9 +180,11 @@ def _similarities(parts: Sequence[IndexPart], pairs: Pairs) -> NDArray[np.float6
     """The true Jaccard similarity of each pair, two parts at a time."""
     ends = np.array([part.first + part.documents for part in parts])
     owners = np.searchsorted(ends, pairs, side="right")
+    # Sorted once: an index of a million documents has more pairs of parts than can each look through all pairs.
+    order = np.lexsort((owners[:, 1], owners[:, 0]))
+    both, begin = np.unique(owners[order], axis=0, return_index=True)
     found = np.zeros(len(pairs))
-    for left, right in np.unique(owners, axis=0).tolist():
-        rows = np.flatnonzero((owners[:, 0] == left) & (owners[:, 1] == right))
+    for (left, right), rows in zip(both.tolist(), np.split(order, begin)[1:], strict=True):
         places = pairs[rows] - [parts[left].first, parts[right].first]
         found[rows] = jaccard_of_pairs(parts[left].sets(), parts[right].sets(), places)
     return found
