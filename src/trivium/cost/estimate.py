@@ -16,7 +16,7 @@ from trivium.cost.case import NONE, Case, case_of
 from trivium.cost.collectives import Strides, even_stride
 from trivium.cost.compute import hardware_flops, model_flops
 from trivium.cost.constants import shipped_constants
-from trivium.cost.hardware import Machine
+from trivium.cost.hardware import USABLE, Machine
 from trivium.cost.memory import MemoryEstimate, worst_rank
 from trivium.cost.prices import Piece, Prices, prices
 from trivium.cost.replicas import data_seconds, fullest_of_plan, optimizer_seconds
@@ -170,10 +170,15 @@ class Durations:
 
 
 def estimate(
-    plan: Plan, machine: Machine, *, method: Method = "simulated", stack: Stack | None = None
+    plan: Plan,
+    machine: Machine,
+    *,
+    method: Method = "simulated",
+    stack: Stack | None = None,
+    share: float = USABLE,
 ) -> Estimate:
     """Price a legal plan. "closed form" replaces the simulation: faster, and near it (docs/planner.md). stack: the
-    software that runs it, by default ours.
+    software that runs it, by default ours. share: of a device's memory that a plan may use.
 
     Raises ConfigError if the machine has too few devices.
     """
@@ -192,7 +197,7 @@ def estimate(
         peak_flops_per_second=float(getattr(machine.peak, plan.precision.weights)) * devices,
         worst=worst,
         memory=memory,
-        memory_limit=machine.usable_memory(ranks),
+        memory_limit=machine.usable_memory(ranks, share),
     )
 
 
