@@ -66,6 +66,19 @@ def test_an_estimate_writes_a_page_and_data_that_agree(call, tmp_path):
     assert data["seconds"] == pytest.approx(sum(data["estimate"]["parts"].values()))
 
 
+def test_what_fits_in_a_search_is_what_fits_wherever_its_winner_is_priced(call, tmp_path):
+    """The file of a winner carries the share of a device's memory that its search allowed."""
+    config = {"base": "demo", "machine": "dgx-h100", "search": {"memory_fraction": 1e-6}}
+    (tmp_path / "winner.yaml").write_text(yaml.safe_dump(config))
+    winner = ("--preset", "winner.yaml")
+    priced = json.loads(call("plan", "estimate", *winner, "--json", "-").stdout)["estimate"]
+    points = json.loads(call("plan", "scale", *winner, "--largest", "8", "--json", "-").stdout)["curves"]
+    assert priced["memory_limit"] == 1e-6 * machine_of("dgx-h100").memory_bytes
+    assert not any(found["fits"] for found in (priced, *points["strong"], *points["weak"]))
+    for verb in (("plan", "show"), ("plan", "estimate"), ("train", "--dry-run")):
+        assert "DOES NOT FIT" in call(*verb, *winner).stdout, verb
+
+
 def test_a_training_and_its_failures_are_priced_together(call):
     asked = ("plan", "estimate", "--machine", "selene", "--tokens", "1B")
     plain = call(*asked).stdout

@@ -34,6 +34,27 @@ def test_every_ready_layout_is_legal_for_the_demo_and_has_its_ranks(ranks: int):
     assert config.plan.layout.world_size == ranks
 
 
+@pytest.mark.parametrize("ranks", LAYOUTS)
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"layout": {"tensor": 1, "pipeline": 1, "data": 4, "context": 2, "chunks": 1, "shards": 4}, "schedule": "1f1b"},
+        {"layout": {"tensor": 1, "pipeline": 1, "chunks": 1, "order": ["data"]}, "schedule": "1f1b"},
+        {"layout": {"data": 3}, "partition": {"layers": [1, 3, 2, 2]}},
+        {"layout": {"tensor": 1, "pipeline": 1, "data": 1, "chunks": 1}, "batch": {"sequences": 32, "micro": 4},
+         "schedule": "given", "rows": [" ".join(f"F{m}.0 B{m}.0" for m in range(8))]},
+    ],
+)  # fmt: skip
+def test_a_ready_layout_has_its_ranks_whatever_those_of_the_preset_are(own, ranks: int, tmp_path: Path):
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump({"base": "demo", "plan": own}))
+    chosen, usual = (resolve(Given(preset, ranks=ranks)).plan for preset in (str(path), "demo"))
+    assert chosen.check(ranks) == []
+    assert (chosen.layout, chosen.schedule, chosen.stages_by_rank) == (
+        usual.layout, usual.schedule, usual.stages_by_rank
+    )  # fmt: skip
+
+
 def test_the_demo_is_the_layout_of_the_issue():
     layout = resolve(Given("demo")).plan.layout
     assert (layout.tensor, layout.pipeline, layout.data, layout.chunks) == (2, 2, 2, 2)

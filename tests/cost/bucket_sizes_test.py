@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from cost.plans import mt_nlg, small
-from trivium.cost.bucket_sizes import bucket_limit, bucket_sizes
+from trivium.cost.bucket_sizes import bucket_limit, bucket_sizes, slice_elements
 from trivium.cost.case import case_of
 from trivium.cost.rank_parameters import layer_parameters
-from trivium.plan.buckets import BUCKET_ELEMENTS, UNIT, bucket_elements, bucket_table
+from trivium.plan.buckets import BUCKET_ELEMENTS, UNIT, bucket_elements, bucket_table, padded
 from trivium.plan.parameters import TOKENS, local_shape, stage_parameters
 
 LAYOUTS = [
@@ -82,6 +82,14 @@ def test_among_many_sharers_buckets_are_larger_up_to_a_limit():
     assert limits == sorted(limits) and limits[1] == limits[4] < limits[5] < limits[7] == limits[-1]
     case = case_of(small())
     assert bucket_limit(replace(case, data=sharers, context=1, shards=sharers)).tolist() == limits
+
+
+def test_a_slice_is_a_sharers_part_of_the_padded_bucket_and_without_zero_the_bucket():
+    sharers, elements = np.arange(1, 14), np.array([[1], [8], [103], [BUCKET_ELEMENTS]])
+    case = replace(case_of(small()), data=sharers, context=1)
+    expected = [[padded(int(e), int(n)) // n for n in sharers] for (e,) in elements]
+    assert slice_elements(replace(case, zero=1), elements).tolist() == expected
+    assert (slice_elements(replace(case, zero=0), elements) == elements).all()
 
 
 def test_a_large_models_buckets_hold_all_of_it():

@@ -1,4 +1,6 @@
 import dataclasses
+import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +23,8 @@ from trivium.cost.rank_parameters import rank_parameters
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.step_time import SCHEDULES
 from trivium.parallel.transport import POSTED_AHEAD
-from trivium.plan.buckets import UNIT, UPDATED_AT_ONCE
+from trivium.parallel.zero import together
+from trivium.plan.buckets import UNIT, UPDATED_AT_ONCE, bucket_table
 from trivium.plan.layout import Coordinate, Layout
 from trivium.plan.parameters import count
 from trivium.plan.partition import Partition
@@ -133,6 +136,45 @@ def test_every_rank_of_a_stage_is_predicted_alike():
     found = predicted_memory(plan)
     assert list(found) == list(range(8))
     assert all(found[r] == memory_of_rank(plan, plan.layout.coordinate(r)).categories() for r in found)
+
+
+def drawn(draws: random.Random) -> Plan:
+    """Any degrees, odd ones too, of sizes that they divide."""
+    tensor, context, data = (draws.choice((1, 2, 3, 5, 7, 13)) for _ in range(3))
+    pipeline, chunks, schedule = draws.choice((
+        (1, 1, "1f1b"), (1, 1, "zb-h1"), (3, 1, "1f1b-split"), (2, 1, "gpipe"), (2, 2, "interleaved"), (3, 2, "zb-v")
+    ))  # fmt: skip
+    zero = draws.randrange(4)
+    return Plan(
+        model={
+            "family": draws.choice(("gpt", "llama")),
+            "layers": 6,
+            "hidden": draws.choice((64, 1000, 20480)),
+            "heads": 2 * tensor * context,
+            "kv_heads": draws.choice((None, tensor * context)),
+            "head_width": 16,
+            "ffn": draws.choice((11, 10000)) * tensor,
+            "vocabulary": draws.choice((1000, 51200)),
+            "sequence": 16 * tensor * context,
+        },
+        layout={
+            "tensor": tensor, "context": context, "pipeline": pipeline, "data": data, "chunks": chunks,
+            "shards": data if zero and data > 1 and draws.random() < 0.5 else None,
+        },
+        batch={"sequences": 3 * pipeline * data * draws.choice((1, 4)), "micro": 3},
+        schedule=schedule,
+        precision={"weights": "bf16", "gradients": draws.choice((None, "bf16"))},
+        recompute={"mode": draws.choice(("none", "attention", "layer"))},
+        zero=zero,
+        sequence_parallel=draws.random() < 0.5,
+        context_attention=draws.choice(("ring", "ulysses")),
+    ).checked()  # fmt: skip
+
+
+def test_every_legal_plan_holds_whole_bytes() -> None:
+    draws = random.Random(0)
+    for plan in (drawn(draws) for _ in range(50)):
+        assert worst_rank(plan)[1].total > 0, plan
 
 
 def test_mt_nlg_fits_its_devices():
@@ -260,6 +302,9 @@ def test_many_cases_at_once_are_each_case_alone():
     assert totals.tolist() == [alone[n] for n in picked]
 
 
+BOTH_NARROW = {"weights": "bf16", "gradients": "bf16"}
+
+
 @pytest.mark.parametrize("zero", (0, 1))
 @pytest.mark.parametrize(("sequences", "kept", "widened"), ((1, 2, 4), (2, 4, 0)))
 def test_where_nothing_is_added_gradients_are_narrow_and_those_updated_at_once_are_widened(
@@ -269,6 +314,21 @@ def test_where_nothing_is_added_gradients_are_narrow_and_those_updated_at_once_a
     elements, found = bucket_sizes(plan, 0), memory_of_rank(plan, Coordinate(0, 0, 0))
     at_once = min(sum(elements), UPDATED_AT_ONCE + max(elements))
     assert found.gradients == kept * sum(elements) and found.reduction == widened * at_once
+
+
+@pytest.mark.parametrize("layers", (1, 24))
+@pytest.mark.parametrize("zero", (0, 1, 2))
+def test_those_updated_at_once_are_slices_as_the_runtime_owns_them(zero: int, layers: int) -> None:
+    """A replica's share of each bucket; without ZeRO, whole buckets."""
+    model = {"layers": layers, "hidden": 2048, "heads": 16, "vocabulary": 1000, "sequence": 2048}
+    plan = Plan(
+        model=model, layout={"data": 5}, batch={"sequences": 10}, precision=BOTH_NARROW, zero=zero
+    ).checked()
+    slices = [row.padded // (5 if zero else 1) for row in bucket_table(plan, 0)]
+    groups = together([SimpleNamespace(master=range(size)) for size in slices], UPDATED_AT_ONCE)
+    most, summed = max(sum(len(s.master) for s in group) for group in groups), sum(slices) * (zero == 1)
+    widened = (memory_of_rank(plan, Coordinate(0, 0, 0)).reduction - 2 * summed) / 4
+    assert widened == pytest.approx(most, abs=max(slices))
 
 
 def test_a_sum_over_replicas_is_copied_only_where_gradients_are_kept_in_another_dtype():

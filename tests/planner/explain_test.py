@@ -16,6 +16,7 @@ from trivium.planner.grid import Subject
 from trivium.planner.published import mt_nlg_plan
 from trivium.planner.search import search
 from trivium.planner.search_text import ranking_lines
+from trivium.units import format_bytes
 
 GIB = 1 << 30
 TRIED = SearchSpace(micro=(2,), context=(1,), schedules=("1f1b",), recompute=("none",), finalists=1)
@@ -171,6 +172,14 @@ def test_the_plan_stage_is_plain_data_that_gives_the_plan_back(over):
     assert all(line in result["lines"] for line in result["mt_nlg"]["lines"])
     assert result["ranking"][0]["fits"]
     assert {span["pipeline_rank"] for span in result["spans"]} == set(range(plan.layout.pipeline))
+
+
+def test_the_plan_stage_goes_by_the_memory_that_its_search_may_use():
+    space = SearchSpace(memory_fraction=0.5, tensor=(2,), pipeline=(2,), schedules=("1f1b",), finalists=1)
+    result = plan_stage(small(), 8, 2, 8 * GIB, space)
+    assert result["estimate"]["memory_limit"] == GIB / 2
+    assert f"of {format_bytes(GIB // 2)} that it may hold" in " ".join(" ".join(result["lines"]).split())
+    assert result["mt_nlg"]["estimate"]["memory_limit"] == machine_named("selene").usable_memory(2240)
 
 
 def test_a_long_step_is_drawn_by_its_first_micro_batches():

@@ -99,7 +99,7 @@ def show(
     """Print model, layout, batch, schedule, and the estimated time and memory of a step."""
     for number, name in enumerate(preset or ["demo", REFERENCE]):
         config = resolve(Given(name, tuple(sets or ()), ranks)).checked()
-        lines = plan_lines(config.plan, machine_of(config.machine))
+        lines = plan_lines(config.plan, machine_of(config.machine), config.search.memory_fraction)
         for line in [*([""] if number else []), name, *lines]:
             say(line)
 

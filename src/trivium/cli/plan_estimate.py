@@ -15,7 +15,7 @@ from trivium.cli.show import say, table
 from trivium.config import to_tree
 from trivium.cost.case import case_of
 from trivium.cost.estimate import strides_of
-from trivium.cost.hardware import Machine
+from trivium.cost.hardware import USABLE, Machine
 from trivium.cost.step_time import SCHEDULES, step_seconds
 from trivium.errors import ConfigError
 from trivium.plan.batch import Batch
@@ -45,11 +45,13 @@ PresetOption = Annotated[
 
 @dataclass(frozen=True)
 class Asked:
-    """What to price: the plan's name, tokens of a training, seconds of a save with hours between failures."""
+    """What to price: the plan's name, tokens of a training, seconds of a save with hours between failures. share: of a
+    device's memory that the plan may use."""
 
     name: str
     tokens: int | None = None
     failures: tuple[float, float] | None = None
+    share: float = USABLE
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,8 @@ def estimate_plan(
 ) -> None:
     """Take one plan apart: seconds, memory and traffic of every pipeline rank, time and cost of a training."""
     config = resolve(Given(preset, with_options(sets, {"machine": machine}))).checked()
-    asked = Asked(preset, _count(tokens, "--tokens") if tokens is not None else None, failures)
+    trained = _count(tokens, "--tokens") if tokens is not None else None
+    asked = Asked(preset, trained, failures, config.search.memory_fraction)
     told = tell(config.plan, machine_of(config.machine), asked, read_stack(stack) if stack else None)
     if html is not None:
         _write_page(html, told)
@@ -127,7 +130,7 @@ def _count(text: str, option: str) -> int:
 
 def tell(plan: Plan, machine: Machine, asked: Asked, stack: LearnedStack | None = None) -> Told:
     """Price a plan, and the training and the failures that were asked for."""
-    parts = break_down(plan, machine)
+    parts = break_down(plan, machine, asked.share)
     interval = None
     if asked.failures is not None:
         save, hours = asked.failures
@@ -184,7 +187,7 @@ def tree(told: Told) -> dict[str, Any]:
 def lines(told: Told) -> list[str]:
     """All of it as text."""
     parts = told.parts
-    found = plan_lines(parts.plan, parts.machine)
+    found = plan_lines(parts.plan, parts.machine, told.asked.share)
     for title, header, rows in tables(told):
         found += ["", f"{title}{_shortened(rows)}", *table(_few(rows), header=header)]
     return [*found, *([""] if more_lines(told) else []), *more_lines(told)]
@@ -265,7 +268,7 @@ def chart(told: Told) -> Any:
         )
     return Chart(
         title=f"{told.asked.name} on {parts.machine.name}",
-        text=plan_lines(parts.plan, parts.machine) + more_lines(told),
+        text=plan_lines(parts.plan, parts.machine, told.asked.share) + more_lines(told),
         lanes=drawn,
         moved=[Moved(a, b, sent * f, arrived * f) for a, b, sent, arrived in handed_on(parts.timeline)],
         memory_limit=parts.price.memory_limit,

@@ -39,7 +39,9 @@ def scale(
 ) -> None:
     """Predict strong and weak scaling by more replicas; beside it, simulated, collectives triggered tile by tile."""
     config = resolve(Given(preset, with_options(sets, {"machine": machine}))).checked()
-    found = scaling(config.plan, machine_of(config.machine), largest=largest)
+    found = scaling(
+        config.plan, machine_of(config.machine), largest=largest, share=config.search.memory_fraction
+    )
     if html is not None:
         from trivium.report.scaling import write_curves
 

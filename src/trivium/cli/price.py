@@ -29,7 +29,8 @@ def dry_run_lines(given: Given) -> tuple[list[str], list[str]]:
         return lines, problems
     try:
         machine = machine_of(config.machine)
-        price, told = estimate(config.plan, machine), plan_lines(config.plan, machine)
+        price = estimate(config.plan, machine)
+        told = plan_lines(config.plan, machine, config.search.memory_fraction)
     except ConfigError as error:
         return lines, str(error).splitlines()
     steps = config.training.steps

@@ -24,6 +24,7 @@ from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.cost.hardware import machine_names
 from trivium.errors import ConfigError, nearest
 from trivium.evaluation.config import EvaluationConfig
+from trivium.plan.layout import Layout
 from trivium.plan.plan import Plan
 from trivium.planner.config import SearchSpace
 from trivium.serving.config import GenerationConfig, ServeConfig
@@ -33,11 +34,18 @@ from trivium.training.rates import recipe_problems
 
 HERE = "here"  # the machine this runs on
 
+
+def _ready(schedule: str, **degrees: int) -> Tree:
+    """A plan's overrides, with all that a preset may say of its own ranks: it would change or refuse these."""
+    layout = to_tree(Layout(**degrees))
+    return {"layout": layout, "schedule": schedule, "rows": None, "partition": {"layers": None}}
+
+
 # Layouts for so many processes on one machine; --ranks chooses one.
 LAYOUTS: Mapping[int, Tree] = {
-    1: {"layout": {"tensor": 1, "pipeline": 1, "data": 1, "chunks": 1}, "schedule": "1f1b"},
-    4: {"layout": {"tensor": 2, "pipeline": 2, "data": 1, "chunks": 2}, "schedule": "interleaved"},
-    8: {"layout": {"tensor": 2, "pipeline": 2, "data": 2, "chunks": 2}, "schedule": "interleaved"},
+    1: _ready("1f1b", tensor=1, pipeline=1, data=1, chunks=1),
+    4: _ready("interleaved", tensor=2, pipeline=2, data=1, chunks=2),
+    8: _ready("interleaved", tensor=2, pipeline=2, data=2, chunks=2),
 }
 
 

@@ -231,6 +231,7 @@ def check(run: Run, state: State) -> None:
 def _train(run: Run, out: Path, progress: Progress) -> Result:
     say(f"  {layout_text(run.config.plan.layout.model_dump())}, schedule {run.config.plan.schedule}")
 
+    from trivium.cost.memory import predicted_memory
     from trivium.training.job import start
 
     job, missing = examined(job_for(run, out), run)
@@ -239,18 +240,10 @@ def _train(run: Run, out: Path, progress: Progress) -> Result:
     found: dict[str, Any] = start(
         job,
         progress=_with_loss(progress, out),
-        predicted=predicted_bytes(run.config.plan),
+        predicted=predicted_memory(run.config.plan),
         lease=run.lease,
     )
     return found
-
-
-def predicted_bytes(plan: Plan) -> dict[int, dict[str, int]]:
-    """Bytes by rank and category, from the cost model; kept beside what the runtime counts."""
-    from trivium.cost.memory import memory_of_rank
-
-    ranks = range(plan.layout.world_size)
-    return {rank: memory_of_rank(plan, plan.layout.coordinate(rank)).categories() for rank in ranks}
 
 
 def _with_loss(progress: Progress, out: Path) -> Progress:

@@ -35,9 +35,9 @@ def put_off_bytes(case: Case) -> Number:
     """What a layer's weight gradients keep of a micro-batch from the gradient of its input until they are computed:
     both factors of the four products. The gradients of those that leave a tensor region are whole on every tensor
     rank, and without sequence parallelism the inputs of those that enter it."""
-    inputs = 2 * case.hidden / case.along + (case.queries + case.ffn) / case.tensor
-    gradients = 2 * case.hidden + (case.queries + 2 * case.keys + (1 + case.gated) * case.ffn) / case.tensor
-    return case.positions * case.weight_bytes * (inputs + gradients)
+    entering = 2 * case.positions * case.hidden / case.along
+    inside = (2 * case.queries + 2 * case.keys + (2 + case.gated) * case.ffn) / case.tensor
+    return case.weight_bytes * (entering + case.positions * (2 * case.hidden + inside))
 
 
 def embedding_bytes(case: Case) -> Number:

@@ -17,6 +17,7 @@ from trivium.plan.buckets import (
     ELEMENTS_ALONE,
     MOST_TIMES,
     SHARERS_OF_ONE,
+    UNIT,
     bucket_table,
     in_buckets,
     padded,
@@ -58,6 +59,13 @@ def bucket_limit(case: Case) -> Number:
     sharers = np.asarray(case.sharers)
     among: Number = BUCKET_ELEMENTS * np.clip(sharers // SHARERS_OF_ONE, 1, MOST_TIMES)
     return np.where(sharers > 1, among, ELEMENTS_ALONE)
+
+
+def slice_elements(case: Case, elements: Number) -> Number:
+    """Of a bucket of so many elements, those that one replica updates: its slice, as plan.buckets pads it, of many
+    layouts at once; a test holds the two equal. Without ZeRO it is the whole."""
+    sharers = np.where(np.asarray(case.zero) >= 1, case.sharers, 1)
+    return np.ceil(elements / (sharers * UNIT)) * UNIT
 
 
 @lru_cache(maxsize=4096)

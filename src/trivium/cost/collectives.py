@@ -2,7 +2,7 @@
 
 Degrees, bytes and bandwidths may be arrays with one entry per plan. Where a group of ranks sits decides its link:
 ranks fill nodes in order, so a group whose ranks are `stride` apart has node / stride of them in a node, and a ring
-through several nodes uses the network cards of all its ranks in a node at once.
+through several nodes uses the network cards of all its ranks in a node at once. All wait for the slowest group.
 """
 
 from typing import NamedTuple
@@ -24,8 +24,9 @@ class Road(NamedTuple):
 
 
 class Strides(NamedTuple):
-    """How far apart neighbours along each axis are, in ranks. replicas: of the nearer of data and context. sharers,
-    holders: of the groups that replicas form where they share several copies of what ZeRO shards."""
+    """How far apart neighbours along each axis are, in ranks, or as `even_stride` has it. replicas: of the nearer of
+    data and context. sharers, holders: of the groups that replicas form where they share several copies of what ZeRO
+    shards."""
 
     tensor: Number
     context: Number
@@ -82,11 +83,24 @@ def road_of(road: Link | Road) -> Road:
     return Road(road.start_seconds, road.latency_seconds, road.effective_bandwidth)
 
 
-def default_strides(case: Case) -> Strides:
+def default_strides(case: Case, machine: Machine) -> Strides:
     """Of the default order of axes: tensor, context, data, pipeline, the fastest first."""
-    near = case.tensor * case.context
-    holders = case.tensor * case.sharers
-    return Strides(1, case.tensor, case.tensor, near * case.data, case.tensor, holders)
+    c, near = case, case.tensor * case.context
+    strides = Strides(1, c.tensor, c.tensor, near * c.data, c.tensor, c.tensor * c.sharers)
+    degrees = Strides(c.tensor, c.context, c.replicas, c.pipeline, c.sharers, c.copies)
+    every = zip(degrees, strides, strict=True)
+    return Strides(*(even_stride(machine, c.ranks, degree, stride) for degree, stride in every))
+
+
+def even_stride(machine: Machine, ranks: Number, degree: Number, stride: Number) -> Number:
+    """The stride at which as many share a node as of the slowest of the groups of `degree` ranks, `stride` apart, that
+    lie beside one another: where they neither fill nodes nor divide them, some straddle two, by as few ranks as divide
+    both."""
+    degree, stride = np.asarray(degree, np.int64), np.asarray(stride, np.int64)
+    node, span = machine.devices_per_node, degree * stride
+    straddles = (np.asarray(ranks) > node) & (span % node > 0) & (node % span > 0)
+    near = np.clip(np.gcd(node, span) // stride, 1, degree)
+    return np.where(straddles & (machine.sharing == "exclusive"), node / near, stride)
 
 
 def ranks_in_node(machine: Machine, degree: Number, stride: Number) -> Number:

@@ -4,18 +4,19 @@ A step is the schedule, simulated with the seconds of every action, then the red
 then the optimizer. The pieces are priced by cost/prices.py; docs/planner.md describes the model term by term.
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import takewhile
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trivium.cost.case import NONE, Case, case_of
-from trivium.cost.collectives import Strides
+from trivium.cost.collectives import Strides, even_stride
 from trivium.cost.compute import hardware_flops, model_flops
 from trivium.cost.constants import shipped_constants
-from trivium.cost.hardware import Machine
+from trivium.cost.hardware import USABLE, Machine
 from trivium.cost.memory import MemoryEstimate, worst_rank
 from trivium.cost.prices import Piece, Prices, prices
 from trivium.cost.replicas import data_seconds, fullest_of_plan, optimizer_seconds
@@ -169,10 +170,15 @@ class Durations:
 
 
 def estimate(
-    plan: Plan, machine: Machine, *, method: Method = "simulated", stack: Stack | None = None
+    plan: Plan,
+    machine: Machine,
+    *,
+    method: Method = "simulated",
+    stack: Stack | None = None,
+    share: float = USABLE,
 ) -> Estimate:
     """Price a legal plan. "closed form" replaces the simulation: faster, and near it (docs/planner.md). stack: the
-    software that runs it, by default ours.
+    software that runs it, by default ours. share: of a device's memory that a plan may use.
 
     Raises ConfigError if the machine has too few devices.
     """
@@ -191,7 +197,7 @@ def estimate(
         peak_flops_per_second=float(getattr(machine.peak, plan.precision.weights)) * devices,
         worst=worst,
         memory=memory,
-        memory_limit=machine.usable_memory(ranks),
+        memory_limit=machine.usable_memory(ranks, share),
     )
 
 
@@ -202,32 +208,39 @@ def planned_timeline(plan: Plan, machine: Machine, *, sequences: int | None = No
 
 
 def strides_of(layout: Layout, machine: Machine) -> Strides:
-    """How far apart neighbours along each axis are, in the layout's order; of replicas, sharers and holders, such that
-    as many of a group are in a node as of the first rank's in the first."""
-    stride: dict[Axis, int] = {}
-    distance = 1
-    for axis in reversed(layout.order):
-        stride[axis] = distance
-        distance *= layout.degree(axis)
-    every, node = range(layout.replicas), machine.devices_per_node
-    return Strides(
-        stride.get("tensor", 1),
-        stride.get("context", 1),
-        _stride_of(layout, every, node),
-        stride.get("pipeline", 1),
-        _stride_of(layout, every[: layout.sharers], node),
-        _stride_of(layout, every[:: layout.sharers], node),
+    """How far apart neighbours along each axis are, in the layout's order; of replicas, sharers and holders, too, such
+    that as many of a group are in a node as of the slowest."""
+    replicas = _groups(layout, *layout.replica_axes)
+    copies = replicas.reshape(-1, layout.copies, layout.sharers)
+    every = (
+        _groups(layout, "tensor"),
+        _groups(layout, "context"),
+        replicas,
+        _groups(layout, "pipeline"),
+        copies.reshape(-1, layout.sharers),
+        copies.swapaxes(1, 2).reshape(-1, layout.copies),
     )
+    return Strides(*(_stride_of(groups, machine) for groups in every))
 
 
-def _stride_of(layout: Layout, replicas: range, node: int) -> float:
-    """How far apart some replicas of the first rank are, by their numbers, such that as many are in a node as of these
-    in the first."""
-    ranks = (layout.replica(number) for number in replicas)
-    near = sum(1 for _ in takewhile(lambda rank: rank < node, ranks))
-    if 1 < near == len(replicas):
-        return min(layout.replica(replicas[1]), node / near)
-    return node / near if near < len(replicas) else 1
+def _groups(layout: Layout, *axes: Axis) -> NDArray[np.int64]:
+    """[group, rank]: all groups of ranks that differ only along some axes, which are in the layout's order."""
+    others, own = ([a for a in layout.order if (a in axes) is within] for within in (False, True))
+    ranks = np.arange(layout.world_size).reshape([layout.degree(axis) for axis in layout.order])
+    ranks = ranks.transpose([layout.order.index(axis) for axis in (*others, *own)])
+    return ranks.reshape(-1, math.prod(layout.degree(axis) for axis in own))
+
+
+def _stride_of(groups: NDArray[np.int64], machine: Machine) -> float:
+    """How far apart the ranks of groups are; where they are not all alike, such that as many are in a node as of the
+    group and in the node with fewest."""
+    node, steps = machine.devices_per_node, np.diff(groups)
+    if not steps.size:
+        return 1
+    if (steps == steps[0, 0]).all():
+        return float(even_stride(machine, groups.size, groups.shape[1], steps[0, 0]))
+    places = groups // node + np.arange(len(groups))[:, None] * groups.size
+    return float(node / np.unique(places, return_counts=True)[1].min())
 
 
 def _pipeline_seconds(durations: Durations, transfers: tuple[float, ...]) -> list[float]:

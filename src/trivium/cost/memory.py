@@ -22,7 +22,7 @@ from trivium.cost.activations import (
     logits_bytes,
     put_off_bytes,
 )
-from trivium.cost.bucket_sizes import bucket_limit, bucket_sizes
+from trivium.cost.bucket_sizes import bucket_limit, bucket_sizes, slice_elements
 from trivium.cost.case import NONE, Case, Number, case_of, entries, take
 from trivium.cost.moments import Moment, moments_of_cases, moments_of_rank
 from trivium.cost.rank_parameters import (
@@ -132,8 +132,8 @@ def _larger(a: Bytes, b: Bytes) -> Bytes:
 def memory_of_cases(case: Case, schedule: Number | ScheduleName) -> MemoryEstimate[Array]:
     """The worst rank of every plan of a case: arrays with one entry per plan.
 
-    schedule: a name, or numbers of SCHEDULES. Partitions are balanced; the padding of buckets (for each at most as
-    many elements as there are sharers) is left out.
+    schedule: a name, or numbers of SCHEDULES. Partitions are balanced; the padding of buckets (for each less than a
+    UNIT of every sharer and parameter) is left out.
     """
     left, worst = _left_behind(case), None
     for which, at in moments_of_cases(case, schedule):
@@ -211,7 +211,7 @@ def _held(
 ) -> dict[str, Number]:
     """The fields of an estimate for a rank at a moment. elements: of its parameters."""
     c, zero = case, np.asarray(case.zero)
-    owned = np.ceil(elements / c.sharers)
+    owned = slice_elements(c, elements)
     narrow = np.asarray(c.weight_bytes) < np.asarray(c.master_bytes)
     gradient = c.gradient_bytes + (np.where(narrow, c.weight_bytes, 0) if counting == "paper" else 0)
     embedding, logits = at.embedded * left.embedding, at.headed * left.logits
@@ -292,7 +292,7 @@ def _workspace(case: Case, at: Moment) -> Number:
     c = case
     inside, inputs = c.ffn / c.tensor, (1 + np.asarray(c.sequence_parallel)) * c.hidden
     widths = np.maximum((2 + c.gated + c.function_again) * inside, (1 + c.gated) * inside + inputs)
-    gradients = (widths + c.hidden / c.along) * c.positions + largest_parameter(c, 0, 0)
+    gradients = widths * c.positions + c.positions * c.hidden / c.along + largest_parameter(c, 0, 0)
     return (np.asarray(at.layers) > 0) * gradients * c.weight_bytes
 
 
@@ -306,7 +306,7 @@ def _reduction(case: Case, at: Moment, elements: Number, owned: Number) -> Numbe
     recast = np.where((zero <= 1) & recasts, elements, 0)
     by_copies = (zero >= 2) & (np.asarray(c.copies) > 1) & recasts
     summed = np.where((zero == 1) & together | by_copies, owned, 0)
-    at_once = np.minimum(owned, UPDATED_AT_ONCE + _bucket(c, at) / np.where(zero >= 1, c.sharers, 1))
+    at_once = np.minimum(owned, UPDATED_AT_ONCE + slice_elements(c, _bucket(c, at)))
     widened = np.where(np.asarray(c.gradient_bytes) != np.asarray(c.master_bytes), at_once, 0)
     copied = np.where(recasts, summed, 0)
     return c.reduction_bytes * (recast + summed) + c.gradient_bytes * copied + c.master_bytes * widened

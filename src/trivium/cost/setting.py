@@ -77,7 +77,8 @@ class Setting:
     def _crowded(self, degree: Number, stride: Number) -> NDArray[Any]:
         """Further ranks of a ring of gradients in each of its nodes, where it contends."""
         near = ranks_in_node(self.machine, degree, stride)
-        return np.asarray((near - 1) * (np.asarray(stride) > 1) * (np.asarray(degree) > 2 * near))
+        shares = (np.asarray(stride) > 1) & (np.asarray(degree) < self.case.ranks)
+        return np.asarray((near - 1) * shares * (np.asarray(degree) > 2 * near))
 
 
 def setting(
@@ -88,4 +89,4 @@ def setting(
         gemm = f"gemm_{machine.generation}"
         constants = constants.with_values({gemm: getattr(constants, gemm) * constants.eager_products})
     constants = constants.with_values(machine.constants) if machine.constants else constants
-    return Setting(case, machine, stack, constants, strides or default_strides(case))
+    return Setting(case, machine, stack, constants, strides or default_strides(case, machine))

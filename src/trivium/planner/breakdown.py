@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from trivium.cost.activations import embedding_bytes, head_bytes, layer_bytes, logits_bytes
 from trivium.cost.case import MODES, case_of
 from trivium.cost.estimate import Estimate, estimate, planned_timeline
-from trivium.cost.hardware import Machine
+from trivium.cost.hardware import USABLE, Machine
 from trivium.cost.memory import MemoryEstimate, memory_of_rank
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.timeline import Timeline
@@ -66,14 +66,17 @@ class Breakdown:
         }
 
 
-def break_down(plan: Plan, machine: Machine) -> Breakdown:
-    """Every part of a plan's price. Raises ConfigError if the machine has too few devices."""
+def break_down(plan: Plan, machine: Machine, share: float = USABLE) -> Breakdown:
+    """Every part of a plan's price. share: of a device's memory that it may use.
+
+    Raises ConfigError if the machine has too few devices.
+    """
     timeline = planned_timeline(plan, machine)
     at = [Coordinate(pipeline, 0, 0) for pipeline in range(plan.layout.pipeline)]
     return Breakdown(
         plan=plan,
         machine=machine,
-        price=estimate(plan, machine),
+        price=estimate(plan, machine, share=share),
         timeline=timeline,
         times=rank_times(timeline),
         memory=tuple(memory_of_rank(plan, each) for each in at),

@@ -6,7 +6,7 @@ from typing import Any
 from trivium.config import to_tree
 from trivium.cost.compute import hardware_flops, model_flops
 from trivium.cost.estimate import Estimate, estimate, planned_timeline
-from trivium.cost.hardware import Machine, machine_named, this_machine
+from trivium.cost.hardware import USABLE, Machine, machine_named, this_machine
 from trivium.cost.memory import predicted_memory
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.timeline import simulate, unit_seconds
@@ -45,14 +45,14 @@ def plan_stage(
     found = search(Subject(plan.model, plan.batch.sequences, plan.precision), here, ranks, space)
     selene, paper = machine_named("selene"), mt_nlg_plan()
     sections = {
-        "here": ["This run", *plan_lines(plan, here)],
+        "here": ["This run", *plan_lines(plan, here, space.memory_fraction)],
         "ranking": ranking_lines(plan, found.ranking) if len(found.ranking.order) else [does_not_fit(found)],
         "mt_nlg": ["MT-NLG 530B on 280 DGX A100", *plan_lines(paper, selene)],
     }
     published = published_for(paper, selene.name)
     return {
         "format": FORMAT,
-        **priced_tree(plan, here),
+        **priced_tree(plan, here, space.memory_fraction),
         "memory": [
             {"rank": rank, "coordinate": dict(plan.layout.coordinate(rank)._asdict()), "predicted": held}
             for rank, held in predicted_memory(plan).items()
@@ -70,34 +70,35 @@ def plan_stage(
     }
 
 
-def priced_tree(plan: Plan, machine: Machine) -> dict[str, Any]:
-    """A plan, its machine and its price as plain data."""
+def priced_tree(plan: Plan, machine: Machine, share: float = USABLE) -> dict[str, Any]:
+    """A plan, its machine and its price as plain data. share: of a device's memory that it may use."""
     return {
         "plan": to_tree(plan),
         "machine": to_tree(machine),
         "parameters": count(plan.model),
-        "estimate": estimate(plan, machine).tree(),
+        "estimate": estimate(plan, machine, share=share).tree(),
     }
 
 
-def plan_lines(plan: Plan, machine: Machine) -> list[str]:
-    """What the plan is and what it costs. Raises ConfigError when it is not legal."""
-    price = estimate(plan.checked(), machine)
+def plan_lines(plan: Plan, machine: Machine, share: float = USABLE) -> list[str]:
+    """What the plan is and what it costs. share: of a device's memory that it may use. Raises ConfigError when it is
+    not legal."""
+    price = estimate(plan.checked(), machine, share=share)
     lines = [
         *_choice_lines(plan, machine),
         *_schedule_lines(plan),
         *_place_lines(plan, machine),
         *_memory_lines(price),
         *_seconds_lines(plan, machine, price),
-        *(f"near miss     {line}" for line in near_misses(plan, machine, price.seconds)),
+        *(f"near miss     {line}" for line in near_misses(plan, machine, price.seconds, share)),
     ]
     return [part for line in lines for part in _wrapped(line)]
 
 
-def near_misses(plan: Plan, machine: Machine, seconds: float) -> list[str]:
+def near_misses(plan: Plan, machine: Machine, seconds: float, share: float = USABLE) -> list[str]:
     """Better schedules for a plan of `seconds` a step, some of which its batch forbids, and what they would save."""
-    full, limit = full_batch(plan), machine.usable_memory(plan.layout.world_size)
-    seen = [*interleaving_misses(full, machine, seconds), *turns_misses(full, machine, seconds, limit)]
+    full, limit = full_batch(plan), machine.usable_memory(plan.layout.world_size, share)
+    seen = [*interleaving_misses(full, machine, seconds, share), *turns_misses(full, machine, seconds, limit)]
     return [miss_text(miss) for miss in sorted(seen, key=lambda miss: -miss.saves)]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trivium.cost.estimate import estimate
-from trivium.cost.hardware import Machine
+from trivium.cost.hardware import USABLE, Machine
 from trivium.cost.memory import worst_rank
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.partition import Partition
@@ -52,15 +52,18 @@ def near_misses(found: Found) -> list[NearMiss]:
     seen = [*_batches(found, space, best), *_models(found, space, best), *_nodes(found, space, best)]
     if "interleaved" in found.space.schedules:  # with the winner's own layout, where others save more
         plans = [miss.plan for miss in seen]
-        own = interleaving_misses(best.plan, found.machine, best.seconds)
+        own = interleaving_misses(best.plan, found.machine, best.seconds, found.space.memory_fraction)
         seen += [miss for miss in own if miss.plan not in plans]
     seen += turns_misses(best.plan, found.machine, best.seconds, found.ranking.priced.memory_limit)
     return sorted((miss for miss in seen if miss.saves > WORTH), key=lambda miss: -miss.saves)
 
 
-def interleaving_misses(plan: Plan, machine: Machine, seconds: float) -> list[NearMiss]:
-    """Of one plan that takes `seconds` a step: batches that would allow its stages to be interleaved. Nothing of a plan
-    with choices that rows do not have, such as its own order of ranks: others would be credited with leaving them."""
+def interleaving_misses(
+    plan: Plan, machine: Machine, seconds: float, share: float = USABLE
+) -> list[NearMiss]:
+    """Of one plan that takes `seconds` a step: batches that would allow its stages to be interleaved, in a share of a
+    device's memory. Nothing of a plan with choices that rows do not have, such as its own order of ranks: others would
+    be credited with leaving them."""
     subject = Subject(plan.model, plan.batch.sequences, plan.precision)
     layout, columns = plan.layout, columns_of(plan)
     row = Candidates(subject, Grid({name: np.array([value]) for name, value in columns.items()}))
@@ -72,7 +75,9 @@ def interleaving_misses(plan: Plan, machine: Machine, seconds: float) -> list[Ne
     ):
         return []
     # What the plan computes again stays its own choice.
-    space = SearchSpace(schedules=("interleaved",), recompute_every=(1,), activation_function=False)
+    space = SearchSpace(
+        schedules=("interleaved",), recompute_every=(1,), activation_function=False, memory_fraction=share
+    )
     columns |= {"schedule": INTERLEAVED}
     one = Grid({name: np.array([value]) for name, value in columns.items() if name != "chunks"})
     chunks = [

@@ -15,7 +15,7 @@ from trivium.cost.case import case_of
 from trivium.cost.collectives import all_gather_seconds
 from trivium.cost.constants import shipped_constants
 from trivium.cost.estimate import Estimate, estimate, strides_of
-from trivium.cost.hardware import Machine
+from trivium.cost.hardware import USABLE, Machine
 from trivium.cost.overlap import moved_by_kernels, moved_when_triggered
 from trivium.cost.prices import sublayers, triggered_seconds
 from trivium.cost.setting import setting
@@ -113,8 +113,8 @@ class Scaling:
         }
 
 
-def scaling(plan: Plan, machine: Machine, *, largest: int = LARGEST) -> Scaling:
-    """Both curves up to `largest` devices.
+def scaling(plan: Plan, machine: Machine, *, largest: int = LARGEST, share: float = USABLE) -> Scaling:
+    """Both curves up to `largest` devices. share: of a device's memory that a plan may use.
 
     Raises ConfigError where not even one replica has as few, or where ranks share the machine's devices.
     """
@@ -133,7 +133,7 @@ def scaling(plan: Plan, machine: Machine, *, largest: int = LARGEST) -> Scaling:
             f"{machine.name} is one machine whose {machine.devices} devices the ranks share: a curve over devices "
             "needs a machine of nodes; name one with --machine"
         )
-    curves = {kind: _curve(plan, machine, kind, largest) for kind in KINDS}
+    curves = {kind: _curve(plan, machine, kind, largest, share) for kind in KINDS}
     return Scaling(plan, machine, curves, triggered_sublayers(plan, machine))
 
 
@@ -170,7 +170,7 @@ def geomean_speed_up(found: Sequence[Triggered]) -> float:
     return float(np.exp(np.mean([np.log1p(s.speed_up) for s in found])) - 1) if found else 0.0
 
 
-def _curve(plan: Plan, machine: Machine, kind: Kind, largest: int) -> list[Point]:
+def _curve(plan: Plan, machine: Machine, kind: Kind, largest: int, share: float) -> list[Point]:
     replica = plan.layout.world_size // plan.layout.data
     triggers = stack_named(OURS).model_copy(update={"tile_triggered": True})
     points: list[Point] = []
@@ -179,7 +179,7 @@ def _curve(plan: Plan, machine: Machine, kind: Kind, largest: int) -> list[Point
         devices = replica * data
         nodes = -(-devices // machine.devices_per_node)
         enough = machine.with_nodes(max(machine.nodes, nodes))
-        price = estimate(there, enough, stack=stack_named(OURS))
+        price = estimate(there, enough, stack=stack_named(OURS), share=share)
         each = price.tokens_per_second / devices
         first = points[0].price.tokens_per_second / points[0].devices if points else each
         triggered = estimate(there, enough, stack=triggers).seconds if plan.layout.tensor > 1 else None
