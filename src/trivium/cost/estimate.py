@@ -210,6 +210,9 @@ def planned_timeline(plan: Plan, machine: Machine, *, sequences: int | None = No
 def strides_of(layout: Layout, machine: Machine) -> Strides:
     """How far apart neighbours along each axis are, in the layout's order; of replicas, sharers and holders, too, such
     that as many of a group are in a node as of the slowest."""
+    # Nodes look alike after as many replicas, of which a curve may have thousands of millions.
+    alike, ranks = machine.devices_per_node * (layout.shards or 1), layout.world_size
+    layout = layout.model_copy(update={"data": min(layout.data, alike + layout.data % alike)})
     replicas = _groups(layout, *layout.replica_axes)
     copies = replicas.reshape(-1, layout.copies, layout.sharers)
     every = (
@@ -220,7 +223,7 @@ def strides_of(layout: Layout, machine: Machine) -> Strides:
         copies.reshape(-1, layout.sharers),
         copies.swapaxes(1, 2).reshape(-1, layout.copies),
     )
-    return Strides(*(_stride_of(groups, machine) for groups in every))
+    return Strides(*(_stride_of(groups, machine, ranks) for groups in every))
 
 
 def _groups(layout: Layout, *axes: Axis) -> NDArray[np.int64]:
@@ -231,14 +234,14 @@ def _groups(layout: Layout, *axes: Axis) -> NDArray[np.int64]:
     return ranks.reshape(-1, math.prod(layout.degree(axis) for axis in own))
 
 
-def _stride_of(groups: NDArray[np.int64], machine: Machine) -> float:
+def _stride_of(groups: NDArray[np.int64], machine: Machine, ranks: int) -> float:
     """How far apart the ranks of groups are; where they are not all alike, such that as many are in a node as of the
-    group and in the node with fewest."""
+    group and in the node with fewest. ranks: of the run."""
     node, steps = machine.devices_per_node, np.diff(groups)
     if not steps.size:
         return 1
     if (steps == steps[0, 0]).all():
-        return float(even_stride(machine, groups.size, groups.shape[1], steps[0, 0]))
+        return float(even_stride(machine, ranks, groups.shape[1], steps[0, 0]))
     places = groups // node + np.arange(len(groups))[:, None] * groups.size
     return float(node / np.unique(places, return_counts=True)[1].min())
 
