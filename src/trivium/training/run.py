@@ -34,7 +34,12 @@ from trivium.training.pulse import Duty, Phase, Post
 from trivium.training.rates import lr_of_step
 from trivium.training.record import Record, entries_of, left_out_of, write_entries, write_record
 from trivium.training.rewind import drop_abandoned, entries_in, leave_out, refuse_other_order
-from trivium.training.same_work import refuse_fewer_steps, refuse_other_weights, refuse_other_work
+from trivium.training.same_work import (
+    refuse_fewer_steps,
+    refuse_no_steps_left,
+    refuse_other_weights,
+    refuse_other_work,
+)
 from trivium.training.saves import Saves
 from trivium.training.slow_ranks import Worked, is_nth
 from trivium.training.spikes import SpikeWatch, finite_or_text
@@ -143,7 +148,10 @@ class _Loop:
         """The checkpoint of `training.start_from`, where it is `what` of it that a new run begins with."""
         if self.config.start_from is None or self.config.start_with != what:
             return None
-        return Checkpoint.open_together(Path(self.config.start_from), self.mesh, self.duty.post.go_on)
+        given = Checkpoint.open_together(Path(self.config.start_from), self.mesh, self.duty.post.go_on)
+        if what == "state":
+            refuse_no_steps_left(given.directory, given.step, self.config)
+        return given
 
     @property
     def _speaks(self) -> bool:
