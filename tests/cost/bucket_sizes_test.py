@@ -46,7 +46,7 @@ def test_buckets_hold_the_table_of_parameters_and_less_padding_than_a_unit_for_e
     plan = small(**over)
     for pipeline in range(plan.layout.pipeline):
         sizes, exact = bucket_sizes(plan, pipeline), table_elements(plan, pipeline)
-        unit = plan.layout.data * UNIT if plan.layout.data > 1 else 1
+        unit = plan.layout.data * UNIT
         assert all(size % unit == 0 for size in sizes)
         assert exact <= sum(sizes) <= exact + len(sizes) * (unit - 1)
 
