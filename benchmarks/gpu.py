@@ -48,12 +48,12 @@ from gpu_sides import (
     TINY_SHAPES,
     TINY_STAGE,
     Shape,
+    TriviumStep,
     one_of_tensor_ranks,
     plain_stage_step,
     plain_step,
     stage_step,
     transformers_step,
-    trivium_step,
 )
 from gpu_texts import Kind, text_row
 
@@ -86,10 +86,12 @@ def ceilings(bench: Bench) -> dict[str, Any]:
 def training(bench: Bench, number: int, *, whole: bool = False) -> dict[str, Any]:
     """One size against its peers. whole: those that compile a whole model, which takes the compiler long."""
     d, shape = bench.device, _shapes(bench)[number]
-    compiled = {"trivium, blocks compiled": lambda: trivium_step(shape, d, compiled=True)}
+    replayed = {
+        "trivium, compiled and replayed": lambda: TriviumStep(shape, d, compiled=True, cuda_graphs=True)
+    }
     if whole:
         ours, peers = (
-            compiled,
+            replayed,
             {
                 "plain loop, compiled whole": lambda: plain_step(shape, d, compiled="whole"),
                 "transformers, compiled whole": lambda: transformers_step(shape, d, compiled="whole"),
@@ -97,7 +99,11 @@ def training(bench: Bench, number: int, *, whole: bool = False) -> dict[str, Any
         )
     else:
         ours, peers = (
-            {**compiled, "trivium": lambda: trivium_step(shape, d)},
+            {
+                **replayed,
+                "trivium, blocks compiled": lambda: TriviumStep(shape, d, compiled=True),
+                "trivium": lambda: TriviumStep(shape, d),
+            },
             {
                 "plain loop, blocks compiled": lambda: plain_step(shape, d, compiled="blocks"),
                 "transformers, blocks compiled": lambda: transformers_step(shape, d, compiled="blocks"),
@@ -105,7 +111,7 @@ def training(bench: Bench, number: int, *, whole: bool = False) -> dict[str, Any
             },
         )
     # The likely fastest first: they are in memory together where it has no room for all.
-    sides = by_turns(bench, {**compiled, **peers, **ours})
+    sides = by_turns(bench, {**replayed, **peers, **ours})
     tokens = shape.sequences * shape.sequence
     flops = tokens * flops_per_token(shape.plan().model)
     for side in sides.values():
@@ -126,6 +132,9 @@ def stage(bench: Bench) -> dict[str, Any]:
         ours = {
             "trivium": lambda: stage_step(shape, mesh, copied),
             "trivium, blocks compiled": lambda: stage_step(shape, mesh, copied, compiled=True),
+            "trivium, blocks compiled, sums in bf16": lambda: stage_step(
+                shape, mesh, copied, compiled=True, precision={"weights": "bf16", "gradients": "bf16"}
+            ),
         }
         sides = by_turns(bench, {**ours, **peers})
     for side in sides.values():
@@ -169,7 +178,8 @@ def _against_peers(sides: Mapping[str, Mapping[str, Any]], peers: Mapping[str, A
 
 def planner(bench: Bench) -> dict[str, Any]:
     """The machine probed; one calibration step of the first shape; then time and memory of the others and of both
-    recompute modes, predicted and measured: memory of the step's own tensors, as the planner means it."""
+    recompute modes, predicted and measured: memory of the step's own tensors, as the planner means it. Steps are
+    compiled and replayed, as predictions are of the device's time, not of its host's."""
     d = bench.device
     machine = probed(probe(1, _devices(d)), "here").machine
     shapes = _shapes(bench)
@@ -179,12 +189,13 @@ def planner(bench: Bench) -> dict[str, Any]:
         f"{last.name}, recompute {mode}": (last, {"recompute": {"mode": mode}})
         for mode in ("attention", "layer")
     }
+    fast = {"compiled": True, "cuda_graphs": True}
     rows: dict[str, Any] = {}
     factor = None
     for name, (shape, more) in cases.items():
-        seconds, peak = alone(bench, lambda s=shape, m=more: trivium_step(s, d, **m), rounds=ROUNDS)
+        seconds, peak = alone(bench, lambda s=shape, m=more: TriviumStep(s, d, **m, **fast), rounds=ROUNDS)
         bench.clear()
-        plan = shape.plan(**more)
+        plan = shape.plan(**more, **fast)
         predicted = estimate(plan, machine).seconds
         factor = factor or seconds / predicted
         memory = worst_rank(plan)[1].total

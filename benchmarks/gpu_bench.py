@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from gpu_sides import Step
+from gpu_sides import Step, TriviumStep
+
+from trivium.parallel.recording import Recording
 
 WARM_UP, ROUNDS = 3, 8
 STEPS_AT_ONCE = 3  # one after the other, as in a training
@@ -83,21 +85,29 @@ class Bench:
         if self.device.type != "cuda":
             act()
             return 0
+        if isinstance(act, TriviumStep):
+            act.forget()
+            self.free()
         torch.cuda.reset_peak_memory_stats(self.device)
         act()
         self.wait()
         return int(torch.cuda.max_memory_allocated(self.device))
 
     def workspace_bytes(self) -> int:
-        """What cuBLAS keeps for as long as the process lives, once for each thread that multiplies; 0 on a processor.
+        """What cuBLAS keeps for as long as the process lives, once for each thread that multiplies, and again for what
+        is recorded; 0 on a processor.
 
         A forward and a backward make this thread and autograd's ask for it, so that nothing measured later does.
         """
         before = self.held_bytes()
+        self._multiply()
+        if self.device.type == "cuda":
+            Recording(self._multiply)
+        return self.held_bytes() - before
+
+    def _multiply(self) -> None:
         x, w = (torch.ones(64, 64, device=self.device, dtype=torch.bfloat16) for _ in range(2))
         F.linear(x, w.requires_grad_(), x[0]).sum().backward()
-        del x, w
-        return self.held_bytes() - before
 
 
 def failure(error: BaseException) -> dict[str, Any]:

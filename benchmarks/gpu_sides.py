@@ -19,9 +19,12 @@ from torch_model import Block, Gpt
 
 from trivium.model.inputs import Inputs
 from trivium.model.stage import Stage
+from trivium.parallel.buckets import Dtypes, GradientWatch, make_buckets
+from trivium.parallel.dtypes import DTYPES
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.pretend import pretended
 from trivium.parallel.zero import AdamRule
+from trivium.plan.buckets import bucket_table
 from trivium.plan.plan import Plan
 from trivium.training.batches import Rows
 from trivium.training.trainer import Samples, Trainer
@@ -82,15 +85,20 @@ def our_trainer(plan: Plan, device: torch.device) -> Trainer:
     return trainer
 
 
-def trivium_step(shape: Shape, device: torch.device, **more: Any) -> Step:
-    """A whole step: forward, backward, clip, AdamW with fp32 masters."""
-    trainer, rows = our_trainer(shape.plan(**more), device), shape.rows()
+class TriviumStep:
+    """A whole step: forward, backward, clip, AdamW with fp32 masters. `more` as in Plan."""
 
-    def step() -> None:
-        read = Samples(0, shape.sequences, lambda n, k: Rows(*(x[n : n + k] for x in rows)))
-        trainer.train_step(0, read, LR)
+    def __init__(self, shape: Shape, device: torch.device, **more: Any) -> None:
+        self._trainer, self._shape, self._rows = our_trainer(shape.plan(**more), device), shape, shape.rows()
 
-    return step
+    def __call__(self) -> None:
+        rows = self._rows
+        read = Samples(0, self._shape.sequences, lambda n, k: Rows(*(x[n : n + k] for x in rows)))
+        self._trainer.train_step(0, read, LR)
+
+    def forget(self) -> None:
+        """Have the next step recorded anew, where steps are: of a replay torch counts no memory."""
+        self._trainer.forget_recording()
 
 
 def plain_step(shape: Shape, device: torch.device, *, compiled: Compiled) -> Step:
@@ -227,15 +235,29 @@ def _own_slice(out: Tensor, x: Tensor, group: Any, async_op: bool) -> _Done:
 
 
 def stage_step(shape: StageShape, mesh: Mesh, copied: list[int], **more: Any) -> Step:
-    """Forward and backward of our stage; copies of as many bytes stand for its collectives. `more` as in Plan.
+    """Forward and backward of our stage, whose gradients are added to those of the step, in fp32 unless `more`, as in
+    Plan, says otherwise; copies of as many bytes stand for its collectives.
 
     Those of all-gathers are made in their place; of a reduce-scatter, whose own slice is, the rest follows the step.
     copied: the bytes of each step's collectives are added.
     """
+    plan = shape.plan(**more)
     with torch.device("meta"):
-        stage = Stage(shape.plan(**more), 1, mesh)
+        stage = Stage(plan, 1, mesh)
     stage = stage.to_empty(device=mesh.device).to(torch.bfloat16)
     _draw(stage)
+    dtypes = Dtypes(torch.bfloat16, DTYPES[plan.gradient_dtype], DTYPES[plan.reduction_dtype])
+    parameters = dict(stage.named_parameters())
+    buckets = make_buckets(
+        bucket_table(plan, 1),
+        lambda item: parameters[item.parameter.name],
+        mesh,
+        zero=plan.zero,
+        dtypes=dtypes,
+    )
+    watch = GradientWatch(buckets)
+    watch.start_step()  # of many micro-batches, of which none is the last
+    stage.weight_gradients.sums = watch
     S, H = shape.sequence, shape.hidden
     here = {"device": mesh.device, "dtype": torch.bfloat16}
     x = torch.randn(S // shape.tensor, 1, H, requires_grad=True, **here)
@@ -257,7 +279,8 @@ def stage_step(shape: StageShape, mesh: Mesh, copied: list[int], **more: Any) ->
 
 
 def plain_stage_step(shape: StageShape, device: torch.device, *, compiled: bool) -> Step:
-    """The same products in plain PyTorch blocks, without collectives or copies."""
+    """The same products in plain PyTorch blocks, without collectives or copies; autograd adds its gradients up, in
+    bf16."""
     with device:
         blocks = nn.Sequential(*(_narrow_block(shape) for _ in range(shape.layers))).to(torch.bfloat16)
     if compiled:

@@ -183,12 +183,13 @@ def _measured(arguments: list[str]) -> dict[str, Any]:
 
 def _cases(device: Any) -> dict[str, dict[str, tuple[Callable[[], Any], Any]]]:
     """By shape, each side's builder, and the plan whose memory is predicted, or None."""
-    from gpu_sides import SHAPES, plain_step, transformers_step, trivium_step
+    from gpu_sides import SHAPES, TriviumStep, plain_step, transformers_step
 
     llama = {"family": "llama", "kv_heads": 4}
     variants: dict[str, dict[str, Any]] = {
         "trivium": {},
         "trivium, blocks compiled": {"compiled": True},
+        "trivium, compiled and replayed": {"compiled": True, "cuda_graphs": True},
         "trivium, attention recomputed": {"recompute": {"mode": "attention"}},
         "trivium, layers recomputed": {"recompute": {"mode": "layer"}},
         "trivium, four micro-batches": {"batch": {"sequences": 16, "micro": 4}},
@@ -198,8 +199,8 @@ def _cases(device: Any) -> dict[str, dict[str, tuple[Callable[[], Any], Any]]]:
     }
     cases: dict[str, dict[str, tuple[Callable[[], Any], Any]]] = {}
     for shape in sorted(SHAPES, key=lambda s: s.hidden):
-        few = dict(list(variants.items())[: len(variants) if shape.name == "125M" else 4])
-        sides = {n: (partial(trivium_step, shape, device, **v), shape.plan(**v)) for n, v in few.items()}
+        few = dict(list(variants.items())[: len(variants) if shape.name == "125M" else 5])
+        sides = {n: (partial(TriviumStep, shape, device, **v), shape.plan(**v)) for n, v in few.items()}
         sides["plain loop, blocks compiled"] = (partial(plain_step, shape, device, compiled="blocks"), None)
         if importlib.util.find_spec("transformers"):
             sides["transformers, blocks compiled"] = (

@@ -144,18 +144,18 @@ def test_a_peak_is_of_the_step_itself_without_what_was_held_before(gpu, monkeypa
 def test_a_stage_computes_with_numbers_and_copies_as_many_bytes_as_its_collectives_move(gpu, monkeypatch):
     import gpu_sides
 
-    shape, stages, copies = gpu_sides.TINY_STAGE, [], []
-    made, copy = gpu_sides.Stage, gpu_sides._copy
+    shape, buckets, copies = gpu_sides.TINY_STAGE, [], []
+    made, copy = gpu_sides.make_buckets, gpu_sides._copy
 
-    def keep(*given):
-        stages.append(made(*given))
-        return stages[-1]
+    def keep(*given, **more):
+        buckets.extend(made(*given, **more))
+        return buckets
 
     def counted(handed, source, target) -> None:
         copies.append(handed)
         copy(handed, source, target)
 
-    monkeypatch.setattr(gpu_sides, "Stage", keep)
+    monkeypatch.setattr(gpu_sides, "make_buckets", keep)
     monkeypatch.setattr(gpu_sides, "_copy", counted)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     torch.use_deterministic_algorithms(True)  # what nobody wrote is not a number
@@ -166,8 +166,11 @@ def test_a_stage_computes_with_numbers_and_copies_as_many_bytes_as_its_collectiv
             moved = dict(mesh.tensor.traffic)
     finally:
         torch.use_deterministic_algorithms(False)
-    for parameter in stages[0].parameters():
-        assert parameter.grad is not None and math.isfinite(parameter.grad.float().abs().sum())
+    places = [(b, slot) for b in buckets for slot in b.slots]
+    assert places
+    for bucket, slot in places:
+        assert bucket.gradients.dtype == torch.float32
+        assert math.isfinite(bucket.gradients[slot.start : slot.stop].abs().sum())
     whole = 2 * shape.sequence * shape.hidden  # bytes of a tensor of all positions
     # Attention and MLP of each layer, forward and backward: their inputs gathered, and again in the backward, and the
     # gradients of their outputs; their outputs and the gradients of their inputs scattered.

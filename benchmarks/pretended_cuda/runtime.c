@@ -19,6 +19,8 @@
 #define OUT_OF_MEMORY 2
 #define NO_SUCH_DEVICE 101
 #define NOT_FOUND 500
+#define RECORDING 900 /* not allowed while a stream is recorded */
+#define NOT_RECORDED 906 /* it would go past the recording */
 #define RANGE (1ull << 42) /* addresses, of which few are used */
 #define PAGE (2ull << 20)
 #define COPIED (1ull << 20) /* larger copies are not made: nobody reads what kernels would have written */
@@ -32,6 +34,24 @@ static __thread int device;
 
 static const char *events[EVENTS];
 static long happened;
+static int note(const char *name);
+
+/* While a stream is recorded into a graph, what it is given is counted in the graph instead. Whatever else would be done
+ * then is an error, as on a device: waiting, or work of the stream that all others wait for. */
+static void *recorded;
+static long nodes;
+static unsigned long long recordings;
+static __thread int last_error;
+
+static int failed(int error) { return last_error = error; }
+
+static int asked(void *stream, const char *name) {
+  if (recorded && !stream) return failed(NOT_RECORDED);
+  if (recorded && stream == recorded) return __sync_fetch_and_add(&nodes, 1), 0;
+  return note(name);
+}
+
+static int waited(const char *name) { return recorded ? failed(RECORDING) : note(name); }
 
 static int note(const char *name) {
   long at = __sync_fetch_and_add(&happened, 1);
@@ -104,18 +124,22 @@ int cudaHostAlloc(void **p, size_t bytes) {
 int cudaFreeHost(void) { return 0; }
 int cudaMemGetInfo(size_t *free_bytes, size_t *all) { return *free_bytes = total - used, *all = total, 0; }
 int cudaMemset(void) { return note("memset"); }
-int cudaMemsetAsync(void) { return note("memset"); }
+int cudaMemsetAsync(void *p, int value, size_t bytes, void *stream) { return asked(stream, "memset"); }
 
-static int copy(void *to, const void *from, size_t bytes) {
+static int copy(void *to, const void *from, size_t bytes, void *stream) {
   const int there = within(to, card), here = within(from, card);
-  if (there && here) return note("copy on the device");
-  const int waits = !within(there ? from : to, pinned);
+  if (there && here) return asked(stream, "copy on the device");
   if (bytes <= COPIED) memcpy(to, from, bytes);
-  return note(waits ? "wait: copy of memory that is not pinned" : there ? "copy to the device" : "copy from the device");
+  if (!within(there ? from : to, pinned)) return waited("wait: copy of memory that is not pinned");
+  return asked(stream, there ? "copy to the device" : "copy from the device");
 }
 
-int cudaMemcpyAsync(void *to, const void *from, size_t bytes) { return copy(to, from, bytes); }
-int cudaMemcpy(void *to, const void *from, size_t bytes) { return note("wait: cudaMemcpy"), copy(to, from, bytes); }
+int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) {
+  return copy(to, from, bytes, stream);
+}
+int cudaMemcpy(void *to, const void *from, size_t bytes) {
+  return waited("wait: cudaMemcpy"), copy(to, from, bytes, NULL);
+}
 
 int cudaPointerGetAttributes(struct cudaPointerAttributes *found, const void *p) {
   memset(found, 0, sizeof *found);
@@ -180,9 +204,17 @@ int cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 }
 int cudaDriverGetVersion(int *v) { return *v = 13000, 0; }
 int cudaRuntimeGetVersion(int *v) { return *v = 13000, 0; }
-int cudaGetLastError(void) { return 0; }
-int cudaPeekAtLastError(void) { return 0; }
-const char *cudaGetErrorString(int e) { return e == OUT_OF_MEMORY ? "out of memory" : "pretended"; }
+int cudaGetLastError(void) {
+  int e = last_error;
+  return last_error = 0, e;
+}
+int cudaPeekAtLastError(void) { return last_error; }
+const char *cudaGetErrorString(int e) {
+  return e == OUT_OF_MEMORY  ? "out of memory"
+         : e == RECORDING    ? "operation not permitted when stream is capturing"
+         : e == NOT_RECORDED ? "operation would make the legacy stream depend on a capturing blocking stream"
+                             : "pretended";
+}
 const char *cudaGetErrorName(int e) { return e == OUT_OF_MEMORY ? "cudaErrorMemoryAllocation" : "pretended"; }
 
 /* Streams and events: all is done as soon as it was asked for */
@@ -194,21 +226,35 @@ int cudaStreamCreateWithPriority(void **s) { return made(s); }
 int cudaStreamCreate(void **s) { return made(s); }
 int cudaStreamDestroy(void *s) { return gone(s); }
 int cudaStreamQuery(void) { return 0; }
-int cudaStreamWaitEvent(void) { return 0; }
-int cudaStreamIsCapturing(void *s, int *state) { return *state = 0, 0; }
-int cudaStreamGetCaptureInfo(void *s, int *state) { return *state = 0, 0; }
+int cudaStreamBeginCapture(void *s) { return recorded = s, nodes = 0, recordings++, 0; }
+int cudaStreamEndCapture(void *s, void **graph) {
+  *graph = calloc(1, sizeof nodes);
+  *(long *)*graph = nodes;
+  return recorded = NULL, 0;
+}
+int cudaStreamIsCapturing(void *s, int *state) { return *state = recorded && s == recorded, 0; }
+int cudaStreamGetCaptureInfo(void *s, int *state, unsigned long long *id) {
+  if (id) *id = recordings;
+  return cudaStreamIsCapturing(s, state);
+}
+int cudaGraphGetNodes(const long *graph, void *found, size_t *n) { return *n = *graph, 0; }
+int cudaGraphInstantiateWithFlags(void **p, void *graph) { return *p = calloc(1, 64), 0; }
+int cudaGraphLaunch(void *graph, void *stream) { return asked(stream ? stream : graph, "graph"); }
+int cudaGraphDestroy(void *graph) { return free(graph), 0; }
+int cudaGraphExecDestroy(void *graph) { return free(graph), 0; }
 int cudaStreamGetPriority(void *s, int *p) { return *p = 0, 0; }
 int cudaThreadExchangeStreamCaptureMode(void) { return 0; }
 int cudaEventCreate(void **e) { return made(e); }
 int cudaEventCreateWithFlags(void **e) { return made(e); }
 int cudaEventDestroy(void *e) { return gone(e); }
 int cudaEventQuery(void) { return 0; }
-int cudaEventRecord(void) { return 0; }
-int cudaEventRecordWithFlags(void) { return 0; }
+int cudaEventRecord(void **e, void *s) { return *e = recorded && s == recorded ? s : NULL, 0; }
+int cudaEventRecordWithFlags(void **e, void *s) { return cudaEventRecord(e, s); }
+int cudaStreamWaitEvent(void *s, void **e) { return recorded && *e && !s ? failed(NOT_RECORDED) : 0; }
 int cudaEventElapsedTime(float *milliseconds) { return *milliseconds = 1, 0; }
-int cudaEventSynchronize(void) { return note("wait: for an event"); }
-int cudaStreamSynchronize(void) { return note("wait: for a stream"); }
-int cudaDeviceSynchronize(void) { return note("wait: for the device"); }
+int cudaEventSynchronize(void) { return waited("wait: for an event"); }
+int cudaStreamSynchronize(void) { return waited("wait: for a stream"); }
+int cudaDeviceSynchronize(void) { return waited("wait: for the device"); }
 
 /* Kernels: torch's own register their names when a library is loaded */
 
@@ -224,9 +270,9 @@ static Kernel *kernel_at(const void *entry) {
   return &kernels[at];
 }
 
-static int launched(const void *entry) {
+static int launched(const void *entry, void *stream) {
   const Kernel *kernel = kernel_at(entry);
-  return note(kernel->entry ? kernel->name : "a kernel without a name");
+  return asked(stream, kernel->entry ? kernel->name : "a kernel without a name");
 }
 
 void __cudaRegisterFunction(void **h, const char *entry, char *f, const char *name) {
@@ -261,10 +307,19 @@ int __cudaPopCallConfiguration(Sizes *grid, Sizes *block, size_t *shared, void *
   return 0;
 }
 int __cudaGetKernel(const void **kernel, const void *entry) { return *kernel = entry, 0; }
-int __cudaLaunchKernel(const void *entry) { return launched(entry); }
-int cudaLaunchKernel(const void *entry) { return launched(entry); }
-int cudaLaunchCooperativeKernel(const void *entry) { return launched(entry); }
-int cudaLaunchKernelExC(const void *config, const void *entry) { return launched(entry); }
+int cudaLaunchKernel(const void *entry, Sizes grid, Sizes block, void **arguments, size_t shared, void *stream) {
+  return launched(entry, stream);
+}
+int __cudaLaunchKernel(const void *entry, Sizes grid, Sizes block, void **arguments, size_t shared, void *stream) {
+  return launched(entry, stream);
+}
+int cudaLaunchCooperativeKernel(const void *entry, Sizes grid, Sizes block, void **arguments, size_t shared,
+                                void *stream) {
+  return launched(entry, stream);
+}
+int cudaLaunchKernelExC(const struct cudaLaunchConfig_st *config, const void *entry) {
+  return launched(entry, config->stream);
+}
 int cudaFuncSetAttribute(void) { return 0; }
 int cudaFuncGetAttributes(struct cudaFuncAttributes *found) {
   memset(found, 0, sizeof *found);
@@ -282,19 +337,22 @@ int cudaGetSymbolAddress(void **p) {
 
 int cublasCreate_v2(void **h) { return made(h); }
 int cublasDestroy_v2(void *h) { return gone(h); }
-int cublasSetStream_v2(void) { return 0; }
+int cublasSetStream_v2(void **h, void *stream) { return *h = stream, 0; }
 int cublasSetWorkspace_v2(void) { return 0; }
 int cublasSetMathMode(void) { return 0; }
 int cublasGetMathMode(void *h, int *mode) { return *mode = 0, 0; }
 int cublasSetPointerMode_v2(void) { return 0; }
 int cublasGetPointerMode_v2(void *h, int *mode) { return *mode = 0, 0; }
-int cublasGemmEx(void) { return note("product"); }
-int cublasSgemm_v2(void) { return note("product"); }
-int cublasDgemm_v2(void) { return note("product"); }
-int cublasGemmStridedBatchedEx(void) { return note("product"); }
-int cublasSgemmStridedBatched(void) { return note("product"); }
-int cublasDgemmStridedBatched(void) { return note("product"); }
-int cublasLtMatmul(void) { return note("product"); }
+int cublasGemmEx(void **h) { return asked(*h, "product"); }
+int cublasSgemm_v2(void **h) { return asked(*h, "product"); }
+int cublasDgemm_v2(void **h) { return asked(*h, "product"); }
+int cublasGemmStridedBatchedEx(void **h) { return asked(*h, "product"); }
+int cublasSgemmStridedBatched(void **h) { return asked(*h, "product"); }
+int cublasDgemmStridedBatched(void **h) { return asked(*h, "product"); }
+int cublasLtMatmul(void *h, void *d, void *alpha, void *A, void *a, void *B, void *b, void *beta, void *C, void *c, void *D,
+                   void *e, void *algorithm, void *workspace, size_t bytes, void *stream) {
+  return asked(stream, "product");
+}
 size_t cublasLtGetVersion(void) { return 130100; }
 int cublasLtMatmulDescCreate(void **p) { return made(p); }
 int cublasLtMatmulDescDestroy(void *p) { return gone(p); }
@@ -340,8 +398,16 @@ int cuModuleGetFunction(const char **f, void *m, const char *name) { return *f =
 int cuFuncGetAttribute(int *found, int which) { return *found = which == 0 ? 1024 : which == 4 ? 32 : 0, 0; }
 int cuFuncSetAttribute(void) { return 0; }
 int cuFuncSetCacheConfig(void) { return 0; }
-int cuLaunchKernel(const char *name) { return note(name); }
-int cuLaunchKernelEx(void *config, const char *name) { return note(name); }
+int cuLaunchKernel(const char *name, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f,
+                   unsigned shared, void *stream) {
+  return asked(stream, name);
+}
+int cuLaunchKernelEx(const struct {
+  unsigned sizes[7];
+  void *stream;
+} *config, const char *name) {
+  return asked(config->stream, name);
+}
 int cuOccupancyMaxActiveClusters(int *n) { return *n = 1, 0; }
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *n) { return *n = 2, 0; }
 int cuTensorMapEncodeTiled(void *map) { return memset(map, 0, 128), 0; }

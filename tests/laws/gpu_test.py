@@ -16,10 +16,12 @@ from trivium.parallel.crossing import read_later
 from trivium.parallel.gradient_sum import GradientSum
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.product import widens
+from trivium.parallel.recording import Recording
 from trivium.parallel.sight import Sight
 from trivium.parallel.tensor import FEW_IDS, look_up
 from trivium.parallel.zero import AdamRule, ShardedAdamW
 from trivium.plan.plan import Plan
+from trivium.training.batches import Read, Rows
 from trivium.training.trainer import Samples, Trainer
 
 pytestmark = pytest.mark.gpu
@@ -176,25 +178,49 @@ def test_narrow_attention_of_any_reach_follows_the_processors(
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
 
 
+def rows_of_documents(plan: Plan, length: int) -> Read:
+    """Random rows, of which every so many tokens end a document where these are apart."""
+    read = random_rows(
+        plan.model_copy(update={"model": plan.model.model_copy(update={"documents": "joined"})})
+    )
+
+    def of_documents(first: int, count: int) -> Rows:
+        tokens = np.concatenate(
+            [x[:, at] for x, at in zip(read(first, count), (slice(None), slice(-1, None)))], 1
+        )
+        if plan.model.documents == "apart":
+            tokens[:, length - 1 :: length] = plan.model.end_of_text
+        return Rows(tokens[:, :-1], tokens[:, 1:])
+
+    return of_documents
+
+
 @pytest.mark.parametrize(
     ("mode", "over"),
     [("none", {}), ("attention", {}), ("layer", {}), ("none", {"window": 64}), ("none", PACKED)],
 )
 @pytest.mark.parametrize("sequences", [8, 16])
+@pytest.mark.parametrize("recorded", [False, True])
 def test_a_step_allocates_at_most_what_is_predicted(
-    mode: str, over: dict[str, Any], sequences: int, device: torch.device
+    recorded: bool, mode: str, over: dict[str, Any], sequences: int, device: torch.device
 ) -> None:
-    """Without the workspaces of cuBLAS, which the process keeps."""
-    shape = {"layers": 6, "hidden": 512, "heads": 8, "vocabulary": 16384, "sequence": 512, "head": "untied"}
+    """Without the workspaces of cuBLAS, which the process keeps. Of packed documents the kernel's backward takes 128
+    positions each, or those they have if more, so these are no shorter."""
+    if recorded and over == PACKED:
+        pytest.skip("of packed documents no step is recorded")
+    shape = {"layers": 6, "hidden": 1024, "heads": 16, "vocabulary": 16384, "sequence": 512, "head": "untied"}
     shape |= over
     batch, precision = {"sequences": sequences, "micro": 8}, {"weights": "bf16"}
-    plan = Plan(model=shape, batch=batch, precision=precision, recompute={"mode": mode}).checked()
+    plan = Plan(
+        model=shape, batch=batch, precision=precision, recompute={"mode": mode}, cuda_graphs=recorded
+    ).checked()
     x = torch.ones(64, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
     (x @ x).sum().backward()
+    Recording(lambda: (x @ x).sum().backward())
     gc.collect()
     before = torch.cuda.memory_allocated(device)
-    trainer = Trainer(plan, Mesh.single(device), seed=1, rule=AdamRule())
-    samples = Samples(0, plan.batch.sequences, random_rows(plan))
+    trainer = Trainer(plan, Mesh.single(device), seed=1, rule=AdamRule(), initial=False)
+    samples = Samples(0, plan.batch.sequences, rows_of_documents(plan, 128))
     for _ in range(2):
         torch.cuda.reset_peak_memory_stats(device)
         trainer.train_step(0, samples, 1e-3)
@@ -209,15 +235,62 @@ def test_numbers_are_read_while_the_accelerator_goes_on(device: torch.device) ->
     assert told() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-@pytest.mark.parametrize("over", [{}, {"model": {"documents": "apart"}}, {"precision": {"weights": "bf16"}}])
+@pytest.mark.parametrize(
+    "over",
+    [
+        {},
+        {"model": {"documents": "apart"}},
+        {"precision": {"weights": "bf16"}},
+        {"precision": {"weights": "bf16"}, "cuda_graphs": True},
+    ],
+)
 def test_nothing_in_a_step_waits_but_for_its_totals(over: dict[str, Any], device: torch.device) -> None:
     """Which an event tells: torch reports every other wait."""
     plan = small(**over)
     trainer = Trainer(plan, Mesh.single(device), seed=1, rule=AdamRule())
     samples = Samples(0, plan.batch.sequences, random_rows(plan))
-    trainer.train_step(0, samples, 1e-3)  # libraries are loaded
+    for step in (0, 1):  # libraries are loaded, and a step is recorded
+        trainer.train_step(step, samples, 1e-3)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        trainer.train_step(1, samples, 1e-3)
+        trainer.train_step(2, samples, 1e-3)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+RECORDED = [
+    {},
+    {"compiled": True},
+    {"recompute": {"mode": "layer"}},
+    {"recompute": {"mode": "attention"}, "compiled": True},
+    {"precision": {"weights": "fp32"}},
+    {"model": {**LLAMA, "hidden": 64, "window": 3, "z_loss": 1e-3}},
+    {"model": {"head": "tied"}, "schedule": "zb-h1"},
+    {"batch": {"sequences": 8, "micro": 2, "ramp": {"start": 4, "increment": 4, "samples": 8}}},
+]
+
+
+@pytest.mark.parametrize("over", RECORDED)
+def test_a_replayed_step_computes_the_bits_of_one_that_is_not(
+    over: dict[str, Any], device: torch.device
+) -> None:
+    """With a measured step and a validation between, after which it is recorded anew."""
+    found = []
+    for recorded in (False, True):
+        plan = small(**{"precision": {"weights": "bf16"}, **over}, cuda_graphs=recorded)
+        trainer, first = Trainer(plan, Mesh.single(device), seed=1, rule=AdamRule()), 0
+        told: list[float] = []
+        for step in range(7):
+            at = plan.batch.at(step)
+            samples = Samples(first, at.sequences, random_rows(plan))
+            result = trainer.train_step(step, samples, 1e-3, measure=step == 4)
+            told += [result.loss, result.gradient_norm, result.z_loss or 0.0]
+            if step == 2:
+                told.append(trainer.validate(Samples(0, plan.validation_unit, random_rows(plan))))
+            first += at.sequences
+        masters = torch.cat([shard.master for shard in trainer.optimizer.shards])
+        found.append((told, masters.clone()))
+    (ours, weights), (expected, right) = found
+    assert len({*ours}) > 7, "every step has another batch"
+    assert ours == expected
+    assert torch.equal(weights, right)

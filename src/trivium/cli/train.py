@@ -51,6 +51,7 @@ CHANGEABLE_PLAN = (
     "context_attention",
     "row_chunks",
     "compiled",
+    "cuda_graphs",
 )
 CHANGEABLE_TRAINING = (
     "checkpoint_every",

@@ -154,6 +154,10 @@ class Bucket:
             all_reduce_(mine, group)
         return mine
 
+    def give(self, reduced: Tensor) -> None:
+        """What `reduced` returned when this step's work was recorded, computed anew by a replay."""
+        self._pending = PendingResult(None, reduced)
+
     def _of_sharers(self) -> Tensor:
         """This rank's slice, summed over the sharers; at stage 0 the whole, over all replicas."""
         if self.zero < 2:

@@ -49,6 +49,7 @@ class Plan(Config):
     context_attention: Literal["ring", "ulysses"] = "ring"  # how ranks that share a sequence attend
     row_chunks: int = Field(default=1, ge=1)  # of row-split products, each reduced beside the next one's work
     compiled: bool = False  # the blocks and the loss of a training step, by torch.compile
+    cuda_graphs: bool = False  # on an accelerator a step is recorded once, and then replayed
 
     @classmethod
     def from_preset(cls, name_or_path: str, *assignments: str) -> "Plan":
@@ -70,6 +71,7 @@ class Plan(Config):
             *self.partition.problems(self.model, self.layout),
             *self._schedule_problems(),
             *self._compiler_problems(),
+            *self._recording_problems(),
             *self._shards_problems(),
         ]
 
@@ -232,6 +234,28 @@ class Plan(Config):
         return [
             f"plan.compiled is true and plan.model.dropout {self.model.dropout}: masks are drawn by names, which "
             f"torch.compile cannot trace; set one of them to its default"
+        ]
+
+    def _recording_problems(self) -> list[str]:
+        """What changes from step to step, or waits for others, is in no recording."""
+        if not self.cuda_graphs:
+            return []
+        changing = {
+            f"plan.layout has {self.layout.world_size} ranks, which wait for each other": self.layout.world_size
+            > 1,
+            f"plan.zero is {self.zero}, which gathers and frees within a step": self.zero > 1,
+            f"plan.model.dropout is {self.model.dropout}, whose masks are drawn by the step": self.model.dropout
+            > 0,
+            "plan.model.documents is 'apart', and where they begin is another work every time": (
+                self.model.documents == "apart"
+            ),
+            "plan.precision.weights is 'fp16', whose loss scale changes": self.precision.weights == "fp16",
+        }
+        return [
+            f"plan.cuda_graphs is true and {why}: a recorded step is the same work every time; set plan.cuda_graphs "
+            f"to false"
+            for why, holds in changing.items()
+            if holds
         ]
 
     def _shards_problems(self) -> list[str]:

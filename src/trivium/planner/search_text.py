@@ -136,7 +136,8 @@ def ranking_lines(plan: Plan, ranking: Ranking) -> list[str]:
     best = best_of_layouts(ranking)[:5]
     # Rows are of the full batch, and have neither an order of ranks nor a compiler.
     layout = plan.layout.model_copy(update={"order": AXES})
-    own = ranking.place_of(full_batch(plan).model_copy(update={"layout": layout, "compiled": False}))
+    told = {"layout": layout, "compiled": False, "cuda_graphs": False}
+    own = ranking.place_of(full_batch(plan).model_copy(update=told))
     standing = f"number {own:,} of {number:,}" if own else "outside the space searched"
     return [
         f"What a search over {number:,} plans that fit finds for this machine: the best five layouts, seconds per step",

@@ -34,6 +34,7 @@ from trivium.tokens.digest import NO_ROWS, Digest, digest
 from trivium.training.batches import Read, Rows, inputs_of, windows
 from trivium.training.config import TrainingConfig
 from trivium.training.loss_scale import LEAST, LossScale
+from trivium.training.recorded_step import RecordedStep
 
 
 class StepResult(NamedTuple):
@@ -112,6 +113,9 @@ class Trainer:
         self.around: Callable[[str], AbstractContextManager[Any]] | None = (
             None  # events, while they are traced
         )
+        self._records = plan.cuda_graphs and mesh.device.type == "cuda"
+        self._recorded: RecordedStep | None = None
+        self._ran: set[int] = set()  # sizes of batches whose step has run, so that it can be recorded
         self._programs: dict[tuple[int, bool], Program] = {}
         self._digest = NO_ROWS  # of the rows this rank read last
 
@@ -168,10 +172,18 @@ class Trainer:
         measure: also count the bytes that autograd keeps, and the peak over the step, and take the spans' times by the
         clock of the device, which is waited for.
         """
-        self._watch.start_step()
         self._set_mode(training=True)
-        program = self._program(samples.sequences, forward_only=False)[self.mesh.at.pipeline]
-        executor = self._executor(samples, step=step)
+        sequences, inputs = samples.sequences, self._inputs(samples, step)
+        if self._records and not measure and self.around is None and sequences in self._ran:
+            return self._replayed(sequences, inputs)
+        self.forget_recording()
+        self._ran.add(sequences)
+        return self._run(sequences, inputs, measure=measure)
+
+    def _run(self, sequences: int, inputs: Sequence[Inputs], *, measure: bool = False) -> Run:
+        self._watch.start_step()
+        program = self._program(sequences, forward_only=False)[self.mesh.at.pipeline]
+        executor = self._executor(sequences, inputs)
         if self.loss_scale:
             executor.loss_scale *= self.loss_scale.value
         if measure:
@@ -182,12 +194,26 @@ class Trainer:
             run.z_loss = self._z_loss() * executor.loss_scale
         return run
 
+    def _replayed(self, sequences: int, inputs: Sequence[Inputs]) -> Run:
+        """A step that has run before, at once. One is kept: of a ramp's next size another is recorded."""
+        if self._recorded is None or self._recorded.sequences != sequences:
+            self.forget_recording()
+            self._recorded = RecordedStep(sequences, inputs, self.buckets, partial(self._run, sequences))
+        self.goes_on()
+        return self._recorded.replay(inputs)
+
+    def forget_recording(self) -> None:
+        """Give the memory of a recorded step's activations back, for what is not replayed; the next that can be is
+        recorded anew."""
+        self._recorded = None
+
     @torch.no_grad()
     def validate(self, samples: Samples) -> float:
         """Mean loss over `samples`, without gradients or dropout; the same on every rank."""
         self._set_mode(training=False)
+        self.forget_recording()
         program = self._program(samples.sequences, forward_only=True)[self.mesh.at.pipeline]
-        loss = self._executor(samples, step=None).run(program).loss
+        loss = self._executor(samples.sequences, self._inputs(samples, None)).run(program).loss
         total = sum_over_ranks_(loss_share(loss, self.mesh), self.mesh)
         return read_later(total.unsqueeze(0))()[0]
 
@@ -208,10 +234,8 @@ class Trainer:
         split = self.plan.layout.tensor if self.plan.sequence_parallel else 1
         return (self.plan.local_sequence // split, self.plan.batch.micro, model.hidden)
 
-    def _executor(self, samples: Samples, *, step: int | None) -> Executor:
+    def _executor(self, sequences: int, inputs: Sequence[Inputs]) -> Executor:
         plan, device = self.plan, self.mesh.device
-        micro_batches = plan.batch.micro_batches(plan.layout, samples.sequences)
-        inputs = self._inputs(samples, micro_batches, step)
         functions = {
             n: StageFunctions(_forward(stage, inputs, self.goes_on), stage.weight_gradients)
             for n, stage in self.stages.items()
@@ -222,15 +246,16 @@ class Trainer:
             stages=functions,
             last_stage=plan.last_stage,
             activation=lambda: torch.empty(self._activation_shape, dtype=dtype, device=device),
-            loss_scale=1 / self._tokens_that_count(samples, inputs),
+            loss_scale=1 / self._tokens_that_count(sequences, inputs),
             watch=self._watch,
             transport=self.transport,
             around=self.around,
         )
 
-    def _inputs(self, samples: Samples, micro_batches: int, step: int | None) -> list[Inputs]:
+    def _inputs(self, samples: Samples, step: int | None) -> list[Inputs]:
         """This replica's micro-batches: data rank d takes the d-th run of consecutive samples."""
         plan, micro = self.plan, self.plan.batch.micro
+        micro_batches = plan.batch.micro_batches(plan.layout, samples.sequences)
         first = samples.first + self.mesh.at.data * micro_batches * micro
         rows = samples.read(first, micro_batches * micro)
         if step is not None:
@@ -245,11 +270,11 @@ class Trainer:
             found.append(inputs_of(plan, part, self.mesh, dropout=key))
         return found
 
-    def _tokens_that_count(self, samples: Samples, inputs: list[Inputs]) -> float | torch.Tensor:
+    def _tokens_that_count(self, sequences: int, inputs: Sequence[Inputs]) -> float | torch.Tensor:
         """Tokens of the whole batch whose loss counts; a sum over replicas where only the data tells. Where none counts
         it is 1: their losses are 0, and so is the mean. On an accelerator it stays there, so that nobody waits."""
         if all(i.weights is None for i in inputs):
-            return float(self.plan.tokens(samples.sequences))
+            return float(self.plan.tokens(sequences))
         here = torch.stack([i.weights.sum() for i in inputs if i.weights is not None]).sum()
         found = all_reduce_(here.to(torch.float64), self.mesh.replicas).clamp(min=1)
         return float(found) if found.device.type == "cpu" else found
@@ -322,7 +347,7 @@ def _users(stage: Stage, buckets: Sequence[Bucket]) -> list[User]:
 
 
 def _forward(
-    stage: Stage, inputs: list[Inputs], goes_on: Callable[[], None]
+    stage: Stage, inputs: Sequence[Inputs], goes_on: Callable[[], None]
 ) -> Callable[[torch.Tensor | None, int], torch.Tensor]:
     def forward(x: torch.Tensor | None, m: int) -> torch.Tensor:
         goes_on()

@@ -1,0 +1,40 @@
+"""Work of an accelerator, recorded once as a CUDA graph and replayed.
+
+A host asks for a graph at once, where it otherwise asks for every kernel by itself: one whose kernels are short would
+wait for its host. Kernels and their order are the same, and so are the bits of what they compute.
+"""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+
+from trivium.errors import TriviumError
+
+Result = TypeVar("Result")
+
+
+class Recording(Generic[Result]):
+    """What `work` returned holds tensors at fixed places, which every replay writes anew; so does all that `work`
+    reads. Their memory, and that of what was free again within the work, is the recording's for as long as it lives.
+
+    `work` must have run before: what libraries load and compile, and autotuning, cannot be recorded. Nothing in it may
+    wait for the device. Recording computes nothing: a replay does.
+    """
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(self._graph):
+                self.result = work()
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TriviumError) as error:
+            raise TriviumError(
+                f"a step cannot be recorded on {torch.cuda.get_device_name()} with torch {torch.__version__}: {error}; "
+                f"set plan.cuda_graphs=false, which computes the same"
+            ) from error
+
+    def replay(self) -> None:
+        """Ask for the work once more."""
+        self._graph.replay()

@@ -1,0 +1,51 @@
+"""The forwards and backwards of a step, recorded, with where its batch is read and its gradients are written."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from trivium.model.inputs import Inputs
+from trivium.parallel.buckets import Bucket
+from trivium.parallel.pipeline import Run
+from trivium.parallel.recording import Recording
+
+Tensor = torch.Tensor
+
+
+class RecordedStep:
+    """Of batches of so many sequences; `inputs` are those that it was recorded with, and stay its own."""
+
+    def __init__(
+        self,
+        sequences: int,
+        inputs: Sequence[Inputs],
+        buckets: Sequence[Bucket],
+        accumulate: Callable[[Sequence[Inputs]], Run],
+    ) -> None:
+        self.sequences = sequences
+        self._buckets, self._batch = buckets, _batch(inputs)
+
+        def work() -> tuple[Run, list[Tensor]]:
+            run = accumulate(inputs)
+            return run, [bucket.reduced() for bucket in buckets]
+
+        self._recording = Recording(work)
+        for bucket in buckets:
+            bucket.clear_gradients()  # nothing was computed
+
+    def replay(self, inputs: Sequence[Inputs]) -> Run:
+        """Of another batch; leaves in the buckets what `accumulate` does."""
+        torch._foreach_copy_(self._batch, _batch(inputs))
+        self._recording.replay()
+        run, reduced = self._recording.result
+        for bucket, gradient in zip(self._buckets, reduced, strict=True):
+            bucket.give(gradient)
+        # Its numbers are written anew by the next replay; those of the caller stay.
+        z_loss = None if run.z_loss is None else run.z_loss.clone()
+        return replace(run, loss=run.loss.clone(), z_loss=z_loss, spans=[])
+
+
+def _batch(inputs: Sequence[Inputs]) -> list[Tensor]:
+    """What differs from one batch of joined documents to the next."""
+    return [x for each in inputs for x in (each.tokens, each.targets) if x is not None]

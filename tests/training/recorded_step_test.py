@@ -1,0 +1,111 @@
+"""Steps that are recorded and replayed, without an accelerator: a replay computes anew, into the tensors of before."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from plans import small
+from trivium.certify.reference import random_rows
+from trivium.parallel.mesh import Mesh
+from trivium.parallel.pipeline import Run
+from trivium.parallel.zero import AdamRule
+from trivium.plan.plan import Plan
+from trivium.training import recorded_step
+from trivium.training.trainer import Samples, Trainer
+
+
+class Recorded:
+    """As `Recording` is: nothing is computed but by a replay, from and into the places of the recording."""
+
+    made = 0
+
+    def __init__(self, work: Callable[[], tuple[Run, list[torch.Tensor]]]) -> None:
+        type(self).made += 1
+        self._work = work
+        self.result = work()
+        self._places = self._tensors(self.result)
+        for place in self._places:
+            place.fill_(torch.nan)
+
+    def replay(self) -> None:
+        found = self._tensors(self._work())
+        for place, x in zip(self._places, found, strict=True):
+            place.copy_(x)
+
+    @staticmethod
+    def _tensors(result: tuple[Run, list[torch.Tensor]]) -> list[torch.Tensor]:
+        run, gradients = result
+        return [run.loss, *([] if run.z_loss is None else [run.z_loss]), *gradients]
+
+
+@pytest.fixture
+def recordings(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
+    Recorded.made = 0
+    monkeypatch.setattr(recorded_step, "Recording", Recorded)
+    return Recorded
+
+
+RAMP = {"sequences": 8, "micro": 2, "ramp": {"start": 4, "increment": 4, "samples": 12}}
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        {},
+        {"precision": {"weights": "bf16"}},
+        {"model": {"z_loss": 1e-2, "head": "tied"}},
+        {"schedule": "zb-h1", "zero": 0},
+        {"recompute": {"mode": "layer"}},
+        {"batch": RAMP},
+    ],
+)
+def test_replayed_steps_are_those_that_are_not(over: dict[str, Any], recordings: type[Recorded]) -> None:
+    """The first, a measured one, and a validation are computed as ever; after each of them a step is recorded anew."""
+    found = []
+    for records in (False, True):
+        plan = small(**over, cuda_graphs=records)
+        trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule())
+        trainer._records = records
+        told: list[Any] = []
+        for step in range(8):
+            at = plan.batch.at(step)
+            samples = Samples(at.first_sample, at.sequences, random_rows(plan))
+            result = trainer.train_step(step, samples, 1e-2, measure=step == 3)
+            told.append((result.loss, result.gradient_norm, result.z_loss, result.batch_hash))
+            if step == 5:
+                told.append(trainer.validate(Samples(0, plan.validation_unit, random_rows(plan))))
+        masters = torch.cat([shard.master for shard in trainer.optimizer.shards])
+        found.append((told, masters.clone()))
+    (ours, weights), (expected, right) = found
+    assert ours == expected
+    assert torch.equal(weights, right)
+    assert recordings.made == 3
+
+
+def test_a_processor_records_nothing(recordings: type[Recorded]) -> None:
+    plan = small(cuda_graphs=True)
+    trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule())
+    for step in range(3):
+        trainer.train_step(step, Samples(0, plan.batch.sequences, random_rows(plan)), 1e-2)
+    assert recordings.made == 0
+
+
+@pytest.mark.parametrize(
+    ("why", "over"),
+    [
+        ("4 ranks", {"layout": {"data": 4}}),
+        ("plan.zero is 3", {"zero": 3}),
+        ("plan.model.dropout is 0.1", {"model": {"dropout": 0.1}}),
+        ("plan.model.documents is 'apart'", {"model": {"documents": "apart"}}),
+        ("plan.precision.weights is 'fp16'", {"precision": {"weights": "fp16"}}),
+    ],
+)
+def test_what_changes_from_step_to_step_is_not_recorded(why: str, over: dict[str, Any]) -> None:
+    legal = small().model_dump() | {"cuda_graphs": True}
+    changed = {k: {**legal[k], **v} if isinstance(v, dict) else v for k, v in over.items()}
+    assert not Plan(**legal).check()
+    (problem,) = Plan(**{**legal, **changed}).check()
+    assert problem.startswith("plan.cuda_graphs is true and") and why in problem
+    assert problem.endswith("set plan.cuda_graphs to false")
