@@ -23,8 +23,8 @@ class RecordedStep:
         buckets: Sequence[Bucket],
         accumulate: Callable[[Sequence[Inputs]], Run],
     ) -> None:
-        self.sequences = sequences
-        self._buckets, self._batch = buckets, _batch(inputs)
+        self.sequences, self._buckets = sequences, buckets
+        self._inputs = inputs  # a replay reads more of them than what it is given anew
 
         def work() -> tuple[Run, list[Tensor]]:
             run = accumulate(inputs)
@@ -36,7 +36,7 @@ class RecordedStep:
 
     def replay(self, inputs: Sequence[Inputs]) -> Run:
         """Of another batch; leaves in the buckets what `accumulate` does."""
-        torch._foreach_copy_(self._batch, _batch(inputs))
+        torch._foreach_copy_(_batch(self._inputs), _batch(inputs))
         self._recording.replay()
         run, reduced = self._recording.result
         for bucket, gradient in zip(self._buckets, reduced, strict=True):
