@@ -47,7 +47,7 @@ def test_misaligned_operands_miss_the_tensor_cores(n, k):
 
 def test_fused_attention_is_slower_per_head_while_few_heads_share_the_device():
     one_head = 4.0 * 4096**2 * 128 * 0.5
-    few, many = (float(A100.attention(heads * one_head, heads, 4096)) / heads for heads in (8, 512))
+    few, many = (float(A100.attention(heads * one_head, heads, 4096, 128)) / heads for heads in (8, 512))
     assert few > many
 
 

@@ -82,7 +82,9 @@ def test_the_kernel_that_knows_windows_and_documents_sees_what_a_mask_shows(
     sight = Sight((), starts, window)
     shapes = [(2, n, 300, 64) for n in (4, kv_heads, kv_heads, 4)]
     *given, grad = (torch.randn(s, device=device, dtype=torch.bfloat16) for s in shapes)
-    ours, theirs = ([x.to(t, copy=True).requires_grad_() for x in given] for t in (torch.bfloat16, torch.float64))
+    ours, theirs = (
+        [x.to(t, copy=True).requires_grad_() for x in given] for t in (torch.bfloat16, torch.float64)
+    )
     found, expected = (reach_attention.attend(*some, sight) for some in (ours, theirs))
     assert "Flash" in type(found.grad_fn.next_functions[0][0].next_functions[0][0]).__name__
     found.backward(grad)

@@ -31,6 +31,7 @@ class Constants:
     flash_blackwell: float
     flash_cpu: float
     flash_ramp: float
+    flash_width: float
     eager_traffic: float
     eager_products: float
     tensor_overlap: float

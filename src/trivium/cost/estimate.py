@@ -22,7 +22,7 @@ from trivium.cost.prices import Piece, Prices, prices
 from trivium.cost.replicas import data_seconds, fullest_of_plan, optimizer_seconds
 from trivium.cost.setting import Setting, setting
 from trivium.cost.sharing import on_shared_cores
-from trivium.cost.stack import OURS, Stack, stack_named
+from trivium.cost.stack import Stack, own_stack
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.step_time import SCHEDULES, StepSeconds, step_seconds
 from trivium.cost.timeline import Timeline, simulate
@@ -185,7 +185,7 @@ def estimate(
     problems = machine.problems(plan.layout.world_size)
     if problems:
         raise ConfigError("\n".join(problems))
-    ranks, stack = plan.layout.world_size, stack or stack_named(OURS)
+    ranks, stack = plan.layout.world_size, stack or own_stack(plan, machine)
     worst, memory = worst_rank(plan)
     devices = ranks if machine.sharing == "exclusive" else machine.devices
     return Estimate(
@@ -203,7 +203,7 @@ def estimate(
 
 def planned_timeline(plan: Plan, machine: Machine, *, sequences: int | None = None) -> Timeline:
     """The schedule of a step with the seconds estimated for its actions, as if no rank shared a device."""
-    durations = Durations(plan, machine, stack_named(OURS))
+    durations = Durations(plan, machine, own_stack(plan, machine))
     return simulate(plan.schedule_table(sequences), durations.action, durations.transfer)
 
 

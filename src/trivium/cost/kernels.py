@@ -15,6 +15,7 @@ from trivium.cost.hardware import Machine
 
 # Rows and columns of a tile, and the speed of a kernel with such tiles over the best one's.
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (64, 128, 0.8), (64, 64, 0.6))
+FLASH_WIDTH = 128  # of heads whose speed is that of the constants
 FLASH_ROWS = 128  # of a block of fused attention
 ALIGNED = 8  # elements that tensor cores want side by side
 
@@ -57,9 +58,11 @@ class Device:
         """Seconds of operations bound by memory."""
         return moved_bytes / self.memory + operations * self.constants.operation_seconds
 
-    def attention(self, flops: Number, heads: Number, rows: Number) -> Number:
-        """Seconds of one fused attention of so many FLOPs, over `heads` heads of all sequences."""
-        speed: Number = self.peak * self.flash
+    def attention(self, flops: Number, heads: Number, rows: Number, width: Number) -> Number:
+        """Seconds of one fused attention of so many FLOPs, over `heads` heads of all sequences, each `width` wide: to
+        each score belong as many products as that, and one exponential."""
+        narrowness = self.constants.flash_width
+        speed: Number = self.peak * self.flash * (1 + narrowness / FLASH_WIDTH) / (1 + narrowness / width)
         if self.machine.multiprocessors:
             blocks = heads * rows / FLASH_ROWS / self.machine.multiprocessors
             speed = speed * blocks / (blocks + self.constants.flash_ramp)

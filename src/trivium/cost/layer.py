@@ -16,6 +16,8 @@ FORWARD_OPERATIONS, TENSOR_OPERATIONS = 26, 6  # launched for a layer; more of t
 BACKWARD_OVER_FORWARD = 1.4  # operations of a backward
 BACKWARD_ATTENTION = 2.5 / 0.9  # FLOPs of fused attention's backward and their speed, over the forward's
 CORE_SHARE = 0.3  # of a forward's operations that are attention's core
+# Of a compiled loss, which reads each score twice and writes it once, slower than a copy (measured on an H200).
+COMPILED_LOSS = 5.0
 MASKED = 0.5  # share of the square of scores that fused attention computes
 
 
@@ -50,9 +52,10 @@ def layer_work(case: Case, device: Device, stack: Stack) -> Work:
     )
 
 
-def launch_work(case: Case, device: Device) -> Work:
+def launch_work(case: Case, device: Device, stack: Stack) -> Work:
     """What the host takes to launch a layer's operations: a floor under the device's own time."""
     operations = FORWARD_OPERATIONS + TENSOR_OPERATIONS * (np.asarray(case.tensor) > 1)
+    operations = operations * (not stack.replayed)
     forward = device.constants.launch_seconds * operations
     return Work(
         forward,
@@ -83,10 +86,10 @@ def attention_seconds(case: Case, device: Device) -> tuple[Number, Number]:
     c = case
     batch, rows, columns = np.maximum(1, c.micro * c.heads / c.tensor), c.local_sequence, c.sequence
     flops = 4.0 * batch * rows * columns * c.head_width * MASKED * c.seen
-    fused = device.attention(flops, batch, rows)
+    fused = device.attention(flops, batch, rows, c.head_width)
     kept = np.asarray(c.scores_kept) > 0
     if not kept.any():
-        return fused, device.attention(BACKWARD_ATTENTION * flops, batch, rows)
+        return fused, device.attention(BACKWARD_ATTENTION * flops, batch, rows, c.head_width)
     products = device.product(rows, columns, c.head_width, batch) + device.product(
         rows, c.head_width, columns, batch
     )
@@ -95,7 +98,7 @@ def attention_seconds(case: Case, device: Device) -> tuple[Number, Number]:
     backward = np.where(
         kept,
         2 * products + device.moved(11.0 * squares, 3),
-        device.attention(BACKWARD_ATTENTION * flops, batch, rows),
+        device.attention(BACKWARD_ATTENTION * flops, batch, rows, c.head_width),
     )
     return forward, backward
 
@@ -154,7 +157,8 @@ def _score_bytes(case: Case, device: Device, stack: Stack) -> tuple[Number, Numb
     forward = np.where(split, 24.0 + 10.0 * narrow, 16.0 + 12.0 * narrow)
     backward = np.where(split, 8.0 + 12.0 * narrow, 0.0)
     eager = device.constants.eager_traffic
-    return eager * forward, eager * backward
+    compiled = stack.fused_elementwise & ~split
+    return np.where(compiled, COMPILED_LOSS * case.weight_bytes, eager * forward), eager * backward
 
 
 def _traffic(case: Case, device: Device, stack: Stack) -> Number:

@@ -115,7 +115,7 @@ def prices(at: Setting) -> Prices:
 
 def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
     case, stack = at.case, at.stack
-    work, floor = layer_work(case, device, stack), launch_work(case, device)
+    work, floor = layer_work(case, device, stack), launch_work(case, device, stack)
     again = stack.recomputed * recomputed_share(case) * (np.asarray(case.recompute) == LAYER)
     shorter_forward, shorter_backward = hidden_seconds(at)
     norms = case.over_heads * all_reduce_seconds(NORM_BYTES * case.positions, case.tensor, _tensor_road(at))

@@ -8,7 +8,9 @@ import yaml
 from pydantic import Field
 
 from trivium.config import Config, build
+from trivium.cost.hardware import Machine
 from trivium.errors import ConfigError, nearest
+from trivium.plan.plan import Plan
 
 OURS = "trivium"
 
@@ -38,6 +40,8 @@ class Stack(Config):
         True  # tensor ranks send a slice each between stages, and gather it inside the node
     )
     tile_triggered: bool = False  # simulated hardware: products are reduced tile by tile (cost/overlap.py)
+    one_pass: bool = False  # the update reads its state once and writes it once
+    replayed: bool = False  # a step's kernels are asked for at once: none waits for its host
     stops_early: bool = False  # recomputing a layer stops at the last tensor its backward needs
     recomputed: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of a layer run again in mode "layer"
     deepspeed: bool = False  # DeepSpeed's pipeline and optimizer
@@ -51,6 +55,16 @@ def stacks() -> dict[str, Stack]:
     """Every stack of stacks.yaml by its name."""
     text = (resources.files("trivium") / "cost" / "stacks.yaml").read_text(encoding="utf-8")
     return {name: build(Stack, {"name": name, **fields}) for name, fields in yaml.safe_load(text).items()}
+
+
+def own_stack(plan: Plan, machine: Machine) -> Stack:
+    """Ours, as it executes this plan on this machine: on accelerators what is compiled, and what is replayed, is
+    another. Where blocks are compiled, what is computed again is all that was compiled."""
+    ours = stack_named(OURS)
+    if machine.generation == "cpu":
+        return ours
+    compiled = {"fused_elementwise": True, "one_pass": True, "stops_early": False} if plan.compiled else {}
+    return ours.model_copy(update={**compiled, "replayed": plan.cuda_graphs})
 
 
 def stack_named(name: str) -> Stack:

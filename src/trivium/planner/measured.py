@@ -66,12 +66,15 @@ class Exchange:
 
 @dataclass(frozen=True)
 class SmallStep:
-    """A whole step of a small model: plan.model, plan.batch and plan.layout as trees, and its seconds."""
+    """A whole step of a small model: plan.model, plan.batch and plan.layout as trees, and its seconds. recorded: it was
+    replayed, so that the device's time is told and not its host's. precision: as plan.precision.weights."""
 
     model: dict[str, Any]
     batch: dict[str, Any]
     seconds: float
     layout: dict[str, Any] = field(default_factory=dict)  # of several ranks; empty: one process alone
+    precision: str = "fp32"
+    recorded: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from trivium.cost.constants import priors, shipped_constants
 from trivium.cost.hardware import HERE, Link, Machine, believed, machine_named
 from trivium.cost.kernels import Device
 from trivium.cost.layer import BACKWARD_ATTENTION, MASKED
+from trivium.cost.stack import own_stack
 from trivium.cost.step_time import step_seconds
 from trivium.plan.plan import Plan
 from trivium.plan.precision import BYTES
@@ -35,6 +36,9 @@ CHANGE = 1e-6  # of the fit or of its constants, below which the search ends: th
 # How firmly the start of the search is believed: one unit of cost per factor of e away from it, times this. The weight
 # of a single product is 1; a whole step says more about steps.
 PRIOR_WEIGHT, STEP_WEIGHT, SPLIT_WEIGHT = 0.05, 10.0, 3.0
+CACHED_BYTES = 100 << 20  # of a GPU: what a sum of vectors moves comes from its memory
+HOST_WEIGHT = 1.0  # of a step that tells how long an accelerator's host takes, and no more
+WIDTH_START = 50.0  # of `flash_width` on a GPU
 LINK_START = (1e-4, 1e-4, 1e9)  # seconds to start, seconds of a hop, bytes per second
 # Where the search begins on a CPU, whose constants the published runs of GPUs say nothing about.
 CPU_START = {
@@ -141,8 +145,16 @@ def _start(machine: Machine) -> dict[str, float]:
     if machine.generation == "cpu":
         return CPU_START
     of = machine.generation
-    names = (f"gemm_{of}", f"flash_{of}", "gemm_ramp", "memory", "operation_seconds", "launch_seconds")
-    return {n: max(priors()[n].value, 1e-9) for n in names}
+    names = (
+        f"gemm_{of}",
+        f"flash_{of}",
+        "gemm_ramp",
+        "gemm_wave",
+        "memory",
+        "operation_seconds",
+        "launch_seconds",
+    )
+    return {n: max(priors()[n].value, 1e-9) for n in (*names, "eager_traffic")} | {"flash_width": WIDTH_START}
 
 
 def _changed(machine: Machine, values: dict[str, float]) -> Machine:
@@ -176,7 +188,16 @@ def on_device(machine: Machine, measured: Measured) -> list[Compared]:
         what = f"attention {a.dtype} {a.sequences} x {a.heads} x {a.sequence} x {a.head_width}"
         found.append(Compared(f"{what} forward", a.forward, forward))
         found.append(Compared(f"{what} backward", a.backward, backward))
-    return [*found, *(_compared(s, machine, "alone", STEP_WEIGHT) for s in measured.steps)]
+    if not measured.is_cpu:
+        for s in measured.streams:
+            if s.moved_bytes > CACHED_BYTES:
+                found.append(
+                    Compared(f"sum of {s.elements}", s.seconds, float(devices["fp32"].moved(s.moved_bytes)))
+                )
+    for step in measured.steps:
+        weight = STEP_WEIGHT if measured.is_cpu or step.recorded else HOST_WEIGHT
+        found.append(_compared(step, machine, "replayed" if step.recorded else "alone", weight))
+    return found
 
 
 def between_ranks(machine: Machine, measured: Measured) -> list[Compared]:
@@ -194,9 +215,18 @@ def between_ranks(machine: Machine, measured: Measured) -> list[Compared]:
 
 
 def _compared(step: SmallStep, machine: Machine, where: str, weight: float) -> Compared:
-    plan = Plan.model_validate({"model": step.model, "batch": step.batch, "layout": step.layout})
+    plan = Plan.model_validate(
+        {
+            "model": step.model,
+            "batch": step.batch,
+            "layout": step.layout,
+            "precision": {"weights": step.precision},
+            "cuda_graphs": step.recorded,
+        }
+    )
     what = f"step of {plan.model.layers} layers, hidden {plan.model.hidden}, {where}"
-    return Compared(what, step.seconds, float(step_seconds(case_of(plan), machine).seconds), weight)
+    price = step_seconds(case_of(plan), machine, own_stack(plan, machine))
+    return Compared(what, step.seconds, float(price.seconds), weight)
 
 
 def _axis(step: SmallStep) -> str:
@@ -208,7 +238,9 @@ def _attention(a: Attention, device: Device) -> tuple[float, float]:
     """As cost/layer.py prices fused attention."""
     heads = a.sequences * a.heads
     flops = 4.0 * heads * a.sequence**2 * a.head_width * MASKED
-    forward, backward = (device.attention(n * flops, heads, a.sequence) for n in (1.0, BACKWARD_ATTENTION))
+    forward, backward = (
+        device.attention(n * flops, heads, a.sequence, a.head_width) for n in (1.0, BACKWARD_ATTENTION)
+    )
     return float(forward), float(backward)
 
 

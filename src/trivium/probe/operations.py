@@ -10,7 +10,7 @@ from trivium.parallel.mesh import Mesh
 from trivium.parallel.product import gradient_of_inputs, gradient_of_weight, product
 from trivium.parallel.sight import Sight
 from trivium.planner.measured import Attention, Product, Stream, Update
-from trivium.probe.timing import median_seconds
+from trivium.probe.timing import device_seconds, median_seconds
 
 # Rows, columns and inner length: square ones, tall and skinny ones, and a ramp of inner lengths.
 SHAPES = (
@@ -20,6 +20,7 @@ SHAPES = (
 )
 SCALE_ON_GPU = 8  # of every length but the ramp's: a GPU needs larger products to be busy
 STREAMS = (1 << 10, 1 << 14, 1 << 18, 1 << 22)  # elements
+STREAMS_ON_GPU = (1 << 20, 1 << 24, 1 << 27)  # whose caches hold the first
 UPDATES = (1 << 16, 1 << 20)
 ATTENTIONS = ((4, 256, 4, 32), (2, 512, 4, 64), (8, 64, 8, 64))  # sequences, positions, heads, head width
 # A GPU has its fused kernel for 16 bits alone, and few heads leave most of it idle.
@@ -37,10 +38,10 @@ def products(device: torch.device, budget: float) -> tuple[Product, ...]:
 
 def streams(device: torch.device, budget: float) -> tuple[Stream, ...]:
     """Sums of vectors, from those that fit a cache to those that do not."""
-    found = []
-    for elements in STREAMS:
+    found, asked = [], STREAMS_ON_GPU if device.type == "cuda" else STREAMS
+    for elements in asked:
         a, b, out = (torch.ones(elements, device=device) for _ in range(3))
-        seconds = median_seconds(lambda: torch.add(a, b, out=out), device, budget=budget / len(STREAMS))  # noqa: B023
+        seconds = device_seconds(lambda: torch.add(a, b, out=out), device, budget=budget / len(asked))  # noqa: B023
         found.append(Stream(elements, seconds))
     return tuple(found)
 
@@ -73,8 +74,8 @@ def _product(device: torch.device, name: str, m: int, n: int, k: int, budget: fl
         gradient_of_inputs(grad, weight)
         gradient_of_weight(grad, x)
 
-    forward = median_seconds(lambda: product(x, weight), device, budget=budget / 3)
-    return Product(name, m, n, k, forward, median_seconds(backward, device, budget=2 * budget / 3))
+    forward = device_seconds(lambda: product(x, weight), device, budget=budget / 3)
+    return Product(name, m, n, k, forward, device_seconds(backward, device, budget=2 * budget / 3))
 
 
 def _attention(device: torch.device, name: str, shape: tuple[int, int, int, int], budget: float) -> Attention:
@@ -86,9 +87,11 @@ def _attention(device: torch.device, name: str, shape: tuple[int, int, int, int]
     def forward() -> torch.Tensor:
         return context.attend_joined(made.permute(3, 1, 2, 0, 4), seen)
 
-    def both() -> None:
-        torch.autograd.backward(forward().sum())
+    grad = torch.randn_like(forward())
 
-    first = median_seconds(forward, device, budget=budget / 2)
-    whole = median_seconds(both, device, budget=budget / 2)
+    def both() -> None:
+        torch.autograd.grad(forward(), made, grad)
+
+    first = device_seconds(forward, device, budget=budget / 2)
+    whole = device_seconds(both, device, budget=budget / 2)
     return Attention(*shape, forward=first, backward=max(whole - first, math.ulp(1.0)), dtype=name)

@@ -1,4 +1,7 @@
-"""The clock: medians of repeated work, with the device waited for."""
+"""The clock: medians of repeated work, with the device waited for; of an accelerator's, its own time.
+
+An accelerator is asked for many pieces at once, by a recording: one by one their host would take longer than it does.
+"""
 
 import time
 from collections.abc import Callable
@@ -7,9 +10,12 @@ from statistics import median
 import torch
 
 from trivium.parallel.clock import finished
+from trivium.parallel.recording import Recording
 
 FEWEST, MOST = 3, 200  # repetitions, in each of several turns
 WARM = 1
+# Of an accelerator's: seconds that one recording should take at least, and how many pieces it has at most.
+RECORDED_SECONDS, RECORDED_MOST = 1e-3, 64
 
 
 def median_seconds(work: Callable[[], object], device: torch.device, *, budget: float) -> float:
@@ -25,3 +31,20 @@ def median_seconds(work: Callable[[], object], device: torch.device, *, budget: 
         finished(device)
         seconds.append(time.perf_counter() - begin)
     return median(seconds)
+
+
+def device_seconds(work: Callable[[], object], device: torch.device, *, budget: float) -> float:
+    """The same of what a device computes, without its host; what `work` returns is not kept."""
+    if device.type != "cuda":
+        return median_seconds(work, device, budget=budget)
+    for _ in range(WARM):
+        work()
+    alone = median_seconds(work, device, budget=0.0)
+    pieces = max(1, min(RECORDED_MOST, round(RECORDED_SECONDS / alone)))
+    recording = Recording(lambda: _again(work, pieces))
+    return median_seconds(recording.replay, device, budget=budget) / pieces
+
+
+def _again(work: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        work()
