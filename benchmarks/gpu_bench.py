@@ -14,9 +14,9 @@ from gpu_sides import Step, TriviumStep
 
 from trivium.parallel.recording import Recording
 
-WARM_UP, ROUNDS = 3, 8
+WARM_UP, ROUNDS = 3, 6
 STEPS_AT_ONCE = 3  # one after the other, as in a training
-TO_BUILD = 30.0  # seconds that building and compiling a side may take
+TO_BUILD = 20.0  # seconds that building and compiling a side may take
 
 
 @dataclass

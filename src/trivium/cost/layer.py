@@ -144,6 +144,11 @@ def _elementwise(case: Case, device: Device, stack: Stack) -> tuple[Number, Numb
     inner = c.positions * c.ffn / c.tensor
     forward = 22.0 * rows + (4.0 + 2.0 * c.gated) * inner + 6.0 * split
     backward = 28.0 * rows + (6.0 + 4.0 * c.gated) * inner + 6.0 * split
+    if stack.one_pass:
+        # Passes that Megatron's kernels make on their way: gradients of queries, keys and values are joined, and where
+        # there are biases the gradients of each product's outputs are summed.
+        joined = c.positions * (c.queries + 2 * c.keys) / c.tensor
+        backward = backward + 4.0 * joined + 2.0 * (1 - c.gated) * (joined + inner + 2 * rows)
     return device.moved(traffic * forward, 9), device.moved(traffic * backward, 14)
 
 

@@ -70,7 +70,9 @@ def optimizer_seconds(at: Setting, fullest: Fullest) -> Number:
     seconds = device.moved(sharded * owned + WHOLE_BYTES * held, 0.0)
     if at.stack.deepspeed:
         seconds = seconds + at.constants.deepspeed_step_seconds * elements
-    return seconds + STEP_OPERATIONS * (not at.stack.replayed) * at.constants.launch_seconds
+    # In a step that is replayed these wait for nobody, but are operations on the device.
+    each = at.constants.operation_seconds if at.stack.replayed else at.constants.launch_seconds
+    return seconds + STEP_OPERATIONS * each
 
 
 def _shown(at: Setting, pieces: Prices, fullest: Fullest) -> Number:

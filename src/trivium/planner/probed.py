@@ -37,7 +37,9 @@ CHANGE = 1e-6  # of the fit or of its constants, below which the search ends: th
 # of a single product is 1; a whole step says more about steps.
 PRIOR_WEIGHT, STEP_WEIGHT, SPLIT_WEIGHT = 0.05, 10.0, 3.0
 CACHED_BYTES = 100 << 20  # of a GPU: what a sum of vectors moves comes from its memory
-HOST_WEIGHT = 1.0  # of a step that tells how long an accelerator's host takes, and no more
+# Of an accelerator's steps, whose single operations tell more: one that is replayed, and one that tells how long its
+# host takes and no more.
+REPLAYED_WEIGHT, HOST_WEIGHT = 2.0, 1.0
 WIDTH_START = 50.0  # of `flash_width` on a GPU
 LINK_START = (1e-4, 1e-4, 1e9)  # seconds to start, seconds of a hop, bytes per second
 # Where the search begins on a CPU, whose constants the published runs of GPUs say nothing about.
@@ -195,7 +197,8 @@ def on_device(machine: Machine, measured: Measured) -> list[Compared]:
                     Compared(f"sum of {s.elements}", s.seconds, float(devices["fp32"].moved(s.moved_bytes)))
                 )
     for step in measured.steps:
-        weight = STEP_WEIGHT if measured.is_cpu or step.recorded else HOST_WEIGHT
+        on_gpu = REPLAYED_WEIGHT if step.recorded else HOST_WEIGHT
+        weight = STEP_WEIGHT if measured.is_cpu else on_gpu
         found.append(_compared(step, machine, "replayed" if step.recorded else "alone", weight))
     return found
 

@@ -81,7 +81,12 @@ class _Step:
     """A trainer that repeats its first step."""
 
     def __init__(self, plan: Plan, mesh: Mesh) -> None:
-        self._trainer = Trainer(plan, mesh, seed=SEED, rule=AdamRule())
+        on_gpu = mesh.device.type == "cuda"
+        self._trainer = Trainer(plan, mesh, seed=SEED, rule=AdamRule(), initial=not on_gpu)
+        if on_gpu:  # what weights are changes no time, and a processor draws many of them for seconds
+            for bucket in self._trainer.buckets:
+                bucket.weights.normal_(0, 0.02)
+            self._trainer.optimizer.restart_masters()
         shape = (plan.batch.sequences, plan.model.sequence + 1)
         rows = generator_for(SEED, "probe").integers(0, plan.model.vocabulary, shape)
         self._samples = Samples(
