@@ -181,7 +181,8 @@ def planner(bench: Bench) -> dict[str, Any]:
     recompute modes, predicted and measured: memory of the step's own tensors, as the planner means it. Steps are
     compiled and replayed, as predictions are of the device's time, not of its host's."""
     d = bench.device
-    machine = probed(probe(1, _devices(d)), "here").machine
+    measured = probe(1, _devices(d))
+    machine = probed(measured, "here").machine
     shapes = _shapes(bench)
     last = shapes[-1]
     cases = {s.name: (s, {}) for s in shapes}
@@ -207,7 +208,14 @@ def planner(bench: Bench) -> dict[str, Any]:
             "predicted_bytes": memory,
             "bytes_error": memory / peak - 1 if peak else None,
         }
-    return {"status": "measured", "factor": factor, "calibrated_on": next(iter(cases)), "rows": rows}
+    return {
+        "status": "measured",
+        "factor": factor,
+        "calibrated_on": next(iter(cases)),
+        "rows": rows,
+        "constants": machine.constants,
+        "probe": measured.tree(),
+    }
 
 
 def _devices(device: torch.device) -> Devices:
