@@ -13,11 +13,12 @@ import torch
 
 def circumstances(script: str, arguments: Sequence[str]) -> dict[str, Any]:
     """Date, command, commit, machine and versions, as every report starts."""
+    given = os.environ.get("TRIVIUM_COMMIT")  # of a copy, whatever repository it lies in
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": " ".join([f"python {script}", *(_plain(a) for a in arguments)]),
-        "commit": os.environ.get("TRIVIUM_COMMIT") or _git("rev-parse", "--short", "HEAD") or "unknown",
-        "changed": bool(_git("status", "--porcelain", "--", "src", "benchmarks")),
+        "commit": given or _git("rev-parse", "--short", "HEAD") or "unknown",
+        "changed": not given and bool(_git("status", "--porcelain", "--", "src", "benchmarks")),
         "machine": {"processor": _processor(), "cores": os.cpu_count(), "system": platform.platform()},
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -1,4 +1,5 @@
-"""The tables of README and docs/performance.md, from each processor's newest reports of step.py and engine.py.
+"""The tables of README and docs/performance.md, from each processor's newest reports of step.py and engine.py, and from
+each accelerator's newest of gpu.py.
 
 Never typed:
 
@@ -9,7 +10,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from step_page import OURS, summary_table
 
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
+GPU_BEGIN, GPU_END = "<!-- gpu: begin -->", "<!-- gpu: end -->"
 SIZES = ("hidden 256", "hidden 512")
 STEP_AIM = 1.0  # of the fastest peer's speed
 
@@ -43,6 +45,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--write", action="store_true", help="into README.md and docs/performance.md")
     asked = parser.parse_args(arguments)
     steps, engines = (_newest_of_each(asked.reports, name) for name in ("step", "engine"))
+    accelerators = _newest_of_each(asked.reports, "gpu", lambda record: record["device"])
     if not steps and not engines:
         print(f"no step-DATE.json or engine-DATE.json in {asked.reports}", file=sys.stderr)
         return 1
@@ -56,6 +59,12 @@ def main(arguments: list[str]) -> int:
         elif not _write_between_marks(page, lines):
             print(f"{page}: the marks {BEGIN} and {END} are missing", file=sys.stderr)
             return 1
+    lines = gpu_tables(accelerators.values())
+    if not asked.write:
+        print("\n".join(lines))
+    elif lines and not _write_between_marks(asked.root / "README.md", lines, GPU_BEGIN, GPU_END):
+        print(f"README.md: the marks {GPU_BEGIN} and {GPU_END} are missing", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -77,6 +86,52 @@ def overview(steps: Mapping[str, Record], engines: Mapping[str, Record]) -> list
         f"| memory of a step, of the leanest peer's, at most | 1.00 | "
         f"{' | '.join(_memory_cell(steps.get(p)) for p in processors)} |",
     ]
+
+
+def gpu_tables(records: Iterable[Record]) -> list[str]:
+    """Of each accelerator: what its steps reach of its own ceiling and beside peers, texts, and the planner's errors;
+    italic where short of the aim."""
+    return [line for record in records for line in ("", *_gpu_table(record))][1:]
+
+
+def _gpu_table(record: Record) -> list[str]:
+    parts, aims = record["parts"], record["targets"]
+    lines = [
+        f"| {record['device']}, bf16, torch {record['torch']}, {record['date'][:10]} | of the product's ceiling | aim "
+        f"| fastest peer's seconds over Trivium's | aim |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name, part in parts.items():
+        if not part.get("ratio"):
+            continue
+        best, aim = part["sides"][part["best"]], aims.get(name.removeprefix("training "))
+        share = _told(f"{best['share_of_ceiling']:.1%}", reached=not aim or best["share_of_ceiling"] >= aim)
+        ratio = _told(f"{part['ratio']:.2f}", reached=part["ratio"] >= aims["ratio"])
+        lines.append(
+            f"| {name} ({part['best']}) | {share} | {f'{aim:.0%}' if aim else ''} | {ratio} ({part['fastest_peer']}) "
+            f"| {aims['ratio']} |"
+        )
+    for name, part in parts.items():
+        told = {
+            side: s["tokens_per_second"]
+            for side, s in part.get("texts", {}).items()
+            if "tokens_per_second" in s
+        }
+        if "trivium" in told and len(told) > 1:
+            peer = next(side for side in told if side != "trivium")
+            lines.append(f"| {name} | | | {told['trivium'] / told[peer]:.2f} ({peer}) | |")
+    rows = [r for n, r in parts["planner"]["rows"].items() if n != parts["planner"]["calibrated_on"]]
+    seconds, peak = (max(abs(r[f"{what}_error"]) for r in rows) for what in ("seconds", "bytes"))
+    return [
+        *lines,
+        f"| planner: largest error of seconds, of peak memory, {len(rows)} plans after one calibration step | "
+        f"{_told(f'{seconds:.1%}', reached=seconds <= aims['seconds'])}, "
+        f"{_told(f'{peak:.1%}', reached=peak <= aims['memory'])} | {aims['seconds']:.0%}, {aims['memory']:.0%} | | |",
+    ]
+
+
+def _told(figure: str, *, reached: bool) -> str:
+    return figure if reached else f"*{figure}*"
 
 
 def all_rows(steps: Iterable[Record], engines: Iterable[Record]) -> list[str]:
@@ -169,22 +224,28 @@ def _variant(comparison: Mapping[str, Any]) -> str:
     return comparison["trivium"].removeprefix("trivium").strip()
 
 
-def _write_between_marks(page: Path, lines: Sequence[str]) -> bool:
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
+def _write_between_marks(page: Path, lines: Sequence[str], begins: str = BEGIN, ends: str = END) -> bool:
+    before, begin, rest = page.read_text(encoding="utf-8").partition(begins)
+    _, end, after = rest.partition(ends)
     if not (begin and end):
         return False
     text = "\n".join(lines)
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
     return True
 
 
-def _newest_of_each(folder: Path, name: str) -> dict[str, Record]:
-    """A report per processor."""
+def _of_processor(record: Record) -> str:
+    return processor_slug(record["machine"]["processor"])
+
+
+def _newest_of_each(
+    folder: Path, name: str, of: Callable[[Record], str] = _of_processor
+) -> dict[str, Record]:
+    """A report per processor, or of what else tells them apart."""
     found: dict[str, Record] = {}
     for path in sorted(folder.glob(f"{name}-[0-9]*.json")):
         record = json.loads(path.read_text())
-        found[processor_slug(record["machine"]["processor"])] = record
+        found[of(record)] = record
     return found
 
 

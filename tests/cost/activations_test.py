@@ -144,3 +144,27 @@ def test_sequence_parallelism_divides_all_that_a_layer_keeps(family: str, mode: 
     # Angles of the rotary embedding, queries' and keys', are of all positions that a rank attends from.
     angles = 32 * 32 * 4 if family == "llama" and mode == NONE else 0
     assert kept[1] - angles == (kept[0] - angles) / 8
+
+
+@pytest.mark.parametrize("model", [{}, LLAMA_405B])
+def test_a_compiled_layer_whose_attention_is_computed_again_keeps_all_but_its_result(
+    model: dict[str, Any],
+) -> None:
+    """Measured by torch's allocator for CUDA; where attention or a product is left out of the graph it is as ever."""
+
+    def kept(mode: int, **more: Any) -> float:
+        return float(layer_bytes(case_of(small(**merge(alone, more))), mode))
+
+    alone = merge(WIDE, {"model": model, "layout": {"tensor": 1}})
+    plan = small(**alone)
+    result = plan.batch.micro * plan.model.sequence * plan.model.heads * plan.model.head_columns
+    compiled = {"compiled": True}
+    assert kept(ATTENTION, **compiled) == kept(NONE) - result * case_of(plan).weight_bytes
+    assert kept(NONE, **compiled) == kept(NONE) and kept(LAYER, **compiled) == kept(LAYER)
+    for left_out in (
+        {"layout": {"tensor": 2}},
+        {"layout": {"context": 2}},
+        {"model": {"documents": "apart"}},
+        {"schedule": "zb-h1"},
+    ):
+        assert kept(ATTENTION, **compiled, **left_out) == kept(ATTENTION, **left_out)

@@ -202,20 +202,18 @@ def rows_of_documents(plan: Plan, length: int) -> Read:
     [("none", {}), ("attention", {}), ("layer", {}), ("none", {"window": 64}), ("none", PACKED)],
 )
 @pytest.mark.parametrize("sequences", [8, 16])
-@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("fast", [{}, {"cuda_graphs": True}, {"compiled": True}])
 def test_a_step_allocates_at_most_what_is_predicted(
-    recorded: bool, mode: str, over: dict[str, Any], sequences: int, device: torch.device
+    fast: dict[str, bool], mode: str, over: dict[str, Any], sequences: int, device: torch.device
 ) -> None:
     """Without the workspaces of cuBLAS, which the process keeps. Of packed documents the kernel's backward takes 128
     positions each, or those they have if more, so these are no shorter."""
-    if recorded and over == PACKED:
+    if fast.get("cuda_graphs") and over == PACKED:
         pytest.skip("of packed documents no step is recorded")
     shape = {"layers": 6, "hidden": 1024, "heads": 16, "vocabulary": 16384, "sequence": 512, "head": "untied"}
     shape |= over
     batch, precision = {"sequences": sequences, "micro": 8}, {"weights": "bf16"}
-    plan = Plan(
-        model=shape, batch=batch, precision=precision, recompute={"mode": mode}, cuda_graphs=recorded
-    ).checked()
+    plan = Plan(model=shape, batch=batch, precision=precision, recompute={"mode": mode}, **fast).checked()
     x = torch.ones(64, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
     (x @ x).sum().backward()
     Recording(lambda: (x @ x).sum().backward())

@@ -16,14 +16,20 @@ Counting = Literal["runtime", "paper"]
 
 
 def layer_bytes(case: Case, mode: Number, *, counting: Counting = "runtime") -> Number:
-    """What a layer keeps under a recompute mode (of trivium.cost.case)."""
+    """What a layer keeps under a recompute mode (of trivium.cost.case).
+
+    A compiled one whose attention is computed again keeps all but attention's result: the compiler chooses what else.
+    """
     mode = np.asarray(mode)
     if counting == "paper":
         return np.where(mode == LAYER, input_bytes(case), _paper_layer_bytes(case, mode))
     # A search has one mode or all of them: what no entry asks for is not computed.
-    core = saved_bytes("core", case) if (mode == NONE).any() else 0.0
+    one_graph = np.asarray(case.one_graph) > 0
+    core = saved_bytes("core", case) if (mode == NONE).any() or one_graph.any() else 0.0
+    result = case.positions * case.queries / case.tensor * case.weight_bytes
+    of_core = np.where(mode == NONE, core, np.where(one_graph, core - result, 0.0))
     rest = saved_bytes("layer without core", case) if (mode != LAYER).any() else 0.0
-    return np.where(mode == LAYER, input_bytes(case), rest + np.where(mode == NONE, core, 0.0))
+    return np.where(mode == LAYER, input_bytes(case), rest + of_core)
 
 
 def input_bytes(case: Case) -> Number:

@@ -37,6 +37,7 @@ class Case:
     function_again: the backward computes again what the activation function of the feed-forward half gives.
     *_bytes: of one element. seen: of the pairs of positions that see each other without windows, the share that does,
     over the layers on average.
+    compiled: blocks, loss and an accelerator's update are. one_graph: and nothing in a layer is left out of it.
     ends_lighter: layers fewer on the first and the last stage, where embedding and logits count as layers.
     """
 
@@ -82,6 +83,8 @@ class Case:
     over_heads: Number = 0  # 0 or 1
     norm_after: Number = 0  # 0 or 1
     seen: Number = 1.0
+    compiled: Number = 0  # 0 or 1
+    one_graph: Number = 0  # 0 or 1
 
     @property
     def replicas(self) -> Number:
@@ -157,10 +160,21 @@ def case_of(plan: Plan) -> Case:
         ends_together=int(not plan.ends_apart),
         turns=int(plan.heads_in_turns),
         fp16=int(plan.precision.weights == "fp16"),
-        puts_off=int(
-            is_split(plan.schedule_table()) if plan.schedule == "given" else plan.schedule in SPLIT_SCHEDULES
+        puts_off=_puts_off(plan),
+        compiled=int(plan.compiled),
+        one_graph=int(
+            plan.compiled
+            and layout.tensor == layout.context == 1
+            and plan.model.documents == "joined"
+            and not _puts_off(plan)
         ),
     )
+
+
+def _puts_off(plan: Plan) -> int:
+    """Whether weight gradients are actions of their own."""
+    given = plan.schedule == "given"
+    return int(is_split(plan.schedule_table()) if given else plan.schedule in SPLIT_SCHEDULES)
 
 
 def model_numbers(model: ModelShape) -> dict[str, float]:

@@ -288,18 +288,19 @@ def _workspace(case: Case, at: Moment) -> Number:
     """The gradient of a layer's output, which waits for that of its feed-forward half; the gradient of a weight before
     it is added; with the more of: the gradients of what the activation function of that half reads and writes, the
     latter itself where it is computed again; the first of these and the gradient of the half's inputs, those
-    themselves where they are gathered again."""
+    themselves where they are gathered again. In one graph the compiler lets them take the place of what was read."""
     c = case
     inside, inputs = c.ffn / c.tensor, (1 + np.asarray(c.sequence_parallel)) * c.hidden
     widths = np.maximum((2 + c.gated + c.function_again) * inside, (1 + c.gated) * inside + inputs)
     gradients = widths * c.positions + c.positions * c.hidden / c.along + largest_parameter(c, 0, 0)
-    return (np.asarray(at.layers) > 0) * gradients * c.weight_bytes
+    return (np.asarray(at.layers) > 0) * (1 - np.asarray(c.one_graph)) * gradients * c.weight_bytes
 
 
 def _reduction(case: Case, at: Moment, elements: Number, owned: Number) -> Number:
     """After the last backward: the gradients on the wire where their dtype is another, each rank's sum (from stage 2 on
     only where copies sum in another dtype), its copy as gradients are kept where that is another, and where masters
-    are wider those in that dtype that an accelerator updates at once (a processor: a bucket)."""
+    are wider those in that dtype that an accelerator updates at once (a processor: a bucket), unless the update is
+    compiled."""
     c, zero = case, np.asarray(case.zero)
     together = np.asarray(c.replicas) > 1
     recasts = np.asarray(c.reduction_bytes) != np.asarray(c.gradient_bytes)
@@ -307,6 +308,7 @@ def _reduction(case: Case, at: Moment, elements: Number, owned: Number) -> Numbe
     by_copies = (zero >= 2) & (np.asarray(c.copies) > 1) & recasts
     summed = np.where((zero == 1) & together | by_copies, owned, 0)
     at_once = np.minimum(owned, UPDATED_AT_ONCE + slice_elements(c, _bucket(c, at)))
-    widened = np.where(np.asarray(c.gradient_bytes) != np.asarray(c.master_bytes), at_once, 0)
+    widens = (np.asarray(c.gradient_bytes) != np.asarray(c.master_bytes)) & (np.asarray(c.compiled) == 0)
+    widened = np.where(widens, at_once, 0)
     copied = np.where(recasts, summed, 0)
     return c.reduction_bytes * (recast + summed) + c.gradient_bytes * copied + c.master_bytes * widened
