@@ -136,6 +136,48 @@ def test_the_pages_show_the_newest_report_of_each_processor(scripts, tmp_path):
     assert performance_tables.main(["--reports", str(tmp_path)]) == 1
 
 
+def test_readme_has_the_newest_figures_of_each_accelerator(scripts, tmp_path):
+    """Italic where they are short of an aim; what was not measured is left out."""
+    import performance_tables
+
+    def side(seconds: float, share: float) -> dict[str, object]:
+        return {"status": "measured", "seconds": seconds, "share_of_ceiling": share}
+
+    def record(date: str, ratio: float) -> dict[str, object]:
+        sides = {"ours": side(1.0, 0.59), "theirs": side(ratio, 0.5)}
+        stage = {"sides": sides, "best": "ours", "fastest_peer": "theirs", "ratio": ratio}
+        texts = {"trivium": {"tokens_per_second": 300.0}, "transformers": {"tokens_per_second": 200.0}}
+        rows = {
+            name: {"seconds_error": seconds, "bytes_error": peak}
+            for name, seconds, peak in (("a", 9.0, 9.0), ("b", -0.05, 0.01), ("c", 0.02, -0.03))
+        }
+        return {
+            "date": date,
+            "device": "card",
+            "torch": "2.11",
+            "targets": {"stage": 0.6, "1.3B": 0.5, "ratio": 1.1, "seconds": 0.06, "memory": 0.02},
+            "parts": {
+                "stage": stage,
+                "training 1.3B": {"status": "skipped", "reason": "no time"},
+                "planner": {"rows": rows, "calibrated_on": "a"},
+                "evaluation": {"texts": texts},
+                "generation": {"texts": {"trivium": texts["trivium"], "transformers": {"status": "failed"}}},
+            },
+        }
+
+    for date, ratio in (("2026-01-01", 1.5), ("2026-01-02", 1.05)):
+        (tmp_path / f"gpu-{date}.json").write_text(json.dumps(record(date, ratio)))
+    found = performance_tables._newest_of_each(tmp_path, "gpu", lambda record: record["device"])
+    head, _, *lines = performance_tables.gpu_tables(found.values())
+    assert "card, bf16, torch 2.11, 2026-01-02" in head
+    assert lines == [
+        "| stage (ours) | *59.0%* | 60% | *1.05* (theirs) | 1.1 |",
+        "| evaluation | | | 1.50 (transformers) | |",
+        "| planner: largest error of seconds, of peak memory, 2 plans after one calibration step | 5.0%, *3.0%* | "
+        "6%, 2% | | |",
+    ]
+
+
 def test_the_accelerators_benchmark_says_what_it_needs(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")

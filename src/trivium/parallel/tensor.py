@@ -5,6 +5,7 @@ Legend: S positions, B sequences, H hidden, V vocabulary rows on this rank, T = 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -103,6 +104,13 @@ def look_up(ids: Tensor, table: Tensor, *, sparse: bool) -> Tensor:
     return rows
 
 
+@cache
+def _say_nothing_of_checks() -> None:
+    """torch 2.11 warns of a sparse tensor until somebody has said whether they should be checked: none is otherwise."""
+    if not torch.sparse.check_sparse_tensor_invariants.is_enabled():
+        torch.sparse.check_sparse_tensor_invariants.disable()
+
+
 class _NarrowLookUp(torch.autograd.Function):
     """A processor adds a narrow gradient to its row once for each time that the row was looked up, rounding each time:
     a frequent token's row soon stops growing. Here they are added up in fp32, and rounded once."""
@@ -116,6 +124,7 @@ class _NarrowLookUp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
         (ids,), H = ctx.saved_tensors, ctx.shape[1]
+        _say_nothing_of_checks()
         rows, where = ids.flatten().unique(return_inverse=True)
         given = grads[0].reshape(-1, H)
         sums = torch.zeros(len(rows), H).index_add_(0, where, given.float()).to(given.dtype)
