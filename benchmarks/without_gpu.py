@@ -103,6 +103,7 @@ def _anew() -> int:
             "LD_LIBRARY_PATH": folder,
             "TRITON_LIBCUDA_PATH": folder,
             "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # processes that compile would be waited for at the end, for minutes
             "PYTHONPATH": os.pathsep.join([str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]),
         }
         return subprocess.run([sys.executable, *sys.argv], env={**os.environ, **preloaded}).returncode
