@@ -39,6 +39,7 @@ PLANS = [
     small(model={**LLAMA, "window": 3, "full_every": 2}),
     small(recompute={"mode": "layer"}),
     small(zero=3, schedule="zb-h1"),
+    small(cuda_graphs=True),
 ]
 
 

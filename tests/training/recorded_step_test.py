@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from plans import small
-from trivium.certify.reference import random_rows
+from trivium.certify.certificate import certificate, examine
+from trivium.certify.reference import compute_reference, random_rows
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.pipeline import Run
 from trivium.parallel.zero import AdamRule
@@ -82,6 +83,20 @@ def test_replayed_steps_are_those_that_are_not(over: dict[str, Any], recordings:
     assert ours == expected
     assert torch.equal(weights, right)
     assert recordings.made == 3
+
+
+def test_recorded_steps_are_certified(recordings: type[Recorded], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Trainer.__init__
+
+    def records(trainer: Trainer, *given: Any, **more: Any) -> None:
+        made(trainer, *given, **more)
+        trainer._records = trainer.plan.cuda_graphs
+
+    monkeypatch.setattr(Trainer, "__init__", records)
+    plan = small(cuda_graphs=True, precision={"weights": "fp64"})
+    findings = examine(plan, Mesh.single(), compute_reference(plan))
+    assert certificate(plan, findings.deviations).passed
+    assert recordings.made
 
 
 def test_a_processor_records_nothing(recordings: type[Recorded]) -> None:
