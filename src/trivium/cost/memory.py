@@ -293,7 +293,8 @@ def _workspace(case: Case, at: Moment) -> Number:
     inside, inputs = c.ffn / c.tensor, (1 + np.asarray(c.sequence_parallel)) * c.hidden
     widths = np.maximum((2 + c.gated + c.function_again) * inside, (1 + c.gated) * inside + inputs)
     gradients = widths * c.positions + c.positions * c.hidden / c.along + largest_parameter(c, 0, 0)
-    return (np.asarray(at.layers) > 0) * (1 - np.asarray(c.one_graph)) * gradients * c.weight_bytes
+    apart = (np.asarray(at.layers) > 0) & (np.asarray(c.one_graph) == 0)
+    return apart * gradients * c.weight_bytes
 
 
 def _reduction(case: Case, at: Moment, elements: Number, owned: Number) -> Number:
