@@ -294,7 +294,8 @@ def _workspace(case: Case, at: Moment) -> Number:
     widths = np.maximum((2 + c.gated + c.function_again) * inside, (1 + c.gated) * inside + inputs)
     gradients = widths * c.positions + c.positions * c.hidden / c.along + largest_parameter(c, 0, 0)
     apart = (np.asarray(at.layers) > 0) & (np.asarray(c.one_graph) == 0)
-    return apart * gradients * c.weight_bytes
+    found: Number = apart * gradients * c.weight_bytes
+    return found
 
 
 def _reduction(case: Case, at: Moment, elements: Number, owned: Number) -> Number:
