@@ -1,6 +1,9 @@
 """Steps that are recorded and replayed, without an accelerator: a replay computes anew, into the tensors of before."""
 
-from collections.abc import Callable
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -9,11 +12,16 @@ import torch
 from plans import small
 from trivium.certify.certificate import certificate, examine
 from trivium.certify.reference import compute_reference, random_rows
+from trivium.errors import TriviumError
+from trivium.model.inputs import Inputs
+from trivium.parallel.buckets import Bucket
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.pipeline import Run
+from trivium.parallel.recording import Recording
 from trivium.parallel.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.training import recorded_step
+from trivium.training.recorded_step import RecordedStep
 from trivium.training.trainer import Samples, Trainer
 
 
@@ -21,6 +29,7 @@ class Recorded:
     """As `Recording` is: nothing is computed but by a replay, from and into the places of the recording."""
 
     made = 0
+    buckets: Sequence[Bucket] = ()  # which a graph leaves alone
 
     def __init__(self, work: Callable[[], tuple[Run, list[torch.Tensor]]]) -> None:
         type(self).made += 1
@@ -34,6 +43,8 @@ class Recorded:
         found = self._tensors(self._work())
         for place, x in zip(self._places, found, strict=True):
             place.copy_(x)
+        for bucket in self.buckets:
+            bucket.clear_gradients()
 
     @staticmethod
     def _tensors(result: tuple[Run, list[torch.Tensor]]) -> list[torch.Tensor]:
@@ -43,7 +54,7 @@ class Recorded:
 
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
-    Recorded.made = 0
+    Recorded.made, Recorded.buckets = 0, ()
     monkeypatch.setattr(recorded_step, "Recording", Recorded)
     return Recorded
 
@@ -68,7 +79,7 @@ def test_replayed_steps_are_those_that_are_not(over: dict[str, Any], recordings:
     for records in (False, True):
         plan = small(**over, cuda_graphs=records)
         trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule())
-        trainer._records = records
+        trainer._records, recordings.buckets = records, trainer.buckets
         told: list[Any] = []
         for step in range(8):
             at = plan.batch.at(step)
@@ -124,3 +135,45 @@ def test_what_changes_from_step_to_step_is_not_recorded(why: str, over: dict[str
     (problem,) = Plan(**{**legal, **changed}).check()
     assert problem.startswith("plan.cuda_graphs is true and") and why in problem
     assert problem.endswith("set plan.cuda_graphs to false")
+
+
+def test_what_a_recording_reads_lives_as_long(recordings: type[Recorded]) -> None:
+    """A replay reads the places of all inputs, also of those that no batch changes."""
+    inputs = Inputs(torch.zeros(4, 1, dtype=torch.int64), torch.zeros(4, 1, dtype=torch.int64))
+    read = [weakref.ref(x) for x in (inputs.tokens, inputs.targets, inputs.order)]
+    step = RecordedStep(1, [inputs], [], lambda given: Run(torch.zeros(())))
+    step._recording._work = None  # a graph holds no tensor
+    del inputs
+    gc.collect()
+    assert all(x() is not None for x in read)
+
+
+@pytest.mark.parametrize(
+    ("cause", "told", "says"),
+    [
+        (RuntimeError("not permitted"), TriviumError, "not permitted; set plan.cuda_graphs=false"),
+        (torch.OutOfMemoryError("no room"), torch.OutOfMemoryError, "no room"),
+    ],
+)
+def test_a_recording_that_fails_tells_what_failed_first(
+    cause: Exception, told: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not that its end failed, too; the executor's words are between."""
+
+    @contextmanager
+    def recording(graph: object) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            raise RuntimeError("due to a previous error during capture")
+
+    def work() -> None:
+        try:
+            raise cause
+        except RuntimeError as error:
+            raise TriviumError("rank 0 failed at F0.0") from error
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", recording)
+    with pytest.raises(told, match=says):
+        Recording(work)

@@ -144,7 +144,7 @@ def _elementwise(case: Case, device: Device, stack: Stack) -> tuple[Number, Numb
     inner = c.positions * c.ffn / c.tensor
     forward = 22.0 * rows + (4.0 + 2.0 * c.gated) * inner + 6.0 * split
     backward = 28.0 * rows + (6.0 + 4.0 * c.gated) * inner + 6.0 * split
-    if stack.one_pass:
+    if stack.compiled:
         # Passes that Megatron's kernels make on their way: gradients of queries, keys and values are joined, and where
         # there are biases the gradients of each product's outputs are summed.
         joined = c.positions * (c.queries + 2 * c.keys) / c.tensor
@@ -162,7 +162,7 @@ def _score_bytes(case: Case, device: Device, stack: Stack) -> tuple[Number, Numb
     forward = np.where(split, 24.0 + 10.0 * narrow, 16.0 + 12.0 * narrow)
     backward = np.where(split, 8.0 + 12.0 * narrow, 0.0)
     eager = device.constants.eager_traffic
-    compiled = stack.fused_elementwise & ~split
+    compiled = stack.compiled & ~split
     return np.where(compiled, COMPILED_LOSS * case.weight_bytes, eager * forward), eager * backward
 
 

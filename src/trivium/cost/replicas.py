@@ -15,7 +15,7 @@ from trivium.cost.stages import layers_by_stage, layers_of_ranks
 from trivium.plan.plan import Plan
 
 SHARDED_BYTES, WHOLE_BYTES = 38.0, 10.0  # an optimizer moves per element it owns, and per element it holds
-ONE_PASS_BYTES = 28.0  # the former, in one pass over state and 16-bit gradients and weights
+ONE_PASS_BYTES = 28.0  # the former where it is compiled: one pass over state and 16-bit gradients and weights
 AGREED_BYTES = 40  # loss, norm, and what is carried along
 STEP_OPERATIONS = 100  # launched once a step, beside the layers'
 
@@ -66,7 +66,7 @@ def optimizer_seconds(at: Setting, fullest: Fullest) -> Number:
     case, device, elements = at.case, at.device, fullest.elements
     owned = elements / np.where(np.asarray(case.zero) >= 1, case.sharers, 1)
     held = elements / np.where(np.asarray(case.zero) >= 3, case.sharers, 1)
-    sharded = ONE_PASS_BYTES if at.stack.one_pass else SHARDED_BYTES
+    sharded = ONE_PASS_BYTES if at.stack.compiled else SHARDED_BYTES
     seconds = device.moved(sharded * owned + WHOLE_BYTES * held, 0.0)
     if at.stack.deepspeed:
         seconds = seconds + at.constants.deepspeed_step_seconds * elements

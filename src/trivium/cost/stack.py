@@ -40,7 +40,7 @@ class Stack(Config):
         True  # tensor ranks send a slice each between stages, and gather it inside the node
     )
     tile_triggered: bool = False  # simulated hardware: products are reduced tile by tile (cost/overlap.py)
-    one_pass: bool = False  # the update reads its state once and writes it once
+    compiled: bool = False  # blocks, loss and update, by torch.compile
     replayed: bool = False  # a step's kernels are asked for at once: none waits for its host
     stops_early: bool = False  # recomputing a layer stops at the last tensor its backward needs
     recomputed: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of a layer run again in mode "layer"
@@ -63,7 +63,7 @@ def own_stack(plan: Plan, machine: Machine) -> Stack:
     ours = stack_named(OURS)
     if machine.generation == "cpu":
         return ours
-    compiled = {"fused_elementwise": True, "one_pass": True, "stops_early": False} if plan.compiled else {}
+    compiled = {"compiled": True, "fused_elementwise": True, "stops_early": False} if plan.compiled else {}
     return ours.model_copy(update={**compiled, "replayed": plan.cuda_graphs})
 
 

@@ -27,14 +27,21 @@ class Recording(Generic[Result]):
         try:
             with torch.cuda.graph(self._graph):
                 self.result = work()
-        except torch.OutOfMemoryError:
-            raise
         except (RuntimeError, TriviumError) as error:
+            first = _first(error)
+            if isinstance(first, torch.OutOfMemoryError):
+                raise first from None
             raise TriviumError(
-                f"a step cannot be recorded on {torch.cuda.get_device_name()} with torch {torch.__version__}: {error}; "
-                f"set plan.cuda_graphs=false, which computes the same"
+                f"a step cannot be recorded with torch {torch.__version__}: {first}; set plan.cuda_graphs=false, which "
+                f"computes the same"
             ) from error
 
     def replay(self) -> None:
         """Ask for the work once more."""
         self._graph.replay()
+
+
+def _first(error: BaseException) -> BaseException:
+    """What went wrong: ending a recording that failed fails too, and says less."""
+    before = error.__cause__ or error.__context__
+    return error if before is None else _first(before)

@@ -240,21 +240,24 @@ class Plan(Config):
         """What changes from step to step, or waits for others, is in no recording."""
         if not self.cuda_graphs:
             return []
-        changing = {
-            f"plan.layout has {self.layout.world_size} ranks, which wait for each other": self.layout.world_size
-            > 1,
-            f"plan.zero is {self.zero}, which gathers and frees within a step": self.zero > 1,
-            f"plan.model.dropout is {self.model.dropout}, whose masks are drawn by the step": self.model.dropout
-            > 0,
-            "plan.model.documents is 'apart', and where they begin is another work every time": (
-                self.model.documents == "apart"
+        ranks, zero, dropout = self.layout.world_size, self.zero, self.model.dropout
+        changing = (
+            (ranks > 1, f"plan.layout has {ranks} ranks, which wait for each other"),
+            (zero > 1, f"plan.zero is {zero}, which gathers and frees within a step"),
+            (dropout > 0, f"plan.model.dropout is {dropout}, whose masks are drawn by the step"),
+            (
+                self.model.documents == "apart",
+                "plan.model.documents is 'apart', and where they begin is another work every time",
             ),
-            "plan.precision.weights is 'fp16', whose loss scale changes": self.precision.weights == "fp16",
-        }
+            (
+                self.precision.weights == "fp16",
+                "plan.precision.weights is 'fp16', whose loss scale changes",
+            ),
+        )
         return [
             f"plan.cuda_graphs is true and {why}: a recorded step is the same work every time; set plan.cuda_graphs "
             f"to false"
-            for why, holds in changing.items()
+            for holds, why in changing
             if holds
         ]
 

@@ -19,7 +19,7 @@ from trivium.cost.hardware import USABLE, Machine
 from trivium.cost.overlap import moved_by_kernels, moved_when_triggered
 from trivium.cost.prices import sublayers, triggered_seconds
 from trivium.cost.setting import setting
-from trivium.cost.stack import OURS, stack_named
+from trivium.cost.stack import own_stack
 from trivium.errors import ConfigError
 from trivium.plan.batch import Batch
 from trivium.plan.plan import Plan
@@ -142,7 +142,11 @@ def triggered_sublayers(plan: Plan, machine: Machine) -> list[Triggered]:
     if plan.layout.tensor == 1:
         return []
     here = setting(
-        case_of(plan), machine, stack_named(OURS), shipped_constants(), strides_of(plan.layout, machine)
+        case_of(plan),
+        machine,
+        own_stack(plan, machine),
+        shipped_constants(),
+        strides_of(plan.layout, machine),
     )
     degree = plan.layout.tensor
     road = here.road(degree, here.strides.tensor)
@@ -172,14 +176,14 @@ def geomean_speed_up(found: Sequence[Triggered]) -> float:
 
 def _curve(plan: Plan, machine: Machine, kind: Kind, largest: int, share: float) -> list[Point]:
     replica = plan.layout.world_size // plan.layout.data
-    triggers = stack_named(OURS).model_copy(update={"tile_triggered": True})
+    triggers = own_stack(plan, machine).model_copy(update={"tile_triggered": True})
     points: list[Point] = []
     for data in degrees(plan, kind, largest // replica):
         there = with_replicas(plan, data, kind)
         devices = replica * data
         nodes = -(-devices // machine.devices_per_node)
         enough = machine.with_nodes(max(machine.nodes, nodes))
-        price = estimate(there, enough, stack=stack_named(OURS), share=share)
+        price = estimate(there, enough, share=share)
         each = price.tokens_per_second / devices
         first = points[0].price.tokens_per_second / points[0].devices if points else each
         triggered = estimate(there, enough, stack=triggers).seconds if plan.layout.tensor > 1 else None
