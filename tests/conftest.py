@@ -19,7 +19,11 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
     import torch  # reads them
+    from hypothesis import settings
 
+    # How long an example takes says what else the machine does.
+    settings.register_profile("untimed", deadline=None)
+    settings.load_profile("untimed")
     torch.ones(1, requires_grad=True).backward()
 
 

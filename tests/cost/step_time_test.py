@@ -177,6 +177,18 @@ def test_traffic_of_replicas_hides_behind_work_never_more_than_either(zero):
     assert (shown[3] < shown[2]).all() and (shown[2] < shown[1]).all() and (shown[3] >= 0).all()
 
 
+@pytest.mark.parametrize("zero", [0, 1])
+def test_of_a_recorded_step_only_the_gather_of_weights_hides(zero):
+    """That of ZeRO stage 1; gradients are reduced after the recording, as a stack without overlap does."""
+    case, perfect = replace(case_of(mt_nlg()), zero=zero), PRIOR.with_values({"data_overlap": 1.0})
+    hidden, recorded, bare = (
+        step_seconds(case, SELENE, OURS.model_copy(update=more), perfect).data_collectives
+        for more in ({}, {"replayed": True}, {"overlaps_data": False})
+    )
+    assert hidden < recorded
+    assert recorded == pytest.approx(bare) if zero == 0 else recorded < bare
+
+
 def test_a_reduction_that_takes_much_longer_than_the_work_beside_it_is_shown_but_for_that_work():
     """Twice as slow a fabric then adds all of the longer traffic."""
     case = replace(case_of(mt_nlg()), zero=1, micro_batches=4)

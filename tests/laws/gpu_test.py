@@ -15,6 +15,7 @@ from trivium.parallel import reach_attention
 from trivium.parallel.crossing import read_later
 from trivium.parallel.gradient_sum import GradientSum
 from trivium.parallel.mesh import Mesh
+from trivium.parallel.pretend import pretended
 from trivium.parallel.product import widens
 from trivium.parallel.recording import Recording
 from trivium.parallel.sight import Sight
@@ -276,10 +277,21 @@ def test_a_replayed_step_computes_the_bits_of_one_that_is_not(
     over: dict[str, Any], device: torch.device
 ) -> None:
     """With a measured step and a validation between, after which it is recorded anew."""
+    _computes_the_same_bits(over, Mesh.single(device))
+
+
+def test_a_replica_records_its_own_work_alone(device: torch.device) -> None:
+    """Its peer is pretended: sums over both are its own."""
+    over = {"data": 2, "zero": 0}
+    with pretended(small(**over).layout, device=device) as mesh:
+        _computes_the_same_bits(over, mesh)
+
+
+def _computes_the_same_bits(over: dict[str, Any], mesh: Mesh) -> None:
     found = []
     for recorded in (False, True):
         plan = small(**{"precision": {"weights": "bf16"}, **over}, cuda_graphs=recorded)
-        trainer, first = Trainer(plan, Mesh.single(device), seed=1, rule=AdamRule()), 0
+        trainer, first = Trainer(plan, mesh, seed=1, rule=AdamRule()), 0
         told: list[float] = []
         for step in range(7):
             at = plan.batch.at(step)

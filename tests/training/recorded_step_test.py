@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from plans import small
+from ranks import on_ranks
 from trivium.certify.certificate import certificate, examine
 from trivium.certify.reference import compute_reference, random_rows
 from trivium.errors import TriviumError
 from trivium.model.inputs import Inputs
 from trivium.parallel.buckets import Bucket
+from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.pipeline import Run
 from trivium.parallel.recording import Recording
@@ -35,16 +37,19 @@ class Recorded:
         type(self).made += 1
         self._work = work
         self.result = work()
+        assert not any(bucket.is_reducing for bucket in self.buckets), "a recording waits for no other rank"
         self._places = self._tensors(self.result)
         for place in self._places:
             place.fill_(torch.nan)
 
     def replay(self) -> None:
+        before = [dict(vars(bucket)) for bucket in self.buckets]
         found = self._tensors(self._work())
         for place, x in zip(self._places, found, strict=True):
             place.copy_(x)
-        for bucket in self.buckets:
+        for bucket, state in zip(self.buckets, before, strict=True):
             bucket.clear_gradients()
+            vars(bucket).update(state)
 
     @staticmethod
     def _tensors(result: tuple[Run, list[torch.Tensor]]) -> list[torch.Tensor]:
@@ -75,10 +80,34 @@ RAMP = {"sequences": 8, "micro": 2, "ramp": {"start": 4, "increment": 4, "sample
 )
 def test_replayed_steps_are_those_that_are_not(over: dict[str, Any], recordings: type[Recorded]) -> None:
     """The first, a measured one, and a validation are computed as ever; after each of them a step is recorded anew."""
+    _is_trained_alike(Mesh.single(), over, recordings)
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        {"zero": 0},
+        {"zero": 1},
+        {"zero": 1, "shards": 2, "precision": {"weights": "bf16"}},
+        {"zero": 1, "precision": {"weights": "bf16", "communication": "bf16"}, "batch": RAMP},
+    ],
+)
+def test_replicas_reduce_what_they_replayed(over: dict[str, Any], recordings: type[Recorded]) -> None:
+    """Each records and replays by itself; then its gradients travel."""
+    on_ranks(4 if "shards" in over else 2, _replicas_are_trained_alike, over, recordings)
+
+
+def _replicas_are_trained_alike(place: Place, over: dict[str, Any], recordings: type[Recorded]) -> None:
+    replicas = {**over, "data": place.world_size}
+    mesh = Mesh.connect(small(**replicas).layout, place.rank, place.world_size)
+    _is_trained_alike(mesh, replicas, recordings)
+
+
+def _is_trained_alike(mesh: Mesh, over: dict[str, Any], recordings: type[Recorded]) -> None:
     found = []
     for records in (False, True):
         plan = small(**over, cuda_graphs=records)
-        trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule())
+        trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
         trainer._records, recordings.buckets = records, trainer.buckets
         told: list[Any] = []
         for step in range(8):
@@ -121,7 +150,9 @@ def test_a_processor_records_nothing(recordings: type[Recorded]) -> None:
 @pytest.mark.parametrize(
     ("why", "over"),
     [
-        ("4 ranks", {"layout": {"data": 4}}),
+        ("2 ranks of plan.layout share samples", {"layout": {"tensor": 2}}),
+        ("4 ranks of plan.layout share samples", {"layout": {"pipeline": 4, "data": 2}}),
+        ("2 ranks of plan.layout share samples", {"layout": {"context": 2}}),
         ("plan.zero is 3", {"zero": 3}),
         ("plan.model.dropout is 0.1", {"model": {"dropout": 0.1}}),
         ("plan.model.documents is 'apart'", {"model": {"documents": "apart"}}),
@@ -129,7 +160,7 @@ def test_a_processor_records_nothing(recordings: type[Recorded]) -> None:
     ],
 )
 def test_what_changes_from_step_to_step_is_not_recorded(why: str, over: dict[str, Any]) -> None:
-    legal = small().model_dump() | {"cuda_graphs": True}
+    legal = small(data=2).model_dump() | {"cuda_graphs": True}
     changed = {k: {**legal[k], **v} if isinstance(v, dict) else v for k, v in over.items()}
     assert not Plan(**legal).check()
     (problem,) = Plan(**{**legal, **changed}).check()

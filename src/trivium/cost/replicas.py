@@ -84,7 +84,9 @@ def _shown(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
         return reduce * np.where(often, at.case.micro_batches, 1) + copies + gather
     forward, backward = (fullest.layers * p.total for p in (pieces.layer_forward, pieces.layer_backward))
     whole = zero == 0  # one all-reduce, which ends before the update
-    reduced = _beside_last_backward(at, pieces, fullest, np.where(whole, reduce + gather, reduce + copies))
+    moving = np.where(whole, reduce + gather, reduce + copies)
+    # A recorded backward is over before anything of it is reduced.
+    reduced = moving if stack.replayed else _beside_last_backward(at, pieces, fullest, moving)
     earlier = np.where(often, (at.case.micro_batches - 1) * at.added(forward + backward, reduce), 0.0)
     next_to_it = optimizer_seconds(at, fullest) if stack.gathers_with_update else forward
     return reduced + earlier + np.where(whole, 0.0, at.added(next_to_it, gather))

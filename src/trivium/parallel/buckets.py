@@ -82,6 +82,7 @@ class Bucket:
         # Whether autograd adds gradients into the buffer, so that only the last of a step matters.
         self.adds_itself = zero < 2 and dtypes.gradients == dtypes.weights
         self._unready = self._unfinished = 0
+        self._reduces = True
         self._summing_copies = False
         self._held = 0
         self._gathering: Waitable | None = None  # before use, at stage 3
@@ -111,10 +112,10 @@ class Bucket:
 
     # Gradients
 
-    def expect(self) -> None:
-        """Before a step: nothing is accumulated yet."""
+    def expect(self, *, reduces: bool = True) -> None:
+        """Before a step: nothing is accumulated yet. reduces: as soon as the step's gradients are whole."""
         self._unready = self._unfinished = len(self.slots)
-        self._summing_copies = False
+        self._reduces, self._summing_copies = reduces, False
 
     def accumulated(self, slot: Slot, *, last: bool) -> bool:
         """A slot's parameter has a gradient of one more micro-batch; last: of the step's last. Returns whether the
@@ -124,7 +125,7 @@ class Bucket:
         # A tied table's gradient has two parts, and is whole only when the step's last backward is.
         ends = last and not self.tied
         self._unfinished -= ends
-        finished = ends and self._unfinished == 0
+        finished = ends and self._unfinished == 0 and self._reduces
         if self.zero < 2:
             if finished:
                 self._begin_reduction()
@@ -154,9 +155,17 @@ class Bucket:
             all_reduce_(mine, group)
         return mine
 
-    def give(self, reduced: Tensor) -> None:
-        """What `reduced` returned when this step's work was recorded, computed anew by a replay."""
-        self._pending = PendingResult(None, reduced)
+    def summed(self) -> Tensor:
+        """Below stage 2: this rank's own sum of the step's gradients, before any reduction."""
+        self._take_small()
+        for slot in self.slots:
+            self._take(slot)  # what autograd has put into a tensor of its own
+        return self._sum.whole()
+
+    def give(self, summed: Tensor) -> None:
+        """What `summed` returned when this step's work was recorded, computed anew by a replay; begin its reduction."""
+        self.expect()
+        self._begin(summed)
 
     def _of_sharers(self) -> Tensor:
         """This rank's slice, summed over the sharers; at stage 0 the whole, over all replicas."""
@@ -226,10 +235,7 @@ class Bucket:
 
     def _begin_reduction(self) -> None:
         if self._pending is None:
-            self._take_small()
-            for slot in self.slots:
-                self._take(slot)  # what autograd has put into a tensor of its own
-            self._begin(self._sum.whole())
+            self._begin(self.summed())
 
     def _begin(self, whole: Tensor) -> None:
         """Start the sum over the sharers, each slice to its owner; at stage 0 that of the whole over all replicas."""
@@ -319,12 +325,12 @@ class GradientWatch:
                 self._places[id(slot.parameter)] = slot, bucket
                 slot.parameter.register_post_accumulate_grad_hook(self._by_autograd())
 
-    def start_step(self) -> None:
-        """Forget the previous step."""
+    def start_step(self, *, reduces: bool = True) -> None:
+        """Forget the previous step. reduces: gradients, as soon as they are whole."""
         self._last.clear()
         self._reducing = self._under_way = None
         for bucket in self._buckets:
-            bucket.expect()
+            bucket.expect(reduces=reduces)
 
     def last_backward(self, stage: int, *, put_off: bool = False) -> None:
         """The last backward of `stage` in this step begins; put_off: of the weight gradients that were put off."""

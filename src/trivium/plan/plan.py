@@ -240,9 +240,10 @@ class Plan(Config):
         """What changes from step to step, or waits for others, is in no recording."""
         if not self.cuda_graphs:
             return []
-        ranks, zero, dropout = self.layout.world_size, self.zero, self.model.dropout
+        ranks, zero = self.layout.world_size // self.layout.data, self.zero
+        dropout = self.model.dropout
         changing = (
-            (ranks > 1, f"plan.layout has {ranks} ranks, which wait for each other"),
+            (ranks > 1, f"{ranks} ranks of plan.layout share samples, and wait for each other within a step"),
             (zero > 1, f"plan.zero is {zero}, which gathers and frees within a step"),
             (dropout > 0, f"plan.model.dropout is {dropout}, whose masks are drawn by the step"),
             (

@@ -1,4 +1,7 @@
-"""The forwards and backwards of a step, recorded, with where its batch is read and its gradients are written."""
+"""The forwards and backwards of a step, recorded, with where its batch is read and its gradients are written.
+
+What a rank computes by itself: its gradients are reduced after every replay, as no recording waits for another rank.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,7 +31,7 @@ class RecordedStep:
 
         def work() -> tuple[Run, list[Tensor]]:
             run = accumulate(inputs)
-            return run, [bucket.reduced() for bucket in buckets]
+            return run, [bucket.summed() for bucket in buckets]
 
         self._recording = Recording(work)
         for bucket in buckets:
@@ -38,8 +41,8 @@ class RecordedStep:
         """Of another batch; leaves in the buckets what `accumulate` does."""
         torch._foreach_copy_(_batch(self._inputs), _batch(inputs))
         self._recording.replay()
-        run, reduced = self._recording.result
-        for bucket, gradient in zip(self._buckets, reduced, strict=True):
+        run, summed = self._recording.result
+        for bucket, gradient in zip(self._buckets, summed, strict=True):
             bucket.give(gradient)
         # Its numbers are written anew by the next replay; those of the caller stay.
         z_loss = None if run.z_loss is None else run.z_loss.clone()

@@ -180,8 +180,10 @@ class Trainer:
         self._ran.add(sequences)
         return self._run(sequences, inputs, measure=measure)
 
-    def _run(self, sequences: int, inputs: Sequence[Inputs], *, measure: bool = False) -> Run:
-        self._watch.start_step()
+    def _run(
+        self, sequences: int, inputs: Sequence[Inputs], *, measure: bool = False, reduces: bool = True
+    ) -> Run:
+        self._watch.start_step(reduces=reduces)
         program = self._program(sequences, forward_only=False)[self.mesh.at.pipeline]
         executor = self._executor(sequences, inputs)
         if self.loss_scale:
@@ -198,7 +200,9 @@ class Trainer:
         """A step that has run before, at once. One is kept: of a ramp's next size another is recorded."""
         if self._recorded is None or self._recorded.sequences != sequences:
             self.forget_recording()
-            self._recorded = RecordedStep(sequences, inputs, self.buckets, partial(self._run, sequences))
+            self._recorded = RecordedStep(
+                sequences, inputs, self.buckets, partial(self._run, sequences, reduces=False)
+            )
         self.goes_on()
         return self._recorded.replay(inputs)
 
