@@ -99,15 +99,16 @@ def _passing(k: Tensor, v: Tensor, group: Group) -> Iterator[tuple[int, Tensor, 
 
 def _tiles(sight: Sight, here: int, there: int, q: Tensor) -> Iterator[Tile]:
     """Those that are seen whole or as a triangle; others some queries at a time, to be attended to with a mask."""
+    has_kernel = fused_tile.suits(q)
     for tile in sight.tiles(here, there):
-        if tile.seen is not Seen.SOME and fused_tile.suits(q):
+        if tile.seen is not Seen.SOME and has_kernel:
             yield tile
             continue
         for start in range(tile.here.start, tile.here.stop, QUERIES):
             some = Tile(slice(start, min(start + QUERIES, tile.here.stop)), tile.there, Seen.SOME)
             near = sight.in_reach(some, here, there)
             if near is not None:
-                yield near
+                yield near if has_kernel else near._replace(seen=Seen.SOME)
 
 
 def _mask(tile: Tile, sight: Sight, here: int, there: int, q: Tensor) -> Tensor | None:
