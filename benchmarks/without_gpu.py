@@ -11,11 +11,8 @@ step computes means anything. Attention is PyTorch's flash kernel's: cuDNN's ask
 import importlib.util
 import json
 import os
-import shutil
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -24,19 +21,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import pretended
 from gpu_page import where_it_goes, write
 
 HERE = Path(__file__).resolve().parent
-SOURCE = HERE / "pretended_cuda" / "runtime.c"
-# What the headers take from a package that torch does not bring.
-ANNOTATIONS = "\n".join(
-    [
-        "#define __builtin_align__(n) __attribute__((aligned(n)))",
-        "#define __align__(n) __attribute__((aligned(n)))",
-        *(f"#define {name}" for name in ("__host__", "__device__", "__device_builtin__", "CUDARTAPI")),
-        *(f"#define __device_builtin_{kind}_type__" for kind in ("texture", "surface")),
-    ]
-)
 WARM_UP, ROUNDS = 3, 11
 # Of 1.3 billion parameters, 16 sequences a step; others of a layout's ranks do nothing and are not waited for.
 RANKS: dict[str, dict[str, Any]] = {
@@ -83,58 +71,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 def main(arguments: list[str]) -> int:
     """Build the runtime and start anew with it; under it, measure. Exit code 3 where something is lacking."""
     options = where_it_goes(__doc__).parse_args(arguments)
-    if "pretended" not in os.environ.get("LD_PRELOAD", ""):
-        return _anew()
+    if not pretended.is_in_place():
+        return pretended.anew()
     record = _measured(arguments)
     write("without-gpu", record, options, page)
     print(page(record))
     return 0
-
-
-def _anew() -> int:
-    lacking = _lacking()
-    if lacking:
-        print(f"error: {lacking}", file=sys.stderr)
-        return 3
-    with tempfile.TemporaryDirectory() as folder:
-        library = build(Path(folder))
-        (Path(folder) / "libcuda.so.1").symlink_to(library)
-        preloaded = {
-            "LD_PRELOAD": str(library),
-            "LD_LIBRARY_PATH": folder,
-            "TRITON_LIBCUDA_PATH": folder,
-            "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
-            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # processes that compile would be waited for at the end, for minutes
-            "PYTHONPATH": os.pathsep.join([str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]),
-        }
-        return subprocess.run([sys.executable, *sys.argv], env={**os.environ, **preloaded}).returncode
-
-
-def _lacking() -> str:
-    if _headers() is None:
-        return (
-            f"{sys.executable} has no torch with CUDA 13: in a virtual environment, pip install torch==2.11.0"
-        )
-    if shutil.which("cc") is None:
-        return "no C compiler is on the PATH as cc: install one"
-    return ""
-
-
-def _headers() -> Path | None:
-    found = importlib.util.find_spec("nvidia")
-    folders = (Path(p) for p in (found.submodule_search_locations or ()) if found) if found else ()
-    return next((h.parent for f in folders for h in f.glob("cu13/include/driver_types.h")), None)
-
-
-def build(folder: Path) -> Path:
-    """The runtime as a library in this folder."""
-    (folder / "crt").mkdir()
-    for name in ("host_defines.h", "host_config.h"):
-        (folder / "crt" / name).write_text(ANNOTATIONS)
-    library = folder / "libpretended.so"
-    command = ["cc", "-w", "-O2", "-fPIC", "-shared", f"-I{folder}", f"-I{_headers()}", str(SOURCE)]
-    subprocess.run([*command, "-o", str(library), "-ldl", "-lpthread"], check=True)
-    return library
 
 
 class Events:

@@ -30,9 +30,9 @@ def test_a_torch_without_cuda_is_named_with_what_to_do(tmp_path: Path):
 def _headers_here() -> Path | None:
     sys.path.insert(0, str(BENCHMARKS))
     try:
-        import without_gpu
+        import pretended
 
-        return without_gpu._headers()
+        return pretended.headers()
     finally:
         sys.path.remove(str(BENCHMARKS))
 

@@ -15,6 +15,7 @@
 #include <sys/mman.h>
 
 #include "driver_types.h"
+#include "trace.h"
 
 #define OUT_OF_MEMORY 2
 #define NO_SUCH_DEVICE 101
@@ -130,7 +131,10 @@ static int copy(void *to, const void *from, size_t bytes, void *stream) {
   const int there = within(to, card), here = within(from, card);
   if (there && here) return asked(stream, "copy on the device");
   if (bytes <= COPIED) memcpy(to, from, bytes);
-  if (!within(there ? from : to, pinned)) return waited("wait: copy of memory that is not pinned");
+  if (!within(there ? from : to, pinned)) {
+    traced("await stream %p", stream);
+    return waited("wait: copy of memory that is not pinned");
+  }
   return asked(stream, there ? "copy to the device" : "copy from the device");
 }
 
@@ -138,6 +142,7 @@ int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *st
   return copy(to, from, bytes, stream);
 }
 int cudaMemcpy(void *to, const void *from, size_t bytes) {
+  traced("await stream %p", NULL);
   return waited("wait: cudaMemcpy"), copy(to, from, bytes, NULL);
 }
 
@@ -248,13 +253,19 @@ int cudaEventCreate(void **e) { return made(e); }
 int cudaEventCreateWithFlags(void **e) { return made(e); }
 int cudaEventDestroy(void *e) { return gone(e); }
 int cudaEventQuery(void) { return 0; }
-int cudaEventRecord(void **e, void *s) { return *e = recorded && s == recorded ? s : NULL, 0; }
+int cudaEventRecord(void **e, void *s) {
+  traced("record %p %p", s, e);
+  return *e = recorded && s == recorded ? s : NULL, 0;
+}
 int cudaEventRecordWithFlags(void **e, void *s) { return cudaEventRecord(e, s); }
-int cudaStreamWaitEvent(void *s, void **e) { return recorded && *e && !s ? failed(NOT_RECORDED) : 0; }
+int cudaStreamWaitEvent(void *s, void **e) {
+  traced("after %p %p", s, e);
+  return recorded && *e && !s ? failed(NOT_RECORDED) : 0;
+}
 int cudaEventElapsedTime(float *milliseconds) { return *milliseconds = 1, 0; }
-int cudaEventSynchronize(void) { return waited("wait: for an event"); }
-int cudaStreamSynchronize(void) { return waited("wait: for a stream"); }
-int cudaDeviceSynchronize(void) { return waited("wait: for the device"); }
+int cudaEventSynchronize(void *e) { return traced("await event %p", e), waited("wait: for an event"); }
+int cudaStreamSynchronize(void *s) { return traced("await stream %p", s), waited("wait: for a stream"); }
+int cudaDeviceSynchronize(void) { return traced("await device"), waited("wait: for the device"); }
 
 /* Kernels: torch's own register their names when a library is loaded */
 
@@ -347,6 +358,8 @@ int cublasGemmEx(void **h) { return asked(*h, "product"); }
 int cublasSgemm_v2(void **h) { return asked(*h, "product"); }
 int cublasDgemm_v2(void **h) { return asked(*h, "product"); }
 int cublasGemmStridedBatchedEx(void **h) { return asked(*h, "product"); }
+int cublasSgemv_v2(void **h) { return asked(*h, "product"); }
+int cublasDgemv_v2(void **h) { return asked(*h, "product"); }
 int cublasSgemmStridedBatched(void **h) { return asked(*h, "product"); }
 int cublasDgemmStridedBatched(void **h) { return asked(*h, "product"); }
 int cublasLtMatmul(void *h, void *d, void *alpha, void *A, void *a, void *B, void *b, void *beta, void *C, void *c, void *D,

@@ -1,0 +1,134 @@
+"""What ranks ask of NCCL comes to its end or does not, by traces whose end is known."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+SUM = "ask s1 c all_reduce 8 9 0"
+
+
+@pytest.fixture()
+def streams(monkeypatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import streams
+
+    return streams
+
+
+def joined(rank: int, *lines: str, size: int = 2, names: Sequence[str] = "c") -> list[str]:
+    return [*(f"join {name} {size} {rank}" for name in names), *lines]
+
+
+def sent(peer: int, stream: str = "s1", count: int = 8) -> str:
+    return f"ask {stream} c send {count} 9 {peer}"
+
+
+def received(peer: int, stream: str = "s1", count: int = 8) -> str:
+    return f"ask {stream} c receive {count} 9 {peer}"
+
+
+def test_requests_that_meet_are_counted(streams: ModuleType):
+    there = [[*joined(r, SUM, "ask s1 c all_gather 4 7 0"), "await device"] for r in (0, 1)]
+    found = streams.meet(there)
+    assert found.communicators == 1 and found.parts == {"all_reduce": 2, "all_gather": 2}
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["all_reduce 9 9 0", "all_reduce 8 7 0", "all_reduce 8 9 2", "reduce_scatter 8 9 0"],
+)
+def test_a_sum_is_the_same_on_all_ranks(streams: ModuleType, other: str):
+    with pytest.raises(streams.Apart, match="request 0"):
+        streams.meet([joined(0, SUM), joined(1, f"ask s1 c {other}")])
+
+
+def test_a_rank_that_never_comes_is_waited_for_in_vain(streams: ModuleType):
+    with pytest.raises(streams.Apart, match=r"rank 0.*in all_reduce of 8"):
+        streams.meet([joined(0, SUM), joined(1)])
+    with pytest.raises(streams.Apart, match="rank 0: host at join"):
+        streams.meet([joined(0), []])
+
+
+def test_nothing_is_buffered(streams: ModuleType):
+    """Two ranks that both send first wait for each other, but in one group."""
+    circle = [joined(r, sent(1 - r), received(1 - r)) for r in (0, 1)]
+    with pytest.raises(streams.Apart):
+        streams.meet(circle)
+    streams.meet([joined(0, sent(1), received(1)), joined(1, received(0), sent(0))])
+    streams.meet([joined(r, "group", sent(1 - r), received(1 - r), "end") for r in (0, 1)])
+
+
+def test_a_communicator_is_asked_in_order_whatever_the_streams(streams: ModuleType):
+    with pytest.raises(streams.Apart):
+        streams.meet([joined(r, sent(1 - r, "s1"), received(1 - r, "s2")) for r in (0, 1)])
+
+
+def test_messages_are_paired_by_their_order_and_have_to_be_taken_for_the_same(streams: ModuleType):
+    def tagged(ask: str, *tags: int) -> list[str]:
+        return [line for tag in tags for line in (f"tag {tag}", ask)]
+
+    streams.meet([joined(0, *tagged(sent(1), 3, 5)), joined(1, *tagged(received(0), 3, 5))])
+    with pytest.raises(streams.Apart, match="tag=3"):
+        streams.meet([joined(0, *tagged(sent(1), 3, 5)), joined(1, *tagged(received(0), 5, 3))])
+
+
+TWO = "ask s2 d all_reduce 8 9 0"
+
+
+def test_communicators_do_not_wait_for_each_other_but_one_at_a_time_they_do(streams: ModuleType):
+    crossed = [joined(0, SUM, TWO, names="cd"), joined(1, TWO, SUM, names="cd")]
+    streams.meet(crossed)
+    with pytest.raises(streams.Apart):
+        streams.meet(crossed, one_at_a_time=True)
+
+
+def test_a_stream_that_waits_for_an_event_holds_what_comes_after_it(streams: ModuleType):
+    """Rank 0's second sum begins after its first, rank 1's first after its second."""
+    ordered = joined(0, SUM, "record s1 e", "after s2 e", TWO, names="cd")
+    streams.meet([ordered, joined(1, SUM, TWO, names="cd")])
+    with pytest.raises(streams.Apart, match="waiting for a place in stream s1"):
+        streams.meet([ordered, joined(1, TWO, "record s2 e", "after s1 e", SUM, names="cd")])
+    # An event means what was recorded last before it was waited for, and nothing where nothing was.
+    streams.meet([joined(0, "after s1 e", SUM), joined(1, SUM)])
+
+
+@pytest.mark.parametrize("wait", ["await stream s1", "await device", "record s1 e\nawait event e"])
+def test_a_host_that_waits_asks_for_nothing_meanwhile(streams: ModuleType, wait: str):
+    waits = joined(0, SUM, *wait.split("\n"), TWO, names="cd")
+    streams.meet([waits, joined(1, SUM, TWO, names="cd")])
+    with pytest.raises(streams.Apart, match="rank 0: host at await"):
+        streams.meet([waits, joined(1, TWO, "await stream s2", SUM, names="cd")])
+
+
+def test_a_split_communicator_has_the_ranks_that_chose_its_color_by_their_keys(streams: ModuleType):
+    def split(rank: int, color: int, key: int, *lines: str) -> list[str]:
+        return joined(rank, f"split c mine {color} {key}", *lines, size=4)
+
+    here, there = "ask s1 mine send 8 9 1", "ask s1 mine receive 8 9 0"
+    streams.meet([split(0, 7, 0, here), split(1, 9, 5, there), split(2, 7, 1, there), split(3, 9, 2, here)])
+    with pytest.raises(streams.Apart):
+        streams.meet(
+            [split(0, 7, 0, here), split(1, 9, 2, there), split(2, 7, 1, there), split(3, 9, 5, here)]
+        )
+    left_out = joined(3, "split c - 0 0", size=4)
+    three = [split(r, 7, r, "ask s1 mine all_reduce 8 9 0") for r in range(3)]
+    assert streams.meet([*three, left_out]).parts == {"all_reduce": 3}
+
+
+def test_every_fault_is_found(streams: ModuleType):
+    def rank(r: int) -> list[str]:
+        message = sent(1) if r == 0 else received(0)
+        return joined(r, SUM, "tag 1", message, "tag 2", message, "ask s1 c all_reduce 5 9 0", SUM)
+
+    traces = [rank(0), rank(1)]
+    streams.meet(traces)
+    for r in (0, 1):
+        seeded = streams.faults(traces, r)
+        assert len(seeded) == 5
+        for changed in seeded.values():
+            assert changed[1 - r] == traces[1 - r] and changed[r] != traces[r]
+            with pytest.raises(streams.Apart):
+                streams.meet(changed)
