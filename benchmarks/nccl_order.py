@@ -54,7 +54,7 @@ def _measured(arguments: list[str], max_ranks: int, plans: int) -> dict[str, Any
     chosen = found[:: max(1, len(found) // plans)][:plans] if plans else found
     rows = []
     for number, plan in enumerate(chosen):
-        rows.append(_row(_on_gpus(plan)))
+        rows.append(_row(_on_gpus(plan, "bf16" if number % 2 else "fp32")))
         print(
             f"{number + 1} of {len(chosen)}: {rows[-1]['layout']}: {rows[-1]['status']}",
             file=sys.stderr,
@@ -63,11 +63,11 @@ def _measured(arguments: list[str], max_ranks: int, plans: int) -> dict[str, Any
     return {**circumstances("benchmarks/nccl_order.py", arguments), "generated": len(found), "rows": rows}
 
 
-def _on_gpus(plan: Any) -> Any:
-    """The plan in bf16, recorded where that may be."""
-    narrow = plan.model_copy(update={"precision": plan.precision.model_copy(update={"weights": "bf16"})})
-    recorded = narrow.model_copy(update={"cuda_graphs": True})
-    return narrow if recorded.check() else recorded
+def _on_gpus(plan: Any, weights: str) -> Any:
+    """The plan, recorded where that may be. In fp32 accelerators have no fused attention, and other code runs."""
+    precise = plan.model_copy(update={"precision": plan.precision.model_copy(update={"weights": weights})})
+    recorded = precise.model_copy(update={"cuda_graphs": True})
+    return precise if recorded.check() else recorded
 
 
 def _row(plan: Any) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _row(plan: Any) -> dict[str, Any]:
     from trivium.parallel.launch import run_ranks
 
     layout = plan.layout.model_dump(exclude_defaults=True)
-    told = {"layout": layout, "schedule": plan.schedule, "zero": plan.zero}
+    told = {"layout": layout, "schedule": plan.schedule, "zero": plan.zero, "weights": plan.precision.weights}
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -172,8 +172,8 @@ def page(record: Mapping[str, Any]) -> str:
             f"- commit {record['commit']}{' with uncommitted changes' if record['changed'] else ''}",
             f"- command: `{record['command']}`",
             "",
-            f"- plans: {len(rows)} of {record['generated']} of the certificate's sweep with several ranks, in bf16 "
-            f"({', '.join(f'{n} of {size} ranks' for size, n in sorted(world.items()))})",
+            f"- plans: {len(rows)} of {record['generated']} of the certificate's sweep with several ranks, in fp32 and "
+            f"bf16 in turns ({', '.join(f'{n} of {size} ranks' for size, n in sorted(world.items()))})",
             f"- come to their end: {len(met)}; one request at a time in the order asked: "
             f"{sum(row['one_at_a_time'] for row in met)}",
             f"- requests: {', '.join(f'{n:,} {what}' for what, n in sorted(parts.items()))}",
@@ -192,7 +192,7 @@ def _ranks(row: Mapping[str, Any]) -> int:
 
 def _troubles(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for row in rows:
-        name = f"{row['layout']}, {row['schedule']}, ZeRO {row['zero']}"
+        name = f"{row['layout']}, {row['schedule']}, ZeRO {row['zero']}, {row['weights']}"
         if row["status"] != "meets":
             yield f"- **{row['status']}**: {name}\n\n```\n{row['reason']}\n```\n"
         elif row["faults_missed"]:
