@@ -130,6 +130,17 @@ def test_no_file_that_a_search_reads_is_written_over(call, tmp_path, monkeypatch
     assert {name: (tmp_path / name).read_text() for name in texts} == texts
 
 
+def test_a_winner_stays_compiled_and_is_recorded_where_that_may_be(call, tmp_path):
+    mine, out = tmp_path / "mine.yaml", tmp_path / "winner.yaml"
+    mine.write_text("base: demo\nmachine: selene\nplan: {compiled: true, cuda_graphs: true}")
+    asked = ("search", "--model", str(mine), "--nodes", "1", "--out", str(out))
+    for ranks, tensor in ((1, 1), (2, 2)):
+        code, _, told = call(*asked, "--ranks", str(ranks), "--set", f"search.tensor=[{tensor}]")
+        plan = resolve(Given(str(out))).checked().plan
+        assert code == 0 and plan.compiled and plan.cuda_graphs is (ranks == 1)
+        assert ("plan.cuda_graphs is left out of" in told) is (ranks == 2), told
+
+
 def test_a_ramp_that_the_winner_cannot_keep_is_left_out_and_that_is_said(call, tmp_path):
     asked = (*MT_NLG[:-1], "1960", "--schedules", "interleaved", "--set", "search.pipeline=[35]")
     code, _, told = call("search", *asked, "--out", str(tmp_path / "winner.yaml"))

@@ -19,7 +19,7 @@ SPACE = SearchSpace()
 
 def enumerated(plan=None, ranks=8, space=SPACE, node=8):
     plan = plan or small()
-    subject = Subject(plan.model, plan.batch.sequences, plan.precision)
+    subject = Subject.of(plan)
     return enumerate_plans(subject, ranks, space, (inside_a_node(node, ranks),), node=node)
 
 
@@ -74,10 +74,14 @@ def test_no_legal_plan_is_missed(over):
     assert set(every(plan, space=space)) == expected and len(expected) > 50
 
 
-def test_the_numbers_of_a_row_are_those_of_its_plan():
+@pytest.mark.parametrize(
+    "over", [{}, {"compiled": True}, {"compiled": True, "model": {"documents": "apart"}}]
+)
+def test_the_numbers_of_a_row_are_those_of_its_plan(over):
     space = SearchSpace(shards=(None, 2))
+    model = {"vocabulary": 1013, **over.get("model", {})}
     found = enumerated(
-        small(model={"vocabulary": 1013}, precision={"weights": "bf16"}), space=space
+        small(**{**over, "model": model, "precision": {"weights": "bf16"}}), space=space
     ).candidates
     rows = np.random.default_rng(0).integers(len(found), size=60)
     case = found.case

@@ -99,19 +99,21 @@ def test_the_standing_of_the_runs_own_plan_does_not_depend_on_the_order_of_ranks
 
 
 def test_only_a_plan_that_the_search_tries_has_a_number_in_it():
-    """Its ramp, and whether it is compiled, are no choices of a search; other layers in a stage are."""
+    """Its ramp is no choice of a search; other layers in a stage are, and so is a compiler that it is not for."""
     subject = Subject(small().model, 32, small().precision)
     ranking = search(subject, this_machine(2, 8 * GIB), 8, TRIED).ranking
     standing = {}
     for name, over in {
         "plain": {},
-        "ramped": {"compiled": True, "batch": {"ramp": {"start": 16, "increment": 16, "samples": 64}}},
+        "ramped": {"batch": {"ramp": {"start": 16, "increment": 16, "samples": 64}}},
         "first": {"partition": {"layers": [7, 1]}},
         "last": {"partition": {"layers": [1, 7]}},
+        "compiled": {"compiled": True},
     }.items():
         standing[name] = ranking_lines(small(**over), ranking)[-1]
     assert "is number" in standing["plain"] and standing["ramped"] == standing["plain"]
-    assert "outside the space searched" in standing["first"] and standing["last"] == standing["first"]
+    assert "outside the space searched" in standing["first"]
+    assert standing["last"] == standing["compiled"] == standing["first"]
 
 
 def test_a_layout_of_one_rank_may_name_no_axis():

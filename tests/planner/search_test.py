@@ -17,7 +17,7 @@ from trivium.planner.finalists import simulated_seconds
 from trivium.planner.grid import Candidates, Subject
 from trivium.planner.leaner import memory_bytes
 from trivium.planner.pricing import price, rank
-from trivium.planner.search import search
+from trivium.planner.search import Found, search
 
 
 def test_every_plan_that_fits_is_ranked_and_no_other():
@@ -62,7 +62,13 @@ def test_the_ten_best_for_mt_nlg_are_the_ten_best_of_all_simulated_in_full():
     assert [winner.seconds for winner in found.ranking.winners(10)] == pytest.approx(every[:10], rel=1e-5)
 
 
-@pytest.mark.parametrize("searched", [small_search, mt_nlg_search], ids=["here", "selene"])
+def compiled_search() -> Found:
+    return small_search(machine=SELENE.with_nodes(1), precision={"weights": "bf16"}, compiled=True)
+
+
+@pytest.mark.parametrize(
+    "searched", [small_search, mt_nlg_search, compiled_search], ids=["here", "selene", "compiled"]
+)
 def test_the_seconds_of_finalists_are_those_of_the_estimate_of_each_plan(searched):
     found = searched()
     fitting = found.ranking.priced.candidates.take(found.ranking.priced.fitting)
@@ -70,6 +76,18 @@ def test_the_seconds_of_finalists_are_those_of_the_estimate_of_each_plan(searche
     some = fitting.take(np.random.default_rng(1).choice(quick, 8, replace=False))
     expected = [estimate(some.plan_at(row), found.machine).seconds for row in range(len(some))]
     assert simulated_seconds(some, found.machine).tolist() == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_compiled_plan_is_searched_for_as_one():
+    """It is faster on accelerators, its closed form too, and no search turns it into one that is not."""
+    eager = small_search(machine=SELENE.with_nodes(1), precision={"weights": "bf16"})
+    found, plain = (each.ranking.winners(1)[0] for each in (compiled_search(), eager))
+    assert found.plan.compiled and not plain.plan.compiled
+    assert found.seconds < plain.seconds
+    both = [each.ranking.priced.seconds.min() for each in (compiled_search(), eager)]
+    assert both[0] < both[1]
+    with pytest.raises(ConfigError, match="plan.compiled is true and plan.model.dropout 0.1"):
+        search(replace(subject_of(small(model={"dropout": 0.1})), compiled=True), HERE, 8)
 
 
 def test_the_memory_of_every_row_is_that_of_its_plans_worst_rank():

@@ -16,7 +16,7 @@ MEGATRON = SearchSpace(schedules=("1f1b", "interleaved"))
 
 
 def subject_of(plan: Plan) -> Subject:
-    return Subject(plan.model, plan.batch.sequences, plan.precision)
+    return Subject.of(plan)
 
 
 def small_search(ranks=8, machine=HERE, space=None, **over) -> Found:

@@ -72,7 +72,7 @@ Out = Annotated[
 
 
 # What a search takes of a config; all else of a plan it chooses.
-TAKEN = ("plan.model", "plan.precision", "plan.batch.sequences", "machine", "search")
+TAKEN = ("plan.model", "plan.precision", "plan.compiled", "plan.batch.sequences", "machine", "search")
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,7 @@ def _find(asked: Asked) -> Found:
         where = where.with_nodes(asked.nodes)
     if ranks is None:
         ranks = where.devices if where.sharing == "exclusive" else config.plan.layout.world_size
-    subject = Subject(config.plan.model, config.plan.batch.sequences, config.plan.precision)
-    found = find(subject, where, ranks, config.search)
+    found = find(Subject.of(config.plan), where, ranks, config.search)
     if not len(found.ranking.order):
         raise ConfigError(does_not_fit(found))
     if asked.out is not None:
@@ -175,11 +174,18 @@ def _refuse_what_is_read(out: Path, model: str, machine: str) -> None:
 
 def _write(path: Path, model: str, config: RunConfig, plan: Plan) -> None:
     """A preset that makes `config`, which is of `model`, one of `plan`; says so on standard error."""
-    ramped = plan.model_copy(update={"batch": plan.batch.model_copy(update={"ramp": config.plan.batch.ramp})})
-    problems = ramped.check()
-    if problems:
-        typer.echo(f"plan.batch.ramp is left out of {path}: {problems[0]}", err=True)
-    wanted = config.model_copy(update={"plan": plan if problems else ramped})
+    own: dict[str, dict[str, Any]] = {
+        "plan.batch.ramp": {"batch": plan.batch.model_copy(update={"ramp": config.plan.batch.ramp})},
+        "plan.cuda_graphs": {"cuda_graphs": config.plan.cuda_graphs},
+    }
+    for name, update in own.items():  # of what a search does not vary, and prices no plan with
+        kept = plan.model_copy(update=update)
+        problems = kept.check()
+        if problems:
+            typer.echo(f"{name} is left out of {path}: {problems[0]}", err=True)
+        else:
+            plan = kept
+    wanted = config.model_copy(update={"plan": plan})
     base = model if model in preset_names() else str(Path(model).absolute())
     changed = changes(to_tree(resolve(Given(model))), to_tree(wanted))
     tree = {"base": base, "machine": config.machine, **changed}

@@ -60,11 +60,16 @@ def stacks() -> dict[str, Stack]:
 def own_stack(plan: Plan, machine: Machine) -> Stack:
     """Ours, as it executes this plan on this machine: on accelerators what is compiled, and what is replayed, is
     another. Where blocks are compiled, what is computed again is all that was compiled."""
+    return executing(machine, compiled=plan.compiled, replayed=plan.cuda_graphs)
+
+
+def executing(machine: Machine, *, compiled: bool, replayed: bool = False) -> Stack:
+    """The same, by what is compiled and replayed."""
     ours = stack_named(OURS)
     if machine.generation == "cpu":
         return ours
-    compiled = {"compiled": True, "fused_elementwise": True, "stops_early": False} if plan.compiled else {}
-    return ours.model_copy(update={**compiled, "replayed": plan.cuda_graphs})
+    fused = {"compiled": True, "fused_elementwise": True, "stops_early": False} if compiled else {}
+    return ours.model_copy(update={**fused, "replayed": replayed})
 
 
 def stack_named(name: str) -> Stack:

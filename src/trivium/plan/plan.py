@@ -70,7 +70,7 @@ class Plan(Config):
             *self.batch.problems(self.layout),
             *self.partition.problems(self.model, self.layout),
             *self._schedule_problems(),
-            *self._compiler_problems(),
+            *compiler_problems(self.model, compiled=self.compiled),
             *self._recording_problems(),
             *self._shards_problems(),
         ]
@@ -228,14 +228,6 @@ class Plan(Config):
             )
         return found
 
-    def _compiler_problems(self) -> list[str]:
-        if not self.compiled or self.model.dropout == 0:
-            return []
-        return [
-            f"plan.compiled is true and plan.model.dropout {self.model.dropout}: masks are drawn by names, which "
-            f"torch.compile cannot trace; set one of them to its default"
-        ]
-
     def _recording_problems(self) -> list[str]:
         """What changes from step to step, or waits for others, is in no recording."""
         if not self.cuda_graphs:
@@ -331,3 +323,13 @@ def head_length(model: ModelShape, stages: int) -> int:
     """Of the head beside a stage of layers, in eighths: as their weights are, products being most of both."""
     layers = sum(p.elements for p in parameters(model) if isinstance(p.owner, int))
     return max(1, round(HEAD_UNITS * stages * model.vocabulary * model.hidden / layers))
+
+
+def compiler_problems(model: ModelShape, *, compiled: bool) -> list[str]:
+    """What a compiled plan of this model contradicts."""
+    if not compiled or model.dropout == 0:
+        return []
+    return [
+        f"plan.compiled is true and plan.model.dropout {model.dropout}: masks are drawn by names, which torch.compile "
+        f"cannot trace; set one of them to its default"
+    ]

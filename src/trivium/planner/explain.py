@@ -42,7 +42,7 @@ def plan_stage(
 ) -> dict[str, Any]:
     """The plan stage's result: this run's plan, what a search finds here, and MT-NLG 530B, as data and text."""
     here = this_machine(cores, memory_bytes)
-    found = search(Subject(plan.model, plan.batch.sequences, plan.precision), here, ranks, space)
+    found = search(Subject.of(plan), here, ranks, space)
     selene, paper = machine_named("selene"), mt_nlg_plan()
     sections = {
         "here": ["This run", *plan_lines(plan, here, space.memory_fraction)],

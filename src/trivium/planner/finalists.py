@@ -13,7 +13,7 @@ from trivium.cost.prices import Piece, Prices, prices
 from trivium.cost.replicas import data_seconds, fullest_of, optimizer_seconds
 from trivium.cost.setting import Setting, setting
 from trivium.cost.sharing import on_shared_cores
-from trivium.cost.stack import OURS, stack_named
+from trivium.cost.stack import executing
 from trivium.cost.wavefront import Run, finish_seconds
 from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES
 from trivium.planner.grid import Candidates
@@ -25,7 +25,8 @@ def simulated_seconds(candidates: Candidates, machine: Machine) -> Figures:
     """Seconds of a step of every plan, as cost.estimate gives them one by one: the schedule simulated, and the rest."""
     if not len(candidates):
         return np.zeros(0)
-    at = setting(candidates.case, machine, stack_named(OURS), shipped_constants())
+    stack = executing(machine, compiled=candidates.subject.compiled)
+    at = setting(candidates.case, machine, stack, shipped_constants())
     again = prices(replace(at, case=replace(at.case, recompute_every=1)))
     kept = prices(replace(at, case=replace(at.case, recompute=NONE)))
     crowd = machine.crowding(int(np.max(at.case.ranks)))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trivium.cost.case import MODES, Case, model_numbers
 from trivium.plan.model_shape import ModelShape
-from trivium.plan.plan import Plan
+from trivium.plan.plan import Plan, compiler_problems
 from trivium.plan.precision import BYTES, Dtype, Precision
 from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES
 
@@ -28,6 +28,16 @@ class Subject:
     model: ModelShape
     sequences: int
     precision: Precision
+    compiled: bool = False
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Subject":
+        """What a search for a better plan than this one would not vary."""
+        return cls(plan.model, plan.batch.sequences, plan.precision, plan.compiled)
+
+    def problems(self) -> list[str]:
+        """Why no plan of it is legal."""
+        return [*self.model.problems(), *compiler_problems(self.model, compiled=self.compiled)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +112,7 @@ class Candidates:
                 "batch": {"sequences": at["sequences"], "micro": at["micro"]},
                 "schedule": SCHEDULE_NAMES[at["schedule"]],
                 "precision": self.subject.precision,
+                "compiled": self.subject.compiled,
                 "recompute": {
                     "mode": MODE_NAMES[at["recompute"]],
                     "every": at["recompute_every"],
@@ -161,14 +172,16 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
         "zero",
         "shards",
     )
+    puts_off = np.isin(
+        grid["schedule"], [n for n, name in enumerate(SCHEDULE_NAMES) if name in SPLIT_SCHEDULES]
+    )
+    whole = (grid["tensor"] == 1) & (grid["context"] == 1)
     return Case(
         **model_numbers(model),
         **{name: grid[name] for name in same},
         vocabulary=-(-model.vocabulary // multiple) * multiple,
         micro_batches=micro_batches_of(grid),
-        puts_off=np.isin(
-            grid["schedule"], [n for n, name in enumerate(SCHEDULE_NAMES) if name in SPLIT_SCHEDULES]
-        ).astype(np.int64),
+        puts_off=puts_off.astype(np.int64),
         ends_together=((grid["pipeline"] == 1) | (grid["schedule"] == SCHEDULE_NAMES.index("zb-v"))).astype(
             np.int64
         ),
@@ -177,6 +190,8 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
         gradient_bytes=bytes_of(precision.gradients_of),
         reduction_bytes=bytes_of(precision.reduction_of),
         master_bytes=BYTES[precision.masters],
+        compiled=int(subject.compiled),
+        one_graph=(whole & ~puts_off & (model.documents == "joined") & subject.compiled).astype(np.int64),
     )
 
 

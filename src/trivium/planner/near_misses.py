@@ -64,14 +64,14 @@ def interleaving_misses(
     """Of one plan that takes `seconds` a step: batches that would allow its stages to be interleaved, in a share of a
     device's memory. Nothing of a plan with choices that rows do not have, such as its own order of ranks: others would
     be credited with leaving them."""
-    subject = Subject(plan.model, plan.batch.sequences, plan.precision)
+    subject = Subject.of(plan)
     layout, columns = plan.layout, columns_of(plan)
     row = Candidates(subject, Grid({name: np.array([value]) for name, value in columns.items()}))
     if (
         layout.pipeline == 1
         or plan.schedule not in ("gpipe", "1f1b", "1f1b-split")
         or plan.model.layers < 2 * layout.pipeline
-        or row.plan_at(0) != plan.model_copy(update={"compiled": False, "cuda_graphs": False})
+        or row.plan_at(0) != plan.model_copy(update={"cuda_graphs": False})
     ):
         return []
     # What the plan computes again stays its own choice.

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from trivium.cost.case import take
 from trivium.cost.compute import model_flops
 from trivium.cost.hardware import Machine
+from trivium.cost.stack import executing
 from trivium.cost.step_time import StepSeconds, step_seconds
 from trivium.plan.plan import Plan
 from trivium.planner.config import SearchSpace
@@ -108,7 +109,8 @@ def price(candidates: Candidates, machine: Machine, memory_limit: float, space: 
     candidates, memory = as_lean_as_needed(candidates, memory_limit, space)
     fitting = np.flatnonzero(memory <= memory_limit)
     schedule = candidates.grid["schedule"][fitting]
-    parts = step_seconds(take(candidates.case, fitting), machine, schedule=schedule)
+    stack = executing(machine, compiled=candidates.subject.compiled)
+    parts = step_seconds(take(candidates.case, fitting), machine, stack, schedule=schedule)
     return Priced(candidates, memory, memory_limit, fitting, parts)
 
 

@@ -34,7 +34,7 @@ def search(subject: Subject, machine: Machine, ranks: int, space: SearchSpace | 
     is empty: planner.remedies says what would help.
     """
     space = space or SearchSpace()
-    problems = [*machine.problems(ranks), *subject.model.problems()]
+    problems = [*machine.problems(ranks), *subject.problems()]
     if problems:
         raise ConfigError("\n".join(problems))
     enumerated = legal_plans(subject, machine, ranks, space)

@@ -134,9 +134,9 @@ def ranking_lines(plan: Plan, ranking: Ranking) -> list[str]:
     """The best layouts a search found, and where a run's own plan stands among them."""
     number = len(ranking.order)
     best = best_of_layouts(ranking)[:5]
-    # Rows are of the full batch, and have neither an order of ranks nor a compiler.
+    # Rows are of the full batch, and have neither an order of ranks nor a recording.
     layout = plan.layout.model_copy(update={"order": AXES})
-    told = {"layout": layout, "compiled": False, "cuda_graphs": False}
+    told = {"layout": layout, "cuda_graphs": False}
     own = ranking.place_of(full_batch(plan).model_copy(update=told))
     standing = f"number {own:,} of {number:,}" if own else "outside the space searched"
     return [
