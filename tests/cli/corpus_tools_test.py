@@ -22,6 +22,7 @@ from trivium.provenance import publishing, read_stamp
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 
+pytestmark = pytest.mark.usefixtures("kernels")
 GOOD = [
     f"It was the best of times and it was the worst of times, chapter {n}, said the old man. " * 8
     for n in range(60)

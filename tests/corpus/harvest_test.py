@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -32,6 +33,12 @@ SMALL = HarvestConfig(max_bytes=900_000, packages=("networkx",), evaluation_item
 def small(tmp_path_factory):
     out = tmp_path_factory.mktemp("harvest")
     return out, harvest(SMALL, out, seed=1234)
+
+
+@cache
+def honest(seed):
+    """The documents of the default corpus: it takes seconds to read them out of Python's own files."""
+    return compose_documents(SMALL, seed=seed)[0]
 
 
 def raw_texts(out):
@@ -106,7 +113,7 @@ def test_the_bytes_that_are_told_are_those_of_the_documents_that_are_told(small,
 
 
 def test_an_extracted_page_is_the_text_it_was_made_of(small):
-    documents = {d.id: d for d in compose_documents(SMALL, seed=1234)[0]}
+    documents = {d.id: d for d in honest(1234)}
     pages = {i: d for i, d in raw_texts(small[0]).items() if i in documents}
     same = [jaccard(shingles(documents[i].text, size=5), shingles(d.text, size=5)) for i, d in pages.items()]
     assert sum(value > 0.97 for value in same) >= 0.9 * len(same)
@@ -147,7 +154,7 @@ def test_nothing_but_its_text_tells_a_planted_document_from_an_honest_one(small)
 
 def write_user_files(root):
     (root / "books").mkdir(parents=True)
-    texts = [document.text for document in compose_documents(SMALL, seed=1)[0]][:120]
+    texts = [document.text for document in honest(1)][:120]
     for n in range(3):
         (root / "books" / f"{n}.txt").write_text("\n\n".join(texts[n * 20 : n * 20 + 20]))
     (root / "notes.md").write_text(texts[60])
@@ -212,7 +219,7 @@ def test_files_that_number_their_rows_alike_lose_no_document(tmp_path):
 
 
 def test_an_id_may_hold_whatever_ends_a_line_elsewhere(tmp_path):
-    texts = [document.text for document in compose_documents(SMALL, seed=1)[0]][:60]
+    texts = [document.text for document in honest(1)][:60]
     rows = [{"id": f"a\u2028b\u2029c\x85d{n}", "text": text} for n, text in enumerate(texts)]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (tmp_path / "raw").mkdir()

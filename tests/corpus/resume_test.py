@@ -26,9 +26,11 @@ SMALL = HarvestConfig(max_bytes=500_000, packages=("networkx",), evaluation_item
 CONFIG = CurateConfig(shard_bytes=150_000)
 
 
-@pytest.fixture(autouse=True)
-def small_parts(monkeypatch):
-    monkeypatch.setattr(parts, "PART_BYTES", 100_000)
+@pytest.fixture(scope="module", autouse=True)
+def small_parts():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts, "PART_BYTES", 100_000)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +49,16 @@ def digests(folder):
     }
 
 
-@pytest.fixture
-def whole(raw, tmp_path):
-    out = tmp_path / "whole"
+@pytest.fixture(scope="module")
+def finished_work(tmp_path_factory):
+    return tmp_path_factory.mktemp("finished") / "work"
+
+
+@pytest.fixture(scope="module")
+def whole(raw, finished_work):
+    out = finished_work.with_name("out")
     out.mkdir()
-    curate(CONFIG, raw, out, seed=1, work=tmp_path / "whole.work")
+    curate(CONFIG, raw, out, seed=1, work=finished_work)
     found = digests(out)
     assert len([name for name in found if name.suffix == ".parquet"]) > 1
     return found
@@ -128,12 +135,12 @@ def test_pieces_of_another_config_seed_or_harvest_are_not_gone_on_with(raw, whol
 
 
 def test_a_curation_whose_output_was_lost_before_it_had_its_name_does_nothing_again(
-    raw, whole, tmp_path, monkeypatch
+    raw, whole, finished_work, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(first_pass, "read_any", None)
     monkeypatch.setattr("trivium.corpus.comparison.pairs_of_band", None)
     (tmp_path / "out").mkdir()
-    curate(CONFIG, raw, tmp_path / "out", seed=1, work=tmp_path / "whole.work")
+    curate(CONFIG, raw, tmp_path / "out", seed=1, work=finished_work)
     assert digests(tmp_path / "out") == whole
 
 

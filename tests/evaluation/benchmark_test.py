@@ -18,6 +18,7 @@ from trivium.evaluation.statistics import wilson
 from trivium.evaluation.tasks.definition import definition
 from trivium.evaluation.tasks.rows import Rows
 
+pytestmark = pytest.mark.usefixtures("kernels")
 CONFIG = BenchmarkConfig(shots=(0, 1, "few"), resamples=50)
 HANS = [
     {

@@ -3,7 +3,7 @@
 from typing import Any
 
 from trivium.corpus.config import HarvestConfig
-from trivium.corpus.dedup.exact import text_key
+from trivium.corpus.dedup.exact import keys_of_texts
 from trivium.corpus.document import Document
 from trivium.corpus.harvest_python import SourceFile, default_sources
 from trivium.corpus.plant import new_id
@@ -49,9 +49,9 @@ def _file_documents(
 ) -> tuple[list[Document], "_Draft"]:
     """The documents that end in this file; what is too short waits for the next file of its source."""
     made: list[Document] = []
+    keys = iter(keys_of_texts([paragraph for section in file.sections for paragraph in section]))
     for section in file.sections:
-        for place, paragraph in enumerate(section):
-            key = text_key(paragraph)
+        for place, (paragraph, key) in enumerate(zip(section, keys, strict=False)):
             if key in seen:
                 continue
             seen.add(key)

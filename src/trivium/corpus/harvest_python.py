@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import io
+import os
 import re
 import sysconfig
 import tokenize
@@ -96,12 +97,17 @@ def _field(meta: importlib.metadata.PackageMetadata, name: str) -> str:
 
 
 def _read_tree(root: Path, *, source: str, licence: str, skip: frozenset[str]) -> Iterator[SourceFile]:
-    for path in sorted(root.rglob("*.py")):
-        inside = path.relative_to(root)
-        if not skip.intersection(inside.parts[:-1]):
-            file = _read_python(path, f"{source}/{inside.as_posix()}", source, licence)
-            if file.sections or file.problem:
-                yield file
+    for path in sorted(_python_files(root, skip)):
+        file = _read_python(path, f"{source}/{path.relative_to(root).as_posix()}", source, licence)
+        if file.sections or file.problem:
+            yield file
+
+
+def _python_files(root: Path, skip: frozenset[str]) -> Iterator[Path]:
+    """Without going into what is skipped: site-packages holds many times the files of the standard library."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in skip]
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
 
 
 def _read_python(path: Path, name: str, source: str, licence: str) -> SourceFile:

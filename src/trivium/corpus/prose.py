@@ -87,9 +87,12 @@ def is_prose(text: str) -> bool:
     if len(words) < 6 or not text[0].isalpha() or text[-1] in ",;-(=" or text.startswith(_FOR_PROGRAMMERS):
         return False
     letters = sum(map(len, words))
-    common = sum(word.lower() in _COMMON for word in words)
-    signs = len(_CODE.findall(text))
-    return letters >= 0.70 * len(text) and common >= 0.12 * len(words) and signs <= 0.06 * len(text)
+    common = sum(map(_COMMON.__contains__, map(str.lower, words)))
+    return (
+        letters >= 0.70 * len(text)
+        and common >= 0.12 * len(words)
+        and len(_CODE.findall(text)) <= 0.06 * len(text)
+    )
 
 
 def _blocks(lines: list[str]) -> Iterator[list[str]]:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trivium.corpus.kernels.shingles import jaccard_of_pairs, shingle_sets
-from trivium.corpus.kernels.texts import fold, fold_table, texts_of, words_of
-from trivium.corpus.kernels.words import BASE, text_keys
+from trivium.corpus.kernels.texts import fold, fold_table, joined, texts_of, words_of
+from trivium.corpus.kernels.words import BASE, _text_keys, text_keys
 
 MASK = 2**64 - 1
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
@@ -134,3 +134,14 @@ def test_columns_are_read_whatever_their_type_slices_and_chunks():
     ):
         assert text_keys(texts_of(column)).tolist() == whole
     assert text_keys(texts_of(pa.chunked_array([], pa.string()))).shape == (0, 2)
+
+
+def test_a_kernel_is_compiled_once_wherever_its_texts_come_from():
+    """Memory that may be written is another type to the compiler than memory that may not."""
+    sent = pa.array(["aa b"]).cast(pa.large_string())
+    read = pa.Array.from_buffers(
+        sent.type, 1, [None, *(pa.py_buffer(part.to_pybytes()) for part in sent.buffers()[1:])]
+    )
+    for texts in (texts_of(["aa b"]), texts_of(sent), texts_of(read), texts_of([]), joined(["aa b"])):
+        text_keys(texts)
+    assert len(_text_keys.signatures) == 1

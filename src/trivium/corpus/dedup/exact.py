@@ -1,5 +1,6 @@
 """Exact duplicates: equal texts once case, punctuation and blanks are set aside; equal ids; equal addresses."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from trivium.corpus.kernels.texts import texts_of
@@ -11,7 +12,13 @@ SAME_ADDRESS = "same address as another document"
 
 def text_key(text: str) -> bytes:
     """16 bytes that are equal for texts with the same words in the same order, or without words and equal."""
-    return text_keys(texts_of([text])).tobytes()
+    (key,) = keys_of_texts([text])
+    return key
+
+
+def keys_of_texts(texts: Sequence[str]) -> list[bytes]:
+    """The text_key of each."""
+    return [key.tobytes() for key in text_keys(texts_of(texts))]
 
 
 class Repeats(NamedTuple):

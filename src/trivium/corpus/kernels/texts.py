@@ -50,11 +50,11 @@ def texts_of(column: pa.Array | pa.ChunkedArray | Sequence[str]) -> Texts:
     if isinstance(whole, pa.ChunkedArray):
         whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], pa.large_string())
     if len(whole) == 0:
-        return Texts(np.frombuffer(b"", np.uint8), np.frombuffer(bytes(8), np.int64))
+        return _read_only(np.frombuffer(b"", np.uint8), np.frombuffer(bytes(8), np.int64))
     _, places, content = whole.buffers()
     offsets = np.frombuffer(places, np.int64)[whole.offset : whole.offset + len(whole) + 1]
     data = np.frombuffer(content, np.uint8) if content is not None else np.frombuffer(b"", np.uint8)
-    return Texts(data, offsets)
+    return _read_only(data, offsets)
 
 
 def joined(texts: Sequence[str]) -> Texts:
@@ -62,7 +62,13 @@ def joined(texts: Sequence[str]) -> Texts:
     parts = [text.encode("utf-8", "surrogatepass") for text in texts]
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, parts), np.int64, len(parts)), out=offsets[1:])
-    return Texts(np.frombuffer(b"".join(parts), np.uint8), offsets)
+    return _read_only(np.frombuffer(b"".join(parts), np.uint8), offsets)
+
+
+def _read_only(data: Bytes, offsets: Offsets) -> Texts:
+    """As some buffers of Arrow are and others are not: a kernel would be compiled once for each kind."""
+    data.flags.writeable = offsets.flags.writeable = False
+    return Texts(data, offsets)
 
 
 def fold(text: str) -> str:
