@@ -3,6 +3,7 @@
 import json
 import resource
 from contextlib import contextmanager
+from itertools import count, islice
 from pathlib import Path
 
 from trivium.corpus import harvest_files, parts
@@ -14,7 +15,7 @@ from trivium.corpus.harvest import harvest
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 
-MANY, ROOM = 60, 40  # parts or sources, and files that may be opened beside those that are open
+MANY, ROOM = 24, 16  # parts or sources, and files that may be opened beside those that are open
 SEED = 3
 
 
@@ -22,8 +23,9 @@ SEED = 3
 def few_open_files():
     """Inside, no more than ROOM files may be opened beside those that are open."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + ROOM, before[1]))
+    taken = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
+    free = (number for number in count() if number not in taken)  # a new file takes the least
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next(islice(free, ROOM, None)), before[1]))
     try:
         yield
     finally:
