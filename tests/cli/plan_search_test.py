@@ -161,12 +161,13 @@ def test_a_search_for_this_machine_takes_the_ranks_of_the_config(call):
     [
         (("--model", "mt-nlg-530"), "did you mean 'mt-nlg-530b'?"),
         (("--model", "mt-nlg-530b", "--machine", "selena"), "did you mean 'selene'?"),
-        ((*MT_NLG[:4], "--nodes", "2"), "too much"),
-        ((*MT_NLG[:4], "--nodes", "2"), "nodes ("),
+        ((*MT_NLG[:4], "--nodes", "2"), ("too much", "nodes (")),
         ((*MT_NLG, "--ranks", "999999"), "999999 ranks"),
         ((*MT_NLG, "--schedules", "zb-h2"), "zb-h2"),
-        ((*MT_NLG[:4], "--nodes", "281"), "no layout of 2248 ranks is legal"),
-        ((*MT_NLG[:4], "--nodes", "281"), "nearest legal batch: 1,686 or 1,967"),
+        (
+            (*MT_NLG[:4], "--nodes", "281"),
+            ("no layout of 2248 ranks is legal", "nearest legal batch: 1,686 or 1,967"),
+        ),
         (
             (*MT_NLG, "--set", "plan.layout.tensor=4"),
             "--set plan.layout.tensor=4: a search takes only plan.model",
@@ -196,7 +197,7 @@ def test_a_search_for_this_machine_takes_the_ranks_of_the_config(call):
 )
 def test_bad_input_is_refused_with_the_remedy(call, words, expected):
     code, _, err = call("search", *words)
-    assert code == 2 and expected in err
+    assert code == 2 and all(each in err for each in ([expected] if isinstance(expected, str) else expected))
 
 
 def test_a_model_too_small_for_a_whole_machine_is_told_to_take_less_of_it(call):
