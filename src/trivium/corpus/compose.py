@@ -49,9 +49,8 @@ def _file_documents(
 ) -> tuple[list[Document], "_Draft"]:
     """The documents that end in this file; what is too short waits for the next file of its source."""
     made: list[Document] = []
-    keys = iter(keys_of_texts([paragraph for section in file.sections for paragraph in section]))
     for section in file.sections:
-        for place, (paragraph, key) in enumerate(zip(section, keys, strict=False)):
+        for place, (paragraph, key) in enumerate(zip(section, keys_of_texts(section), strict=True)):
             if key in seen:
                 continue
             seen.add(key)

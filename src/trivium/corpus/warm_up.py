@@ -3,8 +3,10 @@
 import numpy as np
 
 from trivium.corpus.clean import tidy
+from trivium.corpus.kernels.hashed import hashed_ngrams, logistic_scores
 from trivium.corpus.kernels.measures import measures
 from trivium.corpus.kernels.ngrams import are_there, find_ngrams, in_characters, ngram_index, ngrams_of
+from trivium.corpus.kernels.personal import may_be_personal
 from trivium.corpus.kernels.repeats import repeats
 from trivium.corpus.kernels.shingles import (
     band_keys,
@@ -34,3 +36,5 @@ def warm_up() -> None:
     measures(joined(["one two"]), short=1)
     repeats(joined(["one two"]), tops=1, repeated=1)
     page_of("<p>one</p>")
+    may_be_personal(texts)
+    logistic_scores(*hashed_ngrams(texts, longest=2, bits=4), np.zeros(16, np.float32), np.zeros(2))
