@@ -6,14 +6,10 @@ from trivium.certify import saved_polynomials
 from trivium.certify.saved_polynomials import as_yaml, count_coefficients, plans
 from trivium.cost.saved_bytes import PARTS, polynomials
 from trivium.errors import DataError
-from versions import fake_attention_is_exact
 
 FEW = plans(60)
 
 
-@pytest.mark.skipif(
-    not fake_attention_is_exact(), reason="this torch miscounts fp64 attention without memory"
-)
 def test_every_coefficient_is_the_counted_one() -> None:
     found = count_coefficients(FEW)
     assert {u.term: n for u, n in found.items()} == {u.term: u.term.coefficient for u in found}

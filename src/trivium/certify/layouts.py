@@ -140,13 +140,13 @@ def generated_plans(max_ranks: int) -> list[Plan]:
     together = Together(
         {f for base in every for f in base.features} | {f for key in CHOICES for f in _named(key)}
     )
-    found: list[Plan] = []
+    found: dict[Plan, None] = {}  # in order
     for round_number, base in itertools.product(range(ROUNDS), every):
         best = max(_draw(base, round_number), key=lambda drawn: together.new(drawn.features), default=None)
         if best is not None and together.new(best.features) and best.plan not in found:
             together.add(best.features)
-            found.append(best.plan)
-    return found
+            found[best.plan] = None
+    return list(found)
 
 
 @cache

@@ -87,7 +87,7 @@ def _equations(
     """Of each plan and dtype: how large each product is, and how many elements were counted."""
     for original in every:
         plan = original.model_copy(update={"recompute": original.recompute.model_copy(update={"mode": mode})})
-        kept, values = counted(plan, stage).elements, sizes(case_of(plan))
+        kept, values = counted(plan, stage, "with memory").elements, sizes(case_of(plan))
         kinds_of = {**KINDS[plan.precision.weights], **ALWAYS}
         for dtype, kinds in kinds_of.items():
             row = [float(product(u.term, values)) if u.term.kind in kinds else 0.0 for u in unknown]
