@@ -42,6 +42,7 @@ def execute(place: Place, plans: list[Plan]) -> None:
         assert [span.event for span in run.spans] == list(with_transfers(table)[here])
         assert all(a.end <= b.start for a, b in zip(run.spans, run.spans[1:], strict=False))
         assert run.peak_held == max(map(sum, peak_counts_of(table[here])))
+        mesh.disconnect()
 
 
 @pytest.mark.parametrize("ranks", sorted(PLANS))

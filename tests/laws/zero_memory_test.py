@@ -55,6 +55,7 @@ def check(place: Place, plans: list[Plan], bytes_per_parameter: list[tuple[int, 
         assert after == found, "a step leaves nothing behind"
         if plan.zero == 3:
             assert all(b.weights.untyped_storage().size() == 0 for b in trainer.buckets)
+        mesh.disconnect()
 
 
 @pytest.mark.parametrize(

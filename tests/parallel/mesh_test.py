@@ -1,10 +1,12 @@
 """A rank's place in its groups is the one its layout gives it and torch has for it, whatever the order of the axes."""
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from datetime import timedelta
 from itertools import permutations
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch.distributed as dist
 
 from plans import small
 from ranks import ranks
+from trivium.parallel import collectives
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh, _join, greet_neighbours
 from trivium.parallel.zero import AdamRule
@@ -54,6 +57,24 @@ def test_a_rank_has_its_place_in_every_group(place: Place) -> None:
             number, place_in_copy = divmod(mesh.replicas.index, layout.sharers)
             assert (mesh.holders.index, mesh.sharers.index) == (number, place_in_copy), order
             assert mesh.sharers.size * mesh.holders.size == layout.replicas, order
+            mesh.disconnect()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+@ranks(4)
+def test_a_mesh_that_is_given_back_leaves_no_thread(place: Place) -> None:
+    """Otherwise a process that has many, one after the other, is kept busy by the threads of those it had."""
+
+    def threads() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    before = threads()
+    mesh = Mesh.connect(Layout(tensor=2, data=2), place.rank, place.world_size)
+    collectives.all_reduce_(torch.ones(1), mesh.tensor)
+    assert threads() > before
+    mesh.disconnect()
+    del mesh
+    assert threads() == before
 
 
 @ranks(3)

@@ -39,6 +39,7 @@ def both_ways(place: Place, plans: list[Plan]) -> None:
             result = trainer.train_step(0, samples, 1e-3)
             results.append((result.loss, result.gradient_norm))
         assert results[0] == results[1], f"{plan.schedule}: {results}"
+        mesh.disconnect()
 
 
 def test_transfers_in_order_give_the_same_bits() -> None:

@@ -1,12 +1,10 @@
 """Certify many plans: ranks are forked once for many and reused, references are computed once per model."""
 
-import dataclasses
 import json
 import platform
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -35,17 +33,16 @@ from trivium.certify.ways import AS_IT_IS, Way
 from trivium.errors import TriviumError
 from trivium.parallel.launch import Place, connected, run_ranks, start_ranks
 from trivium.parallel.mesh import Mesh
-from trivium.plan.layout import AXES, Layout
+from trivium.plan.layout import AXES
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.provenance import code_commit
 
 REFERENCE_PROCESSES = 2
-TOGETHER = 24  # plans that ranks run one after the other: groups of ranks, each with its threads, are never given back
+TOGETHER = 24  # plans that ranks run one after the other: where one breaks, each of them runs again in ranks of its own
 CPU = torch.device("cpu")  # the reference's, and with its random numbers for dropout
 Fault = Callable[[Mesh], AbstractContextManager[None]]
-Meshes = dict[tuple[Layout, tuple[int, ...]], Mesh]  # by degrees and order, and who holds the model's ends
 
 
 def certify(
@@ -98,11 +95,11 @@ class Trial(NamedTuple):
 def certify_with_faults(place: Place, trials: Sequence[Trial], way: Way, folder: Path) -> None:
     """Plans of one world size on this rank, all by one way, each with its fault; the findings go to `folder`."""
     with way.taken(), connected(place, timeout_seconds=30, device=CPU):
-        meshes: Meshes = {}
         for trial in trials:
-            mesh = _mesh(trial.plan, place, meshes, way)
+            mesh = _connect(trial.plan, place, way)
             with trial.fault(mesh):
                 found = examine(trial.plan, mesh, reference_of(trial.plan, folder), way)
+            mesh.disconnect()
             _write(folder, trial.name, place.rank, found)
 
 
@@ -191,7 +188,6 @@ def _certify_together(
 
 def _certify_rank(place: Place, plans: dict[int, Plan], way: Way, folder: Path) -> None:
     with way.taken(), connected(place, device=CPU):
-        meshes: Meshes = {}
         references: dict[str, Reference] = {}
         for number, plan in plans.items():
             key = reference_key(plan)
@@ -201,18 +197,15 @@ def _certify_rank(place: Place, plans: dict[int, Plan], way: Way, folder: Path) 
                 plan.compiled
             ):  # after some variants of one function, those of other plans too, it would be left as it is
                 torch.compiler.reset()
-            found = examine(plan, _mesh(plan, place, meshes, way), references[key], way)
+            mesh = _connect(plan, place, way)
+            found = examine(plan, mesh, references[key], way)
+            mesh.disconnect()
             _write(folder, str(number), place.rank, found)
 
 
-def _mesh(plan: Plan, place: Place, meshes: Meshes, way: Way) -> Mesh:
-    """Groups take long to make, and do not depend on the chunks."""
-    degrees = plan.layout.model_copy(update={"chunks": 1})
-    key = degrees, plan.ends
-    if key not in meshes:
-        connect = partial(Mesh.connect, ends=plan.ends, by_memory=way.by_memory)
-        meshes[key] = connect(degrees, place.rank, place.world_size, CPU)
-    return dataclasses.replace(meshes[key], layout=plan.layout)
+def _connect(plan: Plan, place: Place, way: Way) -> Mesh:
+    ranks = place.rank, place.world_size
+    return Mesh.connect(plan.layout, *ranks, CPU, ends=plan.ends, by_memory=way.by_memory)
 
 
 def _watch(
