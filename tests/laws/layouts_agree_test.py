@@ -8,6 +8,7 @@ from trivium.certify.random_plans import random_plans
 from trivium.certify.reference import RECIPE, STEPS, compute_reference
 from trivium.certify.sweep import certify, describe
 from trivium.certify.ways import FAR, WAYS
+from trivium.plan.plan import Plan
 
 llama = {"family": "llama", "kv_heads": 2, "hidden": 32, "head": "untied"}
 qwen2 = {**llama, "qkv_bias": True}
@@ -144,7 +145,16 @@ LAYOUTS = {
     ],
 }
 
-PLANS = {ranks: [brief(plan) for plan in plans] for ranks, plans in LAYOUTS.items()}
+
+def short(plan: Plan) -> Plan:
+    """Without a pipeline layers and micro-batches are a first one, a last one, and others that are alike."""
+    if plan.layout.pipeline > 1:
+        return brief(plan)
+    model = plan.model.model_copy(update={"layers": 3})
+    return brief(plan.model_copy(update={"model": model}), micro_batches=3)
+
+
+PLANS = {ranks: [short(plan) for plan in plans] for ranks, plans in LAYOUTS.items()}
 
 
 @pytest.mark.parametrize("ranks", sorted(PLANS))

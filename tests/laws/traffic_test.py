@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from plans import small
+from plans import brief, small
 from ranks import on_ranks
 from trivium.certify.certificate import RULE, random_rows
 from trivium.cost.traffic import step_traffic
@@ -76,11 +76,13 @@ def count(place: Place, plans: list[Plan]) -> None:
             assert counted == dict(predicted), (
                 f"{axis} of {mesh.at} in {plan.layout}: {counted} != {predicted}"
             )
+        mesh.disconnect()
 
 
 @pytest.mark.parametrize("ranks", sorted(PLANS))
 def test_predicted_traffic_equals_counted_traffic(ranks: int) -> None:
-    on_ranks(ranks, count, PLANS[ranks])
+    usual = small().batch.sequences  # where a plan has them, four micro-batches do
+    on_ranks(ranks, count, [brief(p) if p.batch.sequences == usual else p for p in PLANS[ranks]])
 
 
 def begun_early(place: Place, plans: list[Plan]) -> None:
