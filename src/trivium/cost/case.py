@@ -160,18 +160,18 @@ def case_of(plan: Plan) -> Case:
         ends_together=int(not plan.ends_apart),
         turns=int(plan.heads_in_turns),
         fp16=int(plan.precision.weights == "fp16"),
-        puts_off=_puts_off(plan),
+        puts_off=puts_off(plan),
         compiled=int(plan.compiled),
         one_graph=int(
             plan.compiled
             and layout.tensor == layout.context == 1
             and plan.model.documents == "joined"
-            and not _puts_off(plan)
+            and not puts_off(plan)
         ),
     )
 
 
-def _puts_off(plan: Plan) -> int:
+def puts_off(plan: Plan) -> int:
     """Whether weight gradients are actions of their own."""
     given = plan.schedule == "given"
     return int(is_split(plan.schedule_table()) if given else plan.schedule in SPLIT_SCHEDULES)

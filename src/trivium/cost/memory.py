@@ -6,6 +6,7 @@ buffers of transfers and collectives, and workspaces. Allocator and libraries
 are left out.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Generic, NamedTuple
 
@@ -162,25 +163,37 @@ def memory_of_rank(plan: Plan, at: Coordinate, *, counting: Counting = "runtime"
     counting: "runtime", what our trainer holds; "paper": MT-NLG section 2 counts a gradient in the dtype of the
     weights beside the fp32 one (20 bytes per parameter in bf16, where we hold 18), and activations as published.
     """
-    case, elements = case_of(plan), sum(bucket_sizes(plan, at.pipeline))
-    left = _left_behind(case, counting)
-    every = (_held(case, left, m, elements, counting) for m in moments_of_rank(plan, at.pipeline))
-    found = [MemoryEstimate(**{k: as_bytes(v) for k, v in held.items()}) for held in every]
-    return max(found, key=lambda held: (held.activations, held.total))
+    (found,) = _memory_of_ranks(plan, [at.pipeline], counting)
+    return found
 
 
 def worst_rank(plan: Plan) -> tuple[Coordinate, MemoryEstimate]:
     """The rank that holds most; ranks that differ only in tensor or data hold the same."""
-    ranks = [Coordinate(pipeline, 0, 0) for pipeline in range(plan.layout.pipeline)]
-    estimates = [(at, memory_of_rank(plan, at)) for at in ranks]
-    return max(estimates, key=lambda found: found[1].total)
+    ranks = range(plan.layout.pipeline)
+    estimates = zip(ranks, _memory_of_ranks(plan, ranks), strict=True)
+    worst, memory = max(estimates, key=lambda found: found[1].total)
+    return Coordinate(worst, 0, 0), memory
 
 
 def predicted_memory(plan: Plan) -> dict[int, dict[str, int]]:
     """Bytes of every rank by the categories the runtime counts, as `training.job.start` takes them."""
-    by_stage = [memory_of_rank(plan, Coordinate(p, 0, 0)).categories() for p in range(plan.layout.pipeline)]
+    by_stage = [held.categories() for held in _memory_of_ranks(plan, range(plan.layout.pipeline))]
     ranks = range(plan.layout.world_size)
     return {rank: dict(by_stage[plan.layout.coordinate(rank).pipeline]) for rank in ranks}
+
+
+def _memory_of_ranks(
+    plan: Plan, ranks: Iterable[int], counting: Counting = "runtime"
+) -> list[MemoryEstimate]:
+    """Of pipeline ranks; what a micro-batch leaves behind in a layer is the same on all."""
+    case = case_of(plan)
+    left, worst = _left_behind(case, counting), []
+    for rank in ranks:
+        elements = sum(bucket_sizes(plan, rank))
+        every = (_held(case, left, m, elements, counting) for m in moments_of_rank(plan, rank))
+        found = [MemoryEstimate(**{k: as_bytes(v) for k, v in held.items()}) for held in every]
+        worst.append(max(found, key=lambda held: (held.activations, held.total)))
+    return worst
 
 
 class _LeftBehind(NamedTuple):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trivium.cost.case import NONE, Case, Number, case_of
+from trivium.cost.case import NONE, Case, Number, puts_off
 from trivium.cost.in_flight import (
     Counts,
     Sets,
@@ -61,7 +61,7 @@ def moments_of_rank(plan: Plan, pipeline: int) -> list[Moment]:
         sets, waiting = peak_counts(*step)[pipeline], put_off_counts(*step)[pipeline]
     again = [sum(plan.recompute.mode_of(n) != "none" for n in layers[s]) for s in stages]
     every = [len(layers[s]) for s in stages]
-    begun = bool(case_of(plan).puts_off) or micro_batches * len(stages) > 1
+    begun = bool(puts_off(plan)) or micro_batches * len(stages) > 1
     found = _moments([stages], plan.stages, np.array([every]), np.array([again]), [sets], [waiting], begun)
     return [Moment(*row) for row in found.tolist()]
 
