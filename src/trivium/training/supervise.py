@@ -70,6 +70,8 @@ class Supervisor:
             recover(self.job.out / CHECKPOINTS)
 
     def _attempt(self, job: TrainingJob, pulse: Pulse) -> None:
+        if job.plan.recompute.mode != "none":
+            import torch._dynamo  # noqa: F401  # by every rank in its first step, otherwise: seconds each
         with held_back():
             ranks = start_ranks(_rank, job.plan.layout.world_size, job, pulse)
         watchdog = Watchdog(pulse, ranks.pids, job.training.supervision)
