@@ -1,5 +1,6 @@
 """See the ranks of a job through on this machine: obey signals, find ranks that hang, restart what failed."""
 
+import importlib
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -70,8 +71,7 @@ class Supervisor:
             recover(self.job.out / CHECKPOINTS)
 
     def _attempt(self, job: TrainingJob, pulse: Pulse) -> None:
-        if job.plan.recompute.mode != "none":
-            import torch._dynamo  # noqa: F401  # by every rank in its first step, otherwise: seconds each
+        _import_for_ranks(job.plan)
         with held_back():
             ranks = start_ranks(_rank, job.plan.layout.world_size, job, pulse)
         watchdog = Watchdog(pulse, ranks.pids, job.training.supervision)
@@ -161,6 +161,14 @@ def located(failure: RankFailed, at: Beat, host: str = "") -> RankFailed:
 def as_the_rank_said(failure: RankFailed, more: str = "") -> TriviumError:
     """The rank's own kind of error, so that the exit code says what was wrong; of a mere death, a plain one."""
     return error_of(failure.exits.get(failure.rank), f"{failure}{more}")
+
+
+def _import_for_ranks(plan: Plan) -> None:
+    """What torch loads in a rank's first step: forked after that, ranks have it together."""
+    if plan.layout.pipeline > 1:
+        importlib.import_module("torch.fx.experimental.symbolic_shapes")  # a backward from a given gradient
+    if plan.recompute.mode != "none":
+        importlib.import_module("torch._dynamo")
 
 
 def _rank(place: Place, job: TrainingJob, pulse: Pulse) -> None:
