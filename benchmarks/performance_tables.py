@@ -151,7 +151,8 @@ def engine_table(record: Record) -> list[str]:
     lines = ["| row | Trivium | peer | ratio | aim | reached |", "|---|---|---|---:|---:|---|"]
     for row in record["rows"]:
         for c in row["comparisons"]:
-            ratio = f"{c['ratio']:.2f}" if c["status"] == "measured" else f"{c['status']}: {c['reason']}"
+            measured = c["status"] == "measured"
+            ratio = _digits(c["ratio"], c["target"]) if measured else f"{c['status']}: {c['reason']}"
             aim = "" if c["target"] is None else f"{c['target']:.2f}"
             reached = {None: "", True: "yes", False: "no"}[c.get("reached")]
             lines.append(f"| {row['name']} | {_variant(c)} | {c['peer']} | {ratio} | {aim} | {reached} |")
@@ -187,10 +188,15 @@ def _cell(name: str, figures: Sequence[Figure]) -> str:
 
 
 def _ratio(figure: Figure) -> str:
-    """Italic below the aim, with a digit more where two would hide it."""
-    if figure.ratio >= figure.aim:
-        return f"{figure.ratio:.2f}"
-    return f"*{figure.ratio:.{2 if round(figure.ratio, 2) < figure.aim else 3}f}*"
+    """Italic below the aim."""
+    told = _digits(figure.ratio, figure.aim)
+    return told if figure.ratio >= figure.aim else f"*{told}*"
+
+
+def _digits(ratio: float, aim: float | None) -> str:
+    """With a digit more where two would hide that it is below its aim."""
+    hidden = aim is not None and ratio < aim <= round(ratio, 2)
+    return f"{ratio:.{3 if hidden else 2}f}"
 
 
 def _memory_cell(record: Record | None) -> str:
