@@ -96,7 +96,7 @@ def meet(traces: Sequence[Sequence[str]], *, one_at_a_time: bool = False) -> Fou
     one_at_a_time: a device runs one request at a time, in the order in which its host asked. What comes to its end so
     does with whatever room communicators find beside each other.
     """
-    board = _Board(len(traces))
+    board = _Board()
     ranks = [_Rank(n, list(read(lines)), board, one_at_a_time) for n, lines in enumerate(traces)]
     while any(rank.advance() for rank in ranks):
         pass
@@ -109,8 +109,7 @@ def meet(traces: Sequence[Sequence[str]], *, one_at_a_time: bool = False) -> Fou
 class _Board:
     """Where ranks meet: communicators by their names, and parts that were begun."""
 
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
+    def __init__(self) -> None:
         self._members: dict[str, dict[int, int]] = {}  # communicator, rank in it: rank
         self._sizes: dict[str, int] = {}
         self._splits: dict[str, dict[int, tuple[int, int] | None]] = {}  # split, rank: color and key
@@ -194,7 +193,7 @@ class _Until:
 @dataclass
 class _Launch:
     request: Request
-    before: "list[_Launch]"  # what must be over first
+    before: "_Launch | None"  # what must be over first
     places: list[tuple[tuple[object, ...], int]] | None = None  # once begun
     is_over: bool = False
 
@@ -288,7 +287,7 @@ class _Rank:
 
     def _ask(self, request: Request) -> None:
         chain = "all" if self._one else request.parts[0].communicator
-        launch = _Launch(request, [self._last[chain]] if chain in self._last else [])
+        launch = _Launch(request, self._last.get(chain))
         self._last[chain] = launch
         self._streams[request.stream].append(launch)
 
@@ -309,9 +308,9 @@ class _Rank:
 
     def _runs(self, launch: _Launch) -> bool:
         if launch.places is None:
-            if not all(before.is_over for before in launch.before):
+            if launch.before is not None and not launch.before.is_over:
                 return False
-            launch.before.clear()
+            launch.before = None
             launch.places = [
                 self._board.begin(self._number, p, self._names[p.communicator]) for p in launch.request.parts
             ]
