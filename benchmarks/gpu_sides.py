@@ -210,37 +210,87 @@ STAGE = StageShape(layers=3, hidden=20480, heads=128, sequence=2048, tensor=8)
 TINY_STAGE = StageShape(layers=1, hidden=32, heads=4, sequence=16, tensor=2)
 
 
-@contextmanager
-def one_of_tensor_ranks(shape: StageShape, device: torch.device) -> Iterator[Mesh]:
-    """A rank of the middle stage whose collectives are copies: an all-gather of its slice to every slice, a
-    reduce-scatter of its own slice."""
-    layout = shape.plan().layout
-    name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
-    with pretended(layout, rank=layout.tensor) as mesh, patch.object(dist, name, _own_slice):
-        yield replace(mesh, device=device)
+class Copies:
+    """In place of NCCL for one of many ranks: an all-gather writes this rank's slice to every slice, a reduce-scatter
+    its own slice, and as much as the others are elsewhere.
+
+    They are on a stream of their own, as NCCL's messages are: what is begun before it is needed goes on beside
+    products. copied: their bytes; of_a_step: those of the last step.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.copied = self.of_a_step = 0
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def instead(self) -> Iterator[None]:
+        """What is asked of torch's collectives within is copied."""
+        with (
+            patch.object(dist, _called("all_gather"), self.gather),
+            patch.object(dist, _called("reduce_scatter"), self.scatter),
+        ):
+            yield
+
+    def gather(self, out: Tensor, x: Tensor, group: Any, async_op: bool) -> "_Copied":
+        """In place of dist.all_gather_single."""
+        with self._beside(out, x) as done:
+            out.view(-1, *x.shape).copy_(x)
+            self.copied += out.nbytes
+        return done
+
+    def scatter(self, out: Tensor, x: Tensor, group: Any, async_op: bool) -> "_Copied":
+        """In place of dist.reduce_scatter_single."""
+        with self._beside(out, x) as done:
+            out.copy_(x.view(-1, *out.shape)[dist.get_rank(group)])
+            x.flatten()[out.numel() :].clone()
+            self.copied += x.nbytes
+        return done
+
+    @contextmanager
+    def _beside(self, *tensors: Tensor) -> Iterator["_Copied"]:
+        """After all that was asked for before; what is asked for after it was waited for comes later."""
+        done = _Copied(tensors)
+        if self._stream is None:
+            yield done
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield done
+            done.event = self._stream.record_event()
 
 
-class _Done:
-    """Of work that is over."""
+@dataclass
+class _Copied:
+    """Copies under way, of tensors that nothing else may be written to until then."""
+
+    tensors: tuple[Tensor, ...]
+    event: torch.cuda.Event | None = None
 
     def wait(self) -> None:
-        """At once."""
+        """What this stream is asked for next comes after them; the host goes on."""
+        if self.event is not None:
+            torch.cuda.current_stream().wait_event(self.event)
+        self.tensors = ()
 
 
-def _own_slice(out: Tensor, x: Tensor, group: Any, async_op: bool) -> _Done:
-    """In place of a reduce-scatter, of which torch 2.11's pretended groups write nothing: what follows would compute
-    with what lay in memory, which takes another power than numbers do."""
-    out.copy_(x.view(-1, *out.shape)[dist.get_rank(group)])
-    return _Done()
+def _called(collective: str) -> str:
+    """How this torch calls a collective of single tensors."""
+    older = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}
+    newer = f"{collective}_single"
+    return newer if hasattr(dist, newer) else older[collective]
 
 
-def stage_step(shape: StageShape, mesh: Mesh, copied: list[int], **more: Any) -> Step:
+@contextmanager
+def one_of_tensor_ranks(shape: StageShape, device: torch.device) -> Iterator[tuple[Mesh, Copies]]:
+    """A rank of the middle stage, and the copies that its collectives are."""
+    layout, copies = shape.plan().layout, Copies(device)
+    with pretended(layout, rank=layout.tensor) as mesh, copies.instead():
+        yield replace(mesh, device=device), copies
+
+
+def stage_step(shape: StageShape, mesh: Mesh, copies: Copies, **more: Any) -> Step:
     """Forward and backward of our stage, whose gradients are added to those of the step, in fp32 unless `more`, as in
-    Plan, says otherwise; copies of as many bytes stand for its collectives.
-
-    Those of all-gathers are made in their place; of a reduce-scatter, whose own slice is, the rest follows the step.
-    copied: the bytes of each step's collectives are added.
-    """
+    Plan, says otherwise; its collectives are copies of as many bytes."""
     plan = shape.plan(**more)
     with torch.device("meta"):
         stage = Stage(plan, 1, mesh)
@@ -262,18 +312,14 @@ def stage_step(shape: StageShape, mesh: Mesh, copied: list[int], **more: Any) ->
     here = {"device": mesh.device, "dtype": torch.bfloat16}
     x = torch.randn(S // shape.tensor, 1, H, requires_grad=True, **here)
     inputs = Inputs(torch.zeros(S, 1, dtype=torch.int64, device=mesh.device))
-    largest = torch.randn(S * H, **here)
-    spare = torch.empty_like(largest)
 
     def step() -> None:
-        before = Counter(mesh.tensor.traffic)
+        moved, copied = Counter(mesh.tensor.traffic), copies.copied
         y = stage(x, inputs)
         y.backward(y.detach())
-        handed = mesh.tensor.traffic - before
-        assert handed.keys() <= {"reduce_scatter", "all_gather"}, f"{dict(handed)}: no copies stand for these"
-        scattered, gathered = handed["reduce_scatter"], shape.tensor * handed["all_gather"]
-        _copy(scattered - scattered // shape.tensor, largest, spare)
-        copied.append(scattered + gathered)
+        handed, copies.of_a_step = mesh.tensor.traffic - moved, copies.copied - copied
+        expected = handed["reduce_scatter"] + shape.tensor * handed["all_gather"]
+        assert copies.of_a_step == expected, f"{copies.of_a_step} bytes copied for {dict(handed)}"
 
     return step
 
@@ -310,11 +356,3 @@ def _narrow_block(shape: StageShape) -> Block:
 def _draw(module: nn.Module) -> None:
     for parameter in module.parameters():
         parameter.normal_(0, 0.02)
-
-
-def _copy(handed: int, source: Tensor, target: Tensor) -> None:
-    whole = source.numel() * source.element_size()
-    for _ in range(handed // whole):
-        target.copy_(source)
-    rest = handed % whole // source.element_size()
-    target[:rest].copy_(source[:rest])

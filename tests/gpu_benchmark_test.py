@@ -12,6 +12,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from trivium.parallel.collectives import all_gather, reduce_scatter
+
 CPU = torch.device("cpu")
 
 
@@ -141,28 +143,33 @@ def test_a_peak_is_of_the_step_itself_without_what_was_held_before(gpu, monkeypa
     assert gpu.alone(bench, lambda: lambda: None, rounds=1)[1] == 1000
 
 
+def test_copies_stand_for_collectives_of_a_tensor_axis(gpu):
+    import gpu_sides
+
+    shape = gpu_sides.TINY_STAGE
+    with gpu_sides.one_of_tensor_ranks(shape, CPU) as (mesh, copies):
+        own = torch.arange(6.0).view(3, 2)
+        assert torch.equal(all_gather(own, mesh.tensor), own.repeat(shape.tensor, 1))
+        whole = torch.arange(12.0).view(6, 2)
+        assert torch.equal(reduce_scatter(whole, mesh.tensor), whole.chunk(shape.tensor)[mesh.tensor.index])
+    assert copies.copied == shape.tensor * own.nbytes + whole.nbytes
+
+
 def test_a_stage_computes_with_numbers_and_copies_as_many_bytes_as_its_collectives_move(gpu, monkeypatch):
     import gpu_sides
 
-    shape, buckets, copies = gpu_sides.TINY_STAGE, [], []
-    made, copy = gpu_sides.make_buckets, gpu_sides._copy
+    shape, buckets, made = gpu_sides.TINY_STAGE, [], gpu_sides.make_buckets
 
     def keep(*given, **more):
         buckets.extend(made(*given, **more))
         return buckets
 
-    def counted(handed, source, target) -> None:
-        copies.append(handed)
-        copy(handed, source, target)
-
     monkeypatch.setattr(gpu_sides, "make_buckets", keep)
-    monkeypatch.setattr(gpu_sides, "_copy", counted)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     torch.use_deterministic_algorithms(True)  # what nobody wrote is not a number
     try:
-        told: list[int] = []
-        with gpu_sides.one_of_tensor_ranks(shape, CPU) as mesh:
-            gpu_sides.stage_step(shape, mesh, told)()
+        with gpu_sides.one_of_tensor_ranks(shape, CPU) as (mesh, copies):
+            gpu_sides.stage_step(shape, mesh, copies)()
             moved = dict(mesh.tensor.traffic)
     finally:
         torch.use_deterministic_algorithms(False)
@@ -176,5 +183,4 @@ def test_a_stage_computes_with_numbers_and_copies_as_many_bytes_as_its_collectiv
     # gradients of their outputs; their outputs and the gradients of their inputs scattered.
     scattered, gathered = 4 * shape.layers * whole, 6 * shape.layers * whole
     assert moved == {"reduce_scatter": scattered, "all_gather": gathered // shape.tensor}
-    assert told == [scattered + gathered]
-    assert copies == [scattered - scattered // shape.tensor]  # the rest was copied where it happened
+    assert copies.of_a_step == scattered + gathered
