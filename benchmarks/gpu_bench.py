@@ -115,8 +115,11 @@ def failure(error: BaseException) -> dict[str, Any]:
     return {"status": "failed", "reason": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
 
 
-def by_turns(bench: Bench, builders: Mapping[str, Callable[[], Step]]) -> dict[str, dict[str, Any]]:
-    """Each step's median seconds and peak bytes; steps that fail, or that no time is left for, with their reason.
+def by_turns(
+    bench: Bench, builders: Mapping[str, Callable[[], Step]], *, at_once: int = STEPS_AT_ONCE
+) -> dict[str, dict[str, Any]]:
+    """Each step's median seconds, of so many one after the other, and peak bytes; steps that fail, or that no time is
+    left for, with their reason.
 
     As many as there is memory for stay in it, so that each is measured in turn with all others; one that fails leaves.
     Those that there was no memory for come after them, in turn with the first, which is built again: `beside` is its
@@ -127,7 +130,7 @@ def by_turns(bench: Bench, builders: Mapping[str, Callable[[], Step]]) -> dict[s
     waiting = dict(builders)
     first = next(iter(builders))
     while waiting:
-        found, late = _in_memory(bench, {first: builders[first], **waiting})
+        found, late = _in_memory(bench, {first: builders[first], **waiting}, at_once)
         if len(waiting.keys() & late) == len(waiting):  # not even beside the first alone
             found |= {name: late.pop(name) for name in [next(iter(waiting))]}
         result = {**found, **result}
@@ -137,7 +140,7 @@ def by_turns(bench: Bench, builders: Mapping[str, Callable[[], Step]]) -> dict[s
 
 
 def _in_memory(
-    bench: Bench, builders: Mapping[str, Callable[[], Step]]
+    bench: Bench, builders: Mapping[str, Callable[[], Step]], at_once: int
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """What was found of those that there was memory for at once; and what is said of the others."""
     found: dict[str, dict[str, Any]] = {}
@@ -156,7 +159,7 @@ def _in_memory(
         if name not in steps:  # not within the handler: there the error still holds what was built
             bench.free()
         own[name] = bench.held_bytes() - before
-    times = _rounds(bench, steps, found, late)
+    times = _rounds(bench, steps, found, late, at_once)
     for name, step in steps.items():
         try:
             peak = bench.peak_bytes(step)
@@ -177,7 +180,7 @@ def _in_memory(
 
 
 def _rounds(
-    bench: Bench, steps: dict[str, Step], found: dict[str, Any], late: dict[str, Any]
+    bench: Bench, steps: dict[str, Step], found: dict[str, Any], late: dict[str, Any], at_once: int
 ) -> dict[str, list[float]]:
     """Seconds of every step, round by round; one that fails leaves `steps`."""
     times: dict[str, list[float]] = {name: [] for name in steps}
@@ -186,7 +189,7 @@ def _rounds(
             break
         for name in list(steps) if number % 2 == 0 else list(reversed(steps)):
             try:
-                times[name].append(bench.seconds(steps[name], STEPS_AT_ONCE))
+                times[name].append(bench.seconds(steps[name], at_once))
             except Exception as error:
                 _failed(error, name, found, late)
                 del steps[name]

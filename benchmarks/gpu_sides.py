@@ -234,7 +234,12 @@ class Copies:
     def gather(self, out: Tensor, x: Tensor, group: Any, async_op: bool) -> "_Copied":
         """In place of dist.all_gather_single."""
         with self._beside(out, x) as done:
-            out.view(-1, *x.shape).copy_(x)
+            slices, filled = out.view(-1, *x.shape), 1
+            slices[0].copy_(x)
+            while filled < len(slices):  # few copies, as large as can be
+                more = min(filled, len(slices) - filled)
+                slices[filled : filled + more].copy_(slices[:more])
+                filled += more
             self.copied += out.nbytes
         return done
 
@@ -324,11 +329,21 @@ def stage_step(shape: StageShape, mesh: Mesh, copies: Copies, **more: Any) -> St
     return step
 
 
-def plain_stage_step(shape: StageShape, device: torch.device, *, compiled: bool) -> Step:
-    """The same products in plain PyTorch blocks, without collectives or copies; autograd adds its gradients up, in
-    bf16."""
+def plain_stage_step(
+    shape: StageShape, device: torch.device, *, compiled: bool, collectives: bool = True
+) -> Step:
+    """The same products in plain PyTorch blocks; autograd adds its gradients up, in bf16.
+
+    collectives: all-reduces around attention and MLP, forward and backward, are copies of as many bytes as a
+    reduce-scatter and an all-gather have; without them it computes less than a tensor rank does.
+    """
     with device:
         blocks = nn.Sequential(*(_narrow_block(shape) for _ in range(shape.layers))).to(torch.bfloat16)
+    if collectives:
+        for block in blocks:
+            for module, enters, leaves in ((block.attention, "qkv", "out"), (block.mlp, "up", "down")):
+                setattr(module, enters, _Entering(getattr(module, enters)))
+                setattr(module, leaves, _Leaving(getattr(module, leaves)))
     if compiled:
         for block in blocks:
             block.compile()
@@ -339,6 +354,57 @@ def plain_stage_step(shape: StageShape, device: torch.device, *, compiled: bool)
         y.backward(y.detach())
 
     return step
+
+
+@torch.library.custom_op("trivium_benchmarks::all_reduce", mutates_args=())
+def _all_reduce(x: Tensor) -> Tensor:
+    """Two copies: the bytes of a reduce-scatter, and of an all-gather. The compiler does not look into it."""
+    return x.clone(memory_format=torch.contiguous_format).clone()
+
+
+@_all_reduce.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+class _ReducedForward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return _all_reduce(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+class _ReducedBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return _all_reduce(grads[0])
+
+
+class _Entering(nn.Module):
+    """A column-split layer of a tensor rank: the gradient of its input is summed over the ranks."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, H] -> [B, S, E]."""
+        return self.linear(_ReducedBackward.apply(x))
+
+
+class _Leaving(_Entering):
+    """A row-split one: its output is, and the bias added once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, S, E] -> [B, S, H]."""
+        return _ReducedForward.apply(F.linear(x, self.linear.weight)) + self.linear.bias
 
 
 def _narrow_block(shape: StageShape) -> Block:
