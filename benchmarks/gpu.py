@@ -44,16 +44,19 @@ from gpu_bench import ROUNDS, WARM_UP, Bench, alone, by_turns
 from gpu_page import gpu_page, where_it_goes, write
 from gpu_sides import (
     SHAPES,
-    STAGE,
     TINY_SHAPES,
-    TINY_STAGE,
     Shape,
     TriviumStep,
+    plain_step,
+    transformers_step,
+)
+from gpu_stage import (
+    STAGE,
+    TINY_STAGE,
+    ReplayedStep,
     one_of_tensor_ranks,
     plain_stage_step,
-    plain_step,
     stage_step,
-    transformers_step,
 )
 from gpu_texts import Kind, text_row
 
@@ -134,14 +137,19 @@ def stage(bench: Bench) -> dict[str, Any]:
             shape, d, compiled=True, collectives=False
         )
     }
+    in_bf16 = {"precision": {"weights": "bf16", "gradients": "bf16"}}
     with one_of_tensor_ranks(shape, d) as (mesh, copies):
         ours = {
             "trivium": lambda: stage_step(shape, mesh, copies),
             "trivium, blocks compiled": lambda: stage_step(shape, mesh, copies, compiled=True),
             "trivium, blocks compiled, sums in bf16": lambda: stage_step(
-                shape, mesh, copies, compiled=True, precision={"weights": "bf16", "gradients": "bf16"}
+                shape, mesh, copies, compiled=True, **in_bf16
             ),
         }
+        if not bench.smoke:  # a processor records nothing
+            ours["trivium, compiled and replayed, sums in bf16"] = lambda: ReplayedStep(
+                stage_step(shape, mesh, copies, compiled=True, **in_bf16)
+            )
         sides = by_turns(bench, {**ours, **peers, **alone}, at_once=MICRO_BATCHES)
     for side in sides.values():
         if side["status"] == "measured":

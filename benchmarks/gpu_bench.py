@@ -6,17 +6,28 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from gpu_sides import Step, TriviumStep
+from gpu_sides import Step
 
 from trivium.parallel.recording import Recording
 
 WARM_UP, ROUNDS = 3, 6
 STEPS_AT_ONCE = 3  # one after the other, as in a training
 TO_BUILD = 20.0  # seconds that building and compiling a side may take
+
+
+@runtime_checkable
+class Replayed(Protocol):
+    """A step that may be replayed."""
+
+    def __call__(self) -> None:
+        """One more."""
+
+    def forget(self) -> None:
+        """The next one is no replay."""
 
 
 @dataclass
@@ -85,7 +96,7 @@ class Bench:
         if self.device.type != "cuda":
             act()
             return 0
-        if isinstance(act, TriviumStep):
+        if isinstance(act, Replayed):
             act.forget()
             self.free()
         torch.cuda.reset_peak_memory_stats(self.device)

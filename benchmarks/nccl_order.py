@@ -54,7 +54,7 @@ def _measured(arguments: list[str], max_ranks: int, plans: int) -> dict[str, Any
     chosen = found[:: max(1, len(found) // plans)][:plans] if plans else found
     rows = []
     for number, plan in enumerate(chosen):
-        rows.append(_row(_on_gpus(plan, "bf16" if number % 2 else "fp32")))
+        rows.append(_row(_on_gpus(plan, "bf16" if number % 2 else "fp32", records=number % 4 < 2)))
         print(
             f"{number + 1} of {len(chosen)}: {rows[-1]['layout']}: {rows[-1]['status']}",
             file=sys.stderr,
@@ -63,11 +63,13 @@ def _measured(arguments: list[str], max_ranks: int, plans: int) -> dict[str, Any
     return {**circumstances("benchmarks/nccl_order.py", arguments), "generated": len(found), "rows": rows}
 
 
-def _on_gpus(plan: Any, weights: str) -> Any:
-    """The plan, recorded where that may be. In fp32 accelerators have no fused attention, and other code runs."""
+def _on_gpus(plan: Any, weights: str, *, records: bool) -> Any:
+    """The plan, where it records without what cannot be recorded of its model, if that makes it one that can. In fp32
+    accelerators have no fused attention, and other code runs."""
     precise = plan.model_copy(update={"precision": plan.precision.model_copy(update={"weights": weights})})
-    recorded = precise.model_copy(update={"cuda_graphs": True})
-    return precise if recorded.check() else recorded
+    same_work = plan.model.model_copy(update={"dropout": 0.0, "documents": "joined"})
+    recorded = precise.model_copy(update={"model": same_work, "cuda_graphs": True})
+    return recorded if records and not recorded.check() else precise
 
 
 def _row(plan: Any) -> dict[str, Any]:
@@ -99,6 +101,7 @@ def _judged(traces: Sequence[Sequence[str]]) -> dict[str, Any]:
         "status": "meets",
         "communicators": found.communicators,
         "parts": dict(found.parts),
+        "replays": sum(line.startswith("replay") for trace in traces for line in trace),
         "one_at_a_time": not _is_found(traces, one_at_a_time=True),
         "faults": len(seeded),
         "faults_missed": missed,
@@ -159,6 +162,7 @@ def page(record: Mapping[str, Any]) -> str:
     met = [row for row in rows if row["status"] == "meets"]
     seeded = sum(row["faults"] for row in met)
     found = seeded - sum(len(row["faults_missed"]) for row in met)
+    recorded = [row for row in met if row["replays"]]
     return "\n".join(
         [
             f"# What ranks ask of NCCL, without a GPU, {record['date'][:10]}",
@@ -176,6 +180,8 @@ def page(record: Mapping[str, Any]) -> str:
             f"bf16 in turns ({', '.join(f'{n} of {size} ranks' for size, n in sorted(world.items()))})",
             f"- come to their end: {len(met)}; one request at a time in the order asked: "
             f"{sum(row['one_at_a_time'] for row in met)}",
+            f"- with recorded steps: {len(recorded)}, replayed {sum(row['replays'] for row in recorded):,} times, each "
+            "by the rules of what may be recorded; messages in a recording count at its replays",
             f"- requests: {', '.join(f'{n:,} {what}' for what, n in sorted(parts.items()))}",
             f"- faults put into the traces: {seeded}, found {found}",
             "",

@@ -5,6 +5,9 @@ A stream does one thing after the other. A request waits for what its communicat
 and is over when all its parts have met the others': the n-th collective of a communicator on every rank, and the n-th
 message from one rank to another at both ends. Nothing is buffered: a message that has not been received is not sent.
 A host goes on at once, but where it waits for a stream, or for ranks to join a communicator.
+
+What is asked for while a stream is recorded is done at every replay, on streams of the recording's own: after what the
+stream of the replay was given before, and before what it is given later.
 """
 
 from collections import Counter, defaultdict, deque
@@ -56,7 +59,7 @@ def read(lines: Sequence[str]) -> Iterator[Request | Told]:
     """A trace. Parts between the outermost `group` and its `end` are one request for each stream and communicator."""
     depth, together = 0, dict[tuple[str, str], list[Part]]()
     tags = deque[int]()
-    for line in lines:
+    for line in replayed(lines):
         what, *given = line.split()
         if what == "group":
             depth += 1
@@ -75,6 +78,74 @@ def read(lines: Sequence[str]) -> Iterator[Request | Told]:
             for (stream, _), parts in together.items():
                 yield Request(stream, tuple(parts))
             together.clear()
+
+
+def replayed(lines: Sequence[str]) -> Iterator[str]:
+    """A trace without recordings: each is where it is replayed. Apart where a device would not record it."""
+    recordings: dict[str, list[str]] = {}
+    begun: str | None = None
+    for line in lines:
+        match line.split():
+            case "recording", number, origin:
+                begun, recordings[number] = number, [f"origin {origin}"]
+            case "recorded", number:
+                _check_recording(recordings[number])
+                begun = None
+            case "replay", number, stream:
+                yield from _at_once(recordings[number], number, stream)
+            case _ if begun is not None:
+                recordings[begun].append(line)
+            case _:
+                yield line
+
+
+def _at_once(recording: Sequence[str], number: str, stream: str) -> Iterator[str]:
+    """Its lines, on streams and with events of its own, between what the stream was given before and later."""
+    lines = [line.split() for line in recording]
+    own = dict.fromkeys(words[1] for words in lines if words[0] in ("origin", "ask", "record", "after"))
+    yield f"record {stream} before.{number}"
+    yield from (f"after {each}.{number} before.{number}" for each in own)
+    for what, *given in lines[1:]:
+        if what in ("ask", "record", "after"):
+            given[0] += f".{number}"
+        if what in ("record", "after"):
+            given[1] += f".{number}"
+        yield " ".join([what, *given])
+    for each in own:
+        yield f"record {each}.{number} {each}.over.{number}"
+        yield f"after {stream} {each}.over.{number}"
+
+
+def _check_recording(recording: Sequence[str]) -> None:
+    """CUDA's own rules: a stream is recorded from where it waits for one that is, and is waited for in the end; nothing
+    in it waits for what was asked for before, and no host for it."""
+    origin = recording[0].split()[1]
+    seen: dict[str, Counter[str]] = {
+        origin: Counter()
+    }  # by stream, how much of which streams is over before it
+    marks: dict[str, Counter[str]] = {}
+    for line in recording[1:]:
+        match line.split():
+            case "ask", stream, *_:
+                if stream not in seen:
+                    raise Apart(f"{line}: its stream is not recorded")
+                seen[stream][stream] += 1
+            case "record", stream, event:
+                if stream in seen:
+                    marks[event] = Counter(seen[stream])
+                else:
+                    marks.pop(event, None)
+            case "after", stream, event:
+                if event in marks:
+                    seen[stream] = seen.get(stream, Counter()) | marks[event]
+                    seen[stream][stream] += 1  # it may have been given a kernel, of which no trace tells
+                elif stream in seen:
+                    raise Apart(f"{line}: what is recorded cannot wait for what is not")
+            case "await" | "join" | "split", *_:
+                raise Apart(f"{line}: not while a stream is recorded")
+    left = [stream for stream, asked in seen.items() if asked[stream] > seen[origin][stream]]
+    if left:
+        raise Apart(f"recorded, and never waited for: streams {', '.join(left)}")
 
 
 def requests_of(lines: Sequence[str]) -> list[Request]:

@@ -38,17 +38,27 @@ RANKS: dict[str, dict[str, Any]] = {
         "layout": {"tensor": 2, "pipeline": 2, "data": 2},
         "model": {"family": "llama", "kv_heads": 4},
     },
+    "tensor 2, pipeline 2, data 2, replayed": {
+        "layout": {"tensor": 2, "pipeline": 2, "data": 2},
+        "cuda_graphs": True,
+    },
     "tensor 2, data 4, ZeRO 2": {"layout": {"tensor": 2, "data": 4}, "zero": 2},
     "tensor 2, data 4, ZeRO 3": {"layout": {"tensor": 2, "data": 4}, "zero": 3},
     "data 8, ZeRO 3": {"layout": {"data": 8}, "zero": 3},
     "data 8, ZeRO 1, blocks compiled": {"layout": {"data": 8}, "compiled": True},
-    "the same, replayed": {"layout": {"data": 8}, "compiled": True, "cuda_graphs": True},
+    "data 8, ZeRO 1, compiled and replayed": {"layout": {"data": 8}, "compiled": True, "cuda_graphs": True},
     "tensor 8, sequences whole": {"layout": {"tensor": 8}, "sequence_parallel": False},
+    "tensor 8, replayed": {"layout": {"tensor": 8}, "sequence_parallel": False, "cuda_graphs": True},
     "tensor 4, data 2, micro-batches of 4": {
         "layout": {"tensor": 4, "data": 2},
         "batch": {"sequences": 16, "micro": 4},
     },
     "pipeline 4, data 2, ZB-H1": {"layout": {"pipeline": 4, "data": 2}, "schedule": "zb-h1"},
+    "pipeline 4, data 2, ZB-H1, replayed": {
+        "layout": {"pipeline": 4, "data": 2},
+        "schedule": "zb-h1",
+        "cuda_graphs": True,
+    },
     "pipeline 4, data 2, ZB-V": {"layout": {"pipeline": 4, "data": 2, "chunks": 2}, "schedule": "zb-v"},
     "pipeline 4, data 2, heads in turns": {
         "layout": {"pipeline": 4, "data": 2, "chunks": 2},
@@ -60,6 +70,7 @@ RANKS: dict[str, dict[str, Any]] = {
         "schedule": "interleaved",
     },
     "context 2, data 4, ring": {"layout": {"context": 2, "data": 4}},
+    "context 2, data 4, ring, replayed": {"layout": {"context": 2, "data": 4}, "cuda_graphs": True},
 }
 # Forty micro-batches a replica instead of 240: the most is held once the pipeline of 35 is full.
 PUBLISHED: dict[str, dict[str, Any]] = {

@@ -144,10 +144,10 @@ def test_a_peak_is_of_the_step_itself_without_what_was_held_before(gpu, monkeypa
 
 
 def test_copies_stand_for_collectives_of_a_tensor_axis(gpu):
-    import gpu_sides
+    import gpu_stage
 
-    shape = gpu_sides.TINY_STAGE
-    with gpu_sides.one_of_tensor_ranks(shape, CPU) as (mesh, copies):
+    shape = gpu_stage.TINY_STAGE
+    with gpu_stage.one_of_tensor_ranks(shape, CPU) as (mesh, copies):
         own = torch.arange(6.0).view(3, 2)
         assert torch.equal(all_gather(own, mesh.tensor), own.repeat(shape.tensor, 1))
         whole = torch.arange(12.0).view(6, 2)
@@ -156,20 +156,20 @@ def test_copies_stand_for_collectives_of_a_tensor_axis(gpu):
 
 
 def test_a_stage_computes_with_numbers_and_copies_as_many_bytes_as_its_collectives_move(gpu, monkeypatch):
-    import gpu_sides
+    import gpu_stage
 
-    shape, buckets, made = gpu_sides.TINY_STAGE, [], gpu_sides.make_buckets
+    shape, buckets, made = gpu_stage.TINY_STAGE, [], gpu_stage.make_buckets
 
     def keep(*given, **more):
         buckets.extend(made(*given, **more))
         return buckets
 
-    monkeypatch.setattr(gpu_sides, "make_buckets", keep)
+    monkeypatch.setattr(gpu_stage, "make_buckets", keep)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     torch.use_deterministic_algorithms(True)  # what nobody wrote is not a number
     try:
-        with gpu_sides.one_of_tensor_ranks(shape, CPU) as (mesh, copies):
-            gpu_sides.stage_step(shape, mesh, copies)()
+        with gpu_stage.one_of_tensor_ranks(shape, CPU) as (mesh, copies):
+            gpu_stage.stage_step(shape, mesh, copies)()
             moved = dict(mesh.tensor.traffic)
     finally:
         torch.use_deterministic_algorithms(False)

@@ -132,3 +132,43 @@ def test_every_fault_is_found(streams: ModuleType):
             assert changed[1 - r] == traces[1 - r] and changed[r] != traces[r]
             with pytest.raises(streams.Apart):
                 streams.meet(changed)
+
+
+RECORDED = ["recording 1 s1", SUM, "recorded 1"]
+
+
+def test_what_is_recorded_is_done_at_its_replays(streams: ModuleType):
+    """Between what the stream of a replay was given before and later."""
+    once = [*RECORDED, "replay 1 s2", "replay 1 s2"]
+    assert streams.meet([joined(0, *once), joined(1, SUM, SUM)]).parts == {"all_reduce": 4}
+    with pytest.raises(streams.Apart):
+        streams.meet([joined(0, *RECORDED), joined(1, SUM)])
+    lines = [*RECORDED, "ask s2 d all_reduce 8 9 0", "replay 1 s2", "ask s2 d all_gather 8 9 0"]
+    other = ["ask a d all_reduce 8 9 0", SUM, "ask b d all_gather 8 9 0"]
+    streams.meet([joined(r, *each, names="cd") for r, each in enumerate((lines, other))])
+    crossed = ["ask s2 d all_reduce 8 9 0", "record s2 e", "after s1 e", SUM]
+    circle = [*RECORDED, "replay 1 s2", "ask s2 d all_reduce 8 9 0"]
+    with pytest.raises(streams.Apart):
+        streams.meet([joined(r, *each, names="cd") for r, each in enumerate((circle, crossed))])
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (["record s1 e", "after s2 e", "ask s2 c all_reduce 8 9 0"], "never waited for: streams s2"),
+        (["record s1 e", "after s2 e"], "never waited for: streams s2"),
+        (["ask s2 c all_reduce 8 9 0"], "its stream is not recorded"),
+        (["after s1 e"], "cannot wait for what is not"),
+        (["record s2 e", "after s1 e"], "cannot wait for what is not"),
+        (["await event e"], "not while a stream is recorded"),
+    ],
+)
+def test_a_device_would_not_record_everything(streams: ModuleType, lines: list[str], says: str):
+    with pytest.raises(streams.Apart, match=says):
+        streams.meet([joined(0, "recording 1 s1", *lines, "recorded 1", size=1)])
+
+
+def test_a_stream_that_waits_for_a_recorded_one_is_recorded_until_that_waits_for_it(streams: ModuleType):
+    fork = ["record s1 e", "after s2 e", "ask s2 c all_reduce 8 9 0", "record s2 f", "after s1 f"]
+    lines = ["recording 1 s1", *fork, "recorded 1", "replay 1 s3"]
+    assert streams.meet([joined(0, *lines, size=1)]).parts == {"all_reduce": 1}

@@ -1,5 +1,5 @@
 /* NCCL as far as torch's process group calls it: what is asked of it is written down (trace.h), nothing is exchanged.
- * benchmarks/queues.py then says whether the ranks' requests meet. Written from the public header; enumerations are numbers
+ * benchmarks/streams.py then says whether the ranks' requests meet. Written from the public header; enumerations are numbers
  * here, and all requests succeed.
  */
 #include <pthread.h>

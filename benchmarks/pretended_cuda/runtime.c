@@ -37,18 +37,28 @@ static const char *events[EVENTS];
 static long happened;
 static int note(const char *name);
 
-/* While a stream is recorded into a graph, what it is given is counted in the graph instead. Whatever else would be done
- * then is an error, as on a device: waiting, or work of the stream that all others wait for. */
+/* While a stream is recorded into a graph, what it is given is counted in the graph instead, and what streams are given
+ * that wait for it (`joined`). Whatever else would be done then is an error, as on a device: waiting, or work of the
+ * stream that all others wait for. */
 static void *recorded;
+static void *joined[64];
+static int joins;
 static long nodes;
 static unsigned long long recordings;
 static __thread int last_error;
 
 static int failed(int error) { return last_error = error; }
 
+static int is_recorded(const void *s) {
+  if (!recorded) return 0;
+  for (int i = 0; i < joins; i++)
+    if (joined[i] == s) return 1;
+  return s == recorded;
+}
+
 static int asked(void *stream, const char *name) {
   if (recorded && !stream) return failed(NOT_RECORDED);
-  if (recorded && stream == recorded) return __sync_fetch_and_add(&nodes, 1), 0;
+  if (is_recorded(stream)) return __sync_fetch_and_add(&nodes, 1), 0;
   return note(name);
 }
 
@@ -231,20 +241,36 @@ int cudaStreamCreateWithPriority(void **s) { return made(s); }
 int cudaStreamCreate(void **s) { return made(s); }
 int cudaStreamDestroy(void *s) { return gone(s); }
 int cudaStreamQuery(void) { return 0; }
-int cudaStreamBeginCapture(void *s) { return recorded = s, nodes = 0, recordings++, 0; }
-int cudaStreamEndCapture(void *s, void **graph) {
-  *graph = calloc(1, sizeof nodes);
-  *(long *)*graph = nodes;
-  return recorded = NULL, 0;
+
+typedef struct {
+  long nodes;
+  unsigned long long number;
+} Graph;
+
+int cudaStreamBeginCapture(void *s) {
+  recorded = s, nodes = joins = 0, recordings++;
+  return traced("recording %llu %p", recordings, s), 0;
 }
-int cudaStreamIsCapturing(void *s, int *state) { return *state = recorded && s == recorded, 0; }
+int cudaStreamEndCapture(void *s, void **graph) {
+  Graph *made = *graph = calloc(1, sizeof *made);
+  *made = (Graph){nodes, recordings};
+  recorded = NULL;
+  return traced("recorded %llu", recordings), 0;
+}
+int cudaStreamIsCapturing(void *s, int *state) { return *state = is_recorded(s), 0; }
 int cudaStreamGetCaptureInfo(void *s, int *state, unsigned long long *id) {
   if (id) *id = recordings;
   return cudaStreamIsCapturing(s, state);
 }
-int cudaGraphGetNodes(const long *graph, void *found, size_t *n) { return *n = *graph, 0; }
-int cudaGraphInstantiateWithFlags(void **p, void *graph) { return *p = calloc(1, 64), 0; }
-int cudaGraphLaunch(void *graph, void *stream) { return asked(stream ? stream : graph, "graph"); }
+int cudaGraphGetNodes(const Graph *graph, void *found, size_t *n) { return *n = graph->nodes, 0; }
+int cudaGraphInstantiateWithFlags(Graph **p, const Graph *graph) {
+  *p = malloc(sizeof **p);
+  return **p = *graph, 0;
+}
+int cudaGraphLaunch(Graph *graph, void *stream) {
+  traced("replay %llu %p", graph->number, stream);
+  return asked(stream ? stream : graph, "graph");
+}
 int cudaGraphDestroy(void *graph) { return free(graph), 0; }
 int cudaGraphExecDestroy(void *graph) { return free(graph), 0; }
 int cudaStreamGetPriority(void *s, int *p) { return *p = 0, 0; }
@@ -255,12 +281,15 @@ int cudaEventDestroy(void *e) { return gone(e); }
 int cudaEventQuery(void) { return 0; }
 int cudaEventRecord(void **e, void *s) {
   traced("record %p %p", s, e);
-  return *e = recorded && s == recorded ? s : NULL, 0;
+  return *e = is_recorded(s) ? recorded : NULL, 0;
 }
 int cudaEventRecordWithFlags(void **e, void *s) { return cudaEventRecord(e, s); }
 int cudaStreamWaitEvent(void *s, void **e) {
   traced("after %p %p", s, e);
-  return recorded && *e && !s ? failed(NOT_RECORDED) : 0;
+  if (!recorded || *e != recorded) return 0;
+  if (!s) return failed(NOT_RECORDED);
+  if (!is_recorded(s)) joined[joins++] = s;
+  return 0;
 }
 int cudaEventElapsedTime(float *milliseconds) { return *milliseconds = 1, 0; }
 int cudaEventSynchronize(void *e) { return traced("await event %p", e), waited("wait: for an event"); }

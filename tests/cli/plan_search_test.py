@@ -133,12 +133,12 @@ def test_no_file_that_a_search_reads_is_written_over(call, tmp_path, monkeypatch
 def test_a_winner_stays_compiled_and_is_recorded_where_that_may_be(call, tmp_path):
     mine, out = tmp_path / "mine.yaml", tmp_path / "winner.yaml"
     mine.write_text("base: demo\nmachine: selene\nplan: {compiled: true, cuda_graphs: true}")
-    asked = ("search", "--model", str(mine), "--nodes", "1", "--out", str(out))
-    for ranks, tensor in ((1, 1), (2, 2)):
-        code, _, told = call(*asked, "--ranks", str(ranks), "--set", f"search.tensor=[{tensor}]")
+    asked = ("search", "--model", str(mine), "--nodes", "1", "--ranks", "2", "--out", str(out))
+    for zero in (1, 3):
+        code, _, told = call(*asked, "--set", f"search.zero=[{zero}]", "--set", "search.tensor=[1]")
         plan = resolve(Given(str(out))).checked().plan
-        assert code == 0 and plan.compiled and plan.cuda_graphs is (ranks == 1)
-        assert ("plan.cuda_graphs is left out of" in told) is (ranks == 2), told
+        assert code == 0 and plan.compiled and plan.cuda_graphs is (zero == 1)
+        assert ("plan.cuda_graphs is left out of" in told) is (zero == 3), told
 
 
 def test_a_ramp_that_the_winner_cannot_keep_is_left_out_and_that_is_said(call, tmp_path):

@@ -39,11 +39,7 @@ def begun(tmp_path: Path):
         ("plan.row_chunks=2",),
         ("plan.layout.context=2", "plan.layout.data=1", "plan.context_attention=ulysses"),
         ("plan.compiled=true",),
-        (
-            "plan.cuda_graphs=true",
-            *(f"plan.layout.{axis}=1" for axis in ("tensor", "pipeline", "data", "chunks")),
-            "plan.schedule=1f1b",
-        ),
+        ("plan.cuda_graphs=true",),
         ("training.checkpoint_every=3",),
         ("training.profile.steps=[5]",),
     ],

@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,19 @@ def test_a_trace_ends_in_a_phase_of_its_own_for_which_a_rank_has_more_time_than_
     traces.finish()
     assert done == [(1, "tracing"), "written"] and [*(tmp_path / FOLDER).iterdir()]
     assert Patience(Supervision(stall_seconds=99.0)).limit("tracing") == 99.0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_step_that_one_rank_traces_is_replayed_on_none(rank: int, tmp_path: Path) -> None:
+    """NCCL has all ranks of a message replay it, or none."""
+    trainer = Trainer(small(cuda_graphs=True), Mesh.single(), seed=1, rule=AdamRule())
+    trainer.mesh, trainer._records = replace(trainer.mesh, rank=rank), True
+    traces = Traces(ProfileConfig(steps=[2], on_ranks=[0]), tmp_path, untold)
+    for step in (1, 2, 3):
+        with traces.of(trainer, step):
+            assert trainer._records is (step != 2)
+    assert trainer._records
+    traces.finish()
 
 
 def test_what_is_named_for_a_trace_is_as_it_was_afterwards_also_when_a_step_fails() -> None:

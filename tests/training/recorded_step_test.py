@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ from trivium.errors import TriviumError
 from trivium.model.inputs import Inputs
 from trivium.parallel.buckets import Bucket
 from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh
+from trivium.parallel.mesh import Group, Mesh
 from trivium.parallel.pipeline import Run
 from trivium.parallel.recording import Recording
 from trivium.parallel.zero import AdamRule
@@ -31,20 +32,25 @@ class Recorded:
     """As `Recording` is: nothing is computed but by a replay, from and into the places of the recording."""
 
     made = 0
-    buckets: Sequence[Bucket] = ()  # which a graph leaves alone
+    buckets: Sequence[Bucket] = ()  # which a graph leaves alone, as it does what groups count
+    groups: Sequence[Group] = ()
 
     def __init__(self, work: Callable[[], tuple[Run, list[torch.Tensor]]]) -> None:
         type(self).made += 1
         self._work = work
         self.result = work()
-        assert not any(bucket.is_reducing for bucket in self.buckets), "a recording waits for no other rank"
+        assert not any(bucket.is_reducing for bucket in self.buckets), "replicas reduce after a replay"
         self._places = self._tensors(self.result)
         for place in self._places:
             place.fill_(torch.nan)
 
     def replay(self) -> None:
         before = [dict(vars(bucket)) for bucket in self.buckets]
+        handed = [(group, Counter(group.traffic)) for group in self.groups]
         found = self._tensors(self._work())
+        for group, counted in handed:
+            group.traffic.clear()
+            group.traffic.update(counted)
         for place, x in zip(self._places, found, strict=True):
             place.copy_(x)
         for bucket, state in zip(self.buckets, before, strict=True):
@@ -59,7 +65,7 @@ class Recorded:
 
 @pytest.fixture
 def recordings(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
-    Recorded.made, Recorded.buckets = 0, ()
+    Recorded.made, Recorded.buckets, Recorded.groups = 0, (), ()
     monkeypatch.setattr(recorded_step, "Recording", Recorded)
     return Recorded
 
@@ -94,13 +100,33 @@ def test_replayed_steps_are_those_that_are_not(over: dict[str, Any], recordings:
 )
 def test_replicas_reduce_what_they_replayed(over: dict[str, Any], recordings: type[Recorded]) -> None:
     """Each records and replays by itself; then its gradients travel."""
-    on_ranks(4 if "shards" in over else 2, _replicas_are_trained_alike, over, recordings)
+    ranks = 4 if "shards" in over else 2
+    on_ranks(ranks, _ranks_are_trained_alike, {**over, "data": ranks}, recordings)
 
 
-def _replicas_are_trained_alike(place: Place, over: dict[str, Any], recordings: type[Recorded]) -> None:
-    replicas = {**over, "data": place.world_size}
-    mesh = Mesh.connect(small(**replicas).layout, place.rank, place.world_size)
-    _is_trained_alike(mesh, replicas, recordings)
+@pytest.mark.parametrize(
+    "over",
+    [
+        {"tensor": 2, "sequence_parallel": True},
+        {"tensor": 2, "row_chunks": 2, "model": {"z_loss": 1e-2}},
+        {"pipeline": 2, "model": {"head": "tied"}, "batch": RAMP},
+        {"pipeline": 2, "schedule": "zb-h1", "zero": 0},
+        {"context": 2},
+        {"tensor": 2, "pipeline": 2, "precision": {"weights": "bf16"}},
+    ],
+)
+def test_ranks_that_share_samples_record_their_messages(
+    over: dict[str, Any], recordings: type[Recorded]
+) -> None:
+    """Each rank at the same steps; what a replay hands to collectives is counted."""
+    ranks = small(**over).layout.world_size
+    on_ranks(ranks, _ranks_are_trained_alike, over, recordings)
+
+
+def _ranks_are_trained_alike(place: Place, over: dict[str, Any], recordings: type[Recorded]) -> None:
+    plan = small(**over)
+    mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
+    _is_trained_alike(mesh, over, recordings)
 
 
 def _is_trained_alike(mesh: Mesh, over: dict[str, Any], recordings: type[Recorded]) -> None:
@@ -108,8 +134,9 @@ def _is_trained_alike(mesh: Mesh, over: dict[str, Any], recordings: type[Recorde
     for records in (False, True):
         plan = small(**over, cuda_graphs=records)
         trainer = Trainer(plan, mesh, seed=1, rule=AdamRule())
-        trainer._records, recordings.buckets = records, trainer.buckets
+        trainer._records, recordings.buckets, recordings.groups = records, trainer.buckets, mesh.groups
         told: list[Any] = []
+        handed = [Counter(group.traffic) for group in mesh.groups]
         for step in range(8):
             at = plan.batch.at(step)
             samples = Samples(at.first_sample, at.sequences, random_rows(plan))
@@ -117,6 +144,7 @@ def _is_trained_alike(mesh: Mesh, over: dict[str, Any], recordings: type[Recorde
             told.append((result.loss, result.gradient_norm, result.z_loss, result.batch_hash))
             if step == 5:
                 told.append(trainer.validate(Samples(0, plan.validation_unit, random_rows(plan))))
+        told += [group.traffic - before for group, before in zip(mesh.groups, handed, strict=True)]
         masters = torch.cat([shard.master for shard in trainer.optimizer.shards])
         found.append((told, masters.clone()))
     (ours, weights), (expected, right) = found
@@ -150,9 +178,6 @@ def test_a_processor_records_nothing(recordings: type[Recorded]) -> None:
 @pytest.mark.parametrize(
     ("why", "over"),
     [
-        ("2 ranks of plan.layout share samples", {"layout": {"tensor": 2}}),
-        ("4 ranks of plan.layout share samples", {"layout": {"pipeline": 4, "data": 2}}),
-        ("2 ranks of plan.layout share samples", {"layout": {"context": 2}}),
         ("plan.zero is 3", {"zero": 3}),
         ("plan.model.dropout is 0.1", {"model": {"dropout": 0.1}}),
         ("plan.model.documents is 'apart'", {"model": {"documents": "apart"}}),
@@ -172,7 +197,7 @@ def test_what_a_recording_reads_lives_as_long(recordings: type[Recorded]) -> Non
     """A replay reads the places of all inputs, also of those that no batch changes."""
     inputs = Inputs(torch.zeros(4, 1, dtype=torch.int64), torch.zeros(4, 1, dtype=torch.int64))
     read = [weakref.ref(x) for x in (inputs.tokens, inputs.targets, inputs.order)]
-    step = RecordedStep(1, [inputs], [], lambda given: Run(torch.zeros(())))
+    step = RecordedStep(1, [inputs], [], Mesh.single(), lambda given: Run(torch.zeros(())))
     step._recording._work = None  # a graph holds no tensor
     del inputs
     gc.collect()
@@ -192,7 +217,7 @@ def test_a_recording_that_fails_tells_what_failed_first(
     """And not that its end failed, too; the executor's words are between."""
 
     @contextmanager
-    def recording(graph: object) -> Iterator[None]:
+    def recording(graph: object, capture_error_mode: str) -> Iterator[None]:
         try:
             yield
         finally:

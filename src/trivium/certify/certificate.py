@@ -120,6 +120,7 @@ def examine(plan: Plan, mesh: Mesh, reference: Reference, way: Way = AS_IT_IS) -
         seen.append(_scalar("gradient norm", here.gradient_norm, reference.norms[step]))
         found += [d._replace(step=step) for d in seen]
     found += [d._replace(step=step) for d in _weights(trainer, reference.weights)]
+    trainer.forget_recording()
     return Findings(found, _answered_for(trainer))
 
 

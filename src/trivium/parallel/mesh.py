@@ -113,6 +113,11 @@ class Mesh:
         groups = (self.pipeline, self.data, self.tensor, self.context)
         return Coordinate(*(group.index for group in groups))
 
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Each once: a group may have several roles."""
+        return tuple(dict.fromkeys(getattr(self, role) for role in ROLES))
+
     def group(self, axis: Axis) -> Group:
         """The group along an axis."""
         group: Group = getattr(self, axis)
@@ -124,13 +129,13 @@ class Mesh:
 
     def wait_at_most(self, seconds: float) -> None:
         """For the others, in whatever begins from now on."""
-        groups, limit = [getattr(self, role) for role in ROLES], timedelta(seconds=seconds)
-        for peer in {peer for group in groups for peer in group.peers.values()}:
+        limit = timedelta(seconds=seconds)
+        for peer in {peer for group in self.groups for peer in group.peers.values()}:
             peer.wait_at_most(seconds)
-        handles = {group.handle for group in groups if group.handle is not None}
-        for handle in {*handles, dist.group.WORLD} if handles else ():
+        handles = {group.handle for group in self.groups if group.handle is not None}
+        for handle in filter(None, {*handles, dist.group.WORLD} if handles else ()):
             handle.set_timeout(limit)
-        for group in groups:
+        for group in self.groups:
             group.patience[:] = [limit]  # which gloo's direct messages do not learn from its group
 
     @classmethod
@@ -172,7 +177,7 @@ class Mesh:
     def disconnect(self) -> None:
         """Give the groups back, where a process has one mesh after another; every rank calls this alike, after its last
         message. Each of gloo's has threads, one of which wakes a hundred times a second."""
-        handles = dict.fromkeys(getattr(self, role).handle for role in ROLES)
+        handles = dict.fromkeys(group.handle for group in self.groups)
         if any(handles):
             dist.barrier()
         for handle in filter(None, handles):

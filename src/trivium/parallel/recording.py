@@ -18,14 +18,19 @@ class Recording(Generic[Result]):
     """What `work` returned holds tensors at fixed places, which every replay writes anew; so does all that `work`
     reads. Their memory, and that of what was free again within the work, is the recording's for as long as it lives.
 
-    `work` must have run before: what libraries load and compile, and autotuning, cannot be recorded. Nothing in it may
-    wait for the device. Recording computes nothing: a replay does.
+    `work` must have run before: what libraries load and compile, connections and autotuning cannot be recorded. Nothing
+    in it may wait for the device. Recording computes nothing: a replay does.
+
+    Where there are messages in it, NCCL wants every rank that has a part in them to record and to replay alike, and the
+    recording to be gone before the process group is.
     """
 
     def __init__(self, work: Callable[[], Result]) -> None:
         self._graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(self._graph):
+            # Other threads may ask the device for things meanwhile: NCCL's watchdog whether messages are over, a save
+            # for its copies.
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
                 self.result = work()
         except (RuntimeError, TriviumError) as error:
             first = _first(error)

@@ -229,13 +229,11 @@ class Plan(Config):
         return found
 
     def _recording_problems(self) -> list[str]:
-        """What changes from step to step, or waits for others, is in no recording."""
+        """What changes from step to step, or frees what it gathered, is in no recording."""
         if not self.cuda_graphs:
             return []
-        ranks, zero = self.layout.world_size // self.layout.data, self.zero
-        dropout = self.model.dropout
+        zero, dropout = self.zero, self.model.dropout
         changing = (
-            (ranks > 1, f"{ranks} ranks of plan.layout share samples, and wait for each other within a step"),
             (zero > 1, f"plan.zero is {zero}, which gathers and frees within a step"),
             (dropout > 0, f"plan.model.dropout is {dropout}, whose masks are drawn by the step"),
             (

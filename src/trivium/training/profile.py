@@ -44,10 +44,13 @@ class Traces:
         self._packing: list[threading.Thread] = []
 
     def of(self, trainer: Trainer, step: int) -> AbstractContextManager[None]:
-        """Inside, `trainer` does a step, counted from 1, that is traced if it is to be on this rank."""
+        """Inside, `trainer` does a step, counted from 1, that is traced if it is to be on this rank. One that is traced
+        on any is replayed on none."""
         config, rank = self._config, trainer.mesh.rank
-        if step not in config.steps or (config.on_ranks is not None and rank not in config.on_ranks):
+        if step not in config.steps:
             return nullcontext()
+        if config.on_ranks is not None and rank not in config.on_ranks:
+            return trainer.unrecorded()
         return self._traced(trainer, step, self._out / FOLDER / f"step-{step:08d}-rank-{rank:05d}.json.gz")
 
     def finish(self) -> None:
@@ -60,7 +63,11 @@ class Traces:
         activities = [ProfilerActivity.CPU]
         if trainer.mesh.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        with named(trainer), profile(activities=activities, profile_memory=self._config.memory) as trace:
+        with (
+            trainer.unrecorded(),
+            named(trainer),
+            profile(activities=activities, profile_memory=self._config.memory) as trace,
+        ):
             yield
             self._beat(step, "tracing")
         with _failures_told(path):

@@ -1,8 +1,10 @@
 """The forwards and backwards of a step, recorded, with where its batch is read and its gradients are written.
 
-What a rank computes by itself: its gradients are reduced after every replay, as no recording waits for another rank.
+Up to a rank's own sum of gradients, with the messages between ranks that share samples: the reduction over replicas
+begins after every replay, so that it can be as it is without recordings.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -10,6 +12,7 @@ import torch
 
 from trivium.model.inputs import Inputs
 from trivium.parallel.buckets import Bucket
+from trivium.parallel.mesh import Mesh
 from trivium.parallel.pipeline import Run
 from trivium.parallel.recording import Recording
 
@@ -24,6 +27,7 @@ class RecordedStep:
         sequences: int,
         inputs: Sequence[Inputs],
         buckets: Sequence[Bucket],
+        mesh: Mesh,
         accumulate: Callable[[Sequence[Inputs]], Run],
     ) -> None:
         self.sequences, self._buckets = sequences, buckets
@@ -33,7 +37,11 @@ class RecordedStep:
             run = accumulate(inputs)
             return run, [bucket.summed() for bucket in buckets]
 
+        before = [(group, Counter(group.traffic)) for group in mesh.groups]
         self._recording = Recording(work)
+        self._handed = [(group, group.traffic - counted) for group, counted in before]
+        for group, handed in self._handed:
+            group.traffic.subtract(handed)  # nothing was
         for bucket in buckets:
             bucket.clear_gradients()  # nothing was computed
 
@@ -41,6 +49,8 @@ class RecordedStep:
         """Of another batch; leaves in the buckets what `accumulate` does."""
         torch._foreach_copy_(_batch(self._inputs), _batch(inputs))
         self._recording.replay()
+        for group, handed in self._handed:
+            group.traffic.update(handed)
         run, summed = self._recording.result
         for bucket, gradient in zip(self._buckets, summed, strict=True):
             bucket.give(gradient)

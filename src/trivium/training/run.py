@@ -200,6 +200,7 @@ class _Loop:
             step += 1
         self._enter(last, "saving")
         self.saves.finish()
+        self.trainer.forget_recording()
         if self._speaks:
             self._finish(time.perf_counter() - begin)
         self.traces.finish()
@@ -264,6 +265,7 @@ class _Loop:
     def _end_early(self, step: int) -> None:
         """All ranks, after a step: wait for the save, and go."""
         self.saves.finish()
+        self.trainer.forget_recording()
         self.traces.finish()
         self._note({"event": "preempted", "step": step, "time": time.time()})
         raise Preempted(

@@ -174,7 +174,7 @@ class Trainer:
         """
         self._set_mode(training=True)
         sequences, inputs = samples.sequences, self._inputs(samples, step)
-        if self._records and not measure and self.around is None and sequences in self._ran:
+        if self._records and not measure and sequences in self._ran:
             return self._replayed(sequences, inputs)
         self.forget_recording()
         self._ran.add(sequences)
@@ -201,15 +201,25 @@ class Trainer:
         if self._recorded is None or self._recorded.sequences != sequences:
             self.forget_recording()
             self._recorded = RecordedStep(
-                sequences, inputs, self.buckets, partial(self._run, sequences, reduces=False)
+                sequences, inputs, self.buckets, self.mesh, partial(self._run, sequences, reduces=False)
             )
         self.goes_on()
         return self._recorded.replay(inputs)
 
     def forget_recording(self) -> None:
         """Give the memory of a recorded step's activations back, for what is not replayed; the next that can be is
-        recorded anew."""
+        recorded anew. Also before the process group ends, which would wait for what is recorded of its messages."""
         self._recorded = None
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Inside, steps are asked for kernel by kernel. Every rank has to be inside, or none: of a message NCCL records
+        both ends or neither."""
+        records, self._records = self._records, False
+        try:
+            yield
+        finally:
+            self._records = records
 
     @torch.no_grad()
     def validate(self, samples: Samples) -> float:
