@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -75,7 +76,13 @@ def test_no_legal_plan_is_missed(over):
 
 
 @pytest.mark.parametrize(
-    "over", [{}, {"compiled": True}, {"compiled": True, "model": {"documents": "apart"}}]
+    "over",
+    [
+        {},
+        {"compiled": True},
+        {"compiled": True, "model": {"documents": "apart"}},
+        {"cuda_graphs": True},
+    ],
 )
 def test_the_numbers_of_a_row_are_those_of_its_plan(over):
     space = SearchSpace(shards=(None, 2))
@@ -90,6 +97,17 @@ def test_the_numbers_of_a_row_are_those_of_its_plan(over):
         for name, value in vars(one).items():
             column = getattr(case, name)
             assert (column[row] if isinstance(column, np.ndarray) else column) == value, name
+
+
+def test_plans_are_recorded_where_that_may_be():
+    found = enumerated(small(cuda_graphs=True)).candidates
+    plans = [found.plan_at(row) for row in np.random.default_rng(0).integers(len(found), size=60)]
+    assert {(plan.cuda_graphs, plan.zero <= 1) for plan in plans} == {(True, True), (False, False)}
+    assert not any(plan.check() for plan in plans)
+    assert all(found.plan_at(found.row_of(plan)) == plan for plan in plans)
+    for model in ({"dropout": 0.1}, {"documents": "apart"}):
+        subject = replace(Subject.of(small(model=model)), recorded=True)
+        assert not subject.records(np.arange(4)).any()
 
 
 def test_a_plan_is_found_again_at_its_row():

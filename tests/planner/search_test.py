@@ -66,8 +66,14 @@ def compiled_search() -> Found:
     return small_search(machine=SELENE.with_nodes(1), precision={"weights": "bf16"}, compiled=True)
 
 
+def recorded_search() -> Found:
+    return small_search(machine=SELENE.with_nodes(1), precision={"weights": "bf16"}, cuda_graphs=True)
+
+
 @pytest.mark.parametrize(
-    "searched", [small_search, mt_nlg_search, compiled_search], ids=["here", "selene", "compiled"]
+    "searched",
+    [small_search, mt_nlg_search, compiled_search, recorded_search],
+    ids=["here", "selene", "compiled", "recorded"],
 )
 def test_the_seconds_of_finalists_are_those_of_the_estimate_of_each_plan(searched):
     found = searched()
@@ -88,6 +94,16 @@ def test_a_compiled_plan_is_searched_for_as_one():
     assert both[0] < both[1]
     with pytest.raises(ConfigError, match="plan.compiled is true and plan.model.dropout 0.1"):
         search(replace(subject_of(small(model={"dropout": 0.1})), compiled=True), HERE, 8)
+
+
+def test_a_recorded_plan_is_searched_for_as_one():
+    """Where its kernels are short it is faster on accelerators, and on processors as it is unrecorded."""
+    eager = small_search(machine=SELENE.with_nodes(1), precision={"weights": "bf16"})
+    found, plain = (each.ranking.winners(1)[0] for each in (recorded_search(), eager))
+    assert found.plan.cuda_graphs and not plain.plan.cuda_graphs
+    assert found.seconds < plain.seconds
+    here = [small_search(cuda_graphs=records).ranking.winners(1)[0].seconds for records in (False, True)]
+    assert here[0] == here[1]
 
 
 def test_the_memory_of_every_row_is_that_of_its_plans_worst_rank():

@@ -72,7 +72,15 @@ Out = Annotated[
 
 
 # What a search takes of a config; all else of a plan it chooses.
-TAKEN = ("plan.model", "plan.precision", "plan.compiled", "plan.batch.sequences", "machine", "search")
+TAKEN = (
+    "plan.model",
+    "plan.precision",
+    "plan.compiled",
+    "plan.cuda_graphs",
+    "plan.batch.sequences",
+    "machine",
+    "search",
+)
 
 
 @dataclass(frozen=True)
@@ -178,7 +186,7 @@ def _write(path: Path, model: str, config: RunConfig, plan: Plan) -> None:
         "plan.batch.ramp": {"batch": plan.batch.model_copy(update={"ramp": config.plan.batch.ramp})},
         "plan.cuda_graphs": {"cuda_graphs": config.plan.cuda_graphs},
     }
-    for name, update in own.items():  # of what a search does not vary, and prices no plan with
+    for name, update in own.items():  # of what a search does not vary; where that may not be, it says so
         kept = plan.model_copy(update=update)
         problems = kept.check()
         if problems:

@@ -38,6 +38,7 @@ class Case:
     *_bytes: of one element. seen: of the pairs of positions that see each other without windows, the share that does,
     over the layers on average.
     compiled: blocks, loss and an accelerator's update are. one_graph: and nothing in a layer is left out of it.
+    recorded: steps are replayed, where a device can.
     ends_lighter: layers fewer on the first and the last stage, where embedding and logits count as layers.
     """
 
@@ -84,6 +85,7 @@ class Case:
     norm_after: Number = 0  # 0 or 1
     seen: Number = 1.0
     compiled: Number = 0  # 0 or 1
+    recorded: Number = 0  # 0 or 1
     one_graph: Number = 0  # 0 or 1
 
     @property
@@ -162,6 +164,7 @@ def case_of(plan: Plan) -> Case:
         fp16=int(plan.precision.weights == "fp16"),
         puts_off=puts_off(plan),
         compiled=int(plan.compiled),
+        recorded=int(plan.cuda_graphs),
         one_graph=int(
             plan.compiled
             and layout.tensor == layout.context == 1

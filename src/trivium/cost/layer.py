@@ -55,7 +55,7 @@ def layer_work(case: Case, device: Device, stack: Stack) -> Work:
 def launch_work(case: Case, device: Device, stack: Stack) -> Work:
     """What the host takes to launch a layer's operations: a floor under the device's own time."""
     operations = FORWARD_OPERATIONS + TENSOR_OPERATIONS * (np.asarray(case.tensor) > 1)
-    operations = operations * (not stack.replayed)
+    operations = operations * (1 - stack.replays * np.asarray(case.recorded))
     forward = device.constants.launch_seconds * operations
     return Work(
         forward,

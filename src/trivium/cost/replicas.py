@@ -71,7 +71,7 @@ def optimizer_seconds(at: Setting, fullest: Fullest) -> Number:
     if at.stack.deepspeed:
         seconds = seconds + at.constants.deepspeed_step_seconds * elements
     # In a step that is replayed these wait for nobody, but are operations on the device.
-    each = at.constants.operation_seconds if at.stack.replayed else at.constants.launch_seconds
+    each = np.where(at.is_replayed, at.constants.operation_seconds, at.constants.launch_seconds)
     return seconds + STEP_OPERATIONS * each
 
 
@@ -86,7 +86,7 @@ def _shown(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
     whole = zero == 0  # one all-reduce, which ends before the update
     moving = np.where(whole, reduce + gather, reduce + copies)
     # A recorded backward is over before anything of it is reduced.
-    reduced = moving if stack.replayed else _beside_last_backward(at, pieces, fullest, moving)
+    reduced = np.where(at.is_replayed, moving, _beside_last_backward(at, pieces, fullest, moving))
     earlier = np.where(often, (at.case.micro_batches - 1) * at.added(forward + backward, reduce), 0.0)
     next_to_it = optimizer_seconds(at, fullest) if stack.gathers_with_update else forward
     return reduced + earlier + np.where(whole, 0.0, at.added(next_to_it, gather))

@@ -36,6 +36,11 @@ class Setting:
     def device(self) -> Device:
         return Device(self.machine, self.constants, self.case.weight_bytes, self.case.fp16)
 
+    @property
+    def is_replayed(self) -> Number:
+        """Whether a step's kernels are asked for at once."""
+        return np.asarray(self.case.recorded) * self.stack.replays
+
     def road(self, degree: Number, stride: Number) -> Road:
         """What a group talks over."""
         return road_between(self.machine, degree, stride, self.constants.fabric)

@@ -41,7 +41,7 @@ class Stack(Config):
     )
     tile_triggered: bool = False  # simulated hardware: products are reduced tile by tile (cost/overlap.py)
     compiled: bool = False  # blocks, loss and update, by torch.compile
-    replayed: bool = False  # a step's kernels are asked for at once: none waits for its host
+    replays: bool = False  # a recorded step's kernels are asked for at once: none waits for its host
     stops_early: bool = False  # recomputing a layer stops at the last tensor its backward needs
     recomputed: Annotated[float, Field(gt=0, le=1)] = 1.0  # share of a layer run again in mode "layer"
     deepspeed: bool = False  # DeepSpeed's pipeline and optimizer
@@ -58,18 +58,18 @@ def stacks() -> dict[str, Stack]:
 
 
 def own_stack(plan: Plan, machine: Machine) -> Stack:
-    """Ours, as it executes this plan on this machine: on accelerators what is compiled, and what is replayed, is
-    another. Where blocks are compiled, what is computed again is all that was compiled."""
-    return executing(machine, compiled=plan.compiled, replayed=plan.cuda_graphs)
+    """Ours, as it executes this plan on this machine: accelerators replay, and what is compiled there is another. Where
+    blocks are compiled, what is computed again is all that was compiled."""
+    return executing(machine, compiled=plan.compiled)
 
 
-def executing(machine: Machine, *, compiled: bool, replayed: bool = False) -> Stack:
-    """The same, by what is compiled and replayed."""
+def executing(machine: Machine, *, compiled: bool) -> Stack:
+    """The same, by what is compiled."""
     ours = stack_named(OURS)
     if machine.generation == "cpu":
         return ours
     fused = {"compiled": True, "fused_elementwise": True, "stops_early": False} if compiled else {}
-    return ours.model_copy(update={**fused, "replayed": replayed})
+    return ours.model_copy(update={**fused, "replays": True})
 
 
 def stack_named(name: str) -> Stack:

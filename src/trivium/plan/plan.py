@@ -71,7 +71,7 @@ class Plan(Config):
             *self.partition.problems(self.model, self.layout),
             *self._schedule_problems(),
             *compiler_problems(self.model, compiled=self.compiled),
-            *self._recording_problems(),
+            *recording_problems(self.model, self.precision, self.zero, recorded=self.cuda_graphs),
             *self._shards_problems(),
         ]
 
@@ -228,30 +228,6 @@ class Plan(Config):
             )
         return found
 
-    def _recording_problems(self) -> list[str]:
-        """What changes from step to step, or frees what it gathered, is in no recording."""
-        if not self.cuda_graphs:
-            return []
-        zero, dropout = self.zero, self.model.dropout
-        changing = (
-            (zero > 1, f"plan.zero is {zero}, which gathers and frees within a step"),
-            (dropout > 0, f"plan.model.dropout is {dropout}, whose masks are drawn by the step"),
-            (
-                self.model.documents == "apart",
-                "plan.model.documents is 'apart', and where they begin is another work every time",
-            ),
-            (
-                self.precision.weights == "fp16",
-                "plan.precision.weights is 'fp16', whose loss scale changes",
-            ),
-        )
-        return [
-            f"plan.cuda_graphs is true and {why}: a recorded step is the same work every time; set plan.cuda_graphs "
-            f"to false"
-            for holds, why in changing
-            if holds
-        ]
-
     def _shards_problems(self) -> list[str]:
         if self.layout.shards is None or self.zero > 0:
             return []
@@ -330,4 +306,25 @@ def compiler_problems(model: ModelShape, *, compiled: bool) -> list[str]:
     return [
         f"plan.compiled is true and plan.model.dropout {model.dropout}: masks are drawn by names, which torch.compile "
         f"cannot trace; set one of them to its default"
+    ]
+
+
+def recording_problems(model: ModelShape, precision: Precision, zero: int, *, recorded: bool) -> list[str]:
+    """What changes from step to step, or is freed and gathered again within one, is in no recording."""
+    if not recorded:
+        return []
+    changing = (
+        (zero > 1, f"plan.zero is {zero}, which gathers and frees within a step"),
+        (model.dropout > 0, f"plan.model.dropout is {model.dropout}, whose masks are drawn by the step"),
+        (
+            model.documents == "apart",
+            "plan.model.documents is 'apart', and where they begin is another work every time",
+        ),
+        (precision.weights == "fp16", "plan.precision.weights is 'fp16', whose loss scale changes"),
+    )
+    return [
+        f"plan.cuda_graphs is true and {why}: a recorded step is the same work every time; set plan.cuda_graphs to "
+        f"false"
+        for holds, why in changing
+        if holds
     ]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trivium.cost.case import MODES, Case, model_numbers
 from trivium.plan.model_shape import ModelShape
-from trivium.plan.plan import Plan, compiler_problems
+from trivium.plan.plan import Plan, compiler_problems, recording_problems
 from trivium.plan.precision import BYTES, Dtype, Precision
 from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES
 
@@ -29,15 +29,22 @@ class Subject:
     sequences: int
     precision: Precision
     compiled: bool = False
+    recorded: bool = False  # where that may be
 
     @classmethod
     def of(cls, plan: Plan) -> "Subject":
         """What a search for a better plan than this one would not vary."""
-        return cls(plan.model, plan.batch.sequences, plan.precision, plan.compiled)
+        return cls(plan.model, plan.batch.sequences, plan.precision, plan.compiled, plan.cuda_graphs)
 
     def problems(self) -> list[str]:
         """Why no plan of it is legal."""
         return [*self.model.problems(), *compiler_problems(self.model, compiled=self.compiled)]
+
+    def records(self, zero: Column | int) -> Column:
+        """Whether plans of these ZeRO stages do, 0 or 1."""
+        problems = (recording_problems(self.model, self.precision, n, recorded=True) for n in range(4))
+        found: Column = np.array([int(self.recorded and not each) for each in problems])[zero]
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +120,7 @@ class Candidates:
                 "schedule": SCHEDULE_NAMES[at["schedule"]],
                 "precision": self.subject.precision,
                 "compiled": self.subject.compiled,
+                "cuda_graphs": bool(self.subject.records(at["zero"])),
                 "recompute": {
                     "mode": MODE_NAMES[at["recompute"]],
                     "every": at["recompute_every"],
@@ -191,6 +199,7 @@ def case_of_grid(subject: Subject, grid: Grid) -> Case:
         reduction_bytes=bytes_of(precision.reduction_of),
         master_bytes=BYTES[precision.masters],
         compiled=int(subject.compiled),
+        recorded=subject.records(grid["zero"]),
         one_graph=(whole & ~puts_off & (model.documents == "joined") & subject.compiled).astype(np.int64),
     )
 

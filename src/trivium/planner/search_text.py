@@ -134,10 +134,9 @@ def ranking_lines(plan: Plan, ranking: Ranking) -> list[str]:
     """The best layouts a search found, and where a run's own plan stands among them."""
     number = len(ranking.order)
     best = best_of_layouts(ranking)[:5]
-    # Rows are of the full batch, and have neither an order of ranks nor a recording.
+    # Rows are of the full batch, and have no order of ranks.
     layout = plan.layout.model_copy(update={"order": AXES})
-    told = {"layout": layout, "cuda_graphs": False}
-    own = ranking.place_of(full_batch(plan).model_copy(update=told))
+    own = ranking.place_of(full_batch(plan).model_copy(update={"layout": layout}))
     standing = f"number {own:,} of {number:,}" if own else "outside the space searched"
     return [
         f"What a search over {number:,} plans that fit finds for this machine: the best five layouts, seconds per step",
