@@ -3,7 +3,8 @@
     python benchmarks/step.py --json out.json [--rows fp32,overheads] [--rounds 12] [--merge] [--report folder]
 
 A ratio is peer seconds over Trivium seconds: above 1, Trivium is faster. All sides of a row start from the same
-weights and train on the same batches with AdamW and gradients clipped to norm 1; they take their steps in turn.
+weights and train on the same batches with AdamW and gradients clipped to norm 1; they take their steps in turn, in
+three launches where there are rounds enough: ratios are the medians over them.
 --merge adds to (or replaces in) the file what is measured now, so that a long run can be taken in pieces.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from contest import Pair, comparison
+from launches import over_launches, rounds_of_launches, together
 from loader import loader_rows
 from overheads import overhead_rows
 from peers.duel import Contest, compete
@@ -124,9 +126,10 @@ RUN_ID = {"TORCHELASTIC_RUN_ID": "step"}
 
 def _measured(contest: Contest, rounds: int) -> dict[str, Any]:
     """A result whose comparisons name every peer, the one that failed too; `fastest` is the best of the others."""
-    result = compete(contest, rounds)
-    peers = [e.name for e in contest.entries if e.name != OURS]
-    result["comparisons"] = [comparison(Pair(OURS, peer, 1.0), result) for peer in peers]
+    launches = [compete(contest, n) for n in rounds_of_launches(rounds)]
+    result = together(launches)
+    pairs = [Pair(OURS, e.name, 1.0) for e in contest.entries if e.name != OURS]
+    result["comparisons"] = [over_launches([comparison(pair, each) for each in launches]) for pair in pairs]
     result["not_run"] = NOT_RUN
     measured = {c["peer"]: c["ratio"] for c in result["comparisons"] if c["status"] == "measured"}
     result["fastest"] = min(measured, key=measured.__getitem__, default=None)

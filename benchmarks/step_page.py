@@ -96,4 +96,5 @@ def _shape(row: Mapping[str, Any]) -> str:
     return (
         f"{row['ranks']} ranks, {s['layers']} layers, hidden {s['hidden']}, {s['heads']} heads, vocabulary "
         f"{s['vocabulary']}, {s['sequence']} positions, {s['sequences']} sequences per step, {row['rounds']} rounds"
+        + (f" in {row['launches']} launches" if row.get("launches", 1) > 1 else "")
     )
