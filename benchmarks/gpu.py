@@ -132,7 +132,7 @@ def stage(bench: Bench) -> dict[str, Any]:
         "plain blocks": lambda: plain_stage_step(shape, d, compiled=False),
         "plain blocks, compiled": lambda: plain_stage_step(shape, d, compiled=True),
     }
-    alone = {
+    bare = {
         "plain blocks, compiled, no collectives": lambda: plain_stage_step(
             shape, d, compiled=True, collectives=False
         )
@@ -150,17 +150,17 @@ def stage(bench: Bench) -> dict[str, Any]:
             ours["trivium, compiled and replayed, sums in bf16"] = lambda: ReplayedStep(
                 stage_step(shape, mesh, copies, compiled=True, **in_bf16)
             )
-        sides = by_turns(bench, {**ours, **peers, **alone}, at_once=MICRO_BATCHES)
+        sides = by_turns(bench, {**ours, **peers, **bare}, at_once=MICRO_BATCHES)
     for side in sides.values():
         if side["status"] == "measured":
             side |= _rates(bench, side["seconds"], shape.sequence, shape.flops)
-    without = _against_peers({n: s for n, s in sides.items() if n not in peers}, alone)["ratio"]
+    without = _against_peers({n: s for n, s in sides.items() if n not in peers}, bare)["ratio"]
     return {
         "sides": sides,
         "says": "collectives of the tensor axis are replaced by copies of as many bytes on the device, ours on a "
         f"stream of their own as NCCL's are: {copies.of_a_step:,} a micro-batch; peers have all-reduces, without "
         "sequence parallelism" + (f"; {without:.2f} x the compiled blocks that have none" if without else ""),
-        **_against_peers({n: s for n, s in sides.items() if n not in alone}, peers),
+        **_against_peers({n: s for n, s in sides.items() if n not in bare}, peers),
     }
 
 
