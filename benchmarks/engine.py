@@ -2,11 +2,13 @@
 
     python benchmarks/engine.py --json out.json [--rows 1F1B,replicas] [--rounds 20] [--merge] [--report folder]
 
-A ratio is peer seconds over Trivium seconds: above 1, Trivium is faster.
+A ratio is peer seconds over Trivium seconds: above 1, Trivium is faster. A row is measured in three launches where
+there are rounds enough: its ratios are the medians over them.
 """
 
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from contest import Row, read_result, run_row
 from external import external_rows
+from launches import compared, rounds_of_launches
 from page import page
 from pieces import Row as PieceRow
 from pieces import measure, options, report
@@ -23,18 +26,25 @@ from trivium.errors import TriviumError
 from trivium.parallel.launch import run_ranks
 
 ROUNDS = 20
+FEWEST = 2
 ROW_TIMEOUT_SECONDS = 900.0
 
 
 def main(arguments: list[str]) -> int:
     """Run the rows and write the reports; exit code 1 when a row of ours could not be measured."""
     asked = options(__doc__, ROUNDS, arguments)
-    own: list[PieceRow] = [(row.name, partial(_run, row)) for row in rows()]
-    record = measure(
-        "engine", [*own, *((row.name, row.run) for row in external_rows())], asked, arguments, _line
-    )
+    own = [(row.name, row.fewer_rounds, partial(_run, row)) for row in rows()]
+    external = [(row.name, row.duel.fewer_rounds, row.run) for row in external_rows()]
+    every: list[PieceRow] = [
+        (name, partial(_in_launches, run, fewer)) for name, fewer, run in (*own, *external)
+    ]
+    record = measure("engine", every, asked, arguments, _line)
     report("engine", record, asked.report, page)
     return int(any(r["status"] == "failed" for r in record["rows"]))
+
+
+def _in_launches(run: Callable[[int], dict[str, Any]], fewer: int, rounds: int) -> dict[str, Any]:
+    return compared([run(n) for n in rounds_of_launches(max(FEWEST, rounds // fewer))])
 
 
 def _run(row: Row, rounds: int) -> dict[str, Any]:
@@ -45,7 +55,7 @@ def _run(row: Row, rounds: int) -> dict[str, Any]:
                 run_row,
                 row.ranks,
                 row,
-                max(2, rounds // row.fewer_rounds),
+                rounds,
                 str(out),
                 timeout_seconds=ROW_TIMEOUT_SECONDS,
             )

@@ -44,7 +44,7 @@ class ExternalRow:
                 "reason": f"not installed: python benchmarks/external.py --install {self.environment.name}",
                 "comparisons": [],
             }
-        return fight(self.duel, max(2, rounds // self.duel.fewer_rounds))
+        return fight(self.duel, rounds)
 
 
 def external_rows(folder: Path = FOLDER) -> tuple[ExternalRow, ...]:

@@ -23,7 +23,7 @@ def together(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     launch saw fail."""
     failed = {name: why for each in reversed(results) for name, why in each["failed"].items()}
     names = [name for name in results[0]["seconds"] if name not in failed]
-    return {
+    found = {
         **results[0],
         "rounds": sum(each["rounds"] for each in results),
         "launches": len(results),
@@ -37,14 +37,33 @@ def together(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             }
             for name in names
         },
-        "memory": {
+    }
+    if "memory" in found:
+        found["memory"] = {
             name: {
                 what: max(each["memory"][name][what] for each in results)
                 for what in results[0]["memory"][name]
             }
             for name in names
-        },
-    }
+        }
+    return found
+
+
+def compared(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of results of one row that hold their comparisons, or of the first that was not measured; what a row has beside
+    them is of the launch whose share saved is the middle one."""
+    for each in results:
+        if each["status"] != "measured":
+            return dict(each)
+    found = together(results)
+    found["comparisons"] = [
+        over_launches(pair) for pair in zip(*(each["comparisons"] for each in results), strict=True)
+    ]
+    if "extra" in found:
+        found["extra"] = sorted((each["extra"] for each in results), key=lambda x: x["share_saved"])[
+            (len(results) - 1) // 2
+        ]
+    return found
 
 
 def over_launches(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -21,7 +21,8 @@ def page(record: dict[str, Any]) -> str:
         "Ratio: peer seconds / Trivium seconds per step (medians); above 1, Trivium is faster. CPU: the same of "
         "processor seconds summed over ranks. Steps of all contestants of a row alternate in one process group, on "
         "the same weights and data; those of an external peer and of Trivium in process groups of their own, one "
-        "waiting while the other computes. A row counts only if the losses of two steps agree. fp32, where a row does "
+        "waiting while the other computes. Where a row says launches, all of it was started so often, and its ratios "
+        "are the medians. A row counts only if the losses of two steps agree. fp32, where a row does "
         "not name bf16.",
         "",
         "| row | Trivium | peer | ratio | minima | CPU | target | reached |",
@@ -80,10 +81,11 @@ def _second_lines(row: dict[str, Any]) -> list[str]:
 
 def _shape(row: dict[str, Any]) -> str:
     s = row.get("setting")
+    launches = f" in {row['launches']} launches" if row.get("launches", 1) > 1 else ""
     if s is None:
         return f"{row['ranks']} ranks"
     return (
         f"{row['ranks']} ranks, {s['layers']} layers, hidden {s['hidden']}, {s['heads']} heads, vocabulary "
         f"{s['vocabulary']}, {s['sequence']} positions, {s['sequences']} sequences per step in micro-batches of "
-        f"{s['micro']}, {row.get('rounds', 0)} rounds"
+        f"{s['micro']}, {row.get('rounds', 0)} rounds{launches}"
     )

@@ -57,3 +57,22 @@ def test_a_ratio_is_the_median_of_those_of_launches(launches: ModuleType) -> Non
     assert found == {**measured, "ratio": 1.1, "ratio_of_cpu": 2.1, "reached": True}
     failed = {**measured, "status": "failed", "reason": "losses differ"}
     assert launches.over_launches([each[0], failed]) == failed
+
+
+def test_a_row_has_the_median_of_each_pair_and_what_the_middle_launch_saved(launches: ModuleType) -> None:
+    def row(ratio: float, saved: float) -> dict[str, Any]:
+        pairs = [
+            {"status": "measured", "target": None, "peer": p, "ratio": r} for p, r in (("a", ratio), ("b", 2))
+        ]
+        return {
+            **{k: v for k, v in launch(1.0, ratio).items() if k != "memory"},
+            "status": "measured",
+            "comparisons": pairs,
+            "extra": {"share_saved": saved, "of": ratio},
+        }
+
+    found = launches.compared([row(1.3, 0.1), row(0.9, 0.3), row(1.1, 0.2)])
+    assert [(c["peer"], c["ratio"]) for c in found["comparisons"]] == [("a", 1.1), ("b", 2)]
+    assert found["extra"] == {"share_saved": 0.2, "of": 1.1} and "memory" not in found
+    failed = {"name": "row", "status": "failed", "reason": "it ended", "comparisons": []}
+    assert launches.compared([row(1.3, 0.1), failed]) == failed

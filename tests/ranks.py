@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch._dynamo  # noqa: F401  # by every rank that recomputes, otherwise: seconds each
 
 from trivium.parallel.launch import Place, connected, run_ranks
 
