@@ -16,6 +16,7 @@ from trivium.report.collect import collect, results
 from trivium.report.figures import funnel
 from trivium.report.page import closing_lines, figure_json, next_command, write_report
 from trivium.report.page import render as render_with
+from trivium.report.sections import sections
 
 COMMAND = "trivium demo --corpus YOUR_TEXTS --out runs/mine"
 
@@ -151,6 +152,15 @@ def test_a_run_without_results_still_has_a_page_that_says_what_to_run(tmp_path):
     text = "".join(Page(page.read_text()).text)
     for verb in ("corpus curate", "train", "evaluate", "bias", "generate", "plan"):
         assert f"trivium {verb}" in text
+
+
+def test_the_share_of_prompts_that_were_cut_stands_beside_what_was_answered(tmp_path):
+    files = stations()
+    scores = files["evaluation/results.json"]["tasks"]["last_word"]
+    scores["4"] = scores["4"] | {"truncated_fraction": 0.0625}
+    (evaluation,) = [s for s in sections(collect(write_run(tmp_path, **files))) if s.name == "evaluation"]
+    table = evaluation.tables[0]
+    assert table.headings[-1] == "prompts cut" and [row[-1] for row in table.rows] == ["unknown", "6.2%"]
 
 
 def test_the_page_suits_a_phone_and_the_dark(report):

@@ -12,6 +12,7 @@ from trivium.cli.benchmarks import (
     Asked,
     about_newest,
     config_of,
+    cut_line,
     evaluate_target,
     kept,
     refuse_bad_place,
@@ -177,24 +178,21 @@ def _evaluate(run: Run, out: Path, progress: Progress) -> Result:
 
 
 def _lines(result: Result) -> list[str]:
+    scores = [(task, shots, s) for task, by_shots in result["tasks"].items() for shots, s in by_shots.items()]
     rows = [
         (
-            task,
-            shots,
-            percent(scored["accuracy"]),
-            percent_range(scored["interval"]),
-            percent(scored["chance"]),
-            percent(scored["unigram"]),
-            f"{scored['nats_per_byte']:.3f} ({scored['unigram_nats_per_byte']:.3f})",
-            scored["n"],
+            *(task, shots, percent(s["accuracy"]), percent_range(s["interval"])),
+            *(percent(s["chance"]), percent(s["unigram"])),
+            f"{s['nats_per_byte']:.3f} ({s['unigram_nats_per_byte']:.3f})",
+            *(s["n"], percent(s["truncated_fraction"])),
         )
-        for task, by_shots in result["tasks"].items()
-        for shots, scored in by_shots.items()
+        for task, shots, s in scores
     ]
-    return table(
-        rows,
-        header=("task", "shots", "accuracy", "interval", "chance", "unigram", "nats/byte (unigram)", "n"),
-    )
+    header = ("task", "shots", "accuracy", "interval", "chance", "unigram", "nats/byte (unigram)", "n", "cut")
+    lines = table(rows, header=header)
+    if any(s["truncated_fraction"] for _, _, s in scores):
+        lines.append(cut_line("so many of the prompts", result["model"]))
+    return lines
 
 
 EVALUATE = Stage(

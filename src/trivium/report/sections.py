@@ -249,7 +249,7 @@ def _evaluation(report: Tree) -> Section:
         (
             *(task, shots, str(s["n"] or "unknown")),
             *(percent_text(s["accuracy"]), range_text(s["interval"], percent_text)),
-            *(percent_text(s["chance"]), percent_text(s["unigram"])),
+            *(percent_text(s["chance"]), percent_text(s["unigram"]), percent_text(s["truncated_fraction"])),
         )
         for task, shots, s in scores
     ]
@@ -262,21 +262,30 @@ def _evaluation(report: Tree) -> Section:
         if s["nats_per_byte"] is not None
     ]
     interval = level_text([s for _, _, s in scores])
-    tables = [Table(("task", "shots", "examples", "accuracy", interval, "chance", "token frequencies"), rows)]
+    headings = (
+        "task",
+        "shots",
+        "examples",
+        "accuracy",
+        interval,
+        "chance",
+        "token frequencies",
+        "prompts cut",
+    )
+    tables = [Table(headings, rows)]
     if surprise:
-        headings = ("task", "shots", "surprise, nats per byte", interval, "token frequencies")
-        tables.append(Table(headings, surprise))
+        of_surprise = ("task", "shots", "surprise, nats per byte", interval, "token frequencies")
+        tables.append(Table(of_surprise, surprise))
     return Section(
         "evaluation",
         "Evaluation",
         shows="Questions made from documents that training never saw: how often the model is right, and how "
         "surprising it finds the right answer (lower is better).",
         reading="A score above both chance and token frequencies, with its whole interval, would mean that the model "
-        "uses the context. Surprise shows the same earlier: it moves long before any answer turns right.",
+        "uses the context. Surprise shows the same earlier: it moves long before any answer turns right. A prompt that "
+        "is longer than the model's sequence loses its beginning, and with it solved examples.",
         limits="No score here is comparable with a published one.",
-        figures=[Drawn("Accuracy, with its interval and baselines", figures.accuracies(tasks))]
-        if rows
-        else [],
+        figures=[Drawn("Accuracy, with its interval and baselines", figures.accuracies(tasks))] * bool(rows),
         tables=tables,
     )
 

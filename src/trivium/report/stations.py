@@ -122,6 +122,7 @@ class Score(Result):
     nats_per_byte: Number = None
     nats_per_byte_interval: tuple[float, float] | None = None
     unigram_nats_per_byte: Number = None
+    truncated_fraction: Number = None
 
 
 class Evaluation(Result):
