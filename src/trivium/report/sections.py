@@ -9,6 +9,7 @@ from trivium.report.bias_figures import bias_figures, series_section
 from trivium.report.bias_tables import bias_tables
 from trivium.report.collect import OPTIONAL, STATIONS
 from trivium.report.corpus import corpus_section, extraction_section, funnel_section
+from trivium.report.held_out import evaluation_section
 from trivium.report.incontext import incontext_section
 from trivium.report.outdated import told, told_older
 from trivium.report.parts import Drawn, Section, Table
@@ -82,7 +83,7 @@ def sections(report: Tree) -> list[Section]:
         ("schedule", "The pipeline schedule", "train", _schedule),
         ("memory", "Memory per rank", "train", _memory),
         ("resume_proof", "Proof of resume", "prove", _resume),
-        ("evaluation", "Evaluation", "evaluate", _evaluation),
+        ("evaluation", "Evaluation", "evaluate", evaluation_section),
         ("tasks", "Published tasks", "evaluate RUN", tasks_section),
         ("incontext", "In-context learning", "incontext RUN", incontext_section),
         ("bias", "Bias", "bias", _bias),
@@ -239,54 +240,6 @@ def _resume(report: Tree) -> Section:
         limits="One kill at one moment, on one machine.",
         figures=[Drawn("Unbroken and resumed", figures.resume(proof))] if proof["losses"] else [],
         tables=[Table((), rows)],
-    )
-
-
-def _evaluation(report: Tree) -> Section:
-    tasks = report["evaluation"]["tasks"]
-    scores = [(task, shots, s) for task, by_shots in tasks.items() for shots, s in by_shots.items()]
-    rows = [
-        (
-            *(task, shots, str(s["n"] or "unknown")),
-            *(percent_text(s["accuracy"]), range_text(s["interval"], percent_text)),
-            *(percent_text(s["chance"]), percent_text(s["unigram"]), percent_text(s["truncated_fraction"])),
-        )
-        for task, shots, s in scores
-    ]
-    surprise = [
-        (
-            *(task, shots, number_text(s["nats_per_byte"])),
-            *(range_text(s["nats_per_byte_interval"], number_text), number_text(s["unigram_nats_per_byte"])),
-        )
-        for task, shots, s in scores
-        if s["nats_per_byte"] is not None
-    ]
-    interval = level_text([s for _, _, s in scores])
-    headings = (
-        "task",
-        "shots",
-        "examples",
-        "accuracy",
-        interval,
-        "chance",
-        "token frequencies",
-        "prompts cut",
-    )
-    tables = [Table(headings, rows)]
-    if surprise:
-        of_surprise = ("task", "shots", "surprise, nats per byte", interval, "token frequencies")
-        tables.append(Table(of_surprise, surprise))
-    return Section(
-        "evaluation",
-        "Evaluation",
-        shows="Questions made from documents that training never saw: how often the model is right, and how "
-        "surprising it finds the right answer (lower is better).",
-        reading="A score above both chance and token frequencies, with its whole interval, would mean that the model "
-        "uses the context. Surprise shows the same earlier: it moves long before any answer turns right. A prompt that "
-        "is longer than the model's sequence loses its beginning, and with it solved examples.",
-        limits="No score here is comparable with a published one.",
-        figures=[Drawn("Accuracy, with its interval and baselines", figures.accuracies(tasks))] * bool(rows),
-        tables=tables,
     )
 
 
