@@ -125,6 +125,25 @@ def test_generate_keeps_the_samples_of_a_run_and_several_ranks_write_the_same(ru
     assert read(run / "generate" / "samples.json") == alone
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_prompt_that_the_model_does_not_see_whole_is_told_of(run, tmp_path, capfd, ranks):
+    sets = (*FEW, f"generation.layout.tensor={ranks}")
+    long = "Item 7. " * 200
+    (tmp_path / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": p}) + "\n" for p in ("Item 7", long))
+    )
+    for words, lost in (
+        (("--prompt", long), "1 of 1 prompt"),
+        (("--file", tmp_path / "prompts.jsonl"), "1 of 2 prompts"),
+    ):
+        trivium("generate", run, *words, sets=sets)
+        warned = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning:")]
+        (told,) = warned
+        assert f"{lost} lost the beginning: longer than the model's 96 tokens, by up to " in told
+    trivium("generate", run, "--prompt", "Item 7", sets=sets)
+    assert "warning" not in capfd.readouterr().err
+
+
 def test_of_ranks_of_torchrun_all_write_the_samples_and_the_first_keeps_them(run, tmp_path, monkeypatch):
     run, asked = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("generate")), []
     monkeypatch.setattr("trivium.cli.generate.answered", lambda *words: asked.append(words))

@@ -17,6 +17,7 @@ from trivium.config import parse_assignments
 from trivium.errors import ConfigError
 from trivium.progress import Progress
 from trivium.provenance import write_json
+from trivium.units import counted
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -94,6 +95,7 @@ def _stream(run: Run, place: tuple[Path, Path], prompts: Iterator[str]) -> None:
         return
     writer = Writer(NativeScorer.open(*place))
     for prompt in prompts:
+        _warn_of_unseen(writer.unseen([prompt]), writer.scorer.sequence)
         tell(prompt)
         written = speak(writer, prompt, settings, tell, config.logprobs)
         say()
@@ -124,10 +126,24 @@ def _write(
         writer = Writer(scorer, together=config.together)
         texts = writer.write(prompts, settings, alternatives=config.logprobs)
         more = [{} if config.logprobs is None else {"tokens": token_rows(w, writer.tokenizer)} for w in texts]
-        return {"samples": [sample(p, w, settings) | m for p, w, m in zip(prompts, texts, more, strict=True)]}
+        samples = [sample(p, w, settings) | m for p, w, m in zip(prompts, texts, more, strict=True)]
+        return {"samples": samples, "unseen": writer.unseen(prompts), "sequence": scorer.sequence}
 
     found = answered(work, *place, config.layout)
-    return None if found is None else list(found["samples"])
+    if found is None:
+        return None
+    _warn_of_unseen(found["unseen"], found["sequence"])
+    return list(found["samples"])
+
+
+def _warn_of_unseen(unseen: Sequence[int], sequence: int) -> None:
+    cut = [tokens for tokens in unseen if tokens]
+    if cut:
+        lost = f"{len(cut):,} of {counted(len(unseen), 'prompt')} lost the beginning"
+        print(
+            f"warning: {lost}: longer than the model's {sequence:,} tokens, by up to {max(cut):,}",
+            file=sys.stderr,
+        )
 
 
 def _print(samples: list[dict[str, Any]] | None) -> None:

@@ -40,6 +40,10 @@ class Writer:
         """One continuation per prompt, in order, without the prompt."""
         return [w.text for w in self.write(prompts, Drawing(**settings.model_dump()))]
 
+    def unseen(self, prompts: Sequence[str]) -> list[int]:
+        """Of each prompt, how many tokens stand before the last ones, which are all that the model sees of it."""
+        return [max(0, len(ids) - self.scorer.sequence) for ids in self.tokenizer.prompt_ids(prompts)]
+
     def write(
         self, prompts: Sequence[str], settings: Drawing, *, alternatives: int | None = None
     ) -> list[Written]:
