@@ -57,6 +57,12 @@ def report(tmp_path):
     return collect(write_run(tmp_path))
 
 
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """The page of that report, made once."""
+    return render(collect(write_run(tmp_path_factory.mktemp("run"))))
+
+
 def test_the_report_of_a_run_of_others_is_not_written_over_a_file_of_mine(tmp_path):
     mine, run = tmp_path / "letter", write_run(tmp_path / "run")
     mine.write_text("dear")
@@ -84,8 +90,8 @@ def test_a_damaged_station_leaves_the_last_report_as_it_was(tmp_path):
     assert (page.read_bytes(), data.read_bytes()) == before
 
 
-def test_the_page_asks_the_network_for_nothing(report):
-    page = Page(render(report))
+def test_the_page_asks_the_network_for_nothing(text):
+    page = Page(text)
     for tag, attrs in page.elements:
         assert tag not in ("link", "iframe", "img", "object", "embed", "base", "form")
         assert "src" not in attrs
@@ -93,12 +99,12 @@ def test_the_page_asks_the_network_for_nothing(report):
     (policy,) = [a["content"] for t, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
     assert policy.startswith("default-src 'none';")
     assert "http" not in policy and "'unsafe-inline'" not in policy.split("script-src")[1].split(";")[0]
-    styles = re.search(r"<style>(.*?)</style>", render(report), re.S).group(1)
+    styles = re.search(r"<style>(.*?)</style>", text, re.S).group(1)
     assert "url(" not in styles and "@import" not in styles
 
 
-def test_the_policy_allows_exactly_the_scripts_of_the_page(report):
-    page = Page(render(report))
+def test_the_policy_allows_exactly_the_scripts_of_the_page(text):
+    page = Page(text)
     policy = next(a["content"] for _, a in page.elements if "http-equiv" in a)
     run = [text for attrs, text in page.scripts if attrs.get("type") != "application/json"]
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in run]
@@ -106,8 +112,8 @@ def test_the_policy_allows_exactly_the_scripts_of_the_page(report):
     assert len(hashes) == 2
 
 
-def test_every_figure_has_its_data_and_plotly_is_inlined_once(report):
-    page = Page(render(report))
+def test_every_figure_has_its_data_and_plotly_is_inlined_once(text):
+    page = Page(text)
     holders = [a["data-figure"] for _, a in page.elements if "data-figure" in a]
     data = {a["id"]: json.loads(text) for a, text in page.scripts if a.get("type") == "application/json"}
     assert holders == list(data) and len(holders) == 21
@@ -163,8 +169,7 @@ def test_the_share_of_prompts_that_were_cut_stands_beside_what_was_answered(tmp_
     assert table.headings[-1] == "prompts cut" and [row[-1] for row in table.rows] == ["unknown", "6.2%"]
 
 
-def test_the_page_suits_a_phone_and_the_dark(report):
-    text = render(report)
+def test_the_page_suits_a_phone_and_the_dark(text):
     assert 'name="viewport" content="width=device-width, initial-scale=1"' in text
     assert "@media screen and (prefers-color-scheme: dark)" in text
 
@@ -249,11 +254,11 @@ def test_a_run_with_text_of_ones_own_is_finished_without_planted_junk(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_the_pages_own_script_draws_every_figure(report, tmp_path):
+def test_the_pages_own_script_draws_every_figure(text, tmp_path):
     """Run in node against a minimal document, with Plotly replaced by a recorder."""
-    page = Page(render(report))
-    data = {a["id"]: text for a, text in page.scripts if a.get("type") == "application/json"}
-    script = [text for a, text in page.scripts if not a][-1]
+    page = Page(text)
+    data = {a["id"]: content for a, content in page.scripts if a.get("type") == "application/json"}
+    script = [content for a, content in page.scripts if not a][-1]
     stub = f"""
     const texts = {json.dumps(data)};
     const holders = Object.keys(texts).map((id) => ({{ dataset: {{ figure: id }} }}));

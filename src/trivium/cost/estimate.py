@@ -189,7 +189,7 @@ def estimate(
     worst, memory = worst_rank(plan)
     devices = ranks if machine.sharing == "exclusive" else machine.devices
     return Estimate(
-        parts=_closed(plan, machine, stack) if method == "closed form" else _simulated(plan, machine, stack),
+        parts=_closed(plan, machine, stack) if method == "closed form" else simulated(plan, machine, stack),
         tokens=plan.tokens(plan.batch.sequences),
         ranks=ranks,
         model_flops=model_flops(plan.model, plan.batch.sequences).total,
@@ -198,6 +198,34 @@ def estimate(
         worst=worst,
         memory=memory,
         memory_limit=machine.usable_memory(ranks, share),
+    )
+
+
+def simulated(plan: Plan, machine: Machine, stack: Stack) -> StepSeconds:
+    """The seconds of a plan's step alone; the schedule is simulated."""
+    durations = Durations(plan, machine, stack)
+    at = durations.at
+    crowd = machine.crowding(plan.layout.world_size)
+    micro_batches = plan.batch.micro_batches(plan.layout)
+    trips = [durations.round_trip(p) for p in range(plan.layout.pipeline)]
+    work = max(trips, key=lambda trip: float(trip.total)).times(micro_batches)
+    without, whole = _pipeline_seconds(durations, (0.0, durations.transfer))
+    bubble, transfers = max(0.0, without - float(work.total)), whole - without
+    if machine.sharing == "shared":
+        mean = Piece()
+        for trip in trips:
+            mean = mean.plus(trip.times(micro_batches / len(trips)))
+        shared = on_shared_cores(machine, at.case, mean, whole, transfers, at.constants.core_share)
+        work, bubble, transfers = shared.work, float(shared.bubble), float(shared.transfers)
+    factor, fullest = stack.factor, fullest_of_plan(plan)
+    return StepSeconds(
+        compute=factor * float(work.compute),
+        tensor_collectives=factor * float(work.tensor),
+        context_collectives=factor * float(work.context),
+        bubble=factor * bubble,
+        pipeline_transfers=factor * transfers,
+        data_collectives=factor * float(work.gathers + crowd * data_seconds(at, prices(at), fullest)),
+        optimizer=factor * float(crowd * optimizer_seconds(at, fullest)),
     )
 
 
@@ -273,30 +301,3 @@ def _closed(plan: Plan, machine: Machine, stack: Stack) -> StepSeconds:
         fullest=fullest_of_plan(plan),
     )
     return StepSeconds(**{name: float(value) for name, value in vars(parts).items()})
-
-
-def _simulated(plan: Plan, machine: Machine, stack: Stack) -> StepSeconds:
-    durations = Durations(plan, machine, stack)
-    at = durations.at
-    crowd = machine.crowding(plan.layout.world_size)
-    micro_batches = plan.batch.micro_batches(plan.layout)
-    trips = [durations.round_trip(p) for p in range(plan.layout.pipeline)]
-    work = max(trips, key=lambda trip: float(trip.total)).times(micro_batches)
-    without, whole = _pipeline_seconds(durations, (0.0, durations.transfer))
-    bubble, transfers = max(0.0, without - float(work.total)), whole - without
-    if machine.sharing == "shared":
-        mean = Piece()
-        for trip in trips:
-            mean = mean.plus(trip.times(micro_batches / len(trips)))
-        shared = on_shared_cores(machine, at.case, mean, whole, transfers, at.constants.core_share)
-        work, bubble, transfers = shared.work, float(shared.bubble), float(shared.transfers)
-    factor, fullest = stack.factor, fullest_of_plan(plan)
-    return StepSeconds(
-        compute=factor * float(work.compute),
-        tensor_collectives=factor * float(work.tensor),
-        context_collectives=factor * float(work.context),
-        bubble=factor * bubble,
-        pipeline_transfers=factor * transfers,
-        data_collectives=factor * float(work.gathers + crowd * data_seconds(at, prices(at), fullest)),
-        optimizer=factor * float(crowd * optimizer_seconds(at, fullest)),
-    )

@@ -14,7 +14,7 @@ from trivium.config import to_tree
 from trivium.cost.case import case_of
 from trivium.cost.collectives import all_gather_seconds
 from trivium.cost.constants import shipped_constants
-from trivium.cost.estimate import Estimate, estimate, strides_of
+from trivium.cost.estimate import Estimate, estimate, simulated, strides_of
 from trivium.cost.hardware import USABLE, Machine
 from trivium.cost.overlap import moved_by_kernels, moved_when_triggered
 from trivium.cost.prices import sublayers, triggered_seconds
@@ -186,7 +186,7 @@ def _curve(plan: Plan, machine: Machine, kind: Kind, largest: int, share: float)
         price = estimate(there, enough, share=share)
         each = price.tokens_per_second / devices
         first = points[0].price.tokens_per_second / points[0].devices if points else each
-        triggered = estimate(there, enough, stack=triggers).seconds if plan.layout.tensor > 1 else None
+        triggered = float(simulated(there, enough, triggers).seconds) if plan.layout.tensor > 1 else None
         points.append(
             Point(
                 devices,
