@@ -44,12 +44,14 @@ class Caught:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a fault was caught on the plans it names, and by what."""
+    """Whether a fault was caught on the plans it names, and by what. ended: errors of ranks that ended and named no
+    place, as where the fault no longer suits the function that it replaces."""
 
     name: str
     recreates: str
     caught: bool
     by: tuple[Caught, ...]
+    ended: tuple[str, ...] = ()
 
     def as_tree(self) -> dict[str, Any]:
         """As plain data."""
@@ -64,7 +66,7 @@ def try_mutants(mutants: Sequence[Mutant] = CATALOGUE, *, progress: Progress = s
     certificates = certify(plans, ways=[way for _, way in distinct])
     clean = dict(zip(distinct, (c.passed for c in certificates), strict=True))
     trials = [t for t in trials if clean[t.plan, t.way]]
-    found: dict[str, Caught | None] = {}
+    found: dict[str, Caught | str | None] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_references(plans, folder)
@@ -75,9 +77,10 @@ def try_mutants(mutants: Sequence[Mutant] = CATALOGUE, *, progress: Progress = s
     return [_verdict(m, [found.get(f"{m.name} {k}") for k in range(len(m.plans))]) for m in mutants]
 
 
-def _verdict(mutant: Mutant, found: Sequence[Caught | None]) -> Verdict:
-    caught = tuple(c for c in found if c is not None)
-    return Verdict(mutant.name, mutant.recreates, bool(caught), caught)
+def _verdict(mutant: Mutant, found: Sequence[Caught | str | None]) -> Verdict:
+    caught = tuple(c for c in found if isinstance(c, Caught))
+    ended = tuple(c for c in found if isinstance(c, str))
+    return Verdict(mutant.name, mutant.recreates, bool(caught), caught, ended)
 
 
 def _kind(trial: Trial) -> tuple[int, str]:
@@ -85,7 +88,7 @@ def _kind(trial: Trial) -> tuple[int, str]:
     return trial.plan.layout.world_size, trial.way.name
 
 
-def _try_together(trials: Sequence[Trial], folder: Path) -> dict[str, Caught | None]:
+def _try_together(trials: Sequence[Trial], folder: Path) -> dict[str, Caught | str | None]:
     """Faults that compute something wrong share their ranks; after one that ends them, each gets its own."""
     try:
         _run(trials, folder)
@@ -94,14 +97,14 @@ def _try_together(trials: Sequence[Trial], folder: Path) -> dict[str, Caught | N
     return {t.name: _by(collect(t.plan, folder, t.name, t.way)) for t in trials}
 
 
-def _try_alone(trial: Trial, folder: Path) -> Caught | None:
+def _try_alone(trial: Trial, folder: Path) -> Caught | str | None:
     try:
         _run([trial], folder)
     except TriviumError as error:
         told = str(error).strip().splitlines()[-1]
         # The executor's error names rank, stage and micro-batch; a traceback or a hang names nothing.
         located = " failed at " in told
-        return Caught(describe(trial.plan), 0, ("error",), "", "no numbers", told) if located else None
+        return Caught(describe(trial.plan), 0, ("error",), "", "no numbers", told) if located else told
     return _by(collect(trial.plan, folder, trial.name, trial.way))
 
 

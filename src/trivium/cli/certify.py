@@ -232,6 +232,9 @@ def _mutants() -> Verdict:
         [_row(v.as_tree()) for v in found], header=("fault", "caught by", "in step", "parameter")
     ):
         say(line)
+    for verdict in found:
+        if verdict.ended and not verdict.caught:
+            say(f"  {verdict.name} ended its ranks instead, and named no place: {verdict.ended[0]}")
     caught = sum(v.caught for v in found)
     say(f"{caught} of {len(found)} faults caught")
     return {

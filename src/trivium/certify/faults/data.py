@@ -172,10 +172,9 @@ def norms_and_biases_decayed(original: Function, mesh: Mesh) -> Function:
 def replicas_read_the_same(original: Function, mesh: Mesh) -> Function:
     """Every data rank reads the first replica's samples: the batch is smaller than it says."""
 
-    def inputs(self: Trainer, samples: Samples, micro_batches: int, step: int | None) -> Any:
-        per_replica = micro_batches * self.plan.batch.micro
-        first = samples.first - self.mesh.at.data * per_replica
-        return original(self, replace(samples, first=first), micro_batches, step)
+    def inputs(self: Trainer, samples: Samples, step: int | None) -> Any:
+        first = samples.first - self.mesh.at.data * samples.sequences // self.plan.layout.data
+        return original(self, replace(samples, first=first), step)
 
     return inputs
 

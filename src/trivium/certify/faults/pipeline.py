@@ -80,9 +80,9 @@ def gradients_overwritten(original: Function, mesh: Mesh) -> Function:
 def micro_batch_loss_not_scaled(original: Function, mesh: Mesh) -> Function:
     """Losses of micro-batches are added, not averaged: gradients grow with their number."""
 
-    def executor(self: Trainer, samples: Any, **more: Any) -> Executor:
-        made: Executor = original(self, samples, **more)
-        micro_batches = self.plan.batch.micro_batches(self.plan.layout, samples.sequences)
+    def executor(self: Trainer, sequences: int, inputs: Any) -> Executor:
+        made: Executor = original(self, sequences, inputs)
+        micro_batches = self.plan.batch.micro_batches(self.plan.layout, sequences)
         return replace(made, loss_scale=made.loss_scale * micro_batches)
 
     return executor
