@@ -1,8 +1,10 @@
 """Every certificate at once: generated layouts, random plans, seeded faults.
 
     python benchmarks/certificates.py [--max-ranks 8] [--random 150] [--seed 61] [--report FOLDER]
+                                      [--parts faults --others FILE]
 
-Runs `trivium certify` three times, and writes certificates-DATE.json and .md into the folder. About eight minutes on
+Runs `trivium certify` three times, or for the parts that are named, the others being those of an earlier report's
+JSON (of the same seed), and writes certificates-DATE.json and .md into the folder. About eight minutes on
 two cores. Exit code 1 when anything failed.
 """
 
@@ -31,6 +33,8 @@ def main() -> int:
     parser.add_argument("--random", type=int, default=150)
     parser.add_argument("--seed", type=int, default=61)
     parser.add_argument("--report", type=Path, default=Path())
+    parser.add_argument("--parts", default="sweep,random,faults")
+    parser.add_argument("--others", type=Path)
     asked = parser.parse_args()
     asked.report.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     ranks = f"--max-ranks={asked.max_ranks}"
@@ -39,7 +43,10 @@ def main() -> int:
         "random": [f"--random={asked.random}", ranks, "--set", f"seed={asked.seed}"],
         "faults": ["--mutants"],
     }
-    found = {name: _certified(arguments) for name, arguments in given.items()}
+    wanted, others = asked.parts.split(","), json.loads(asked.others.read_text()) if asked.others else {}
+    if others and others["seed"] != asked.seed:
+        parser.error(f"--others is of seed {others['seed']}, not {asked.seed}")
+    found = {name: _certified(words) if name in wanted else others[name] for name, words in given.items()}
     record = {**circumstances("benchmarks/certificates.py", sys.argv[1:]), "seed": asked.seed, **found}
     stem = asked.report / f"certificates-{record['date'][:10]}"
     write_json(stem.with_suffix(".json"), record)
@@ -63,12 +70,14 @@ def _certified(arguments: Sequence[str]) -> Found:
 def page(record: Found, name: str) -> str:
     """The report as Markdown."""
     machine, sweep, random = record["machine"], record["sweep"], record["random"]
+    parts = (sweep, random, record["faults"])
+    commits = ", ".join(dict.fromkeys(part["versions"]["commit"][:7] for part in parts))
     changed = "+" if record["changed"] else ""
     head = "passed | worst deviation"
     lines = [
         f"# Certificates, {record['date'][:10]}",
         "",
-        f"{machine['processor']}, {machine['cores']} cores; torch {record['torch']}, commit {record['commit']}"
+        f"{machine['processor']}, {machine['cores']} cores; torch {record['torch']}, commit {commits}"
         f"{changed}. Tolerance {sweep['tolerance']:g}, fp64. Every plan, with its deviation: [{name}.json]({name}.json)"
         ". What is compared, and the ways through the engine: [certificate.md](../../docs/certificate.md).",
         "",
