@@ -16,9 +16,9 @@ OUT ?= runs/demo
 WORKERS ?= $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
 PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 PYTHON_FOLDERS := src tests $(wildcard benchmarks)
-FAST := $(wildcard tests/*_test.py) $(wildcard tests/plan tests/cost tests/planner tests/report tests/cli)
+FAST := $(filter-out tests/benchmarks_test.py, $(wildcard tests/*_test.py)) $(wildcard tests/plan tests/cost tests/planner tests/report tests/cli)
 # Models that are built or trained, and whole searches: `make test` has them.
-NOT_FAST := $(wildcard tests/benchmarks_test.py tests/cost/activations_test.py \
+NOT_FAST := $(wildcard tests/cost/activations_test.py \
             $(patsubst %,tests/cli/%_test.py,adopt asking evaluate plan_search) \
             $(patsubst %,tests/planner/%_test.py,exhaustive explain near_misses probed))
 GPU_TESTS = $(shell grep -rl 'mark\.gpu' tests --include=*_test.py)
