@@ -45,7 +45,9 @@ def main() -> int:
     }
     wanted, others = asked.parts.split(","), json.loads(asked.others.read_text()) if asked.others else {}
     if left := [name for name in given if name not in wanted and name not in others]:
-        parser.error(f"--parts leaves out {', '.join(left)}: name a report's JSON that has them with --others")
+        parser.error(
+            f"--parts leaves out {', '.join(left)}: name a report's JSON that has them with --others"
+        )
     if others and others["seed"] != asked.seed:
         parser.error(f"--others is of seed {others['seed']}, not {asked.seed}")
     found = {name: _certified(words) if name in wanted else others[name] for name, words in given.items()}
