@@ -4,11 +4,11 @@ Legend: S positions, B sequences, H hidden, N heads here, G key-value heads here
 """
 
 import torch
-from torch import nn
 
+from trivium.model.half import Half
 from trivium.model.inputs import Inputs
 from trivium.model.linear import ColumnLinear, RowLinear
-from trivium.model.norm import HeadNorm, Norm, norm_heads
+from trivium.model.norm import HeadNorm, norm_heads
 from trivium.model.rotary import Turning, rotate
 from trivium.parallel.context import Context
 from trivium.parallel.recompute import recomputed
@@ -16,7 +16,7 @@ from trivium.parallel.tensor import Region
 from trivium.plan.model_shape import ModelShape
 
 
-class Attention(nn.Module):
+class Attention(Half):
     """norm -> queries, keys, values (columns split) -> attention per head -> out (rows split); or the norm at the end.
 
     Queries and keys may have a norm over each head or all of them, and are turned by their positions (llama); those
@@ -25,31 +25,30 @@ class Attention(nn.Module):
     def __init__(
         self, model: ModelShape, layer: int, region: Region, context: Context, *, recompute_core: bool
     ) -> None:
-        super().__init__()
-        self.context = context
-        self.model, self.layer, self.region, self.recompute_core = model, layer, region, recompute_core
-        # Made once: where a block is compiled, a name made from its number would make each layer a graph of its own.
-        self.site = f"layers.{layer}.attention"
+        super().__init__("attention", model, layer, region)
+        self.context, self.recompute_core = context, recompute_core
         self.N, self.G = model.heads // region.group.size, model.kv // region.group.size
         self.window = model.window_of(layer)
         self.turning = Turning(model.head_columns, model.rope_base, model.rope_scaling)
         bias, D = model.family == "gpt", model.head_columns
-        self.norm, self.norm_first = Norm(model), model.norm_position == "before"
         self.qkv = ColumnLinear((self.N + 2 * self.G) * D, model.hidden, region, bias=bias or model.qkv_bias)
         normed = model.qk_norm != "none"
         self.query_norm = HeadNorm(model, self.N) if normed else None
         self.key_norm = HeadNorm(model, self.G) if normed else None
         self.out = RowLinear(model.hidden, self.N * D, region, bias=bias)
 
-    def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-        """[S here, B, H] -> [S here, B, H], to be added to x."""
+    @property
+    def last(self) -> RowLinear:
+        """Its rows are split, by heads."""
+        return self.out
+
+    def products(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        """[S here, B, H] -> [S here, B, H]."""
         S, B = inputs.shape
-        qkv = self.qkv(self.norm(x) if self.norm_first else x)
+        x = self.qkv(x)
         again = self.recompute_core and self.training
-        core = recomputed(self._core, qkv, inputs) if again else self._core(qkv, inputs)
-        y = self.out(core.reshape(S, B, -1))
-        y = y if self.norm_first else self.norm(y)
-        return inputs.drop(y, self.model.dropout, self.site, self.region)
+        core = recomputed(self._core, x, inputs) if again else self._core(x, inputs)
+        return self.out(core.reshape(S, B, -1))
 
     def _core(self, qkv: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S, B, columns here] -> [S, B, N, D]."""

@@ -38,5 +38,8 @@ class Block(nn.Module):
         return self._of_training(x, inputs)
 
     def _forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-        x = x + self.attention(x, inputs)
-        return x + self.mlp(x, inputs)
+        # Written out here: a product that torch.compile does not look into ends the graph of the function that calls
+        # it. So bias, sum and norm, which are between two products, are one graph, forward and backward.
+        attention, mlp = self.attention, self.mlp
+        x = x + attention.leave(attention.products(attention.enter(x), inputs), inputs)
+        return x + mlp.leave(mlp.products(mlp.enter(x), inputs), inputs)

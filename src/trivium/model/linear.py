@@ -31,18 +31,23 @@ class RowLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[S, B, inputs here] -> [S here, B, outputs]."""
-        if self.region.group.size == 1:
-            return self.region.linear(x, self.weight, self.bias)  # the product can add the bias itself
-        return self.add_bias(self.region.row_product(x, self.weight))
+        """[S, B, inputs here] -> [S here, B, outputs], which `add_bias` completes."""
+        if self._adds_bias_itself:
+            return self.region.linear(x, self.weight, self.bias)
+        return self.region.row_product(x, self.weight)
 
     def of_activated(self, x: torch.Tensor, function: ActivationFunction) -> torch.Tensor:
         """The same of function(x), which is not kept: the backward computes it again."""
         region = self.region
-        if region.group.size == 1:
+        if self._adds_bias_itself:
             return row_product(x, self.weight, self.bias, region.weight_gradients, function=function)
-        return self.add_bias(region.row_product(x, self.weight, function))
+        return region.row_product(x, self.weight, function)
 
     def add_bias(self, x: torch.Tensor) -> torch.Tensor:
-        """The bias, added once to the completed sum."""
-        return x if self.bias is None else x + self.bias
+        """The bias, added once to the completed sum, where the product has not."""
+        return x if self.bias is None or self._adds_bias_itself else x + self.bias
+
+    @property
+    def _adds_bias_itself(self) -> bool:
+        """Of one rank the product does; a sum over several must be complete before."""
+        return self.region.group.size == 1

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from trivium.model.gelu import Gelu, gelu
+from trivium.model.half import Half
 from trivium.model.inputs import Inputs
 from trivium.model.linear import ColumnLinear, RowLinear
-from trivium.model.norm import Norm
 from trivium.model.swiglu import SwiGlu, swiglu
 from trivium.parallel.tensor import Region
 from trivium.plan.model_shape import ModelShape
@@ -28,7 +28,7 @@ class GateUp(nn.Module):
         return self.region.column_product(x, self.weight)
 
 
-class Mlp(nn.Module):
+class Mlp(Half):
     """norm -> up (columns split), GELU or SwiGLU -> down (rows split); or the norm at the end.
 
     function_again: what the activation function gives is computed again in the backward.
@@ -37,11 +37,9 @@ class Mlp(nn.Module):
     def __init__(
         self, model: ModelShape, layer: int, region: Region, *, function_again: bool = False
     ) -> None:
-        super().__init__()
-        self.model, self.layer, self.region, self.function_again = model, layer, region, function_again
-        self.site = f"layers.{layer}.mlp"
+        super().__init__("mlp", model, layer, region)
+        self.function_again = function_again
         columns = model.ffn_width // region.group.size
-        self.norm, self.norm_first = Norm(model), model.norm_position == "before"
         gpt = model.family == "gpt"
         self.up = (
             ColumnLinear(columns, model.hidden, region, bias=True)
@@ -50,13 +48,14 @@ class Mlp(nn.Module):
         )
         self.down = RowLinear(model.hidden, columns, region, bias=gpt)
 
-    def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-        """[S here, B, H] -> [S here, B, H], to be added to x."""
-        x = self.up(self.norm(x) if self.norm_first else x)
-        gpt = self.model.family == "gpt"
+    @property
+    def last(self) -> RowLinear:
+        """Its rows are split."""
+        return self.down
+
+    def products(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        """[S here, B, H] -> [S here, B, H]."""
+        x, gpt = self.up(x), self.model.family == "gpt"
         if self.function_again:
-            y = self.down.of_activated(x, Gelu() if gpt else SwiGlu())
-        else:
-            y = self.down(gelu(x) if gpt else swiglu(x))
-        y = y if self.norm_first else self.norm(y)
-        return inputs.drop(y, self.model.dropout, self.site, self.region)
+            return self.down.of_activated(x, Gelu() if gpt else SwiGlu())
+        return self.down(gelu(x) if gpt else swiglu(x))

@@ -1,0 +1,43 @@
+"""What the two halves of a block share: a norm before its products or after them, and what is done to their result.
+
+Legend: B sequences, S positions, H hidden.
+"""
+
+import torch
+from torch import nn
+
+from trivium.model.inputs import Inputs
+from trivium.model.linear import RowLinear
+from trivium.model.norm import Norm
+from trivium.parallel.tensor import Region
+from trivium.plan.model_shape import ModelShape
+
+
+class Half(nn.Module):
+    """x + leave(products(enter(x))), of which the block has the sum; `products` end with `last`."""
+
+    def __init__(self, name: str, model: ModelShape, layer: int, region: Region) -> None:
+        super().__init__()
+        self.model, self.layer, self.region = model, layer, region
+        # Made once: where a block is compiled, a name made from its number would make each layer a graph of its own.
+        self.site = f"layers.{layer}.{name}"
+        self.norm, self.norm_first = Norm(model), model.norm_position == "before"
+
+    @property
+    def last(self) -> RowLinear:
+        """The layer whose bias is still to be added."""
+        raise NotImplementedError
+
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
+        """[S here, B, H] -> [S here, B, H], normed where the norm is before."""
+        return self.norm(x) if self.norm_first else x
+
+    def products(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        """[S here, B, H] -> [S here, B, H]; where they communicate torch.compile does not look into them."""
+        raise NotImplementedError
+
+    def leave(self, y: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        """[S here, B, H] -> [S here, B, H], to be added to what entered."""
+        y = self.last.add_bias(y)
+        y = y if self.norm_first else self.norm(y)
+        return inputs.drop(y, self.model.dropout, self.site, self.region)
