@@ -17,8 +17,10 @@ from trivium.certify.reference import compute_reference, random_rows
 from trivium.certify.sweep import certify, describe
 from trivium.errors import TriviumError
 from trivium.model import stage
+from trivium.model.block import Block
+from trivium.model.inputs import Inputs
 from trivium.parallel import compiled
-from trivium.parallel.compiled import opaque_context, opaque_region
+from trivium.parallel.compiled import opaque_context, opaque_region, options_for
 from trivium.parallel.context import Context
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.pretend import pretended
@@ -137,6 +139,30 @@ def test_a_region_that_communicates_is_opaque_in_all_that_a_block_calls() -> Non
     between_blocks = {"leave", "positions"}
     assert between_blocks < called
     assert called - between_blocks <= vars(opaque_region()).keys()
+
+
+def test_what_is_between_two_products_that_are_not_traced_is_one_graph() -> None:
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()
+    counters.clear()
+    plan = small()
+    with pretended(plan.layout) as mesh:
+        region, context = opaque_region()(mesh.tensor, False), Context(mesh.context, "ring")
+        block = Block(plan.model, 0, region, context, plan.recompute)
+        block.compile_training(None)
+        block(torch.randn(plan.activation_shape, requires_grad=True), Inputs(torch.zeros(8, 2).long()))
+    of_a_block = ["norm", "attention per head", "bias, sum and norm", "GELU", "bias and sum"]
+    assert counters["stats"]["unique_graphs"] == len(of_a_block)
+
+
+def test_sums_of_long_rows_that_are_enough_are_not_split() -> None:
+    from torch._inductor import config
+
+    asked = options_for((2048 // 8, 1, 20480))
+    assert asked == {"split_reductions": False} and all(hasattr(config, name) for name in asked)
+    for shape in ((2048, 1, 20480), (32, 1, 20480), (256, 1, 8192)):
+        assert options_for(shape) is None
 
 
 def test_what_is_opaque_is_not_traced() -> None:

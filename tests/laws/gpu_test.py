@@ -11,12 +11,13 @@ from plans import small
 from trivium.certify.certificate import certificate, examine
 from trivium.certify.reference import compute_reference, random_rows
 from trivium.cost.memory import worst_rank
+from trivium.parallel import compiled as compiled_blocks
 from trivium.parallel import reach_attention
 from trivium.parallel.crossing import read_later
 from trivium.parallel.gradient_sum import GradientSum
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.pretend import pretended
-from trivium.parallel.product import widens
+from trivium.parallel.product import LARGE, gradient_of_bias, widens
 from trivium.parallel.recording import Recording
 from trivium.parallel.sight import Sight
 from trivium.parallel.tensor import FEW_IDS, look_up
@@ -156,7 +157,23 @@ def test_a_frequent_tokens_narrow_gradient_is_summed_wide_and_rounded_once(
     )
 
 
-def test_compiled_blocks_and_loss_follow_the_processors(device: torch.device) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_narrow_gradient_of_a_bias_is_summed_wide_and_rounded_once(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    torch.manual_seed(0)
+    grad = ((torch.randn(2 * LARGE // 4096, 4096, device=device) + 0.5) / 64).to(dtype)
+    exact, eps = grad.double().sum(0), torch.finfo(dtype).eps
+    torch.testing.assert_close(gradient_of_bias(grad).double(), exact, rtol=eps, atol=eps / 64)
+
+
+@pytest.mark.parametrize("long_rows", [False, True])
+def test_compiled_blocks_and_loss_follow_the_processors(
+    long_rows: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if long_rows:
+        monkeypatch.setattr(compiled_blocks, "LONG", 0)
+        monkeypatch.setattr(compiled_blocks, "ENOUGH", 1)
     losses = []
     for where, compiled in ((device, True), (torch.device("cpu"), False)):
         plan = small(compiled=compiled, precision={"weights": "fp32"})

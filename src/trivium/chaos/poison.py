@@ -8,7 +8,7 @@ name the row, the document and the layer.
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,21 +96,21 @@ class _Scaled(torch.autograd.Function):
 def poisoned(poison: Poison) -> Iterator[None]:
     """Inside, this process and those it forks compute with the poison; nothing on disk changes."""
     owner = PARTS[poison.part]
-    right = owner.leave
+    right: Callable[..., Tensor] = owner.forward
 
-    def leave(self: Attention | Mlp, y: Tensor, inputs: Inputs) -> Tensor:
-        y = right(self, y, inputs)
+    def forward(self: Attention | Mlp, x: Tensor, inputs: Inputs) -> Tensor:
+        y = right(self, x, inputs)
         hit = _hit(poison, inputs)[self.region.positions(inputs.shape[0])]
         if self.layer != poison.layer or not bool(hit.any()):
             return y
         factors = torch.where(hit, poison.factor, 1.0).to(y.dtype)[..., None]
         return y * factors if poison.way == "forward" else _Scaled.apply(y, factors)  # type: ignore[no-untyped-call]
 
-    owner.leave = leave  # type: ignore[method-assign, assignment]
+    owner.forward = forward  # type: ignore[method-assign]
     try:
         yield
     finally:
-        del owner.leave  # what it inherits is there again
+        owner.forward = right  # type: ignore[method-assign]
 
 
 def _hit(poison: Poison, inputs: Inputs) -> Tensor:

@@ -42,7 +42,7 @@ class Attention(Half):
         """Its rows are split, by heads."""
         return self.out
 
-    def products(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, H] -> [S here, B, H]."""
         S, B = inputs.shape
         x = self.qkv(x)

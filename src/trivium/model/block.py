@@ -1,5 +1,7 @@
 """One transformer block."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -25,9 +27,9 @@ class Block(nn.Module):
         self.mlp = Mlp(model, layer, region, function_again=recompute.activation_function)
         self._of_training = self._forward
 
-    def compile_training(self) -> None:
+    def compile_training(self, options: dict[str, Any] | None) -> None:
         """Let torch.compile fuse what a training step computes; hooks, and recomputing of layers, stay outside."""
-        self._of_training = torch.compile(self._forward, dynamic=False)
+        self._of_training = torch.compile(self._forward, dynamic=False, options=options)
 
     def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, H] -> [S here, B, H]."""
@@ -41,5 +43,5 @@ class Block(nn.Module):
         # Written out here: a product that torch.compile does not look into ends the graph of the function that calls
         # it. So bias, sum and norm, which are between two products, are one graph, forward and backward.
         attention, mlp = self.attention, self.mlp
-        x = x + attention.leave(attention.products(attention.enter(x), inputs), inputs)
-        return x + mlp.leave(mlp.products(mlp.enter(x), inputs), inputs)
+        x = x + attention.leave(attention(attention.enter(x), inputs), inputs)
+        return x + mlp.leave(mlp(mlp.enter(x), inputs), inputs)

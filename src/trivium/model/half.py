@@ -14,7 +14,8 @@ from trivium.plan.model_shape import ModelShape
 
 
 class Half(nn.Module):
-    """x + leave(products(enter(x))), of which the block has the sum; `products` end with `last`."""
+    """A block adds leave(half(enter(x))) to x. The forward is the products, up to that of `last`, which communicate:
+    what is around them is called by the block itself."""
 
     def __init__(self, name: str, model: ModelShape, layer: int, region: Region) -> None:
         super().__init__()
@@ -31,10 +32,6 @@ class Half(nn.Module):
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         """[S here, B, H] -> [S here, B, H], normed where the norm is before."""
         return self.norm(x) if self.norm_first else x
-
-    def products(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-        """[S here, B, H] -> [S here, B, H]; where they communicate torch.compile does not look into them."""
-        raise NotImplementedError
 
     def leave(self, y: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, H] -> [S here, B, H], to be added to what entered."""

@@ -53,7 +53,7 @@ class Mlp(Half):
         """Its rows are split."""
         return self.down
 
-    def products(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         """[S here, B, H] -> [S here, B, H]."""
         x, gpt = self.up(x), self.model.family == "gpt"
         if self.function_again:

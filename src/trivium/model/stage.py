@@ -11,7 +11,7 @@ from trivium.model.head import Head
 from trivium.model.initialise import initial_values
 from trivium.model.inputs import Inputs
 from trivium.model.likelihood import Likelihoods, likelihoods
-from trivium.parallel.compiled import opaque_context, opaque_region
+from trivium.parallel.compiled import opaque_context, opaque_region, options_for
 from trivium.parallel.context import Context
 from trivium.parallel.dtypes import DTYPES
 from trivium.parallel.mesh import Mesh
@@ -44,8 +44,9 @@ class Stage(nn.Module):
         self.layers = nn.ModuleDict(blocks)
         self.head = Head(model, region) if self.is_last else None
         if plan.compiled:
+            options = options_for(plan.activation_shape)
             for block in blocks.values():
-                block.compile_training()
+                block.compile_training(options)
             if self.head is not None:
                 self.head.compile_training()
 

@@ -19,7 +19,7 @@ from trivium.parallel.collectives import (
     reduce_scatter_begin,
 )
 from trivium.parallel.mesh import Group
-from trivium.parallel.product import gradient_of_inputs, gradient_of_weight, product
+from trivium.parallel.product import gradient_of_bias, gradient_of_inputs, gradient_of_weight, product
 from trivium.parallel.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
@@ -70,7 +70,7 @@ class _ColumnProduct(torch.autograd.Function):
         d_x = gradient_of_inputs(grad, weight)
         summed = reduce_scatter_begin(d_x, group) if split_sequence else all_reduce_begin(d_x, group)
         rows, d_weight = grad.flatten(0, -2), None
-        d_bias = rows.sum(0) if ctx.has_bias else None
+        d_bias = gradient_of_bias(rows) if ctx.has_bias else None
         if later is None:
             d_weight = gradient_of_weight(rows, whole.wait().flatten(0, -2))
         else:

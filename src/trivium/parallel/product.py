@@ -23,6 +23,8 @@ from trivium.parallel.processor import mkl_multiplies_faster, multiplies_bf16_sl
 
 Tensor = torch.Tensor
 
+# Numbers of an accelerator's gradient from which a product sums it: of fewer one launch is better than two.
+LARGE = 1 << 23
 # Numbers of a gradient that are transposed whole; of a larger one how many at once, and the columns they are at least.
 # Few leave small holes among the activations that a backward has not freed yet: with 2^20 for both, a step at hidden
 # 512 was 1 % faster and took 4 % more memory.
@@ -74,6 +76,14 @@ def gradient_of_weight(grad: Tensor, x: Tensor, *, into: Tensor | None = None) -
     for rows, part in _rows_of_gradient(found, grad, x):
         rows.copy_(part)
     return found
+
+
+def gradient_of_bias(grad: Tensor) -> Tensor:
+    """grad [T, O] -> its sum over the tokens [O]."""
+    if grad.device.type != "cuda" or grad.dtype.itemsize != 2 or grad.numel() < LARGE:
+        return grad.sum(0)
+    # A product reads it faster than torch's sum does (H200, 2048 x 10240: 12.6 us and 21.5), and rounds once, too.
+    return torch.mv(grad.T, grad.new_ones(len(grad)))
 
 
 def add_gradient_of_weight(into: Tensor, grad: Tensor, x: Tensor, *, first: bool = False) -> None:
@@ -154,7 +164,7 @@ class _Product(torch.autograd.Function):
         return (
             gradient_of_inputs(grad, weight) if of_x else None,
             gradient_of_weight(rows, x.flatten(0, -2)) if of_weight else None,
-            rows.sum(0) if of_bias else None,
+            gradient_of_bias(rows) if of_bias else None,
         )
 
 

@@ -25,7 +25,7 @@ from trivium.parallel.collectives import (
     reduce_scatter_begin,
 )
 from trivium.parallel.mesh import Group
-from trivium.parallel.product import gradient_of_inputs, gradient_of_weight, product
+from trivium.parallel.product import gradient_of_bias, gradient_of_inputs, gradient_of_weight, product
 from trivium.parallel.weight_gradients import WeightGradients
 
 Tensor = torch.Tensor
@@ -106,7 +106,7 @@ class _Product(torch.autograd.Function):
         d_x = gradient_of_inputs(grad, weight)
         d_x = d_x if pullback is None else pullback(d_x)
         rows, value = grad.flatten(0, -2), value.flatten(0, -2)
-        d_bias = rows.sum(0) if ctx.has_bias else None
+        d_bias = gradient_of_bias(rows) if ctx.has_bias else None
         if later is None:
             return d_x, gradient_of_weight(rows, value), d_bias, None
         later.take(parameter, rows, value)

@@ -175,6 +175,13 @@ class Plan(Config):
         return self.model.sequence // self.layout.context
 
     @property
+    def activation_shape(self) -> tuple[int, int, int]:
+        """Of what a rank has of a micro-batch between blocks, and sends to the next stage: positions, sequences,
+        hidden."""
+        split = self.layout.tensor if self.sequence_parallel else 1
+        return self.local_sequence // split, self.batch.micro, self.model.hidden
+
+    @property
     def _zigzag(self) -> bool:
         return self.layout.context > 1 and self.context_attention == "ring"
 

@@ -29,7 +29,8 @@ class Trail:
 
     def __init__(self) -> None:
         self.found: Place | None = None
-        # By tensor: the modules it came out of, and those it went into, the innermost last.
+        self._running: list[str] = []  # modules, the innermost last
+        # By tensor: what ran around the modules it came out of, and the modules it went into, the innermost last.
         self._roles: dict[int, tuple[list[str], list[str]]] = {}
         self._kept: list[Tensor] = []  # so that no tensor takes the number of one that is gone
 
@@ -51,16 +52,18 @@ class Trail:
         def look(module: nn.Module, args: tuple[object, ...]) -> None:
             if args and isinstance(args[0], Tensor):
                 # What comes in bad, and came out of no module so, was made bad between them.
-                self._see(args[0], _parent(name))
+                self._see(args[0], self._around(name))
                 self._role(args[0])[1].append(name)
+            self._running.append(name)
 
         return look
 
     def _leaving(self, name: str) -> Callable[[nn.Module, tuple[object, ...], object], None]:
         def look(module: nn.Module, args: tuple[object, ...], output: object) -> None:
+            self._running.pop()
             if isinstance(output, Tensor):
                 self._see(output, name)
-                self._role(output)[0].append(name)
+                self._role(output)[0].append(self._around(name))
 
         return look
 
@@ -80,9 +83,10 @@ class Trail:
         if self.found is None and not bool(torch.isfinite(grad).all()):
             out_of, into = self._roles[key]
             # The gradient of what a module read is its work; that of what it wrote, its surroundings'.
-            self.found = Place(into[-1] if into else _parent(out_of[-1]), "backward")
+            self.found = Place(into[-1] if into else out_of[-1], "backward")
 
-
-def _parent(name: str) -> str:
-    above = name.rpartition(".")[0]
-    return above if above not in ("", "layers") else name if above else LOSS
+    def _around(self, name: str) -> str:
+        """What calls a module: the one that runs; a layer that none calls for itself."""
+        if self._running:
+            return self._running[-1]
+        return name if name.startswith("layers.") else LOSS

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -242,12 +242,6 @@ class Trainer:
             for bucket in self.buckets:
                 bucket.drop()
 
-    @cached_property
-    def _activation_shape(self) -> tuple[int, int, int]:
-        model = self.plan.model
-        split = self.plan.layout.tensor if self.plan.sequence_parallel else 1
-        return (self.plan.local_sequence // split, self.plan.batch.micro, model.hidden)
-
     def _executor(self, sequences: int, inputs: Sequence[Inputs]) -> Executor:
         plan, device = self.plan, self.mesh.device
         functions = {
@@ -259,7 +253,7 @@ class Trainer:
             mesh=self.mesh,
             stages=functions,
             last_stage=plan.last_stage,
-            activation=lambda: torch.empty(self._activation_shape, dtype=dtype, device=device),
+            activation=lambda: torch.empty(plan.activation_shape, dtype=dtype, device=device),
             loss_scale=1 / self._tokens_that_count(sequences, inputs),
             watch=self._watch,
             transport=self.transport,
