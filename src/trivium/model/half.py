@@ -3,6 +3,8 @@
 Legend: B sequences, S positions, H hidden.
 """
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import nn
 
@@ -13,7 +15,7 @@ from trivium.parallel.tensor import Region
 from trivium.plan.model_shape import ModelShape
 
 
-class Half(nn.Module):
+class Half(nn.Module, ABC):
     """A block adds leave(half(enter(x))) to x. The forward is the products, up to that of `last`, which communicate:
     what is around them is called by the block itself."""
 
@@ -25,9 +27,9 @@ class Half(nn.Module):
         self.norm, self.norm_first = Norm(model), model.norm_position == "before"
 
     @property
+    @abstractmethod
     def last(self) -> RowLinear:
         """The layer whose bias is still to be added."""
-        raise NotImplementedError
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
         """[S here, B, H] -> [S here, B, H], normed where the norm is before."""

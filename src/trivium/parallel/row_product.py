@@ -116,14 +116,13 @@ class _Product(torch.autograd.Function):
 def _in_chunks(x: Tensor, weight: Tensor, cut: Cut) -> Tensor:
     """Each chunk has the same positions of every rank's share, so that its reduce-scatter gives each rank its own."""
     shares = cut.group.size if cut.split_sequence else 1
-    here = len(x) // shares
+    by_share = x.unflatten(0, (shares, -1))
+    here = by_share.shape[1]
     out = x.new_empty((here, x.shape[1], len(weight)))
+    begin = reduce_scatter_begin if cut.split_sequence else all_reduce_begin
     under_way: list[tuple[slice, PendingResult]] = []
     for positions in _slices(here, cut.chunks):
-        part = x.new_empty((shares * (positions.stop - positions.start), x.shape[1], len(weight)))
-        for target, source in zip(part.chunk(shares), x.chunk(shares), strict=True):
-            target.copy_(product(source[positions], weight))
-        begin = reduce_scatter_begin if cut.split_sequence else all_reduce_begin
+        part = product(by_share[:, positions].flatten(0, 1), weight)
         under_way.append((positions, begin(part, cut.group)))
     for positions, pending in under_way:
         out[positions] = pending.wait()
