@@ -39,7 +39,7 @@ def counted(plan: Plan, stage: int, tensors: Tensors = "without memory") -> Coun
     with pretended(plan.layout, ends=plan.ends) as mesh, mode, dtype, at_once, of_heads:
         part = Stage(plan, stage, mesh)
         part.weight_gradients.separate = True  # no product leaves its gradient to autograd, as in training
-        x = None if stage == 0 else torch.zeros(_border(plan), requires_grad=True)
+        x = None if stage == 0 else torch.zeros(plan.activation_shape, requires_grad=True)
         with SavedBytes(part.parameters()).counting() as found, warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
             y = part(x, _inputs(plan))
@@ -69,11 +69,6 @@ def _sight(plan: Plan) -> Sight:
         return Sight(tuple(np.array(plan.positions_of(c)) for c in ranks), None)
     apart = plan.model.documents == "apart"
     return Sight((), np.zeros((plan.model.sequence, plan.batch.micro), np.int64) if apart else None)
-
-
-def _border(plan: Plan) -> tuple[int, int, int]:
-    along = plan.layout.tensor if plan.sequence_parallel else 1
-    return (plan.local_sequence // along, plan.batch.micro, plan.model.hidden)
 
 
 @contextmanager
