@@ -1,9 +1,11 @@
 """Train, change the layout, resume, train: the same as never having stopped."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from plans import small
@@ -11,6 +13,7 @@ from ranks import on_ranks
 from trivium.certify.certificate import RULE, random_rows
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.save import save
+from trivium.errors import CheckpointError, ConfigError
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
 from trivium.plan.plan import Plan
@@ -94,6 +97,65 @@ def test_a_step_that_overflowed_is_none_of_the_updates_that_are_gone_on_with(tmp
     assert steps(one, 2, 4) == steps(other, 2, 4)
     for here, there in zip(one.optimizer.shards, other.optimizer.shards, strict=True):
         assert torch.equal(here.master, there.master)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": {"layers": 2}},
+        {"model": {"vocabulary": 30}},
+        {"model": {"heads": 2}},
+        {"model": {"sequence": 4}},
+        {"precision": {"weights": "fp32"}},
+    ],
+    ids=str,
+)
+def test_the_state_of_another_model_or_precision_is_refused_and_nothing_is_filled(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
+    bf16 = {"precision": {"weights": "bf16"}}
+    path = save_state(Trainer(small(**bf16), Mesh.single(), seed=1, rule=RULE), tmp_path, 3)
+    trainer = Trainer(small(**{**bf16, **other}), Mesh.single(), seed=2, rule=RULE)
+    before = [shard.master.clone() for shard in trainer.optimizer.shards]
+    with pytest.raises(CheckpointError, match=r"^\S+ holds the state of another model or precision"):
+        restore(trainer, Checkpoint.open(path))
+    assert all(torch.equal(b, s.master) for b, s in zip(before, trainer.optimizer.shards, strict=True))
+    assert trainer.optimizer.steps_done == 0
+
+
+@pytest.mark.parametrize("given", ["bf16", "fp32"])
+def test_masters_of_a_training_begun_with_weights_are_what_the_checkpoint_has_unrounded(
+    tmp_path: Path, given: str
+) -> None:
+    one = Trainer(small(precision={"weights": given}), Mesh.single(), seed=1, rule=RULE)
+    steps(one, 0, 2)
+    other = Trainer(small(precision={"weights": "bf16"}), Mesh.single(), seed=2, rule=RULE)
+    begin_with(other, Checkpoint.open(save_state(one, tmp_path, 2)))
+    for here, there in zip(other.optimizer.shards, one.optimizer.shards, strict=True):
+        assert torch.equal(here.master, there.master)
+        assert torch.equal(here.bucket.shard, here.master.bfloat16())
+        assert not torch.equal(here.master, here.bucket.shard.float())
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_a_part_of_a_micro_batch_is_refused(data: int) -> None:
+    """Where it was left out, losses and gradients were divided by what it would have added."""
+    on_ranks(data, refuses_parts, small(data=data, batch={"sequences": 8, "micro": 2}))
+
+
+def refuses_parts(place: Place, plan: Plan) -> None:
+    trainer = Trainer(plan, Mesh.connect(plan.layout, place.rank, place.world_size), seed=1, rule=RULE)
+    read, unit = random_rows(plan, 1), 2 * place.world_size
+    for sequences in range(13):
+        samples = Samples(0, sequences, read)
+        if sequences and sequences % unit == 0:
+            assert trainer.validate(samples) > 0
+            continue
+        for use in (trainer.validate, partial(trainer.train_step, 0, lr=1e-2)):
+            with pytest.raises(
+                ConfigError, match=rf"^{sequences} sequences: must be a multiple of .* = {unit}"
+            ):
+                use(samples)
 
 
 def test_a_rank_that_reads_says_tensor_by_tensor_that_it_goes_on(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trivium.checkpoint.format import step_name
-from trivium.checkpoint.load import Checkpoint
+from trivium.checkpoint.load import Checkpoint, widest_kind
 from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.checkpoint.reshard import Part, parts_of, write_whole
 from trivium.config import build, differences, first_lines
@@ -73,8 +73,8 @@ def _mean(held: Sequence[tuple[Checkpoint, str]], box: Box, dtype: torch.dtype) 
 
 def _widest(source: Checkpoint, name: str) -> str:
     """The masters of a tensor of weights, where it has any."""
-    master = name.replace("weights/", "master/", 1)
-    return master if master in source.manifest["tensors"] else name
+    parameter = name.removeprefix("weights/")
+    return f"{widest_kind(source, parameter)}/{parameter}"
 
 
 def _refuse_others(one: Checkpoint, other: Checkpoint) -> None:

@@ -130,6 +130,11 @@ class Checkpoint:
         return self._open_files[name]
 
 
+def widest_kind(checkpoint: Checkpoint, name: str) -> str:
+    """Of what a parameter is kept in: its master, where there is one, or its weights."""
+    return "master" if f"master/{name}" in checkpoint.manifest["tensors"] else "weights"
+
+
 def newest_good(
     root: Path, mesh: Mesh, warn: Callable[[str], None], alive: Callable[[], None] = unheard
 ) -> Checkpoint | None:

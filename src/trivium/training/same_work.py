@@ -53,6 +53,20 @@ def refuse_other_weights(directory: Path, about: Mapping[str, Any], now: Mapping
     refuse_other_work(directory, there, here)
 
 
+def refuse_other_state(directory: Path, there: Plan, here: Plan) -> None:
+    """CheckpointError when weights, masters and moments of a checkpoint's plan are not those of another plan."""
+    was, now = (
+        {"model": plan.model.of_weights(), "precision": {"weights": plan.precision.weights}}
+        for plan in (there, here)
+    )
+    found = differences(was, now, "plan.")
+    if found:
+        raise CheckpointError(
+            f"{directory} holds the state of another model or precision (there -> here):\n{first_lines(found)}\n"
+            f"restore it into a trainer of its own plan, or take its weights alone (training.state.begin_with)"
+        )
+
+
 def refuse_fewer_steps(directory: Path, done: int, training: TrainingConfig) -> None:
     """ConfigError when a checkpoint has done more steps than the whole training is to do."""
     if done > training.steps:

@@ -10,7 +10,7 @@ import torch
 
 from trivium.checkpoint.agree import problem_of_any
 from trivium.checkpoint.format import boxes_of_range
-from trivium.checkpoint.load import Checkpoint
+from trivium.checkpoint.load import Checkpoint, widest_kind
 from trivium.checkpoint.save import Fragment, save
 from trivium.config import to_tree
 from trivium.errors import CheckpointError
@@ -18,6 +18,7 @@ from trivium.parallel.buckets import Bucket, Slot
 from trivium.plan.parameters import Box, local_shape, shard_box
 from trivium.plan.plan import Plan
 from trivium.training.loss_scale import LossScale
+from trivium.training.same_work import refuse_other_state, refuse_weights_alone
 from trivium.training.trainer import Trainer
 
 
@@ -84,8 +85,15 @@ def read_together(
 
 @torch.no_grad()
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    """Fill weights, masters and moments from a checkpoint written under any layout; a rank reads its own boxes."""
+    """Fill weights, masters and moments from a checkpoint written under any layout; a rank reads its own boxes.
+
+    checkpoint: verified, as `Checkpoint.open_together` gives it. Raises CheckpointError before anything is filled where
+    it is of another model or precision, or holds weights alone.
+    """
     plan, index = trainer.plan, trainer.mesh.tensor.index
+    refuse_weights_alone(checkpoint.directory, checkpoint.manifest)
+    if "plan" in checkpoint.manifest:
+        refuse_other_state(checkpoint.directory, checkpoint.plan, plan)
     _fill_weights(trainer, checkpoint)
     for shard in trainer.optimizer.shards:
         bucket = shard.bucket
@@ -105,9 +113,19 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
 
 @torch.no_grad()
 def begin_with(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    """Take the weights of a checkpoint, of any dtype, and nothing else: moments are zero, no step is done."""
-    _fill_weights(trainer, checkpoint)
+    """Take the weights of a checkpoint, of any dtype, and nothing else: moments are zero, no step is done.
+
+    Masters are its masters, where it has any, and otherwise its weights: neither is rounded.
+    """
+    _fill_weights(trainer, checkpoint, from_widest=True)
     trainer.optimizer.restart_masters()
+    if trainer.plan.precision.has_master:
+        for shard in trainer.optimizer.shards:
+            bucket = shard.bucket
+            for place in places(bucket, bucket.owned, trainer.plan, trainer.mesh.tensor.index):
+                kind = widest_kind(checkpoint, place.slot.row.name)
+                _fill(shard.master, place.first - bucket.owned.start, checkpoint, kind, place)
+                trainer.goes_on()
 
 
 def progress_of(trainer: Trainer) -> dict[str, Any]:
@@ -116,13 +134,14 @@ def progress_of(trainer: Trainer) -> dict[str, Any]:
     return {"updates": trainer.optimizer.steps_done, "loss_scale": asdict(scale) if scale else None}
 
 
-def _fill_weights(trainer: Trainer, checkpoint: Checkpoint) -> None:
+def _fill_weights(trainer: Trainer, checkpoint: Checkpoint, *, from_widest: bool = False) -> None:
     plan = trainer.plan
     for bucket in (shard.bucket for shard in trainer.optimizer.shards):
         whole = slice(0, bucket.padded) if plan.zero < 3 else bucket.owned
         values = bucket.weights if plan.zero < 3 else bucket.shard
         for place in places(bucket, whole, plan, trainer.mesh.tensor.index):
-            _fill(values, place.first - whole.start, checkpoint, "weights", place)
+            kind = widest_kind(checkpoint, place.slot.row.name) if from_widest else "weights"
+            _fill(values, place.first - whole.start, checkpoint, kind, place)
             trainer.goes_on()
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from trivium.errors import DataError
+from trivium.errors import ConfigError, DataError
 from trivium.model.inputs import Inputs
 from trivium.model.stage import Stage, bare_stages, placed, share_table
 from trivium.parallel.buckets import Bucket, Dtypes, GradientWatch, make_buckets
@@ -226,8 +226,9 @@ class Trainer:
         """Mean loss over `samples`, without gradients or dropout; the same on every rank."""
         self._set_mode(training=False)
         self.forget_recording()
+        inputs = self._inputs(samples, None)
         program = self._program(samples.sequences, forward_only=True)[self.mesh.at.pipeline]
-        loss = self._executor(samples.sequences, self._inputs(samples, None)).run(program).loss
+        loss = self._executor(samples.sequences, inputs).run(program).loss
         total = sum_over_ranks_(loss_share(loss, self.mesh), self.mesh)
         return read_later(total.unsqueeze(0))()[0]
 
@@ -263,6 +264,7 @@ class Trainer:
     def _inputs(self, samples: Samples, step: int | None) -> list[Inputs]:
         """This replica's micro-batches: data rank d takes the d-th run of consecutive samples."""
         plan, micro = self.plan, self.plan.batch.micro
+        refuse_part_of_a_micro_batch(plan, samples.sequences)
         micro_batches = plan.batch.micro_batches(plan.layout, samples.sequences)
         first = samples.first + self.mesh.at.data * micro_batches * micro
         rows = samples.read(first, micro_batches * micro)
@@ -322,6 +324,18 @@ class Trainer:
         ranks = range(self.plan.layout.pipeline)
         return tuple(
             tuple(forward(m, s) for m in micro_batches for s in self.plan.stages_of(r)) for r in ranks
+        )
+
+
+def refuse_part_of_a_micro_batch(plan: Plan, sequences: int) -> None:
+    """ConfigError where replicas cannot run so many sequences in whole micro-batches: the rest would be left out."""
+    unit = plan.batch.micro * plan.layout.data
+    if sequences < 1 or sequences % unit:
+        below = sequences // unit * unit
+        nearest = f"{below} or {below + unit}" if below > 0 else str(unit)
+        raise ConfigError(
+            f"{sequences} sequences: must be a multiple of plan.batch.micro ({plan.batch.micro}) x plan.layout.data "
+            f"({plan.layout.data}) = {unit}; give {nearest}"
         )
 
 
