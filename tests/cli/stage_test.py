@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from trivium.cli.run_config import Given, resolve
 from trivium.cli.stage import STARTED, Gone, Run, Stage, perform
 from trivium.cli.workspace import Workspace, read_result
 from trivium.config import read_preset
-from trivium.errors import ConfigError, DataError, MachineError
+from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
 from trivium.provenance import STAMP, fingerprint, read_stamp, stamp_hash, write_json
 
 
@@ -129,6 +130,27 @@ def test_an_interrupted_stage_leaves_no_output_and_is_done_next_time(bench: Benc
         perform(bench.stage("harvest", sections=("harvest",), work=stop), bench.run())
     assert not (bench.root / "harvest").exists()
     assert bench.walk() == ["harvest", "curate"]
+
+
+@pytest.mark.parametrize("error", [ConfigError, DataError, CheckpointError, MachineError])
+def test_settings_that_were_refused_are_not_those_of_the_run(bench: Bench, error: type[Exception]):
+    """Later verbs would fail by them, or do the work of others again."""
+
+    def refuse(run, out, progress):
+        raise error("it cannot be done")
+
+    def refused(place: str, **more: Any) -> Any:
+        with pytest.raises(error):
+            perform(bench.stage(place, sections=(place,), work=refuse, **more), bench.run("seed=6"))
+        return (
+            read_result(bench.root / "config.json")["seed"] if (bench.root / "config.json").exists() else None
+        )
+
+    assert refused("harvest") is None
+    bench.walk("seed=5")
+    assert refused("curate") == 5
+    # what is written in place has begun, and goes on with its settings
+    assert refused("training", writes="in place") == (5 if error is ConfigError else 6)
 
 
 def test_the_time_of_a_skipped_stage_is_kept(bench: Bench):

@@ -1,10 +1,13 @@
 """Laws of resuming: wherever a curation is killed, going on gives the bytes of one that was not."""
 
 import errno
+import gc
 import hashlib
 import os
 import shutil
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from trivium.corpus import first_pass, parts
 from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.corpus.curate import curate
 from trivium.corpus.harvest import harvest
-from trivium.corpus.job import begin_job, lay_down, read_job, write_array
+from trivium.corpus.job import begin_job, lay_down, mapped, read_job, write_array
 from trivium.corpus.parts import finished_parts
 from trivium.errors import DataError
 from trivium.seeds import generator_for
@@ -160,6 +163,36 @@ def test_arrays_are_files_that_numpy_reads_and_a_full_disk_is_told_as_such(tmp_p
     with pytest.raises(OSError) as full:
         write_array(Path("/dev/full"), array)
     assert full.value.errno == errno.ENOSPC
+
+
+class Cycle:
+    """Garbage that lets other threads go on when it is collected."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+    def __del__(self) -> None:
+        time.sleep(1e-4)
+
+
+def test_threads_read_arrays_while_the_collector_interrupts_them(tmp_path):
+    """Python 3.11 reads their headers with a count that its threads share: SystemError, in a few of such runs."""
+    write_array(tmp_path / "one.npy", np.arange(10))
+
+    def read() -> bool:
+        for _ in range(200):
+            Cycle(), Cycle(), Cycle()
+            assert len(mapped(tmp_path / "one.npy")) == 10
+        return True
+
+    before = gc.get_threshold()
+    try:
+        for often in range(17, 45, 5):
+            gc.set_threshold(often)
+            with ThreadPoolExecutor(4) as threads:
+                assert all(t.result() for t in [threads.submit(read) for _ in range(4)])
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_pieces_judged_by_another_model_are_not_gone_on_with(tmp_path):

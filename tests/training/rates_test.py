@@ -8,7 +8,7 @@ import pytest
 
 from plans import small
 from trivium.training.config import TrainingConfig
-from trivium.training.rates import ENDLESS, learning_rate, rate_line, rate_problems
+from trivium.training.rates import ENDLESS, learning_rate, rate_line, rate_problems, recipe_problems
 
 PAPER = TrainingConfig(lr=5e-5, warmup_tokens=10**9, decay_tokens=340 * 10**9)
 PLAN = small(batch={"sequences": 20, "micro": 2}, model={"sequence": 8})  # 160 tokens a step
@@ -134,6 +134,22 @@ def test_what_contradicts_itself_is_refused_with_value_law_and_remedy(
 ) -> None:
     (problem,) = rate_problems(TrainingConfig(steps=10, **given), PLAN)
     assert re.search(words, problem), problem
+
+
+@pytest.mark.parametrize("decay", ["cosine", "linear"])
+def test_a_decay_does_not_end_before_the_warm_up(decay: Any) -> None:
+    config = TrainingConfig(steps=10, decay=decay, warmup_tokens=500, decay_tokens=499)
+    (problem,) = rate_problems(config, PLAN)
+    assert problem.startswith(
+        "training.decay_tokens (499) is where the decay ends, and training.warmup_tokens (500)"
+    )
+    assert rate_problems(config.model_copy(update={"decay_tokens": 500}), PLAN) == []
+
+
+def test_a_state_to_begin_with_is_named() -> None:
+    (problem,) = recipe_problems(TrainingConfig(steps=10, start_with="state"), PLAN)
+    assert "training.start_from names no checkpoint" in problem
+    assert recipe_problems(TrainingConfig(steps=10, start_with="state", start_from="there"), PLAN) == []
 
 
 @pytest.mark.parametrize("decay", DECAYS, ids=str)

@@ -15,7 +15,7 @@ from trivium.cli.run_config import RunConfig
 from trivium.cli.show import progress_of, say, seconds_line
 from trivium.cli.workspace import Workspace, read_result
 from trivium.config import Tree, differences, to_tree
-from trivium.errors import ConfigError, DataError
+from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
 from trivium.progress import Progress
 from trivium.provenance import STAMP, describe, fingerprint, publishing, stage_key, stamp_hash, write_json
 from trivium.training.metrics import warn
@@ -215,7 +215,11 @@ def perform(stage: Stage, run: Run, *, redo: bool = False) -> None:
         say(f"{stage.name}: {gone.what} is gone; {way}")
     say(f"{stage.name}: …")
     began = time.monotonic()
-    with progress_of(stage.name) as progress, _output(stage, run, redo=redo) as (holder, out), _noted(run):
+    with (
+        progress_of(stage.name) as progress,
+        _output(stage, run, redo=redo) as (holder, out),
+        _noted(stage, run),
+    ):
         result = stage.work(holder, out, progress)
     seconds = time.monotonic() - began
     run.at.record_seconds(stage.name, seconds)
@@ -259,15 +263,20 @@ def _write_if_other(path: Path, value: Any) -> None:
 
 
 @contextmanager
-def _noted(run: Run) -> Iterator[None]:
-    """The config is that of the run directory from now on, for later verbs, unless the work refuses it."""
+def _noted(stage: Stage, run: Run) -> Iterator[None]:
+    """The config is that of the run directory from now on, for later verbs, unless the work refuses it or what it
+    needs. One that is written in place has begun when data, checkpoint or machine stop it, and goes on with its config.
+    """
+    refused = (
+        ConfigError if stage.writes == "in place" else (ConfigError, MachineError, DataError, CheckpointError)
+    )
     path, before = run.at.config, None
     with suppress(DataError):  # there is none, or it is damaged
         before = read_result(path)
     _write_if_other(path, to_tree(run.config))
     try:
         yield
-    except ConfigError:
+    except refused:
         if before is None:
             path.unlink()
         else:

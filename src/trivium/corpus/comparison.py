@@ -22,7 +22,7 @@ from trivium.corpus.dedup.exact import SAME_ADDRESS, SAME_ID, SAME_TEXT, FirstOn
 from trivium.corpus.dedup.minhash import CHAIN, merged_pairs
 from trivium.corpus.engine.engine import Done, Engine, Result
 from trivium.corpus.first_pass import ADDRESS, BANDS, KEY, Part, all_parts
-from trivium.corpus.job import Job, lay_down, mapped, read_job, save_array, write_array
+from trivium.corpus.job import Job, lay_down, mapped, read_array, read_job, save_array, write_array
 from trivium.corpus.kernels.shingles import (
     NO_SHINGLES,
     Pairs,
@@ -97,7 +97,7 @@ def decide(job: Job, parts: list[Part], engine: Engine, done: Done) -> None:
     bands = [str(band) for band in range(job.config.dedup.bands)]
     engine.map(partial(pairs_of_band, str(job.work)), bands, done, light=True)
     if not job.path(_CANDIDATES).is_dir():
-        pairs = merged_pairs(np.load(job.path(_PAIRS, f"{band}.npy"), allow_pickle=False) for band in bands)
+        pairs = merged_pairs(read_array(job.path(_PAIRS, f"{band}.npy")) for band in bands)
         compared = np.zeros(len(fates), dtype=bool)
         compared[pairs] = True
         by_later = pairs[np.argsort(pairs[:, 1], kind="stable")]
@@ -106,7 +106,7 @@ def decide(job: Job, parts: list[Part], engine: Engine, done: Done) -> None:
     numbers = [str(number) for number in range(len(parts))]
     engine.map(partial(shingles_of_part, str(job.work)), numbers, done, light=True)
     engine.map(partial(similar_to_part, str(job.work)), numbers, done, light=True)
-    found = [np.load(job.path(_SIMILAR, f"{number}.npy"), allow_pickle=False) for number in numbers]
+    found = [read_array(job.path(_SIMILAR, f"{number}.npy")) for number in numbers]
     near = _near(standing, parts[0].documents, fates, np.concatenate(found))
     decisions = near._replace(survivors=near.survivors[firsts])
     lay_down(job.path(_DECIDED), partial(_save_decisions, decisions, parts))

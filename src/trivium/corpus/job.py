@@ -7,6 +7,7 @@ killed at any moment leaves nothing that has to be doubted, and a new one does t
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,6 +30,7 @@ from trivium.errors import DataError
 from trivium.provenance import discard, fingerprint, write_json
 
 JOB = "job.json"
+_HEADERS = threading.Lock()  # of arrays: read by one thread at a time
 EVALUATION_ITEMS, HELDOUT = "evaluation_items.jsonl", "heldout"
 
 
@@ -180,10 +182,18 @@ def write_array(path: Path, array: NDArray[Any]) -> None:
         file.write(plain.data)
 
 
+def read_array(path: Path, *, in_place: bool = False) -> NDArray[Any]:
+    """An array of a file. in_place: its pages are read when they are touched."""
+    # NumPy reads a header by `ast`, which counts its depth for all threads of Python 3.11 together: where one is
+    # interrupted in it by the collector, another's count is wrong, and one of them ends with SystemError.
+    with _HEADERS:
+        # copy-on-write, so that kernels see the same writable type as for arrays in memory and compile once
+        return np.asarray(np.load(path, mmap_mode="c" if in_place else None, allow_pickle=False))
+
+
 def mapped(path: Path) -> NDArray[Any]:
     """An array of a file, its pages read when they are touched."""
-    # copy-on-write, so that kernels see the same writable type as for arrays in memory and compile once
-    return np.asarray(np.load(path, mmap_mode="c", allow_pickle=False))
+    return read_array(path, in_place=True)
 
 
 def raw_files(source: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from trivium.corpus.decontaminate import Counters, Hit, Keys, at_least, decontam
 from trivium.corpus.document import Document
 from trivium.corpus.engine.engine import Result
 from trivium.corpus.first_pass import PART_LIST, Part, all_parts, evaluation_keys
-from trivium.corpus.job import Job, evaluation_texts, lay_down, read_job, save_array, state_of
+from trivium.corpus.job import Job, evaluation_texts, lay_down, read_array, read_job, save_array, state_of
 from trivium.corpus.judged import REJECTS, packed_lines, reject_line
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.own_ids import keys_of
@@ -95,7 +95,7 @@ class _Cleaner:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._keys = _spared_keys(job)
-        self._marked = np.load(job.path(MARKED), allow_pickle=False)
+        self._marked = read_array(job.path(MARKED))
         self.lines: list[bytes] = []
         self.counters = Counters()
         self.tallies = {name: Tally(name) for name in (EXACT_STEP, NEAR_STEP, CUT_STEP)}

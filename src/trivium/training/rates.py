@@ -91,6 +91,12 @@ def rate_problems(config: TrainingConfig, plan: Plan) -> list[str]:
             f"training.final_decay_tokens ({final}) must be above 0 under training.decay=wsd: it ends with a decay of "
             f"so many tokens; give them, or set training.decay=constant for the stable part alone"
         )
+    if decay in ("cosine", "linear") and 0 < config.decay_tokens < warmup:
+        found.append(
+            f"training.decay_tokens ({config.decay_tokens}) is where the decay ends, and training.warmup_tokens "
+            f"({warmup}) are not over then: the rate would fall at once from the middle of its rise; put it at "
+            f"{warmup} or later, or shorten the warm-up"
+        )
     end = config.decay_tokens or last_tokens_of(config, plan)
     if decay == "wsd" and warmup + final > end:
         where = "training.decay_tokens" if config.decay_tokens else f"{config.steps} training.steps"
@@ -104,7 +110,13 @@ def rate_problems(config: TrainingConfig, plan: Plan) -> list[str]:
 
 def recipe_problems(config: TrainingConfig, plan: Plan) -> list[str]:
     """Contradictions of a recipe, in itself and with its plan."""
-    return [*rate_problems(config, plan), *config.profile.problems(config.steps, plan.layout.world_size)]
+    found = rate_problems(config, plan)
+    if config.start_with == "state" and not config.start_from:
+        found.append(
+            "training.start_with is state, and training.start_from names no checkpoint that has one; name it, or set "
+            "training.start_with=weights"
+        )
+    return [*found, *config.profile.problems(config.steps, plan.layout.world_size)]
 
 
 def rate_line(config: TrainingConfig, plan: Plan) -> str:
