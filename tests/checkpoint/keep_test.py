@@ -28,6 +28,22 @@ def test_later_checkpoints_of_a_course_that_was_left_do_not_push_out_good_ones()
     assert expired([100, 150, 200, 300], newest=150, keep_last=2) == []
 
 
+@settings(deadline=None)
+@given(saved=steps, keep=st.integers(1, 4), reach=st.integers(1, 3000))
+def test_what_a_rewind_may_go_back_to_is_kept_if_it_was_ever_saved(saved, keep, reach) -> None:
+    there, ever = list[int](), sorted(saved)
+    for n, newest in enumerate(ever):
+        there.append(newest)
+        gone = expired(there, newest=newest, keep_last=keep, reach=reach)
+        there = [s for s in there if s not in gone]
+        assert len(there) <= keep + 2
+        for spiked in range(newest + 1, (ever[n + 1] if n + 1 < len(ever) else newest + reach) + 1):
+            assert (ever[0] <= spiked - reach) == (there[0] <= spiked - reach)
+    assert expired([3, 6, 9, 12], newest=12, keep_last=2, reach=8) == []
+    assert expired([3, 6, 9, 12, 15], newest=15, keep_last=2, reach=8) == [3]
+    assert expired([3, 6, 9, 12], newest=12, keep_last=2) == [3, 6]
+
+
 def test_pythias_milestones_are_the_powers_of_two_to_512_and_every_thousandth_step() -> None:
     found = [s for s in range(4001) if is_milestone(s, "pythia")]
     assert found == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000, 3000, 4000]

@@ -1,7 +1,7 @@
 """Read any box of any tensor of a checkpoint; nothing is used before it was verified, nothing is unpickled."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import prod
@@ -136,15 +136,19 @@ def widest_kind(checkpoint: Checkpoint, name: str) -> str:
 
 
 def newest_good(
-    root: Path, mesh: Mesh, warn: Callable[[str], None], alive: Callable[[], None] = unheard
+    root: Path,
+    mesh: Mesh,
+    warn: Callable[[str], None],
+    alive: Callable[[], None] = unheard,
+    abandoned: Collection[str] = (),
 ) -> Checkpoint | None:
     """The newest checkpoint that verifies, the ranks sharing the work; None if there is none at all. alive: called as
-    the work goes on.
+    the work goes on. abandoned: names of those that are none of these.
 
     A damaged one is passed over loudly. When all are damaged: CheckpointError, nothing is silently restarted.
     """
     names = found_by_first(lambda: [path.name for path in reversed(published(root))], mesh, CheckpointError)
-    candidates = [root / name for name in names]
+    candidates = [root / name for name in names if name not in abandoned]
     for path in candidates:
         try:
             return Checkpoint.open_together(path, mesh, alive)

@@ -45,6 +45,11 @@ class SpikesConfig(Config):
     batches: Positive = 1  # rewind: so many are left out, the last of them the one that spiked
     limit: Positive = 10  # spikes in a row, or rewinds of one step; then the run stops
 
+    @property
+    def reach(self) -> int:
+        """How many batches a rewind leaves out; where none may come, those of a step that is not done yet."""
+        return self.batches if self.policy == "rewind" else 1
+
 
 class Examination(Config):
     """Published tasks that the model is asked while it trains; nothing of it changes what is trained."""

@@ -3,7 +3,7 @@
 import gc
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from trivium.training.profile import Traces
 from trivium.training.pulse import Duty, Phase, Post
 from trivium.training.rates import lr_of_step
 from trivium.training.record import Record, entries_of, left_out_of, write_entries, write_record
-from trivium.training.rewind import drop_abandoned, entries_in, leave_out, refuse_other_order
+from trivium.training.rewind import abandoned, drop_abandoned, entries_in, leave_out, refuse_other_order
 from trivium.training.same_work import (
     refuse_fewer_steps,
     refuse_no_steps_left,
@@ -106,18 +106,19 @@ class _Loop:
             self._try(partial(write_record, record))
 
     def _begin(self) -> None:
-        """Where the newest good checkpoint ends, or at step 0."""
+        """Where the newest good checkpoint ends, or at step 0; what a rewind left goes when that is known."""
         self.entries = found_by_first(lambda: entries_of(self.job.out), self.mesh, DataError)
         root = self.job.out / CHECKPOINTS
-        found_by_first(lambda: drop_abandoned(root, self.entries), self.mesh, TriviumError)
-        self.trainer, self.first_step = self._started()
+        left = found_by_first(lambda: abandoned(root, self.entries), self.mesh, TriviumError)
+        self.trainer, self.first_step = self._started(left)
+        found_by_first(lambda: drop_abandoned(root, left), self.mesh, TriviumError)
         self.train = self.train.leaving_out(left_out_of(self.entries))
         self.judge.know(found_by_first(partial(self.judge.forget, self.first_step), self.mesh, TriviumError))
 
-    def _started(self) -> tuple[Trainer, int]:
+    def _started(self, left: Sequence[str]) -> tuple[Trainer, int]:
         """The trainer as the newest good checkpoint left it, or the one it began with; and the steps done."""
         root, alive = self.job.out / CHECKPOINTS, self.duty.post.go_on
-        checkpoint = newest_good(root, self.mesh, warn, alive) or self._given("state")
+        checkpoint = newest_good(root, self.mesh, warn, alive, left) or self._given("state")
         about = checkpoint.manifest if checkpoint else {}
         self.spikes = SpikeWatch(self.config.spikes, about.get("spikes"))
         if not self.entries and entries_in(about):  # a checkpoint that was brought here without its run
@@ -244,12 +245,13 @@ class _Loop:
         if spikes.policy == "skip":
             return False
         self._enter(step + 1, "starting")  # it reads and verifies, for which a step has no time
-        given, cause = (self.job.out, self.entries, self.plan.batch), self.spikes.cause
-        leave = partial(leave_out, *given, step=step, batches=spikes.batches, cause=cause)
-        found_by_first(leave, self.mesh, TriviumError)
+        given = (self.mesh, self.job.out, self.job.out / CHECKPOINTS, self.entries, self.plan.batch)
+        leave_out(*given, step=step, config=self.config, cause=self.spikes.cause)
         del self.trainer  # there is no room for two
         gc.collect()
         self._begin()
+        if self._speaks:
+            warn(f"step {step + 1}: back to step {self.first_step}, and on without {spikes.batches} batches")
         return True
 
     def _tell_slow_ranks(self, step: int) -> None:

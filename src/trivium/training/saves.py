@@ -97,7 +97,7 @@ class Saves:
         try:
             paths = {s: p for p in published(self.root) if (s := step_of(p.name)) is not None}
             c = self.config
-            rule = {"keep_last": c.keep_last, "keep_every": c.keep_every}
+            rule = {"keep_last": c.keep_last, "keep_every": c.keep_every, "reach": c.spikes.reach}
             doomed = expired(list(paths), newest=newest, milestones=c.milestones, **rule)
             prune(self.root, [paths[s] for s in doomed], self.root / step_name(newest))
         except (OSError, CheckpointError) as error:

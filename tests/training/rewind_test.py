@@ -1,0 +1,93 @@
+"""A rewind has a checkpoint to go back to, unless none so old was ever saved; nothing goes before that is known."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from spikes_test import files, job, poison_of_tokens, spikes_of, tokens
+
+from trivium.chaos.poison import poisoned
+from trivium.checkpoint.format import published, step_of
+from trivium.errors import CheckpointError, DataError
+from trivium.training import lineage
+from trivium.training.job import start
+from trivium.training.metrics import EVENTS, read
+from trivium.training.record import LEFT_OUT, read_record, write_entries
+from trivium.training.run import CHECKPOINTS
+
+__all__ = ["tokens"]  # the fixture
+
+
+def kept(out: Path) -> list[int | None]:
+    return [step_of(path.name) for path in published(out / CHECKPOINTS)]
+
+
+def resumed(out: Path) -> list[int]:
+    return [e["step"] for e in read(out / EVENTS) if e["event"] == "resumed"]
+
+
+def damage(out: Path, step: int) -> None:
+    file = next((out / CHECKPOINTS / f"step-{step:08d}").glob("pieces*"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_rewind_that_reaches_past_the_last_checkpoints_has_one_to_go_back_to(
+    tokens: Path, tmp_path: Path, capfd
+) -> None:
+    clean, out = tmp_path / "clean", tmp_path / "out"
+    start(job(tokens, clean, "stop", steps=14))
+    with poisoned(poison_of_tokens(tokens, clean, 14)):
+        start(job(tokens, out, "rewind", steps=16, spikes={"batches": 8}, keep_last=2))
+    assert len(spikes_of(out)) == 1 and resumed(out) == [6]
+    assert "step 14: back to step 6, and on without 8 batches" in capfd.readouterr().err
+    assert lineage.round_trip(read_record(out))["agrees"]
+
+
+def test_where_the_checkpoints_that_a_rewind_needs_were_deleted_it_is_refused_and_nothing_goes(
+    tokens: Path, tmp_path: Path
+) -> None:
+    """As under a policy that did not need them."""
+    clean, out = tmp_path / "clean", tmp_path / "out"
+    start(job(tokens, clean, "stop", steps=14))
+    start(job(tokens, out, "stop", steps=12, keep_last=2))
+    given: dict[str, Any] = {"steps": 16, "keep_last": 2}
+    with poisoned(poison_of_tokens(tokens, clean, 14)):
+        with pytest.raises(DataError, match=r"step 14: .*batches \(8\) .*that of step 9; .*batches to 5,"):
+            start(job(tokens, out, "rewind", spikes={"batches": 8}, **given))
+        assert kept(out) == [9, 12] and not (out / LEFT_OUT).exists()
+        start(job(tokens, out, "rewind", spikes={"batches": 5}, **given))
+    assert resumed(out)[-1] == 9
+    assert lineage.round_trip(read_record(out))["agrees"]
+
+
+def test_a_rewind_to_before_the_state_that_a_run_began_with_is_refused_and_nothing_goes(
+    tokens: Path, tmp_path: Path
+) -> None:
+    clean, out = tmp_path / "clean", tmp_path / "out"
+    start(job(tokens, clean, "stop", steps=11, keep_last=4))
+    state = {"start_from": str(clean / CHECKPOINTS / "step-00000006"), "start_with": "state", "steps": 12}
+    with poisoned(poison_of_tokens(tokens, clean, 11)):
+        with pytest.raises(DataError, match=r"batches \(8\) .*that of step 6; .*batches to 5,"):
+            start(job(tokens, out, "rewind", spikes={"batches": 8}, **state))
+        assert kept(out) == [9] and not (out / LEFT_OUT).exists()
+        start(job(tokens, out, "rewind", spikes={"batches": 5}, **state))
+    assert kept(out)[-1] == 12 and len(read_record(out).entries) == 1
+
+
+def test_a_checkpoint_that_a_rewind_leaves_goes_only_when_the_one_to_go_on_from_is_read(
+    tokens: Path, tmp_path: Path
+) -> None:
+    """As when training was killed after it had recorded what is left out."""
+    out = tmp_path / "out"
+    start(job(tokens, out, "stop", steps=9))
+    write_entries(out, [{"step": 8, "cause": "nan", "gaps": [[56, 64]]}])
+    good = (out / CHECKPOINTS / "step-00000006").rename(tmp_path / "good")
+    damage(out, 3)
+    with pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
+        start(job(tokens, out, "rewind", steps=9))
+    assert kept(out) == [3, 9]
+    good.rename(out / CHECKPOINTS / "step-00000006")
+    start(job(tokens, out, "rewind", steps=9))
+    assert resumed(out) == [6] and files(out, 9)
