@@ -285,6 +285,20 @@ def test_a_damaged_newest_checkpoint_is_passed_over_loudly_and_its_steps_are_don
     assert (losses(tmp_path), hashes(tmp_path, 12)) == before
 
 
+def test_a_damaged_checkpoint_does_not_push_out_the_one_that_training_went_on_from(
+    tokens: Path, tmp_path: Path
+) -> None:
+    for steps, kept, spoiled in ((5, [3, 5], 5), (6, [3, 5, 6], 6), (9, [5, 6, 9], 9)):
+        start(job(tokens, tmp_path, plan(), steps=steps, checkpoint_every=3, decay_tokens=9999))
+        assert [step_of(path.name) for path in published(tmp_path / CHECKPOINTS)] == kept
+        damaged = tmp_path / CHECKPOINTS / f"step-{spoiled:08d}" / "pieces-00000.safetensors"
+        content = bytearray(damaged.read_bytes())
+        content[-9] ^= 1
+        damaged.write_bytes(content)
+    resumed = [e["step"] for e in read(tmp_path / EVENTS) if e["event"] == "resumed"]
+    assert resumed == [3, 3], "what was damaged was passed over, and never what it had been left for"
+
+
 OTHER = {
     "model": (
         lambda p: p.model_copy(update={"model": p.model.model_copy(update={"ffn": 48})}),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from trivium.checkpoint import save
+from trivium.checkpoint.format import published, step_of
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.save import Fragment
 from trivium.errors import MachineError
@@ -73,3 +74,24 @@ def test_failures_count_as_in_a_row_only_where_no_save_came_between(
     with pytest.raises(MachineError, match="saves in a row failed"):
         here.begin(4, fragments(torch.ones(4)), {})
         here.settle()
+
+
+def test_what_was_passed_over_is_none_of_the_checkpoints_kept_and_stays_until_it_is_saved_again(
+    tmp_path: Path,
+) -> None:
+    """A damaged one that counted took the place of the one that training went on from."""
+
+    def save(here: Saves, *steps: int) -> list[int | None]:
+        for step in steps:
+            here.begin(step, fragments(torch.ones(4)), {})
+            here.settle()
+        return [step_of(path.name) for path in published(tmp_path)]
+
+    assert save(saves(tmp_path, keep_last=2)[0], 3, 5) == [3, 5]
+    later, again = saves(tmp_path, keep_last=2)[0], saves(tmp_path, keep_last=2)[0]
+    later.go_on_from(3)
+    assert save(later, 6) == [3, 5, 6]
+    assert save(later, 9) == [5, 6, 9]
+    again.go_on_from(9)
+    again.go_on_from(3)  # as after a rewind
+    assert save(again, 5, 6, 7) == [6, 7, 9]

@@ -1,6 +1,6 @@
 """When to save, and which checkpoints may go: pure decisions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Literal
 
 Milestones = Literal["none", "pythia"]
@@ -22,7 +22,7 @@ def is_due(step: int, *, every: int, last: int, milestones: Milestones = "none")
 
 
 def expired(
-    existing: Sequence[int],
+    existing: Iterable[int],
     *,
     newest: int,
     keep_last: int,

@@ -112,6 +112,7 @@ class _Loop:
         left = found_by_first(lambda: abandoned(root, self.entries), self.mesh, TriviumError)
         self.trainer, self.first_step = self._started(left)
         found_by_first(lambda: drop_abandoned(root, left), self.mesh, TriviumError)
+        found_by_first(lambda: self.saves.go_on_from(self.first_step), self.mesh, TriviumError)
         self.train = self.train.leaving_out(left_out_of(self.entries))
         self.judge.know(found_by_first(partial(self.judge.forget, self.first_step), self.mesh, TriviumError))
 

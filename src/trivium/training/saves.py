@@ -37,6 +37,13 @@ class Saves:
         self._saving: Saving | None = None
         self._pruning: threading.Thread | None = None
         self._failures = 0  # in a row
+        self._passed_over: set[int] = set()
+
+    def go_on_from(self, step: int) -> None:
+        """Training goes on after so many steps: checkpoints of later ones were passed over, as they are damaged, and
+        neither count as kept nor are deleted until they are saved again. Called on the first rank."""
+        steps = (step_of(path.name) for path in published(self.root))
+        self._passed_over = {s for s in steps if s is not None and s > step}
 
     def is_due(self, step: int) -> bool:
         """Whether the state after `step` steps is saved."""
@@ -88,6 +95,7 @@ class Saves:
     def _acknowledged(self, step: int) -> None:
         if self.mesh.rank != 0:
             return
+        self._passed_over.discard(step)
         self._note({"event": "saved", "step": step, "time": time.time()})
         self._pruning = threading.Thread(target=self._prune, args=(step,), daemon=True, name="retention")
         self._pruning.start()
@@ -98,7 +106,7 @@ class Saves:
             paths = {s: p for p in published(self.root) if (s := step_of(p.name)) is not None}
             c = self.config
             rule = {"keep_last": c.keep_last, "keep_every": c.keep_every, "reach": c.spikes.reach}
-            doomed = expired(list(paths), newest=newest, milestones=c.milestones, **rule)
+            doomed = expired(paths.keys() - self._passed_over, newest=newest, milestones=c.milestones, **rule)
             prune(self.root, [paths[s] for s in doomed], self.root / step_name(newest))
         except (OSError, CheckpointError) as error:
             warn(f"old checkpoints were not deleted: {explained(error, self.root, 0)}")
