@@ -333,6 +333,13 @@ def test_another_tokenizer_or_corpus_is_refused_with_a_diff(tokens: Path, tmp_pa
         start(job(tokens, tmp_path, plan(), steps=6))
 
 
+def test_a_run_goes_on_under_no_other_recipe_than_its_own(tokens: Path, tmp_path: Path) -> None:
+    start(job(tokens, tmp_path, plan(), steps=3))
+    with pytest.raises(CheckpointError, match=r"training.lr: 0.003 -> 0.01\n  training.steps: 3 -> 6\n"):
+        start(job(tokens, tmp_path, plan(), steps=6, lr=0.01))
+    assert sorted(losses(tmp_path)) == [1, 2, 3]
+
+
 def test_two_jobs_on_one_run_directory_are_refused(tokens: Path, tmp_path: Path) -> None:
     with holding(tmp_path, print), pytest.raises(MachineError, match=f"pid {os.getpid()} on .* ago"):
         start(job(tokens, tmp_path, plan()))
@@ -465,9 +472,8 @@ def test_what_a_rank_reads_of_a_checkpoint_may_take_longer_than_a_collective(
     tokens: Path, tmp_path: Path, monkeypatch, begins: str
 ) -> None:
     """As on a host whose file system is slow."""
-    supervision = {"timeout_seconds": 1.0}
-    given = job(tokens, tmp_path / "run", plan(data=2), steps=2, restarts=0, supervision=supervision)
-    start(given)
+    patience: dict[str, Any] = {"restarts": 0, "supervision": {"timeout_seconds": 1.0}, "decay_tokens": 1000}
+    start(job(tokens, tmp_path / "run", plan(data=2), steps=2, **patience))
     reads = getattr(loop, begins)
 
     def read_slowly(trainer, checkpoint) -> None:
@@ -475,9 +481,8 @@ def test_what_a_rank_reads_of_a_checkpoint_may_take_longer_than_a_collective(
         reads(trainer, checkpoint)
 
     monkeypatch.setattr(loop, begins, read_slowly)
-    more: dict[str, Any] = {"steps": 3, "restarts": 0, "supervision": supervision}
     if begins == "restore":
-        start(job(tokens, tmp_path / "run", plan(data=2), **more))
+        start(job(tokens, tmp_path / "run", plan(data=2), steps=3, **patience))
     else:
         there = str(tmp_path / "run" / CHECKPOINTS / "step-00000002")
-        start(job(tokens, tmp_path / "other", plan(data=2), start_from=there, **more))
+        start(job(tokens, tmp_path / "other", plan(data=2), steps=3, start_from=there, **patience))

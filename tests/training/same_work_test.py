@@ -10,7 +10,8 @@ from plans import small
 from trivium.config import to_tree
 from trivium.errors import CheckpointError
 from trivium.provenance import LOCK
-from trivium.training.same_work import refuse_other_weights, refuse_other_work
+from trivium.training.config import TrainingConfig
+from trivium.training.same_work import refuse_other_recipe, refuse_other_weights, refuse_other_work
 
 NOW = {"seed": 1, "plan": to_tree(small()), "data": {"tokenizer_sha256": "a", "files": {"x.bin": "b"}}}
 
@@ -101,3 +102,42 @@ def test_weights_are_of_another_model_where_their_shapes_or_meaning_are(
         return
     with pytest.raises(CheckpointError, match=re.escape(f"\n  {told}\n")):
         refuse_other_weights(Path("step"), there, here)
+
+
+COSINE, TO_A_TOKEN = TrainingConfig(steps=4), TrainingConfig(steps=4, decay_tokens=9999)
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "told"),
+    [
+        (COSINE, {"lr": 0.01}, "training.lr: 0.003 -> 0.01"),
+        (COSINE, {"weight_decay": 0.0}, "training.weight_decay: 0.1 -> 0.0"),
+        (COSINE, {"start_from": "step"}, "training.start_from: None -> step"),
+        (COSINE, {"steps": 8}, "training.steps: 4 -> 8"),
+        (TO_A_TOKEN, {"steps": 8}, ""),
+        (COSINE.model_copy(update={"decay": "constant"}), {"steps": 8}, ""),
+        (COSINE, {"checkpoint_every": 3, "keep_last": 9, "restarts": 0, "spikes": {"policy": "skip"}}, ""),
+    ],
+)
+def test_a_recipe_is_another_by_what_is_computed_and_not_by_how_it_is_looked_at(
+    before: TrainingConfig, change: dict[str, object], told: str
+) -> None:
+    about, now = {"training": to_tree(before)}, TrainingConfig.model_validate(to_tree(before) | change)
+    if not told:
+        refuse_other_recipe(Path("step"), about, now)
+        return
+    with pytest.raises(
+        CheckpointError, match=rf"\n  {re.escape(told)}\n.* with training.start_from=step and"
+    ):
+        refuse_other_recipe(Path("step"), about, now)
+
+
+def test_a_recipe_of_an_older_version_has_defaults_and_a_checkpoint_without_any_tells_of_none() -> None:
+    older = to_tree(TO_A_TOKEN)
+    del older["decay"], older["final_decay_tokens"], older["profile"]
+    refuse_other_recipe(Path("step"), {"training": older}, TO_A_TOKEN)
+    refuse_other_recipe(Path("step"), {}, TO_A_TOKEN)
+    with pytest.raises(CheckpointError, match="training.decay: cosine -> linear"):
+        refuse_other_recipe(
+            Path("step"), {"training": older}, TO_A_TOKEN.model_copy(update={"decay": "linear"})
+        )

@@ -31,15 +31,14 @@ from trivium.config import Tree, completed
 from trivium.errors import ConfigError, DataError
 from trivium.plan.plan import Plan
 from trivium.progress import Progress
-from trivium.training.config import TrainingConfig
-from trivium.training.rates import ends_with_training
+from trivium.training.same_work import recipe_of
 from trivium.units import counted, format_bytes, format_count
 
 RANKS_TOLD = 8  # with their memory, when a training has ended
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-# What may change between two parts of one training: how the work is divided, and how often it is looked at.
+# What of a plan may change between two parts of one training: how the work is divided.
 CHANGEABLE_PLAN = (
     "layout",
     "schedule",
@@ -52,21 +51,6 @@ CHANGEABLE_PLAN = (
     "row_chunks",
     "compiled",
     "cuda_graphs",
-)
-CHANGEABLE_TRAINING = (
-    "checkpoint_every",
-    "keep_last",
-    "keep_every",
-    "milestones",
-    "save",
-    "save_failures",
-    "validate_every",
-    "evaluation",
-    "validation_samples",
-    "restarts",
-    "supervision",
-    "spikes",
-    "profile",
 )
 
 
@@ -184,12 +168,9 @@ def examined(job: Any, run: Run) -> tuple[Any, dict[str, str]]:
 def lasting(what: Mapping[str, Any]) -> Tree:
     """Of what a training was begun with, all that makes it this one: it is never continued under anything else."""
     config = what["config"]
-    plan, training = completed(Plan, config["plan"]), completed(TrainingConfig, config["training"])
-    plan = {k: v for k, v in plan.items() if k not in CHANGEABLE_PLAN}
+    plan = {k: v for k, v in completed(Plan, config["plan"]).items() if k not in CHANGEABLE_PLAN}
     plan["batch"] = {k: v for k, v in plan["batch"].items() if k != "micro"}
-    training = {k: v for k, v in training.items() if k not in CHANGEABLE_TRAINING}
-    if not ends_with_training(training):
-        del training["steps"]
+    training = recipe_of(config["training"])
     return {"seed": config["seed"], "plan": plan, "training": training, "tokens": what["inputs"]["tokens"]}
 
 

@@ -53,7 +53,7 @@ def decay_of(config: TrainingConfig, last_tokens: int) -> Decay:
 
 def ends_with_training(training: Mapping[str, Any]) -> bool:
     """Whether the rate depends on how many steps there are to be. training: plain data, maybe of an older version."""
-    return not training["decay_tokens"] and training.get("decay") not in ENDLESS
+    return not training.get("decay_tokens") and training.get("decay") not in ENDLESS
 
 
 def last_tokens_of(config: TrainingConfig, plan: Plan) -> int:

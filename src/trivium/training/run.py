@@ -37,6 +37,7 @@ from trivium.training.rewind import abandoned, drop_abandoned, entries_in, leave
 from trivium.training.same_work import (
     refuse_fewer_steps,
     refuse_no_steps_left,
+    refuse_other_recipe,
     refuse_other_weights,
     refuse_other_work,
 )
@@ -119,7 +120,8 @@ class _Loop:
     def _started(self, left: Sequence[str]) -> tuple[Trainer, int]:
         """The trainer as the newest good checkpoint left it, or the one it began with; and the steps done."""
         root, alive = self.job.out / CHECKPOINTS, self.duty.post.go_on
-        checkpoint = newest_good(root, self.mesh, warn, alive, left) or self._given("state")
+        own = newest_good(root, self.mesh, warn, alive, left)
+        checkpoint = own or self._given("state")
         about = checkpoint.manifest if checkpoint else {}
         self.spikes = SpikeWatch(self.config.spikes, about.get("spikes"))
         if not self.entries and entries_in(about):  # a checkpoint that was brought here without its run
@@ -131,16 +133,16 @@ class _Loop:
             refuse_other_work(checkpoint.directory, checkpoint.manifest, self.identity)
             refuse_other_order(checkpoint.directory, checkpoint.manifest, self.entries)
             refuse_fewer_steps(checkpoint.directory, checkpoint.step, self.config)
+        if own is not None:  # one that is given may have another
+            refuse_other_recipe(own.directory, own.manifest, self.config)
         if given is not None:
             refuse_other_weights(given.directory, given.manifest, self.identity)
-        initial = checkpoint is None and given is None
-        rule = adam_rule(self.config)
+        initial, rule = checkpoint is None and given is None, adam_rule(self.config)
         trainer = Trainer(self.plan, self.mesh, seed=self.job.seed, rule=rule, initial=initial)
         trainer.goes_on = alive
         if checkpoint is not None:
             read_together(restore, trainer, checkpoint)
-            layout = to_tree(self.plan.layout)
-            self._note({"event": "resumed", "step": checkpoint.step, "layout": layout})
+            self._note({"event": "resumed", "step": checkpoint.step, "layout": to_tree(self.plan.layout)})
             return trainer, checkpoint.step
         if given is not None:
             read_together(begin_with, trainer, given)
@@ -160,8 +162,7 @@ class _Loop:
         return self.mesh.rank == 0
 
     def run(self) -> None:
-        begin = time.perf_counter()
-        last = self.config.steps
+        begin, last = time.perf_counter(), self.config.steps
         if self.first_step == 0 and self.saves.is_due(0):
             self._save(0)
         owed = {

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trivium.config import Config, build, completed, differences, first_lines
+from trivium.config import Config, Tree, build, completed, differences, first_lines, to_tree
 from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
@@ -12,7 +12,7 @@ from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
 from trivium.provenance import LOCK
 from trivium.training.config import TrainingConfig
-from trivium.training.rates import decay_of, last_tokens_of
+from trivium.training.rates import decay_of, ends_with_training, last_tokens_of
 
 # What is compared. How the work is divided may change: layout, schedule, ZeRO stage, size of a micro-batch.
 SECTIONS: Mapping[str, type[Config] | None] = {
@@ -21,6 +21,30 @@ SECTIONS: Mapping[str, type[Config] | None] = {
     "plan.precision": Precision,
     "data": None,
 }
+# What of a recipe may change between two parts of one training: how often it is looked at, and what follows a fault.
+CHANGEABLE_TRAINING = (
+    "checkpoint_every",
+    "keep_last",
+    "keep_every",
+    "milestones",
+    "save",
+    "save_failures",
+    "validate_every",
+    "evaluation",
+    "validation_samples",
+    "restarts",
+    "supervision",
+    "spikes",
+    "profile",
+)
+
+
+def recipe_of(training: Mapping[str, Any]) -> Tree:
+    """Of the settings of a training, stored maybe by an older version, those that it is never continued without; its
+    steps are one where the learning rate depends on them."""
+    whole = completed(TrainingConfig, training)
+    dropped = CHANGEABLE_TRAINING if ends_with_training(whole) else (*CHANGEABLE_TRAINING, "steps")
+    return {k: v for k, v in whole.items() if k not in dropped}
 
 
 def refuse_other_work(directory: Path, about: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -36,6 +60,21 @@ def refuse_other_work(directory: Path, about: Mapping[str, Any], now: Mapping[st
         raise CheckpointError(
             f"{directory} was written by other work (there -> here):\n{first_lines(found)}\n"
             f"use the same config, tokenizer and tokens, or another --out"
+        )
+
+
+def refuse_other_recipe(directory: Path, about: Mapping[str, Any], training: TrainingConfig) -> None:
+    """CheckpointError with every difference when a run's own checkpoint was made under another recipe; one that
+    `save_state` wrote, outside a run, tells of none. about: as in `refuse_other_work`.
+    """
+    there = about.get("training")
+    found = differences(recipe_of(there), recipe_of(to_tree(training)), "training.") if there else []
+    if found:
+        raise CheckpointError(
+            f"{directory} was made under another recipe (there -> here), and a training keeps its own:\n"
+            f"{first_lines(found)}\n"
+            f"use the same one, or begin a run of its own, in another --out, with training.start_from={directory} and "
+            f"training.start_with=state"
         )
 
 
