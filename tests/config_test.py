@@ -9,6 +9,7 @@ from pydantic import Field
 
 from trivium.config import (
     Config,
+    as_value,
     build,
     differences,
     first_lines,
@@ -103,6 +104,19 @@ BOMB = "\n".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in itertools
 def test_yaml_that_is_not_plain_data_is_refused_at_once(text: str, says: str):
     with pytest.raises(DataError, match=says):
         mapping_of_yaml(text, "x.yaml", "law", DataError)
+
+
+@pytest.mark.parametrize(
+    "text", ["my #run/x", "#1", "a: b", "1e3", "null", "it's", 'say "x" #2', "runs/demo", "ü\n", ""]
+)
+def test_a_text_that_is_written_as_a_value_is_that_text(text: str):
+    assert parse_assignments([f"training.start_from={as_value(text)}"]) == {"training": {"start_from": text}}
+    assert as_value("runs/demo") == "runs/demo"
+
+
+def test_a_value_is_not_cut_where_yaml_sees_a_comment():
+    with pytest.raises(ConfigError, match=r'a comment begins at its .#.; quote the value: a.b="my #run/x"$'):
+        parse_assignments(["a.b=my #run/x"])
 
 
 def test_an_override_that_no_calendar_knows_is_refused_with_its_text():

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trivium.errors import ConfigError, TriviumError, nearest
 
+_COMMENT, _QUOTES = re.compile(r"(^|\s)#"), re.compile("['\"]")
 _EXPONENT = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)[eE][+-]?\d+")
 _EXACT_BELOW = 2**53  # whole numbers that a float holds, each as itself
 Tree = dict[str, Any]
@@ -89,11 +90,24 @@ def parse_assignments(assignments: Iterable[str]) -> Tree:
                 f"'{path}' is given twice ({node[field]} and {text}), by --set or by an option that stands for it; "
                 "give it once"
             )
+        if _COMMENT.search(text) and not _QUOTES.search(text):
+            raise ConfigError(
+                f"--set '{assignment}': in YAML a comment begins at its '#'; quote the value: {path}={as_value(text)}"
+            )
         try:
             node[field] = read_yaml(text)
         except yaml.YAMLError:
             raise ConfigError(f"--set '{assignment}': '{text}' is not a YAML value; quote it") from None
     return tree
+
+
+def as_value(text: str) -> str:
+    """What to write after `field=` so that the value is this text; most are written as they are."""
+    try:
+        same = not _COMMENT.search(text) and read_yaml(text) == text
+    except yaml.YAMLError:
+        same = False
+    return text if same else json.dumps(text, ensure_ascii=False)
 
 
 def build(model: type[ModelT], tree: Mapping[str, Any]) -> ModelT:

@@ -1,5 +1,6 @@
 """`trivium data adopt`: what it writes is a run's tokens, and nobody's files are replaced."""
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -68,6 +69,14 @@ def test_adopted_pairs_are_the_tokens_that_train_takes(trivium) -> None:
     assert trivium("data", "where", "run", "--document", "web/3")[0] == 0
     code, said = trivium("data", "trace", "run", "--step", "1", "--row", "0", "--position", "0")
     assert code == 0 and "its curation is neither beside" in said
+
+
+def test_what_the_tokenizer_says_may_be_said_as_well_and_nothing_else(trivium) -> None:
+    adopt(trivium, "web")
+    vocabulary = json.loads(Path("run/config.json").read_text())["plan"]["model"]["vocabulary"]
+    assert adopt(trivium, "web", "--set", f"plan.model.vocabulary={vocabulary}")[0] == 0
+    code, said = adopt(trivium, "web", "--set", f"plan.model.vocabulary={vocabulary + 2}")
+    assert code == 2 and "plan.model.vocabulary" in said
 
 
 def test_pairs_that_moved_are_linked_anew_and_are_the_same_tokens(trivium) -> None:

@@ -9,8 +9,10 @@ import pytest
 
 from trivium.cli import main as entry
 from trivium.cli import metrics as verb
-from trivium.provenance import STAMP
+from trivium.errors import ConfigError
+from trivium.provenance import STAMP, write_json
 from trivium.training.metrics import METRICS, append
+from trivium.training.record import RUN
 
 
 def record(step: int) -> dict[str, float]:
@@ -77,6 +79,28 @@ def test_all_steps_are_handed_over(call, training: Path, capsys) -> None:
     told = capsys.readouterr().out
     assert f"5 records written; next: tensorboard --logdir {training.parent / 'tensorboard'}" in told
     assert list((training.parent / "tensorboard").iterdir())
+
+
+def test_a_tool_is_told_what_was_trained_whatever_other_verbs_were_asked_since(
+    call, training: Path, monkeypatch
+) -> None:
+    told = []
+
+    def tracker(kind, run, config, *, online):
+        told.append(config)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("trivium.interchange.tracking.tracker", tracker)
+    write_json(training.parent / "config.json", {"plan": "of another verb", "seed": 2, "tokens": {"a": 1}})
+    write_json(training / RUN, {"plan": "trained", "training": "its", "seed": 1, "tokens": "there"})
+    call(str(training.parent), "--to", "wandb")
+    assert told == [{"plan": "trained", "training": "its", "seed": 1, "tokens": {"a": 1}}]
+
+
+def test_a_file_in_the_place_of_a_folder_of_events_is_refused(call, training: Path, capsys) -> None:
+    (training.parent / "file").write_text("")
+    assert call(str(training.parent), "--to", f"tensorboard={training.parent / 'file'}") == 2
+    assert "is a file; name a folder" in capsys.readouterr().err
 
 
 def test_a_run_without_metrics_and_a_tool_that_is_not_known_are_refused(call, training: Path, capsys) -> None:

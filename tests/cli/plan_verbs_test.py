@@ -19,6 +19,7 @@ from trivium.config import to_tree
 from trivium.cost.estimate import estimate
 from trivium.errors import ConfigError, DataError
 from trivium.planner.probed import Compared, Probed
+from trivium.training.record import Record, write_record
 
 
 @pytest.fixture
@@ -127,6 +128,7 @@ def run_of(at: Path, *, factor: float, steps: int = 20) -> None:
     config = resolve(Given("demo", ("machine=selene",)))
     (at / "training").mkdir(parents=True)
     (at / "config.json").write_text(json.dumps(to_tree(config)))
+    write_record(Record(at / "training", at / "tokens", config.plan, config.training, config.seed, ()))
     machine = machine_of("selene")
     rows = []
     for step in range(40, 40 + steps):
@@ -134,6 +136,13 @@ def run_of(at: Path, *, factor: float, steps: int = 20) -> None:
         seconds = factor * estimate(with_batch(config.plan, sequences), machine).seconds
         rows.append(json.dumps({"step": step, "sequences": sequences, "seconds": seconds, "loss": 1.0}))
     (at / "training" / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+
+
+def test_a_factor_is_of_what_was_trained_whatever_other_verbs_were_asked_since(tmp_path):
+    run_of(tmp_path / "run", factor=1.5)
+    other = resolve(Given("demo", ("machine=selene", "plan.model.layers=48")))
+    (tmp_path / "run" / "config.json").write_text(json.dumps(to_tree(other)))
+    assert learned_from(tmp_path / "run").factor == pytest.approx(1.5)
 
 
 def test_calibrating_what_is_no_run_says_so(tmp_path):

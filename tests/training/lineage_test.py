@@ -14,6 +14,7 @@ from plans import small
 from tokens.curated import curated, documents
 from trivium.cli import main as entry
 from trivium.errors import DataError
+from trivium.provenance import STAMP
 from trivium.tokens.blend import Blend
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.digest import digest
@@ -136,6 +137,25 @@ def test_every_token_of_every_step_is_traced_to_the_document_that_saw_it_and_bac
     assert max(lineage.trace(record, STEPS, r, 0)["epoch"] for r in range(8)) > 0, "no epoch was finished"
     found = lineage.round_trip(record)
     assert found["agrees"] and found["steps"] == STEPS and found["sightings"] > 0
+
+
+@pytest.mark.parametrize(
+    "gone, ended, told",
+    [
+        ({2}, False, "does not have step 2"),
+        (set(range(1, STEPS + 1)), False, "has no step"),
+        ({STEPS}, True, f"does not have step {STEPS}"),
+    ],
+)
+def test_steps_that_are_not_logged_do_not_pass_for_checked(
+    record: Record, tmp_path: Path, gone: set[int], ended: bool, told: str
+) -> None:
+    kept = [line for number, line in record.steps.items() if number not in gone]
+    (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in kept))
+    if ended:
+        (tmp_path / STAMP).write_text("{}")
+    with pytest.raises(DataError, match=f"{METRICS} {told}"):
+        lineage.round_trip(replace(record, folder=tmp_path))
 
 
 def test_the_logged_hash_is_of_what_ranks_read_and_one_changed_token_is_noticed(

@@ -58,7 +58,8 @@ def adopt(
     words = _tokenizer(given)
     known = [f"{field}={words.vocabulary}" for field in ("tokens.vocabulary", "plan.model.vocabulary")]
     known.append(f"plan.model.end_of_text={words.end_of_text}")
-    run = open_run(out, given._replace(assignments=(*known, *given.assignments)))
+    others = [said for said in given.assignments if said not in known]
+    run = open_run(out, given._replace(assignments=(*known, *others)))
     train, weights = _weighted(prefixes)
     pairs = Pairs(train, weights, tuple(validation or ()), run.config.tokens.validation_fraction, not unended)
     _refuse_files((*pairs.train, *pairs.validation))

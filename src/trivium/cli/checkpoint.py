@@ -10,6 +10,7 @@ import typer
 from trivium.cli.options import DEFAULT_OUT, Out, SameAsOut, directory_of
 from trivium.cli.show import layout_text, say, table
 from trivium.cli.workspace import Workspace
+from trivium.config import as_value, leaves
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.units import format_bytes, format_count
 
@@ -104,7 +105,6 @@ def show(
     """Show what a checkpoint is: progress, model, hashes, tensors."""
     from trivium.checkpoint.format import STRUCTURE, read_manifest
     from trivium.checkpoint.summary import brief, summary
-    from trivium.config import leaves
 
     directory = _one(which, out)
     manifest, row = read_manifest(directory), summary(directory)
@@ -176,7 +176,8 @@ def average(
     # Without --to the mean goes into --out, whatever is named.
     paths = [_place(step, out) for step in steps] if to is None else _several(steps, out)
     path = write_mean([_opened(path) for path in paths], to or out / "averaged")
-    say(f"  {path}; train from it with --set training.start_from={shlex.quote(str(path.resolve()))}")
+    setting = f"training.start_from={as_value(str(path.resolve()))}"
+    say(f"  {path}; train from it with --set {shlex.quote(setting)}")
 
 
 @app.command("export", short_help="Write a checkpoint as a Hugging Face folder.")
@@ -239,7 +240,7 @@ def import_(
     say(f"  ask it as it lies there: {shlex.join(['trivium', 'evaluate', str(folder)])}")
     say(f"  {path}; train from it with")
     model = Checkpoint.open(path).plan.model
-    settings = [f"training.start_from={path.resolve()}", *settings_of(model)]
+    settings = [f"training.start_from={as_value(str(path.resolve()))}", *settings_of(model)]
     say(f"  {_command('train', out, settings)} --ranks 1")
 
 

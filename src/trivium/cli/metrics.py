@@ -15,6 +15,7 @@ from trivium.cli.show import say
 from trivium.cli.workspace import Workspace, read_result
 from trivium.errors import ConfigError, DataError
 from trivium.provenance import STAMP
+from trivium.training.record import RUN
 from trivium.units import format_count, format_flops
 
 POLL_SECONDS = 1.0
@@ -93,8 +94,12 @@ def metrics(
 def _hand_over(batches: Iterator[Sequence[Mapping[str, Any]]], to: str, run: Path) -> None:
     from trivium.interchange.tracking import point_of, tracker
 
-    stored = Workspace(run).config
-    config = read_result(stored) if stored.is_file() else {}
+    at = Workspace(run)
+    config = dict(read_result(at.config)) if at.config.is_file() else {}
+    trained = at.folder("training") / RUN  # the config is of the last verb
+    if trained.is_file():
+        written = read_result(trained)
+        config |= {name: written[name] for name in ("plan", "training", "seed")}
     online = os.environ.get("WANDB_MODE") == "online"
     if not online:  # wandb would send its own crashes home
         os.environ["WANDB_ERROR_REPORTING"] = "false"

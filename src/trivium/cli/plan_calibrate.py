@@ -15,6 +15,7 @@ from trivium.cost.estimate import estimate
 from trivium.errors import DataError
 from trivium.planner.stack_file import LearnedStack, learn, write_stack
 from trivium.training.metrics import METRICS, read
+from trivium.training.record import read_record
 
 
 def calibrate(
@@ -42,11 +43,11 @@ def learned_from(run: Path, machine: str | None = None) -> LearnedStack:
         raise DataError(
             f"{run} is not a run directory: {at.config} is missing; give the --out of `trivium train`"
         )
-    config = resolve(Given(str(at.config)))
-    priced = machine_of(machine or config.machine)
+    priced = machine_of(machine or resolve(Given(str(at.config))).machine)
+    plan = read_record(at.folder("training")).plan  # not the config's, which is of the last verb
     return learn(
         read(at.folder("training") / METRICS),
-        lambda sequences: estimate(with_batch(config.plan, sequences), priced).seconds,
+        lambda sequences: estimate(with_batch(plan, sequences), priced).seconds,
         machine=priced.name,
         run=str(run),
     )

@@ -27,7 +27,7 @@ from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import layout_text, say
 from trivium.cli.stage import Gone, Result, Run, Stage, State, perform, state_of
 from trivium.cli.tokenize import check_vocabulary, never_read_lines
-from trivium.config import Tree, completed
+from trivium.config import Tree, as_value, completed
 from trivium.errors import ConfigError, DataError
 from trivium.plan.plan import Plan
 from trivium.progress import Progress
@@ -184,7 +184,12 @@ def apart(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
         return []  # a state is of one model, batch and precision
     words = ["trivium", "train", "--preset", str(run.at.root), "--tokens", str(run.folder("tokens"))]
     words += ["--out", "ANOTHER"]
-    words += ["--set", f"training.start_from={saved[-1]}", "--set", "training.start_with=state"]
+    words += [
+        "--set",
+        f"training.start_from={as_value(str(saved[-1]))}",
+        "--set",
+        "training.start_with=state",
+    ]
     return [f"to go on from its steps instead: {shlex.join(words)}"]
 
 

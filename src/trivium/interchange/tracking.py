@@ -45,13 +45,16 @@ def tracker(kind: str, run: Path, config: Mapping[str, Any], *, online: bool = F
     """`tensorboard[=FOLDER]`, by default RUN/tensorboard, or `wandb[=PROJECT]`. config: kept beside the run. online:
     wandb may send what it keeps.
 
-    Raises ConfigError for another kind, MachineError where its library is missing.
+    Raises ConfigError for another kind or a FOLDER that is a file, MachineError where its library is missing.
     """
     name, _, where = kind.partition("=")
     if name not in KINDS:
         raise ConfigError(f"--to {kind}: '{name}' is not known; write {' or '.join(KINDS)}")
     if name == "tensorboard":
-        return TensorBoard(Path(where) if where else run / "tensorboard")
+        folder = Path(where) if where else run / "tensorboard"
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"--to {kind}: {folder} is a file; name a folder")
+        return TensorBoard(folder)
     return WeightsAndBiases(where or "trivium", run, config, online=online)
 
 

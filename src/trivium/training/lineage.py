@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trivium.errors import DataError
+from trivium.provenance import STAMP
 from trivium.tokens.samples import Sighting
+from trivium.training.metrics import METRICS
 from trivium.training.record import Record
 
 
@@ -112,6 +114,7 @@ def round_trip(record: Record) -> dict[str, Any]:
     forward: from every row its documents. backward: from every document its rows. The two must be the same set.
     """
     data, logged = record.data, record.steps
+    _refuse_gaps(record)
     forward: set[tuple[str, Saw]] = set()
     wrong_hashes = []
     for step in sorted(logged):
@@ -139,6 +142,17 @@ def round_trip(record: Record) -> dict[str, Any]:
         "only_backward": len(backward - forward),
         "agrees": not wrong_hashes and forward == backward,
     }
+
+
+def _refuse_gaps(record: Record) -> None:
+    """DataError where steps that were done are not among those logged: what is not there would agree."""
+    logged = record.steps
+    first, last = min(logged, default=1), max(logged, default=0)
+    ended = (record.folder / STAMP).is_file()
+    lacking = sorted({*range(first, record.training.steps + 1 if ended else last + 1)} - logged.keys())
+    if lacking or not logged:
+        told = f"does not have step {lacking[0]}" if lacking else "has no step"
+        raise DataError(f"{record.folder / METRICS} {told}, so it cannot be checked; restore the file")
 
 
 def counts(record: Record, step: int) -> dict[str, int]:
