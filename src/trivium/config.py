@@ -90,14 +90,15 @@ def parse_assignments(assignments: Iterable[str]) -> Tree:
                 f"'{path}' is given twice ({node[field]} and {text}), by --set or by an option that stands for it; "
                 "give it once"
             )
-        if _COMMENT.search(text) and not _QUOTES.search(text):
-            raise ConfigError(
-                f"--set '{assignment}': in YAML a comment begins at its '#'; quote the value: {path}={as_value(text)}"
-            )
         try:
             node[field] = read_yaml(text)
         except yaml.YAMLError:
             raise ConfigError(f"--set '{assignment}': '{text}' is not a YAML value; quote it") from None
+        cut = node[field] is not None and _COMMENT.search(text) and not _QUOTES.search(text)
+        if cut:
+            raise ConfigError(
+                f"--set '{assignment}': in YAML a comment begins at its '#'; quote the value: {path}={as_value(text)}"
+            )
     return tree
 
 

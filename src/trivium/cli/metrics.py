@@ -15,7 +15,6 @@ from trivium.cli.show import say
 from trivium.cli.workspace import Workspace, read_result
 from trivium.errors import ConfigError, DataError
 from trivium.provenance import STAMP
-from trivium.training.record import RUN
 from trivium.units import format_count, format_flops
 
 POLL_SECONDS = 1.0
@@ -93,6 +92,7 @@ def metrics(
 
 def _hand_over(batches: Iterator[Sequence[Mapping[str, Any]]], to: str, run: Path) -> None:
     from trivium.interchange.tracking import point_of, tracker
+    from trivium.training.record import RUN
 
     at = Workspace(run)
     config = dict(read_result(at.config)) if at.config.is_file() else {}

@@ -15,7 +15,6 @@ from trivium.cost.estimate import estimate
 from trivium.errors import DataError
 from trivium.planner.stack_file import LearnedStack, learn, write_stack
 from trivium.training.metrics import METRICS, read
-from trivium.training.record import read_record
 
 
 def calibrate(
@@ -38,6 +37,8 @@ def calibrate(
 
 def learned_from(run: Path, machine: str | None = None) -> LearnedStack:
     """The factor of a run directory. Raises DataError when it is not one, or has too few steps."""
+    from trivium.training.record import read_record
+
     at = Workspace(run)
     if not at.config.is_file():
         raise DataError(
