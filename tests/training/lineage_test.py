@@ -143,6 +143,7 @@ def test_every_token_of_every_step_is_traced_to_the_document_that_saw_it_and_bac
     "gone, ended, told",
     [
         ({2}, False, "does not have step 2"),
+        ({1}, False, "does not have step 1"),
         (set(range(1, STEPS + 1)), False, "has no step"),
         ({STEPS}, True, f"does not have step {STEPS}"),
     ],

@@ -147,7 +147,10 @@ def round_trip(record: Record) -> dict[str, Any]:
 def _refuse_gaps(record: Record) -> None:
     """DataError where steps that were done are not among those logged: what is not there would agree."""
     logged = record.steps
-    first, last = min(logged, default=1), max(logged, default=0)
+    last = max(logged, default=0)
+    first = (
+        min(logged, default=1) if record.training.start_with == "state" else 1
+    )  # those before: another run's
     ended = (record.folder / STAMP).is_file()
     lacking = sorted({*range(first, record.training.steps + 1 if ended else last + 1)} - logged.keys())
     if lacking or not logged:
