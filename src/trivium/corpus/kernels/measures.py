@@ -18,6 +18,7 @@ from trivium.corpus.kernels.characters import (
     Classes,
     character_classes,
 )
+from trivium.corpus.kernels.rows import with_room
 from trivium.corpus.kernels.texts import Bytes, Offsets, Texts
 from trivium.corpus.kernels.words import code_point
 
@@ -170,9 +171,7 @@ def _measures(
             if not _is_suspect(data, line):
                 continue
             if found == len(suspects):
-                larger = np.empty((2 * found, 4), np.int64)
-                larger[:found] = suspects
-                suspects = larger
+                suspects = with_room(suspects, 2 * found)
             suspects[found, 0], suspects[found, 1] = text, line[_BEGIN]
             suspects[found, 2], suspects[found, 3] = line[_STOP_AT], line[WORDS]
             found += 1

@@ -7,6 +7,7 @@ import numpy as np
 from numba import njit, uint32, uint64
 from numpy.typing import NDArray
 
+from trivium.corpus.kernels.rows import with_room
 from trivium.corpus.kernels.texts import Bytes, FoldTable, Offsets, Texts, fold_table, texts_of
 from trivium.corpus.kernels.words import (
     Hashes,
@@ -225,9 +226,7 @@ def _scan(data: Bytes, offsets: Offsets, fold: FoldTable, index: NgramIndex) -> 
                 if key < 0:
                     continue
                 if count == len(found):
-                    larger = np.empty((2 * count, 4), np.int64)
-                    larger[:count] = found
-                    found = larger
+                    found = with_room(found, 2 * count)
                 found[count, 0], found[count, 1] = text, first
                 found[count, 2], found[count, 3] = first + sizes[which] - 1, key
                 count += 1

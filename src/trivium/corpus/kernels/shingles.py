@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit, uint32, uint64
 from numpy.typing import NDArray
 
+from trivium.corpus.kernels.rows import with_room
 from trivium.corpus.kernels.texts import Bytes, FoldTable, Offsets, Texts, fold_table
 from trivium.corpus.kernels.words import (
     BASE,
@@ -188,9 +189,7 @@ def _pairs_in_band(keys: Hashes, order: Pairs, chain: int) -> Pairs:
         if keys[order[place]] == uint64(NO_SHINGLES):
             continue
         if count + chain + 1 > len(pairs):
-            larger = np.empty((2 * len(pairs) + chain, 2), np.int64)
-            larger[:count] = pairs[:count]
-            pairs = larger
+            pairs = with_room(pairs, 2 * len(pairs) + chain)
         last = min(place, begin + chain)
         for earlier in range(begin, last):
             pairs[count, 0], pairs[count, 1] = order[earlier], order[place]
