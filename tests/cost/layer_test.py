@@ -119,11 +119,29 @@ def test_heads_go_for_positions_as_queries_keys_and_values_and_come_back_as_resu
 @pytest.mark.parametrize("ring", [0, 1])
 def test_a_layer_that_is_computed_again_sends_its_messages_again(ring: int) -> None:
     with_context = {"ring": ring, "context": 4}
-    forward, backward = context_seconds(at(recompute=LAYER, **with_context))
-    assert backward - context_seconds(at(recompute=NONE, **with_context))[1] == pytest.approx(float(forward))
+    here = at(**with_context)
+    forward, _ = context_seconds(here)
     again, kept = (priced(recompute=mode, **with_context) for mode in (LAYER, NONE))
+    more = again.layer_backward.context - kept.layer_backward.context
+    assert more == pytest.approx(float(forward * here.slowness)) and more > 0
     more = again.layer_backward.tensor - kept.layer_backward.tensor
     assert more == pytest.approx(OURS.recomputed * kept.layer_forward.tensor) and more > 0
+
+
+@pytest.mark.parametrize("recompute", [NONE, LAYER])
+def test_a_faster_device_makes_no_layer_slower_whose_messages_attention_hides(recompute: int) -> None:
+    """Also where the host is slower than both, whose time does not depend on what it waits for."""
+    case = replace(CASE, ring=1, context=8, recompute=recompute, hidden=1024, heads=16, kv_heads=16, tensor=1)
+    case = replace(case, head_width=64, ffn=4096, micro=1, sequence=4096)
+    seconds, shown = [], []
+    for faster in (1, 2, 4, 8):
+        peak = SELENE.peak.model_copy(update={"bf16": SELENE.peak.bf16 * faster})
+        machine = SELENE.model_copy(update={"peak": peak})
+        found = prices(setting(case, machine, OURS, prior_constants()))
+        seconds.append(float(found.layer_forward.total + found.layer_backward.total))
+        shown.append(float(found.layer_forward.context))
+    assert seconds == sorted(seconds, reverse=True)
+    assert shown[-1] > shown[0], "attention hides less"
 
 
 def test_a_norm_over_all_heads_and_a_split_vocabulary_send_a_few_numbers_of_every_position() -> None:

@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from trivium.cost.case import NONE, Number
+from trivium.cost.case import Number
 from trivium.cost.collectives import exchange_seconds, send_seconds
-from trivium.cost.layer import attention_seconds, recomputed_share
+from trivium.cost.layer import attention_seconds
 from trivium.cost.setting import Setting
 
 
 def context_seconds(at: Setting) -> tuple[Number, Number]:
-    """What context ranks add to a layer: keys and values around a ring, beside attention where the stack overlaps
-    them; or heads for positions and back (Ulysses). Recomputing repeats the forward."""
+    """What context ranks add to a layer, forward and backward: keys and values around a ring, beside attention where
+    the stack overlaps them; or heads for positions and back (Ulysses)."""
     case, ranks = at.case, np.asarray(at.case.context)
     if (ranks == 1).all():
         return 0.0, 0.0
@@ -20,10 +20,10 @@ def context_seconds(at: Setting) -> tuple[Number, Number]:
         at.machine, heads / 2, case.context, at.strides.context, at.constants.fabric
     )
     ring_forward, ring_backward = _ring_seconds(at, 2 * case.kv_heads * one_head)
-    ring, again = np.asarray(case.ring) > 0, recomputed_share(case) * (np.asarray(case.recompute) != NONE)
+    ring = np.asarray(case.ring) > 0
     forward = np.where(ring, ring_forward, exchange) * (ranks > 1)
     backward = np.where(ring, ring_backward, exchange) * (ranks > 1)
-    return forward, backward + again * forward
+    return forward, backward
 
 
 def _ring_seconds(at: Setting, elements: Number) -> tuple[Number, Number]:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trivium.cost.case import LAYER, Number
+from trivium.cost.case import LAYER, NONE, Number
 from trivium.cost.collectives import Road, all_gather_seconds, all_reduce_seconds, send_seconds
 from trivium.cost.context import context_seconds
 from trivium.cost.kernels import Device
@@ -123,16 +123,18 @@ def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
     tensor_backward = np.minimum(2 * shown, np.maximum(0.0, 2 * sent - shorter_backward)) + norms
     tensor_again = again * tensor_forward
     context_forward, context_backward = context_seconds(at)
-    forward = np.maximum(work.forward, floor.forward - tensor_forward)
-    repeated = np.maximum(work.again, floor.again - tensor_again)
-    backward = np.maximum(work.backward, floor.backward - tensor_backward)
+    context_again = recomputed_share(case) * (np.asarray(case.recompute) != NONE) * context_forward
+    # The host launches while the device computes or waits for messages: with both, it is a floor under a layer.
+    forward = np.maximum(work.forward, floor.forward - tensor_forward - context_forward)
+    repeated = np.maximum(work.again, floor.again - tensor_again - context_again)
+    backward = np.maximum(work.backward, floor.backward - tensor_backward - context_backward)
     gather_forward, gather_backward = _layer_gathers(at, forward + tensor_forward, backward + repeated)
     return (
         Piece(forward, tensor_forward, context_forward, gather_forward),
         Piece(
             backward + repeated + _accumulation(at, device),
             tensor_backward + tensor_again,
-            context_backward,
+            context_backward + context_again,
             gather_backward,
         ),
     )
