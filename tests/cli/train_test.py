@@ -136,7 +136,6 @@ def test_ranks_that_do_not_fit_the_layout_are_refused_before_a_training_begins(
     [
         ({"training.start_from": "/nowhere"}, CheckpointError, "/nowhere is not a checkpoint"),
         ({"training.start_from": f"run/{NEWEST}"}, ConfigError, "another --out"),
-        ({"training.validation_samples": 7}, ConfigError, "training.validation_samples"),
         (
             {"training.evaluation.every": 5, "training.evaluation.data": "/nowhere"},
             DataError,

@@ -45,7 +45,7 @@ def test_the_loss_of_packed_documents_is_the_loss_of_the_documents_apart(family:
 def test_an_accelerator_is_not_asked_how_many_tokens_count() -> None:
     """It would have to be through with the update before the next step begins."""
     with accelerator() as seen:
-        here = SimpleNamespace(mesh=Mesh.single(seen.device))
+        here = SimpleNamespace(mesh=Mesh.single(seen.device), plan=small(model={"documents": "apart"}))
         inputs = [SimpleNamespace(weights=torch.ones(3, 2, device=seen.device)) for _ in range(2)]
         samples = Samples(0, 4, lambda first, count: pytest.fail("nothing is read"))
         found = Trainer._tokens_that_count(here, samples, inputs)  # type: ignore[arg-type]

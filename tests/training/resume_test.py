@@ -5,7 +5,6 @@ import json
 import os
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,14 +23,14 @@ from trivium.training import batches as reading
 from trivium.training import run as loop
 from trivium.training import saves as saves_module
 from trivium.training.config import TrainingConfig
-from trivium.training.job import check_start, start
+from trivium.training.job import check, check_start, start
 from trivium.training.lineage import round_trip
 from trivium.training.metrics import EVENTS, METRICS, read
 from trivium.training.prove import another_layout
 from trivium.training.record import read_record
 from trivium.training.replay import replay_to
 from trivium.training.rewind import refuse_other_order
-from trivium.training.run import CHECKPOINTS, TrainingJob, validation_samples
+from trivium.training.run import CHECKPOINTS, TrainingJob, dataset_of
 
 BATCH = {"sequences": 8, "micro": 2}
 MODEL = {"vocabulary": 300, "layers": 2, "dropout": 0.1}
@@ -121,13 +120,28 @@ def test_a_killed_run_ends_bitwise_as_the_unbroken_one_with_dropout_and_saves_be
     assert len(losses(tmp_path / "broken")) == STEPS
 
 
-def test_validation_takes_whole_micro_batches_for_every_stage(tokens: Path, tmp_path: Path) -> None:
-    given = job(tokens, tmp_path, plan(pipeline=2, data=2), validation_samples=64)
-    unit = 2 * 2 * given.plan.batch.micro
-    for there, taken in ((unit, unit), (3 * unit - 1, 2 * unit), (1000, 64)):
-        assert validation_samples(given, SimpleNamespace(num_samples=there)) == taken
-    with pytest.raises(DataError, match=rf"fewer than micro x data x pipeline \({unit}\)"):
-        validation_samples(given, SimpleNamespace(num_samples=unit - 1))
+@pytest.mark.parametrize("asked", [7, 1000])
+def test_every_layout_validates_on_the_same_samples(tokens: Path, tmp_path: Path, asked: int) -> None:
+    """On as many as were asked for and are there, in whatever micro-batches: else two parts of a run under two layouts
+    would tell losses of different samples."""
+    there = dataset_of(job(tokens, tmp_path, plan()), "validation").num_samples
+    taken = min(asked, there)
+    assert taken % 8, "whole micro-batches under every layout would show nothing"
+    told = []
+    for degrees in ({}, {"data": 4}, {"pipeline": 2, "data": 2}):
+        given = job(
+            tokens,
+            tmp_path / str(len(told)),
+            plan(weights="fp64", **degrees),
+            steps=1,
+            validation_samples=asked,
+        )
+        check(given)
+        start(given)
+        told.append(json.loads((given.out / "result.json").read_text()))
+    assert [x["validation_samples"] for x in told] == [taken] * 3
+    losses = [x["validation_loss"] for x in told]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-12)
 
 
 def test_every_line_of_the_metrics_counts_what_was_seen_up_to_its_end(tokens: Path, tmp_path: Path) -> None:
@@ -155,16 +169,8 @@ def test_the_next_100_batches_of_a_resumed_run_are_those_of_the_unbroken_one(
 def test_a_training_by_a_table_of_its_own_has_another_layout_too() -> None:
     rows = tuple(" ".join(f"{op}{m}.{stage}" for op in "FB" for m in range(4)) for stage in range(2))
     given = plan(pipeline=2, schedule="given", rows=rows)
-    other = another_layout(given, 8, 8)
+    other = another_layout(given)
     assert not given.check() and not other.check() and other.layout != given.layout
-
-
-@pytest.mark.parametrize(("asked", "there"), [(4, 99), (64, 7)])
-def test_another_layout_validates_on_the_samples_there_are(asked: int, there: int) -> None:
-    given = plan(tensor=2, pipeline=2)
-    assert another_layout(given, 64, 99).validation_unit == 8
-    other = another_layout(given, asked, there)
-    assert asked % other.validation_unit == 0 and there >= other.validation_unit
 
 
 def test_another_layout_goes_on_with_the_same_losses_in_fp64(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trivium.certify.reference import RECIPE, SEED, Reference, Tensors, random_rows
+from trivium.certify.reference import RECIPE, SEED, Reference, Tensors, random_rows, validated
 from trivium.certify.ways import AS_IT_IS, Way
 from trivium.config import to_tree
 from trivium.parallel.mesh import Mesh
@@ -107,7 +107,7 @@ def examine(plan: Plan, mesh: Mesh, reference: Reference, way: Way = AS_IT_IS) -
     for step in range(len(reference.losses)):
         seen: list[Deviation] = []
         if step == 1:  # not at the end, so that what these leave behind is seen
-            validation = trainer.validate(_samples(plan, 0, plan.batch.sequences))
+            validation = trainer.validate(_samples(plan, 0, validated(plan)))
             seen.append(_scalar("validation loss", validation, reference.validation))
             if way.refuses:
                 _refuse(trainer, step)

@@ -187,7 +187,7 @@ class Plan(Config):
 
     @property
     def validation_unit(self) -> int:
-        """Validation runs in multiples of this many sequences, so that every schedule can take them."""
+        """Validation runs in multiples of this many sequences, padding included, so that every schedule takes them."""
         return self.batch.micro * self.layout.data * self.layout.pipeline
 
     def tokens(self, sequences: int) -> int:

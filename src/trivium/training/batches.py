@@ -33,6 +33,19 @@ def reader_of(data: TokenDataset) -> Read:
     return lambda first, count: Rows(*batch_arrays(data, first, count))
 
 
+def padded(read: Read, end: int) -> Read:
+    """The same samples up to `end`, and after it the last of them again: padding has to be something that the model can
+    read, of which no loss is infinite that was not so anyway."""
+
+    def longer(first: int, count: int) -> Rows:
+        there = min(max(end - first, 0), count)
+        rows = read(min(first, end - 1), max(there, 1))
+        lacks = ((0, count - len(rows[0])), (0, 0))
+        return Rows(*(np.pad(x, lacks, "edge") for x in rows))
+
+    return longer
+
+
 def windows(ids: np.ndarray, model: ModelShape, first: int, count: int) -> Rows:
     """Windows [first, first + count) of one long text of token ids [tokens], in their order; after the last one
     comes the first again.
@@ -77,8 +90,8 @@ def packing(tokens: np.ndarray, end_of_text: int) -> Packing:
     return Packing(starts, numbers - starts, ~ends)
 
 
-def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None) -> Inputs:
-    """The inputs of one micro-batch on one context rank."""
+def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None, padding: int = 0) -> Inputs:
+    """The inputs of one micro-batch on one context rank. padding: of so many rows, the last, no loss counts."""
     if plan.compiled:
         dropout = None  # a compiled block is one for what it is given, and this changes at every step
     device, ranks = mesh.device, plan.layout.context
@@ -90,13 +103,16 @@ def inputs_of(plan: Plan, rows: Rows, mesh: Mesh, *, dropout: DropoutKey | None)
         return sent(x.T[mine], device, dtype)
 
     tokens, targets = taken(rows.tokens), taken(rows.targets)
+    counts = np.ones(rows.tokens.shape, bool)
+    counts[len(counts) - padding :] = False
     if plan.model.documents == "joined":
-        return Inputs(tokens, targets, sight=Sight(order, None), here=here, dropout=dropout)
+        weights = taken(counts, torch.float32) if padding else None
+        return Inputs(tokens, targets, weights=weights, sight=Sight(order, None), here=here, dropout=dropout)
     packed = packing(rows.tokens, plan.model.end_of_text)
     return Inputs(
         tokens,
         targets,
-        weights=taken(packed.counts, torch.float32),
+        weights=taken(packed.counts & counts, torch.float32),
         positions=taken(packed.positions),
         sight=Sight(order, packed.starts.T),
         here=here,

@@ -28,7 +28,6 @@ from trivium.training.run import (
     dataset_of,
     identity_of,
     train_rank,
-    validation_samples,
 )
 from trivium.training.same_work import (
     refuse_cut_decay,
@@ -126,16 +125,9 @@ def check(job: TrainingJob) -> None:
     place = torchrun_place()
     problems = job.plan.check(place.world_size if place is not None else None)
     problems += recipe_problems(job.training, job.plan)
-    unit = job.plan.validation_unit
-    if job.training.validation_samples % unit:
-        above = -(-job.training.validation_samples // unit) * unit
-        problems.append(
-            f"training.validation_samples ({job.training.validation_samples}) must be a multiple of batch.micro x "
-            f"layout.data x layout.pipeline ({unit}); nearest: {above}"
-        )
     if problems:
         raise ConfigError("\n".join(problems))
-    validation_samples(job, dataset_of(job, "validation"))
+    dataset_of(job, "validation")
 
 
 def check_start(job: TrainingJob) -> None:

@@ -19,7 +19,7 @@ from trivium.provenance import write_json
 from trivium.training.describe import DEGREES
 from trivium.training.job import start
 from trivium.training.metrics import EVENTS, METRICS, read
-from trivium.training.run import CHECKPOINTS, TrainingJob, dataset_of
+from trivium.training.run import CHECKPOINTS, TrainingJob
 
 # Both runs do the same arithmetic on the same samples; only the order of sums differs, by about 1e-7 relative in
 # fp32. Training amplifies it: a difference in the weights changes the next gradients. docs/numerics.md has the
@@ -38,8 +38,7 @@ def prove_resume(job: TrainingJob, *, reference: Path, progress: Progress = sile
     The killed run starts under the reference's layout and restarts under another. Writes proof.json into
     job.out and returns it; raises TriviumError if the losses differ by more than the tolerance.
     """
-    there = dataset_of(job, "validation").num_samples
-    other = another_layout(job.plan, job.training.validation_samples, there)
+    other = another_layout(job.plan)
     begin = _starting_checkpoint(reference, job.training.steps)
     steps = job.training.steps
     kill_at = begin + max(2, (steps - begin) // 3)
@@ -74,11 +73,8 @@ def prove_resume(job: TrainingJob, *, reference: Path, progress: Progress = sile
     return proof
 
 
-def another_layout(plan: Plan, asked: int, there: int) -> Plan:
-    """A legal plan for as many ranks (or twice as many) whose layout is most unlike `plan`'s.
-
-    It validates as `plan` does: on as many of the `asked` samples as are `there`, in whole micro-batches.
-    """
+def another_layout(plan: Plan) -> Plan:
+    """A legal plan for as many ranks (or twice as many) whose layout is most unlike `plan`'s."""
     for layout in _layouts(plan.layout.world_size, plan.layout):
         other = plan.model_copy(
             update={
@@ -89,12 +85,11 @@ def another_layout(plan: Plan, asked: int, there: int) -> Plan:
                 "sequence_parallel": False,
             }
         )
-        unit = other.validation_unit
-        if not other.check() and asked % unit == 0 and there >= unit:
+        if not other.check():
             return other
     raise ConfigError(
         f"no other legal layout for {plan.layout.world_size} ranks exists for {plan.model.layers} layers, "
-        f"{plan.model.heads} heads, batch {plan.batch.sequences} and {min(asked, there)} samples that validate"
+        f"{plan.model.heads} heads and batch {plan.batch.sequences}"
     )
 
 

@@ -389,12 +389,5 @@ def dataset_of(job: TrainingJob, split: str) -> TokenDataset:
 
 
 def validation_samples(job: TrainingJob, validation: TokenDataset) -> int:
-    """As many as were asked for and are there, in whole micro-batches for every stage; DataError for too few."""
-    there, unit = validation.num_samples, job.plan.validation_unit
-    if there < unit:
-        raise DataError(
-            f"{job.tokens}: the validation split has {there} samples of {job.plan.model.sequence} tokens, "
-            f"fewer than micro x data x pipeline ({unit}); give more text, raise tokens.validation_fraction, or "
-            f"lower plan.batch.micro"
-        )
-    return min(job.training.validation_samples, there // unit * unit)
+    """As many as were asked for and are there: the layout has no say, so that every one tells the same loss."""
+    return min(job.training.validation_samples, validation.num_samples)

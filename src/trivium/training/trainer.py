@@ -31,7 +31,7 @@ from trivium.plan.schedule import Op, Schedule, forward
 from trivium.plan.transfers import Program, with_transfers
 from trivium.provenance import unheard
 from trivium.tokens.digest import NO_ROWS, Digest, digest
-from trivium.training.batches import Read, Rows, inputs_of, windows
+from trivium.training.batches import Read, Rows, inputs_of, padded, windows
 from trivium.training.config import TrainingConfig
 from trivium.training.loss_scale import LEAST, LossScale
 from trivium.training.recorded_step import RecordedStep
@@ -55,11 +55,28 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """A global batch: samples [first, first + sequences) of the data, read only where a rank needs them."""
+    """A global batch: samples [first, first + sequences) of the data, read only where a rank needs them. padding: so
+    many of them, the last, fill micro-batches and count for nothing."""
 
     first: int
     sequences: int
     read: Read
+    padding: int = 0
+
+    @property
+    def counted(self) -> int:
+        """The samples that are no padding."""
+        return self.sequences - self.padding
+
+    def padded_to(self, unit: int) -> "Samples":
+        """With as much padding as makes a multiple of `unit`."""
+        padding = -self.sequences % unit
+        read = padded(self.read, self.first + self.sequences) if padding else self.read
+        return Samples(self.first, self.sequences + padding, read, padding)
+
+    def padding_in(self, first: int, count: int) -> int:
+        """How many of the samples [first, first + count), the last of them, are padding."""
+        return min(max(first + count - self.first - self.counted, 0), count)
 
     @classmethod
     def of_ids(cls, ids: np.ndarray, plan: Plan, step: int) -> "Samples":
@@ -223,12 +240,14 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self, samples: Samples) -> float:
-        """Mean loss over `samples`, without gradients or dropout; the same on every rank."""
+        """Mean loss over `samples`, without gradients or dropout; the same on every rank, and under every layout: what
+        they lack of whole micro-batches for every replica and stage is padding."""
         self._set_mode(training=False)
         self.forget_recording()
-        inputs = self._inputs(samples, None)
-        program = self._program(samples.sequences, forward_only=True)[self.mesh.at.pipeline]
-        loss = self._executor(samples.sequences, inputs).run(program).loss
+        whole = samples.padded_to(self.plan.validation_unit)
+        inputs = self._inputs(whole, None)
+        program = self._program(whole.sequences, forward_only=True)[self.mesh.at.pipeline]
+        loss = self._executor(whole.counted, inputs).run(program).loss
         total = sum_over_ranks_(loss_share(loss, self.mesh), self.mesh)
         return read_later(total.unsqueeze(0))()[0]
 
@@ -277,13 +296,14 @@ class Trainer:
             part = Rows(*(x[start : start + micro] for x in rows))
             numbers = tuple(range(first + start, first + start + micro))
             key = None if step is None else DropoutKey(self.seed, step, numbers, plan.model.sequence)
-            found.append(inputs_of(plan, part, self.mesh, dropout=key))
+            padding = samples.padding_in(first + start, micro)
+            found.append(inputs_of(plan, part, self.mesh, dropout=key, padding=padding))
         return found
 
     def _tokens_that_count(self, sequences: int, inputs: Sequence[Inputs]) -> float | torch.Tensor:
         """Tokens of the whole batch whose loss counts; a sum over replicas where only the data tells. Where none counts
         it is 1: their losses are 0, and so is the mean. On an accelerator it stays there, so that nobody waits."""
-        if all(i.weights is None for i in inputs):
+        if self.plan.model.documents == "joined":
             return float(self.plan.tokens(sequences))
         here = torch.stack([i.weights.sum() for i in inputs if i.weights is not None]).sum()
         found = all_reduce_(here.to(torch.float64), self.mesh.replicas).clamp(min=1)

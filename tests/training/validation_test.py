@@ -1,0 +1,92 @@
+"""Which samples validate, and so the loss that is told, depends on no layout."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plans import small
+from ranks import on_ranks
+from trivium.certify.reference import random_rows
+from trivium.parallel.launch import Place
+from trivium.parallel.mesh import Mesh
+from trivium.parallel.zero import AdamRule
+from trivium.plan.plan import Plan
+from trivium.training.batches import Rows, padded
+from trivium.training.trainer import Samples, Trainer
+
+APART = {"documents": "apart", "end_of_text": 3}
+# The first stage on the second rank, the second on the first.
+SCATTERED = tuple(" ".join(f"{op}{m}.{stage}" for op in "FB" for m in range(4)) for stage in (1, 0))
+COUNTS = (1, 5, 7)
+
+
+def trainer(plan: Plan, mesh: Mesh) -> Trainer:
+    return Trainer(plan, mesh, seed=4, rule=AdamRule())
+
+
+def samples(plan: Plan, count: int) -> Samples:
+    """There are no more: who reads past them has asked for what no dataset holds."""
+    read = random_rows(plan)
+
+    def read_what_is_there(first: int, number: int) -> Rows:
+        assert first >= 0 and number > 0 and first + number <= count, f"{first} + {number} of {count} samples"
+        return Rows(*read(first, number))
+
+    return Samples(0, count, read_what_is_there)
+
+
+def in_fp64(**more: Any) -> Plan:
+    return small(precision={"weights": "fp64"}, **more)
+
+
+@cache
+def of_one_process(documents: str) -> tuple[float, ...]:
+    plan = in_fp64(model=APART if documents == "apart" else {}, batch={"micro": 1})
+    alone = trainer(plan, Mesh.single())
+    return tuple(alone.validate(samples(plan, count)) for count in COUNTS)
+
+
+@pytest.mark.parametrize("documents", ["joined", "apart"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"batch": {"micro": 4}},
+        {"data": 4},  # with micro-batches of two, two replicas read nothing but padding
+        {"data": 2, "pipeline": 2, "zero": 3},
+        {"pipeline": 2, "chunks": 2},
+        {"pipeline": 2, "schedule": "given", "rows": SCATTERED, "batch": {"sequences": 8}},
+        {"context": 2, "data": 2},
+        {"tensor": 2, "sequence_parallel": True},
+        {"pipeline": 2, "chunks": 2, "schedule": "zb-turns"},
+    ],
+    ids=str,
+)
+def test_every_layout_tells_the_loss_of_one_process(layout: dict[str, Any], documents: str) -> None:
+    plan = in_fp64(model=APART if documents == "apart" else {}, **layout)
+    on_ranks(plan.layout.world_size, validates, plan, of_one_process(documents))
+
+
+def validates(place: Place, plan: Plan, expected: tuple[float, ...]) -> None:
+    mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
+    here = trainer(plan, mesh)
+    found = [here.validate(samples(plan, count)) for count in COUNTS]
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_padding_is_the_last_sample_again() -> None:
+    """Something that the model can read: ids that are none, or rows of zeros that it never saw, may be anything."""
+    numbers = np.arange(6).reshape(3, 2)
+    read = padded(
+        lambda first, count: Rows(numbers[first : first + count], -numbers[first : first + count]), 3
+    )
+    for first, count, rows in (
+        (0, 2, [0, 1]),
+        (1, 4, [1, 2, 2, 2]),
+        (2, 1, [2]),
+        (3, 2, [2, 2]),
+        (9, 1, [2]),
+    ):
+        tokens, targets = read(first, count)
+        assert (tokens == numbers[rows]).all() and (targets == -numbers[rows]).all()
