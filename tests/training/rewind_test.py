@@ -1,15 +1,17 @@
 """A rewind has a checkpoint to go back to, unless none so old was ever saved; nothing goes before that is known."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from spikes_test import files, job, poison_of_tokens, spikes_of, tokens
+from spikes_test import files, job, poison_at, poison_of_tokens, spikes_of, tokens
 
 from trivium.chaos.poison import poisoned
 from trivium.checkpoint.format import published, step_of
 from trivium.errors import CheckpointError, DataError
 from trivium.training import lineage
+from trivium.training import run as loop
 from trivium.training.job import start
 from trivium.training.metrics import EVENTS, read
 from trivium.training.record import LEFT_OUT, read_record, write_entries
@@ -76,6 +78,55 @@ def test_a_rewind_to_before_the_state_that_a_run_began_with_is_refused_and_nothi
     assert kept(out)[-1] == 12 and len(read_record(out).entries) == 1
 
 
+@pytest.mark.parametrize("layout", [{}, {"data": 2}], ids=str)
+def test_a_rewind_past_damaged_checkpoints_goes_back_further_or_is_refused_and_nothing_goes(
+    tokens: Path, tmp_path: Path, layout: dict[str, int]
+) -> None:
+    """Refused before it is recorded: what is recorded later starts keep to, and would find nothing to go on from."""
+    clean, further, refused = (tmp_path / name for name in ("clean", "further", "refused"))
+    start(job(tokens, clean, "stop", steps=14))
+    start(job(tokens, further, "stop", steps=12, keep_last=4, layout=layout))
+    damage(further, 6)
+    shutil.copytree(further, refused)
+    damage(refused, 3)
+    given: dict[str, Any] = {"steps": 16, "keep_last": 4, "layout": layout}
+    with poisoned(poison_of_tokens(tokens, clean, 14)):
+        start(job(tokens, further, "rewind", spikes={"batches": 8}, **given))
+        with pytest.raises(
+            CheckpointError, match=r"step 14: .*batches \(8\) .*step-00000006.*damaged.*batches to 5 .*step 9"
+        ):
+            start(job(tokens, refused, "rewind", spikes={"batches": 8}, **given))
+        assert kept(refused) == [3, 6, 9, 12] and not (refused / LEFT_OUT).exists()
+        start(job(tokens, refused, "rewind", spikes={"batches": 5}, **given))
+    assert resumed(further) == [12, 3] and resumed(refused) == [12, 12, 9]
+    for out in (further, refused):
+        assert len(spikes_of(out)) == len(resumed(out)) - 1
+        assert lineage.round_trip(read_record(out))["agrees"]
+
+
+def test_a_rewind_to_the_beginning_is_refused_where_what_the_run_began_with_is_damaged(
+    tokens: Path, tmp_path: Path, monkeypatch
+) -> None:
+    clean, out = tmp_path / "clean", tmp_path / "out"
+    start(job(tokens, clean, "stop", steps=3))
+    begun = {"start_from": str(clean / CHECKPOINTS / "step-00000003"), "steps": 4}
+    right = loop._Loop._step
+
+    def step(self, number: int, *, measure: bool):
+        if number == 1:
+            damage(clean, 3)
+        return right(self, number, measure=measure)
+
+    monkeypatch.setattr(loop._Loop, "_step", step)
+    with poisoned(poison_at(2)), pytest.raises(CheckpointError, match=r"step-00000003/pieces.*: damaged"):
+        start(job(tokens, out, "rewind", **begun))
+    assert not (out / LEFT_OUT).exists()
+    damage(clean, 3)  # the same bit again
+    monkeypatch.undo()
+    start(job(tokens, out, "rewind", **begun))
+    assert kept(out) == [3, 4]
+
+
 def test_a_checkpoint_that_a_rewind_leaves_goes_only_when_the_one_to_go_on_from_is_read(
     tokens: Path, tmp_path: Path
 ) -> None:
@@ -85,9 +136,14 @@ def test_a_checkpoint_that_a_rewind_leaves_goes_only_when_the_one_to_go_on_from_
     write_entries(out, [{"step": 8, "cause": "nan", "gaps": [[56, 64]]}])
     good = (out / CHECKPOINTS / "step-00000006").rename(tmp_path / "good")
     damage(out, 3)
-    with pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
+    says = rf"none of the 1 checkpoints .*delete \S+{LEFT_OUT} to go on from step-00000009,"
+    with pytest.raises(CheckpointError, match=says):
         start(job(tokens, out, "rewind", steps=9))
     assert kept(out) == [3, 9]
+    without = shutil.copytree(out, tmp_path / "without")
+    (without / LEFT_OUT).unlink()
+    start(job(tokens, without, "rewind", steps=9))
+    assert resumed(without) == [9]
     good.rename(out / CHECKPOINTS / "step-00000006")
     start(job(tokens, out, "rewind", steps=9))
     assert resumed(out) == [6] and files(out, 9)

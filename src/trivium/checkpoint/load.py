@@ -1,7 +1,7 @@
 """Read any box of any tensor of a checkpoint; nothing is used before it was verified, nothing is unpickled."""
 
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import prod
@@ -135,6 +135,22 @@ def widest_kind(checkpoint: Checkpoint, name: str) -> str:
     return "master" if f"master/{name}" in checkpoint.manifest["tensors"] else "weights"
 
 
+def first_intact(
+    paths: Sequence[Path], mesh: Mesh, warn: Callable[[str], None], alive: Callable[[], None] = unheard
+) -> tuple[Checkpoint | None, list[str]]:
+    """The first of some checkpoints that verifies, the ranks sharing the work, and what is wrong with those before it,
+    which is told loudly; every rank must ask. alive: called as the work goes on."""
+    problems: list[str] = []
+    for path in paths:
+        try:
+            return Checkpoint.open_together(path, mesh, alive), problems
+        except CheckpointError as error:
+            problems.append(str(error))
+            if mesh.rank == 0:
+                warn(f"PASSING OVER A DAMAGED CHECKPOINT: {error}")
+    return None, problems
+
+
 def newest_good(
     root: Path,
     mesh: Mesh,
@@ -149,14 +165,9 @@ def newest_good(
     """
     names = found_by_first(lambda: [path.name for path in reversed(published(root))], mesh, CheckpointError)
     candidates = [root / name for name in names if name not in abandoned]
-    for path in candidates:
-        try:
-            return Checkpoint.open_together(path, mesh, alive)
-        except CheckpointError as error:
-            if mesh.rank == 0:
-                warn(f"PASSING OVER A DAMAGED CHECKPOINT: {error}")
-    if candidates:
+    found, problems = first_intact(candidates, mesh, warn, alive)
+    if problems and found is None:
         raise CheckpointError(
             f"none of the {len(candidates)} checkpoints under {root} is intact; move them to start anew"
         )
-    return None
+    return found

@@ -1,24 +1,46 @@
 """Back to a checkpoint, and on without the samples of a spike; a crash at any moment loses neither."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.agree import found_by_first
 from trivium.checkpoint.durable import remove
 from trivium.checkpoint.format import published, read_manifest, step_of
+from trivium.checkpoint.load import Checkpoint, first_intact, newest_good
 from trivium.errors import CheckpointError, DataError, TriviumError
 from trivium.parallel.mesh import Mesh
 from trivium.plan.batch import Batch
 from trivium.training.config import TrainingConfig
 from trivium.training.metrics import EVENTS, read, warn
-from trivium.training.record import Entry, entry, left_out_of, write_entries
+from trivium.training.record import LEFT_OUT, Entry, entry, left_out_of, write_entries
+
+
+def way_back(
+    mesh: Mesh, folder: Path, root: Path, *, step: int, config: TrainingConfig, alive: Callable[[], None]
+) -> Checkpoint | None:
+    """The newest intact checkpoint from before the batches that a rewind at `step` (counted from 0) leaves out; None
+    where training begins again, as none so old was ever saved. Every rank must ask, before it is recorded what is left
+    out: later starts pass over what saw that, and would find nothing if this were damaged.
+
+    DataError where those that a rewind could go back to were deleted, CheckpointError where they are damaged. folder:
+    where the record and the events are. root: where the checkpoints are. alive: called as they are verified.
+    """
+    names = found_by_first(lambda: refuse_no_way_back(folder, root, config, step), mesh, DataError)
+    begin = _first_left_out(config, step)
+    old = [root / name for name in names if (step_of(name) or 0) <= begin]
+    found, problems = first_intact(old[::-1], mesh, warn, alive)
+    if problems and found is None:
+        younger, _ = first_intact([root / name for name in names[len(old) :]], mesh, warn, alive)
+        raise CheckpointError(_damaged(config, step, problems[0], younger))
+    if not old and config.start_from is not None:  # it begins again with that
+        Checkpoint.open_together(Path(config.start_from), mesh, alive)
+    return found
 
 
 def leave_out(
     mesh: Mesh,
     folder: Path,
-    root: Path,
     entries: Sequence[Entry],
     batch: Batch,
     *,
@@ -27,32 +49,48 @@ def leave_out(
     cause: str,
 ) -> None:
     """Record that the last `spikes.batches` batches up to `step` (counted from 0) are left out, for good; every rank
-    must ask. DataError, and nothing recorded, where no state from before them is left.
-
-    folder: where the record and the events are. root: where the checkpoints are.
-    """
-    found_by_first(lambda: refuse_no_way_back(folder, root, config, step), mesh, DataError)
+    must ask, when there is a `way_back`. folder: where the record is."""
     before, last = left_out_of(entries), batch.at(step)
-    first = batch.at(max(0, step + 1 - config.spikes.batches)).first_sample
+    first = batch.at(_first_left_out(config, step)).first_sample
     after = before.without(first, last.first_sample + last.sequences)
     now = [*entries, entry(step + 1, cause, before, after)]
     found_by_first(lambda: write_entries(folder, now), mesh, TriviumError)
 
 
-def refuse_no_way_back(folder: Path, root: Path, config: TrainingConfig, step: int) -> None:
-    """DataError when the checkpoints that a rewind at `step` (counted from 0) could go back to were deleted since.
+def _damaged(config: TrainingConfig, step: int, problem: str, younger: Checkpoint | None) -> str:
+    """younger: the oldest intact checkpoint, which is none that this rewind could go back to."""
+    instead = "restore it"
+    if younger:
+        instead += (
+            f", lower training.spikes.batches to {step + 1 - younger.step} to go back to step {younger.step}"
+        )
+    return (
+        f"step {step + 1}: a rewind by training.spikes.batches ({config.spikes.batches}) needs the state after step "
+        f"{_first_left_out(config, step)} or one before, and all there is of those is damaged: {problem}; nothing was "
+        f"left out or deleted. To go on, {instead}, or set training.spikes.policy to skip, and run again"
+    )
+
+
+def _first_left_out(config: TrainingConfig, step: int) -> int:
+    """The first step, counted from 0, whose batch a rewind at `step` leaves out."""
+    return max(0, step + 1 - config.spikes.batches)
+
+
+def refuse_no_way_back(folder: Path, root: Path, config: TrainingConfig, step: int) -> list[str]:
+    """DataError when the checkpoints that a rewind at `step` (counted from 0) could go back to were deleted since; the
+    names of all that there are, oldest first.
 
     To its own beginning a training goes back only where none so old was ever saved, and that is told.
     """
-    batches = config.spikes.batches
-    begin = max(0, step + 1 - batches)
-    kept = [s for path in published(root) if (s := step_of(path.name)) is not None]
+    batches, begin = config.spikes.batches, _first_left_out(config, step)
+    names = [path.name for path in published(root)]
+    kept = [s for name in names if (s := step_of(name)) is not None]
     if any(s <= begin for s in kept):
-        return
+        return names
     origin, saved = _origin(config), [e["step"] for e in read(folder / EVENTS) if e.get("event") == "saved"]
     if origin <= begin and not (kept and any(s <= begin for s in saved)):
         warn(f"{root} has no checkpoint of step {begin} or before: training begins again with step {origin}")
-        return
+        return names
     oldest = origin if origin > begin else min(kept)
     raise DataError(
         f"step {step + 1}: a rewind by training.spikes.batches ({batches}) needs the state after step {begin} or one "
@@ -85,6 +123,21 @@ def abandoned(root: Path, entries: Sequence[Entry]) -> list[str]:
         if then.before(manifest["samples"]) != now.before(manifest["samples"]):
             found.append(path.name)
     return found
+
+
+def newest_not_abandoned(
+    root: Path, mesh: Mesh, alive: Callable[[], None], left: Sequence[str]
+) -> Checkpoint | None:
+    """The checkpoint to start from, if there is any. left: the names of those that are abandoned."""
+    try:
+        return newest_good(root, mesh, warn, alive, left)
+    except CheckpointError as error:
+        if not left:
+            raise
+        raise CheckpointError(
+            f"{error}, or restore one, or delete {root.parent / LEFT_OUT} to go on from {left[-1]}, which saw samples "
+            f"that a rewind left out, as if that had not been"
+        ) from None
 
 
 def drop_abandoned(root: Path, names: Sequence[str]) -> None:

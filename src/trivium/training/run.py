@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.agree import found_by_first
-from trivium.checkpoint.load import Checkpoint, newest_good
+from trivium.checkpoint.load import Checkpoint
 from trivium.config import to_tree
 from trivium.cost.compute import flops_per_token
 from trivium.errors import DataError, Preempted, TriviumError
@@ -33,7 +33,15 @@ from trivium.training.profile import Traces
 from trivium.training.pulse import Duty, Phase, Post
 from trivium.training.rates import lr_of_step
 from trivium.training.record import Record, entries_of, left_out_of, write_entries, write_record
-from trivium.training.rewind import abandoned, drop_abandoned, entries_in, leave_out, refuse_other_order
+from trivium.training.rewind import (
+    abandoned,
+    drop_abandoned,
+    entries_in,
+    leave_out,
+    newest_not_abandoned,
+    refuse_other_order,
+    way_back,
+)
 from trivium.training.same_work import (
     refuse_fewer_steps,
     refuse_no_steps_left,
@@ -92,7 +100,8 @@ class _Loop:
         self.manifest, self.identity = read_tokens_manifest(job.tokens), identity_of(job)
         self.train = dataset_of(job, "train")
         validation = dataset_of(job, "validation")
-        self.validation_samples = validation_samples(job, validation)
+        # No layout has a say in it: under every one the same loss is told.
+        self.validation_samples = min(self.config.validation_samples, validation.num_samples)
         samples = Samples(0, self.validation_samples, reader_of(validation))
         self.judge = Judge(job.out, job.plan, job.training, mesh, samples, job.examiner)
         if self.validation_samples < self.config.validation_samples and self._speaks:
@@ -106,21 +115,22 @@ class _Loop:
             record = Record(job.out, job.tokens, job.plan, job.training, job.seed, ())
             self._try(partial(write_record, record))
 
-    def _begin(self) -> None:
-        """Where the newest good checkpoint ends, or at step 0; what a rewind left goes when that is known."""
+    def _begin(self, back: Checkpoint | None = None) -> None:
+        """Where the newest good checkpoint ends, or at step 0; what a rewind left goes when that is known. back: what a
+        rewind goes back to."""
         self.entries = found_by_first(lambda: entries_of(self.job.out), self.mesh, DataError)
         root = self.job.out / CHECKPOINTS
         left = found_by_first(lambda: abandoned(root, self.entries), self.mesh, TriviumError)
-        self.trainer, self.first_step = self._started(left)
+        self.trainer, self.first_step = self._started(left, back)
         found_by_first(lambda: drop_abandoned(root, left), self.mesh, TriviumError)
         found_by_first(lambda: self.saves.go_on_from(self.first_step), self.mesh, TriviumError)
         self.train = self.train.leaving_out(left_out_of(self.entries))
         self.judge.know(found_by_first(partial(self.judge.forget, self.first_step), self.mesh, TriviumError))
 
-    def _started(self, left: Sequence[str]) -> tuple[Trainer, int]:
+    def _started(self, left: Sequence[str], back: Checkpoint | None) -> tuple[Trainer, int]:
         """The trainer as the newest good checkpoint left it, or the one it began with; and the steps done."""
         root, alive = self.job.out / CHECKPOINTS, self.duty.post.go_on
-        own = newest_good(root, self.mesh, warn, alive, left)
+        own = back or newest_not_abandoned(root, self.mesh, alive, left)
         checkpoint = own or self._given("state")
         about = checkpoint.manifest if checkpoint else {}
         self.spikes = SpikeWatch(self.config.spikes, about.get("spikes"))
@@ -247,11 +257,12 @@ class _Loop:
         if spikes.policy == "skip":
             return False
         self._enter(step + 1, "starting")  # it reads and verifies, for which a step has no time
-        given = (self.mesh, self.job.out, self.job.out / CHECKPOINTS, self.entries, self.plan.batch)
-        leave_out(*given, step=step, config=self.config, cause=self.spikes.cause)
+        to, root = (self.mesh, self.job.out), self.job.out / CHECKPOINTS
+        back = way_back(*to, root, step=step, config=self.config, alive=self.duty.post.go_on)
+        leave_out(*to, self.entries, self.plan.batch, step=step, config=self.config, cause=self.spikes.cause)
         del self.trainer  # there is no room for two
         gc.collect()
-        self._begin()
+        self._begin(back)
         if self._speaks:
             warn(f"step {step + 1}: back to step {self.first_step}, and on without {spikes.batches} batches")
         return True
@@ -386,8 +397,3 @@ def dataset_of(job: TrainingJob, split: str) -> TokenDataset:
     refuse_other_ids(read_tokens_manifest(job.tokens), job.plan.model, job.tokens)
     sequence, mapped = job.plan.model.sequence, TokenShard.mapped
     return TokenDataset.open(job.tokens, split, sequence=sequence, seed=job.seed, opened=mapped)
-
-
-def validation_samples(job: TrainingJob, validation: TokenDataset) -> int:
-    """As many as were asked for and are there: the layout has no say, so that every one tells the same loss."""
-    return min(job.training.validation_samples, validation.num_samples)
