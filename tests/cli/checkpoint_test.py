@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -135,6 +136,20 @@ def test_a_resharded_checkpoint_is_the_same_in_another_number_of_files(call, run
     assert call("reshard", "20", "--to", str(to))[0] == 2
 
 
+@pytest.mark.parametrize("words", [("reshard", "20"), ("average", "10", "20")], ids=str)
+def test_where_it_cannot_go_another_place_is_given_by_the_option_that_named_this_one(
+    call, run: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run / "file").touch()
+    code, told = call(*words, "--to", str(run / "file"))
+    assert code == 5 and "choose another --to" in told and "--out" not in told
+    code, told = call(*words, "--to", str(run / "file" / "below"))
+    assert code == 5 and "choose another --to" in told and "--out" not in told
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=7))
+    code, told = call(*words, "--to", str(run / "full"))
+    assert code == 5 and "7 are free" in told and "choose another --to" in told and "--out" not in told
+
+
 def test_an_average_is_exported_and_its_steps_are_named(call, run: Path) -> None:
     code, told = call("average", "10", "20")
     mean = run / "averaged" / step_name(20)
@@ -240,6 +255,9 @@ def test_a_run_that_is_not_there_is_refused_rather_than_listed_as_empty(call, ru
     shutil.rmtree(run)
     code, told = call("ls")
     assert code == 4 and "does not exist" in told
+    run.touch()
+    code, told = call("ls")
+    assert code == 4 and f"{run} is a file; name" in told
 
 
 def test_a_run_stands_for_its_newest_checkpoint_but_never_to_delete_it(call, run: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from trivium import __version__
 from trivium.chaos.scene import write_tokens
-from trivium.checkpoint.durable import REMEDY
+from trivium.checkpoint.durable import remedy_of
 from trivium.cli import main as entry
 from trivium.cli.main import VERBS
 from trivium.cli.options import refuse_no_place_for
@@ -243,7 +243,7 @@ def test_what_the_system_refuses_to_write_is_the_machines_error_with_a_remedy(mo
         entry.main()
     text = capsys.readouterr().err
     assert stopped.value.code == 3 and "--debug" not in text
-    assert f"/there/config.json: {os.strerror(number)}; {REMEDY[number]}" in text
+    assert f"/there/config.json: {os.strerror(number)}; {remedy_of(number)}" in text
 
 
 def test_as_many_files_may_be_open_as_the_system_allows():

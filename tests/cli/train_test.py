@@ -7,7 +7,7 @@ import pytest
 
 from trivium.chaos.scene import VOCABULARY, write_tokens
 from trivium.checkpoint.durable import remove
-from trivium.checkpoint.format import read_manifest, step_name
+from trivium.checkpoint.format import MANIFEST, read_manifest, step_name
 from trivium.cli import train
 from trivium.cli.options import given_for, open_run
 from trivium.cli.stage import STARTED, perform
@@ -201,6 +201,11 @@ def test_a_training_without_its_last_checkpoint_is_not_up_to_date_and_does_again
     assert [event["step"] for event in events[2:]] == [2, 4] and weights(4) == before
     said, events = again()
     assert "up to date" in said and len(events) == 4
+    manifest = out / "training/checkpoints" / step_name(4) / MANIFEST
+    manifest.unlink()  # what reads the training finds none there either
+    said, events = again()
+    assert f"{manifest} is gone; goes on" in said
+    assert [event["step"] for event in events[4:]] == [2, 4] and weights(4) == before
     for step in (2, 4):
         remove(out / "training/checkpoints" / step_name(step))
     said, events = again()

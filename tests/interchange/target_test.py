@@ -1,8 +1,11 @@
-"""Where the tokenizer of a checkpoint is looked for."""
+"""What may be asked, and where the tokenizer of a checkpoint is looked for."""
 
 from pathlib import Path
 
-from trivium.interchange.target import tokenizer_near
+import pytest
+
+from trivium.errors import DataError
+from trivium.interchange.target import opened, tokenizer_near
 from trivium.provenance import write_json
 
 
@@ -23,3 +26,15 @@ def test_a_run_that_was_moved_has_its_own_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "tokenizer.json").touch()
     assert tokenizer_near(tmp_path) == tmp_path / "tokens" / "tokenizer.json"
+
+
+def test_a_file_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name, what in (("file", "is a file"), ("none", "does not exist")):
+        with (
+            pytest.raises(
+                DataError, match=f"{name} {what}; name a run directory, a checkpoint, or a folder of"
+            ),
+            opened(tmp_path / name),
+        ):
+            pass

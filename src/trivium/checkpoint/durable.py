@@ -14,13 +14,14 @@ from trivium.provenance import file_sha256, sync_directory, unheard
 
 MARGIN_BYTES = 1 << 20  # beyond the tensors: headers and the manifest
 _BLOCK_BYTES = 16 << 20  # between two looks at whether the work was cancelled, and two signs of life
-_DENIED = "this user may not read or write there: change its owner or mode, or move --out"
-REMEDY = {
-    errno.ENOSPC: "make room there, keep fewer checkpoints (training.keep_last), or move --out",
-    errno.EDQUOT: "the quota is used up: delete something, have it raised, or move --out",
+OF_A_RUN = "move --out"  # how to write elsewhere what lies in a run directory
+_DENIED = "this user may not read or write there: change its owner or mode, or {elsewhere}"
+_REMEDY = {
+    errno.ENOSPC: "make room there, keep fewer checkpoints (training.keep_last), or {elsewhere}",
+    errno.EDQUOT: "the quota is used up: delete something, have it raised, or {elsewhere}",
     errno.EFBIG: "this process may not write files so large (ulimit -f): raise the limit",
     errno.EMFILE: "this process may not open so many files at once (ulimit -n): raise the limit",
-    errno.EROFS: "the file system is read-only: mount it for writing, or move --out",
+    errno.EROFS: "the file system is read-only: mount it for writing, or {elsewhere}",
     errno.EACCES: _DENIED,
     errno.EPERM: _DENIED,
 }
@@ -31,6 +32,12 @@ class Written(NamedTuple):
 
     sha256: str
     bytes: int
+
+
+def remedy_of(number: int | None, elsewhere: str = OF_A_RUN) -> str:
+    """What to do about an error of the system, by its number; nothing where that is not known. elsewhere: how the user
+    has it written to another place."""
+    return _REMEDY.get(number or 0, "").format(elsewhere=elsewhere)
 
 
 def never() -> bool:
@@ -86,20 +93,23 @@ def read_back(path: Path, written: Written, alive: Callable[[], None] = unheard)
         )
 
 
-def check_room(directory: Path, needed: int) -> None:
-    """CheckpointError when the file system of `directory` has not `needed` bytes to give."""
+def check_room(directory: Path, needed: int, elsewhere: str = OF_A_RUN) -> None:
+    """CheckpointError when the file system of `directory` has not `needed` bytes to give. elsewhere: as of
+    `remedy_of`."""
     free = shutil.disk_usage(directory).free
     if free < needed + MARGIN_BYTES:
         raise CheckpointError(
-            f"{directory}: {needed + MARGIN_BYTES} bytes are needed and {free} are free; {REMEDY[errno.ENOSPC]}"
+            f"{directory}: {needed + MARGIN_BYTES} bytes are needed and {free} are free; "
+            f"{remedy_of(errno.ENOSPC, elsewhere)}"
         )
 
 
-def explained(error: Exception, directory: Path, needed: int) -> str:
-    """An error of writing below `directory`, with path, needed and free bytes, and the remedy."""
+def explained(error: Exception, directory: Path, needed: int, elsewhere: str = OF_A_RUN) -> str:
+    """An error of writing below `directory`, with path, needed and free bytes, and the remedy. elsewhere: as of
+    `remedy_of`."""
     if not isinstance(error, OSError):
         return str(error) or type(error).__name__
-    remedy = REMEDY.get(error.errno or 0, "see that the directory can be written, or move --out")
+    remedy = remedy_of(error.errno, elsewhere) or f"see that the directory can be written, or {elsewhere}"
     return (
         f"{error.filename or directory}: {error.strerror}; {needed} bytes are needed and {_free(directory)} are "
         f"free; {remedy}"

@@ -121,7 +121,9 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         text = path.read_bytes().decode("utf-8")
         manifest = json.loads(text)
     except FileNotFoundError:
-        raise CheckpointError(f"{directory} is not a checkpoint: {MANIFEST} is missing") from None
+        raise CheckpointError(
+            f"{directory} is not a checkpoint: {MANIFEST} is missing; name one that has it, or put it back"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}; use an older checkpoint") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:

@@ -19,6 +19,7 @@ from trivium.checkpoint.save import publish
 from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.parameters import Box
 
+ANOTHER = "choose another --to"
 PIECE_BYTES = 64 << 20  # the most of a tensor that is in memory at once
 
 
@@ -59,12 +60,12 @@ def write_whole(root: Path, step: int, about: dict[str, Any], shares: Sequence[S
     try:
         root.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
-        check_room(root, needed)
+        check_room(root, needed, ANOTHER)
         partial.mkdir()
         notes = [_write(partial, number, share) for number, share in enumerate(shares)]
         publish(partial, final, {"step": step, **about}, notes)
     except OSError as error:
-        raise CheckpointError(f"{final} was not written: {explained(error, root, needed)}") from None
+        raise CheckpointError(f"{final} was not written: {explained(error, root, needed, ANOTHER)}") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return final

@@ -48,7 +48,8 @@ def list_(
 
     out = directory_of(run, out)
     if not out.is_dir():
-        raise DataError(f"{out} does not exist; name the --out of `trivium train`")
+        what = "is a file" if out.exists() else "does not exist"
+        raise DataError(f"{out} {what}; name the --out of `trivium train`")
     found = [summary(path, verified=verify) for path in published(Workspace(out).checkpoints)]
     rows = [
         (

@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from trivium.checkpoint.durable import REMEDY
+from trivium.checkpoint.durable import remedy_of
 from trivium.errors import NOT_WORTH_REPEATING, DataError, MachineError, TriviumError
 
 
@@ -13,8 +13,9 @@ def told(error: BaseException) -> TriviumError:
     or write; DataError for a file that breaks off; otherwise what it was, and how to see where it came from."""
     if isinstance(error, TriviumError):
         return error
-    if isinstance(error, OSError) and error.errno in REMEDY:
-        return MachineError(f"{error.filename or 'a file'}: {error.strerror}; {REMEDY[error.errno]}")
+    remedy = remedy_of(error.errno) if isinstance(error, OSError) else ""
+    if isinstance(error, OSError) and remedy:
+        return MachineError(f"{error.filename or 'a file'}: {error.strerror}; {remedy}")
     if isinstance(error, IsADirectoryError | NotADirectoryError):
         place = error.filename2 or error.filename or "a path"  # of a file that is renamed, its new name
         what = (

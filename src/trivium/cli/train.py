@@ -194,13 +194,15 @@ def apart(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
 
 
 def gone(run: Run, steps: int) -> Gone | None:
-    """The checkpoint after the last step, which every finished training has, until somebody removes it: those who read
-    the training look for it."""
-    from trivium.checkpoint.format import published, step_name, step_of
+    """The checkpoint after the last step, which every finished training has, until somebody removes it, or the manifest
+    without which it is none: those who read the training look for it."""
+    from trivium.checkpoint.format import MANIFEST, published, step_name, step_of
 
     root = run.at.checkpoints
-    left = max((step_of(path.name) or 0 for path in published(root)), default=0)
-    return None if left >= steps else Gone(str(root / step_name(steps)), left)
+    whole = (path for path in published(root) if (path / MANIFEST).is_file())
+    left = max((step_of(path.name) or 0 for path in whole), default=0)
+    last = root / step_name(steps)
+    return None if left >= steps else Gone(str(last / MANIFEST if last.is_dir() else last), left)
 
 
 def check(run: Run, state: State) -> None:

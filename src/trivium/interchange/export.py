@@ -78,7 +78,7 @@ def export_hf(source: Checkpoint, folder: Path, *, tokenizer: Path | None) -> Ex
 def _write_weights(source: Checkpoint, plan: Plan, folder: Path, dtype: torch.dtype) -> int:
     entries = [entry for twin in twins(plan.model) for entry in _entries(source, twin, dtype)]
     total = sum(entry.bytes for entry in entries)
-    check_room(folder, total)
+    check_room(folder, total, "name another folder")
     files: list[list[Entry]] = [[]]
     for entry in entries:
         if files[-1] and sum(e.bytes for e in files[-1]) + entry.bytes > FILE_BYTES:

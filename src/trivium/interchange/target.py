@@ -54,9 +54,8 @@ def opened(place: str | Path, tokenizer: str | Path | None = None) -> Iterator[T
 
 def _native(place: Path, tokenizer: Path | None) -> Target:
     if not place.is_dir():
-        raise DataError(
-            f"{place} does not exist; name a run directory, a checkpoint, or a folder of Hugging Face"
-        )
+        what = "is a file" if place.exists() else "does not exist"
+        raise DataError(f"{place} {what}; name a run directory, a checkpoint, or a folder of Hugging Face")
     if (place / "manifest.json").is_file():
         found: tuple[Path, ...] = (place,)
     else:
