@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from trivium.chaos.scene import VOCABULARY, write_tokens
 from trivium.cli import main as entry
+from trivium.cli import train
 from trivium.cli.failure import leave_exit_code
+from trivium.errors import MachineError
+from trivium.provenance import STAMP, write_json
 
 TWO_NODES = ["plan.layout.tensor=8", "plan.layout.pipeline=2", "plan.model.heads=8", "machine=dgx-h100"]
 
@@ -26,6 +30,19 @@ def printed(capsys, monkeypatch, target: str, *sets: str, out: str = "/runs/My r
     return capsys.readouterr().out
 
 
+OF_THESE_TOKENS = [
+    *(f"{name}.vocabulary={VOCABULARY}" for name in ("plan.model", "tokens")),
+    "plan.model.sequence=8",
+    "plan.batch.ramp=null",
+]
+
+
+def finished_tokens(folder: Path) -> Path:
+    tokens = write_tokens(folder)
+    write_json(tokens / STAMP, {"key": "tokens"})
+    return tokens
+
+
 TOKENS = ["--tokens", "/data/my tokens"]
 
 
@@ -35,6 +52,53 @@ def test_a_job_file_names_the_tokens_that_train_is_to_read(capsys, monkeypatch, 
     with pytest.raises(SystemExit) as ended:
         entry.main()
     assert not ended.value.code and "--tokens '/data/my tokens'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "says"),
+    [
+        ("training.start_from=/nowhere", 5, "/nowhere is not a checkpoint"),
+        ("training.evaluation={every: 5, tasks: helaswag}", 2, "helaswag: there is no such task"),
+        ("training.evaluation={every: 5, data: /nowhere}", 4, "training.evaluation: "),
+        ("plan.batch.micro=7", 2, "must be a multiple of plan.batch.micro"),
+    ],
+)
+def test_what_a_training_would_be_refused_for_is_refused_here_and_not_on_every_node(
+    capsys, monkeypatch, tmp_path: Path, wrong: str, code: int, says: str
+) -> None:
+    tokens = finished_tokens(tmp_path / "made")
+
+    def answer(*command: str) -> tuple[int, str, str]:
+        sets = [word for each in (*OF_THESE_TOKENS, *more) for word in ("--set", each)]
+        given = ["--out", str(tmp_path / "run"), "--preset", "demo", "--tokens", str(tokens)]
+        monkeypatch.setattr(sys, "argv", ["trivium", *command, *given, *sets])
+        with pytest.raises(SystemExit) as ended:
+            entry.main()
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    more: list[str] = []
+    assert answer("launch", "--print", "slurm")[0] == 0
+    more = [wrong]
+    here, there = answer("launch", "--print", "slurm"), answer("train", "--dry-run")
+    assert here[0] == there[0] == code and says in here[2] and here[2] == there[2]
+    assert not here[1] and not (tmp_path / "run").exists()
+
+
+def test_tokens_that_only_the_nodes_have_are_no_reason_to_refuse_nor_what_this_machine_lacks(
+    capsys, monkeypatch, tmp_path: Path
+) -> None:
+    def lacks(*, wanted: bool) -> None:
+        raise MachineError("no compiler")
+
+    monkeypatch.setattr(train, "check_compiler", lacks)
+    for tokens in (finished_tokens(tmp_path / "made"), Path("/data/of/the/nodes")):
+        sets = [word for each in OF_THESE_TOKENS for word in ("--set", each)]
+        given = ["--out", str(tmp_path / "run"), "--preset", "demo", "--tokens", str(tokens)]
+        monkeypatch.setattr(sys, "argv", ["trivium", "launch", "--print", "torchrun", *given, *sets])
+        with pytest.raises(SystemExit) as ended:
+            entry.main()
+        assert not ended.value.code and str(tokens) in capsys.readouterr().out
 
 
 def is_shell(text: str) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import StrEnum
 from importlib import resources
 from pathlib import Path
@@ -12,12 +13,13 @@ from typing import Annotated, NamedTuple
 import typer
 
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Ranks, Sets, Tokens, given_for
-from trivium.cli.price import machine_of
-from trivium.cli.run_config import HERE, RunConfig, is_machine_file, resolve
+from trivium.cli.price import dry_run_lines, machine_of
+from trivium.cli.run_config import HERE, Given, RunConfig, is_machine_file, resolve
 from trivium.cli.show import layout_text, say
+from trivium.cli.train import would
 from trivium.config import leaves, parse_assignments, preset_names
 from trivium.cost.hardware import Machine
-from trivium.errors import ConfigError
+from trivium.errors import ConfigError, MachineError
 from trivium.plan.mapping import problems
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -98,7 +100,7 @@ def launch(
 ) -> None:
     """Print a job file for a run: ranks on the nodes of its machine, signals that save, and restarts that go on.
 
-    Nothing is started. `machine` in the config says how many devices a node has.
+    Nothing is started; what `train` would refuse is refused. `machine` in the config says how many devices a node has.
     """
     if target is Target.kubernetes:
         _refuse_what_no_pod_has(out, preset, tokens)
@@ -122,7 +124,22 @@ def launch(
                 f"{word!r} holds a line break or the like, which a job file cannot; write it otherwise"
             )
     more = {"image": image, "claim": claim, "arguments": shlex.join(words)}
-    say(job_file(target, config, machine, out, more))
+    text = job_file(target, config, machine, out, more)
+    _refuse_what_train_would(out, given, tokens)
+    say(text)
+
+
+def _refuse_what_train_would(out: Path, given: Given, tokens: Path | None) -> None:
+    """ConfigError, DataError or CheckpointError as `trivium train --dry-run` raises it, instead of on all the nodes; of
+    tokens that only these have nothing is known."""
+    from trivium.tokens.manifest import MANIFEST
+
+    _, found = dry_run_lines(given)
+    if found:
+        raise ConfigError("\n".join(found))
+    if ((tokens or out / "tokens") / MANIFEST).is_file():
+        with suppress(MachineError):  # what this machine lacks, which only prints
+            would(out, given, tokens)
 
 
 def _refuse_what_no_pod_has(out: Path, preset: str | None, tokens: Path | None) -> None:

@@ -76,7 +76,7 @@ def train(
             say(line)
         if problems:
             raise ConfigError("\n".join(problems))
-        for line in _would(out, given, tokens):
+        for line in would(out, given, tokens):
             say(line)
         return
     run = open_run(out, given, tokens=tokens)
@@ -86,7 +86,7 @@ def train(
         perform(TRAIN, run, redo=redo)
 
 
-def _would(out: Path, given: Given, tokens: Path | None) -> list[str]:
+def would(out: Path, given: Given, tokens: Path | None) -> list[str]:
     """What would be done with tokens that are there already; raises what the training would be refused for."""
     from trivium.tokens.manifest import MANIFEST
 
