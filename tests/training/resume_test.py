@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -359,6 +360,23 @@ def test_a_run_begins_with_given_weights_of_any_dtype(tokens: Path, tmp_path: Pa
     assert losses(tmp_path / "b")[1] < losses(tmp_path / "a")[1]
     with pytest.raises(CheckpointError, match="plan.model.ffn"):
         start(job(tokens, tmp_path / "c", OTHER["model"][0](plan()), steps=4, start_from=given))
+
+
+@pytest.mark.parametrize("asks", [check_start, start], ids=["before the ranks", "by the ranks"])
+def test_of_other_work_another_directory_helps_a_run_s_own_checkpoint_and_none_that_is_given(
+    tokens: Path, tmp_path: Path, asks: Callable[[TrainingJob], Any]
+) -> None:
+    """In another directory the same training.start_from would be refused again."""
+    other = OTHER["model"][0](plan())
+    start(job(tokens, tmp_path / "a", plan(), steps=3))
+    given = {"start_from": str(tmp_path / "a" / CHECKPOINTS / "step-00000003"), "steps": 4}
+    with pytest.raises(CheckpointError, match=r"checkpoint \(training.start_from\)$") as weights:
+        asks(job(tokens, tmp_path / "b", other, **given))
+    with pytest.raises(CheckpointError, match=r"weights alone \(training.start_with=weights\)$") as state:
+        asks(job(tokens, tmp_path / "c", other, start_with="state", **given))
+    assert "--out" not in f"{weights.value}{state.value}"
+    with pytest.raises(CheckpointError, match="tokens, or another --out$"):
+        start(job(tokens, tmp_path / "a", other, steps=4))
 
 
 def test_a_run_that_begins_with_a_state_goes_on_as_the_run_that_had_it(tokens: Path, tmp_path: Path) -> None:

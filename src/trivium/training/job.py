@@ -30,6 +30,7 @@ from trivium.training.run import (
     train_rank,
 )
 from trivium.training.same_work import (
+    STATE_GIVEN,
     refuse_cut_decay,
     refuse_no_steps_left,
     refuse_other_weights,
@@ -144,7 +145,7 @@ def check_start(job: TrainingJob) -> None:
     if job.training.start_with == "weights":
         refuse_other_weights(given, about, now)
     else:
-        refuse_other_work(given, about, now)
+        refuse_other_work(given, about, now, otherwise=STATE_GIVEN)
         refuse_weights_alone(given, about)
         refuse_no_steps_left(given, int(about["step"]), job.training)
         refuse_cut_decay(given, about, job.training, job.plan)

@@ -43,6 +43,7 @@ from trivium.training.rewind import (
     way_back,
 )
 from trivium.training.same_work import (
+    STATE_GIVEN,
     refuse_fewer_steps,
     refuse_no_steps_left,
     refuse_other_recipe,
@@ -100,8 +101,7 @@ class _Loop:
         self.manifest, self.identity = read_tokens_manifest(job.tokens), identity_of(job)
         self.train = dataset_of(job, "train")
         validation = dataset_of(job, "validation")
-        # No layout has a say in it: under every one the same loss is told.
-        self.validation_samples = min(self.config.validation_samples, validation.num_samples)
+        self.validation_samples = min(self.config.validation_samples, validation.num_samples)  # no layout's
         samples = Samples(0, self.validation_samples, reader_of(validation))
         self.judge = Judge(job.out, job.plan, job.training, mesh, samples, job.examiner)
         if self.validation_samples < self.config.validation_samples and self._speaks:
@@ -139,14 +139,12 @@ class _Loop:
             if self._speaks:
                 write_entries(self.job.out, self.entries)
         given = self._given("weights") if checkpoint is None else None
+        if own is not None:  # a state that is given may have another recipe
+            refuse_other_work(own.directory, own.manifest, self.identity)
+            refuse_other_recipe(own.directory, own.manifest, self.config)
         if checkpoint is not None:
-            refuse_other_work(checkpoint.directory, checkpoint.manifest, self.identity)
             refuse_other_order(checkpoint.directory, checkpoint.manifest, self.entries)
             refuse_fewer_steps(checkpoint.directory, checkpoint.step, self.config)
-        if own is not None:  # one that is given may have another
-            refuse_other_recipe(own.directory, own.manifest, self.config)
-        if given is not None:
-            refuse_other_weights(given.directory, given.manifest, self.identity)
         initial, rule = checkpoint is None and given is None, adam_rule(self.config)
         trainer = Trainer(self.plan, self.mesh, seed=self.job.seed, rule=rule, initial=initial)
         trainer.goes_on = alive
@@ -163,7 +161,10 @@ class _Loop:
         if self.config.start_from is None or self.config.start_with != what:
             return None
         given = Checkpoint.open_together(Path(self.config.start_from), self.mesh, self.duty.post.go_on)
-        if what == "state":
+        if what == "weights":
+            refuse_other_weights(given.directory, given.manifest, self.identity)
+        else:
+            refuse_other_work(given.directory, given.manifest, self.identity, otherwise=STATE_GIVEN)
             refuse_no_steps_left(given.directory, given.step, self.config)
         return given
 

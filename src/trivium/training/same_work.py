@@ -39,6 +39,13 @@ CHANGEABLE_TRAINING = (
 )
 
 
+# What else to do about a checkpoint of other work: a run's own, or one that training.start_from names, its weights or
+# its state. Another --out would begin with the same one.
+OWN = "another --out"
+GIVEN = "begin with another checkpoint (training.start_from)"
+STATE_GIVEN = f"{GIVEN}, or with its weights alone (training.start_with=weights)"
+
+
 def recipe_of(training: Mapping[str, Any]) -> Tree:
     """Of the settings of a training, stored maybe by an older version, those that it is never continued without; its
     steps are one where the learning rate depends on them."""
@@ -47,11 +54,14 @@ def recipe_of(training: Mapping[str, Any]) -> Tree:
     return {k: v for k, v in whole.items() if k not in dropped}
 
 
-def refuse_other_work(directory: Path, about: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def refuse_other_work(
+    directory: Path, about: Mapping[str, Any], now: Mapping[str, Any], *, otherwise: str = OWN
+) -> None:
     """CheckpointError with every difference when a checkpoint is of another model, batch, dtype, seed or corpus.
 
     about: the checkpoint's manifest. now: `plan`, `seed` and `data` of this run, as a manifest holds them. A section
     that neither has is not compared; fields that a checkpoint of an older version lacks have their defaults.
+    otherwise: what to do who wants this work and no other.
     """
     found = differences({"seed": about.get("seed")}, {"seed": now.get("seed")})
     for path, kind in SECTIONS.items():
@@ -59,7 +69,7 @@ def refuse_other_work(directory: Path, about: Mapping[str, Any], now: Mapping[st
     if found:
         raise CheckpointError(
             f"{directory} was written by other work (there -> here):\n{first_lines(found)}\n"
-            f"use the same config, tokenizer and tokens, or another --out"
+            f"use the same config, tokenizer and tokens, or {otherwise}"
         )
 
 
@@ -89,7 +99,7 @@ def refuse_other_weights(directory: Path, about: Mapping[str, Any], now: Mapping
         there["data"], here["data"] = (
             {"tokenizer_sha256": t} for t in (tokenizer, now["data"].get("tokenizer_sha256"))
         )
-    refuse_other_work(directory, there, here)
+    refuse_other_work(directory, there, here, otherwise=GIVEN)
 
 
 def refuse_other_state(directory: Path, there: Plan, here: Plan) -> None:
