@@ -14,6 +14,7 @@ from trivium import provenance
 from trivium.corpus.store import read_manifest
 from trivium.errors import DataError, MachineError
 from trivium.provenance import (
+    JOB,
     LOCK,
     STAMP,
     describe,
@@ -23,6 +24,7 @@ from trivium.provenance import (
     partial_of,
     publishing,
     read_stamp,
+    refuse_others_pieces,
     stage_key,
     stamp_hash,
     work_of,
@@ -106,7 +108,7 @@ def test_the_pieces_of_an_output_stay_until_it_has_its_name(tmp_path: Path, monk
 
 def test_pieces_of_which_some_are_deleted_are_gone_on_with_by_nobody(tmp_path: Path, monkeypatch):
     work = work_of(tmp_path / "curated")
-    (work / "parts").mkdir(parents=True)
+    pieces(work)
 
     def killed(folder: Path, **_: bool) -> None:
         if folder.exists():
@@ -118,6 +120,86 @@ def test_pieces_of_which_some_are_deleted_are_gone_on_with_by_nobody(tmp_path: P
             discard(work)
     assert not work.exists() and list(tmp_path.iterdir())
     work.mkdir()
+    discard(work)
+    assert not list(tmp_path.iterdir())
+
+
+def pieces(work: Path) -> None:
+    """As of tokens: the description of the job lies among them."""
+    (work / "parts").mkdir(parents=True)
+    write_json(work / JOB, {"trivium": "0.1.0"})
+
+
+def pieces_of_jobs(work: Path) -> None:
+    """As of a corpus: each job has a folder, in which a worker that outlives it may write once more."""
+    for number, described in enumerate(("whole", "outlived")):
+        folder = work / fingerprint(described)
+        (folder / "parts").mkdir(parents=True)
+        if not number:
+            write_json(folder / JOB, {"trivium": "0.1.0"})
+
+
+def nothing(work: Path) -> None:
+    work.mkdir()
+
+
+def begun(work: Path) -> None:
+    work.mkdir()
+    (work / f".{JOB}.77.partial").touch()
+
+
+@pytest.mark.parametrize("left", [pieces, pieces_of_jobs, nothing, begun])
+@pytest.mark.parametrize("name", [".curated.work", ".curated.work.old"])
+def test_pieces_that_trivium_left_beside_an_output_go_with_it(tmp_path: Path, left, name: str):
+    left(tmp_path / name)
+    refuse_others_pieces(work_of(tmp_path / "curated"))
+    with publishing(tmp_path / "curated", **WHAT):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["curated"]
+
+
+@pytest.mark.parametrize("letter", ["letter", JOB, "d/letter", f"{'0' * 15}/letter", f"{'0' * 16}/letter"])
+@pytest.mark.parametrize("name", [".curated.work", ".curated.work.old"])
+def test_what_somebody_else_left_in_the_place_of_pieces_stays_and_none_are_laid_down_among_it(
+    tmp_path: Path, letter: str, name: str
+):
+    mine = tmp_path / name / letter
+    mine.parent.mkdir(parents=True)
+    mine.write_text("dear")
+    if letter.startswith("0" * 16):  # what looks like a job's folder, beside what does not
+        (tmp_path / name / "readme").touch()
+    with publishing(tmp_path / "curated", **WHAT):
+        pass
+    discard(work_of(tmp_path / "curated"))
+    assert mine.read_text() == "dear" and stamp_hash(tmp_path / "curated")
+    with pytest.raises(MachineError, match=rf"{name} is where .* did not leave; move it"):
+        refuse_others_pieces(work_of(tmp_path / "curated"))
+
+
+def test_a_link_in_the_place_of_pieces_goes_without_what_it_leads_to(tmp_path: Path):
+    pieces(tmp_path / "disk")
+    (tmp_path / "run").mkdir()
+    work = work_of(tmp_path / "run" / "curated")
+    work.symlink_to(tmp_path / "disk")
+    discard(work)
+    assert not list((tmp_path / "run").iterdir()) and (tmp_path / "disk" / JOB).is_file()
+
+
+def test_pieces_of_which_a_kill_left_half_are_still_known(tmp_path: Path, monkeypatch):
+    work = work_of(tmp_path / "curated")
+    pieces(work)
+    right = provenance.shutil.rmtree
+
+    def killed(folder: Path, **how: bool) -> None:
+        right(folder, **how)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(provenance.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            discard(work)
+    (half,) = tmp_path.iterdir()
+    assert [path.name for path in half.iterdir()] == [JOB]
     discard(work)
     assert not list(tmp_path.iterdir())
 

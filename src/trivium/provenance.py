@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,10 @@ from trivium import __version__
 from trivium.errors import DataError, MachineError
 
 STAMP = "provenance.json"
+JOB = "job.json"  # in a folder of pieces, or in the folder of each job in it: what they are pieces of
+_OF_A_JOB = re.compile(
+    r"[0-9a-f]{16}|\.job\.json\.\d+\.partial"
+)  # as `fingerprint` and `write_whole` name them
 LOCK = ".lock"  # in an output that is being written
 WITHOUT_LOCKS = (
     errno.ENOSYS,
@@ -155,14 +160,58 @@ def work_of(directory: Path) -> Path:
     return directory.with_name(f".{directory.name}.work")
 
 
+def _doomed(folder: Path) -> Path:
+    """The name that a folder of pieces has while it is deleted."""
+    return folder.with_name(f"{folder.name}.old")
+
+
+def _holds_pieces(folder: Path) -> bool:
+    """Whether trivium left all that is in a folder: it describes its job, or has folders of jobs alone, named by their
+    hashes; or nothing yet, or a description that was never finished."""
+    try:
+        if (folder / JOB).is_file():
+            return "trivium" in json.loads((folder / JOB).read_text(encoding="utf-8"))
+        return all(_OF_A_JOB.fullmatch(path.name) for path in folder.iterdir())
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
+
+
+def refuse_others_pieces(folder: Path) -> None:
+    """MachineError where something is in the place of a folder of pieces that trivium did not leave there: `discard`
+    leaves it alone, and what is ours would come among it."""
+    for place in (folder, _doomed(folder)):
+        if os.path.lexists(place) and not _holds_pieces(place):
+            raise MachineError(
+                f"{place} is where finished pieces lie until the output is there, and holds what trivium did not "
+                f"leave; move it elsewhere, or write to another place"
+            )
+
+
 def discard(folder: Path) -> None:
-    """Delete a folder of pieces, if it is there. It loses its name first: a kill leaves none that is half deleted."""
-    old = folder.with_name(f"{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
+    """Delete a folder of pieces, if it is there, and nothing that trivium did not leave. It loses its name first: a
+    kill leaves none that is half deleted."""
+    old = _doomed(folder)
+    _delete_pieces(old)
     with suppress(OSError):
-        folder.rename(old)
-    for path in (old, folder):
-        shutil.rmtree(path, ignore_errors=True)
+        if _holds_pieces(folder) and not os.path.lexists(old):
+            folder.rename(old)
+    _delete_pieces(old)
+
+
+def _delete_pieces(old: Path) -> None:
+    """What tells that they are pieces goes last, so that also half of them are known by it."""
+    if not _holds_pieces(old):
+        return
+    with suppress(OSError):
+        if old.is_symlink():  # what it leads to has another name, and is not ours to look for
+            old.unlink()
+            return
+        for path in sorted(old.iterdir(), key=lambda path: path.name == JOB):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+        old.rmdir()
 
 
 @contextmanager
@@ -175,8 +224,8 @@ def publishing(
     keep: Path | None = None,
 ) -> Iterator[Path]:
     """Write a stage's output under a temporary name; it takes its own name, stamped, only when complete and durable.
-    Then the pieces that it was made of (`work_of`) are deleted. keep: where the output is kept whose place it takes;
-    otherwise that is deleted.
+    Then the pieces that it was made of (`work_of`) are deleted, which are known by what is in them. keep: where the
+    output is kept whose place it takes; otherwise that is deleted.
 
     An interrupted stage, or a host that loses power, leaves the previous output as it was. MachineError where another
     process is writing it: two would make one output of halves.

@@ -22,7 +22,7 @@ from trivium.corpus.curate import curate
 from trivium.corpus.harvest import harvest
 from trivium.corpus.job import begin_job, lay_down, mapped, read_job, write_array
 from trivium.corpus.parts import finished_parts
-from trivium.errors import DataError
+from trivium.errors import DataError, MachineError
 from trivium.seeds import generator_for
 
 SMALL = HarvestConfig(max_bytes=500_000, packages=("networkx",), evaluation_items=30)
@@ -208,6 +208,14 @@ def test_pieces_judged_by_another_model_are_not_gone_on_with(tmp_path):
     model.write_bytes(b"another")
     begin_job(work, source, config, seed=1)
     assert not piece.exists()
+
+
+def test_a_folder_that_somebody_else_filled_is_not_taken_for_pieces_nor_deleted(raw, tmp_path):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "letter").write_text("dear")
+    with pytest.raises(MachineError, match="work is where .* did not leave; move it elsewhere"):
+        begin_job(tmp_path / "work", raw, CONFIG, seed=1)
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["letter"]
 
 
 def test_a_worker_reads_what_a_job_is_once_and_again_when_it_is_another(raw, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from tokens.curated import curated, documents, prose
 from trivium.corpus.document import Document
 from trivium.corpus.store import write_documents
-from trivium.errors import ConfigError, DataError
+from trivium.errors import ConfigError, DataError, MachineError
 from trivium.provenance import file_sha256
 from trivium.seeds import generator_for
 from trivium.tokens import encode, pieces
@@ -153,6 +153,17 @@ def test_pieces_of_another_seed_or_corpus_are_not_gone_on_with(tmp_path, monkeyp
     assert any(work.glob("piece-*"))
     tokenize(CONFIG, tmp_path / "curated-whole", out, seed=3, work=work)
     assert bytes_of(out) == bytes_of(whole)
+
+
+def test_a_folder_that_somebody_else_filled_is_not_taken_for_pieces_nor_deleted(tmp_path):
+    run(tmp_path, documents({"prose": 20}), {"prose": 1.0}, name="whole")
+    work, out = tmp_path / "work", tmp_path / "out"
+    for folder in (work, out):
+        folder.mkdir()
+    (work / "letter").write_text("dear")
+    with pytest.raises(MachineError, match="work is where .* did not leave; move it elsewhere"):
+        tokenize(CONFIG, tmp_path / "curated-whole", out, seed=3, work=work)
+    assert [path.name for path in work.iterdir()] == ["letter"]
 
 
 @pytest.mark.parametrize("form", ["file", "folder"])

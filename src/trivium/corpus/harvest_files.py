@@ -28,7 +28,7 @@ from trivium.corpus.engine.engine import Engine, Here, Result
 from trivium.corpus.extract import extract_step
 from trivium.corpus.heldout import choose, place_in_line, pool
 from trivium.corpus.ids_of_parts import KEYS, names_in, write_ids
-from trivium.corpus.job import JOB, folder_of_job, lay_down, mapped, read_json, state_of
+from trivium.corpus.job import folder_of_job, lay_down, mapped, read_json, state_of
 from trivium.corpus.listing import list_files, relative_name, source_of
 from trivium.corpus.own_ids import keys_of
 from trivium.corpus.parts import PART_BYTES, Piece, counts_of, do_parts, part_names, stretches
@@ -42,7 +42,7 @@ from trivium.corpus.streams import open_binary
 from trivium.corpus.warm_up import warm_up
 from trivium.errors import DataError
 from trivium.progress import Progress
-from trivium.provenance import fingerprint, write_json
+from trivium.provenance import JOB, fingerprint, write_json
 
 SOURCES, ITEMS, HELDOUT = "sources.json", "evaluation_items.jsonl", "heldout"
 SURVEYED, DECIDED, WRITTEN = "surveyed", "decided", "written"

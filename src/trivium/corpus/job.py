@@ -27,9 +27,8 @@ from trivium.corpus.listing import input_files
 from trivium.corpus.raw_files import JSONL_FOLDER, WARC_FOLDER
 from trivium.corpus.steps import Keep
 from trivium.errors import DataError
-from trivium.provenance import discard, fingerprint, write_json
+from trivium.provenance import JOB, discard, fingerprint, refuse_others_pieces, write_json
 
-JOB = "job.json"
 _HEADERS = threading.Lock()  # of arrays: read by one thread at a time
 EVALUATION_ITEMS, HELDOUT = "evaluation_items.jsonl", "heldout"
 
@@ -85,10 +84,11 @@ def begin_job(
 
 
 def folder_of_job(work: Path, described: Mapping[str, Any]) -> Path:
-    """The folder of such a job's pieces in the folder `work`; those of any other job are deleted.
+    """The folder of such a job's pieces in the folder `work`; those of any other job are deleted, and nothing else.
 
     A worker may outlive a process that was killed: what it still writes goes to the folder of its own job.
     """
+    refuse_others_pieces(work)
     folder = work / fingerprint(described)[:16]
     if not (folder / JOB).is_file():
         discard(work)

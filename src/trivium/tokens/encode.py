@@ -13,7 +13,16 @@ from trivium.corpus.store import MANIFEST as STORE_MANIFEST
 from trivium.corpus.store import read_tables
 from trivium.errors import ConfigError, DataError
 from trivium.progress import Progress, silent
-from trivium.provenance import LOCK, discard, file_sha256, fingerprint, partial_of, write_json
+from trivium.provenance import (
+    JOB,
+    LOCK,
+    discard,
+    file_sha256,
+    fingerprint,
+    partial_of,
+    refuse_others_pieces,
+    write_json,
+)
 from trivium.seeds import seed_for
 from trivium.tokens.blend import rounded
 from trivium.tokens.config import TokensConfig
@@ -24,8 +33,6 @@ from trivium.tokens.marks import END_OF_TEXT
 from trivium.tokens.pieces import PIECE_SCHEMA, Work, encode_pieces, read_piece
 from trivium.tokens.split import TRAIN, VALIDATION, HeldOut, choose_held_out, parts_of, survey
 from trivium.tokens.tokenizer import Tokenizer, given_tokenizer, load_tokenizer, train_tokenizer
-
-JOB = "job.json"  # in the folder of pieces: what they belong to
 
 
 def tokenize(
@@ -132,7 +139,8 @@ def _given(config: TokensConfig) -> Tokenizer:
 
 
 def _begin(work: Path, config: TokensConfig, store: Path, given: Tokenizer | None, *, seed: int) -> Path:
-    """The folder of pieces; those of another corpus, config, tokenizer or seed are deleted."""
+    """The folder of pieces; those of another corpus, config, tokenizer or seed are deleted, and nothing else."""
+    refuse_others_pieces(work)
     job = {
         "trivium": __version__,
         "config": to_tree(config),
