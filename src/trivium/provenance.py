@@ -21,9 +21,8 @@ from trivium.errors import DataError, MachineError
 
 STAMP = "provenance.json"
 JOB = "job.json"  # in a folder of pieces, or in the folder of each job in it: what they are pieces of
-_OF_A_JOB = re.compile(
-    r"[0-9a-f]{16}|\.job\.json\.\d+\.partial"
-)  # as `fingerprint` and `write_whole` name them
+# What lies among pieces, as `fingerprint` and `write_whole` name it.
+_OF_A_JOB = re.compile(r"[0-9a-f]{16}|\.job\.json\.\d+\.partial")
 LOCK = ".lock"  # in an output that is being written
 WITHOUT_LOCKS = (
     errno.ENOSYS,
