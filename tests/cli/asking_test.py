@@ -319,6 +319,25 @@ def test_options_that_would_change_nothing_are_refused(root, run, served):
     assert not served
 
 
+@pytest.mark.parametrize("verb", ["evaluate", "generate", "bias", "prove", "serve"])
+@pytest.mark.parametrize("named", [True, False], ids=["RUN", "--out RUN"])
+def test_settings_that_a_verb_which_reads_a_training_does_not_use_are_refused(run, served, verb, named):
+    """They stayed in the run's config, and the next training was set aside for them."""
+    place = (run,) if named and verb in ("generate", "serve", "bias") else ("--out", run)
+    of_its_own = "tokens.vocabulary=300" if verb == "prove" else "training.lr=0.5"
+    for other in (of_its_own, "curate.dedup.threshold=0.5", "search.top=3"):
+        with pytest.raises(
+            ConfigError, match=f"^--set {other.split('=')[0]}: `trivium {verb}` reads what is trained"
+        ):
+            trivium(verb, *place, sets=("seed=3", other))
+    if verb != "prove":
+        with pytest.raises(ConfigError, match=r"^--set plan\.model\.hidden, plan\.layout\.tensor: "):
+            trivium(verb, *place, sets=("plan.model.hidden=96", "plan.layout.tensor=2"))
+    with pytest.raises(ConfigError, match="there is no such key"):
+        trivium(verb, *place, sets=("curat.dedup=3",))
+    assert not served
+
+
 def test_serve_names_what_it_refuses(run, served, tmp_path, monkeypatch):
     (tmp_path / "short").write_text("short\n")
     for sets, error, message in (

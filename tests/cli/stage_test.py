@@ -12,7 +12,7 @@ from trivium.cli.options import given_for, open_run
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.stage import STARTED, Gone, Run, Stage, perform
 from trivium.cli.workspace import Workspace, read_result
-from trivium.config import read_preset
+from trivium.config import read_preset, to_tree
 from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
 from trivium.provenance import STAMP, fingerprint, read_stamp, stamp_hash, write_json
 
@@ -177,6 +177,15 @@ def training(bench: Bench, work=None, writes="in place", **more) -> Stage:
         lasting=lambda what: {"lr": what["config"]["training"]["lr"]},
         extent=lambda run: run.config.training.steps,
     )
+
+
+def test_what_asks_a_model_leaves_alone_what_the_next_training_would_be_set_aside_for(bench: Bench):
+    perform(training(bench), bench.run("training.lr=0.25"))
+    asks = bench.stage("bias", sections=("bias", "training"), reads=("training",))
+    perform(asks, bench.run("bias.shots=[3]", "training.lr=0.5", "seed=9", "plan.layout.tensor=1"))
+    noted = read_result(bench.root / "config.json")
+    as_trained = resolve(Given("demo", ("bias.shots=[3]", "training.lr=0.25")))
+    assert noted == to_tree(as_trained)
 
 
 def stopped(run, out, progress):

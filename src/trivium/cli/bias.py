@@ -18,6 +18,7 @@ from trivium.cli.options import (
     directory_of,
     given_for,
     open_run,
+    refuse_unused,
 )
 from trivium.cli.show import percent, progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
@@ -47,6 +48,7 @@ def bias(
         raise ConfigError(
             "--redo: --every measures every checkpoint anew each time it is asked; leave --redo out"
         )
+    refuse_unused("bias", sets, *BIAS.sections)
     out = directory_of(place, out)
     run = open_run(out, given_for(out, preset, sets))
     if every:

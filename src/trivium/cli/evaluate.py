@@ -18,7 +18,7 @@ from trivium.cli.benchmarks import (
     refuse_bad_place,
     tell,
 )
-from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run
+from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run, refuse_unused
 from trivium.cli.show import percent, percent_range, progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.errors import ConfigError
@@ -96,6 +96,7 @@ _station = typer.Typer(rich_markup_mode=None, add_completion=False)
 def _evaluate_run(
     out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, redo: Redo = False
 ) -> None:
+    refuse_unused("evaluate", sets, *EVALUATE.sections)
     perform(EVALUATE, open_run(out, given_for(out, preset, sets)), redo=redo)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli.answers import answered
-from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, open_asked
+from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, open_asked, refuse_unused
 from trivium.cli.show import say, tell
 from trivium.cli.stage import Result, Run, Stage, is_current, perform
 from trivium.cli.train import joins_torchrun
@@ -58,6 +58,7 @@ def generate(
         raise ConfigError(
             "--redo: for the samples that a run keeps; what is only printed is always written anew"
         )
+    refuse_unused("generate", sets, *GENERATE.sections)
     run = open_asked(target, out, preset, sets)
     if sum((prompt is not None, file is not None, interactive)) > 1:
         raise ConfigError("--prompt, --file and --interactive were given together; give one of them")

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from trivium.cli.run_config import Given, resolve
+from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.stage import CORPUS_PATH, Run
 from trivium.cli.workspace import Workspace
+from trivium.config import leaves, parse_assignments
 from trivium.errors import ConfigError, DataError
 from trivium.interchange.settings import is_model_folder
 from trivium.provenance import read_stamp
@@ -87,6 +88,20 @@ def directory_of(place: Path | None, out: Path) -> Path:
     if place is not None and out not in (DEFAULT_OUT, place):
         raise ConfigError(f"--out {out}: {place} is named already, and stands for it; name one of the two")
     return place or out
+
+
+def refuse_unused(verb: str, sets: list[str] | None, *uses: str) -> None:
+    """ConfigError for a setting of a section that the verb does not use, besides the seed: who gives it takes the
+    answers for those of a model that was trained with it."""
+    given = parse_assignments(sets or ())
+    unused = [name for name in given if name in RunConfig.model_fields and name not in (*uses, "seed")]
+    if unused:
+        paths = [path for path, _ in leaves({name: given[name] for name in unused})]
+        takes = [f"{name}.…" for name in uses]
+        raise ConfigError(
+            f"--set {', '.join(paths)}: `trivium {verb}` reads what is trained already, and takes no setting but "
+            f"{', '.join(takes)} and seed; leave it out, or give it to the verb that uses it"
+        )
 
 
 def open_run(out: Path, given: Given, *, corpus: Path | str | None = None, tokens: Path | None = None) -> Run:

@@ -5,9 +5,9 @@ from typing import Any
 
 import typer
 
-from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run
+from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run, refuse_unused
 from trivium.cli.show import layout_text
-from trivium.cli.stage import Result, Run, Stage, perform
+from trivium.cli.stage import TRAINS, Result, Run, Stage, perform
 from trivium.cli.train import job_for
 from trivium.progress import Progress
 
@@ -17,6 +17,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def prove(out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, redo: Redo = False) -> None:
     """Train again, kill a rank half-way, resume in another layout; the losses must be those of `train`."""
+    refuse_unused("prove", sets, *PROVE.sections)
     perform(PROVE, open_run(out, given_for(out, preset, sets)), redo=redo)
 
 
@@ -45,7 +46,7 @@ PROVE = Stage(
     name="prove",
     verb="prove",
     folder="resume",
-    sections=("plan", "training"),
+    sections=TRAINS,
     reads=("tokens", "training"),
     work=_prove,
     summary=_lines,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trivium.cli.options import DEFAULT_OUT, Out, Preset, Sets, open_asked
+from trivium.cli.options import DEFAULT_OUT, Out, Preset, Sets, open_asked, refuse_unused
 from trivium.cli.show import say
 from trivium.errors import ConfigError, MachineError
 from trivium.serving.config import ServeConfig
@@ -33,6 +33,7 @@ def serve(
 
     --set serve.port=8000, and so host, keys, hosts, max_tokens, texts, queue, deadline_seconds, together.
     """
+    refuse_unused("serve", sets, "serve")
     run = open_asked(target, out, preset, sets)
     config = run.config.serve
     if config.host not in LOOPBACK and config.keys is None:

@@ -23,6 +23,7 @@ from trivium.training.metrics import warn
 Result = Mapping[str, Any]
 State = Literal["current", "goes on", "anew"]  # of an output, and so what there is to do
 CORPUS_PATH = "corpus_path"  # in harvest's stamp: where the user's own text lies
+TRAINS = ("plan", "training")  # the sections that say what a training is
 STARTED = "started.json"  # in a folder that is written directly: what the work in it was begun with
 
 
@@ -266,6 +267,7 @@ def _write_if_other(path: Path, value: Any) -> None:
 def _noted(stage: Stage, run: Run) -> Iterator[None]:
     """The config is that of the run directory from now on, for later verbs, unless the work refuses it or what it
     needs. One that is written in place has begun when data, checkpoint or machine stop it, and goes on with its config.
+    What reads a training leaves alone what the next training would be set aside for.
     """
     refused = (
         ConfigError if stage.writes == "in place" else (ConfigError, MachineError, DataError, CheckpointError)
@@ -273,7 +275,10 @@ def _noted(stage: Stage, run: Run) -> Iterator[None]:
     path, before = run.at.config, None
     with suppress(DataError):  # there is none, or it is damaged
         before = read_result(path)
-    _write_if_other(path, to_tree(run.config))
+    tree = to_tree(run.config)
+    if before is not None and "training" in stage.reads:
+        tree = before | {name: tree[name] for name in stage.sections if name not in TRAINS}
+    _write_if_other(path, tree)
     try:
         yield
     except refused:

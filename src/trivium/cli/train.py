@@ -25,7 +25,7 @@ from trivium.cli.options import (
 from trivium.cli.price import dry_run_lines
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import layout_text, say
-from trivium.cli.stage import Gone, Result, Run, Stage, State, perform, state_of
+from trivium.cli.stage import TRAINS, Gone, Result, Run, Stage, State, perform, state_of
 from trivium.cli.tokenize import check_vocabulary, never_read_lines
 from trivium.config import Tree, as_value, completed
 from trivium.errors import ConfigError, DataError
@@ -283,7 +283,7 @@ TRAIN = Stage(
     name="train",
     verb="train",
     folder="training",
-    sections=("plan", "training"),
+    sections=TRAINS,
     reads=("tokens",),
     work=_train,
     summary=_lines,
