@@ -62,6 +62,15 @@ def test_the_newest_steps_are_a_table(call, training: Path, capsys) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", [*verb.FORMS, "step"])
+@pytest.mark.parametrize("way", [(), ("--to", "tensorboard")], ids=["printed", "handed over"])
+def test_a_line_with_a_value_of_another_kind_is_passed_over(call, training: Path, name, way, capsys) -> None:
+    append(training / METRICS, record(5) | {name: ["x"]})
+    assert call(str(training.parent), *way) == 0
+    told = capsys.readouterr().out
+    assert "5 records written" in told if way else told.count("\n") == 6
+
+
 def test_following_prints_what_comes_and_ends_with_the_training(call, training: Path, capsys) -> None:
     def go_on() -> None:
         append(training / METRICS, record(5))

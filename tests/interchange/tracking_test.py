@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from trivium.errors import ConfigError, MachineError
 from trivium.interchange import tracking
 from trivium.interchange.tracking import NewLines, point_of, tracker
-from trivium.training.metrics import append, forget_after
+from trivium.training.metrics import append, forget_after, record_of
 
 WRITTEN_SECONDS = 20.0
 
@@ -33,11 +33,12 @@ def test_numbers_are_named_by_their_path_and_texts_left_out() -> None:
     point = point_of({"step": 7, "time": 2.0, "ok": True, "name": "x", "tasks": {"hans": {"0": {"n": 3}}}})
     assert point == (7, 2.0, {"tasks/hans/0/n": 3.0})
     assert point_of({"step": 1, "loss": 2}).time is None
+    assert point_of({"step": 1, "n": 10**400}).values == {}, "no tool has so large a number"
 
 
 def test_every_line_is_given_once_when_it_is_whole(tmp_path: Path) -> None:
     path, other = tmp_path / "metrics.jsonl", tmp_path / "tasks.jsonl"
-    lines = NewLines([path, other])
+    lines = NewLines([path, other], record_of)
     assert steps(lines) == []
     append(path, record(1, 3.0))
     with path.open("a") as file:
@@ -51,7 +52,7 @@ def test_every_line_is_given_once_when_it_is_whole(tmp_path: Path) -> None:
 
 def test_after_a_resume_only_steps_that_are_done_again_are_given_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    lines = NewLines([path])
+    lines = NewLines([path], record_of)
     for n in range(1, 6):
         append(path, record(n, 1 / n))
     assert steps(lines) == [1, 2, 3, 4, 5]
@@ -69,7 +70,7 @@ def test_after_a_resume_only_steps_that_are_done_again_are_given_again(tmp_path:
 
 def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    lines = NewLines([path])
+    lines = NewLines([path], record_of)
     append(path, record(1, 3.0))
     assert steps(lines) == [1]
     with path.open("r+b") as file:  # changed where it lies, as nobody does
@@ -81,7 +82,7 @@ def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
 def test_a_damaged_line_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\nnot json\n[1]\n{"loss": 1}\n{"step": 2}\n')
-    assert steps(NewLines([path])) == [1, 2]
+    assert steps(NewLines([path], record_of)) == [1, 2]
 
 
 def test_tensorboard_shows_each_number_at_its_step_and_what_was_done_again_once(tmp_path: Path) -> None:

@@ -99,6 +99,13 @@ def test_a_last_metric_cut_short_by_a_kill_is_left_out_and_one_in_the_middle_is_
         collect(write_run(tmp_path / "b", **{"training/metrics.jsonl": '{"st\n' + whole}))
 
 
+@pytest.mark.parametrize("name", ["step", "tokens", "loss", "lr", "validation_loss", "sequences", "seconds"])
+def test_a_metric_of_another_kind_is_damage(tmp_path, name):
+    lines = "".join(json.dumps(m) + "\n" for m in (*METRICS, METRICS[-1] | {name: ["x"]}))
+    with pytest.raises(DataError, match=rf"metrics\.jsonl is damaged \(\d+\.{name}: "):
+        collect(write_run(tmp_path, **{"training/metrics.jsonl": lines}))
+
+
 def test_figures_that_are_not_finite_become_null_so_that_the_report_is_json(tmp_path):
     proof = '{"max_loss_difference": Infinity, "tolerance": 1e999, "losses": []}'
     report = collect(write_run(tmp_path, **{"resume/proof.json": proof}))

@@ -159,6 +159,24 @@ def test_steps_that_are_not_logged_do_not_pass_for_checked(
         lineage.round_trip(replace(record, folder=tmp_path))
 
 
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize(
+    "line",
+    [{"batch_hash": 7}, {"sequences": []}, {"step": "x"}, {"step": 10**15}],
+    ids=["hash", "sequences", "step", "far"],
+)
+def test_a_damaged_line_does_not_pass_for_its_step(
+    record: Record, tmp_path: Path, line: dict, ended: bool
+) -> None:
+    """And of a number far from all others it is told at once."""
+    lines = [each | (line if step == STEPS - 1 else {}) for step, each in record.steps.items()]
+    (tmp_path / METRICS).write_text("".join(json.dumps(each) + "\n" for each in lines))
+    if ended:
+        (tmp_path / STAMP).write_text("{}")
+    with pytest.raises(DataError, match=f"{METRICS} does not have step {STEPS - 1}"):
+        lineage.round_trip(replace(record, folder=tmp_path))
+
+
 def test_the_logged_hash_is_of_what_ranks_read_and_one_changed_token_is_noticed(
     record: Record, tmp_path: Path, monkeypatch
 ) -> None:

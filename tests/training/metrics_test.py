@@ -31,6 +31,31 @@ def test_a_line_that_is_no_record_is_passed_over(tmp_path: Path, damage: bytes) 
     assert read(path) == [{"step": 1, "loss": 5.0}, {"step": 2, "loss": 6.0}]
 
 
+SOUND = {"step": 7, "time": 1.5, "tokens": 70, "sequences": 2, "loss": 3, "lr": 1e-3, "batch_hash": "a"}
+
+
+@pytest.mark.parametrize("wrong", ["x", [1], {"a": 1}, True, 10**400])
+@pytest.mark.parametrize("field", sorted(SOUND))
+def test_a_line_with_a_value_of_another_kind_is_no_record(tmp_path: Path, field: str, wrong: object) -> None:
+    """Who prints, compares or checks steps computes with what stands there."""
+    if field == "batch_hash" and wrong == "x":
+        pytest.skip("a text is its kind")
+    path = tmp_path / "metrics.jsonl"
+    append(path, SOUND)
+    append(path, SOUND | {"step": 8} | {field: wrong})
+    assert read(path) == [SOUND]
+
+
+def test_what_is_null_or_not_finite_is_not_there_and_an_event_may_say_it_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for other in ({"lr": None}, {"lr": float("nan")}, {"event": "spike", "lr": "nan"}):
+        append(path, SOUND | other)
+    without = {name: value for name, value in SOUND.items() if name != "lr"}
+    assert read(path) == [without, without, SOUND | {"event": "spike", "lr": "nan"}]
+    path.write_bytes(b"[" * 100_000 + b"\n" + b'{"step": -1}\n')
+    assert read(path) == []
+
+
 def test_what_a_host_that_lost_power_left_of_a_line_does_not_spoil_the_next_one(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     append(path, {"event": "saved"})

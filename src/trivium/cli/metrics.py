@@ -74,7 +74,7 @@ def metrics(
         return
     (run,) = runs
     from trivium.interchange.tracking import NewLines
-    from trivium.training.metrics import METRICS, TASKS
+    from trivium.training.metrics import METRICS, TASKS, record_of
 
     folder = Workspace(run).folder("training")
     if not (folder / METRICS).is_file():
@@ -83,7 +83,7 @@ def metrics(
             raise DataError(f"{folder / METRICS} is missing; {remedy}")
         print(f"waiting for {folder / METRICS}; {remedy}", file=sys.stderr)
     paths = [folder / METRICS] if to is None else [folder / METRICS, folder / TASKS]
-    batches = _batches(NewLines(paths), folder, follow=follow)
+    batches = _batches(NewLines(paths, record_of), folder, follow=follow)
     if to is None:
         _print(batches, last)
     else:

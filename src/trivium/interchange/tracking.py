@@ -4,10 +4,10 @@ Beside the training, not in it: it reads what was written, so it can begin at an
 """
 
 import importlib
-import json
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -60,10 +60,10 @@ def tracker(kind: str, run: Path, config: Mapping[str, Any], *, online: bool = F
 
 class NewLines:
     """The whole lines of files that grow. A resumed run drops the lines of steps that it does again, by writing the
-    file anew: lines that were given before are not given again."""
+    file anew: lines that were given before are not given again. record_of: what a line holds, None of what is none."""
 
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self.paths = tuple(paths)
+    def __init__(self, paths: Iterable[Path], record_of: Callable[[bytes], dict[str, Any] | None]) -> None:
+        self.paths, self._record_of = tuple(paths), record_of
         self._given: set[int] = set()
         self._read: dict[Path, tuple[int, int]] = {}  # which file, and how far
 
@@ -71,8 +71,8 @@ class NewLines:
         """Records that came since the last time."""
         for path in self.paths:
             for line in self._lines(path):
-                record = None if hash(line) in self._given else _record(line)
-                if record is not None:
+                record = None if hash(line) in self._given else self._record_of(line)
+                if record is not None and STEP in record:
                     self._given.add(hash(line))
                     yield record
 
@@ -162,13 +162,5 @@ def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
         for key, inner in value.items():
             yield from _numbers(inner, f"{path}/{key}" if path else str(key))
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield path, float(value)
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    """None for what a process that died left unfinished."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and STEP in found else None
+        with suppress(OverflowError):  # more digits than a number of these tools has
+            yield path, float(value)

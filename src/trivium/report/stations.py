@@ -87,6 +87,8 @@ class Metric(Result):
     loss: Number = None
     lr: Number = None
     validation_loss: Number = None
+    sequences: int | None = None
+    seconds: Number = None
 
 
 class Span(Result):

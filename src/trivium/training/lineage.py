@@ -152,9 +152,10 @@ def _refuse_gaps(record: Record) -> None:
         min(logged, default=1) if record.training.start_with == "state" else 1
     )  # those before: another run's
     ended = (record.folder / STAMP).is_file()
-    lacking = sorted({*range(first, record.training.steps + 1 if ended else last + 1)} - logged.keys())
-    if lacking or not logged:
-        told = f"does not have step {lacking[0]}" if lacking else "has no step"
+    done = range(first, record.training.steps + 1 if ended else last + 1)
+    lacking = next((step for step in done if step not in logged), None)
+    if lacking is not None or not logged:
+        told = "has no step" if lacking is None else f"does not have step {lacking}"
         raise DataError(f"{record.folder / METRICS} {told}, so it cannot be checked; restore the file")
 
 

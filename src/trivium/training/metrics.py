@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,23 @@ from trivium.units import plain
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 TASKS = "tasks.jsonl"  # what published tasks said of the model while it trained
+# Of the records of these files, what their readers compute with, or take for text.
+COUNTS = ("step", "tokens", "samples", "sequences", "entries")
+NUMBERS = (
+    "time",
+    "seconds",
+    "loss",
+    "z_loss",
+    "validation_loss",
+    "lr",
+    "gradient_norm",
+    "tokens_per_second",
+    "model_flops_per_second",
+    "loss_scale",
+)
+TEXTS = ("event", "cause", "batch_hash")
+MOST = 2**63  # below it lies what is counted
+WORDS = ("nan", "inf", "-inf")  # what an event says of a number that is not finite
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
@@ -83,15 +101,45 @@ def judges(path: Path, step: int) -> bool:
     return any(_has_step(r) and r["step"] == step and "batch_hash" not in r for r in read(path))
 
 
+def record_of(line: bytes) -> dict[str, Any] | None:
+    """What a line holds, without what is null or not finite, which is not written; None where it is no record: half of
+    one, of a process that died, or one of which a field has a value of another kind."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    record = {name: value for name, value in found.items() if not _is_nothing(value)}
+    is_number = _is_told if "event" in record else _is_number
+    kinds = ((COUNTS, _is_count), (NUMBERS, is_number), (TEXTS, _is_text))
+    sound = all(is_one(record[name]) for names, is_one in kinds for name in names if name in record)
+    return record if sound else None
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (type(value) is int and abs(value) < MOST)
+
+
+def _is_told(value: Any) -> bool:
+    return _is_number(value) or value in WORDS
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < MOST
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
 def _records(data: bytes) -> Iterator[dict[str, Any]]:
-    for line in data.splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # a process died while writing it, or it was damaged
-        if isinstance(record, dict):
-            yield record
+    return (record for line in data.splitlines() if (record := record_of(line)) is not None)
 
 
 def _has_step(record: dict[str, Any]) -> bool:
-    return isinstance(record.get("step"), int)
+    return "step" in record

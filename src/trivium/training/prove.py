@@ -122,7 +122,7 @@ def _compare(
     job: TrainingJob, reference: Path, begin: int, killed: dict[str, Any], layouts: list[Layout]
 ) -> dict[str, Any]:
     unbroken, resumed = (
-        {r["step"]: r["loss"] for r in read(path / METRICS) if "loss" in r and r["step"] > begin}
+        {r["step"]: r["loss"] for r in read(path / METRICS) if "loss" in r and r.get("step", 0) > begin}
         for path in (reference, job.out)
     )
     if unbroken.keys() != resumed.keys():
@@ -151,5 +151,5 @@ def _compare(
 
 def _resumed_from(out: Path, begin: int) -> int:
     """The checkpoint the restarted job continued from, as it noted itself."""
-    noted = [e["step"] for e in read(out / EVENTS) if e["event"] == "resumed"]
+    noted = [e["step"] for e in read(out / EVENTS) if e.get("event") == "resumed" and "step" in e]
     return int(noted[-1]) if noted else begin

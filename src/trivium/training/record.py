@@ -52,7 +52,7 @@ class Record:
     @cached_property
     def steps(self) -> dict[int, dict[str, Any]]:
         """What was logged of each step, by its number from 1."""
-        return {m["step"]: m for m in read(self.folder / METRICS) if "sequences" in m}
+        return {m["step"]: m for m in read(self.folder / METRICS) if "step" in m and "sequences" in m}
 
 
 def write_record(record: Record) -> None:

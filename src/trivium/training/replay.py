@@ -62,7 +62,7 @@ def replay_to(record: Record, step: int, progress: Progress = silent) -> Replay:
     It runs on one process whatever the layout was, so sums may differ in their last bits. DataError when the run
     never came to the step.
     """
-    events = [e for e in read(record.folder / EVENTS) if e["event"] == "spike" and e["step"] == step]
+    events = [e for e in read(record.folder / EVENTS) if e.get("event") == "spike" and e.get("step") == step]
     if step not in record.steps and not events:
         raise DataError(
             f"--step {step}: {record.folder} did steps 1 to {max(record.steps, default=0)}, and noted no spike of it"

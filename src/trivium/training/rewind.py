@@ -87,7 +87,8 @@ def refuse_no_way_back(folder: Path, root: Path, config: TrainingConfig, step: i
     kept = [s for name in names if (s := step_of(name)) is not None]
     if any(s <= begin for s in kept):
         return names
-    origin, saved = _origin(config), [e["step"] for e in read(folder / EVENTS) if e.get("event") == "saved"]
+    origin, events = _origin(config), read(folder / EVENTS)
+    saved = [e["step"] for e in events if e.get("event") == "saved" and "step" in e]
     if origin <= begin and not (kept and any(s <= begin for s in saved)):
         warn(f"{root} has no checkpoint of step {begin} or before: training begins again with step {origin}")
         return names
