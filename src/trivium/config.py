@@ -17,8 +17,9 @@ _EXPONENT = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)[eE][+-]?\d+")
 _EXACT_BELOW = 2**53  # whole numbers that a float holds, each as itself
 Tree = dict[str, Any]
 ModelT = TypeVar("ModelT", bound="Config")
-Positive = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[int, Field(ge=0)]
+MOST = 2**63 - 1  # of what is counted: 64 bits hold it
+Positive = Annotated[int, Field(ge=1, le=MOST)]
+NotNegative = Annotated[int, Field(ge=0, le=MOST)]
 AboveZero = Annotated[float, Field(gt=0)]
 
 

@@ -56,6 +56,12 @@ def test_a_section_or_a_field_is_shown_alone_and_a_misspelt_one_is_refused(say) 
     assert code == 2 and "did you mean 'training.lr'?" in error
 
 
+def test_a_bound_is_explained_where_it_is_more_than_what_any_whole_number_has() -> None:
+    allowed = {field.path: field.allowed for field in fields_of(RunConfig)}
+    assert allowed["plan.model.hidden"] == "whole number ≥ 1 ≤ 1e+06"
+    assert allowed["training.steps"] == "whole number ≥ 1"
+
+
 def test_every_field_of_a_run_is_explained_by_its_type_and_the_comment_beside_it() -> None:
     found = {field.path: field for field in fields_of(RunConfig)}
     values = {path for path, _ in leaves(to_tree(resolve(Given("demo"))))}

@@ -25,6 +25,11 @@ def test_a_ring_moves_all_but_its_own_share_and_hops_once_less_than_its_ranks():
     assert send_seconds(50.0, LINK) == pytest.approx(1 + 0.25 + 0.5 / 2)
 
 
+def test_bytes_beyond_64_bits_are_moved_too():
+    for tensor_bytes in (2**62, 2**70):
+        assert all_gather_seconds(tensor_bytes, 1_000_000, LINK) == pytest.approx(tensor_bytes / 50, rel=1e-5)
+
+
 def test_the_latencies_of_small_all_reduces_are_those_measured_on_eight_a100():
     """vTrain's NCCL table: 35, 45 and 80 us at 2, 4 and 8 ranks."""
     found = [float(all_reduce_seconds(0.0, n, SELENE.node_link)) * 1e6 for n in (2, 4, 8)]

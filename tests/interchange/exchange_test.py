@@ -585,9 +585,13 @@ def test_a_config_of_more_layers_than_there_are_tensors_is_refused_before_they_a
     folder = tmp_path / "hf"
     export_hf(written(tmp_path / "ours", small()), folder, tokenizer=None)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "n_layer": 10**12}))
-    with pytest.raises(DataError, match="says 1000000000000 layers, and the files hold"):
-        import_hf(folder, tmp_path / "back")
+    for layers, told in (
+        (10_000, "says 10000 layers, and the files hold"),
+        (10**12, "layers is 1000000000000; "),
+    ):
+        (folder / "config.json").write_text(json.dumps({**config, "n_layer": layers}))
+        with pytest.raises(DataError, match=f"config.json.*{told}"):
+            import_hf(folder, tmp_path / "back")
 
 
 def test_a_config_nested_beyond_reason_is_refused(tmp_path: Path) -> None:

@@ -29,6 +29,44 @@ def test_heads_not_divisible_by_tensor_names_both_and_the_nearest_degrees() -> N
     assert any("plan.model.heads (8)" in p and "tensor (3)" in p and "2 or 4" in p for p in problems)
 
 
+MOST = {
+    "model__layers": 10_000,
+    "model__hidden": 1_000_000,
+    "model__heads": 1_000_000,
+    "model__kv_heads": 1_000_000,
+    "model__head_width": 1_000_000,
+    "model__ffn": 10_000_000,
+    "model__vocabulary": 100_000_000,
+    "model__vocabulary_multiple": 100_000_000,
+    "model__sequence": 1_000_000_000,
+    "model__window": 1_000_000_000,
+    "batch__sequences": 1_000_000,
+    "batch__micro": 1_000_000,
+    "layout__tensor": 1_000_000,
+    "layout__pipeline": 1_000_000,
+    "layout__data": 1_000_000,
+    "layout__context": 1_000_000,
+    "layout__shards": 1_000_000,
+    "recompute__every": 2**63 - 1,
+}
+
+
+@pytest.mark.parametrize("field", MOST)
+def test_a_size_above_all_that_is_built_is_refused_with_the_largest_there_may_be(field: str) -> None:
+    """What is counted of it would not fit into 64 bits, or never be done."""
+    broken(**{field: MOST[field]})
+    for value in (MOST[field] + 1, 10**23):
+        with pytest.raises(
+            ConfigError, match=f"{field.replace('__', '.')} is {value}; .* equal to {MOST[field]}$"
+        ):
+            broken(**{field: value})
+
+
+def test_a_layout_of_more_ranks_than_there_may_be_is_refused() -> None:
+    told = broken(layout__data=2_000, layout__tensor=1_000)
+    assert any("data 2000 = 2000000 ranks, and a plan has at most 1000000; lower a degree" in p for p in told)
+
+
 def test_all_problems_are_listed_at_once() -> None:
     problems = broken(layout__tensor=3, layout__data=3, layout__pipeline=3, layout__chunks=2, model__heads=5)
     told = "\n".join(problems)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import Config, Positive
+from trivium.config import MOST, Config, NotNegative, Positive
 
 Variant = Literal["neutral", "competent", "incompetent"]
 Analysis = Literal["association", "adjectives", "sentiment", "winogender", "winobias"]
@@ -46,13 +46,13 @@ class BiasConfig(Config):
         "sentiment",
     )
     variants: Annotated[tuple[Variant, ...], Field(min_length=1)] = ("neutral", "competent", "incompetent")
-    occupations: Annotated[int, Field(ge=2)] | None = (
+    occupations: Annotated[int, Field(ge=2, le=MOST)] | None = (
         323  # so many of the list, keyed (MT-NLG: 323); None takes all
     )
     occupation_list: str | None = None  # a file of your own, one occupation per line
     cooccurrence: CooccurrenceConfig = CooccurrenceConfig()
     data: str | None = None  # the folder that holds winogender/ and winobias/
-    shots: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 4)
+    shots: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = (0, 1, 4)
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95  # of every interval
     resamples: Positive = 1000  # of each bootstrap
     permutations: Positive = 2000  # of each test by rearrangement

@@ -8,7 +8,7 @@ import tokenize
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, get_args
 
-from trivium.config import Config
+from trivium.config import MOST, Config
 
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 WORDS = {
@@ -78,6 +78,5 @@ def _allowed(schema: Mapping[str, Any]) -> str:
         return f"list of {_allowed(schema['items'])}" if "items" in schema else "list"
     if kind == "object" or kind not in WORDS:
         return "mapping"
-    return " ".join(
-        [WORDS[kind], *(f"{sign} {schema[name]:g}" for name, sign in BOUNDS.items() if name in schema)]
-    )
+    bounds = {name: sign for name, sign in BOUNDS.items() if schema.get(name, MOST) != MOST}
+    return " ".join([WORDS[kind], *(f"{sign} {schema[name]:g}" for name, sign in bounds.items())])

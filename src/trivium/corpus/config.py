@@ -4,11 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from trivium.config import Config
+from trivium.config import Config, NotNegative, Positive
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=0)]
-AtLeastOne = Annotated[int, Field(ge=1)]
 Treatment = Literal["mask", "drop", "keep"]
 
 
@@ -30,19 +28,19 @@ class ReadConfig(Config):
         "body",
     )
     # bytes of one record, line or document, unpacked
-    longest_bytes: AtLeastOne = 32 << 20
+    longest_bytes: Positive = 32 << 20
     # a gzip member or zstd file beyond that and so many times larger than its packed bytes is a bomb
-    unpacked_ratio: AtLeastOne = 200
+    unpacked_ratio: Positive = 200
 
 
 class PlantConfig(Config):
     """How many documents of each kind of junk are planted in the default corpus, before `scale`."""
 
-    near_duplicate: Count = 200
-    boilerplate: Count = 120
-    other_language: Count = 160
-    low_quality: Count = 120
-    leaked_item: Count = 100
+    near_duplicate: NotNegative = 200
+    boilerplate: NotNegative = 120
+    other_language: NotNegative = 160
+    low_quality: NotNegative = 120
+    leaked_item: NotNegative = 100
     # word-edited copies are made to have a Jaccard similarity in this range with their original
     similarity_low: Fraction = 0.84
     similarity_high: Fraction = 0.95
@@ -52,26 +50,26 @@ class HarvestConfig(Config):
     """What is collected, how much of it, and what is kept away from training."""
 
     # bytes of honest prose taken from the default corpus; None takes all of it
-    max_bytes: AtLeastOne | None = None
+    max_bytes: Positive | None = None
     # packages read beside the standard library and pydoc_data; a package not installed is passed over
     packages: tuple[str, ...] = ("torch", "sympy", "networkx", "numpy")
     # characters: a harvested document is at least this long …
-    shortest: AtLeastOne = 512
+    shortest: Positive = 512
     # … and a new one is begun once it has this many (user texts: cut at paragraphs beyond this many)
-    longest: AtLeastOne = 8000
+    longest: Positive = 8000
     # share of documents kept away from training for evaluation
     heldout_fraction: Fraction = 0.03
     # passages wanted for evaluation; more documents are held out until there are so many …
-    evaluation_items: Count = 400
+    evaluation_items: NotNegative = 400
     # … but never more than this share
     heldout_limit: Fraction = 0.10
     # words in an evaluation passage
-    passage_shortest: AtLeastOne = 40
-    passage_longest: AtLeastOne = 80
+    passage_shortest: Positive = 40
+    passage_longest: Positive = 80
     # share of default documents wrapped as HTML pages in WARC files; the others become JSON lines
     html_fraction: Fraction = 0.5
     # bytes of text per output file
-    shard_bytes: AtLeastOne = 4 << 20
+    shard_bytes: Positive = 4 << 20
     planted: PlantConfig = PlantConfig()
     read: ReadConfig = ReadConfig()
 
@@ -92,7 +90,7 @@ class LanguageConfig(Config):
     # percent of the text pycld2 must assign to the language it found
     percent: Annotated[int, Field(ge=0, le=100)] = 65
     # characters asked first, in four pieces over the text; 0: always the whole text …
-    sample: Count = 512
+    sample: NotNegative = 512
     # … and the percent of them that must be of one language for that to be the text's; else the whole text decides
     sure: Annotated[int, Field(ge=0, le=100)] = 95
 
@@ -101,10 +99,10 @@ class QualityConfig(Config):
     """Rules on one document's words and lines: MT-NLG (length), Gopher A1, FineWeb, C4 and RefinedWeb."""
 
     # MT-NLG dropped documents under 512 characters
-    characters: Count = 512
+    characters: NotNegative = 512
     # Gopher: words in a document, letters in a mean word
-    words_low: Count = 50
-    words_high: Count = 100_000
+    words_low: NotNegative = 50
+    words_high: NotNegative = 100_000
     word_letters_low: float = 3.0
     word_letters_high: float = 10.0
     # Gopher: '#' or '…' per word
@@ -114,7 +112,7 @@ class QualityConfig(Config):
     ellipsis_lines: Fraction = 0.30
     # Gopher: words that hold a letter, and how many different ones of eight common words must be there
     alphabetic_words: Fraction = 0.80
-    common_words: Count = 2
+    common_words: NotNegative = 2
     # FineWeb: lines ending in punctuation (at least), lines under 30 characters (at most)
     punctuated_lines: Fraction = 0.12
     short_lines: Fraction = 0.67
@@ -139,9 +137,9 @@ class C4Config(Config):
     """C4's rules on lines and pages; the figures of its published code."""
 
     # a line has so many words, a page so many sentences, a word at most so many letters
-    line_words: Count = 3
-    sentences: Count = 5
-    word_letters: AtLeastOne = 1000
+    line_words: NotNegative = 3
+    sentences: NotNegative = 5
+    word_letters: Positive = 1000
     # a page with any of these words is dropped; C4 took a public list, which is not part of this package
     bad_words: tuple[str, ...] = ()
 
@@ -153,7 +151,7 @@ class FineWebConfig(Config):
     punctuated_lines: Fraction = 0.12
     # lines of at most so many characters: less than this share
     short_lines: Fraction = 0.67
-    short_line: Count = 30
+    short_line: NotNegative = 30
     # characters in lines that occurred before: less than this share (the paper's text says 0.1)
     duplicate_characters: Fraction = 0.01
     # line ends per word, at most
@@ -177,12 +175,12 @@ class ClassifierConfig(Config):
     # a trained model, for the filter `classifier`: its file, or the folder that `classify train` wrote
     model: str | None = None
     # words in the longest n-gram, and the logarithm of the number of buckets n-grams are hashed into
-    ngram: AtLeastOne = 2
+    ngram: Positive = 2
     bits: Annotated[int, Field(ge=8, le=30)] = 20
     # documents of each kind trained on at most (the paper: 800,000), and words of each looked at
-    documents: AtLeastOne = 200_000
-    words: AtLeastOne = 512
-    epochs: AtLeastOne = 5
+    documents: Positive = 200_000
+    words: Positive = 512
+    epochs: Positive = 5
     rate: Annotated[float, Field(gt=0)] = 0.1
     # share kept out of training to measure accuracy (the paper: 10 %, 90.3 % accuracy)
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.10
@@ -205,24 +203,24 @@ class SelectionConfig(Config):
     epsilon: Annotated[float, Field(gt=0)] = 0.05
     # largest error of the marginals at which iteration ends, and iterations at most
     tolerance: Annotated[float, Field(gt=0)] = 1e-3
-    iterations: AtLeastOne = 1000
+    iterations: Positive = 1000
     # candidates in a batch: memory is this times the documents of the target
-    batch: AtLeastOne = 4096
+    batch: Positive = 4096
 
 
 class DedupConfig(Config):
     """Fuzzy deduplication over words; candidates from MinHash bands, each verified by its true Jaccard."""
 
     # words in a shingle
-    shingle: AtLeastOne = 5
+    shingle: Positive = 5
     # Jaccard similarity from which two documents are the same
     threshold: Fraction = 0.8
     # MT-NLG took 20 bands x 13 rows, which proposes only 68 % of pairs at 0.8; as candidates here are
     # verified, wider bands cost time and nothing else: 24 x 5 proposes all but 1 in 10,000
-    bands: AtLeastOne = 24
-    rows: AtLeastOne = 5
+    bands: Positive = 24
+    rows: Positive = 5
     # lines and paragraphs of fewer words may stand in many documents (for deduplication by these)
-    shortest: Count = 5
+    shortest: NotNegative = 5
     # whether of documents with one address only the first stays, as for several snapshots of a crawl
     urls: bool = False
     # sources in falling order of quality; a group's survivor is a document of the best source …
@@ -237,16 +235,16 @@ class DecontaminationConfig(Config):
     # files and folders of further evaluation texts, read as a corpus is, beside the harvest's own passages
     against: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
     # words in a key; a shorter evaluation text of at least `shortest` words is one key as a whole
-    ngram: AtLeastOne = 13
-    shortest: AtLeastOne = 8
+    ngram: Positive = 13
+    shortest: Positive = 8
     # a key found at least so often in the corpus is a common phrase and is spared
-    common: AtLeastOne = 10
+    common: Positive = 10
     # characters removed on each side of a hit, then on to the end of the sentence
-    margin: Count = 200
+    margin: NotNegative = 200
     # characters: shorter pieces are dropped
-    piece: Count = 200
+    piece: NotNegative = 200
     # a document that falls apart into more pieces than this is dropped
-    pieces: AtLeastOne = 10
+    pieces: Positive = 10
 
 
 class CurateConfig(Config):
@@ -268,4 +266,4 @@ class CurateConfig(Config):
     # source -> weight, normalised over the sources present; one that is not named has 0; empty: proportional to bytes
     blend: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     # bytes of text per document shard
-    shard_bytes: AtLeastOne = 64 << 20
+    shard_bytes: Positive = 64 << 20

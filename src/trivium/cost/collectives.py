@@ -48,7 +48,8 @@ def all_gather_seconds(tensor_bytes: Number, degree: Number, road: Link | Road) 
     The start is that of an all-reduce, shared by its two halves.
     """
     road, degree = road_of(road), np.asarray(degree)
-    ring = tensor_bytes * (degree - 1) / degree / road.bandwidth + road.start / 2 + (degree - 1) * road.hop
+    moved = 1.0 * tensor_bytes * (degree - 1) / degree  # not in whole numbers, which would overflow
+    ring = moved / road.bandwidth + road.start / 2 + (degree - 1) * road.hop
     return np.where(degree > 1, ring, 0.0)
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import Config, Positive
+from trivium.config import Config, NotNegative, Positive
 from trivium.plan.layout import Layout
 
 TaskName = Literal["last_word", "continuation"]
@@ -15,12 +15,12 @@ class Sampling(Config):
 
     max_tokens: Positive = 60  # generated at most, per prompt
     temperature: Annotated[float, Field(ge=0)] = 0.8  # 0 always takes the likeliest token
-    top_k: Annotated[int, Field(ge=0)] = 0  # only the k likeliest tokens; 0 takes all
+    top_k: NotNegative = 0  # only the k likeliest tokens; 0 takes all
     top_p: Annotated[float, Field(gt=0, le=1)] = (
         0.9  # only the likeliest tokens that together reach this probability
     )
     stop: tuple[str, ...] = ()  # generation ends before the first of these texts
-    seed: Annotated[int, Field(ge=0)] = 0  # of the draws, together with the seed of the run
+    seed: NotNegative = 0  # of the draws, together with the seed of the run
 
 
 class Intervals(Config):
@@ -34,7 +34,7 @@ class AskingConfig(Intervals):
     """How a model is asked, whatever about."""
 
     wording: Literal["paper", "harness"] = "paper"
-    seed: Annotated[int, Field(ge=0)] = 1234  # of the choice of questions and shots
+    seed: NotNegative = 1234  # of the choice of questions and shots
     layout: Layout = Layout()  # of the ranks that answer: pipeline, data, tensor
     tokenizer: str | None = None  # path of tokenizer.json, where none lies near the checkpoint
 
@@ -42,7 +42,7 @@ class AskingConfig(Intervals):
 class BenchmarkConfig(AskingConfig):
     """How published benchmarks are asked."""
 
-    shots: Annotated[tuple[Annotated[int, Field(ge=0)] | Literal["few"], ...], Field(min_length=1)] = (
+    shots: Annotated[tuple[NotNegative | Literal["few"], ...], Field(min_length=1)] = (
         *(0, 1),
         "few",  # as many as the paper took for the task
     )
@@ -53,10 +53,8 @@ class BenchmarkConfig(AskingConfig):
 class IncontextConfig(AskingConfig):
     """How the dependence on shots is studied; the paper's own grid is not known."""
 
-    shots: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 2, 4, 8, 16, 32)
-    compare_at: Annotated[int, Field(ge=1)] = (
-        4  # shots at which orders, balances, sources and wordings are compared
-    )
+    shots: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = (0, 1, 2, 4, 8, 16, 32)
+    compare_at: Positive = 4  # shots at which orders, balances, sources and wordings are compared
     draws: Positive = 3  # of the shots: each for all questions
     orders: Positive = 4  # of the same shots
     limit: Positive = 200  # questions, chosen by the seed
@@ -72,7 +70,7 @@ class EvaluationConfig(Intervals):
 
     tasks: Annotated[tuple[TaskName, ...], Field(min_length=1)] = ("last_word", "continuation")
     # solved examples before each question; MT-NLG took 0, 1 and (for LAMBADA) 15
-    shots: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 3)
+    shots: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = (0, 1, 3)
     last_word_examples: Positive = 200  # questions asked at most
     continuation_examples: Positive = 100  # questions asked at most, each with four choices
     context_characters: Positive = 64  # kept of a passage before its last word or its ending

@@ -198,17 +198,18 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
             raise DataError(f"{where}: {key} is {config[key]!r}, and this engine computes {values[0]!r}")
     tree = _from_gpt2(config) if gpt else _from_llama(config, architecture, where)
     end = next(iter(ids_of(config.get("eos_token_id"))), None)
-    return build(
-        ModelShape,
-        {
-            **tree,
-            **architecture.choices,
-            "vocabulary": config["vocab_size"],
-            "head": "tied" if config.get("tie_word_embeddings", name == "GPT2LMHeadModel") else "untied",
-            "init_std": config.get("initializer_range", 0.02),
-            "end_of_text": end if isinstance(end, int) else 0,
-        },
-    )
+    ours = {
+        **tree,
+        **architecture.choices,
+        "vocabulary": config["vocab_size"],
+        "head": "tied" if config.get("tie_word_embeddings", name == "GPT2LMHeadModel") else "untied",
+        "init_std": config.get("initializer_range", 0.02),
+        "end_of_text": end if isinstance(end, int) else 0,
+    }
+    try:
+        return build(ModelShape, ours)
+    except ConfigError as error:
+        raise DataError(f"{where}: of the model that it describes, {error}") from None
 
 
 def marks_of(config: Mapping[str, Any]) -> dict[str, Any]:

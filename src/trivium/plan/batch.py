@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 from trivium.config import Config, Positive
 from trivium.plan.layout import Layout
+from trivium.plan.sizes import Sequences
 
 
 class Ramp(Config):
     """The batch grows from `start` by `increment` over the first `samples` sequences (MT-NLG, section 3.2)."""
 
-    start: Positive  # sequences of the first batches
-    increment: Positive  # sequences that each rise adds
+    start: Sequences  # sequences of the first batches
+    increment: Sequences  # sequences that each rise adds
     samples: Positive  # sequences over which it rises
 
 
@@ -34,8 +35,8 @@ class Step(NamedTuple):
 class Batch(Config):
     """`sequences` per optimizer step over all replicas, run in micro-batches of `micro` sequences."""
 
-    sequences: Positive  # of an optimizer step, over all replicas
-    micro: Positive = 1  # sequences that a replica runs at once
+    sequences: Sequences  # of an optimizer step, over all replicas
+    micro: Sequences = 1  # sequences that a replica runs at once
     ramp: Ramp | None = None
 
     def micro_batches(self, layout: Layout, sequences: int | None = None) -> int:

@@ -6,7 +6,8 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from trivium.config import Config, Positive
+from trivium.config import Config
+from trivium.plan.sizes import MOST_RANKS, Degree
 
 Axis = Literal["pipeline", "data", "context", "tensor"]
 
@@ -30,13 +31,13 @@ class Layout(Config):
     2: traffic per unit of time is tensor > data > pipeline).
     """
 
-    tensor: Positive = 1  # ranks that split each layer
-    pipeline: Positive = 1  # ranks that share the layers one after the other
-    data: Positive = 1  # ranks that hold the same and read other samples
-    context: Positive = 1  # ranks that share each sequence
-    chunks: Positive = 1  # stages held by each pipeline rank
+    tensor: Degree = 1  # ranks that split each layer
+    pipeline: Degree = 1  # ranks that share the layers one after the other
+    data: Degree = 1  # ranks that hold the same and read other samples
+    context: Degree = 1  # ranks that share each sequence
+    chunks: Degree = 1  # stages held by each pipeline rank
     order: tuple[Axis, ...] = AXES  # slowest axis first; the last one's ranks are neighbours
-    shards: Annotated[int, Field(ge=2)] | None = (
+    shards: Annotated[int, Field(ge=2, le=MOST_RANKS)] | None = (
         None  # neighbouring replicas that share one copy of what plan.zero shards; null: all of them
     )
 
@@ -124,6 +125,11 @@ class Layout(Config):
             found.append(
                 f"plan.layout.order {list(self.order)} must name each axis once; of {list(AXES)} only those of degree "
                 f"1 may be left out"
+            )
+        if self.world_size > MOST_RANKS:
+            found.append(
+                f"plan.layout: {self._product()} = {self.world_size} ranks, and a plan has at most {MOST_RANKS}; "
+                f"lower a degree"
             )
         if self.chunks > 1 and self.pipeline == 1:
             found.append(

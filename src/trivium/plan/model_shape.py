@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from trivium.config import Config, NotNegative, Positive, Tree
+from trivium.config import MOST, Config, NotNegative, Tree
 from trivium.plan.layout import degrees_dividing
 from trivium.plan.rope_scaling import RopeScaling
+from trivium.plan.sizes import Columns, Ids, Layers, Positions, Wide
 
 Family = Literal["gpt", "llama"]
 QkNormName = Literal["none", "each_head", "all_heads"]
@@ -30,25 +31,25 @@ class ModelShape(Config):
     """
 
     family: Family = "gpt"  # gpt: GPT-2's and MT-NLG's blocks; llama: rotary positions, RMSNorm, SwiGLU
-    layers: Positive
-    hidden: Positive  # width of the residual stream
-    heads: Positive  # of attention; hidden / heads columns each
-    kv_heads: Positive | None = None  # None: as many as heads; fewer is grouped-query attention
-    head_width: Positive | None = None  # columns of a head; None: hidden / heads
+    layers: Layers
+    hidden: Columns  # width of the residual stream
+    heads: Columns  # of attention; hidden / heads columns each
+    kv_heads: Columns | None = None  # None: as many as heads; fewer is grouped-query attention
+    head_width: Columns | None = None  # columns of a head; None: hidden / heads
     qkv_bias: bool = False  # llama: biases of queries, keys and values (Qwen2); gpt has every bias
     # llama: RMSNorm of queries and keys before they are turned, on each head (Qwen3) or over all of them (OLMo-2);
     # true and false, as older versions wrote it, are each_head and none
     qk_norm: QkNorm = "none"
     # llama: half blocks norm what they read, or what they add (OLMo-2); the final norm is there in both
     norm_position: NormPosition = "before"
-    ffn: Positive | None = None  # None: 4 x hidden (gpt), 8/3 x hidden rounded up to 64 (llama)
-    vocabulary: Positive  # token ids in use; the table is padded, and padding is never predicted
-    vocabulary_multiple: Positive = 128  # each tensor rank holds a multiple of this many rows
-    sequence: Positive  # positions per sample
-    window: Positive | None = None  # positions that a query sees, itself included; None: all before it
+    ffn: Wide | None = None  # None: 4 x hidden (gpt), 8/3 x hidden rounded up to 64 (llama)
+    vocabulary: Ids  # token ids in use; the table is padded, and padding is never predicted
+    vocabulary_multiple: Ids = 128  # each tensor rank holds a multiple of this many rows
+    sequence: Positions  # positions per sample
+    window: Positions | None = None  # positions that a query sees, itself included; None: all before it
     window_from: NotNegative = 0  # the first layer with the window; those before it see all
     # of the layers from there on, every so many-th sees all (2: every other); None: none does
-    full_every: Annotated[int, Field(ge=2)] | None = None
+    full_every: Annotated[int, Field(ge=2, le=MOST)] | None = None
     head: Literal["tied", "untied"] = "tied"  # does the output matrix share the embedding
     documents: Literal["joined", "apart"] = "joined"  # do packed documents see each other
     end_of_text: NotNegative = 0  # the id that ends a document

@@ -4,13 +4,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from trivium.config import Config, Positive
+from trivium.config import MOST, Config, Positive
 from trivium.cost.hardware import USABLE
 from trivium.plan.schedule import ScheduleName
 
 Named = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split"]
 Degrees = tuple[Positive, ...] | None
-Shards = Annotated[int, Field(ge=2)] | Literal["node"] | None
+Shards = Annotated[int, Field(ge=2, le=MOST)] | Literal["node"] | None
 
 
 class SearchSpace(Config):

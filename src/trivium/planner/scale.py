@@ -21,7 +21,6 @@ from trivium.cost.prices import sublayers, triggered_seconds
 from trivium.cost.setting import setting
 from trivium.cost.stack import own_stack
 from trivium.errors import ConfigError
-from trivium.plan.batch import Batch
 from trivium.plan.plan import Plan
 
 Kind = Literal["strong", "weak"]
@@ -233,6 +232,6 @@ def with_replicas(plan: Plan, data: int, kind: Kind) -> Plan:
     return plan.model_copy(
         update={
             "layout": plan.layout.model_copy(update={"data": data}),
-            "batch": Batch(sequences=sequences, micro=plan.batch.micro),
+            "batch": plan.batch.model_copy(update={"sequences": sequences, "ramp": None}),
         }
     )

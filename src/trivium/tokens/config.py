@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import Config
+from trivium.config import MOST, Config, Positive
 
 BYTE_ALPHABET = 256  # a byte-level tokenizer knows every byte, plus the end of a text
 UINT16_VOCABULARY = 65500  # Megatron-LM's own threshold for two-byte shards
@@ -13,14 +13,16 @@ UINT16_VOCABULARY = 65500  # Megatron-LM's own threshold for two-byte shards
 class TokensConfig(Config):
     """How documents become tokens."""
 
-    vocabulary: Annotated[int, Field(ge=BYTE_ALPHABET + 1)] = 2048  # target size; little text may give fewer
+    vocabulary: Annotated[int, Field(ge=BYTE_ALPHABET + 1, le=MOST)] = (
+        2048  # target size; little text may give fewer
+    )
     tokenizer: str | None = None  # a tokenizer.json or its folder; None: one is trained on the corpus
     end_of_text: Annotated[str, Field(min_length=1)] | None = (
         None  # the token that closes documents; None: as found
     )
     validation_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.03  # share of documents held out
     dtype: Literal["auto", "uint16", "int32"] = "auto"  # of the shards; auto: uint16 below 65,500 ids
-    tokenizer_bytes: Annotated[int, Field(ge=1)] = 64 << 20  # at most this much text trains the tokenizer
+    tokenizer_bytes: Positive = 64 << 20  # at most this much text trains the tokenizer
 
     def shard_dtype(self, vocabulary: int) -> str:
         """The dtype of shards that hold ids of a vocabulary of this size."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import Config, NotNegative, Positive
+from trivium.config import MOST, Config, NotNegative, Positive
 from trivium.units import listed
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -41,7 +41,7 @@ class SpikesConfig(Config):
     # stop: end with an error; skip: do without the step; rewind: back to a checkpoint, and on without its samples
     policy: Literal["stop", "skip", "rewind"] = "stop"
     deviations: Annotated[float, Field(ge=0)] = 0.0  # above the median; 0: only what is not finite is a spike
-    window: Annotated[int, Field(ge=4)] = 128  # steps whose loss and gradient norm are compared with
+    window: Annotated[int, Field(ge=4, le=MOST)] = 128  # steps whose loss and gradient norm are compared with
     batches: Positive = 1  # rewind: so many are left out, the last of them the one that spiked
     limit: Positive = 10  # spikes in a row, or rewinds of one step; then the run stops
 
