@@ -62,6 +62,25 @@ def test_a_longer_article_below_another_title_is_another_article():
     assert main_text(page(first, after=other)).split("\n\n") == ARTICLE
 
 
+CHAPTERS = {
+    "under one element": "<div>{}</div>",
+    "under the body": "{}",
+    "of an article by name": '<div class="markdown-body">{}</div>',
+    "of an article": "<article>{}</article>",
+    "in sections": "<main>{}</main>",
+}
+
+
+@pytest.mark.parametrize("around", CHAPTERS)
+def test_chapters_under_first_level_headings_are_one_text_where_they_stand_side_by_side(around):
+    """As Markdown and manuals are written: no chapter is another article. A text begins below its first heading."""
+    section = ("<section>", "</section>") if around == "in sections" else ("", "")
+    chapters = [f"{section[0]}<h1>Option {n}</h1><p>{text}</p>{section[1]}" for n, text in enumerate(ARTICLE)]
+    html = f"<title>Manual of the tool</title>{CHAPTERS[around].format(''.join(chapters))}"
+    found = main_text(html).split("\n\n")
+    assert found == [part for n, text in enumerate(ARTICLE) for part in (f"Option {n}", text)][1:]
+
+
 def test_captions_and_headings_of_nothing_go_and_headings_of_something_stay():
     article = [f"<p>{text}</p>" for text in ARTICLE]
     article.insert(

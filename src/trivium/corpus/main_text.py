@@ -21,7 +21,7 @@ from trivium.corpus.page_blocks import Amounts, Mask, Page, Places, elements, pa
 _LINE, _LINK_LINE, _HEADING, _CELL, _FRAMED = 40.0, 80.0, 12.0, 10.0, 10.0
 # … altogether at most: between children of one element, within what says it is one article, anywhere.
 _AMONG_SIBLINGS, _IN_BODY, _ANYWHERE = 60.0, 30.0, 120.0
-# A first-level heading between blocks of no common article, and each level outside the article's element.
+# A first-level heading between blocks of no common article or element, and each level outside the article's element.
 _ANOTHER_TITLE, _LEVEL = 400.0, 60.0
 # A block loses twice its linked characters; what stands alone is worth so much of itself.
 _LINKED, _ALONE = 2.0, 0.2
@@ -157,7 +157,11 @@ def _links(page: Page, good: Mask, framed: Mask, places: Places) -> tuple[Amount
     together = (np.diff(np.cumsum(~good & ~framed & ~heading)[places]) == 0) | siblings | same_body
     most = np.select([same_body, siblings], [_IN_BODY, _AMONG_SIBLINGS], _ANYWHERE)
     another = np.diff(np.cumsum(_FIRST_HEADING[element] & ~framed)[places]) > 0
-    cost = np.minimum(cost, most) + np.where(another & ~same_body, _ANOTHER_TITLE, 0.0)
+    # chapters of one text: under one element, as Markdown is written, or each in a section of it
+    sections = (page.section[[before, after]] >= 0).all(axis=0) & (depth[before] == depth[after])
+    chapters = siblings | (sections & (page.body[before] == page.body[after]) & (meet == depth[after] - 2))
+    another &= ~same_body & ~chapters
+    cost = np.minimum(cost, most) + np.where(another, _ANOTHER_TITLE, 0.0)
     # the article's element: where most prose meets its neighbour
     share = np.minimum(page.weight[before], page.weight[after]) * np.where(together, 1.0, _ALONE)
     order = np.argsort(meet, kind="stable")

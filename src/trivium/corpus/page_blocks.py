@@ -27,6 +27,7 @@ from trivium.corpus.kernels.html_tags import (
     NAMES,
     NUMBER,
     QUOTE,
+    SECTION,
     Table,
     Words,
     tags_of,
@@ -59,6 +60,7 @@ _WORDS = Words(
 _MARKS = np.zeros(len(KINDS), np.int32)
 _MARKS[[NUMBER[name] for name in ("aside", "dialog", "figcaption", "footer", "form", "nav")]] = FRAME
 _MARKS[NUMBER["blockquote"]], _MARKS[NUMBER["article"]] = QUOTE, BODY
+_MARKS[NUMBER["section"]] = SECTION
 
 # Characters: a block so long is prose, a sentence already when so long; a word has fewer than so many.
 _LONG, _SENTENCE, _WORD = 80, 20, 15
@@ -87,6 +89,7 @@ class Page(NamedTuple):
     heading: Mask
     prose: Mask
     body: Places  # the innermost element around it that says it is an article, as a range; -1 where none does
+    section: Places  # the innermost `section` around it, likewise
 
     def of(self, number: int) -> str:
         """The text of one block."""
@@ -121,8 +124,15 @@ def page_of(html: str) -> Page:
     own = np.where(wide, 3, 1) * (size - linked)
     prose = (own >= _LONG) | ((own >= _SENTENCE) & (blocks[:, SENTENCE] > 0))
     prose &= (wide | (size <= _WORD * (blocks[:, BLANKS] + 1))) & ~mostly_links & ~heading
-    body = np.full(len(blocks), -1)
-    for number in np.flatnonzero(ranges[:, SAYS] & BODY).tolist():
-        body[ranges[number, FIRST] : ranges[number, LAST]] = number
+    body, section = (_innermost(len(blocks), ranges, mark) for mark in (BODY, SECTION))
     weight = np.where(wide, width, size).astype(np.float64)
-    return Page(text, blocks, ranges, weight, linked.astype(np.float64), mostly_links, heading, prose, body)
+    links = linked.astype(np.float64)
+    return Page(text, blocks, ranges, weight, links, mostly_links, heading, prose, body, section)
+
+
+def _innermost(size: int, ranges: Table, mark: int) -> Places:
+    """The innermost element with the mark around each block, as a range; -1 where there is none."""
+    around = np.full(size, -1)
+    for number in np.flatnonzero(ranges[:, SAYS] & mark).tolist():
+        around[ranges[number, FIRST] : ranges[number, LAST]] = number
+    return around

@@ -18,8 +18,8 @@ Names = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
 # and its marks: bits for what its attributes say, or its name.
 BEGIN, END, TAG, MARKS = range(4)
 # It leads elsewhere; it stands around an article (a footer); it stands within one and is none of it (a caption,
-# something hidden); it is quoted.
-LINK, FRAME, INSERT, QUOTE, BODY = 1, 2, 4, 8, 16
+# something hidden); it is quoted; it is an article; it is a `section`.
+LINK, FRAME, INSERT, QUOTE, BODY, SECTION = 1, 2, 4, 8, 16, 32
 
 # How an element's content is read: within a line, as lines of its own, absent, unread, or unseen.
 INLINE, BLOCK, VOID, RAW, UNSEEN = range(5)
