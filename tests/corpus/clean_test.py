@@ -18,6 +18,17 @@ def test_control_characters_blanks_and_empty_lines_are_cleaned():
     assert tidy("ﬁne ﬂow ＡＢ") == "fine flow AB"
 
 
+def test_page_ends_and_vertical_tabs_end_lines_and_join_no_words():
+    assert tidy("the end of a page\x0cthe next\x0bline") == "the end of a page\nthe next\nline"
+    assert tidy("one\n\x0c\n\x0c  two\r\x0c three") == "one\n\n  two\n three"
+    assert tidy("é\x0ca") == "é\na"
+
+
+def test_what_a_terminal_takes_for_colours_goes_whole():
+    assert tidy("\x1b[1;31mRed\x1b[0m and [m] é \x1b[Kx \x1b") == "Red and [m] é x"
+    assert tidy("\x1b[1;é \x1b[") == "[1;é ["
+
+
 def test_soft_hyphens_part_no_words_and_tell_of_letters_that_were_wrongly_decoded():
     assert tidy("a hy\u00adphen\u00adated word, \u00ad at\u00ad\nthe end of a line") == (
         "a hyphenated word, at\nthe end of a line"

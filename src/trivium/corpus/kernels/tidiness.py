@@ -10,6 +10,7 @@ Kinds = np.ndarray[tuple[int], np.dtype[np.uint8]]
 ODD, SIGN = 1, 2
 _NOTHING, _BLANK, _LINE_END, _RETURN, _OTHER = range(5)
 _TAB, _NEWLINE, _CARRIAGE, _SPACE, _DELETE = uint8(0x09), uint8(0x0A), uint8(0x0D), uint8(0x20), uint8(0x7F)
+_VERTICAL, _FORM_FEED, _ESCAPE = uint8(0x0B), uint8(0x0C), uint8(0x1B)
 
 
 def plain_blanks(text: str) -> str:
@@ -17,7 +18,8 @@ def plain_blanks(text: str) -> str:
     around it.
 
     Indentation stays, a tab or several blanks before a line: code means something by it. Line ends of any kind become
-    \\n. Control characters are those of `clean.tidy`; next line (U+0085) stays.
+    \\n, those of a page (form feed) and vertical tabs among them, which would join two words if they went. Control
+    characters are those of `clean.tidy`, a terminal's colours whole; next line (U+0085) stays.
     """
     data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
     out = np.empty(len(data), np.uint8)
@@ -100,10 +102,12 @@ def _kind(data: Bytes, at: int) -> tuple[int, int]:
         return _OTHER, 1
     if first in (_SPACE, _TAB):
         return _BLANK, 1
-    if first == _NEWLINE:
+    if first in (_NEWLINE, _VERTICAL, _FORM_FEED):
         return _LINE_END, 1
     if first == _CARRIAGE:
         return _RETURN, 1
+    if first == _ESCAPE:
+        return _NOTHING, _escape_sequence(data, at)
     if first <= _DELETE:
         return _NOTHING, 1
     second = data[at + 1]
@@ -125,6 +129,20 @@ def _kind(data: Bytes, at: int) -> tuple[int, int]:
             return _NOTHING, 3  # U+FFF9 … U+FFFC
         return _OTHER, 3
     return _OTHER, 4
+
+
+@njit(cache=True, nogil=True)
+def _escape_sequence(data: Bytes, at: int) -> int:
+    """How many bytes the terminal sequence at an escape has (`ESC [ 31 m`, the form that ftfy removes); 1: it is none."""
+    place = at + 1
+    if place >= len(data) or data[place] != uint8(0x5B):
+        return 1
+    place += 1
+    while place < len(data) and (uint8(0x30) <= data[place] <= uint8(0x39) or data[place] == uint8(0x3B)):
+        place += 1
+    if place < len(data) and uint8(0x61) <= (data[place] | uint8(0x20)) <= uint8(0x7A):
+        return place + 1 - at
+    return 1
 
 
 @njit(cache=True, nogil=True, inline="always")
