@@ -41,6 +41,12 @@ def both(request, tmp_path_factory):
     return HarnessModel(scorer=scorer), theirs
 
 
+@pytest.fixture(scope="module")
+def scorer(tmp_path_factory):
+    root = tmp_path_factory.mktemp("scorer")
+    return HarnessModel(str(write_checkpoint(root, plan_of())), str(root / "tokenizer.json"))
+
+
 def asked(kind, arguments):
     return [Instance(kind, {}, a, n) for n, a in enumerate(arguments)]
 
@@ -69,6 +75,42 @@ def test_greedy_texts_are_those_of_the_harness(both):
     arguments = [(t, dict(settings)) for t in (*(t[:60] for t in TEXTS[:6]), " ".join(TEXTS[:4]))]
     expected = theirs.generate_until(asked("generate_until", arguments), disable_tqdm=True)
     assert ours.generate_until(asked("generate_until", arguments)) == expected
+
+
+def test_a_penalty_on_repetition_changes_greedy_texts_as_it_changes_the_harnesss(both):
+    ours, theirs = both
+    texts = [t[:60] for t in TEXTS[:4]]
+    plain = {"until": ["zz"], "max_gen_toks": 12, "do_sample": False}
+    given = [(t, plain | {"repetition_penalty": 1.7}) for t in texts]
+    found = ours.generate_until(asked("generate_until", given))
+    assert found == theirs.generate_until(asked("generate_until", given), disable_tqdm=True)
+    assert found != ours.generate_until(asked("generate_until", [(t, plain) for t in texts]))
+
+
+@pytest.mark.parametrize(
+    ("setting", "remedy"),
+    [
+        ({"num_beams": 4}, "--model hf"),
+        ({"min_p": 0.5}, "--model hf"),
+        ({"no_repeat_ngram_size": 1}, "--model hf"),
+        ({"temprature": 1.0}, "did you mean 'temperature'"),
+        ({"typo": None}, "known: do_sample"),
+        ({"repetition_penalty": 0}, "a number above 0"),
+        ({"repetition_penalty": "two"}, "a number above 0"),
+    ],
+    ids=str,
+)
+def test_a_setting_of_generation_that_would_not_be_heeded_is_refused(scorer, setting, remedy):
+    (name, value), wanted = *setting.items(), {"until": [], "max_gen_toks": 4}
+    with pytest.raises(ConfigError, match=f"gen_kwargs {name}={value!r}.*{remedy}"):
+        scorer.generate_until(asked("generate_until", [("a", wanted | setting)]))
+
+
+def test_a_setting_of_generation_that_changes_nothing_is_taken(scorer):
+    wanted = {"until": [], "max_gen_toks": 4, "do_sample": False}
+    idle = {"num_beams": 1, "min_p": None, "typical_p": 1.0, "early_stopping": True, "length_penalty": 1.0}
+    texts = [scorer.generate_until(asked("generate_until", [("a", wanted | more)])) for more in ({}, idle)]
+    assert texts[0] == texts[1]
 
 
 def test_windows_of_a_long_text_are_those_of_the_harness():

@@ -12,12 +12,12 @@ from trivium.errors import DataError
 from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.requests import Sampling
 from trivium.evaluation.windows import Encoded
-from trivium.model.generate import Choice, pick
+from trivium.model.generate import Choice, penalised, pick
 from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import Layout
 from trivium.seeds import generator_for, seed_for
 from trivium.serving.answer import Placed, logprobs_of
-from trivium.serving.choose import choose, penalised
+from trivium.serving.choose import choose
 from trivium.serving.config import Drawing
 from trivium.serving.speak import speak
 from trivium.serving.unfold import Unfolding
@@ -37,7 +37,7 @@ def plainly(scorer, prompt, settings, seed):
     choice = Choice(settings.temperature, settings.top_k, settings.top_p, seed)
     while len(drawn) < settings.max_tokens and not (drawn and done(drawn)):
         logits = scorer.model.logits([[*ids, *drawn][-scorer.sequence :]])[0, -1:]
-        logits = penalised(logits, [[*ids, *drawn]], [settings])[0]
+        logits = penalised(logits, [[*ids, *drawn]], [settings.repetition_penalty])[0]
         uniform = float(generator_for(seed, "generate", len(drawn)).random())
         drawn.append(pick(logits, choice, uniform=uniform))
     return drawn
@@ -87,9 +87,9 @@ def test_draws_follow_the_distribution():
 
 def test_a_penalty_lowers_what_was_said_already_whatever_its_sign():
     logits = torch.tensor([[2.0, -2.0, 1.0, -1.0]])
-    found = penalised(logits, [[0, 1, 1]], [Drawing(repetition_penalty=2.0)])
+    found = penalised(logits, [[0, 1, 1]], [2.0])
     assert found.tolist() == [[1.0, -4.0, 1.0, -1.0]]
-    assert penalised(logits, [[0]], [Drawing()]) is logits and logits[0, 0] == 2.0
+    assert penalised(logits, [[0]], [1.0]) is logits and logits[0, 0] == 2.0
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"top_p": 0.9}])

@@ -7,7 +7,8 @@ with N ranks: each its share, or as parts of one model with `tensor=` and `pipel
 """
 
 import contextlib
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,21 @@ from trivium.seeds import seed_for
 MOST_TOKENS = 256  # generated, where a task names no number: the harness's own default
 # By options of the harness's own; batches and devices are not chosen here, and code comes with no model.
 ADDED = {"batch_size", "max_batch_size", "device", "trust_remote_code"}
+# Settings of generation (--gen_kwargs) that are heeded, and the values of others that would change nothing.
+HEEDED = ("until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
+IDLE: Mapping[str, tuple[Any, ...]] = {
+    "num_beams": (1,),
+    "num_return_sequences": (1,),
+    "early_stopping": (True, False),  # says when a search over beams ends
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,),
+    "use_cache": (True, False),  # keys and values read or made anew are the same
+}
 Pair = tuple[tuple[str, str], list[int], list[int]]
 
 
@@ -118,6 +134,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         for number, request in enumerate(requests):
             context, given = request.args
             settings = normalize_gen_kwargs(dict(given), MOST_TOKENS)
+            _refuse_unheeded(settings)
             stop = handle_stop_sequences(settings.get("until"), eos=end)
             wanted = int(settings["max_gen_toks"])
             room = self.max_length - wanted
@@ -131,6 +148,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 int(settings.get("top_k") or 0),
                 float(settings.get("top_p") or 1.0),
                 seed_for(self._seed, "generate_until", number),
+                _penalty(settings.get("repetition_penalty")),
             )
             prompt = words.prompt_ids([context])[0][-room:]
             stops.append([s for s in stop if s])
@@ -142,6 +160,34 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         for request, text in zip(requests, texts, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
         return texts
+
+
+def _refuse_unheeded(settings: Mapping[str, Any]) -> None:
+    """ConfigError for what would be asked for and not be done: other texts would pass for those asked for."""
+    for name in sorted(settings.keys() - set(HEEDED)):
+        value = settings[name]
+        if name not in IDLE:
+            raise ConfigError(
+                f"gen_kwargs {name}={value!r}: this model draws by nothing of that name; leave it out, or "
+                f"{nearest(name, HEEDED)}"
+            )
+        if value is not None and value not in IDLE[name]:
+            raise ConfigError(
+                f"gen_kwargs {name}={value!r} would change the texts, and this model cannot draw so; leave it out, or "
+                f"ask the exported folder through the harness's own model (trivium checkpoint export, --model hf)"
+            )
+
+
+def _penalty(value: Any) -> float:
+    """The repetition penalty of a request; 1 where it names none."""
+    if value is None:
+        return 1.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ConfigError(
+            f"gen_kwargs repetition_penalty={value!r}: scores are divided by it, so it is a number above 0; 1 changes "
+            "nothing"
+        )
+    return float(value)
 
 
 def _mesh(tensor: int, pipeline: int) -> Mesh | None:

@@ -19,12 +19,16 @@ from trivium.seeds import generator_for
 
 @dataclass(frozen=True)
 class Choice:
-    """How the next token is chosen. temperature 0: the most likely one. top_k 0, top_p 1: from all."""
+    """How the next token is chosen. temperature 0: the most likely one. top_k 0, top_p 1: from all.
+
+    repetition_penalty: of tokens that stand in the text already, see `penalised`; 1 is none.
+    """
 
     temperature: float
     top_k: int
     top_p: float
     seed: int
+    repetition_penalty: float = 1.0
 
 
 class Writing(Protocol):
@@ -103,6 +107,24 @@ def pick(logits: torch.Tensor, choice: Choice, *, uniform: float) -> int:
     return min(found, int(np.flatnonzero(weights)[-1]))
 
 
+def penalised(
+    logits: torch.Tensor, texts: Sequence[Sequence[int]], penalties: Sequence[float]
+) -> torch.Tensor:
+    """logits [B, V] with those of tokens that stand in the text lowered (Keskar et al. 2019, arXiv 1909.05858).
+
+    A positive score is divided by the penalty, a negative one multiplied: either way it falls.
+    """
+    if all(p == 1 for p in penalties):
+        return logits
+    logits = logits.clone()
+    for row, text, penalty in zip(logits, texts, penalties, strict=True):
+        if penalty != 1:
+            ids = torch.tensor(sorted(set(text)), device=row.device)
+            found = row[ids]
+            row[ids] = torch.where(found > 0, found / penalty, found * penalty)
+    return logits
+
+
 def _least(weights: NDArray[np.float64], choice: Choice) -> float:
     """The weight of the last token that may be drawn, the likeliest first: top_k of them, and of these no more than
     together reach top_p of what they weigh (nucleus, arXiv 1904.09751); in this order, as elsewhere."""
@@ -162,6 +184,10 @@ def _choose(model: WholeModel, hidden: torch.Tensor | None, drafts: Sequence[Dra
     ids = torch.zeros(len(drafts), dtype=torch.long, device=model.device)
     if hidden is not None:
         logits = model.predict(hidden)
+        if any(d.choice.repetition_penalty != 1 for d in drafts):
+            logits = penalised(
+                logits, [d.text for d in drafts], [d.choice.repetition_penalty for d in drafts]
+            )
         if all(d.choice.temperature == 0 for d in drafts):
             ids = logits.argmax(-1)
         else:

@@ -24,22 +24,6 @@ def finite(logits: Tensor) -> Tensor:
     return logits
 
 
-def penalised(logits: Tensor, texts: Sequence[Sequence[int]], settings: Sequence[Drawing]) -> Tensor:
-    """logits [B, V] with those of tokens that stand in the text lowered (Keskar et al. 2019, arXiv 1909.05858).
-
-    A positive score is divided by the penalty, a negative one multiplied: either way it falls.
-    """
-    if all(s.repetition_penalty == 1 for s in settings):
-        return logits
-    logits = logits.clone()
-    for row, text, how in zip(logits, texts, settings, strict=True):
-        if how.repetition_penalty != 1:
-            ids = torch.tensor(sorted(set(text)), device=row.device)
-            found = row[ids]
-            row[ids] = torch.where(found > 0, found / how.repetition_penalty, found * how.repetition_penalty)
-    return logits
-
-
 def choose(logits: Tensor, settings: Sequence[Drawing], uniforms: Sequence[float]) -> Tensor:
     """[B] ids: at `uniforms` in [0, 1) of each text's cumulative distribution over its allowed tokens."""
     if all(s.temperature == 0 for s in settings):

@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from trivium.model.generate import write_together
+from trivium.model.generate import penalised, write_together
 from trivium.model.whole import WholeModel
 from trivium.seeds import generator_for
-from trivium.serving.choose import choose, finite, penalised, told
+from trivium.serving.choose import choose, finite, told
 from trivium.serving.config import Drawing
 
 Tensor = torch.Tensor
@@ -116,7 +116,11 @@ def _choose(model: WholeModel, hidden: Tensor | None, drafts: Sequence[Draft]) -
         logits = finite(model.predict(hidden))
         settings = [d.settings for d in drafts]
         uniforms = [_uniform(d) for d in drafts]
-        ids = choose(penalised(logits, [d.text for d in drafts], settings), settings, uniforms)
+        ids = choose(
+            penalised(logits, [d.text for d in drafts], [s.repetition_penalty for s in settings]),
+            settings,
+            uniforms,
+        )
         found = told(logits, ids, most)
     found = model.told(found)
     for draft, row in zip(drafts, found.tolist(), strict=True):
