@@ -5,6 +5,7 @@ from trivium.errors import DataError
 from trivium.evaluation.config import EvaluationConfig
 from trivium.evaluation.tasks.continuation import continuation_task
 from trivium.evaluation.tasks.items import Item, cut_last_sentence, head
+from trivium.evaluation.tasks.task import choose_shots
 
 CONFIG = EvaluationConfig(context_characters=90)
 ITEMS = [Item(**i) for i in passages(60)]
@@ -28,6 +29,16 @@ def test_the_right_choice_stands_in_every_place_about_equally_often():
     task = continuation_task(items, CONFIG.model_copy(update={"continuation_examples": 400}), seed=1)
     places = [sum(e.answer == k for e in task.examples) for k in range(4)]
     assert min(places) > 70  # 100 expected, standard deviation 9
+
+
+def test_no_shot_of_a_question_ends_in_one_of_its_choices():
+    """Distractors are endings of passages that are shots of other questions: a solved one would point to itself."""
+    task = continuation_task(ITEMS, CONFIG, seed=1)
+    choose = choose_shots(task, shots=len(task.pool) - 4, seed=1)
+    for example in task.examples:
+        assert not {s.solution for s in choose(example)} & set(example.choices)
+    with pytest.raises(DataError, match="only 56 examples .* and end in none of its choices"):
+        choose_shots(task, shots=len(task.pool) - 3, seed=1)(task.examples[0])
 
 
 def test_too_few_passages_for_four_choices_are_refused():

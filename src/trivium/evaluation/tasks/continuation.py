@@ -13,7 +13,7 @@ from trivium.evaluation.tasks.task import Example, Task, Template, choose_exampl
 from trivium.seeds import generator_for
 
 NAME = "continuation"
-VERSION = 1
+VERSION = 2
 CHOICES = 4
 
 
@@ -42,6 +42,7 @@ def continuation_task(items: Sequence[Item], config: EvaluationConfig, *, seed: 
         examples=choose_examples(pool, limit=config.continuation_examples, seed=seed, task=NAME),
         pool=pool,
         chance=1 / CHOICES,
+        borrowed=True,
     )
 
 

@@ -81,6 +81,9 @@ class Task:
     chance: float
     normalisation: Normalisation = "token"  # of the headline, for choices
     unconditional: str | None = None  # the text that says nothing
+    borrowed: bool = (
+        False  # wrong choices are solutions of other examples, which then are no shots of the question
+    )
 
 
 def choose_examples(examples: Sequence[Example], *, limit: int, seed: int, task: str) -> tuple[Example, ...]:
@@ -91,21 +94,35 @@ def choose_examples(examples: Sequence[Example], *, limit: int, seed: int, task:
 
 def choose_shots(task: Task, *, shots: int, seed: int) -> Callable[[Example], list[Example]]:
     """What chooses solved examples for a question: keyed, of other documents and never the question itself, and more
-    shots only add at the front."""
+    shots only add at the front.
+
+    Where choices are borrowed, none whose solution is one of them: a model that copies what it read would be led to
+    that choice, or from it, whatever it knows of the passage.
+    """
     documents: dict[str, list[int]] = {}
     texts: dict[tuple[str, str], list[int]] = {}  # some files hold a question twice, under two ids
+    solutions: dict[str, list[int]] = {}
     for place, example in enumerate(task.pool):
         documents.setdefault(example.document, []).append(place)
         texts.setdefault(example.text, []).append(place)
+        if task.borrowed:
+            solutions.setdefault(example.solution, []).append(place)
 
     def choose(example: Example) -> list[Example]:
-        own = sorted({*documents.get(example.document, ()), *texts.get(example.text, ())})
+        own = sorted(
+            {
+                *documents.get(example.document, ()),
+                *texts.get(example.text, ()),
+                *(place for choice in example.choices for place in solutions.get(choice, ())),
+            }
+        )
         others = len(task.pool) - len(own)
         if others < shots:
+            besides = " and end in none of its choices" if task.borrowed else ""
             raise DataError(
                 f"task {task.name}: {shots} shots were asked for, but only {others} examples are of other documents "
-                f"than {example.id}; ask for fewer (--shots, or evaluation.shots for a run's own "
-                f"tasks) or give more rows"
+                f"than {example.id}{besides}; ask for fewer (--shots, or evaluation.shots for a run's own tasks) or "
+                "give more rows"
             )
         if not shots:
             return []
