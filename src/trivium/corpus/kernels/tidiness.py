@@ -133,7 +133,7 @@ def _kind(data: Bytes, at: int) -> tuple[int, int]:
 
 @njit(cache=True, nogil=True)
 def _escape_sequence(data: Bytes, at: int) -> int:
-    """How many bytes the terminal sequence at an escape has (`ESC [ 31 m`, the form that ftfy removes); 1: it is none."""
+    """How many bytes a terminal sequence at an escape has (`ESC [ 31 m`, the form that ftfy removes); 1: it is none."""
     place = at + 1
     if place >= len(data) or data[place] != uint8(0x5B):
         return 1
