@@ -115,6 +115,22 @@ SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 
         ({"layout__data": 4, "layout__shards": 2, "zero": 0}, "set plan.zero to 1, 2 or 3"),
         ({"model__qkv_bias": True}, "plan.model.qkv_bias is true, and plan.model.family 'gpt'"),
         ({"model__qk_norm": True}, "set plan.model.family=llama or plan.model.qk_norm=none"),
+        (
+            {"model__rope_base": 500.0},
+            "plan.model.rope_base is 500, and plan.model.family 'gpt' learns its positions",
+        ),
+        (
+            {"recompute__every": 2},
+            "plan.recompute.every is 2, and plan.recompute.mode 'none' computes no layer again",
+        ),
+        (
+            {"recompute__every": 2, "recompute__activation_function": True},
+            "set plan.recompute.mode to attention or layer, or plan.recompute.every=1",
+        ),
+        (
+            {"partition__layers": (4,), "partition__embedding_weight": 1.0},
+            "plan.partition.embedding_weight is 1, and plan.partition.layers [4] says what each stage holds",
+        ),
         ({"model__norm_position": "after"}, "plan.model.norm_position is after, and plan.model.family 'gpt'"),
         (
             {"model__rope_scaling": {"kind": "linear", "factor": 2}},

@@ -136,6 +136,46 @@ def test_what_contradicts_itself_is_refused_with_value_law_and_remedy(
     assert re.search(words, problem), problem
 
 
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (
+            {"final_decay_shape": "linear"},
+            r"final_decay_shape \(linear\) is of training.decay=wsd alone.* is cosine; set .*_shape=1-sqrt$",
+        ),
+        (
+            {"keep_every": 75},
+            r"keep_every \(75\) must be a multiple of training.checkpoint_every \(50\).* 50 or 100$",
+        ),
+        ({"keep_every": 20}, r"nearest: 50$"),
+        (
+            {"spikes": {"policy": "skip", "batches": 2}},
+            r"spikes.batches is 2, .*policy 'skip' leaves no batch out; set .*batches=1, or .*policy=rewind",
+        ),
+        ({"spikes": {"batches": 2}}, "policy 'stop' leaves no batch out"),
+        (
+            {"spikes": {"limit": 3}},
+            r"spikes.limit is 3, .*policy 'stop' ends with the first spike; set .*limit=10",
+        ),
+        ({"spikes": {"window": 8}}, r"spikes.window is 8, .*deviations 0 compares with no step before"),
+        ({"profile": {"memory": True}}, r"profile.memory is true, and training.profile.steps names no step"),
+    ],
+    ids=str,
+)
+def test_what_would_change_nothing_is_refused_with_value_law_and_remedy(
+    given: dict[str, Any], words: str
+) -> None:
+    (problem,) = recipe_problems(TrainingConfig(steps=10, **given), PLAN)
+    assert re.search(words, problem), problem
+
+
+def test_what_changes_something_is_not_refused() -> None:
+    spikes = {"policy": "rewind", "batches": 2, "limit": 3, "window": 8, "deviations": 5.0}
+    profile = {"steps": [1], "memory": True}
+    given = {"keep_every": 100, "spikes": spikes, "profile": profile}
+    assert recipe_problems(TrainingConfig(steps=10, **given), PLAN) == []
+
+
 @pytest.mark.parametrize("decay", ["cosine", "linear"])
 def test_a_decay_does_not_end_before_the_warm_up(decay: Any) -> None:
     config = TrainingConfig(steps=10, decay=decay, warmup_tokens=500, decay_tokens=499)

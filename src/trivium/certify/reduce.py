@@ -86,7 +86,8 @@ def _fewer_layers(plan: Plan) -> Iterator[Tree]:
         candidate = Plan.model_validate(merge(plan.model_dump(), balanced))
         if candidate.partition.counts(candidate.model, candidate.layout) == tuple(few):
             yield balanced
-    yield {"model": model, "partition": {"layers": tuple(few)}, "recompute": every}
+    given = {"layers": tuple(few), "embedding_weight": 0.0, "head_weight": 0.0}
+    yield {"model": model, "partition": given, "recompute": every}
 
 
 def _window_layers(model: ModelShape, layers: int) -> Tree:

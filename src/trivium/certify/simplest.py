@@ -21,6 +21,7 @@ PLAIN: Tree = {
     "qkv_bias": False,
     "qk_norm": "none",
     "norm_position": "before",
+    "rope_base": 10000.0,
     "rope_scaling": None,
 }  # as gpt has it
 # Every choice as it is where nobody chose; those that take most away first.

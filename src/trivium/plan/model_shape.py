@@ -142,6 +142,12 @@ class ModelShape(Config):
                     f"plan.model.{name} is {str(value).lower()}, and plan.model.family 'gpt' has every bias and norms "
                     f"of its own; set plan.model.family=llama or plan.model.{name}={str(of_gpt).lower()}"
                 )
+        turns = ModelShape.model_fields["rope_base"].default
+        if self.family == "gpt" and self.rope_base != turns:
+            found.append(
+                f"plan.model.rope_base is {self.rope_base:g}, and plan.model.family 'gpt' learns its positions; set "
+                f"plan.model.family=llama or plan.model.rope_base={turns:g}"
+            )
         if self.rope_scaling is not None:
             found += self.rope_scaling.problems(self.rope_base)
             if self.family == "gpt":

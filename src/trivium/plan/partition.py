@@ -50,7 +50,13 @@ class Partition(Config):
                     f"or give plan.partition.layers with zeros"
                 ]
             return []
-        found = []
+        weights = {"embedding_weight": self.embedding_weight, "head_weight": self.head_weight}
+        found = [
+            f"plan.partition.{name} is {weight:g}, and plan.partition.layers {list(self.layers)} says what each stage "
+            f"holds; set plan.partition.{name}=0 or plan.partition.layers=null"
+            for name, weight in weights.items()
+            if weight
+        ]
         if len(self.layers) != layout.stages:
             found.append(
                 f"plan.partition.layers {list(self.layers)} names {len(self.layers)} stages, but plan.layout has "

@@ -44,7 +44,7 @@ def prove_resume(job: TrainingJob, *, reference: Path, progress: Progress = sile
     kill_at = begin + max(2, (steps - begin) // 3)
     every = max(1, (kill_at - begin) // 2)
     config = job.training.model_copy(
-        update={"checkpoint_every": every, "restarts": 1, "validate_every": steps}
+        update={"checkpoint_every": every, "keep_every": 0, "restarts": 1, "validate_every": steps}
     )
     shutil.rmtree(job.out, ignore_errors=True)
     source = next(p for p in published(reference / CHECKPOINTS) if step_of(p.name) == begin)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from trivium.plan.batch import nearest_multiples
 from trivium.plan.plan import Plan
 from trivium.training.config import TrainingConfig
 from trivium.units import format_count
@@ -76,6 +77,12 @@ def rate_problems(config: TrainingConfig, plan: Plan) -> list[str]:
             f"training.final_decay_tokens ({final}) is of training.decay=wsd alone, and training.decay is {decay}; set "
             f"training.decay=wsd or training.final_decay_tokens=0"
         )
+    shape = TrainingConfig.model_fields["final_decay_shape"].default
+    if config.final_decay_shape != shape and decay != "wsd":
+        found.append(
+            f"training.final_decay_shape ({config.final_decay_shape}) is of training.decay=wsd alone, and "
+            f"training.decay is {decay}; set training.decay=wsd or training.final_decay_shape={shape}"
+        )
     if config.decay_tokens and decay in ENDLESS:
         found.append(
             f"training.decay_tokens ({config.decay_tokens}) is where a decay ends, and training.decay={decay} has no "
@@ -116,6 +123,13 @@ def recipe_problems(config: TrainingConfig, plan: Plan) -> list[str]:
             "training.start_with is state, and training.start_from names no checkpoint that has one; name it, or set "
             "training.start_with=weights"
         )
+    if config.keep_every % config.checkpoint_every:
+        near = nearest_multiples(config.keep_every, config.checkpoint_every)
+        found.append(
+            f"training.keep_every ({config.keep_every}) must be a multiple of training.checkpoint_every "
+            f"({config.checkpoint_every}): only what is saved can be spared; nearest: {near}"
+        )
+    found += config.spikes.problems()
     return [*found, *config.profile.problems(config.steps, plan.layout.world_size)]
 
 
