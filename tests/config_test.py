@@ -119,6 +119,28 @@ def test_a_value_is_not_cut_where_yaml_sees_a_comment():
         parse_assignments(["a.b=my #run/x"])
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["it's my #run", 'say "x" #2', "'it''s' # why", "[a, 'b'] #c", "[a, # b\n c]", "3 # of 'them'", "a\n# b"],
+)
+def test_a_value_with_a_quote_in_it_is_not_cut_either(text: str):
+    with pytest.raises(ConfigError, match="a comment begins at its '#'; quote the value: a.b="):
+        parse_assignments([f"a.b={text}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("'it''s my #run'", "it's my #run"),
+        ('"a #b"', "a #b"),
+        ("[a#b, 'c #d']", ["a#b", "c #d"]),
+        ("it's#1", "it's#1"),
+    ],
+)
+def test_a_hash_that_is_part_of_a_value_stays(text: str, value: object):
+    assert parse_assignments([f"a.b={text}"]) == {"a": {"b": value}}
+
+
 def test_an_override_that_no_calendar_knows_is_refused_with_its_text():
     with pytest.raises(ConfigError, match="'2024-13-45' is not a YAML value"):
         parse_assignments(["training.lr=2024-13-45"])

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trivium.errors import ConfigError, TriviumError, nearest
 
-_COMMENT, _QUOTES = re.compile(r"(^|\s)#"), re.compile("['\"]")
+_COMMENT = re.compile(r"(^|\s)#")
 _EXPONENT = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)[eE][+-]?\d+")
 _EXACT_BELOW = 2**53  # whole numbers that a float holds, each as itself
 Tree = dict[str, Any]
@@ -95,12 +95,21 @@ def parse_assignments(assignments: Iterable[str]) -> Tree:
             node[field] = read_yaml(text)
         except yaml.YAMLError:
             raise ConfigError(f"--set '{assignment}': '{text}' is not a YAML value; quote it") from None
-        cut = node[field] is not None and _COMMENT.search(text) and not _QUOTES.search(text)
-        if cut:
+        if node[field] is not None and _has_comment(text):
             raise ConfigError(
                 f"--set '{assignment}': in YAML a comment begins at its '#'; quote the value: {path}={as_value(text)}"
             )
     return tree
+
+
+def _has_comment(text: str) -> bool:
+    """Whether YAML reads a part of the text as a comment: what stands between two tokens is that, or blank."""
+    end = 0
+    for token in yaml.scan(text, Loader=yaml.SafeLoader):
+        if "#" in text[end : token.start_mark.index]:
+            return True
+        end = max(end, token.end_mark.index)
+    return "#" in text[end:]
 
 
 def as_value(text: str) -> str:
