@@ -140,8 +140,9 @@ def test_balance_is_what_it_says():
 
 
 def test_balanced_shots_end_with_either_label():
-    found = measure(study(), Copycat(last=True))["balance"]["balanced"]
-    assert 0 < found["said"][" True"] < 1 and found["recency_bias"] > 0.5
+    config = CONFIG.model_copy(update={"draws": 24, "shots": (0,), "orders": 1})
+    found = measure(study(config), Copycat(last=True))["balance"]["balanced"]
+    assert 0.25 < found["said"][" True"] < 0.75 and found["recency_bias"] > 0.5
 
 
 def test_of_as_many_shots_of_each_label_none_is_the_majority():
@@ -190,6 +191,16 @@ def test_shots_come_from_the_group_and_label_that_were_asked_for_and_none_comes_
                 assert {row[s][name] == row[question][name] for s in shots} == {same}
     for *shots, _ in asked["balance balanced"]:
         assert len(set(shots)) == 3 and {row[s]["label"] for s in shots} == {0, 1}
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_balanced_shots_are_as_even_as_can_be_and_even_over_as_many_draws_as_there_are_labels(at):
+    asked = asked_of(CONFIG.model_copy(update={"draws": 2, "orders": 1, "limit": 8, "compare_at": at}))
+    label = {f"{r['premise']}\nQuestion: {r['hypothesis']}": r["label"] for r in HANS}
+    draws = {tuple(label[s] for s in shots) for *shots, _ in asked["balance balanced"]}
+    assert all(abs(d.count(0) - d.count(1)) == at % 2 for d in draws)
+    said = [label[s] for *shots, _ in asked["balance balanced"] for s in shots]
+    assert said.count(0) == said.count(1)
 
 
 def test_more_shots_only_add_at_the_front():

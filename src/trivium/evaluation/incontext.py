@@ -292,7 +292,7 @@ def _balances(study: Study, shots: int) -> dict[str, list[Draw]]:
     alone = [[_of_label(study, shots, d, k) for d in draws] for k in range(len(study.labels))]
     # In an order of each draw's own: labels in turn would always end with the same one.
     mixed = [
-        _in_order(_in_turn([several[d] for several in alone], shots), _order(shots, study.config.seed, d))
+        _in_order(_in_turn([several[d] for several in alone], shots, d), _order(shots, study.config.seed, d))
         for d in draws
     ]
     return {"balanced": mixed, **{f"only{label}": alone[k] for k, label in enumerate(study.labels)}}
@@ -302,9 +302,14 @@ def _of_label(study: Study, shots: int, draw: int, label: int) -> Draw:
     return _drawn(study.benchmark.task, shots, study.config.seed, draw, lambda e: e.answer == label)
 
 
-def _in_turn(each: Sequence[Draw], shots: int) -> Draw:
-    """The k-th shot is the k-th of one of the draws, in turn."""
-    return lambda example: [each[k % len(each)](example)[k] for k in range(shots)]
+def _in_turn(each: Sequence[Draw], shots: int, first: int) -> Draw:
+    """The k-th shot is the k-th of one of the draws, in turn; what is left of whole turns begins at the `first`.
+
+    So where labels do not divide the shots, those that have one more are others in each draw.
+    """
+    whole = shots - shots % len(each)
+    turns = [(k if k < whole else first + k) % len(each) for k in range(shots)]
+    return lambda example: [each[label](example)[k] for k, label in enumerate(turns)]
 
 
 def _sources(study: Study, shots: int) -> dict[str, list[Draw]]:
