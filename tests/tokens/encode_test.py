@@ -251,6 +251,41 @@ def test_a_limit_on_tokenizer_text_is_kept_and_still_encodes_everything(tmp_path
     assert manifest["totals"]["train"]["documents"] + manifest["totals"]["validation"]["documents"] == 60
 
 
+@pytest.mark.parametrize("limit", [1000, 3000, 10_000])
+def test_the_tokenizer_reads_the_limit_and_no_more_whatever_the_seed(tmp_path, monkeypatch, limit):
+    """A few large documents, any of which may be drawn first; the last is cut between characters of two bytes."""
+    read = []
+
+    def watched(texts, *rest):
+        texts = list(texts)
+        read.append(texts)
+        return train_tokenizer(texts, *rest)
+
+    monkeypatch.setattr(encode, "train_tokenizer", watched)
+    docs = [Document(str(n), f"{n} a" + "é" * 1000, "s") for n in range(10)]
+    source = curated(tmp_path / "curated", docs, {"s": 1.0})
+    config = CONFIG.model_copy(update={"tokenizer_bytes": limit})
+    chosen = set()
+    for seed in range(12):
+        (tmp_path / str(seed)).mkdir()
+        tokenize(config, source, tmp_path / str(seed), seed=seed)
+        texts = read.pop()
+        assert limit - 1 <= sum(len(text.encode()) for text in texts) <= limit
+        assert sum(text not in {d.text for d in docs} for text in texts) <= 1
+        assert all(any(d.text.startswith(text) for d in docs) for text in texts)
+        chosen.add(tuple(text[:2] for text in texts))
+    assert len(chosen) > 5
+
+
+def test_a_limit_above_all_text_takes_all_that_trains(tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr(encode, "train_tokenizer", lambda t, *r: train_tokenizer(read.extend(t) or read, *r))
+    docs = documents({"prose": 20})
+    manifest, _ = run(tmp_path, docs, {"prose": 1.0})
+    assert sum(len(text.encode()) for text in read) == manifest["totals"]["train"]["text_bytes"]
+    assert set(read) <= {d.text for d in docs}
+
+
 def test_source_names_make_safe_and_different_file_names():
     stems = file_stems(["a/b", "a b", "Pile-CC", "pile-cc", "../up", "plain", "x" * 300])
     assert stems["plain"] == "plain"

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trivium import __version__
 from trivium.config import to_tree
 from trivium.corpus.store import MANIFEST as STORE_MANIFEST
@@ -31,7 +34,7 @@ from trivium.tokens.gather import ShardSet
 from trivium.tokens.manifest import FORMAT, MANIFEST, SPLITS, TOKENIZER
 from trivium.tokens.marks import END_OF_TEXT
 from trivium.tokens.pieces import PIECE_SCHEMA, Work, encode_pieces, read_piece
-from trivium.tokens.split import TRAIN, VALIDATION, HeldOut, choose_held_out, parts_of, survey
+from trivium.tokens.split import TRAIN, VALIDATION, HeldOut, Survey, choose_held_out, parts_of, survey
 from trivium.tokens.tokenizer import Tokenizer, given_tokenizer, load_tokenizer, train_tokenizer
 
 
@@ -65,9 +68,7 @@ def tokenize(
     progress(0, total, "training the tokenizer" if config.tokenizer is None else "reading the tokenizer")
     given = None if config.tokenizer is None else _given(config)
     pieces = _begin(work or out / ".work", config, store, given, seed=seed)
-    tokenizer = given or _trained(
-        pieces, config, store, held_out, share=config.tokenizer_bytes / total, seed=seed
-    )
+    tokenizer = given or _trained(pieces, config, store, found, held_out, seed=seed)
     tokenizer.save(out / TOKENIZER)
     files = encode_pieces(
         Work(store, tokenizer, held_out, pieces), workers=workers, total=total, progress=progress
@@ -157,13 +158,13 @@ def _begin(work: Path, config: TokensConfig, store: Path, given: Tokenizer | Non
 
 
 def _trained(
-    work: Path, config: TokensConfig, store: Path, held_out: HeldOut, *, share: float, seed: int
+    work: Path, config: TokensConfig, store: Path, found: Survey, held_out: HeldOut, *, seed: int
 ) -> Tokenizer:
-    """The tokenizer trained on this share of the training text; once, however often the work is interrupted."""
+    """The tokenizer trained on its part of the training text; once, however often the work is interrupted."""
     path = work / TOKENIZER
     if path.is_file():
         return load_tokenizer(path)
-    texts = _training_texts(store, held_out, share=share, seed=seed)
+    texts = _training_texts(store, found, held_out, limit=config.tokenizer_bytes, seed=seed)
     tokenizer = train_tokenizer(texts, config.vocabulary, config.end_of_text or END_OF_TEXT)
     partial = partial_of(path)
     tokenizer.save(partial)
@@ -171,15 +172,41 @@ def _trained(
     return tokenizer
 
 
-def _training_texts(store: Path, held_out: HeldOut, *, share: float, seed: int) -> Iterator[str]:
+def _training_texts(store: Path, found: Survey, held_out: HeldOut, *, limit: int, seed: int) -> Iterator[str]:
+    """Text of the training split, at most `limit` bytes: whole documents, but for the last one drawn."""
+    taken = _taken_bytes(store, found, held_out, limit=limit, seed=seed)
     first = 0
     for table in read_tables(store, ["id", "source", "text"], verify=False):
-        for part in parts_of(table, first, held_out):
-            if part.split == TRAIN and (
-                share >= 1 or seed_for(seed, "tokenizer", part.document) / 2**63 < share
-            ):
-                yield part.text
+        for row in np.flatnonzero(taken[first : first + table.num_rows]).tolist():
+            for part in parts_of(table.slice(row, 1), first + row, held_out):
+                if part.split == TRAIN:
+                    yield _beginning(part.text, int(taken[first + row]))
         first += table.num_rows
+
+
+def _taken_bytes(
+    store: Path, found: Survey, held_out: HeldOut, *, limit: int, seed: int
+) -> NDArray[np.int64]:
+    """How many bytes of each document train the tokenizer.
+
+    Documents are taken by their draws, keyed by their ids, until the limit. To draw for each whether it is taken would
+    keep the limit in the mean only: a few large documents go over it, or none is taken.
+    """
+    sizes = np.where(held_out.whole, 0, found.text_bytes)
+    if sizes.sum() <= limit:
+        return sizes
+    names = (name for table in read_tables(store, ["id"], verify=False) for name in table["id"].to_pylist())
+    draws = np.fromiter((seed_for(seed, "tokenizer", name) for name in names), np.int64, len(sizes))
+    order = np.argsort(draws, kind="stable")
+    before = np.cumsum(sizes[order]) - sizes[order]
+    taken = np.empty_like(sizes)
+    taken[order] = np.clip(limit - before, 0, sizes[order])
+    return taken
+
+
+def _beginning(text: str, most: int) -> str:
+    """As much of a text as has so many bytes, in whole characters."""
+    return text if 4 * len(text) <= most else text.encode()[:most].decode("utf-8", "ignore")
 
 
 def _sources(
