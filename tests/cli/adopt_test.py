@@ -54,7 +54,7 @@ def test_adopted_pairs_are_the_tokens_that_train_takes(trivium) -> None:
     told = next(line for line in said.splitlines() if "never trained on" in line)
     code, said = trivium("train", "--out", "run", "--dry-run")
     assert told in said.splitlines()  # before a step is paid for
-    assert code == 4 and "the validation split has" in said
+    assert code == 0  # however few validate
     sets = (
         "training.steps=2",
         "plan.batch.sequences=4",
