@@ -12,6 +12,7 @@ import yaml
 from trivium.cli import main as entry
 from trivium.cli import plan_search
 from trivium.cli.run_config import Given, resolve
+from trivium.plan.sizes import MOST_RANKS, MOST_SEQUENCES
 from trivium.planner.search_text import choice_tree
 
 MT_NLG = ("--model", "mt-nlg-530b", "--machine", "selene", "--nodes", "280", "--batch", "1920")
@@ -203,3 +204,9 @@ def test_bad_input_is_refused_with_the_remedy(call, words, expected):
 def test_a_model_too_small_for_a_whole_machine_is_told_to_take_less_of_it(call):
     code, _, told = call("search", "--model", "gpt-125m")
     assert code == 2 and "give --nodes or --ranks for fewer" in told
+
+
+@pytest.mark.parametrize(("option", "most"), [("--ranks", MOST_RANKS), ("--batch", MOST_SEQUENCES)])
+def test_a_search_is_of_no_more_than_a_plan_may_have(call, option: str, most: int) -> None:
+    code, _, told = call("search", option, str(most + 1))
+    assert code == 2 and option in told and str(most) in told.replace(str(most + 1), "")

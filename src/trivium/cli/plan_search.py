@@ -19,6 +19,7 @@ from trivium.cli.show import say
 from trivium.config import changes, leaves, parse_assignments, preset_files, preset_names, to_tree
 from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
+from trivium.plan.sizes import MOST_RANKS, MOST_SEQUENCES
 from trivium.planner.grid import Subject
 from trivium.planner.near_misses import near_misses
 from trivium.planner.remedies import does_not_fit
@@ -45,11 +46,15 @@ Nodes = Annotated[
 ]
 RankCount = Annotated[
     int | None,
-    typer.Option("--ranks", metavar="N", min=1, max=MOST, help="How many ranks. Default: one per device."),
+    typer.Option(
+        "--ranks", metavar="N", min=1, max=MOST_RANKS, help="How many ranks. Default: one per device."
+    ),
 ]
 BatchSize = Annotated[
     int | None,
-    typer.Option("--batch", metavar="N", min=1, max=MOST, help="Sequences per step. Default: the config's."),
+    typer.Option(
+        "--batch", metavar="N", min=1, max=MOST_SEQUENCES, help="Sequences per step. Default: the config's."
+    ),
 ]
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many plans to print.")]
 Schedules = Annotated[
