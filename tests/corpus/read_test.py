@@ -352,6 +352,47 @@ def test_whatever_else_a_table_holds_its_texts_are_read_and_the_rest_is_plain(tm
     }
 
 
+def long_frame(data, window=28):
+    """As `zstd --long=N` writes it, its window wider than what libraries read unless they are told to."""
+    how = zstandard.ZstdCompressionParameters.from_level(1, window_log=window)
+    packer = zstandard.ZstdCompressor(compression_params=how).compressobj()
+    return packer.compress(data) + packer.flush()
+
+
+def test_zstd_frames_of_any_window_are_read_alone_and_among_others(tmp_path):
+    lines = [b'{"text": "line %d, which is long enough"}\n' % n for n in range(4000)]
+    pieces = [b"".join(lines[n : n + 1000]) for n in range(0, 4000, 1000)]
+    narrow = [pa.compress(piece, codec="zstd", asbytes=True) for piece in pieces]
+    wide = [long_frame(piece, window) for piece, window in zip(pieces, (28, 31, 29, 30), strict=True)]
+    path = tmp_path / "x.jsonl.zst"
+    for frames in (wide, [narrow[0], *wide[1:3], narrow[3]], [wide[0], narrow[1], narrow[2], wide[3]]):
+        path.write_bytes(b"".join(frames))
+        found = list(read_any(path, source="s"))
+        assert [d.text for d in found] == [f"line {n}, which is long enough" for n in range(4000)]
+
+
+@pytest.mark.parametrize("damaged", ["cut", "broken", "bomb"])
+def test_a_damaged_frame_with_a_wide_window_costs_what_another_would(tmp_path, damaged):
+    lines = [b'{"text": "line %d, which is long enough"}\n' % (n**3) for n in range(30_000)]
+    packed = bytearray(long_frame(b"".join(lines)))
+    rest = pa.compress(b'{"text": "behind it"}\n', codec="zstd", asbytes=True)
+    path = tmp_path / "x.jsonl.zst"
+    if damaged == "cut":
+        path.write_bytes(packed[: len(packed) // 2])
+    elif damaged == "broken":
+        packed[6:9] = b"\x07\x00\x00"  # a last block of a kind that there is not
+        path.write_bytes(packed + rest)
+    else:
+        path.write_bytes(long_frame(bytes(100 << 20)))
+    *texts, damage = sorted(read_any(path, source="s"), key=lambda found: isinstance(found, Damage))
+    troubles = {"cut": Trouble.CUT, "broken": Trouble.PACKED, "bomb": Trouble.BOMB}
+    assert damage.trouble == troubles[damaged]
+    if damaged == "cut":
+        assert 3000 < len(texts) < 30_000
+    else:
+        assert [d.text for d in texts] == (["behind it"] if damaged == "broken" else [])
+
+
 @pytest.mark.parametrize("left", [0.999, 0.9, 0.5, 0.02])
 def test_a_cut_zstd_file_gives_all_that_can_be_unpacked(tmp_path, left):
     """Frames of a few lines each: those before the cut are whole."""

@@ -20,6 +20,7 @@ import pyarrow as pa
 from trivium.corpus.config import ReadConfig
 from trivium.corpus.quarantine import Trouble
 from trivium.corpus.zstd_frames import MAGIC, SKIPPED, begins_frame, frame_end
+from trivium.corpus.zstd_wide import WideFrame, is_wide
 
 GZIP, ZSTD = b"\x1f\x8b", MAGIC
 _MEMBER = b"\x1f\x8b\x08"  # how every gzip member begins: magic and the only method there is
@@ -158,10 +159,19 @@ def _zstd_frames(file: BinaryIO, size: int, limits: ReadConfig) -> Iterator[Chun
                         yield Lost(Trouble.BOMB, f"{size} bytes unpack to more than {produced}", 0)
                         return
                     yield Chunk(data, start)
-            return
         except (OSError, pa.ArrowException) as error:
             what = str(error)
+        else:
+            if not is_wide(file, start):  # which is read alone, others to the file's end
+                return
+            start = _next_frame(file, start, size)
+            continue
         broken = _first_broken(file, start, size, given)
+        if broken.start > start and is_wide(file, broken.start):
+            produced += len(broken.before)
+            yield Chunk(broken.before, start)
+            start = broken.start
+            continue
         follows = _next_frame(file, broken.start, size)
         rest = broken.before
         if (
@@ -190,9 +200,10 @@ class _Broken(NamedTuple):
 
 def _first_broken(file: BinaryIO, start: int, size: int, given: int) -> _Broken:
     """Looks for it from the frame at `start` on, of which so many bytes were given out. The reading that meets the
-    damage loses what it had till then, so frames are unpacked once more, each alone."""
+    damage loses what it had till then, so frames are unpacked once more, each alone. A frame that Arrow cannot read is
+    broken to it."""
     before = bytearray()
-    while (end := frame_end(file, start)) is not None and end <= size:
+    while not is_wide(file, start) and (end := frame_end(file, start)) is not None and end <= size:
         fresh, seen = bytearray(), 0
         try:
             with _zstd_stream(file, start, end) as stream:
@@ -232,8 +243,14 @@ def _zstd_rest(file: BinaryIO, start: int, given: int) -> bytes:
     return bytes(found)
 
 
-def _zstd_stream(file: BinaryIO, start: int, end: int | None = None) -> pa.CompressedInputStream:
-    """The contents of the frames from one byte of a file to another; closing the stream leaves the file open."""
+def _zstd_stream(file: BinaryIO, start: int, end: int | None = None) -> pa.CompressedInputStream | WideFrame:
+    """The contents of the frames from one byte of a file to another, or of the one at `start` where its window is too
+    wide for Arrow; closing the stream leaves the file open."""
+    if is_wide(file, start):
+        end, size = frame_end(file, start), file.seek(0, io.SEEK_END)
+        file.seek(start)
+        frame = cast(BinaryIO, _Lent(file, None if end is None else end - start))
+        return WideFrame(frame, whole=end is not None and end <= size)
     file.seek(start)
     lent = _Lent(file, None if end is None else end - start)
     return pa.CompressedInputStream(pa.PythonFile(lent, mode="r"), "zstd")

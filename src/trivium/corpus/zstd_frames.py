@@ -17,6 +17,19 @@ def begins_frame(file: BinaryIO, at: int) -> bool:
     return head == MAGIC or SKIPPED.match(head) is not None
 
 
+def window_bytes(file: BinaryIO, start: int) -> int:
+    """How far back the frame at `start` refers to its own contents, which is what reading it holds; 0: it is none."""
+    file.seek(start)
+    head = file.read(_HEADER)
+    if not head.startswith(MAGIC) or len(head) < 6:
+        return 0
+    about, window = head[4], head[5]
+    if not about >> 5 & 1:
+        return (1 << 10 + (window >> 3)) // 8 * (8 + (window & 7))
+    at, size = 5 + (0, 1, 2, 4)[about & 3], (1, 2, 4, 8)[about >> 6]  # one stretch: as large as its contents
+    return int.from_bytes(head[at : at + size], "little") + (256 if size == 2 else 0)
+
+
 def frame_end(file: BinaryIO, start: int) -> int | None:
     """Where the frame at `start` ends by its own account, which may be behind the file's end; None: it is none."""
     file.seek(start)
