@@ -44,11 +44,19 @@ def test_no_long_line_stands_twice_and_none_is_lost(texts):
     assert len(results) == len(whole)
     kept = [line for r in results if isinstance(r, Document) for line in r.text.split("\n")]
     words = [tuple("".join(c if c.isalnum() else " " for c in line.lower()).split()) for line in kept]
-    long = [w for w, line in zip(words, kept, strict=True) if len(line.split()) >= 3]
+    long = [w for w in words if len(w) >= 3]
     assert len(long) == len(set(long))
     found = {tuple("".join(c if c.isalnum() else " " for c in n.lower()).split()) for t in texts for n in t}
     assert {w for w in found if len(w) >= 3} == set(long)
     assert tally.documents + sum(tally.dropped.values()) == len(whole)
+
+
+def test_what_has_no_words_or_few_stays_however_many_signs_stand_in_it():
+    text = "One line of five words.\n* * * * *\nAnother line of five words.\n- - x - - y -\n| 1 | 2 |"
+    whole = [Document("a", text, "s"), Document("b", text, "s")]
+    first, second = without_repeated(whole, "lines", Tally("by lines"), words=3)
+    assert first.text == text
+    assert second.text == "* * * * *\n- - x - - y -\n| 1 | 2 |"
 
 
 def test_a_document_says_how_much_of_it_went_and_goes_when_nothing_is_left():

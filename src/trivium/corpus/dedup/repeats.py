@@ -1,6 +1,6 @@
 """Exact repetition across documents: whole texts, or single lines or paragraphs that stood in an earlier document.
 
-What counts as equal is equal words: case, punctuation and blanks are set aside (kernels.words.text_keys). Memory
+What counts as equal is equal words: case, punctuation and blanks are set aside (kernels.words). Memory
 holds a hash for each different text, line or paragraph, of each document with its text compared the id and what it
 survives by, and never the texts.
 """
@@ -15,7 +15,7 @@ from trivium.corpus.dedup.cluster import ranks_of, survivors
 from trivium.corpus.dedup.exact import SAME_TEXT, text_key
 from trivium.corpus.document import Document
 from trivium.corpus.kernels.texts import texts_of
-from trivium.corpus.kernels.words import text_keys
+from trivium.corpus.kernels.words import keys_and_words
 from trivium.corpus.steps import Reject, Tally, figure_of, noted
 
 Unit = Literal["lines", "paragraphs"]
@@ -48,7 +48,8 @@ def without_equal_texts(
 def without_repeated(
     documents: Iterable[Document], unit: Unit, tally: Tally, *, words: int
 ) -> Iterator[Document | Reject]:
-    """Every document without the lines or paragraphs that stood before, in it or another; those under `words` stay.
+    """Every document without the lines or paragraphs that stood before, in it or another; those under `words` stay,
+    separators among them, which have none.
 
     Metadata of a document that lost some gains `repeated`: how many of the unit went.
     """
@@ -68,9 +69,9 @@ def without_repeated(
 
 def _are_new(pieces: list[str], seen: set[int], words: int) -> list[bool]:
     found = []
-    keys = text_keys(texts_of(pieces))[:, 0].tolist()
-    for piece, key in zip(pieces, keys, strict=True):
-        short = len(piece.split()) < words
+    keys, counts = keys_and_words(texts_of(pieces))
+    for key, count in zip(keys[:, 0].tolist(), counts.tolist(), strict=True):
+        short = count < words
         found.append(short or key not in seen)
         if not short:
             seen.add(key)

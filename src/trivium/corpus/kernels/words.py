@@ -10,6 +10,7 @@ from numba import njit, uint32, uint64
 from trivium.corpus.kernels.texts import Bytes, FoldTable, Offsets, Texts, fold_table
 
 Hashes = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
+Counts = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 BASE = uint64(0x9E3779B97F4A7C15)
 _SECOND_BASE = uint64(0xD1342543DE82EF95)
@@ -101,16 +102,23 @@ def text_keys(texts: Texts) -> Hashes:
 
     Texts without words have equal keys if they are equal.
     """
+    return keys_and_words(texts)[0]
+
+
+def keys_and_words(texts: Texts) -> tuple[Hashes, Counts]:
+    """The `text_keys` of texts, and how many words each has."""
     keys = np.empty((texts.num_texts, 2), np.uint64)
-    _text_keys(texts.data, texts.offsets, fold_table(), keys)
-    return keys
+    counts = np.empty(texts.num_texts, np.int64)
+    _text_keys(texts.data, texts.offsets, fold_table(), keys, counts)
+    return keys, counts
 
 
 @njit(cache=True, nogil=True)
-def _text_keys(data: Bytes, offsets: Offsets, fold: FoldTable, keys: Hashes) -> None:
+def _text_keys(data: Bytes, offsets: Offsets, fold: FoldTable, keys: Hashes, counts: Counts) -> None:
     prefixes = np.empty(longest_words(offsets) + 1, np.uint64)
     for text in range(len(offsets) - 1):
         words = prefixes_of(data, offsets[text], offsets[text + 1], fold, prefixes)
+        counts[text] = words
         first, second = prefixes[words], uint64(words)
         for word in range(words):
             second = second * _SECOND_BASE + mix(prefixes[word + 1])
