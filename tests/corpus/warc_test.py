@@ -2,9 +2,11 @@
 
 import gzip
 import os
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from trivium.corpus.config import ExtractConfig
@@ -62,6 +64,44 @@ def test_a_body_packed_more_often_than_servers_do_is_damage(tmp_path, codings, u
 
 
 @pytest.mark.timeout(60)
+def answered(path, header, body):
+    """What is read of an answer with this header, written without a digest."""
+    block = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n%b\r\n\r\n%b" % (header.encode(), body)
+    warc = b"WARC/1.0\r\nWARC-Type: response\r\nContent-Type: application/http; msgtype=response\r\n"
+    path.write_bytes(warc + b"Content-Length: %d\r\n\r\n%b\r\n\r\n" % (len(block), block))
+    (found,) = read_warc(path)
+    return found
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "compress"])
+@pytest.mark.parametrize(
+    "body", [b"<!doctype html><p>" + b"Text. " * 50, b"\r\n <p>x</p>", b"A text of words. " * 9]
+)
+def test_a_body_that_the_crawler_unpacked_is_taken_though_its_header_says_otherwise(tmp_path, coding, body):
+    assert answered(tmp_path / "a.warc", f"Content-Encoding: {coding}", body).body == body
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd"])
+def test_a_body_that_is_packed_and_damaged_is_no_text(tmp_path, coding):
+    body = (
+        pa.compress(b"<p>Text. " * 50, codec="brotli" if coding == "br" else coding, asbytes=True)
+        if (coding != "deflate")
+        else zlib.compress(b"<p>Text. " * 50)
+    )
+    assert answered(tmp_path / "a.warc", f"Content-Encoding: {coding}", body).body == b"<p>Text. " * 50
+    found = answered(tmp_path / "a.warc", f"Content-Encoding: {coding}", body[: len(body) // 2])
+    assert isinstance(found, Damage)
+
+
+def test_a_chunked_body_without_its_last_empty_chunk_is_whole_and_one_cut_in_a_chunk_is_not(tmp_path):
+    body = b"5\r\n<p>On\r\nA\r\ne and two.\r\n"
+    for end in (b"0\r\n\r\n", b"", b"\r\n"):
+        found = answered(tmp_path / "a.warc", "Transfer-Encoding: chunked", body + end)
+        assert found.body == b"<p>One and two."
+    for wrong in (body[:-5], body + b"rubbish"):
+        assert isinstance(answered(tmp_path / "a.warc", "Transfer-Encoding: chunked", wrong), Damage)
+
+
 def test_blanks_where_a_charset_should_be_are_passed_once(tmp_path):
     head = b"WARC/1.0\r\nWARC-Type: resource\r\nContent-Type: text/plain; charset=%b!\r\nContent-Length: 5\r\n\r\n"
     record = head % (b" " * 8000) + b"hello\r\n\r\n"

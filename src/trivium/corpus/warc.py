@@ -25,6 +25,7 @@ _DIGESTS = ("sha1:", "sha256:", "sha512:", "md5:")
 _CHARSET = re.compile(
     r"charset\s*+=\s*+[\"']?\s*+([\w.:-]{1,40})", re.I
 )  # possessive: blanks are passed once
+_TEXT = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<[!?a-zA-Z]|[\t\n\r -~]{64})")  # how pages and texts begin
 _CHUNK = re.compile(rb"\s*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
 
 
@@ -176,7 +177,12 @@ def _unpacked(body: bytes, name: str, limits: ReadConfig) -> bytes:
     # Crawlers that unpack a body often leave its header; a body without gzip's first bytes was unpacked.
     if codec is None or not body or (codec == "gzip" and not body.startswith(b"\x1f\x8b")):
         return body
-    data = unpacked(body, codec, longest=limits.longest_bytes)
+    try:
+        data = unpacked(body, codec, longest=limits.longest_bytes)
+    except (OSError, EOFError, zlib.error):
+        if _TEXT.match(body) is None:
+            raise
+        return body  # so was one that reads as text and not as what its header says
     if data is None:
         raise _Unpacked(f"a body of {len(body)} bytes unpacks to more than {limits.longest_bytes}")
     return data
@@ -196,6 +202,8 @@ def _unchunked(body: bytes) -> bytes:
         if at > len(body):
             raise EOFError(f"a chunk of {size} bytes is cut after {len(body) - chunk.end()}")
         parts.append(body[chunk.end() : at])
+    if not body[at:].strip(b"\r\n"):  # whole, but for the empty chunk that ends it
+        return b"".join(parts)
     raise ValueError(f"no chunk begins at byte {at} of the body: {body[at : at + 12]!r}")
 
 
