@@ -166,6 +166,34 @@ def test_damaged_rows_are_named(name, row, message):
         made(name, [row])
 
 
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"question": None}, "the field 'question' is null"),
+        ({"options": ["w", None, "y", "z"]}, "the option B is null"),
+        ({"article": ["p1", "p2"]}, "the article .* is no text"),
+        ({"article": 7}, "the article '7' is no text"),
+        ({"answer": "E"}, "none of the letters"),
+        ({"article": "Ago \ud83d."}, "half a character"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("number", [3, 4])
+def test_a_damaged_question_of_race_is_named_by_its_row_wherever_it_stands_in_its_passage(
+    number, damage, message
+):
+    rows = [{**RACE, "article": f"Ago {n // 2}.", "question": f"Why {n}?"} for n in range(6)]
+    rows[number - 1] |= damage
+    with pytest.raises(DataError, match=f"here, row {number}: .*{message}"):
+        made("race_h", rows)
+
+
+def test_half_a_character_is_refused_in_ids_and_texts():
+    for row in ({**ROWS["hans"], "pairID": "ex\ud800"}, {**ROWS["hans"], "hypothesis": "\ud800 ."}):
+        with pytest.raises(DataError, match="here, row 2: .* is half a character"):
+            made("hans", [ROWS["hans"], row])
+
+
 def test_a_task_without_rows_is_refused():
     with pytest.raises(DataError, match="no rows for task boolq"):
         read_examples([], definition("boolq"), "paper", where="x")

@@ -1,7 +1,8 @@
 """Rows of a benchmark, as they lie in files or on the Hub, as examples."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from trivium.errors import DataError
@@ -24,20 +25,26 @@ def read_examples(rows: Sequence[Row], of: Definition, wording: Wording, *, wher
     """The examples in rows; DataError names the row and the field that is missing or wrong."""
     if not rows:
         raise DataError(f"{where} holds no rows for task {of.name}; give a file with at least one")
+    numbered = _together(rows, of, wording, where) if of.reader == "race" else list(enumerate(rows, 1))
     found: list[Example] = []
-    for number, row in enumerate(_together(rows) if of.reader == "race" else rows):
-        try:
-            found.append(_READERS[of.reader](row, of, wording, f"{where}:{number + 1}"))
-        except KeyError as error:
-            raise DataError(
-                f"{where}, row {number + 1}: there is no field {error}, which task {of.name} reads, among "
-                f"{', '.join(map(str, row))}"
-            ) from None
-        except (ValueError, IndexError, TypeError, AttributeError) as error:
-            raise DataError(
-                f"{where}, row {number + 1}: {str(row)[:80]} is no row of {of.name}: {error}"
-            ) from None
+    for place, (number, row) in enumerate(numbered, 1):
+        with _naming(of, row, where, number):
+            found.append(_READERS[of.reader](row, of, wording, f"{where}:{place}"))
     return found
+
+
+@contextmanager
+def _naming(of: Definition, row: Row, where: str, number: int) -> Iterator[None]:
+    """What goes wrong in a row is told as DataError with its number in the file, from 1."""
+    try:
+        yield
+    except KeyError as error:
+        raise DataError(
+            f"{where}, row {number}: there is no field {error}, which task {of.name} reads, among "
+            f"{', '.join(map(str, row))}"
+        ) from None
+    except (ValueError, IndexError, TypeError, AttributeError) as error:
+        raise DataError(f"{where}, row {number}: {str(row)[:80]} is no row of {of.name}: {error}") from None
 
 
 def completed(row: Row, of: Definition) -> Row:
@@ -116,19 +123,29 @@ def _race(row: Row, of: Definition, wording: Wording, key: str) -> Example:
 
 def _solved(question: Row, wording: Wording) -> str:
     """An earlier question of a passage with its answer; the harness fills a blank at its end."""
-    text, answer = str(question["question"]), question["options"][_lettered(question["answer"])]
+    text, letter = str(_Fields(question)["question"]), question["answer"]
+    answer = question["options"][_lettered(letter)]
+    if answer is None:
+        raise ValueError(f"the option {letter} is null")
     if wording == "harness" and text.endswith(BLANK):
         return f"{text[: 1 - len(BLANK)]}{answer}\n"
     return f"Question: {text}\nAnswer: {answer}\n"
 
 
-def _together(rows: Iterable[Row]) -> list[Row]:
-    """RACE has a row for each question; here a passage with all of its own."""
+def _together(rows: Iterable[Row], of: Definition, wording: Wording, where: str) -> list[tuple[int, Row]]:
+    """RACE has a row for each question; here a passage with all of its own, by the number of the last one's row: the
+    others, and the passage, are right."""
     passages: dict[str, dict[str, Any]] = {}
-    for number, row in enumerate(rows):
-        article = row.get("article", f"missing in row {number + 1}")
+    last: dict[str, int] = {}
+    for number, row in enumerate(rows, 1):
+        with _naming(of, row, where, number):
+            article = _Fields(row)["article"]
+            if not isinstance(article, str):
+                raise ValueError(f"the article {str(article)[:40]!r} is no text")
+            _solved(row, wording)
         passages.setdefault(article, {**row, "questions": []})["questions"].append(row)
-    return list(passages.values())
+        last[article] = number
+    return [(last[article], passage) for article, passage in passages.items()]
 
 
 def _example(
@@ -147,7 +164,20 @@ def _example(
     context = contexts[0] if contexts else _filled(of.prompts(wording).prompt, row)
     groups = {" × ".join(fields): " × ".join(str(row[f]) for f in fields) for fields in of.groups}
     own = str(row.get("pairID") or row.get("uid") or row.get("id") or key)
-    return Example(own, own, context, choices, answer, contexts, groups, _filled(of.overlap, row))
+    overlap = _filled(of.overlap, row)
+    for text in (own, context, *contexts, *choices, overlap):
+        _refuse_halves(text)
+    return Example(own, own, context, choices, answer, contexts, groups, overlap)
+
+
+def _refuse_halves(text: str) -> None:
+    """ValueError for half a surrogate pair, as JSON may write (\\ud83d): it is no character, of an id or of a text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{text[error.start]!r} is half a character; write it whole or leave it out"
+        ) from None
 
 
 class _Fields(dict[str, Any]):
