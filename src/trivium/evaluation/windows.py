@@ -1,4 +1,7 @@
-"""From text to the windows of token ids that a model reads, as lm-evaluation-harness cuts them."""
+"""From text to the windows of token ids that a model reads, as lm-evaluation-harness cuts them.
+
+Only where a tokenizer joins a continuation to its context the harness scores what is left of the whole: see `_pair`.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
