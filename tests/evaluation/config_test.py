@@ -2,7 +2,7 @@ import pytest
 
 from trivium.config import build
 from trivium.errors import ConfigError
-from trivium.evaluation.config import EvaluationConfig
+from trivium.evaluation.config import EvaluationConfig, IncontextConfig
 from trivium.serving.config import GenerationConfig
 
 
@@ -13,6 +13,7 @@ from trivium.serving.config import GenerationConfig
         (EvaluationConfig, {"tasks": []}, "tasks"),
         (EvaluationConfig, {"shots": [0, -1]}, "shots.1"),
         (EvaluationConfig, {"confidence": 1.0}, "confidence"),
+        (IncontextConfig, {"resamples": 7}, "resamples"),  # a study has no bootstrap: it would change nothing
         (GenerationConfig, {"prompts": []}, "prompts"),
         (GenerationConfig, {"sampling": {"top_p": 0}}, "sampling.top_p"),
         (GenerationConfig, {"sampling": {"temperature": -1}}, "sampling.temperature"),

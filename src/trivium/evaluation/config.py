@@ -27,6 +27,11 @@ class Intervals(Config):
     """How intervals are made."""
 
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95  # of every interval
+
+
+class Bootstraps(Intervals):
+    """How intervals are made, those of means too."""
+
     resamples: Positive = 1000  # of each bootstrap
 
 
@@ -39,7 +44,7 @@ class AskingConfig(Intervals):
     tokenizer: str | None = None  # path of tokenizer.json, where none lies near the checkpoint
 
 
-class BenchmarkConfig(AskingConfig):
+class BenchmarkConfig(AskingConfig, Bootstraps):
     """How published benchmarks are asked."""
 
     shots: Annotated[tuple[NotNegative | Literal["few"], ...], Field(min_length=1)] = (
@@ -60,7 +65,7 @@ class IncontextConfig(AskingConfig):
     limit: Positive = 200  # questions, chosen by the seed
 
 
-class EvaluationConfig(Intervals):
+class EvaluationConfig(Bootstraps):
     """Which tasks, how many examples and shots.
 
     The defaults ask 1,800 questions of 115,000 tokens in all, and three shots fit the 128 positions of the demo;

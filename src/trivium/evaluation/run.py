@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trivium.errors import DataError
-from trivium.evaluation.config import EvaluationConfig, Intervals
+from trivium.evaluation.config import Bootstraps, EvaluationConfig
 from trivium.evaluation.requests import Likelihoods, Request, Scored, ask
 from trivium.evaluation.statistics import bootstrap_mean, sign_test, wilson
 from trivium.evaluation.tasks.continuation import continuation_task
@@ -121,7 +121,7 @@ def result_of(
     task: Task,
     answers: list[Scored],
     *,
-    config: Intervals,
+    config: Bootstraps,
     seed: int,
     baseline: list[Scored] | None = None,
     alone: list[Scored] | None = None,
