@@ -393,6 +393,18 @@ def test_a_damaged_frame_with_a_wide_window_costs_what_another_would(tmp_path, d
         assert [d.text for d in texts] == (["behind it"] if damaged == "broken" else [])
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_row_is_text_and_keeps_its_metadata_even_where_these_call_it_raw_html(tmp_path, suffix):
+    row = {"text": "Text with <b>signs</b>.", "metadata": {"raw": "html", "licence": "CC0", "n": 1}}
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".jsonl":
+        path.write_text(json.dumps(row) + "\n")
+    else:
+        pq.write_table(pa.Table.from_pylist([row]), path)
+    (found,) = read_any(path, source="s")
+    assert (found.text, found.metadata) == (row["text"], {"licence": "CC0", "n": 1})
+
+
 @pytest.mark.parametrize("left", [0.999, 0.9, 0.5, 0.02])
 def test_a_cut_zstd_file_gives_all_that_can_be_unpacked(tmp_path, left):
     """Frames of a few lines each: those before the cut are whole."""

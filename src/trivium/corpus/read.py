@@ -237,6 +237,7 @@ def _row_document(row: dict[str, Any], source: str, limits: ReadConfig) -> Docum
     metadata = {name: value for name, value in row.items() if name not in own}
     if isinstance(metadata.get("metadata"), dict):
         metadata |= metadata.pop("metadata")
+    metadata.pop(RAW, None)  # ours, for a page yet to be extracted; a row holds text, whatever else it says
     named = row["source"] if isinstance(row.get("source"), str) and row["source"] else source
     identity = str(row["id"]) if isinstance(row.get("id"), str | int) else _digest(named, text)
     return Document(identity, text, named, metadata)
