@@ -6,10 +6,12 @@ import pytest
 
 from tokens.curated import curated, documents
 from trivium.errors import DataError
+from trivium.tokens import samples
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 from trivium.tokens.lineage import read_lineage
 from trivium.tokens.manifest import never_read, open_shards, read_tokens_manifest
+from trivium.tokens.permutation import Permutation
 from trivium.tokens.samples import BLOCK, TokenDataset
 
 S = 16
@@ -44,6 +46,35 @@ def test_a_sample_is_the_window_it_says_it_is(train, directory):
         expected = [text[(start + k) % len(text)] for k in range(S + 1)]
         assert train.sample(i).dtype == np.int64
         assert train.sample(i).tolist() == expected
+
+
+@pytest.mark.parametrize("sequence", [16, 500, 900, 5000])
+def test_places_looked_up_together_are_those_of_each_source_and_epoch_alone(directory, sequence):
+    """The definition, one sample at a time: also where sources have few windows, or one."""
+    train = TokenDataset.open(directory, "train", sequence=sequence, seed=5)
+    windows = {
+        s: max(1, (len(shard.tokens) - 1) // sequence) for s, shard in open_shards(directory, "train").items()
+    }
+    seen = dict.fromkeys(WEIGHTS, 0)
+    together = train._places(np.arange(400))
+    for i in range(400):
+        source = train._sources[together.source[i]]
+        epoch, position = divmod(seen[source], windows[source])
+        seen[source] += 1
+        order = Permutation(windows[source], 5, "samples", source, epoch)
+        expected = (source, epoch, int(order[np.asarray([position])][0]) * sequence)
+        assert train.where(i) == expected
+        assert (source, int(together.epoch[i]), int(together.start[i])) == expected
+
+
+def test_a_block_of_samples_makes_no_order_of_one_window(directory, monkeypatch):
+    """Thousands of epochs stand in a block where sources are no longer than a sample."""
+    made = []
+    monkeypatch.setattr(samples, "Permutation", lambda *args: made.append(args) or Permutation(*args))
+    train = TokenDataset.open(directory, "train", sequence=100_000, seed=5)
+    assert train.num_samples == len(WEIGHTS)
+    assert train._places(np.arange(BLOCK)).start.tolist() == [0] * BLOCK
+    assert not made
 
 
 def test_sample_i_depends_on_the_seed_and_i_alone(directory, train):

@@ -273,9 +273,19 @@ class TokenDataset:
         places = self.left_out.places(indices)
         source = self._blend.source(places)
         epoch, position = np.divmod(self._blend.ordinal(places), self._windows[source])
-        window = np.empty_like(indices)
-        for s, e in sorted(set(zip(source.tolist(), epoch.tolist(), strict=True))):
-            order = Permutation(int(self._windows[s]), self.seed, "samples", self._sources[s], e)
-            mine = (source == s) & (epoch == e)
-            window[mine] = order[position[mine]]
-        return _Places(source, epoch, window * self.sequence)
+        return _Places(source, epoch, self._shuffled(source, epoch, position) * self.sequence)
+
+    def _shuffled(
+        self, source: NDArray[np.int64], epoch: NDArray[np.int64], position: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Which window stands at each position of its source's order in its epoch."""
+        window = np.zeros_like(position)  # of a source with one window, the only one, in any order
+        for s in np.unique(source[self._windows[source] > 1]).tolist():
+            mine = np.flatnonzero(source == s)
+            epochs, which = np.unique(epoch[mine], return_inverse=True)
+            orders = [
+                Permutation(int(self._windows[s]), self.seed, "samples", self._sources[s], e)
+                for e in epochs.tolist()
+            ]
+            window[mine] = Permutation.each(orders, which, position[mine])
+        return window
