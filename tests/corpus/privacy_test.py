@@ -32,6 +32,7 @@ HARMLESS = [
     "version 1.2.3.4.5", "at 12:34:56 today", "192.168.0.1 and 127.0.0.1 are local", "ISBN 978-3-16-148410-0",
     "pages 100-200 of 2019-2020", "3.14159265358979", "user@localhost", "@handle and a@b", "999.999.999.999",
     "2021-01-15T00:00:00", "std::vector::size", "the year 1984 and 10 000 000 people", "AKIAshort", "1-2-3",
+    "a::b in C++, and cafe::add(1)",
 ]  # fmt: skip
 
 
