@@ -52,3 +52,13 @@ def test_an_unknown_recipe_and_a_broken_one_say_what_is_wrong(tmp_path):
     (tmp_path / "r.yaml").write_text("tokens_trained: 5\nsources: {a: {tokens: -1, weight: 1}}\n")
     with pytest.raises(ConfigError, match="tokens"):
         load_recipe(str(tmp_path / "r.yaml"))
+
+
+def test_the_columns_of_a_recipe_stay_apart_however_much_is_read():
+    recipe = load_recipe("mt-nlg")
+    for tokens in (10**9, 270 * 10**9, 10**30):
+        head, *rows = recipe_lines(contents_after(tokens, recipe, sequence=SEQUENCE), recipe)
+        assert head.split() == ["source", "tokens", "weight", "%", "read", "epochs"]
+        assert {len(row) for row in rows} == {len(head)}
+        names = [*recipe.sources, "together"]
+        assert all(len(row.replace(name, "", 1).split()) == 4 for name, row in zip(names, rows, strict=True))

@@ -96,21 +96,33 @@ def contents_after(tokens: int, recipe: Recipe, *, sequence: int) -> dict[str, C
     }
 
 
+_WIDTHS = (12, 10, 10, 8)  # of the columns of a recipe behind its sources, at least
+
+
 def recipe_lines(contents: Mapping[str, Content], recipe: Recipe) -> list[str]:
     """The table of a recipe for a terminal: tokens there are, weight, tokens read, epochs."""
-    width = max(len(source) for source in contents)
-    lines = [f"{'source':<{width}}      tokens  weight %      read  epochs"]
-    lines += [
-        f"{source:<{width}}{format_count(recipe.sources[source].tokens):>12}{100 * one.weight:>10.1f}"
-        f"{format_count(one.tokens):>10}{one.epochs:>8.2f}"
-        for source, one in contents.items()
-    ]
     there = sum(row.tokens for row in recipe.sources.values())
     read = sum(one.tokens for one in contents.values())
-    return [
-        *lines,
-        f"{'together':<{width}}{format_count(there):>12}{100:>10.1f}{format_count(read):>10}{read / there:>8.2f}",
+    rows = [("source", "tokens", "weight %", "read", "epochs")]
+    rows += [
+        _row(source, recipe.sources[source].tokens, 100 * one.weight, one.tokens, one.epochs)
+        for source, one in contents.items()
     ]
+    rows.append(_row("together", there, 100, read, read / there))
+    first, *columns = zip(*rows, strict=True)
+    # two blanks at least before each, however long its numbers
+    widths = [max(least, 2 + max(map(len, column))) for column, least in zip(columns, _WIDTHS, strict=True)]
+    width = max(map(len, first))
+    return [
+        f"{name:<{width}}" + "".join(f"{cell:>{w}}" for cell, w in zip(cells, widths, strict=True))
+        for name, *cells in rows
+    ]
+
+
+def _row(
+    source: str, tokens: float, percent: float, read: float, epochs: float
+) -> tuple[str, str, str, str, str]:
+    return source, format_count(tokens), f"{percent:.1f}", format_count(read), f"{epochs:.2f}"
 
 
 def _shipped() -> Path:
