@@ -32,7 +32,7 @@ from trivium.evaluation.requests import Likelihoods, Request, Scored, ask
 from trivium.evaluation.run import requests_about, size_of
 from trivium.evaluation.statistics import wilson
 from trivium.evaluation.tasks.definition import Definition
-from trivium.evaluation.tasks.readers import BY_FIELDS, completed
+from trivium.evaluation.tasks.readers import BY_FIELDS, as_sentence, completed
 from trivium.evaluation.tasks.rows import Rows
 from trivium.evaluation.tasks.task import Example, Task, others_than
 from trivium.progress import Progress, silent
@@ -339,7 +339,9 @@ def _without_content(of: Definition, rows: Rows, config: IncontextConfig) -> tup
     if of.reader not in BY_FIELDS:
         return NOTHING
     prompt, fields = of.prompts(config.wording).prompt, completed(rows.asked[0], of)
-    return tuple(prompt.format_map(dict.fromkeys(fields, text)) for text in NOTHING)
+    return tuple(
+        prompt.format_map({**dict.fromkeys(fields, text), "sentence": as_sentence(text)}) for text in NOTHING
+    )
 
 
 def _lead(outcome: Outcome) -> Scores:

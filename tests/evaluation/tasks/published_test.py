@@ -309,6 +309,21 @@ def test_rows_of_anli_are_read_as_their_authors_publish_them():
     assert read == ours == EXPECTED["anli_r2"][0]
 
 
+@pytest.mark.parametrize(
+    ("hypothesis", "asked"),
+    [("It is", "It is."), ("It is.", "It is."), ("Is it? ", "Is it?"), ('He said "no."', 'He said "no."')],
+)
+@pytest.mark.parametrize("name", ["anli_r1", "anli_r2", "anli_r3"])
+def test_a_hypothesis_of_anli_ends_with_one_mark(name, hypothesis, asked):
+    row = {**ROWS["anli_r2"], "hypothesis": hypothesis}
+    context = made(name, [row]).task.examples[0].context
+    assert context == f"P.\nQuestion: {asked} True, False or Neither?\nAnswer:"
+    with pytest.raises(DataError, match="no field 'hypothesis'"):
+        made(name, [{"premise": "P.", "label": 0}])
+    with pytest.raises(DataError, match="the field 'hypothesis' is null"):
+        made(name, [{**row, "hypothesis": None}])
+
+
 @pytest.mark.parametrize("wording", ["paper", "harness"])
 def test_rows_of_hellaswag_ask_the_same_as_published_and_as_prepared(wording):
     """Where a mark of wikiHow was, the harness leaves a blank, and counts it; the paper's wording does not."""

@@ -18,6 +18,7 @@ BY_FIELDS = (
 )  # readers of prompts that are the task's text with fields of a row in it
 # a mark of wikiHow, or the rest of a line on which none ends: all its other brackets would be tried to no end, too
 _MARK = re.compile(r"\[[^\]\n]*+(\])?")
+_ENDED = re.compile(r"""[.!?…]["'”’)\]]*$""")
 BLANK = "  _  ."  # at the end of a question of RACE
 
 
@@ -65,8 +66,16 @@ def completed(row: Row, of: Definition) -> Row:
         written = str(row["sentence1"])[row["start1"] : row["end1"]] if "start1" in row else row["word"]
         return {**row, "written": written}
     if of.reader == "fields" and "context" in row:  # ANLI by its authors
-        return {"premise": row["context"], **row}
+        row = {"premise": row["context"], **row}
+    if "{sentence}" in of.paper.prompt:
+        row = {**row, "sentence": as_sentence(str(_Fields(row)["hypothesis"]))}
     return row
+
+
+def as_sentence(text: str) -> str:
+    """A text with a full stop where no mark ends it, within quotes or brackets too."""
+    text = text.rstrip()
+    return text if _ENDED.search(text) else f"{text}."
 
 
 def _fields(row: Row, of: Definition, wording: Wording, key: str) -> Example:
