@@ -9,7 +9,8 @@ from trivium.config import build
 from trivium.errors import ConfigError, DataError
 from trivium.evaluation.benchmark import evaluate_benchmarks, prepare
 from trivium.evaluation.config import BenchmarkConfig, IncontextConfig
-from trivium.evaluation.incontext import measure, orders, study_of
+from trivium.evaluation.incontext import measure, study_of
+from trivium.evaluation.shots import orders
 from trivium.evaluation.statistics import wilson
 from trivium.evaluation.tasks.definition import definition
 from trivium.evaluation.tasks.rows import Rows
@@ -306,6 +307,21 @@ def test_without_shots_a_study_says_what_the_evaluation_of_the_task_says(name, w
         assert len({by["token"], by[result["normalisation"]]}) == (
             1 if result["normalisation"] == "token" else 2
         )
+
+
+def test_what_has_too_few_shots_is_left_out_and_told_and_the_rest_is_studied():
+    one = [r for r in HANS if r["label"] == 0]
+    rows = [*one, *[r for r in HANS if r["label"] == 1][:1]]
+    config = CONFIG.model_copy(update={"draws": 2, "shots": (0, 2), "limit": 8})
+    whole, found = measure(study(config), Copycat()), measure(study(config, rows), Copycat())
+    assert whole["left_out"] == {"balance": {}, "source": {}}
+    assert set(found["left_out"]["balance"]) == {"balanced", "only False"}
+    assert "3 shots of the label False were asked for, but only" in found["left_out"]["balance"]["only False"]
+    assert set(found["balance"]) == {"only True"} and set(found["shots"]) == {"0", "2"}
+    single = [r for r in HANS if r["heuristic"] == "subsequence"]
+    found = measure(study(config, single), Copycat())
+    assert "3 shots of another heuristic than subsequence" in found["left_out"]["source"]["other heuristic"]
+    assert "same heuristic" in found["source"] and "other heuristic" not in found["source"]
 
 
 def test_too_many_shots_for_the_rows_are_refused():

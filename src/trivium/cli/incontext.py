@@ -145,6 +145,9 @@ def _tell(task: str, found: Mapping[str, Any]) -> None:
         say(line)
     if any(m["truncated_fraction"] for _, _, m in measured):
         say(cut_line("so many of the prompts", model))
+    for kind, reasons in found["left_out"].items():
+        for name, reason in reasons.items():
+            say(f"  left out: {kind} {name}: {reason}")
     if found["order_complete"]:
         say(f"  order: all {len(found['order'])} orders of the same shots, no more were to be drawn")
 

@@ -6,11 +6,11 @@ questions of a condition, so that only the condition makes a difference, and wha
 Legend: n questions, C choices.
 """
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,17 +30,17 @@ from trivium.evaluation.calibration import (
 from trivium.evaluation.config import BenchmarkConfig, IncontextConfig
 from trivium.evaluation.requests import Likelihoods, Request, Scored, ask
 from trivium.evaluation.run import requests_about, size_of
+from trivium.evaluation.shots import Draw, TooFewError, drawn, in_order, in_turn, order, orders
 from trivium.evaluation.statistics import wilson
 from trivium.evaluation.tasks.definition import Definition
 from trivium.evaluation.tasks.readers import BY_FIELDS, as_sentence, completed
 from trivium.evaluation.tasks.rows import Rows
-from trivium.evaluation.tasks.task import Example, Task, others_than
+from trivium.evaluation.tasks.task import Example, Task
 from trivium.progress import Progress, silent
-from trivium.seeds import generator_for
 
 FORMAT = "trivium-incontext-1"
 NOTHING = ("N/A", "[MASK]", "")  # inputs without content (Zhao et al. 2021)
-Draw = Callable[[Example], list[Example]]
+Making = Callable[[], list[Draw]]  # the draws of a condition
 
 
 @dataclass(frozen=True)
@@ -99,16 +99,18 @@ def study_of(of: Definition, rows: Rows, config: IncontextConfig) -> Study:
 def measure(study: Study, scorer: Likelihoods, progress: Progress = silent) -> dict[str, Any]:
     """Everything about one model; docs/formats/results.md says what it holds."""
     config, task, at = study.config, study.benchmark.task, study.config.compare_at
+    balance, unbalanced = _possible(_balances(study, at))
+    source, unsourced = _possible(_sources(study, at))
     conditions: dict[str, dict[str, list[Draw]]] = {
         "shots": {
-            str(k): [_drawn(task, k, config.seed, d) for d in range(config.draws)] for k in config.shots
+            str(k): [drawn(task, k, config.seed, d) for d in range(config.draws)] for k in config.shots
         },
         "order": {
-            str(o): [_in_order(_drawn(task, at, config.seed, 0), order)]
+            str(o): [in_order(drawn(task, at, config.seed, 0), order)]
             for o, order in enumerate(orders(config.orders, at, config.seed))
         },
-        "balance": _balances(study, at),
-        "source": _sources(study, at),
+        "balance": balance,
+        "source": source,
     }
     done, total = 0, sum(len(draws) for kind in conditions.values() for draws in kind.values())
     found: dict[str, Any] = {}
@@ -129,8 +131,21 @@ def measure(study: Study, scorer: Likelihoods, progress: Progress = silent) -> d
         "chance": task.chance,
         "normalisation": study.scoring.normalisation,
         "order_complete": len(found["order"]) == math.factorial(at),
+        "left_out": {"balance": unbalanced, "source": unsourced},
         **found,
     }
+
+
+def _possible(conditions: Mapping[str, Making]) -> tuple[dict[str, list[Draw]], dict[str, str]]:
+    """The draws of each condition that has enough shots, and why the others have not: the rest is studied."""
+    found: dict[str, list[Draw]] = {}
+    lacking: dict[str, str] = {}
+    for name, make in conditions.items():
+        try:
+            found[name] = make()
+        except TooFewError as error:
+            lacking[name] = str(error)
+    return found, lacking
 
 
 def _templates(study: Study, scorer: Likelihoods, here: dict[str, Any] | None) -> dict[str, Any]:
@@ -145,7 +160,7 @@ def _templates(study: Study, scorer: Likelihoods, here: dict[str, Any] | None) -
 def _after_some(study: Study, scorer: Likelihoods) -> dict[str, Any]:
     """What is measured after `compare_at` shots."""
     config, task = study.config, study.benchmark.task
-    draws = [_drawn(task, config.compare_at, config.seed, d) for d in range(config.draws)]
+    draws = [drawn(task, config.compare_at, config.seed, d) for d in range(config.draws)]
     return _measures(study, [_outcome(study, scorer, draw, calibrated=False) for draw in draws])
 
 
@@ -244,93 +259,50 @@ def _majority(outcome: Outcome) -> int | None:
     return ranked[0][0] if len(ranked) == 1 or ranked[0][1] > ranked[1][1] else None
 
 
-def _drawn(
-    task: Task, shots: int, seed: int, draw: int, keep: Callable[[Example], bool] | None = None
-) -> Draw:
-    """The same shots for every question, from examples that are no questions; more shots add at the front."""
-    pool = [e for e in others_than(task.examples, task.pool) if keep is None or keep(e)]
-    if len(pool) < shots:
-        raise DataError(
-            f"task {task.name}: {shots} shots were asked for, but only {len(pool)} examples are left beside the "
-            f"{len(task.examples)} questions; lower --limit or --shots"
-        )
-    order = generator_for(seed, "shots", task.name, draw).permutation(len(pool))
-    found = [pool[k] for k in order[:shots].tolist()][::-1]
-    return lambda example: found
-
-
-def orders(number: int, shots: int, seed: int) -> list[tuple[int, ...]]:
-    """So many orders of as many shots, each once: keyed, more only add behind; all there are where these are fewer."""
-    if math.factorial(shots) <= number:
-        return list(itertools.permutations(range(shots)))
-    drawn = (_order(shots, seed, key) for key in itertools.count())
-    found: dict[tuple[int, ...], None] = {}
-    while len(found) < number:
-        found[next(drawn)] = None
-    return list(found)
-
-
-def _order(shots: int, seed: int, key: int) -> tuple[int, ...]:
-    return tuple(generator_for(seed, "order", key).permutation(shots).tolist())
-
-
-def _in_order(draw: Draw, order: Sequence[int]) -> Draw:
-    """The same shots in another order."""
-
-    def ordered(example: Example) -> list[Example]:
-        shots = draw(example)
-        return [shots[k] for k in order]
-
-    return ordered
-
-
-def _balances(study: Study, shots: int) -> dict[str, list[Draw]]:
+def _balances(study: Study, shots: int) -> dict[str, Making]:
     """As many of each label, and each label alone."""
     if study.labels is None:
         return {}
-    draws = range(study.config.draws)
-    alone = [[_of_label(study, shots, d, k) for d in draws] for k in range(len(study.labels))]
-    # In an order of each draw's own: labels in turn would always end with the same one.
-    mixed = [
-        _in_order(_in_turn([several[d] for several in alone], shots, d), _order(shots, study.config.seed, d))
-        for d in draws
-    ]
-    return {"balanced": mixed, **{f"only{label}": alone[k] for k, label in enumerate(study.labels)}}
+    labels, draws, seed = study.labels, range(study.config.draws), study.config.seed
+
+    def alone(label: int) -> list[Draw]:
+        return [_of_label(study, shots, d, label) for d in draws]
+
+    def mixed() -> list[Draw]:
+        each = [alone(label) for label in range(len(labels))]
+        # In an order of each draw's own: labels in turn would always end with the same one.
+        return [
+            in_order(in_turn([several[d] for several in each], shots, d), order(shots, seed, d))
+            for d in draws
+        ]
+
+    return {"balanced": mixed, **{f"only{label}": partial(alone, k) for k, label in enumerate(labels)}}
 
 
 def _of_label(study: Study, shots: int, draw: int, label: int) -> Draw:
-    return _drawn(study.benchmark.task, shots, study.config.seed, draw, lambda e: e.answer == label)
+    whose = f" of the label{(study.labels or ())[label]}"
+    return drawn(study.benchmark.task, shots, study.config.seed, draw, lambda e: e.answer == label, whose)
 
 
-def _in_turn(each: Sequence[Draw], shots: int, first: int) -> Draw:
-    """The k-th shot is the k-th of one of the draws, in turn; what is left of whole turns begins at the `first`.
-
-    So where labels do not divide the shots, those that have one more are others in each draw.
-    """
-    whole = shots - shots % len(each)
-    turns = [(k if k < whole else first + k) % len(each) for k in range(shots)]
-    return lambda example: [each[label](example)[k] for k, label in enumerate(turns)]
-
-
-def _sources(study: Study, shots: int) -> dict[str, list[Draw]]:
+def _sources(study: Study, shots: int) -> dict[str, Making]:
     """Shots of the question's own group, and of others, for each way to group."""
     names = [n for n in study.benchmark.task.examples[0].groups if "×" not in n] if shots else []
-    return {
-        f"{kind} {name}": [
-            _from_groups(study, shots, draw, name, same=kind == "same") for draw in range(study.config.draws)
-        ]
-        for name in names
-        for kind in ("same", "other")
-    }
+
+    def made(kind: str, name: str) -> list[Draw]:
+        same = kind == "same"
+        return [_from_groups(study, shots, draw, name, same=same) for draw in range(study.config.draws)]
+
+    return {f"{kind} {name}": partial(made, kind, name) for name in names for kind in ("same", "other")}
 
 
 def _from_groups(study: Study, shots: int, draw: int, name: str, *, same: bool) -> Draw:
     task, seed = study.benchmark.task, study.config.seed
 
     def of_group(group: str) -> Draw:
-        return _drawn(task, shots, seed, draw, lambda e: (e.groups[name] == group) == same)
+        whose = f" of {name} {group}" if same else f" of another {name} than {group}"
+        return drawn(task, shots, seed, draw, lambda e: (e.groups[name] == group) == same, whose)
 
-    by_group = {group: of_group(group) for group in {e.groups[name] for e in task.examples}}
+    by_group = {group: of_group(group) for group in sorted({e.groups[name] for e in task.examples})}
     return lambda example: by_group[example.groups[name]](example)
 
 

@@ -55,7 +55,7 @@ def incontext_section(report: Tree) -> Section:
         "threshold mends. Biases are in shares of answers: 0 is none. On the diagonal, the model is as often right as "
         "it is sure.",
         limits="Few questions, and the same shots for all of them: the mean of a few draws. The intervals are of the "
-        "questions, and say nothing of how draws differ." + _all_orders(models[-1]),
+        "questions, and say nothing of how draws differ." + _all_orders(models[-1]) + _left_out(models[-1]),
         figures=[
             Drawn("Accuracy against shots", against_shots(models)),
             *_of_model(models[-1]),
@@ -71,6 +71,14 @@ def _all_orders(model: Tree) -> str:
         if model.get("order_complete")
         else ""
     )
+
+
+def _left_out(model: Tree) -> str:
+    """What was not measured of the last model for want of shots; an older version left nothing out."""
+    names = [
+        f"{VARIED[kind]}: {name}" for kind, lacking in model.get("left_out", {}).items() for name in lacking
+    ]
+    return f" Left out, as there were too few shots for it: {'; '.join(names)}." if names else ""
 
 
 def _of_model(model: Tree) -> list[Drawn]:

@@ -1,0 +1,71 @@
+"""Shots that are the same for every question of a condition, their orders and labels."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+from trivium.errors import DataError
+from trivium.evaluation.tasks.task import Example, Task, others_than
+from trivium.seeds import generator_for
+
+Draw = Callable[[Example], list[Example]]
+
+
+class TooFewError(DataError):
+    """There are not as many shots as asked for."""
+
+
+def drawn(
+    task: Task,
+    shots: int,
+    seed: int,
+    draw: int,
+    keep: Callable[[Example], bool] | None = None,
+    whose: str = "",
+) -> Draw:
+    """The same shots for every question, from examples that are no questions; more shots add at the front."""
+    pool = [e for e in others_than(task.examples, task.pool) if keep is None or keep(e)]
+    if len(pool) < shots:
+        raise TooFewError(
+            f"task {task.name}: {shots} shots{whose} were asked for, but only {len(pool)} examples are left beside the "
+            f"{len(task.examples)} questions; lower --limit, --shots or compare_at (--set compare_at=N)"
+        )
+    order = generator_for(seed, "shots", task.name, draw).permutation(len(pool))
+    found = [pool[k] for k in order[:shots].tolist()][::-1]
+    return lambda example: found
+
+
+def orders(number: int, shots: int, seed: int) -> list[tuple[int, ...]]:
+    """So many orders of as many shots, each once: keyed, more only add behind; all there are where these are fewer."""
+    if math.factorial(shots) <= number:
+        return list(itertools.permutations(range(shots)))
+    drawn = (order(shots, seed, key) for key in itertools.count())
+    found: dict[tuple[int, ...], None] = {}
+    while len(found) < number:
+        found[next(drawn)] = None
+    return list(found)
+
+
+def order(shots: int, seed: int, key: int) -> tuple[int, ...]:
+    """A keyed order of as many shots."""
+    return tuple(generator_for(seed, "order", key).permutation(shots).tolist())
+
+
+def in_order(draw: Draw, order: Sequence[int]) -> Draw:
+    """The same shots in another order."""
+
+    def ordered(example: Example) -> list[Example]:
+        shots = draw(example)
+        return [shots[k] for k in order]
+
+    return ordered
+
+
+def in_turn(each: Sequence[Draw], shots: int, first: int) -> Draw:
+    """The k-th shot is the k-th of one of the draws, in turn; what is left of whole turns begins at the `first`.
+
+    So where labels do not divide the shots, those that have one more are others in each draw.
+    """
+    whole = shots - shots % len(each)
+    turns = [(k if k < whole else first + k) % len(each) for k in range(shots)]
+    return lambda example: [each[label](example)[k] for k, label in enumerate(turns)]
