@@ -461,7 +461,7 @@ def test_incontext_names_what_it_cannot_study(root, run, tmp_path):
         ((*data, "--task", "lambada"), (), DataError, "has no choices to score"),
         ((*data, "--task", "hants"), (), ConfigError, "there is no such task; did you mean 'hans'"),
         ((*data, "--shots", "0,x"), (), ConfigError, "are no numbers of shots"),
-        ((*data, "--shots", "99999"), (), DataError, "lower --limit or --shots"),
+        ((*data, "--shots", "99999"), (), DataError, "lower --limit, --shots or compare_at"),
         ((*data,), ("orderz=1",), ConfigError, "orderz"),
         (("--data", tmp_path / "none"), (), DataError, "is not a directory"),
     ):
