@@ -18,7 +18,8 @@ def _listed(value: object) -> object:
 class ReadConfig(Config):
     """Where a row's text stands, and how large a thing may be before it is set aside unread.
 
-    Memory stays within a few times `longest_bytes`.
+    Memory stays within a few times `longest_bytes`; reading a zstd frame of a wide window takes that besides, up to
+    2 GiB.
     """
 
     # where a row's text stands: the first of these fields that holds text; `data.text` is a field of a field
