@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -128,16 +129,24 @@ def test_a_wrong_export_does_not_get_its_name(tmp_path: Path, monkeypatch, wrong
     else:
         right_reading = exporter.logits
 
-        def without_norm(folder, tokens):
+        def without_norm(folder, *given):
             tensors = load_file(folder / "model.safetensors")
             tensors["transformer.ln_f.weight"].fill_(1.0)
             save_file(tensors, folder / "model.safetensors")
-            return right_reading(folder, tokens)
+            return right_reading(folder, *given)
 
         monkeypatch.setattr(exporter, "logits", without_norm)
     with pytest.raises(CheckpointError, match="logits differ"):
         export_hf(checkpoint, tmp_path / "hf", tokenizer=None)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ours"]
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_rounding_alone_refuses_no_export(tmp_path: Path, monkeypatch, model: str) -> None:
+    """Large weights make that of fp32 larger than any bound that finds faults; in fp64 what is right is equal."""
+    monkeypatch.setattr(exporter, "TOLERANCE", 1e-11)
+    checkpoint = written(tmp_path / "ours", small(model=MODELS[model]))
+    assert export_hf(checkpoint, tmp_path / "hf", tokenizer=None).difference <= 1e-10
 
 
 @pytest.mark.parametrize("model", ["gpt", "llama 3.1", "mistral"])
@@ -148,7 +157,7 @@ def test_what_goes_wrong_only_late_in_the_sequence_is_seen(tmp_path: Path, monke
     found = export_hf(checkpoint, tmp_path / "hf", tokenizer=None)
     assert found.positions == 512 and found.difference <= TOLERANCE
 
-    def late(folder: Path, rows: torch.Tensor) -> torch.Tensor:
+    def late(folder: Path, *given: Any) -> torch.Tensor:
         config = json.loads((folder / "config.json").read_text())
         if model == "gpt":
             held = load_file(folder / "model.safetensors")
@@ -159,7 +168,7 @@ def test_what_goes_wrong_only_late_in_the_sequence_is_seen(tmp_path: Path, monke
         else:
             config["rope_parameters"]["rope_theta"] *= 1 + 3e-5
         (folder / "config.json").write_text(json.dumps(config))
-        return logits(folder, rows)
+        return logits(folder, *given)
 
     monkeypatch.setattr(exporter, "logits", late)
     with pytest.raises(CheckpointError, match="logits differ"):

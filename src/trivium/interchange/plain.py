@@ -20,16 +20,16 @@ Tensor = torch.Tensor
 Get = Callable[[str], Tensor]
 
 
-def logits(folder: Path, tokens: Tensor) -> Tensor:
-    """tokens [B, S] -> logits [B, S, vocabulary] in fp32, whatever the dtype of the files."""
+def logits(folder: Path, tokens: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """tokens [B, S] -> logits [B, S, vocabulary], computed in `dtype`, whatever that of the files."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     with torch.no_grad():
         if config["architectures"] == ["GPT2LMHeadModel"]:
-            return _gpt2(config, _reader(folder), tokens)
-        return _llama(config, _reader(folder), tokens)
+            return _gpt2(config, _reader(folder, dtype), tokens)
+        return _llama(config, _reader(folder, dtype), tokens)
 
 
-def _reader(folder: Path) -> Get:
+def _reader(folder: Path, dtype: torch.dtype) -> Get:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
@@ -40,7 +40,7 @@ def _reader(folder: Path) -> Get:
     def get(name: str) -> Tensor:
         with safe_open(str(folder / where[name]), framework="pt") as file:
             found: Tensor = file.get_tensor(name)
-        return found.float()
+        return found.to(dtype)
 
     return get
 
@@ -99,7 +99,7 @@ def _llama(config: Mapping[str, Any], get: Get, tokens: Tensor) -> Tensor:
     def turn(x: Tensor, layer: int) -> Tensor:
         speeds, length = _speeds(_rope(config, layer), D)
         angles = torch.arange(S).double()[:, None] * speeds
-        cos, sin = (torch.cat([length * f(angles)] * 2, dim=-1).float() for f in (torch.cos, torch.sin))
+        cos, sin = (torch.cat([length * f(angles)] * 2, dim=-1).to(x) for f in (torch.cos, torch.sin))
         a, b = x[..., : D // 2], x[..., D // 2 :]
         return x * cos + torch.cat([-b, a], dim=-1) * sin
 
