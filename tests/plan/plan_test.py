@@ -120,14 +120,6 @@ SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 
             "plan.model.rope_base is 500, and plan.model.family 'gpt' learns its positions",
         ),
         (
-            {"recompute__every": 2},
-            "plan.recompute.every is 2, and plan.recompute.mode 'none' computes no layer again",
-        ),
-        (
-            {"recompute__every": 2, "recompute__activation_function": True},
-            "set plan.recompute.mode to attention or layer, or plan.recompute.every=1",
-        ),
-        (
             {"partition__layers": (4,), "partition__embedding_weight": 1.0},
             "plan.partition.embedding_weight is 1, and plan.partition.layers [4] says what each stage holds",
         ),

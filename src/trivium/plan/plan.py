@@ -69,7 +69,6 @@ class Plan(Config):
             *self._context_problems(),
             *self.batch.problems(self.layout),
             *self.partition.problems(self.model, self.layout),
-            *self.recompute.problems(),
             *self._schedule_problems(),
             *compiler_problems(self.model, compiled=self.compiled),
             *recording_problems(self.model, self.precision, self.zero, recorded=self.cuda_graphs),

@@ -25,15 +25,6 @@ class Recompute(Config):
         parts += ["activation function"] if self.activation_function else []
         return " and ".join(filter(None, parts)) or "none"
 
-    def problems(self) -> list[str]:
-        """What is said of layers that are computed again, where none is."""
-        if self.mode != "none" or self.every == 1:
-            return []
-        return [
-            f"plan.recompute.every is {self.every}, and plan.recompute.mode 'none' computes no layer again; set "
-            f"plan.recompute.mode to attention or layer, or plan.recompute.every=1"
-        ]
-
     def mode_of(self, layer: int) -> Literal["none", "attention", "layer"]:
         """The mode of a block, by its number in the model."""
         return self.mode if layer % self.every == 0 else "none"
