@@ -21,7 +21,7 @@ from trivium.checkpoint import load
 from trivium.cli import main as entry
 from trivium.errors import CheckpointError, DataError
 from trivium.parallel import launch
-from trivium.training import run, saves
+from trivium.training import rewind, run, saves
 from trivium.training.job import start
 from trivium.training.preemption import listening
 
@@ -59,13 +59,13 @@ def test_stale_moments_are_found_by_kills(tmp_path: Path, monkeypatch) -> None:
 
 def test_a_training_that_cannot_go_on_after_a_kill_is_found(tmp_path: Path, monkeypatch) -> None:
     """It loses nothing that was on the disk, and is of no use."""
-    right = run.newest_good
+    right = rewind.newest_good
 
     def refuse(*given):
         if right(*given) is not None:
             raise CheckpointError("it is not gone on from")
 
-    monkeypatch.setattr(run, "newest_good", refuse)
+    monkeypatch.setattr(rewind, "newest_good", refuse)
     found = kills.kill_often(tmp_path, kills=6, layouts=1)
     assert found["ended_by_themselves"] > 0 and not found["passed"]
     assert "with exit code 5; the last it said: error: rank" in " ".join(found["losses"])
@@ -257,7 +257,7 @@ def test_resumed_runs_are_bitwise_equal(tmp_path: Path) -> None:
 
 def test_a_training_that_begins_anew_proves_no_resume(tmp_path: Path, monkeypatch) -> None:
     """It ends in the same bits, and no checkpoint had any part in that."""
-    monkeypatch.setattr(run, "newest_good", lambda *given: None)
+    monkeypatch.setattr(rewind, "newest_good", lambda *given: None)
     found = resume.resume_often(tmp_path, resumes=1)
     assert not found["passed"] and found["bitwise_equal"] == 0
     (loss,) = found["losses"]
@@ -292,7 +292,7 @@ def test_a_training_that_is_preempted_saves_once_and_goes_on(tmp_path: Path) -> 
 
 def test_a_training_that_begins_anew_is_found_by_preemption(tmp_path: Path, monkeypatch) -> None:
     """Also where it gets further than the last life did."""
-    monkeypatch.setattr(run, "newest_good", lambda *given: None)
+    monkeypatch.setattr(rewind, "newest_good", lambda *given: None)
     monkeypatch.setattr(preempt, "TARGETS", ("launcher",))
     monkeypatch.setattr(preempt, "_saved_once", lambda out, events, every: [])
     found = preempt.preempt_often(tmp_path, preemptions=5)

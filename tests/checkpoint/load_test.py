@@ -18,6 +18,7 @@ from trivium.parallel.mesh import Mesh
 from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
+from trivium.plan.sizes import MOST_COLUMNS, MOST_LAYERS
 from trivium.training.state import fragments, places, restore
 from trivium.training.trainer import Trainer
 
@@ -66,8 +67,8 @@ def test_a_rank_reads_the_bytes_of_its_own_boxes_a_parameter_at_a_time(tmp_path:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"layers": 10**9}, "layers 1000000000, and names 1 tensors"),
-        ({"hidden": 10**9}, "embedding.tokens.weight is [32, 8]"),
+        ({"layers": MOST_LAYERS}, "layers 10000, and names 1 tensors"),
+        ({"hidden": MOST_COLUMNS}, "embedding.tokens.weight is [32, 8]"),
         ({}, "not there"),
     ],
 )
