@@ -16,7 +16,7 @@ from trivium.checkpoint.format import MANIFEST, published, read_manifest
 from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.checkpoint.verify import verify
 from trivium.config import build
-from trivium.errors import CheckpointError
+from trivium.errors import CheckpointError, ConfigError
 from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
@@ -43,9 +43,15 @@ class Checkpoint:
 
     @property
     def plan(self) -> Plan:
-        """What it was trained under; CheckpointError where it has not the weights of that model: a manifest can say a
-        billion layers, of which a table would be made before the first of them is missed."""
-        plan, tensors = build(Plan, self.manifest["plan"]), self.manifest["tensors"]
+        """What it was trained under; CheckpointError where that is no plan, or it has not the weights of that model: a
+        manifest can say ten thousand layers, of which a table would be made before the first of them is missed."""
+        tensors = self.manifest["tensors"]
+        try:
+            plan = build(Plan, self.manifest["plan"])
+        except ConfigError as error:
+            raise CheckpointError(
+                f"{self.directory}: {MANIFEST} holds no plan: {error}; use an older checkpoint"
+            ) from None
         if plan.model.layers > len(tensors):
             raise CheckpointError(
                 f"{self.directory}: {MANIFEST} says plan.model.layers {plan.model.layers}, and names {len(tensors)} "
