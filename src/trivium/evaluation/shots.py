@@ -39,10 +39,10 @@ def orders(number: int, shots: int, seed: int) -> list[tuple[int, ...]]:
     """So many orders of as many shots, each once: keyed, more only add behind; all there are where these are fewer."""
     if math.factorial(shots) <= number:
         return list(itertools.permutations(range(shots)))
-    drawn = (order(shots, seed, key) for key in itertools.count())
+    keyed = (order(shots, seed, key) for key in itertools.count())
     found: dict[tuple[int, ...], None] = {}
     while len(found) < number:
-        found[next(drawn)] = None
+        found[next(keyed)] = None
     return list(found)
 
 
@@ -51,12 +51,12 @@ def order(shots: int, seed: int, key: int) -> tuple[int, ...]:
     return tuple(generator_for(seed, "order", key).permutation(shots).tolist())
 
 
-def in_order(draw: Draw, order: Sequence[int]) -> Draw:
+def in_order(draw: Draw, places: Sequence[int]) -> Draw:
     """The same shots in another order."""
 
     def ordered(example: Example) -> list[Example]:
         shots = draw(example)
-        return [shots[k] for k in order]
+        return [shots[k] for k in places]
 
     return ordered
 

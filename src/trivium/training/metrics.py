@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.durable import write_text
+from trivium.config import MOST
 from trivium.units import plain
 
 METRICS = "metrics.jsonl"
@@ -31,7 +32,6 @@ NUMBERS = (
     "loss_scale",
 )
 TEXTS = ("event", "cause", "batch_hash")
-MOST = 2**63  # below it lies what is counted
 WORDS = ("nan", "inf", "-inf")  # what an event says of a number that is not finite
 
 
@@ -122,7 +122,7 @@ def _is_nothing(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, float) or (type(value) is int and abs(value) < MOST)
+    return isinstance(value, float) or (type(value) is int and abs(value) <= MOST)
 
 
 def _is_told(value: Any) -> bool:
@@ -130,7 +130,7 @@ def _is_told(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < MOST
+    return type(value) is int and 0 <= value <= MOST
 
 
 def _is_text(value: Any) -> bool:
