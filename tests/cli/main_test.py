@@ -25,7 +25,7 @@ from trivium.cli.options import refuse_no_place_for
 from trivium.cli.train import joins_torchrun
 from trivium.errors import DataError, Preempted
 from trivium.provenance import STAMP, describe, write_json
-from trivium.training.preemption import listening
+from trivium.training.preemption import BY_SCHEDULERS, listening
 
 # Runs the command line, then says on the last line of standard error what it had imported.
 PROBE = """
@@ -128,6 +128,19 @@ def test_no_line_of_a_list_of_verbs_is_cut_short(monkeypatch, capsys, verb: str)
         entry.main()
     listed = capsys.readouterr().out.split("Commands:")[1]
     assert listed.strip() and "..." not in listed
+
+
+@pytest.mark.parametrize(("words", "waits"), [(["train"], True), (["train", "--dry-run"], False)])
+def test_a_scheduler_s_signal_waits_for_a_training_to_listen_but_ends_what_trains_nothing(
+    monkeypatch, words: list[str], waits: bool
+):
+    held = set[signal.Signals]()
+    look = Mock(side_effect=lambda *_, **__: held.update(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+    monkeypatch.setattr(entry, "command_line", lambda: look)
+    monkeypatch.setattr(sys, "argv", ["trivium", *words])
+    entry.main()
+    look.assert_called_once()
+    assert held >= set(BY_SCHEDULERS) if waits else held.isdisjoint(BY_SCHEDULERS)
 
 
 def test_an_impossible_layout_is_refused_at_once_with_every_problem(call, tmp_path: Path):

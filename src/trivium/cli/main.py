@@ -106,7 +106,8 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):  # a locale without … or ✓ costs these signs, and not the work
         sys.stdout.reconfigure(errors="replace")
     # A training that is asked to end before it listens would be killed; importing alone takes it a second or two.
-    waiting = held_back(BY_SCHEDULERS) if words[:1] == ["train"] else nullcontext()
+    listens = words[:1] == ["train"] and "--dry-run" not in words
+    waiting = held_back(BY_SCHEDULERS) if listens else nullcontext()
     try:
         with waiting:
             command_line()(words, prog_name="trivium")
