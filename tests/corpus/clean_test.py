@@ -1,5 +1,7 @@
 """Laws of cleaning: the words stay, what is no text goes, and clean text stays as it is."""
 
+import re
+
 import ftfy
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -78,8 +80,11 @@ def test_clean_text_stays_as_it_is(text):
 @example("One.\nÃ la carte.")
 @example("！")
 @example("Ａ！ Ã la carte")
+@example("0\v0")
+@example("dÃ©jÃ\xa0\vvu\fici")
 def test_the_short_cut_loses_nothing_that_ftfy_would_repair(text):
-    """ftfy also unescapes entities, which extraction has done, and narrows punctuation, which Chinese keeps."""
+    """ftfy also unescapes entities, which extraction has done, narrows punctuation, which Chinese keeps, and drops
+    vertical tabs and form feeds, which end lines."""
     kept = {"uncurl_quotes": False, "unescape_html": False, "fix_character_width": False}
-    whole = ftfy.fix_text(text, normalization="NFC", **kept)
+    whole = ftfy.fix_text(re.sub("[\v\f]", "\n", text), normalization="NFC", **kept)
     assert tidy(text) == tidy(whole)

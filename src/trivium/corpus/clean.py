@@ -26,6 +26,7 @@ REPAIRED_LETTERS = frozenset(
 # ASCII; or it has a C1 control or one of four letters. It can also come to light where a control is taken out.
 _LONGEST_SIGN, _SIGNS = 8, "ŒœÃÂ"
 _BAD = re.compile(BADNESS_RE.pattern, BADNESS_RE.flags | re.MULTILINE)
+_ENDS_OF_LINES = str.maketrans("\v\f", "\n\n")
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
@@ -47,7 +48,8 @@ def tidy(text: str) -> str:
 def _repaired(text: str) -> str:
     """ftfy's repair of the lines that look damaged; it too looks at lines one by one.
 
-    Entities stay: extraction has read those of the page, and what is left of them is meant.
+    Entities stay: extraction has read those of the page, and what is left of them is meant. So do vertical tabs and
+    form feeds, as ends of lines: ftfy would drop them, and glue what they part.
     """
     return "".join(
         ftfy.fix_text(
@@ -55,7 +57,7 @@ def _repaired(text: str) -> str:
         ).translate(_WIDTHS)
         if not line.isascii() and looks_damaged(line)
         else line
-        for line in _LINE.findall(text)
+        for line in _LINE.findall(text.translate(_ENDS_OF_LINES))
     )
 
 
