@@ -23,7 +23,7 @@ NOT_FAST := $(wildcard tests/cost/activations_test.py \
             $(patsubst %,tests/planner/%_test.py,exhaustive explain near_misses probed))
 GPU_TESTS = $(shell grep -rl 'mark\.gpu' tests --include=*_test.py)
 
-.PHONY: setup demo test test-all test-gpu check format clean
+.PHONY: setup demo test test-broad test-all test-gpu check format clean
 
 setup: $(TESTABLE)
 
@@ -53,6 +53,9 @@ demo: $(INSTALLED)
 # Neighbours stay together while there is enough for all: what a module makes once for its tests is made once.
 test: setup
 	$(PYTEST) -n $(WORKERS) --dist worksteal
+
+test-broad: setup
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not slow and not gpu"
 
 test-all: setup
 	$(PYTEST) -m "not gpu" --timeout 1800
