@@ -7,9 +7,12 @@ import typer
 
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run, refuse_unused
 from trivium.cli.show import layout_text
-from trivium.cli.stage import TRAINS, Result, Run, Stage, perform
-from trivium.cli.train import job_for
+from trivium.cli.stage import TRAINS, Result, Run, Stage, State, perform
+from trivium.cli.train import job_for, lasting
+from trivium.config import Tree, differences, first_lines, merge
+from trivium.errors import ConfigError
 from trivium.progress import Progress
+from trivium.provenance import read_stamp
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -19,6 +22,24 @@ def prove(out: Out = DEFAULT_OUT, preset: Preset = None, sets: Sets = None, redo
     """Train again, kill a rank half-way, resume in another layout; the losses must be those of `train`."""
     refuse_unused("prove", sets, *PROVE.sections)
     perform(PROVE, open_run(out, given_for(out, preset, sets)), redo=redo)
+
+
+def check(run: Run, state: State) -> None:
+    """ConfigError where this is another training than the one whose losses it would be compared with."""
+    folder = run.folder("training")
+    trained = (read_stamp(folder) or {}).get("config", {})
+    found = differences(_whole(trained), _whole(PROVE.config(run))) if trained else []
+    if found:
+        raise ConfigError(
+            f"`trivium prove` does the training in {folder} again, and this would be another one (there -> here):\n"
+            f"{first_lines(found)}\nleave these settings out, or train with them first"
+        )
+
+
+def _whole(config: Tree) -> Tree:
+    """All that losses depend on, and how many there are."""
+    recipe = lasting({"config": config, "inputs": {"tokens": ""}})
+    return merge(recipe, {"training": {"steps": config["training"]["steps"]}})
 
 
 def _prove(run: Run, out: Path, progress: Progress) -> Result:
@@ -51,4 +72,5 @@ PROVE = Stage(
     work=_prove,
     summary=_lines,
     writes="afresh",
+    check=check,
 )

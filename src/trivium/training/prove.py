@@ -31,6 +31,8 @@ WHY = (
     "sample, a wrong moment or a stale weight changes the loss by more than this."
 )
 
+STEPS_BEFORE_KILL = 2  # at least, so that a checkpoint is saved among them
+
 
 def prove_resume(job: TrainingJob, *, reference: Path, progress: Progress = silent) -> dict[str, Any]:
     """Continue from a checkpoint of the finished run `reference`, kill a rank midway, and let it finish.
@@ -41,7 +43,7 @@ def prove_resume(job: TrainingJob, *, reference: Path, progress: Progress = sile
     other = another_layout(job.plan)
     begin = _starting_checkpoint(reference, job.training.steps)
     steps = job.training.steps
-    kill_at = begin + max(2, (steps - begin) // 3)
+    kill_at = begin + max(STEPS_BEFORE_KILL, (steps - begin) // 3)
     every = max(1, (kill_at - begin) // 2)
     config = job.training.model_copy(
         update={"checkpoint_every": every, "keep_every": 0, "restarts": 1, "validate_every": steps}
@@ -108,12 +110,15 @@ def _layouts(ranks: int, now: Layout) -> Iterator[Layout]:
 
 def _starting_checkpoint(reference: Path, steps: int) -> int:
     saved = [
-        s for p in published(reference / CHECKPOINTS) if (s := step_of(p.name)) is not None and s < steps
+        s
+        for p in published(reference / CHECKPOINTS)
+        if (s := step_of(p.name)) is not None and s + STEPS_BEFORE_KILL < steps
     ]
     if not saved:
         raise CheckpointError(
-            f"{reference / CHECKPOINTS} holds no checkpoint before the last step ({steps}); lower "
-            f"training.checkpoint_every or raise training.keep_last, and train again"
+            f"{reference / CHECKPOINTS} holds no checkpoint more than {STEPS_BEFORE_KILL} steps before the last "
+            f"({steps}), and a rank is killed between the two; lower training.checkpoint_every or raise "
+            f"training.keep_last, and train again"
         )
     return max(saved)
 

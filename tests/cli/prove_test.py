@@ -1,0 +1,70 @@
+"""`trivium prove` is of the training that was done, or refused before anything is trained."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trivium.chaos.scene import job, plan
+from trivium.checkpoint.format import step_name
+from trivium.cli import prove
+from trivium.cli.main import command_line
+from trivium.cli.options import given_for, open_run
+from trivium.cli.train import TRAIN
+from trivium.config import to_tree
+from trivium.errors import CheckpointError, ConfigError
+from trivium.provenance import STAMP, describe, write_json
+from trivium.training.prove import prove_resume
+from trivium.training.run import CHECKPOINTS
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A run whose training, of a rate that does not ask for the last step, is finished."""
+    out = tmp_path / "run"
+    run = open_run(out, given_for(out, "demo", ["training.decay=constant", "training.steps=20"]))
+    for name in ("tokens", "training"):
+        (out / name).mkdir(parents=True)
+        write_json(out / name / STAMP, describe(verb=name, config=TRAIN.config(run), inputs={}))
+    write_json(out / "config.json", to_tree(run.config))
+    return out
+
+
+def proved(out: Path, monkeypatch: pytest.MonkeyPatch, *sets: str) -> bool:
+    """Whether it comes to the work."""
+    begun: list[Path] = []
+    stage = replace(prove.PROVE, work=lambda run, out, progress: begun.append(out), summary=lambda result: [])
+    monkeypatch.setattr(prove, "PROVE", stage)
+    words = ["prove", "--out", str(out), *(word for each in sets for word in ("--set", each))]
+    command_line()(words, prog_name="trivium", standalone_mode=False)
+    return bool(begun)
+
+
+@pytest.mark.parametrize("other", ["training.steps=10", "training.steps=40", "training.lr=0.5", "seed=3"])
+def test_another_training_is_refused_before_it_is_done(
+    other: str, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {p: p.read_bytes() for p in trained.rglob("*") if p.is_file()}
+    path, value = other.split("=")
+    with pytest.raises(ConfigError, match=rf"(?s)another one \(there -> here\):\n  {path}: .* -> {value}"):
+        proved(trained, monkeypatch, other)
+    assert {p: p.read_bytes() for p in trained.rglob("*") if p.is_file()} == before
+
+
+def test_the_same_training_is_done_again_under_any_layout(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert proved(trained, monkeypatch)
+    assert proved(trained, monkeypatch, "plan.layout.tensor=1", "training.supervision.hang_seconds=7")
+
+
+@pytest.mark.parametrize(("saved", "steps"), [((8, 9, 10), 10), ((10,), 10)])
+def test_a_training_without_a_checkpoint_before_which_a_rank_could_be_killed_is_refused_at_once(
+    saved: tuple[int, ...], steps: int, tmp_path: Path
+) -> None:
+    for step in saved:
+        (tmp_path / "reference" / CHECKPOINTS / step_name(step)).mkdir(parents=True)
+    out = tmp_path / "resume"
+    with pytest.raises(CheckpointError, match="more than 2 steps before the last"):
+        prove_resume(job(tmp_path, out, plan({}), steps=steps), reference=tmp_path / "reference")
+    assert not out.exists()
