@@ -158,6 +158,10 @@ def test_what_contradicts_itself_is_refused_with_value_law_and_remedy(
             r"spikes.limit is 3, .*policy 'stop' ends with the first spike; set .*limit=10",
         ),
         ({"spikes": {"window": 8}}, r"spikes.window is 8, .*deviations 0 compares with no step before"),
+        (
+            {"decay": "constant", "lr_final_fraction": 0},
+            r"lr_final_fraction \(0\) is where a decay ends.* stays at the peak; set .*_fraction=0.1, or another",
+        ),
         ({"profile": {"memory": True}}, r"profile.memory is true, and training.profile.steps names no step"),
     ],
     ids=str,

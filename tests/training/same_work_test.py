@@ -141,3 +141,15 @@ def test_a_recipe_of_an_older_version_has_defaults_and_a_checkpoint_without_any_
         refuse_other_recipe(
             Path("step"), {"training": older}, TO_A_TOKEN.model_copy(update={"decay": "linear"})
         )
+
+
+def test_a_final_rate_that_is_never_reached_makes_no_other_recipe() -> None:
+    """Older versions took any beside a constant rate, which asks for the default now."""
+    older = to_tree(TO_A_TOKEN) | {"decay": "constant", "decay_tokens": 0, "lr_final_fraction": 0.0}
+    now = TrainingConfig.model_validate(older | {"lr_final_fraction": 0.1})
+    refuse_other_recipe(Path("step"), {"training": older}, now)
+    linear = {name: {**tree, "decay": "linear"} for name, tree in (("was", older), ("is", to_tree(now)))}
+    with pytest.raises(CheckpointError, match="lr_final_fraction: 0.0 -> 0.1"):
+        refuse_other_recipe(
+            Path("step"), {"training": linear["was"]}, TrainingConfig.model_validate(linear["is"])
+        )

@@ -84,7 +84,7 @@ class SpikesConfig(Config):
 class Examination(Config):
     """Published tasks that the model is asked while it trains; nothing of it changes what is trained."""
 
-    every: NotNegative = 0  # steps; the last step is then asked too; 0: never
+    every: NotNegative = 0  # steps; the last step is then asked too; 0: never, whatever the others say
     tasks: str = "mt-nlg"  # names by commas, as `trivium evaluate --tasks` takes them
     data: str | None = None  # folder of JSON lines, a folder a task; None: from the Hub
     shots: Annotated[tuple[NotNegative | Literal["few"], ...], Field(min_length=1)] = (0,)
@@ -124,7 +124,8 @@ class TrainingConfig(Config):
 
     steps: Positive = 200  # optimizer steps
     lr: Annotated[float, Field(gt=0)] = 3e-3  # peak learning rate
-    lr_final_fraction: Fraction = 0.1  # of the peak: the final rate, at the end of the decay and after it
+    # of the peak: the final rate, at the end of the decay and after it; constant has none
+    lr_final_fraction: Fraction = 0.1
     warmup_tokens: NotNegative = 0  # linear from 0
     # of the learning rate after the warm-up. cosine, linear: to the final rate at the end of the decay; constant: none;
     # inverse_sqrt: by the root of warmup_tokens / tokens, to the final rate; wsd (warm-up, stable, decay): none until

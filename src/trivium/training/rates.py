@@ -83,6 +83,12 @@ def rate_problems(config: TrainingConfig, plan: Plan) -> list[str]:
             f"training.final_decay_shape ({config.final_decay_shape}) is of training.decay=wsd alone, and "
             f"training.decay is {decay}; set training.decay=wsd or training.final_decay_shape={shape}"
         )
+    fraction = TrainingConfig.model_fields["lr_final_fraction"].default
+    if config.lr_final_fraction != fraction and decay == "constant":
+        found.append(
+            f"training.lr_final_fraction ({config.lr_final_fraction:g}) is where a decay ends, and training.decay is "
+            f"constant, which stays at the peak; set training.lr_final_fraction={fraction:g}, or another training.decay"
+        )
     if config.decay_tokens and decay in ENDLESS:
         found.append(
             f"training.decay_tokens ({config.decay_tokens}) is where a decay ends, and training.decay={decay} has no "

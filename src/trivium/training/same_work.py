@@ -51,7 +51,9 @@ def recipe_of(training: Mapping[str, Any]) -> Tree:
     steps are one where the learning rate depends on them."""
     whole = completed(TrainingConfig, training)
     dropped = CHANGEABLE_TRAINING if ends_with_training(whole) else (*CHANGEABLE_TRAINING, "steps")
-    return {k: v for k, v in whole.items() if k not in dropped}
+    # Older versions took any final rate where none is ever reached.
+    idle = ("lr_final_fraction",) if whole.get("decay") == "constant" else ()
+    return {k: v for k, v in whole.items() if k not in (*dropped, *idle)}
 
 
 def refuse_other_work(
