@@ -8,6 +8,8 @@ from trivium.cli import main as entry
 from trivium.cli.fields import fields_of
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.config import leaves, to_tree
+from trivium.errors import ConfigError
+from trivium.provenance import write_json
 
 
 @pytest.fixture
@@ -72,3 +74,58 @@ def test_every_field_of_a_run_is_explained_by_its_type_and_the_comment_beside_it
     assert found["plan.batch.ramp.start"].meaning == "sequences of the first batches"
     above = "weights: at step 0; state: after the checkpoint's steps, with its moments and place in the data"
     assert found["training.start_with"].meaning == above
+
+
+GREEDY = "generation.sampling.temperature=0"
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ("training.evaluation.tasks=hans",),
+        ("training.evaluation={every: 0, limit: 7}",),
+        (GREEDY, "generation.sampling.top_k=5"),
+        (GREEDY, "generation.sampling.top_p=0.5"),
+    ],
+)
+def test_what_is_set_of_something_that_is_not_done_is_refused(sets: tuple[str, ...]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^(training|generation)\.\S+ \(\S+\) would change nothing: .* is 0, and"
+    ):
+        resolve(Given("demo", sets))
+
+
+def test_one_setting_leaves_a_thing_out_whatever_was_said_of_it_before(tmp_path) -> None:
+    said = ("training.evaluation.every=5", "training.evaluation.tasks=hans", "generation.sampling.top_p=0.5")
+    path = tmp_path / "config.json"
+    write_json(path, to_tree(resolve(Given("demo", said))))
+    now = resolve(Given(str(path), ("training.evaluation.every=0", GREEDY)))
+    assert (now.training.evaluation.every, now.training.evaluation.tasks) == (0, "hans")
+    all_of_them = ("generation.sampling.top_k=0", "generation.sampling.top_p=1")
+    assert resolve(Given("demo", (GREEDY, *all_of_them))).generation.sampling.top_p == 1
+
+
+@pytest.mark.parametrize(
+    ("verb", "setting"),
+    [
+        ("tokenize", "curate.quality.words_low=60"),
+        ("tokenize", "harvest.max_bytes=1000"),
+        ("corpus curate", "harvest.max_bytes=1000"),
+        ("data adopt PREFIX", "curate.quality.words_low=60"),
+        ("train", "harvest.max_bytes=1000"),
+        ("launch --print slurm", "curate.quality.words_low=60"),
+    ],
+)
+def test_settings_of_a_corpus_that_is_made_are_refused_by_what_reads_it(
+    verb: str, setting: str, tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """They were noted in the run's config, of a corpus that was made without them."""
+    words = ["trivium", *verb.split(), "--out", str(tmp_path / "run"), "--set", "seed=3", "--set", setting]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    path, section = setting.split("=")[0], setting.split(".")[0]
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and f"--set {path}: `trivium " in told
+    assert told.rstrip().endswith(f"give it to the verb that makes it, `trivium corpus {section}`")
+    assert not (tmp_path / "run").exists()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run
+from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run, refuse_done
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import say
 from trivium.cli.stage import Result, Run, perform
@@ -54,6 +54,7 @@ def adopt(
     """
     from trivium.tokens.adopt import Pairs, adopt_pairs, source_names
 
+    refuse_done(ADOPT, sets, "harvest", "curate")
     given = given_for(out, preset, sets)
     words = _tokenizer(given)
     known = [f"{field}={words.vocabulary}" for field in ("tokens.vocabulary", "plan.model.vocabulary")]

@@ -15,7 +15,7 @@ import typer
 from trivium.cli.corpus_tools import against, blend, classify, dedup, extract_check, select, step
 from trivium.cli.corpus_views import diff, inspect, rejects, stats
 from trivium.cli.machine import version_of
-from trivium.cli.options import DEFAULT_OUT, Corpus, Out, Preset, Redo, Sets, given_for, open_run
+from trivium.cli.options import DEFAULT_OUT, Corpus, Out, Preset, Redo, Sets, given_for, open_run, refuse_done
 from trivium.cli.show import say, table
 from trivium.cli.stage import CORPUS_PATH, Result, Run, Stage, is_current, perform
 from trivium.cli.tokenize import Workers, tokenizing
@@ -90,6 +90,7 @@ def curate(
     ] = False,
 ) -> None:
     """Extract, filter, deduplicate, decontaminate and blend what was harvested."""
+    refuse_done("corpus curate", sets, "harvest")
     opened = open_run(out, given_for(out, preset, sets))
     if dry_run:
         for line in _foretold(opened, keep_work, redo=redo):

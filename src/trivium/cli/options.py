@@ -1,6 +1,7 @@
 """The options that several verbs share, and how they become a run."""
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -93,15 +94,27 @@ def directory_of(place: Path | None, out: Path) -> Path:
 def refuse_unused(verb: str, sets: list[str] | None, *uses: str) -> None:
     """ConfigError for a setting of a section that the verb does not use, besides the seed: who gives it takes the
     answers for those of a model that was trained with it."""
-    given = parse_assignments(sets or ())
-    unused = [name for name in given if name in RunConfig.model_fields and name not in (*uses, "seed")]
-    if unused:
-        paths = [path for path, _ in leaves({name: given[name] for name in unused})]
-        takes = [f"{name}.…" for name in uses]
-        raise ConfigError(
-            f"--set {', '.join(paths)}: `trivium {verb}` reads what is trained already, and takes no setting but "
-            f"{', '.join(takes)} and seed; leave it out, or give it to the verb that uses it"
-        )
+    takes = ", ".join(f"{name}.…" for name in uses)
+    _refuse_of(
+        [name for name in RunConfig.model_fields if name not in (*uses, "seed")],
+        sets,
+        f"`trivium {verb}` reads what is trained already, and takes no setting but {takes} and seed; leave it out, or "
+        f"give it to the verb that uses it",
+    )
+
+
+def refuse_done(verb: str, sets: list[str] | None, *done: str) -> None:
+    """ConfigError for a setting of a section whose work the verb finds done: it would be noted of a corpus that was
+    made without it."""
+    law = f"`trivium {verb}` takes the corpus as it is; give it to the verb that makes it, `trivium corpus"
+    for section in done:
+        _refuse_of([section], sets, f"{law} {section}`")
+
+
+def _refuse_of(sections: Sequence[str], sets: list[str] | None, law: str) -> None:
+    given = {name: value for name, value in parse_assignments(sets or ()).items() if name in sections}
+    if given:
+        raise ConfigError(f"--set {', '.join(path for path, _ in leaves(given))}: {law}")
 
 
 def open_run(out: Path, given: Given, *, corpus: Path | str | None = None, tokens: Path | None = None) -> Run:

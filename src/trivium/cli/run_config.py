@@ -122,7 +122,7 @@ def resolve(given: Given) -> RunConfig:
         tree = merge(tree, layer)
     tree = _with_rows_read(tree)
     try:
-        return build(RunConfig, tree)
+        config = build(RunConfig, tree)
     except ConfigError as error:
         if given.preset in preset_names():
             raise
@@ -130,6 +130,32 @@ def resolve(given: Given) -> RunConfig:
         raise ConfigError(
             f"{error}\n(values not given with --set come from {given.preset}{afresh})"
         ) from None
+    if idle := _idle(given, config):
+        raise ConfigError("\n".join(idle))
+    return config
+
+
+def _idle(given: Given, config: RunConfig) -> list[str]:
+    """What --set says of something that is not done. A preset, or an earlier call, may say it: so one setting is enough
+    to leave the thing out."""
+    evaluation, sampling = config.training.evaluation, config.generation.sampling
+    stated = dict(leaves(parse_assignments(given.assignments)))
+    because: dict[str, str] = {}
+    if evaluation.every == 0:
+        why = "training.evaluation.every is 0, and no task is asked; set it to so many steps"
+        because |= {
+            f"training.evaluation.{name}": why for name in type(evaluation).model_fields if name != "every"
+        }
+    # a file of prompts may say another temperature, but not against --set
+    if sampling.temperature == 0 and "generation.sampling.temperature" in stated:
+        why = "generation.sampling.temperature is 0, and the likeliest token is taken; set it above 0"
+        narrows = {"top_k": sampling.top_k > 0, "top_p": sampling.top_p < 1}
+        because |= {f"generation.sampling.{name}": why for name, does in narrows.items() if does}
+    return [
+        f"{path} ({value}) would change nothing: {because[path]}, or leave this out"
+        for path, value in stated.items()
+        if path in because
+    ]
 
 
 def origins(given: Given) -> dict[str, str]:

@@ -14,7 +14,9 @@ class Sampling(Config):
     """How text is drawn from the model's predictions."""
 
     max_tokens: Positive = 60  # generated at most, per prompt
-    temperature: Annotated[float, Field(ge=0)] = 0.8  # 0 always takes the likeliest token
+    temperature: Annotated[float, Field(ge=0)] = (
+        0.8  # 0 always takes the likeliest token, whatever top_k and top_p
+    )
     top_k: NotNegative = 0  # only the k likeliest tokens; 0 takes all
     top_p: Annotated[float, Field(gt=0, le=1)] = (
         0.9  # only the likeliest tokens that together reach this probability

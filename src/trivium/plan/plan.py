@@ -45,9 +45,12 @@ class Plan(Config):
     zero: Literal[0, 1, 2, 3] = (
         1  # what is sharded over replicas: 1 optimizer state, 2 + gradients, 3 + weights
     )
-    sequence_parallel: bool = False  # activations between tensor regions split along the sequence
-    context_attention: Literal["ring", "ulysses"] = "ring"  # how ranks that share a sequence attend
-    row_chunks: int = Field(default=1, ge=1)  # of row-split products, each reduced beside the next one's work
+    # activations between tensor regions split along the sequence; nothing to split where layout.tensor is 1
+    sequence_parallel: bool = False
+    # how ranks that share a sequence attend; all the same where layout.context is 1
+    context_attention: Literal["ring", "ulysses"] = "ring"
+    # of row-split products, each reduced beside the next one's work; nothing to reduce where layout.tensor is 1
+    row_chunks: int = Field(default=1, ge=1)
     compiled: bool = False  # the blocks and the loss of a training step, by torch.compile
     cuda_graphs: bool = False  # on an accelerator a step is recorded once, and then replayed
 
