@@ -234,7 +234,9 @@ def test_finished_work_in_place_goes_on_only_to_more_steps(bench: Bench, steps: 
 def test_finished_work_in_place_that_lost_its_end_goes_on_from_what_is_left(
     bench: Bench, left: int, other: tuple[str, ...], capsys
 ):
-    lost = training(bench, gone=lambda run, extent: Gone("the checkpoint", left) if extent == 200 else None)
+    lost = training(
+        bench, gone=lambda run, extent: Gone("the checkpoint is gone", left) if extent == 200 else None
+    )
     perform(training(bench), bench.run("training.steps=200"))
     (bench.root / "training" / "checkpoint").write_text("of an earlier step")
     capsys.readouterr()

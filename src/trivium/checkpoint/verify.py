@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trivium.checkpoint.format import MANIFEST, covers
+from trivium.checkpoint.format import MANIFEST, covers, read_manifest
 from trivium.errors import CheckpointError
 from trivium.plan.parameters import Box
 from trivium.provenance import file_sha256, unheard
@@ -33,12 +33,23 @@ def verify(
             _verify_file(directory / name, known["bytes"], known["sha256"], alive)
 
 
+def refuse_incomplete(directory: Path) -> None:
+    """CheckpointError where the manifest is damaged, or a file that it lists is missing or of another size: what is
+    found without reading the files."""
+    for name, known in sorted(read_manifest(directory)["files"].items()):
+        _verify_size(directory / name, known["bytes"])
+
+
+def _verify_size(path: Path, size: int) -> None:
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing, but {MANIFEST} lists it; use an older checkpoint")
+    if (found := path.stat().st_size) != size:
+        raise CheckpointError(f"{path} has {found} bytes and should have {size}: truncated")
+
+
 def _verify_file(path: Path, size: int, sha256: str, alive: Callable[[], None]) -> None:
     try:
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing, but {MANIFEST} lists it; use an older checkpoint")
-        if (found := path.stat().st_size) != size:
-            raise CheckpointError(f"{path} has {found} bytes and should have {size}: truncated")
+        _verify_size(path, size)
         if file_sha256(path, alive) != sha256:
             raise CheckpointError(f"{path} does not have its sha256 ({sha256[:12]}…): damaged")
     except OSError as error:

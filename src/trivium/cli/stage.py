@@ -28,7 +28,7 @@ STARTED = "started.json"  # in a folder that is written directly: what the work 
 
 
 class Gone(NamedTuple):
-    """What was removed of an output since it was finished, in words; and the extent that can still be gone on from."""
+    """What happened to an output since it was finished, in words; and the extent that can still be gone on from."""
 
     what: str
     left: int
@@ -213,7 +213,7 @@ def perform(stage: Stage, run: Run, *, redo: bool = False) -> None:
         return
     if not redo and (gone := gone_from(stage, run)) is not None:
         way = "goes on from what is there" if state == "goes on" else "begins anew"
-        say(f"{stage.name}: {gone.what} is gone; {way}")
+        say(f"{stage.name}: {gone.what}; {way}")
     say(f"{stage.name}: …")
     began = time.monotonic()
     with (

@@ -29,7 +29,7 @@ from trivium.cli.show import layout_text, say
 from trivium.cli.stage import TRAINS, Gone, Result, Run, Stage, State, perform, state_of
 from trivium.cli.tokenize import check_vocabulary, never_read_lines
 from trivium.config import Tree, as_value, completed
-from trivium.errors import ConfigError, DataError
+from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.plan.plan import Plan
 from trivium.progress import Progress
 from trivium.training.same_work import recipe_of
@@ -196,15 +196,33 @@ def apart(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
 
 
 def gone(run: Run, steps: int) -> Gone | None:
-    """The checkpoint after the last step, which every finished training has, until somebody removes it, or the manifest
-    without which it is none: those who read the training look for it."""
-    from trivium.checkpoint.format import MANIFEST, published, step_name, step_of
+    """The checkpoint after the last step, which every finished training has, until somebody removes or damages it, or
+    the manifest without which it is none: those who read the training look for it."""
+    from trivium.checkpoint.format import published, step_name, step_of
 
-    root = run.at.checkpoints
-    whole = (path for path in published(root) if (path / MANIFEST).is_file())
-    left = max((step_of(path.name) or 0 for path in whole), default=0)
-    last = root / step_name(steps)
-    return None if left >= steps else Gone(str(last / MANIFEST if last.is_dir() else last), left)
+    last = run.at.checkpoints / step_name(steps)
+    left, what = 0, f"{last} is gone"
+    for path in reversed(published(run.at.checkpoints)):
+        why = _wrong_with(path)
+        if not why:
+            left = step_of(path.name) or 0
+            break
+        what = why if path == last else what
+    return None if left >= steps else Gone(what, left)
+
+
+def _wrong_with(checkpoint: Path) -> str:
+    """Why nothing goes on from a checkpoint, as far as can be seen without reading all of it; nothing of a good one."""
+    from trivium.checkpoint.format import MANIFEST
+    from trivium.checkpoint.verify import refuse_incomplete
+
+    if not (checkpoint / MANIFEST).is_file():
+        return f"{checkpoint / MANIFEST} is gone"
+    try:
+        refuse_incomplete(checkpoint)
+    except CheckpointError as error:
+        return str(error)
+    return ""
 
 
 def check(run: Run, state: State) -> None:
