@@ -80,6 +80,7 @@ def test_an_interrupted_stage_leaves_the_previous_output_and_nothing_else(tmp_pa
 
 def test_what_a_killed_stage_left_is_cleared_away(tmp_path: Path):
     (tmp_path / ".curated.partial").mkdir()
+    (tmp_path / ".curated.partial" / LOCK).touch()
     (tmp_path / ".curated.partial" / "half").write_text("")
     with publishing(tmp_path / "curated", **WHAT):
         pass
@@ -214,6 +215,52 @@ def test_a_link_in_the_place_of_an_unfinished_output_costs_nothing_that_it_leads
     assert [p.read_text() for p in (tmp_path / "mine").iterdir()] == ["dear"]
 
 
+@pytest.mark.parametrize("name", [".curated.partial", ".curated.old"])
+@pytest.mark.parametrize("there", [True, False], ids=["with an output", "without"])
+def test_what_somebody_else_left_beside_an_output_is_not_taken_for_what_a_crash_left(
+    tmp_path: Path, name: str, there: bool
+):
+    if there:
+        with publishing(tmp_path / "curated", **WHAT):
+            pass
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "letter").write_text("dear")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    says = f"{name} is a name that .*curated needs beside it"
+    with pytest.raises(MachineError, match=says), publishing(tmp_path / "curated", **WHAT):
+        raise AssertionError("the work begins")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", [".curated.partial", ".curated.old"])
+def test_what_a_kill_left_half_deleted_beside_an_output_is_still_known(
+    tmp_path: Path, monkeypatch, name: str
+):
+    """Whatever the order in which the system lists it."""
+    out, names = tmp_path / "curated", ("a", "z", ".a", "~")
+    right = Path.unlink
+
+    def killed(path: Path, **how: bool) -> None:
+        right(path, **how)
+        if path.parent.name == name:
+            raise KeyboardInterrupt
+
+    def write(*, stop: bool = False) -> None:
+        with publishing(out, **WHAT) as partial:
+            for each in names:
+                (partial / each).touch()
+            if stop:
+                raise ValueError
+
+    write()
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "unlink", killed)
+        write(stop=name == ".curated.partial")
+    assert (tmp_path / name).is_dir()
+    write()
+    assert [path.name for path in tmp_path.iterdir()] == ["curated"]
+
+
 def test_two_processes_do_not_make_one_output_of_halves(tmp_path: Path):
     out = tmp_path / "tokens"
     with publishing(out, **WHAT) as first:
@@ -237,9 +284,9 @@ def test_where_a_file_system_has_no_locks_an_output_is_written_all_the_same(tmp_
 
 
 def test_a_crash_between_the_renames_loses_no_output(tmp_path: Path):
-    old = tmp_path / ".curated.old"
-    old.mkdir()
-    (old / "x").write_text("old")
+    with publishing(tmp_path / "curated", **WHAT) as partial:
+        (partial / "x").write_text("old")
+    (tmp_path / "curated").rename(tmp_path / ".curated.old")
     with pytest.raises(ValueError), publishing(tmp_path / "curated", **WHAT):
         raise ValueError("stop")
     assert (tmp_path / "curated" / "x").read_text() == "old"

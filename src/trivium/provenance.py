@@ -198,19 +198,36 @@ def discard(folder: Path) -> None:
 
 
 def _delete_pieces(old: Path) -> None:
-    """What tells that they are pieces goes last, so that also half of them are known by it."""
-    if not _holds_pieces(old):
-        return
+    if _holds_pieces(old):
+        _delete(old, last=JOB)
+
+
+def _delete(folder: Path, *, last: str) -> None:
+    """Delete a folder of ours; what tells that it is goes last, so that also half of it is known by that."""
     with suppress(OSError):
-        if old.is_symlink():  # what it leads to has another name, and is not ours to look for
-            old.unlink()
+        if folder.is_symlink():  # what it leads to has another name, and is not ours to look for
+            folder.unlink()
             return
-        for path in sorted(old.iterdir(), key=lambda path: path.name == JOB):
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == last):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink()
-        old.rmdir()
+        folder.rmdir()
+
+
+def _refuse_others(folder: Path, mark: str, directory: Path) -> None:
+    """MachineError where a name that an output needs beside it is of a folder that trivium did not leave: its mark is
+    not in it."""
+    if os.path.lexists(folder) and not ((folder / mark).is_file() or _is_empty(folder)):
+        raise MachineError(
+            f"{folder} is a name that {directory} needs beside it while it is written, and holds what trivium did not "
+            f"leave; move it elsewhere, or write to another place"
+        )
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
 
 
 @contextmanager
@@ -231,7 +248,8 @@ def publishing(
     """
     partial = directory.with_name(f".{directory.name}.partial")
     old = directory.with_name(f".{directory.name}.old")
-    with _alone_in(partial):
+    _refuse_others(old, STAMP, directory)
+    with _alone_in(partial, directory):
         if old.exists() and not directory.exists():
             old.rename(directory)  # a crash came between the two renames below
         try:
@@ -239,27 +257,28 @@ def publishing(
             write_json(partial / STAMP, describe(verb=verb, config=config, inputs=inputs))
             sync_tree(partial)
         except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
+            _delete(partial, last=LOCK)
             raise
-        shutil.rmtree(old, ignore_errors=True)
+        _delete(old, last=STAMP)
         if directory.exists():
             directory.rename(keep or old)
         partial.rename(directory)
         (directory / LOCK).unlink()  # only now: nobody else may take the temporary name before it is gone
         sync_directory(directory.parent)
         discard(work_of(directory))
-        shutil.rmtree(old, ignore_errors=True)
+        _delete(old, last=STAMP)
 
 
 @contextmanager
-def _alone_in(partial: Path) -> Iterator[None]:
-    """Inside, this process and those it forks alone write a folder, which is empty at first; the kernel takes the lock
-    back from the dead."""
+def _alone_in(partial: Path, directory: Path) -> Iterator[None]:
+    """Inside, this process and those it forks alone write what becomes the directory, in a folder that is empty at
+    first; the kernel takes the lock back from the dead."""
     if partial.is_symlink():  # all that it leads to would be deleted
         raise MachineError(
             f"{partial} is a link to {partial.readlink()}, and trivium makes none there; delete the link, if the run "
             "directory is to be trusted at all"
         )
+    _refuse_others(partial, LOCK, directory)
     partial.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(partial / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:

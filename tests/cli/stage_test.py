@@ -247,6 +247,16 @@ def test_finished_work_in_place_that_lost_its_end_goes_on_from_what_is_left(
     assert "training: the checkpoint is gone; " in capsys.readouterr().out
 
 
+def test_a_folder_of_the_user_s_in_the_place_of_an_output_is_set_aside_and_not_deleted(bench: Bench, capsys):
+    (bench.root / "harvest").mkdir(parents=True)
+    (bench.root / "harvest" / "letter").write_text("dear")
+    assert "harvest" in bench.walk()
+    assert (bench.root / "harvest.previous" / "letter").read_text() == "dear"
+    assert f"is now in {bench.root / 'harvest.previous'}: no {STAMP} says" in capsys.readouterr().out
+    bench.walk("harvest.longest=900")
+    assert not (bench.root / "harvest.previous-2").exists()
+
+
 def files(root: Path) -> dict[str, str]:
     return {str(p.relative_to(root)): p.read_text() for p in root.rglob("*") if p.is_file()}
 

@@ -234,7 +234,7 @@ def _output(stage: Stage, run: Run, *, redo: bool) -> Iterator[tuple[Run, Path]]
     """Inside, the run that works and the folder it writes; that is stamped when the work succeeded."""
     what, directory = stage.what(run), run.at.folder(stage.folder)
     if stage.writes == "whole":
-        reason = stage.needed(run) if directory.exists() and not is_current(stage, run) else ""
+        reason = _why_kept(stage, run)
         keep = _aside(directory) if reason else None
         with publishing(directory, **what, keep=keep) as partial:
             yield run, partial
@@ -253,6 +253,14 @@ def _output(stage: Stage, run: Run, *, redo: bool) -> Iterator[tuple[Run, Path]]
         _write_if_other(directory / STARTED, {**what, "extent": stage.extent(run)})
         yield replace(run, lease=lease), directory
         write_json(directory / STAMP, describe(**what))
+
+
+def _why_kept(stage: Stage, run: Run) -> str:
+    """Why what is in the place of an output is set aside, and not deleted; nothing where it may be, or nothing is."""
+    directory = run.at.folder(stage.folder)
+    if not directory.exists() or is_current(stage, run):
+        return ""
+    return stage.needed(run) if (directory / STAMP).is_file() else f"no {STAMP} says that trivium made it"
 
 
 def _write_if_other(path: Path, value: Any) -> None:
