@@ -1,5 +1,6 @@
 import json
 import math
+from collections import Counter
 
 import pytest
 
@@ -10,7 +11,7 @@ from trivium.errors import ConfigError, DataError
 from trivium.evaluation.benchmark import evaluate_benchmarks, prepare
 from trivium.evaluation.config import BenchmarkConfig, IncontextConfig
 from trivium.evaluation.incontext import measure, study_of
-from trivium.evaluation.shots import orders
+from trivium.evaluation.shots import in_turn, orders
 from trivium.evaluation.statistics import wilson
 from trivium.evaluation.tasks.definition import definition
 from trivium.evaluation.tasks.rows import Rows
@@ -202,6 +203,19 @@ def test_balanced_shots_are_as_even_as_can_be_and_even_over_as_many_draws_as_the
     assert all(abs(d.count(0) - d.count(1)) == at % 2 for d in draws)
     said = [label[s] for *shots, _ in asked["balance balanced"] for s in shots]
     assert said.count(0) == said.count(1)
+
+
+@pytest.mark.parametrize("labels", [2, 3, 4, 5])
+@pytest.mark.parametrize("shots", range(1, 12))
+def test_over_any_number_of_draws_no_label_is_shown_two_more_often_than_another(labels, shots):
+    each = [lambda example, label=label: [label] * shots for label in range(labels)]
+    said = Counter(dict.fromkeys(range(labels), 0))
+    for number in range(3 * labels):
+        drawn = Counter(in_turn(each, shots, number)(None))
+        said += drawn
+        for counted in (drawn, said):
+            times = [counted[label] for label in range(labels)]
+            assert max(times) - min(times) <= 1
 
 
 def test_more_shots_only_add_at_the_front():

@@ -61,11 +61,14 @@ def in_order(draw: Draw, places: Sequence[int]) -> Draw:
     return ordered
 
 
-def in_turn(each: Sequence[Draw], shots: int, first: int) -> Draw:
-    """The k-th shot is the k-th of one of the draws, in turn; what is left of whole turns begins at the `first`.
+def in_turn(each: Sequence[Draw], shots: int, number: int) -> Draw:
+    """The k-th shot is the k-th of one of the draws, in turn; `number` says where what is left of whole turns begins.
 
-    So where labels do not divide the shots, those that have one more are others in each draw.
+    So where labels do not divide the shots, those that have one more are others in each number, and over any numbers
+    from 0 on no label has two more than another: each begins where the one before ended, or, where all labels but one
+    are left, leaves out the next.
     """
-    whole = shots - shots % len(each)
-    turns = [(k if k < whole else first + k) % len(each) for k in range(shots)]
+    left = shots % len(each)
+    step = 1 if left == len(each) - 1 else left
+    turns = [(k if k < shots - left else number * step + k) % len(each) for k in range(shots)]
     return lambda example: [each[label](example)[k] for k, label in enumerate(turns)]
