@@ -11,12 +11,17 @@ from trivium.checkpoint.load import Checkpoint
 from trivium.cli.benchmarks import config_of
 from trivium.cli.evaluate import EVALUATE
 from trivium.cli.main import command_line
+from trivium.cli.run_config import Given, resolve
+from trivium.cli.stage import Run
+from trivium.cli.workspace import Workspace
 from trivium.corpus.document import Document
 from trivium.corpus.store import write_documents
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.evaluation.hans import HEURISTICS
+from trivium.evaluation.tasks import last_word
 from trivium.interchange.export import export_hf
 from trivium.interchange.target import opened
+from trivium.provenance import STAMP, describe, write_json
 
 
 @pytest.fixture(scope="module")
@@ -235,6 +240,19 @@ def test_questions_that_stand_in_the_runs_corpus_are_told_and_counted_apart(scen
     assert max(len(line) for line in told if "results in" not in line) <= 120
     assert any(line.startswith("  in corpus: questions that stand") for line in told)
     assert "1 (" in row and "51.6 %" in row  # beside the paper's
+
+
+def test_an_evaluation_is_done_again_when_the_version_of_a_task_in_it_was_raised(tmp_path, monkeypatch):
+    for name in EVALUATE.reads:
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / STAMP, describe(verb=name, config={}, inputs={}))
+    both, one = (Run(resolve(Given("demo", sets)), Workspace(tmp_path))
+                 for sets in ((), ("evaluation.tasks=[continuation]",)))  # fmt: skip
+    before = [EVALUATE.what(run) for run in (both, one)]
+    assert [EVALUATE.what(run) for run in (both, one)] == before
+    monkeypatch.setattr(last_word, "VERSION", last_word.VERSION + 1)
+    after = [EVALUATE.what(run) for run in (both, one)]
+    assert after[0] != before[0] and after[1] == before[1]
 
 
 def test_predictions_of_any_model_give_the_table_of_hans(tmp_path, capsys):

@@ -23,7 +23,7 @@ from trivium.cli.show import percent, percent_range, progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.errors import ConfigError
 from trivium.progress import Progress
-from trivium.provenance import write_json
+from trivium.provenance import fingerprint, write_json
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -178,6 +178,14 @@ def _evaluate(run: Run, out: Path, progress: Progress) -> Result:
     return found
 
 
+def _versions(run: Run) -> dict[str, str]:
+    """A task of another version asks something else."""
+    from trivium.evaluation.tasks import continuation, last_word
+
+    of = {task.NAME: task.VERSION for task in (last_word, continuation)}
+    return {"versions": fingerprint({name: of[name] for name in run.config.evaluation.tasks})}
+
+
 def _lines(result: Result) -> list[str]:
     scores = [(task, shots, s) for task, by_shots in result["tasks"].items() for shots, s in by_shots.items()]
     rows = [
@@ -204,4 +212,5 @@ EVALUATE = Stage(
     reads=("harvest", "tokens", "training"),
     work=_evaluate,
     summary=_lines,
+    outside=_versions,
 )
