@@ -41,6 +41,14 @@ def test_a_line_that_is_no_item_is_named(tmp_path, line):
         read_items(write(tmp_path / "i.jsonl", [*passages(2), line]))
 
 
+@pytest.mark.parametrize("name", ["id", "document", "text"])
+def test_half_a_character_is_refused_by_the_name_of_its_field(tmp_path, name):
+    """Without a name it ended the choice of questions."""
+    line = json.dumps({"id": "i", "document": "d", "text": "Some text."} | {name: "half \ud800"})
+    with pytest.raises(DataError, match=rf"i\.jsonl, line 3, {name}: '\\ud800' is half a character"):
+        read_items(write(tmp_path / "i.jsonl", [*passages(2), line]))
+
+
 def test_the_same_id_twice_is_refused(tmp_path):
     with pytest.raises(DataError, match="'item-0' twice"):
         read_items(write(tmp_path / "i.jsonl", [*passages(2), *passages(1)]))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trivium.errors import DataError
+from trivium.evaluation.tasks.readers import refuse_halves
 
 _SENTENCE_START = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
 
@@ -74,4 +75,9 @@ def _item(path: Path, number: int, line: str) -> Item:
         values = []
     if not values or not all(isinstance(v, str) and v.strip() for v in values):
         raise DataError(f"{path}, line {number}: {line[:60]!r} is not {{id, document, text}}; harvest again")
+    for name, value in zip(Item._fields, values, strict=True):
+        try:
+            refuse_halves(value)
+        except ValueError as error:
+            raise DataError(f"{path}, line {number}, {name}: {error}") from None
     return Item(*values)

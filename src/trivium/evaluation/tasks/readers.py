@@ -175,11 +175,11 @@ def _example(
     own = str(row.get("pairID") or row.get("uid") or row.get("id") or key)
     overlap = _filled(of.overlap, row)
     for text in (own, context, *contexts, *choices, overlap):
-        _refuse_halves(text)
+        refuse_halves(text)
     return Example(own, own, context, choices, answer, contexts, groups, overlap)
 
 
-def _refuse_halves(text: str) -> None:
+def refuse_halves(text: str) -> None:
     """ValueError for half a surrogate pair, as JSON may write (\\ud83d): it is no character, of an id or of a text."""
     try:
         text.encode()
