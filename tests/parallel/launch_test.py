@@ -95,6 +95,10 @@ def test_torchrun_gives_a_place_and_without_it_there_is_none(monkeypatch: pytest
         ({"RANK": "-1"}, "RANK=-1"),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two"),
         ({"MASTER_PORT": "http"}, "MASTER_PORT=http"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT=0: must be 1 to 65535"),
+        ({"MASTER_PORT": "70000"}, "MASTER_PORT=70000: must be 1 to 65535"),
+        ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0: must be 1 to 2"),
+        ({"LOCAL_WORLD_SIZE": "3"}, "LOCAL_WORLD_SIZE=3: must be 1 to 2"),
         ({"MASTER_ADDR": "", "TORCHELASTIC_RUN_ID": "x"}, "lacks MASTER_ADDR"),
     ],
 )
