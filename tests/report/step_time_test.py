@@ -4,6 +4,7 @@ import pytest
 
 from report.fake_run import METRICS, stations, write_run
 from trivium.report.collect import collect
+from trivium.report.sections import sections
 from trivium.report.step_time import busiest, median_seconds, step_time
 
 PHASES = {"stages": 0.15, "waiting": 0.02, "update": 0.02, "other": 0.01}
@@ -61,3 +62,31 @@ def test_only_steps_of_the_largest_batch_count():
 
 def test_the_tree_stays_plain_data(tmp_path):
     assert json.loads(json.dumps(run(tmp_path)["training"]["phases"]))[0]["rank"] == 0
+
+
+@pytest.mark.parametrize(
+    ("priced", "trained", "same"),
+    [
+        ({"layout": {"data": 2}}, {"layout": {"data": 2}}, True),
+        ({"layout": {"data": 2}}, {"layout": {"data": 1}}, False),
+        ({"layout": {"data": 2}}, {"layout": {"data": 2, "context": 1}, "compiled": False}, True),
+    ],
+    ids=["the same", "another", "of a version with more fields"],
+)
+def test_what_was_predicted_of_another_plan_does_not_stand_beside_what_was_measured(
+    tmp_path, priced, trained, same
+):
+    report = run(tmp_path)
+    assert report["plan"]["spans"] and report["outdated"] == {}
+    stamp = {"verb": "plan", "config": {"seed": 1, "plan": priced}, "key": "k", "inputs": {}}
+    (tmp_path / "plan/provenance.json").write_text(json.dumps(stamp))
+    (tmp_path / "training/run.json").write_text(json.dumps({"plan": trained, "training": {}}))
+    report = collect(tmp_path)
+    (table,) = step_time(report)
+    assert all((row[1] == "none") == (not same) for row in table.rows[:4])
+    by_name = {section.name: section for section in sections(report)}
+    assert [drawn.caption.split(":")[0] for drawn in by_name["schedule"].figures] == [
+        *["Planned"] * same,
+        "Executed",
+    ]
+    assert ("`trivium plan` does it again" in by_name["plan"].outdated) == (not same)

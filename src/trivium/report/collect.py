@@ -8,7 +8,7 @@ from typing import Any
 from trivium.errors import DataError
 from trivium.provenance import STAMP
 from trivium.report.interruptions import interruptions
-from trivium.report.outdated import newest_checkpoint, older, outdated
+from trivium.report.outdated import newest_checkpoint, of_another_plan, older, outdated
 from trivium.report.stations import (
     AskedMoment,
     Begun,
@@ -99,9 +99,10 @@ def collect(run: Path) -> dict[str, Any]:
         "memory": training["memory"] if training and training["memory"] else None,
     }
     there = [name for name, _ in STATIONS if (run / name).is_dir()]
+    stamps = tree["provenance"] or {}
     return {
         **tree,
-        "outdated": outdated([name for name, _ in STATIONS], tree["provenance"] or {}, there),
+        "outdated": outdated([name for name, _ in STATIONS], stamps, there) | _priced_otherwise(run, stamps),
         "older": older(_models(tree), newest_checkpoint(run)),
         "missing": sorted(name for name, value in tree.items() if value is None),
     }
@@ -110,6 +111,19 @@ def collect(run: Path) -> dict[str, Any]:
 def results(report: dict[str, Any]) -> dict[str, Any]:
     """The part of a collected tree that report.json holds; null for a station that has not run."""
     return {key: report[key] for key in KEYS} | {key: report[key] or None for key in ("outdated", "older")}
+
+
+def _priced_otherwise(run: Path, stamps: dict[str, Any]) -> dict[str, str]:
+    """The plan, where the training ran under another: what was predicted of the one is not measured in the other."""
+    begun = _station(run, "training/run.json", Begun)
+    priced = stamps.get("plan", {}).get("config")
+    if (
+        begun is None
+        or not isinstance(priced, dict)
+        or not of_another_plan(priced.get("plan"), begun["plan"])
+    ):
+        return {}
+    return {"plan": "training"}
 
 
 def _models(tree: dict[str, Any]) -> dict[str, Any]:

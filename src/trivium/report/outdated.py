@@ -30,6 +30,14 @@ def outdated(stations: Sequence[str], stamps: Stamps, there: Collection[str]) ->
     return found
 
 
+def of_another_plan(priced: object, trained: object) -> bool:
+    """Whether a training ran under another plan than the one that was priced; of fields that one of the two versions
+    did not know, nothing is said."""
+    if isinstance(priced, Mapping) and isinstance(trained, Mapping):
+        return any(of_another_plan(priced[name], trained[name]) for name in priced.keys() & trained.keys())
+    return priced != trained
+
+
 def newest_checkpoint(run: Path) -> dict[str, Any] | None:
     """`step` and `sha256` of the newest checkpoint of a run, None where it has none any more."""
     folders = (run / "training" / "checkpoints").glob("step-*/manifest.json")

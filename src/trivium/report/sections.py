@@ -15,7 +15,7 @@ from trivium.report.outdated import told, told_older
 from trivium.report.parts import Drawn, Section, Table
 from trivium.report.published import against_tokens, tasks_section
 from trivium.report.ranks import alike, categories
-from trivium.report.step_time import LIMITS, step_time
+from trivium.report.step_time import LIMITS, priced, step_time
 from trivium.report.verdicts import CPU, is_tiny
 from trivium.report.words import (
     bytes_text,
@@ -70,6 +70,7 @@ _STATION_OF = {
     "evaluation": "evaluation",
     "bias": "bias",
     "samples": "generate",
+    "plan": "plan",
 }
 
 
@@ -166,7 +167,7 @@ def _asked(training: Tree) -> list[Drawn]:
 
 
 def _spans(report: Tree) -> list[tuple[str, list[Tree]]]:
-    planned = (report["plan"] or {}).get("spans")
+    planned = priced(report).get("spans")
     executed = (report["training"] or {}).get("timeline")
     captions = (
         ("Planned: {}, estimated as if each rank had a device of its own", planned),

@@ -34,9 +34,14 @@ PARTS = (
 )
 
 
+def priced(report: Tree) -> Tree:
+    """What was predicted of the plan that was trained under; nothing where another was priced."""
+    return {} if "plan" in report["outdated"] else report["plan"] or {}
+
+
 def step_time(report: Tree) -> list[Table]:
     """The table of predicted against measured; nothing where neither is known."""
-    estimate = (report["plan"] or {}).get("estimate") or {}
+    estimate = priced(report).get("estimate") or {}
     predicted, measured = estimate.get("seconds"), median_seconds(report["training"]["curves"]["steps"])
     if measured is None:
         return []
