@@ -2,8 +2,10 @@
 
 import json
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -280,6 +282,38 @@ def test_a_job_that_failed_at_its_start_is_not_taken_for_one_that_was_preempted_
 
     assert [ends(event) for event in ("preempted", "", "saved", "preempted")] == [75, 1, 1, 75]
     assert [ends("", "4"), ends("")] == [4, 1]
+
+
+FAILS_WHEN_ASKED = """#!/bin/bash
+echo began >> attempts
+trap 'exit 1' TERM
+[ -n "$LASTS" ] && while :; do sleep 0.1; done
+exit 1
+"""
+
+
+@pytest.mark.parametrize(
+    "lasts", ["", "yes"], ids=["between two attempts", "in an attempt that fails upon it"]
+)
+def test_a_host_that_is_asked_to_end_begins_no_other_attempt(
+    capsys, monkeypatch, tmp_path: Path, lasts: str
+) -> None:
+    text = printed(capsys, monkeypatch, "torchrun", "training.restarts=50", out=str(tmp_path))
+    (tmp_path / "torchrun").write_text(FAILS_WHEN_ASKED)
+    (tmp_path / "torchrun").chmod(0o755)
+    attempts = tmp_path / "attempts"
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LASTS": lasts}
+    job = subprocess.Popen(["bash", "-c", text], cwd=tmp_path, env=environment)
+    count = 1 if lasts else 3  # before the fourth it pauses for 4 s
+    try:
+        while not attempts.is_file() or len(attempts.read_text().split()) < count:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(timeout=60) == 75
+    finally:
+        job.kill()
+    assert len(attempts.read_text().split()) == count
 
 
 def test_a_job_of_some_devices_of_a_node_leaves_the_others(capsys, monkeypatch) -> None:

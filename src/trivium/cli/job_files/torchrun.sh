@@ -11,8 +11,9 @@ mkdir -p "$OUT"
 export TRIVIUM_EXIT_CODE=$OUT/exit-code-{{name}}  # torchrun turns every exit code into 1; here the first says what was wrong
 {{addresses}}{{expects}}# Seconds to save in, once asked to end. torch 2.11's torchrun does not read it, and gives 30.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={{grace}}
+asked=
 child=
-trap '[ -n "$child" ] && kill -TERM "$child"' TERM USR1  # torchrun passes it on to its ranks, and waits for them
+trap 'asked=1; [ -n "$child" ] && kill -TERM "$child"' TERM USR1  # torchrun passes it on to its ranks, and waits for them
 
 before=$(tail -n 1 "$EVENTS" 2> /dev/null)  # the last word of a former part of the run
 for attempt in $(seq 0 {{restarts}}); do
@@ -29,6 +30,7 @@ for attempt in $(seq 0 {{restarts}}); do
     wait "$child"
     code=$?
   done
+  child=
   [ "$code" -eq 0 ] && exit 0
   # The ranks' last word says whether they were preempted.
   last=$(tail -n 1 "$EVENTS" 2> /dev/null)
@@ -41,6 +43,13 @@ for attempt in $(seq 0 {{restarts}}); do
     exit "$(cat "$TRIVIUM_EXIT_CODE")"
   fi
   echo "attempt $attempt ended with $code"
-  [ "$attempt" -lt {{restarts}} ] && sleep $((attempt < 6 ? 1 << attempt : 60))
+  if [ -z "$asked" ] && [ "$attempt" -lt {{restarts}} ]; then
+    sleep $((attempt < 6 ? 1 << attempt : 60)) &
+    wait $!  # a signal ends the waiting
+  fi
+  if [ -n "$asked" ]; then
+    echo "asked to end before it saved again; run the same again to go on"
+    exit 75
+  fi
 done
 exit "$code"
