@@ -136,7 +136,7 @@ case $1 in
 esac
 """
 SRUN = """#!/bin/bash
-[ "$1" = --nodes=1 ] && echo 29500 && exit
+[ "$1" = --nodes=1 ] && echo "$PORT" && exit
 [ -n "$EVENT" ] && printf '{"event": "%s", "time": %s}\\n' "$EVENT" "$(date +%s%N)" >> training/events.jsonl
 [ -n "$FIRST" ] && printf "$FIRST" > "$TRIVIUM_EXIT_CODE"
 exit "$CODE"
@@ -187,17 +187,19 @@ def runs_under_slurm(
     ends: int | None = None,
     event: str = "",
     first: str = "",
+    port: str = "29500",
 ) -> bool:
     """Run a job file whose ranks tell an event and end with `code`; whether it queued itself again.
 
-    ends: the code with which the job then ends, where it is another. first: what the first rank to fail left.
+    ends: the code with which the job then ends, where it is another. first: what the first rank to fail left. port:
+    what the first host gives, where it can.
     """
     for name, script in (("scontrol", SCONTROL), ("srun", SRUN)):
         (folder / name).write_text(script)
         (folder / name).chmod(0o755)
     (folder / "requeued").unlink(missing_ok=True)
     environment = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "STATE": state, "CODE": str(code)}
-    environment |= {"EVENT": event, "FIRST": first}
+    environment |= {"EVENT": event, "FIRST": first, "PORT": port}
     ran = subprocess.run(["bash"], input=text.encode(), cwd=folder, env=environment)
     assert ran.returncode == (code if ends is None else ends)
     return (folder / "requeued").exists()
@@ -212,6 +214,14 @@ def test_slurm_does_not_repeat_what_was_wrong_though_it_tells_of_the_ranks_it_ki
     assert not runs_under_slurm(text, tmp_path, 137, RUNS, ends=code, first=str(code))
     assert runs_under_slurm(text, tmp_path, 137, RUNS), "that was said by an earlier part of the run"
     assert sorted(path.name for path in out.iterdir()) == ["failures-7"]
+
+
+def test_slurm_takes_a_first_host_that_gives_no_port_for_one_that_failed(
+    capsys, monkeypatch, tmp_path: Path
+) -> None:
+    text = printed(capsys, monkeypatch, "slurm", *two_nodes("training.restarts=1"), out=str(tmp_path))
+    assert runs_under_slurm(text, tmp_path, 2, RUNS, ends=1, first="2", port="")
+    assert not runs_under_slurm(text, tmp_path, 2, RUNS, ends=1, first="2", port="")
 
 
 def test_slurm_names_the_host_of_the_last_rank_that_failed(capfd, monkeypatch, tmp_path: Path) -> None:

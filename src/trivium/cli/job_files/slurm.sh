@@ -29,8 +29,9 @@ MASTER_PORT=$(srun --nodes=1 --ntasks=1 --nodelist="$MASTER_ADDR" {{python}} -c 
   'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
 export MASTER_ADDR MASTER_PORT
 {{expects}}
-# One task is one rank. Slurm numbers tasks by node (block distribution), so tensor groups stay inside a node.
-srun --distribution=block --kill-on-bad-exit=1 bash -c \
+# One task is one rank. Slurm numbers tasks by node (block distribution), so tensor groups stay inside a node. Where the
+# first host gave no port, it has failed, and that is no fault of the config, as the ranks would say.
+[ -n "$MASTER_PORT" ] && srun --distribution=block --kill-on-bad-exit=1 bash -c \
   'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS \
           LOCAL_WORLD_SIZE=$SLURM_NTASKS_PER_NODE; exec "$@"' \
   rank {{train}}
