@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from trivium.cli import corpus
+from trivium.cli.main import command_line
+from trivium.errors import ConfigError
 from trivium.seeds import generator_for
 
 SMALL = ("--set", "harvest.max_bytes=600000", "--set", "harvest.shard_bytes=150000")
@@ -69,3 +72,24 @@ def test_an_engine_that_does_not_exist_and_no_workers_are_refused_before_anythin
         assert ended.returncode == 2
         assert what in ended.stderr
         assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "verb", [("harvest",), ("curate",), ("step", "quality", "IN", "OUT")], ids=lambda v: v[0]
+)
+def test_workers_that_would_have_nothing_to_do_are_refused(verb, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("IN").mkdir()
+    words = ["corpus", *verb, "--engine", "here", "--workers"]
+    with pytest.raises(ConfigError, match="--workers 2: under --engine here this process does all the work"):
+        command_line()([*words, "2"], prog_name="trivium", standalone_mode=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["IN"]
+
+
+def test_under_every_engine_a_run_takes_as_many_workers_to_its_tokens(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(corpus, "tokenizing", lambda workers: asked.append(workers) or corpus.HARVEST)
+    monkeypatch.setattr(corpus, "perform", lambda *_, **__: None)
+    words = ["corpus", "run", "demo", "--out", str(tmp_path / "run"), "--engine", "here", "--workers", "2"]
+    command_line()(words, prog_name="trivium", standalone_mode=False)
+    assert asked == [2]

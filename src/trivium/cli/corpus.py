@@ -111,7 +111,8 @@ def run(
 ) -> None:
     """From raw text to token shards; killed at any moment, the same command goes on."""
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
-    runner, tokenize = chosen_engine(engine, workers), tokenizing(workers)
+    tokenize = tokenizing(workers)  # which has threads under every engine
+    runner = chosen_engine(engine, None if engine == "here" else workers)
     tokenize.check(opened, "anew")  # before what is done for it
     perform(on_engine(HARVEST, _harvest, runner), opened)
     _perform_curation(opened, keep_work, runner)

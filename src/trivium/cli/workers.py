@@ -18,6 +18,11 @@ def chosen_engine(name: str, workers: int | None) -> "Engine | None":
         raise ConfigError(f"--engine {name}: there is no such engine; {nearest(name, ENGINES)}")
     count = worker_count(workers)
     if name == "here":
+        if workers is not None and workers > 1:
+            raise ConfigError(
+                f"--workers {workers}: under --engine here this process does all the work; give --engine native or "
+                f"ray, or leave it out"
+            )
         return None
     for variable, value in (("DAFT_ANALYTICS_ENABLED", "0"), ("DAFT_PROGRESS_BAR", "0")):
         os.environ.setdefault(variable, value)  # before Daft is imported
