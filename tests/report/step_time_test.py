@@ -51,6 +51,16 @@ def test_a_run_without_trace_or_estimate_shows_what_it_has(tmp_path):
     assert table.rows == [("step of the full batch, median", "none", "200 ms", "–")]
 
 
+def test_steps_of_an_earlier_part_which_may_have_had_another_layout_do_not_count(tmp_path):
+    files = stations()
+    steps = [{"step": n, "loss": 1.0, "sequences": 8, "seconds": 9.0 if n <= 4 else 0.5} for n in range(1, 7)]
+    files["training/metrics.jsonl"] = "".join(json.dumps(step) + "\n" for step in steps)
+    resumed = [{"event": "resumed", "step": step, "layout": {"data": 1}} for step in (2, 4)]
+    files["training/events.jsonl"] = "".join(json.dumps(event) + "\n" for event in resumed)
+    (table,) = step_time(collect(write_run(tmp_path, **files)))
+    assert table.rows[0][2] == "500 ms"
+
+
 def test_only_steps_of_the_largest_batch_count():
     steps = [
         {"sequences": 32, "seconds": 1.0},

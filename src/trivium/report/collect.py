@@ -7,7 +7,7 @@ from typing import Any
 
 from trivium.errors import DataError
 from trivium.provenance import STAMP
-from trivium.report.interruptions import interruptions
+from trivium.report.interruptions import interruptions, resumed_from
 from trivium.report.outdated import newest_checkpoint, of_another_plan, older, outdated
 from trivium.report.stations import (
     AskedMoment,
@@ -143,13 +143,15 @@ def _training(run: Path) -> dict[str, Any] | None:
     summary = (_so_far(run, metrics, done) if goes_on else None) or finished
     if summary is None:
         return None
+    events = _whole_lines(run / "training" / "events.jsonl")
     return {
         **summary,
+        "resumed_from": resumed_from(events),
         "curves": {
             "steps": _thinned([m for m in metrics if m["loss"] is not None]),
             "validation": _thinned([m for m in metrics if m["validation_loss"] is not None]),
         },
-        "interruptions": interruptions(_whole_lines(run / "training" / "events.jsonl")),
+        "interruptions": interruptions(events),
         "asked": _lines(run / "training" / "tasks.jsonl", AskedMoment),
         "timeline": _station(run, "training/timeline.json", list[Span]),
     }

@@ -19,6 +19,12 @@ def interruptions(events: Iterable[Tree]) -> list[dict[str, Any]]:
     return found
 
 
+def resumed_from(events: Iterable[Tree]) -> int:
+    """After which step the last part of a training began, which alone is of its layout and hosts for certain."""
+    steps = [event.get("step") for event in events if event.get("event") == "resumed"]
+    return next((step for step in reversed(steps) if isinstance(step, int)), 0)
+
+
 def _text(event: Tree) -> str | None:
     cause = " ".join(str(event.get("cause", "unknown")).split())[:SHOWN]
     match event.get("event"):

@@ -42,7 +42,9 @@ def priced(report: Tree) -> Tree:
 def step_time(report: Tree) -> list[Table]:
     """The table of predicted against measured; nothing where neither is known."""
     estimate = priced(report).get("estimate") or {}
-    predicted, measured = estimate.get("seconds"), median_seconds(report["training"]["curves"]["steps"])
+    training = report["training"]
+    last_part = [s for s in training["curves"]["steps"] if s["step"] > training["resumed_from"]]
+    predicted, measured = estimate.get("seconds"), median_seconds(last_part)
     if measured is None:
         return []
     rows = [_row("step of the full batch, median", predicted, measured)]
