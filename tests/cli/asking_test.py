@@ -2,8 +2,12 @@
 
 import io
 import json
+import os
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -260,6 +264,19 @@ def test_a_port_that_is_taken_is_told_before_a_model_is_read(run, served):
         with pytest.raises(MachineError, match=rf"serve\.port {port}: this machine cannot listen there"):
             trivium("serve", run / "none", sets=(f"serve.port={port}",))
     assert not served
+
+
+def test_a_server_that_is_asked_to_end_removes_what_it_brought_in(root, tmp_path):
+    """SIGTERM is how services are ended; each would leave a copy of its model."""
+    pytest.importorskip("uvicorn")
+    words = [sys.executable, "-m", "trivium", "serve", str(root / "hf"), "--set", "serve.port=0"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as server:
+        assert "serving hf" in server.stdout.readline()
+        assert list(tmp_path.glob("trivium-hf-*"))
+        server.terminate()
+        assert server.wait(60) in (128 + signal.SIGTERM, -signal.SIGTERM)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_of_hugging_face_is_served_under_its_own_name(root, served, capsys):

@@ -19,6 +19,7 @@ import requests  # noqa: E402
 from starlette.testclient import TestClient  # noqa: E402
 
 from evaluation.models import TEXTS, TOKENIZER, plan_of, scorer_of  # noqa: E402
+from trivium.cli.serve import uvicorn_options  # noqa: E402
 from trivium.errors import DataError  # noqa: E402
 from trivium.evaluation.requests import Request  # noqa: E402
 from trivium.serving.app import create_app  # noqa: E402
@@ -389,6 +390,28 @@ def test_a_real_server_streams_limits_its_queue_and_gives_up_what_nobody_waits_f
         assert writer.tokens < 50  # of 60 and a few
         assert requests.post(f"{url}/v1/completions", json=ASK, timeout=30).status_code == 200
         assert server.worker._waiting.empty()
+
+
+def test_a_client_that_does_not_read_its_answer_keeps_no_server_from_its_end():
+    limits = LIMITS.model_copy(update={"deadline_seconds": 3.0})
+    app = create_app(Writer(SCORER), limits, name="tiny")
+    body = json.dumps(
+        {**ASK, "prompt": [[5] * 80] * 8, "echo": True, "logprobs": 20, "stream": True}
+    ).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with socket.create_server(("127.0.0.1", 0)) as place, socket.socket() as client:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # of connections, too
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        server = uvicorn.Server(uvicorn.Config(app, **uvicorn_options(limits)))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
+        thread.start()
+        client.connect(place.getsockname())
+        client.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        assert client.recv(12).endswith(b"200")
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+    app.app.state.server.worker.close()
 
 
 def test_a_client_that_leaves_is_missed_however_fast_its_tokens_come():
