@@ -17,11 +17,13 @@ from evaluation.models import TEXTS, plan_of, write_checkpoint
 from trivium.checkpoint.load import Checkpoint
 from trivium.cli.main import command_line
 from trivium.cli.run_config import Given, resolve
+from trivium.cli.serve import _listener
 from trivium.config import to_tree
 from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
 from trivium.interchange.export import export_hf
 from trivium.parallel import launch
 from trivium.provenance import STAMP, describe, publishing, write_json
+from trivium.serving.config import ServeConfig
 from trivium.tokens.tokenizer import train_tokenizer
 
 FEW = ("generation.sampling.max_tokens=4", "generation.sampling.temperature=0")
@@ -261,6 +263,14 @@ def test_serve_answers_within_the_limits_it_was_given(run, served, tmp_path, cap
 def test_a_port_that_is_taken_is_told_before_a_model_is_read(run, served):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
+        with pytest.raises(MachineError, match=rf"serve\.port {port}: this machine cannot listen there"):
+            trivium("serve", run / "none", sets=(f"serve.port={port}",))
+    assert not served
+
+
+def test_of_two_servers_that_begin_at_one_port_the_second_is_told_before_a_model_is_read(run, served):
+    with _listener(ServeConfig(port=0)) as first:
+        port = first.getsockname()[1]
         with pytest.raises(MachineError, match=rf"serve\.port {port}: this machine cannot listen there"):
             trivium("serve", run / "none", sets=(f"serve.port={port}",))
     assert not served

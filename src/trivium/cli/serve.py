@@ -101,6 +101,7 @@ def _listener(config: ServeConfig) -> socket.socket:
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         place.bind((config.host, config.port))
+        place.listen()  # an address is taken by who listens there, not by who has bound it
     except OSError as error:
         place.close()
         raise MachineError(
