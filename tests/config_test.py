@@ -256,17 +256,19 @@ def test_the_shipped_presets_are_trees():
     assert all("plan" in read_preset(name) for name in preset_names())
 
 
-def test_a_list_is_too_short_in_plain_words_and_not_because_what_it_holds_is_wrong():
+def test_a_list_or_a_text_is_too_short_in_plain_words_and_not_because_what_it_holds_is_wrong():
     class Some(Config):
         some: Annotated[tuple[Literal["a", "b"], ...], Field(min_length=1)] = ("a",)
+        text: Annotated[str, Field(min_length=2)] = "ab"
 
-    def told(value: list) -> str:
+    def told(value: list | str, name: str = "some") -> str:
         with pytest.raises(ConfigError) as caught:
-            build(Some, {"some": value})
+            build(Some, {name: value})
         return str(caught.value)
 
     assert told([]) == "some is []; it must have 1 item or more"
     assert told(["c"]) == "some.0 is 'c'; it must be 'a' or 'b'"
+    assert told("a", "text") == "text is 'a'; it must have 2 characters or more"
 
 
 class Counts(Config):

@@ -284,6 +284,9 @@ def _follows(error: Any, found: Iterable[Any]) -> bool:
     return error["type"] == "too_short" and any(e["loc"][:-1] == loc for e in found)
 
 
+_PARTS = {"too_short": "item", "string_too_short": "character"}  # of what is too short
+
+
 def _explain(model: type[Config], error: Any) -> str:
     path = ".".join(map(str, error["loc"]))
     value = error.get("input")
@@ -297,9 +300,9 @@ def _explain(model: type[Config], error: Any) -> str:
         return f"{path}: a value is required here and none was given; {remedy}"
     if error["type"] == "model_type":
         return f"{path} is {shown}; it is a section: give its fields, as {path}.FIELD (`trivium config explain {path}`)"
-    if error["type"] == "too_short":
-        least = error["ctx"]["min_length"]
-        return f"{path} is {shown}; it must have {least} item{'' if least == 1 else 's'} or more"
+    if error["type"] in _PARTS:
+        least, part = error["ctx"]["min_length"], _PARTS[error["type"]]
+        return f"{path} is {shown}; it must have {least} {part}{'' if least == 1 else 's'} or more"
     if error["type"] in ("tuple_type", "list_type"):
         if value is None:
             return f"{path} is null; it must be a list: write [], or quote what YAML takes for nothing, as ['###']"

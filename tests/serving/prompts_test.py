@@ -38,6 +38,15 @@ def test_a_prompt_may_hold_whatever_ends_a_line_elsewhere(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.txt", "one\n"), ("a.jsonl", '{"prompt": "one"}\n'), ("a.yaml", "prompts: [one]\n")],
+)
+def test_the_mark_that_editors_begin_a_file_with_is_no_part_of_a_prompt(tmp_path, name, content):
+    (tmp_path / name).write_text(content, encoding="utf-8-sig")
+    assert read_prompts(str(tmp_path / name)).prompts == ("one",)
+
+
+@pytest.mark.parametrize(
     ("name", "content", "what"),
     [
         ("a.txt", "", "holds no prompt"),
@@ -49,6 +58,11 @@ def test_a_prompt_may_hold_whatever_ends_a_line_elsewhere(tmp_path):
         ("a.yaml", "a: [", "not YAML"),
         ("a.yaml", "prompts: []\nseed: 1", "prompts is .*1 item"),
         ("a.yaml", "prompts: [x]\nsampling: {temperature: -1}", "sampling.temperature"),
+        (
+            "a.yaml",
+            "prompts: [x]\nsampling: {stop: ['']}",
+            r"sampling\.stop\.0 is ''; it must have 1 character",
+        ),
         ("a.yaml", "sampling: {temperature: 1}", "prompts: .*none was given; give it in the file$"),
     ],
 )

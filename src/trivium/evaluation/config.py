@@ -21,7 +21,8 @@ class Sampling(Config):
     top_p: Annotated[float, Field(gt=0, le=1)] = (
         0.9  # only the likeliest tokens that together reach this probability
     )
-    stop: tuple[str, ...] = ()  # generation ends before the first of these texts
+    # generation ends before the first of these texts
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     seed: NotNegative = 0  # of the draws, together with the seed of the run
 
 
