@@ -302,6 +302,8 @@ def test_keys_that_could_be_guessed_are_refused(tmp_path):
             read_keys(path)
     path.write_text("# ours\n0123456789abcdef\n\n")
     assert read_keys(path) == ["0123456789abcdef"]
+    path.write_text("0123456789abcdef\n", encoding="utf-8-sig")  # as some editors begin a file
+    assert read_keys(path) == ["0123456789abcdef"]
     with pytest.raises(DataError, match="cannot be read"):
         read_keys(tmp_path / "absent")
 

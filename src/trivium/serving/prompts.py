@@ -40,7 +40,7 @@ def read_prompts(name_or_path: str) -> PromptFile:
     if not path.suffix and not path.exists():
         raise ConfigError(f"--file {name_or_path}: no such prompts; {nearest(name_or_path, shipped_names())}")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark of its encoding
     except OSError as error:
         raise DataError(f"--file {path} cannot be read ({error.strerror}); give a file that exists") from None
     except UnicodeDecodeError:
