@@ -225,12 +225,83 @@ def test_an_index_that_is_none_is_refused(tmp_path: Path, index: object) -> None
         import_hf(tmp_path, tmp_path / "back")
 
 
+def test_an_index_that_names_what_no_file_can_be_called_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config_of(small().model, dtype="float32")))
+    (tmp_path / names.INDEX).write_text('{"weight_map": {"a": "\\ud83d"}}')
+    with pytest.raises(DataError, match="cannot be read"):
+        import_hf(tmp_path, tmp_path / "back")
+
+
 def test_bf16_weights_stay_bf16(tmp_path: Path) -> None:
     checkpoint = written(tmp_path / "ours", small(precision={"weights": "bf16"}))
     assert export_hf(checkpoint, tmp_path / "hf", tokenizer=None).difference <= TOLERANCE
     assert {t.dtype for t in load_file(tmp_path / "hf" / "model.safetensors").values()} == {torch.bfloat16}
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert config["dtype"] == config["torch_dtype"] == "bfloat16", "by its name of today, and of before"
+
+
+@pytest.mark.parametrize(
+    ("matrices", "others", "kept"),
+    [
+        (torch.float16, torch.float16, torch.float16),
+        (torch.bfloat16, torch.float32, torch.float32),
+        (torch.float16, torch.bfloat16, torch.float32),  # neither holds the other
+    ],
+    ids=str,
+)
+def test_imported_weights_are_of_the_dtype_that_holds_them_all_whatever_constants_are(
+    tmp_path: Path, matrices: torch.dtype, others: torch.dtype, kept: torch.dtype
+) -> None:
+    model = {"family": "llama"}
+    export_hf(written(tmp_path / "ours", small(model=model)), tmp_path / "hf", tokenizer=None)
+    path = tmp_path / "hf" / "model.safetensors"
+    tensors = {n: t.to(matrices if t.dim() > 1 else others) for n, t in load_file(path).items()}
+    # as old folders of Llama keep them beside weights of 16 bits
+    constants = {f"model.layers.{n}.self_attn.rotary_emb.inv_freq": torch.ones(3) for n in range(4)}
+    save_file(tensors | constants, path)
+    back = Checkpoint.open(import_hf(tmp_path / "hf", tmp_path / "back"))
+    export_hf(back, tmp_path / "again", tokenizer=None)
+    found = load_file(tmp_path / "again" / "model.safetensors")
+    assert {t.dtype for t in found.values()} == {kept}
+    assert all(torch.equal(found[n].to(t.dtype), t) for n, t in tensors.items() if n in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_weights_of_a_quantised_model_are_not_taken_for_numbers(tmp_path: Path, dtype: torch.dtype) -> None:
+    export_hf(written(tmp_path / "ours", small()), tmp_path / "hf", tokenizer=None)
+    path = tmp_path / "hf" / "model.safetensors"
+    tensors = load_file(path)
+    name = "transformer.h.2.mlp.c_fc.weight"
+    save_file({**tensors, name: tensors[name].to(dtype)}, path)
+    with pytest.raises(DataError, match=f"tensor '{name}' is .*8.*; known: F64, F32, BF16, F16"):
+        import_hf(tmp_path / "hf", tmp_path / "back")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        (
+            {"num_key_value_heads": None},
+            DataError,
+            r"k_proj.weight' is \(12, 24\), and by config.json it must be \(24",
+        ),
+        ({"intermediate_size": 30}, DataError, r"gate_proj.weight' is \(40, 24\), and by .* \(30, 24\)"),
+        (
+            {"num_key_value_heads": 3},
+            ConfigError,
+            r"plan.model.heads \(4\) must be a multiple of .*kv_heads \(3\)",
+        ),
+    ],
+)
+def test_a_config_of_other_sizes_than_the_tensors_is_told_by_the_first(
+    tmp_path: Path, change: dict, error: type, said: str
+) -> None:
+    model = MODELS["llama grouped tied"]
+    export_hf(written(tmp_path / "ours", small(model=model)), tmp_path / "hf", tokenizer=None)
+    config = tmp_path / "hf" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **change}))
+    with pytest.raises(error, match=said):
+        import_hf(tmp_path / "hf", tmp_path / "back")
 
 
 def begin(place: Place, plan: Plan, path: Path, expected: torch.Tensor) -> None:
@@ -428,6 +499,10 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         (
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2}},
             "rope_parameters.rope_type is 'dynamic'",
+        ),
+        (
+            {"rope_scaling": {"rope_type": [1]}},
+            r"rope_scaling.rope_type is \[1\], and must be default, linear",
         ),
         ({"rope_scaling": {"type": "su"}}, "rope_scaling.rope_type is 'su', and must be default, linear"),
         ({"rope_parameters": {"type": "linear"}}, "rope_parameters.factor is None, and must be a number"),

@@ -3,9 +3,9 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,7 +30,13 @@ _CONSTANTS = (
     ".rotary_emb.inv_freq",
 )  # masks and angles that old folders keep
 _OURS: dict[str, Dtype] = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16"}
-Get = Callable[[str], torch.Tensor]
+
+
+class Held(NamedTuple):
+    """Which file has a tensor, and its dtype there."""
+
+    file: Path
+    dtype: str
 
 
 def import_hf(folder: Path, root: Path) -> Path:
@@ -46,7 +52,7 @@ def import_hf(folder: Path, root: Path) -> Path:
     model = shape_of(config, str(folder / "config.json"))
     if not ids_of(config.get("eos_token_id")):
         model = model.model_copy(update={"end_of_text": _end_beside(folder, model)})
-    held, dtype = _files(folder)
+    held = _files(folder)
     if model.layers > len(held):  # before a table of a billion layers is made
         raise DataError(
             f"{folder}: config.json says {model.layers} layers, and the files hold {len(held)} tensors; they do not "
@@ -56,10 +62,12 @@ def import_hf(folder: Path, root: Path) -> Path:
     _refuse_unused(held, rows, folder)
     # Some folders leave out the prefix of the inner model.
     where = {f"{prefix}{n}": p for n, p in held.items() for prefix in ("transformer.", "model.")} | held
+    _refuse_missing(where, rows, folder)
+    dtype = _dtype(where, rows, folder)
+    plan = Plan(model=model, batch=Batch(sequences=1), precision=Precision(weights=_OURS[dtype])).checked()
     parts = [_part(twin, where, folder, TORCH_DTYPES[dtype]) for twin in rows]
     if model.head == "tied" and HEAD in where:
         _refuse_another_head(where, parts, folder)
-    plan = Plan(model=model, batch=Batch(sequences=1), precision=Precision(weights=_OURS[dtype])).checked()
     about: dict[str, Any] = {
         "samples": 0,
         "tokens_seen": 0,
@@ -81,38 +89,50 @@ def settings_of(model: ModelShape) -> list[str]:
     return [f"plan.model.{path}={value}" for path, value in leaves(to_tree(model)) if value is not None]
 
 
-def _part(twin: Twin, where: dict[str, Path], folder: Path, dtype: torch.dtype) -> Part:
-    missing = [name for name in twin.theirs if name not in where]
-    if missing:
-        raise DataError(f"{folder} has no tensor '{missing[0]}', which {twin.ours.name} is made of")
+def _refuse_missing(where: Mapping[str, Held], rows: Iterable[Twin], folder: Path) -> None:
+    for twin in rows:
+        for name in twin.theirs:
+            if name not in where:
+                raise DataError(f"{folder} has no tensor '{name}', which {twin.ours.name} is made of")
+
+
+def _dtype(where: Mapping[str, Held], rows: Iterable[Twin], folder: Path) -> str:
+    """The one that holds all weights as they are: norms may be wider than matrices."""
+    used = {where[name].dtype: name for twin in rows for name in twin.theirs}
+    unknown = sorted(used.keys() - _OURS.keys())
+    if unknown:
+        raise DataError(f"{folder}: tensor '{used[unknown[0]]}' is {unknown[0]}; known: {', '.join(_OURS)}")
+    widest = next(dtype for dtype in _OURS if dtype in used)
+    return "F32" if widest == "BF16" and "F16" in used else widest  # neither of the two holds the other
+
+
+def _part(twin: Twin, where: Mapping[str, Held], folder: Path, dtype: torch.dtype) -> Part:
+    shape = twin.ours.shape
+    wanted = [tuple(x.shape) for x in twin.apart(torch.empty(shape, device="meta"))]
 
     def values() -> torch.Tensor:
-        found = twin.together(tuple(_read(where[name], name) for name in twin.theirs))
-        if tuple(found.shape) != twin.ours.shape:
-            raise DataError(
-                f"{folder}: {', '.join(twin.theirs)} make {tuple(found.shape)}, and config.json says {twin.ours.shape}"
-            )
-        return found.to(dtype)
+        found = tuple(_read(where[name].file, name) for name in twin.theirs)
+        for name, there, right in zip(twin.theirs, found, wanted, strict=True):
+            if tuple(there.shape) != right:
+                raise DataError(
+                    f"{folder}: '{name}' is {tuple(there.shape)}, and by config.json it must be {right}; they do not "
+                    f"belong together: download the folder again"
+                )
+        return twin.together(found).to(dtype)
 
-    shape = twin.ours.shape
     return Part(f"weights/{twin.ours.name}", shape, Box(tuple(0 for _ in shape), shape), dtype, values)
 
 
-def _files(folder: Path) -> tuple[dict[str, Path], str]:
-    """Which file holds which tensor, and the dtype of the weights."""
-    where: dict[str, Path] = {}
-    dtypes: set[str] = set()
+def _files(folder: Path) -> dict[str, Held]:
+    """Where each tensor is, and what it is."""
+    found: dict[str, Held] = {}
     for path in _named(folder):
         try:
             with safe_open(str(path), framework="pt") as file:
-                where |= dict.fromkeys(file.keys(), path)
-                dtypes |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 (not a dict)
-        except (OSError, SafetensorError) as error:
+                found |= {n: Held(path, file.get_slice(n).get_dtype()) for n in file.keys()}  # noqa: SIM118 (no dict)
+        except (OSError, SafetensorError, UnicodeError) as error:
             raise DataError(f"{path} cannot be read: {error}; download it again") from None
-    known = [d for d in ("F64", "F32", "BF16", "F16") if d in dtypes]
-    if not known:
-        raise DataError(f"{folder}: weights are {', '.join(sorted(dtypes))}; known: {', '.join(_OURS)}")
-    return where, known[0]
+    return found
 
 
 def _named(folder: Path) -> list[Path]:
@@ -152,10 +172,10 @@ def _refuse_unused(held: Iterable[str], rows: Iterable[Twin], folder: Path) -> N
         )
 
 
-def _refuse_another_head(where: dict[str, Path], parts: Iterable[Part], folder: Path) -> None:
+def _refuse_another_head(where: Mapping[str, Held], parts: Iterable[Part], folder: Path) -> None:
     """DataError when a tied model's files hold a head that is not its embedding: transformers then ties nothing."""
     table = next(part for part in parts if part.name == "weights/embedding.tokens.weight")
-    if not torch.equal(_read(where[HEAD], HEAD).to(table.dtype), table.values()):
+    if not torch.equal(_read(where[HEAD].file, HEAD).to(table.dtype), table.values()):
         raise DataError(
             f"{folder / 'config.json'}: tie_word_embeddings is true, by its default if it is not there, and the files "
             f"hold another {HEAD} than the embedding; set tie_word_embeddings to false, or take that tensor out"

@@ -115,7 +115,7 @@ def _scaling(rope: Mapping[str, Any], config: Mapping[str, Any], where: str) -> 
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
-    if kind not in _NAMES:
+    if not isinstance(kind, str) or kind not in _NAMES:
         raise DataError(f"{where}.rope_type is {kind!r}, and must be default, {', '.join(_NAMES)}")
     names = _NAMES[kind]
     said = _UNSAID | {name: value for name, value in rope.items() if value is not None}
