@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from trivium.chaos import corrupt, disk_full, freeze, kills, life, orphans, preempt, resume
+from trivium.chaos import corrupt, disk_full, freeze, kills, life, orphans, poison, preempt, resume
 from trivium.chaos.corrupt import DAMAGES
 from trivium.chaos.life import Life, states
 from trivium.chaos.scene import job, plan, write_tokens
 from trivium.checkpoint import load
 from trivium.cli import main as entry
-from trivium.errors import CheckpointError, DataError
+from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.parallel import launch
 from trivium.training import rewind, run, saves
 from trivium.training.job import start
@@ -283,6 +283,29 @@ def test_the_verb_writes_its_counts_and_fails_when_something_was_lost(tmp_path: 
     with pytest.raises(SystemExit) as stopped:
         entry.main()
     assert stopped.value.code == 1 and json.loads(out.read_text())["passed"] is False
+
+
+def test_what_several_harms_count_is_told_together(tmp_path: Path, monkeypatch) -> None:
+    """A corruption that nobody noticed is not forgotten because every poison was."""
+    counted = {
+        "corrupt_often": {"corruptions": 3, "undetected": 2},
+        "poison_often": {"poisons": 1, "undetected": 0},
+    }
+    for module, name in ((corrupt, "corrupt_often"), (poison, "poison_often")):
+        found = {**counted[name], "losses": [], "seconds": 0.0, "passed": not counted[name]["undetected"]}
+        monkeypatch.setattr(module, name, lambda folder, found=found, **given: found)
+    out = tmp_path / "out.json"
+    words = ["chaos", "--corrupt", "3", "--poison", "1", "--json", str(out)]
+    assert entry.command_line()(words, standalone_mode=False) == 1
+    told = json.loads(out.read_text())
+    assert (told["corruptions"], told["poisons"], told["undetected"], told["passed"]) == (3, 1, 2, False)
+
+
+@pytest.mark.parametrize(("words", "said"), [(["--corrupt", "1", "--layouts", "2"], "--kills alone takes it"),
+                                             (["--kills", "1", "--layouts", "99"], "must be at most 8")])  # fmt: skip
+def test_layouts_that_no_kill_can_take_are_refused(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"--layouts .*{said}"):
+        entry.command_line()(["chaos", *words], standalone_mode=False)
 
 
 def test_a_training_that_is_preempted_saves_once_and_goes_on(tmp_path: Path) -> None:

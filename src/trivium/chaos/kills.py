@@ -17,7 +17,7 @@ from trivium.chaos.life import Life
 from trivium.chaos.scene import LAYOUTS, SEED, Oracle, job, plan, write_tokens
 from trivium.checkpoint.format import published, step_of
 from trivium.checkpoint.load import Checkpoint
-from trivium.errors import CheckpointError, DataError
+from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.interchange.bring import import_hf
 from trivium.interchange.export import export_hf
 from trivium.progress import Progress, silent
@@ -52,13 +52,15 @@ def kill_often(
     After each death: every published checkpoint verifies and holds what an unbroken training computes; what was
     acknowledged and is to be kept is there; the next life goes on from the newest one.
     """
+    if layouts > len(LAYOUTS):
+        raise ConfigError(f"--layouts ({layouts}) must be at most {len(LAYOUTS)}: so many are there")
     began, tokens, out = time.monotonic(), write_tokens(folder), folder / "run"
     losses, phases, used, ends = Losses(), Counter[str](), Counter[str](), Counter[str]()
     draw = generator_for(seed, "chaos", "kills")
     oracle = Oracle(job(tokens, out, plan({})))
     newest, export_seconds = 0, 0.0
     for number in range(kills):
-        given = LAYOUTS[int(draw.integers(min(layouts, len(LAYOUTS))))]
+        given = LAYOUTS[int(draw.integers(layouts))]
         mode = ("background", "waiting")[int(draw.integers(2))]
         phase = PHASES[int(draw.integers(len(PHASES)))]
         events = len(read(out / EVENTS))

@@ -5,6 +5,7 @@ import inspect
 import os
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from trivium.training.preemption import ENDING, EndedAtOnce
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 MOST_LOSSES = 20  # of a harm that are printed
+LAYOUTS = 4  # that --kills takes in turn
 
 
 class Harm(NamedTuple):
@@ -62,15 +64,18 @@ def chaos(**given: Any) -> None:
     """Do harm to a small training, and count what was lost. Exit code 1 when anything was."""
     layouts, seed, json = given["layouts"], given["seed"], given["json"]
     asked = {harm: int(given[harm.option]) for harm in HARMS}
+    if layouts is not None and not given["kills"]:
+        raise ConfigError(f"--layouts {layouts}: --kills alone takes it; give --kills N too, or leave it out")
     if not any(asked.values()):
         options = ", ".join(f"--{harm.option} N" for harm in HARMS)
         raise ConfigError(f"nothing to do: every number is 0; give one or more of {options}")
     refuse_no_place_for("--json", json)
     with _ended_in_order():
-        harms = {h.option: _done(h, number, layouts, seed) for h, number in asked.items() if number}
-    found: dict[str, Any] = {"commit": code_commit(), "seed": seed, "harms": harms}
+        harms = {h.option: _done(h, n, layouts or LAYOUTS, seed) for h, n in asked.items() if n}
+    counts = Counter[str]()  # at hand; of what several harms count, all
     for harm in harms.values():
-        found |= {k: v for k, v in harm.items() if type(v) is int}  # the counts, at hand
+        counts.update({k: v for k, v in harm.items() if type(v) is int})
+    found: dict[str, Any] = {"commit": code_commit(), "seed": seed, "harms": harms, **counts}
     found["passed"] = all(harm["passed"] for harm in harms.values())
     if json is not None:
         write_json(json, found)
@@ -84,7 +89,10 @@ def _options() -> Iterator[inspect.Parameter]:
         option = typer.Option(f"--{harm.option}", metavar="N", min=0, help=harm.told)
         yield _option(harm.option, int, option, 0)
     yield _option(
-        "layouts", int, typer.Option(metavar="N", min=1, help="--kills: so many layouts in turn."), 4
+        "layouts",
+        int | None,
+        typer.Option(metavar="N", min=1, help=f"--kills: so many layouts in turn; default: {LAYOUTS}."),
+        None,
     )
     yield _option("seed", int, typer.Option(metavar="N", help="Of every random choice."), 11)
     yield _option("json", Path | None, typer.Option(metavar="FILE", help="Write the counts as JSON."), None)
