@@ -5,7 +5,7 @@ import torch
 
 from evaluation.models import FAMILIES, TEXTS, TOKENIZER, plan_of, scorer_of, write_checkpoint
 from ranks import on_ranks
-from trivium.errors import CheckpointError, ConfigError
+from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.evaluation.answer import NativeScorer, cut_at
 from trivium.evaluation.config import Sampling
 from trivium.evaluation.requests import Request
@@ -160,6 +160,14 @@ def uncached(scorer, draft):
     while draft.goes_on:
         logits = scorer.model.logits([draft.text[-scorer.sequence :]])[0, -1]
         draft.drawn.append(pick(logits, draft.choice, uniform=_uniform(draft)))
+
+
+@pytest.mark.parametrize("settings", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_a_model_that_diverged_writes_nothing(settings):
+    """Neither do samples of a bias analysis or answers to the harness come of scores that are no numbers."""
+    scorer = scorer_of(plan_of(), scale=float("nan"))
+    with pytest.raises(DataError, match="not finite: its weights are damaged"):
+        scorer.generate(["The"], settings=settings)
 
 
 def test_text_ends_before_a_stop_and_with_its_document():

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trivium.errors import DataError
 from trivium.model.kv_cache import KVCache
 from trivium.model.whole import WholeModel
 from trivium.seeds import generator_for
@@ -91,6 +92,16 @@ def write_together(model: WholeModel, drafts: Sequence[AnyWriting], choose: Choo
             hidden = model.hidden(torch.tensor(window, device=model.device).unsqueeze(1))
             choose(None if hidden is None else hidden[-1], [draft])
     model.finish()
+
+
+def finite(logits: torch.Tensor) -> torch.Tensor:
+    """The logits [B, V] of a model; DataError where they are none, as those of damaged weights."""
+    if not logits.amax(-1).isfinite().all():
+        raise DataError(
+            "the model's scores of the next token are not finite: its weights are damaged or training diverged; use "
+            "an earlier checkpoint"
+        )
+    return logits
 
 
 def pick(logits: torch.Tensor, choice: Choice, *, uniform: float) -> int:
@@ -183,7 +194,7 @@ def _choose(model: WholeModel, hidden: torch.Tensor | None, drafts: Sequence[Dra
     """The next token of every draft, added to those that go on; hidden [B, H] on the last stage."""
     ids = torch.zeros(len(drafts), dtype=torch.long, device=model.device)
     if hidden is not None:
-        logits = model.predict(hidden)
+        logits = finite(model.predict(hidden))
         if any(d.choice.repetition_penalty != 1 for d in drafts):
             logits = penalised(
                 logits, [d.text for d in drafts], [d.choice.repetition_penalty for d in drafts]

@@ -7,21 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from trivium.errors import DataError
 from trivium.model.generate import Choice, pick
 from trivium.serving.config import Drawing
 
 Tensor = torch.Tensor
-
-
-def finite(logits: Tensor) -> Tensor:
-    """The logits [B, V] of a model; DataError where they are none, as those of damaged weights."""
-    if not logits.amax(-1).isfinite().all():
-        raise DataError(
-            "the model's scores of the next token are not finite: its weights are damaged or training diverged; use "
-            "an earlier checkpoint"
-        )
-    return logits
 
 
 def choose(logits: Tensor, settings: Sequence[Drawing], uniforms: Sequence[float]) -> Tensor:

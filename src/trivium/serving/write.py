@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from trivium.model.generate import penalised, write_together
+from trivium.model.generate import finite, penalised, write_together
 from trivium.model.whole import WholeModel
 from trivium.seeds import generator_for
-from trivium.serving.choose import choose, finite, told
+from trivium.serving.choose import choose, told
 from trivium.serving.config import Drawing
 
 Tensor = torch.Tensor
