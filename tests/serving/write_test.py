@@ -217,6 +217,24 @@ def _write(place, layout, folder, checkpoint):
     (Path(folder) / f"found-{place.rank}").write_text(json.dumps(found))
 
 
+ENDLESS = DRAWN.model_copy(update={"max_tokens": 10**12, "stop": tuple("abcdefghijklmnopqrstuvwxyz")})
+
+
+def test_ranks_share_what_was_written_however_much_might_have_been(tmp_path):
+    checkpoint = write_checkpoint(tmp_path, plan_of())
+    alone = Writer(NativeScorer.open(checkpoint, tmp_path / "tokenizer.json")).write(PROMPTS, ENDLESS)
+    on_ranks(2, _write_endless, str(tmp_path), str(checkpoint))
+    for rank in range(2):
+        assert json.loads((tmp_path / f"found-{rank}").read_text()) == [w.text for w in alone]
+
+
+def _write_endless(place, folder, checkpoint):
+    mesh = Mesh.connect(Layout(data=2), place.rank, place.world_size)
+    scorer = NativeScorer.open(Path(checkpoint), Path(folder) / "tokenizer.json", mesh=mesh)
+    texts = [w.text for w in Writer(scorer).write(PROMPTS, ENDLESS)]
+    (Path(folder) / f"found-{place.rank}").write_text(json.dumps(texts))
+
+
 STOPS = ([" the"], ["字"], ["é文", "item"], [" "], ["m m"])
 
 

@@ -94,17 +94,18 @@ class Writer:
         speaks = self.model.predicts and mesh.tensor.index == 0
         most = max((d.alternatives for d in drafts if d.alternatives is not None), default=None)
         width = 1 if most is None else 2 + 2 * most
-        longest = max((d.settings.max_tokens for d in drafts), default=0)
-        table = torch.zeros(len(drafts), 1 + longest, width, dtype=torch.float64)
+        mine = [(n, d) for n, d in enumerate(drafts) if speaks and d.finish is not None]
         ends = torch.zeros(len(drafts), 2, dtype=torch.float64)
-        for number, draft in enumerate(drafts):
-            if speaks and draft.finish is not None:
-                ends[number] = torch.tensor([len(draft.tokens), FINISHES.index(draft.finish)])
-                for place, token in enumerate(draft.tokens):
-                    row = _row(token)
-                    table[number, place, : len(row)] = torch.tensor(row)
-        table = sum_over_ranks_(table.to(self.model.device), mesh).cpu()
+        for number, draft in mine:
+            ends[number] = torch.tensor([len(draft.tokens), FINISHES.index(draft.finish)])
         ends = sum_over_ranks_(ends.to(self.model.device), mesh).cpu()
+        longest = int(ends[:, 0].max()) if drafts else 0  # written, however many might have been
+        table = torch.zeros(len(drafts), longest, width, dtype=torch.float64)
+        for number, draft in mine:
+            for place, token in enumerate(draft.tokens):
+                row = _row(token)
+                table[number, place, : len(row)] = torch.tensor(row)
+        table = sum_over_ranks_(table.to(self.model.device), mesh).cpu()
         for draft, rows, (count, finish) in zip(drafts, table.tolist(), ends.tolist(), strict=True):
             draft.tokens = [_token(row, draft.alternatives) for row in rows[: int(count)]]
             draft.finish = FINISHES[int(finish)]
