@@ -1,6 +1,13 @@
+import numpy as np
 import pytest
 
-from trivium.cost.in_flight import peak_counts, peak_counts_of, put_off_counts, put_off_counts_of
+from trivium.cost.in_flight import (
+    interleaved_sums,
+    peak_counts,
+    peak_counts_of,
+    put_off_counts,
+    put_off_counts_of,
+)
 from trivium.plan.schedule import ScheduleName, make_schedule, parse_schedule
 
 CHUNKS: dict[ScheduleName, tuple[int, ...]] = {
@@ -25,6 +32,16 @@ def test_counts_by_arithmetic_are_those_read_off_the_table(name: ScheduleName, p
             counts = peak_counts(name, **shape)
             assert counts == tuple(peak_counts_of(row) for row in table), shape
             assert put_off_counts(name, **shape) == tuple(put_off_counts_of(row) for row in table), shape
+
+
+@pytest.mark.parametrize("pipeline", range(1, 6))
+@pytest.mark.parametrize("chunks", (2, 3, 5))
+def test_sums_of_the_largest_sets_are_those_of_the_sets(pipeline: int, chunks: int) -> None:
+    weights = np.random.default_rng(7).integers(0, 9, (chunks, 3))
+    for micro_batches in range(pipeline, 4 * pipeline + 1, pipeline):
+        for rank, sets in enumerate(peak_counts("interleaved", pipeline, micro_batches, chunks)):
+            sums = interleaved_sums(pipeline, micro_batches, chunks, rank, weights)
+            assert {*map(tuple, sums.tolist())} == {*map(tuple, (np.array(sets) @ weights).tolist())}
 
 
 def test_a_set_that_another_contains_is_left_out() -> None:

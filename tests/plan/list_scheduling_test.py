@@ -71,3 +71,23 @@ def test_a_job_waits_for_room_and_leaves_what_it_is_told_to() -> None:
     (one,) = in_order(taking(1), 1, {"places": 2})
     assert one == ("take 0", "give 0", "take 1", "give 1", "take 2", "give 2")
     assert in_order(taking(2), 1, {"places": 2}) == ((),)
+
+
+class Counted(int):
+    """A number that counts how often it is compared."""
+
+    compared = 0
+
+    def __lt__(self, other: int) -> bool:
+        Counted.compared += 1
+        return int(self) < int(other)
+
+
+@given(st.integers(50, 200))
+def test_jobs_that_wait_for_room_are_not_looked_at_until_there_is_some(number: int) -> None:
+    Counted.compared = 0
+    taking = [Job(n, 0, 1, (), (Counted(n),), takes="places") for n in range(number)]
+    giving = [Job(-n, 0, 1, (n - 1,), (Counted(number + n),), gives="places") for n in range(1, number + 1)]
+    (order,) = in_order([*taking, *giving], 1, {"places": 1})
+    assert order == tuple(name for n in range(number) for name in (n, -n - 1))
+    assert Counted.compared < 4 * number * number.bit_length()

@@ -6,12 +6,13 @@ import pytest
 from cost.plans import small
 from trivium.config import build
 from trivium.cost.hardware import machine_named, this_machine
+from trivium.cost.timeline import simulate, unit_seconds
 from trivium.errors import ConfigError
 from trivium.plan.batch import Ramp
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import render
+from trivium.plan.schedule import SCHEDULE_NAMES, render
 from trivium.planner.config import SearchSpace
-from trivium.planner.explain import COLUMNS, near_misses, plan_lines, plan_stage, spans
+from trivium.planner.explain import COLUMNS, near_misses, plan_lines, plan_stage, spans, unit_bubble
 from trivium.planner.grid import Subject
 from trivium.planner.published import mt_nlg_plan
 from trivium.planner.search import search
@@ -189,3 +190,13 @@ def test_a_long_step_is_drawn_by_its_first_micro_batches():
     result = plan_stage(plan, 8, 2, 8 * GIB)
     assert result["spans_micro_batches"] == 8
     assert len(result["spans"]) == 2 * 2 * 8
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULE_NAMES, "zb-turns"])
+@pytest.mark.parametrize("micro_batches", (4, 40))
+def test_a_bubble_is_that_of_the_whole_table(schedule, micro_batches):
+    """To the last digit, although of a long step only a part is simulated."""
+    chunks = 2 if schedule in ("interleaved", "zb-v", "zb-turns") else 1
+    layout = {"tensor": 1, "pipeline": 2, "data": 1, "chunks": chunks}
+    plan = small(schedule=schedule, layout=layout, batch={"sequences": micro_batches, "micro": 1})
+    assert unit_bubble(plan)[0] == simulate(plan.schedule_table(), unit_seconds).bubble_fraction

@@ -78,16 +78,33 @@ def _zero_bubble_v(p: int, m: int, rank: int) -> Sets:
     return ((2 * p - rank - 1, rank + 1), (2 * p - rank, rank))
 
 
+def interleaved_sums(p: int, m: int, chunks: int, rank: int, weights: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Sums of the counts of an interleaved rank's largest sets: [set, sum]; weights: [own stage, sum]. Without the sets
+    themselves, of which hundreds of chunks have thousands, each with hundreds of counts."""
+    forwards, backwards = _fullest(p, m, chunks, rank)
+    chunk = np.arange(forwards[-1]) // p % chunks
+    begin = np.zeros((1, weights.shape[1]), np.int64)
+    gone, back = (
+        np.concatenate([begin, np.cumsum(each[chunk], axis=0)]) for each in (weights, weights[::-1])
+    )
+    return gone[forwards] - back[backwards]
+
+
 def _interleaved(p: int, m: int, chunks: int, rank: int) -> Sets:
-    """After the warm-up, one backward follows each forward; all repeats after p micro-batches of every chunk."""
+    forwards, backwards = _fullest(p, m, chunks, rank)
+    held = _done(forwards, p, chunks) - _done(backwards, p, chunks)[:, ::-1]
+    return _maximal(set(map(tuple, held.tolist())))
+
+
+def _fullest(p: int, m: int, chunks: int, rank: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How many forwards and backwards an interleaved rank has done when it holds most. After the warm-up, one backward
+    follows each forward; all repeats after p micro-batches of every chunk."""
     actions = m * chunks
     warmup = min(2 * (p - rank - 1) + (chunks - 1) * p, actions)
     forwards = np.arange(warmup + 1, min(warmup + p * chunks, actions) + 1)
     if not len(forwards):  # the warm-up is all there is
         forwards = np.array([actions])
-    backwards = np.maximum(forwards - 1 - warmup, 0)
-    held = _done(forwards, p, chunks) - _done(backwards, p, chunks)[:, ::-1]
-    return _maximal(set(map(tuple, held.tolist())))
+    return forwards, np.maximum(forwards - 1 - warmup, 0)
 
 
 def _done(actions: NDArray[np.int64], p: int, chunks: int) -> NDArray[np.int64]:

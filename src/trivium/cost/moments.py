@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from trivium.cost.case import NONE, Case, Number, puts_off
 from trivium.cost.in_flight import (
     Counts,
-    Sets,
+    interleaved_sums,
     peak_counts,
     peak_counts_of,
     put_off_counts,
@@ -62,7 +62,8 @@ def moments_of_rank(plan: Plan, pipeline: int) -> list[Moment]:
     again = [sum(plan.recompute.mode_of(n) != "none" for n in layers[s]) for s in stages]
     every = [len(layers[s]) for s in stages]
     begun = bool(puts_off(plan)) or micro_batches * len(stages) > 1
-    found = _moments([stages], plan.stages, np.array([every]), np.array([again]), [sets], [waiting], begun)
+    sums = [np.array(sets) @ _weights(np.array(every), np.array(again))]
+    found = _moments([stages], plan.stages, np.array([every]), np.array([again]), sums, [waiting], begun)
     return [Moment(*row) for row in found.tolist()]
 
 
@@ -77,13 +78,18 @@ def moments(
     stages = pipeline * chunks
     counts = balanced(layers, stages)
     own = stages_of_named(schedule, pipeline, chunks)
-    sets = peak_counts(schedule, pipeline, micro_batches, chunks)
-    waiting = put_off_counts(schedule, pipeline, micro_batches, chunks)
+    step = (pipeline, micro_batches, chunks)
+    waiting = put_off_counts(schedule, *step)
     begun = schedule in SPLIT_SCHEDULES or micro_batches * chunks > 1
     each = np.array(own)
-    return _not_exceeded(
-        _moments(own, stages, counts[each], every_nth(counts, every)[each], sets, waiting, begun)
-    )
+    every_layer, again = counts[each], every_nth(counts, every)[each]
+    weights = [_weights(*held) for held in zip(every_layer, again, strict=True)]
+    if schedule == "interleaved":
+        sums = [interleaved_sums(*step, rank, weighed) for rank, weighed in enumerate(weights)]
+    else:
+        sets = peak_counts(schedule, *step)
+        sums = [np.array(of_rank) @ weighed for of_rank, weighed in zip(sets, weights, strict=True)]
+    return _not_exceeded(_moments(own, stages, every_layer, again, sums, waiting, begun))
 
 
 def moments_of_cases(
@@ -142,19 +148,27 @@ def _distinct(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.in
     return keys[:, first], index
 
 
+def _weights(layers: NDArray[np.int64], again: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[own stage, sum]: of micro-batches in flight by stage, layers that keep theirs and layers computed again, and the
+    first and the last stage alone."""
+    number = np.arange(len(layers))
+    return np.stack([layers - again, again, number == 0, number == number[-1]], axis=1).astype(np.int64)
+
+
 def _moments(
     own: Sequence[tuple[int, ...]],
     stages: int,
     layers: NDArray[np.int64],
     again: NDArray[np.int64],
-    sets: Sequence[Sets],
+    sums: Sequence[NDArray[np.int64]],
     waiting: Sequence[Counts],
     begun: bool,
 ) -> NDArray[np.float64]:
     """[set, field of Moment] of some ranks, one after the other. own: stages of each rank. layers, again: [rank, own
-    stage], all and those computed again; waiting: of each, the micro-batches whose weight gradients are put off."""
-    held = np.array([counts for of_rank in sets for counts in of_rank], dtype=np.float64)
-    rank = np.repeat(np.arange(len(own)), [len(of_rank) for of_rank in sets])
+    stage], all and those computed again; sums: of each rank's sets by `_weights`; waiting: of each own stage, the
+    micro-batches whose weight gradients are put off."""
+    held = np.concatenate(sums)
+    rank = np.repeat(np.arange(len(own)), [len(of_rank) for of_rank in sums])
     first, last = (
         np.array([s[end] == stage for s in own])[rank] for end, stage in ((0, 0), (-1, stages - 1))
     )
@@ -164,10 +178,10 @@ def _moments(
         recomputed_layers=again.sum(1)[rank],
         first=first,
         last=last,
-        kept=(held * kept[rank]).sum(1),
-        recomputed=(held * again[rank]).sum(1),
-        embedded=held[:, 0] * first,
-        headed=held[:, -1] * last,
+        kept=held[:, 0],
+        recomputed=held[:, 1],
+        embedded=held[:, 2] * first,
+        headed=held[:, 3] * last,
         put_off=(put_off * kept).sum(1)[rank],
         put_off_again=(put_off * again).sum(1)[rank],
         begun=np.full(len(held), begun),

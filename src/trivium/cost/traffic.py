@@ -7,6 +7,7 @@ from trivium.plan.buckets import BucketRow, bucket_table
 from trivium.plan.layout import Coordinate
 from trivium.plan.plan import Plan
 from trivium.plan.precision import BYTES
+from trivium.plan.schedule import SCHEDULE_NAMES
 from trivium.plan.transfers import sends
 
 SCALAR_BYTES = 8  # losses and norms are summed in fp64
@@ -40,11 +41,21 @@ def step_traffic(plan: Plan, at: Coordinate) -> Traffic:
             for layer in plan.layers_of(stage):
                 for name, count in _context(plan, layer).items():
                     traffic["context"][name] += micro_batches * count
-    traffic["pipeline"]["send"] += sends(plan.schedule_table(), at.pipeline) * sizes.outside
+    traffic["pipeline"]["send"] += _sent(plan, at.pipeline, micro_batches) * sizes.outside
     for row in bucket_table(plan, at.pipeline):
         _add_bucket(traffic, plan, row, at, micro_batches)
     _add_scalars(traffic, plan)
     return {axis: Counter({k: v for k, v in c.items() if v}) for axis, c in traffic.items()}
+
+
+def _sent(plan: Plan, pipeline: int, micro_batches: int) -> int:
+    """How many activations and gradients a pipeline rank sends on in a step: to each neighbour of each of its stages
+    that it does not hold."""
+    if plan.schedule not in SCHEDULE_NAMES:
+        return sends(plan.schedule_table(), pipeline)
+    own = plan.stages_of(pipeline)
+    neighbours = [near for stage in own for near in (stage - 1, stage + 1) if 0 <= near <= plan.last_stage]
+    return micro_batches * sum(near not in own for near in neighbours)
 
 
 def _sizes(plan: Plan) -> _Sizes:

@@ -86,14 +86,17 @@ def in_buckets(
     """Items of one kind, by bucket, in the order in which buckets are closed."""
     limit = bucket_elements(sharers)
     filling: list[Entry] = []
+    filled = 0
     for item in items:
-        if sharers == 1 and room_of(item) >= limit:
+        room = room_of(item)
+        if sharers == 1 and room >= limit:
             yield [item]
             continue
         filling.append(item)
-        if sum(map(room_of, filling)) >= limit:
+        filled += room
+        if filled >= limit:
             yield filling
-            filling = []
+            filling, filled = [], 0
     if filling:
         yield filling
 

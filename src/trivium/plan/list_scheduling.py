@@ -70,12 +70,15 @@ class _Rank(Generic[Name]):
     def __init__(self, room: Counter[str]) -> None:
         self.done: list[Name] = []
         self._room, self._until = room, 0
-        self._ready: list[tuple[tuple[int, ...], Job[Name]]] = []
+        # Jobs that ask for the same room wait together: where it is short, none of them is looked at.
+        self._ready: defaultdict[tuple[str | None, int], list[tuple[tuple[int, ...], Job[Name]]]] = (
+            defaultdict(list)
+        )
         self._at: Job[Name] | None = None
 
     def add(self, job: Job[Name]) -> None:
         """A job whose inputs are there."""
-        heapq.heappush(self._ready, (job.urgency, job))
+        heapq.heappush(self._ready[job.takes, job.leaves], (job.urgency, job))
 
     def end(self, now: int) -> Job[Name] | None:
         """The job that ends now, if one does."""
@@ -90,17 +93,14 @@ class _Rank(Generic[Name]):
         """Take the most urgent job for which there is room; when it ends, or None if nothing was begun."""
         if self._at is not None:
             return None
-        passed = []
-        while self._ready and self._at is None:
-            urgency, job = heapq.heappop(self._ready)
-            if job.takes is not None and self._room[job.takes] <= job.leaves:
-                passed.append((urgency, job))
-            else:
-                self._at = job
-        for entry in passed:
-            heapq.heappush(self._ready, entry)
-        if self._at is None:
+        alike = [
+            jobs
+            for (takes, leaves), jobs in self._ready.items()
+            if jobs and (takes is None or self._room[takes] > leaves)
+        ]
+        if not alike:
             return None
+        _, self._at = heapq.heappop(min(alike, key=lambda jobs: jobs[0][0]))
         if self._at.takes is not None:
             self._room[self._at.takes] -= 1
         self.done.append(self._at.name)

@@ -72,13 +72,10 @@ def parameters(model: ModelShape) -> tuple[Parameter, ...]:
 
 def stage_parameters(model: ModelShape, layers: range, *, first: bool, last: bool) -> tuple[Parameter, ...]:
     """The parameters of a stage. The last stage also holds a tied embedding (once, if it is also the first)."""
-    owners: set[Owner] = set(layers)
-    if first:
-        owners.add("embedding")
-    if last:
-        owners.add("head")
-    borrowed = last and not first and model.head == "tied"
-    return tuple(p for p in parameters(model) if p.owner in owners or (borrowed and p.name == TOKENS))
+    borrowed = last and model.head == "tied"
+    embedding = (p for p in _embedding(model) if first or (borrowed and p.name == TOKENS))
+    blocks = (p for n in layers for p in _block(model, n))
+    return (*embedding, *blocks, *(_head(model) if last else ()))
 
 
 def padded_rows(parameter: Parameter, model: ModelShape, layout: Layout) -> int:

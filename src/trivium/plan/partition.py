@@ -1,5 +1,6 @@
 """Which layers each stage holds."""
 
+import heapq
 import itertools
 from typing import Annotated
 
@@ -26,11 +27,13 @@ class Partition(Config):
         loads[-1] += self.head_weight
         counts = [0] * layout.stages
         middle = (layout.stages - 1) / 2
+        # Ties go to the middle: the ends also hold the embedding and the head.
+        lightest = [(load, abs(stage - middle), stage) for stage, load in enumerate(loads)]
+        heapq.heapify(lightest)
         for _ in range(model.layers):
-            # Ties go to the middle: the ends also hold the embedding and the head.
-            stage = min(range(layout.stages), key=lambda s: (loads[s], abs(s - middle), s))
+            load, off_middle, stage = lightest[0]
             counts[stage] += 1
-            loads[stage] += 1
+            heapq.heapreplace(lightest, (load + 1, off_middle, stage))
         return tuple(counts)
 
     def ranges(self, model: ModelShape, layout: Layout) -> tuple[range, ...]:

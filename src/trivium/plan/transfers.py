@@ -44,10 +44,9 @@ def with_transfers(schedule: Schedule) -> Program:
 
 def sends(schedule: Schedule, rank: int) -> int:
     """How many outputs of a rank are read on another one: its transfers, without the order that they have."""
-    rank_of = {a: r for r, row in enumerate(schedule) for a in row}
-    last, split = last_stage(schedule), is_split(schedule)
+    own, last, split = {*schedule[rank]}, last_stage(schedule), is_split(schedule)
     readers = (reader_of(action, last, split=split) for action in schedule[rank])
-    return sum(reader is not None and rank_of[reader] != rank for reader in readers)
+    return sum(reader is not None and reader not in own for reader in readers)
 
 
 def reader_of(action: Action, last: int, *, split: bool = False) -> Action | None:

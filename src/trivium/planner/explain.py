@@ -3,6 +3,8 @@
 import textwrap
 from typing import Any
 
+import numpy as np
+
 from trivium.config import to_tree
 from trivium.cost.compute import hardware_flops, model_flops
 from trivium.cost.estimate import Estimate, estimate, planned_timeline
@@ -10,11 +12,12 @@ from trivium.cost.hardware import USABLE, Machine, machine_named, this_machine
 from trivium.cost.memory import predicted_memory
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.timeline import simulate, unit_seconds
+from trivium.cost.wavefront import Run, finish_seconds
 from trivium.plan.layout import Layout
 from trivium.plan.mapping import crossings, node_of
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
-from trivium.plan.schedule import is_split, render
+from trivium.plan.schedule import SCHEDULE_NAMES, SPLIT_SCHEDULES, Action, is_split, ops, render
 from trivium.planner.config import SearchSpace
 from trivium.planner.grid import Subject
 from trivium.planner.near_misses import interleaving_misses, turns_misses
@@ -146,10 +149,8 @@ def _schedule_lines(plan: Plan) -> list[str]:
     layout, micro_batches = plan.layout, plan.batch.micro_batches(plan.layout)
     if layout.pipeline == 1:
         return ["schedule      one pipeline rank: micro-batches one after the other, no bubble"]
-    # Actions of equal size, a backward twice a forward: what the form of the schedule alone costs.
-    table = plan.schedule_table()
-    bubble = simulate(table, unit_seconds).bubble_fraction
-    law = ", with the backward split in two" if is_split(table) else ""
+    bubble, split = unit_bubble(plan)
+    law = ", with the backward split in two" if split else ""
     if plan.schedule in UNIFORM:
         law = f", (p - 1) / (m x chunks) = {layout.pipeline - 1} / ({micro_batches} x {layout.chunks})"
     few, rows = _few_micro_batches(plan)
@@ -161,6 +162,22 @@ def _schedule_lines(plan: Plan) -> list[str]:
         f"{'':{LABEL}}{of} micro-batches (Fm.s: forward of micro-batch m on stage s){skipped}:",
         *(f"{'':{LABEL}}{_cut(row)}" for row in shown),
     ]
+
+
+def unit_bubble(plan: Plan) -> tuple[float, bool]:
+    """The bubble of a plan's schedule where actions are of equal size, and whether its backward is split in two."""
+    if plan.schedule not in SCHEDULE_NAMES:
+        table = plan.schedule_table()
+        return simulate(table, unit_seconds).bubble_fraction, is_split(table)
+    split = plan.schedule in SPLIT_SCHEDULES
+    layout, micro_batches = plan.layout, plan.batch.micro_batches(plan.layout)
+    # Whole numbers: what the rest of a long step adds is exact.
+    seconds = np.array(
+        [[unit_seconds(Action(op, 0, stage)) for stage in range(plan.stages)] for op in ops(split=split)]
+    )
+    run = Run(plan.schedule, layout.pipeline, micro_batches, layout.chunks, seconds)
+    duration = float(finish_seconds([run])[0])
+    return duration * layout.pipeline / (micro_batches * float(seconds.sum())) - 1, split
 
 
 def _few_micro_batches(plan: Plan) -> tuple[int, list[str]]:
