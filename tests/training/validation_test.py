@@ -75,6 +75,17 @@ def validates(place: Place, plan: Plan, expected: tuple[float, ...]) -> None:
     assert found == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("model", [{}, {"z_loss": 1e-3}, APART], ids=str)
+def test_padding_counts_for_nothing_in_a_step_that_trains_either(model: dict[str, Any]) -> None:
+    told = []
+    for micro, sequences in ((1, 3), (4, 4)):
+        plan = in_fp64(model=model, batch={"micro": micro, "sequences": sequences})
+        three = samples(plan, 3).padded_to(micro)
+        result = trainer(plan, Mesh.single()).train_step(0, three, 1e-3)
+        told.append((result.loss, result.gradient_norm, result.z_loss or 0.0))
+    assert told[1] == pytest.approx(told[0], rel=1e-12)
+
+
 def test_padding_is_the_last_sample_again() -> None:
     """Something that the model can read: ids that are none, or rows of zeros that it never saw, may be anything."""
     numbers = np.arange(6).reshape(3, 2)

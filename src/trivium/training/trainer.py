@@ -191,18 +191,18 @@ class Trainer:
         """
         self._set_mode(training=True)
         sequences, inputs = samples.sequences, self._inputs(samples, step)
-        if self._records and not measure and sequences in self._ran:
-            return self._replayed(sequences, inputs)
+        if self._records and not (measure or samples.padding) and sequences in self._ran:
+            return self._replayed(samples, inputs)
         self.forget_recording()
         self._ran.add(sequences)
-        return self._run(sequences, inputs, measure=measure)
+        return self._run(samples, inputs, measure=measure)
 
     def _run(
-        self, sequences: int, inputs: Sequence[Inputs], *, measure: bool = False, reduces: bool = True
+        self, samples: Samples, inputs: Sequence[Inputs], *, measure: bool = False, reduces: bool = True
     ) -> Run:
         self._watch.start_step(reduces=reduces)
-        program = self._program(sequences, forward_only=False)[self.mesh.at.pipeline]
-        executor = self._executor(sequences, inputs)
+        program = self._program(samples.sequences, forward_only=False)[self.mesh.at.pipeline]
+        executor = self._executor(samples.counted, inputs)
         if self.loss_scale:
             executor.loss_scale *= self.loss_scale.value
         if measure:
@@ -213,12 +213,13 @@ class Trainer:
             run.z_loss = self._z_loss() * executor.loss_scale
         return run
 
-    def _replayed(self, sequences: int, inputs: Sequence[Inputs]) -> Run:
+    def _replayed(self, samples: Samples, inputs: Sequence[Inputs]) -> Run:
         """A step that has run before, at once. One is kept: of a ramp's next size another is recorded."""
+        sequences = samples.sequences
         if self._recorded is None or self._recorded.sequences != sequences:
             self.forget_recording()
             self._recorded = RecordedStep(
-                sequences, inputs, self.buckets, self.mesh, partial(self._run, sequences, reduces=False)
+                sequences, inputs, self.buckets, self.mesh, partial(self._run, samples, reduces=False)
             )
         self.goes_on()
         return self._recorded.replay(inputs)
