@@ -202,6 +202,12 @@ def loss_of_one_replica(original: Function, mesh: Mesh) -> Function:
     return with_own(original, place=1, times=mesh.data.size)
 
 
+@fault(Samples, "padding_in", REPLICAS, plan(pipeline=2, context=2, model={"documents": "apart"}))
+def padding_validated(original: Function, mesh: Mesh) -> Function:
+    """What fills the last micro-batches of a validation counts in its loss."""
+    return lambda self, first, count: 0
+
+
 @fault(Batch, "at", plan(batch=RAMP), plan(data=2, batch=RAMP))
 def ramp_skips_samples(original: Function, mesh: Mesh) -> Function:
     """At a rise of the batch, samples are counted as if all steps had been as large."""
@@ -244,6 +250,7 @@ FAULTS = (
     masks_equal_on_all_samples,
     masks_equal_in_all_steps,
     loss_of_one_replica,
+    padding_validated,
     ramp_skips_samples,
     accumulated_in_bf16,
     reduced_in_bf16,
