@@ -148,6 +148,7 @@ def holds(sizes, chances):
     assert all(c < 0.01 for c in chances[1:]), chances
 
 
+@pytest.mark.broad
 def test_association_ranks_the_doses_and_finds_nothing_where_nothing_was_planted(scorers, tmp_path):
     path = tmp_path / "jobs.txt"
     path.write_text("\n".join(JOBS))

@@ -52,6 +52,7 @@ def test_only_what_is_asked_for_is_measured():
     assert "adjectives" not in found and "coreference" not in found and len(found["effects"]) == 6
 
 
+@pytest.mark.broad
 def test_a_planted_skew_is_the_surest_of_all_after_correction_and_stays_on_its_axis(tmp_path):
     config = BiasConfig(
         analyses=["adjectives", "sentiment"],

@@ -33,6 +33,7 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     return run
 
 
+@pytest.mark.broad
 def test_an_odd_plan_is_certified_and_the_certificate_names_plan_versions_and_worst(
     call, tmp_path: Path
 ) -> None:

@@ -33,7 +33,9 @@ def test_a_fault_is_gone_when_its_context_closes_whatever_happened(mutant: Mutan
 
 
 @pytest.mark.parametrize(
-    "kind", (tensor, pipeline, data, context, ways), ids=lambda k: k.__name__.split(".")[-1]
+    "kind",
+    (pipeline, data, *(pytest.param(each, marks=pytest.mark.broad) for each in (tensor, context, ways))),
+    ids=lambda kind: kind.__name__.split(".")[-1],
 )
 def test_every_fault_of_the_catalogue_is_caught(kind: ModuleType) -> None:
     """On the first plan that it names; `trivium certify --mutants` takes the others too."""

@@ -31,6 +31,7 @@ def test_kills_lose_nothing(tmp_path: Path) -> None:
     assert found["passed"] and found["kills"] == 8 and found["steps"] > 0, found["losses"]
 
 
+@pytest.mark.broad
 def test_saves_acknowledged_before_they_are_durable_are_found_by_kills(tmp_path: Path, monkeypatch) -> None:
     right = saves.Saves.begin
 
@@ -71,6 +72,7 @@ def test_a_training_that_cannot_go_on_after_a_kill_is_found(tmp_path: Path, monk
     assert "with exit code 5; the last it said: error: rank" in " ".join(found["losses"])
 
 
+@pytest.mark.broad
 def test_kills_meet_exports_before_and_after_their_end(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(kills, "PHASES", ("saving", *["export"] * 6))
     found = kills.kill_often(tmp_path, kills=24, layouts=1)
@@ -250,6 +252,7 @@ def test_a_reader_that_does_not_hash_is_found_by_corruption(tmp_path: Path, monk
     assert corrupt.corrupt_often(tmp_path, corruptions=30)["undetected"] > 0
 
 
+@pytest.mark.broad
 def test_resumed_runs_are_bitwise_equal(tmp_path: Path) -> None:
     found = resume.resume_often(tmp_path, resumes=2)
     assert found["passed"] and found["bitwise_equal"] == 2, found["losses"]
@@ -313,6 +316,7 @@ def test_a_training_that_is_preempted_saves_once_and_goes_on(tmp_path: Path) -> 
     assert found["passed"] and found["saved_and_ended"] == 5, found["losses"]
 
 
+@pytest.mark.broad
 def test_a_training_that_begins_anew_is_found_by_preemption(tmp_path: Path, monkeypatch) -> None:
     """Also where it gets further than the last life did."""
     monkeypatch.setattr(rewind, "newest_good", lambda *given: None)

@@ -12,6 +12,7 @@ from trivium.training import culprit, spikes
 from trivium.training.preemption import EndedAtOnce
 
 
+@pytest.mark.broad
 def test_every_poison_is_noticed_and_its_culprit_named(tmp_path: Path) -> None:
     found = poison_often(tmp_path, poisons=len(KINDS))
     assert found["passed"] and found["undetected"] == 0, found["losses"]

@@ -93,6 +93,7 @@ def test_a_search_tries_only_what_it_is_told_to(call):
     assert " ZeRO 3 over " in call("explain", *MT_NLG, *sets)[1]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("verb", ["search", "explain"])
 def test_the_winner_is_written_as_a_preset_of_what_it_changes(call, tmp_path, verb):
     mine, out = tmp_path / "mine" / "mine.yaml", tmp_path / "winner.yaml"

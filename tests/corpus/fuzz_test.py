@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from corpus.funnels import balances
 from trivium.corpus.classifier import Classifier
@@ -99,6 +100,7 @@ def held(kind):
     return int(kilobytes) * 1024
 
 
+@pytest.mark.broad
 def test_ten_thousand_documents_without_sense_are_kept_or_dropped_and_never_crash(tmp_path):
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
     before = held("VmRSS")

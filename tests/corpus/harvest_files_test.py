@@ -71,6 +71,7 @@ def test_every_document_is_once_in_the_raw_files_or_held_out_under_an_id_of_its_
     ]
 
 
+@pytest.mark.broad
 def test_two_processes_give_the_bytes_of_one(tmp_path, mine, monkeypatch):
     monkeypatch.setattr(parts, "PART_BYTES", 16 << 20)  # other processes know no other
     one = harvested(mine, tmp_path / "one")

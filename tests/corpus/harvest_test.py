@@ -57,6 +57,7 @@ def bytes_of(out):
     return {p.relative_to(out).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
+@pytest.mark.broad
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(small, tmp_path):
     for name, seed in (("same", 1234), ("other", 4321)):
         (tmp_path / name).mkdir()

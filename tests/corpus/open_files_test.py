@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from itertools import count, islice
 from pathlib import Path
 
+import pytest
+
 from trivium.corpus import harvest_files, parts
 from trivium.corpus.config import CurateConfig, DedupConfig, HarvestConfig
 from trivium.corpus.curate import curate
@@ -45,6 +47,7 @@ def corpus(folder: Path, sources: int) -> Path:
     return folder
 
 
+@pytest.mark.broad
 def test_a_corpus_of_many_parts_and_sources_is_made_with_few_open_files(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(parts, "PART_BYTES", 1)
     monkeypatch.setattr(harvest_files, "PART_BYTES", 1)

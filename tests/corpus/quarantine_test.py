@@ -77,6 +77,7 @@ def test_fuzzed_files_never_crash_and_always_balance(tmp_path, name):
         assert intake.seen == 0 or found or intake.passed_over
 
 
+@pytest.mark.broad
 def test_memory_stays_bounded_whatever_is_read(tmp_path):
     for bad in BAD:
         (tmp_path / bad.name).write_bytes(bad.data)

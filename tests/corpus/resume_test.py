@@ -115,6 +115,7 @@ def test_rejects_are_given_their_survivors_names_by_reading_each_part_once(raw, 
     assert len(reads) > 4 and set(reads.values()) == {0, 1}
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("seed", range(6))
 def test_a_curation_killed_before_pieces_take_their_place_ends_with_the_same_bytes(
     raw, whole, tmp_path, monkeypatch, seed

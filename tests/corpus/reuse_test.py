@@ -156,6 +156,7 @@ def rounds():
     return found
 
 
+@pytest.mark.broad
 def test_every_field_may_change_and_reuse_gives_the_bytes_of_a_curation_from_nothing(raw, tmp_path):
     place = tmp_path / "kept"
     before = curated(raw, tmp_path, base())

@@ -204,6 +204,7 @@ def test_a_manifest_of_others_is_not_read_as_ours(tmp_path, manifest, folder):
             list(documents_at(Input(raw)))
 
 
+@pytest.mark.broad
 def test_two_processes_give_the_bytes_of_one(tmp_path, raw):
     one, _ = run(tmp_path, raw, "quality", name="one")
     two, _ = run(tmp_path, raw, "quality", name="two", engine=Daft("native", workers=2))

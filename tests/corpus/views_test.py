@@ -30,6 +30,7 @@ def curated(tmp_path_factory):
     return root / "out"
 
 
+@pytest.mark.broad
 def test_every_document_kept_or_dropped_has_a_history_that_says_so(curated):
     for document in list(read_documents(curated / "documents"))[:20]:
         found = history(curated, document.id)

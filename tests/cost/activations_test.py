@@ -68,6 +68,7 @@ def predicted(plan: Plan, stage: int) -> float:
     return float(total + (head_bytes(case) + logits_bytes(case) if last else 0))
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("number", range(SAMPLED))
 def test_predicted_bytes_are_those_counted_on_both_ends_of_a_small_model(number: int) -> None:
     plan = random.Random(0).sample(swept(8), SAMPLED)[number]
@@ -87,6 +88,7 @@ def in_pairs(*factors: Sequence[Any]) -> list[Any]:
     return [pytest.param(*values, marks=marks) for values, marks in zip(product_of(*factors), slow)]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(("model", "recompute", "split"), in_pairs(MODELS, RECOMPUTES, list(SPLITS)))
 def test_predicted_bytes_are_those_counted_at_the_width_of_a_real_model(model, recompute, split) -> None:
     """MT-NLG's layers, and those of the largest Llama 3; no byte of them is allocated."""

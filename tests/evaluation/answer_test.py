@@ -140,6 +140,7 @@ def test_a_rolling_text_predicts_each_token_once():
     ]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("settings", [GREEDY, DRAWN])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_remembering_changes_no_text(family, settings):

@@ -75,6 +75,7 @@ def of_steps(out: Path) -> dict:
             if "loss" in m}  # fmt: skip
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_asking_changes_no_loss_and_the_answers_are_those_of_the_checkpoint(name, tokens, tmp_path):
     start(examined(tokens, tmp_path / "asked", **LAYOUTS[name]))

@@ -262,6 +262,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_training_goes_on_from_a_model_of_transformers_in_any_layout(
     tokens: Path, tmp_path: Path, name: str

@@ -83,11 +83,13 @@ def graphs_of(plan: Plan) -> tuple[int, bool]:
     return counters["stats"]["unique_graphs"], bool(counters["graph_break"])
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("plan", ALONE)
 def test_one_process_compiles_one_whole_block_for_all_layers_and_the_loss(plan: Plan) -> None:
     assert graphs_of(plan) == (2, False)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("plan", PACKED)
 def test_what_packed_documents_attend_to_is_no_part_of_a_graph(plan: Plan) -> None:
     """Where they start changes with every micro-batch, and a graph would be made anew for each."""
@@ -95,11 +97,13 @@ def test_what_packed_documents_attend_to_is_no_part_of_a_graph(plan: Plan) -> No
     assert 3 <= graphs < MANY_LAYERS, "around attention, of all layers; the loss"
 
 
+@pytest.mark.broad
 def test_layers_with_a_window_and_without_are_two_graphs_however_many_there_are() -> None:
     model = {**LLAMA, "window": 3, "window_from": 1, "full_every": 3, "layers": 2 * MANY_LAYERS}
     assert graphs_of(small(model=model, compiled=True, recompute={"mode": "attention"})) == (3, False)
 
 
+@pytest.mark.broad
 def test_communication_stays_outside_of_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.utils import counters
 

@@ -264,6 +264,7 @@ def test_every_road_of_bf16_is_in_fp32_where_bf16_is_slow_and_none_elsewhere(
         assert float((found.double() - other.double()).norm() / other.double().norm()) < 2**-7, name
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 @pytest.mark.parametrize("sight", [ALL_BEFORE, Sight((), None, 9)])
 def test_a_compiled_block_holds_it_whole(sight: Sight, dtype: torch.dtype) -> None:

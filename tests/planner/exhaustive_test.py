@@ -106,6 +106,7 @@ def lean(plan: Plan, limit: float) -> Plan | None:
     return next((choice for choice in choices if fits(choice)), None)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("share", [1.0, 0.3, 0.1])
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_search_finds_and_orders_what_is_found_one_by_one(name, share):

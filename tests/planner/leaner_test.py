@@ -47,6 +47,7 @@ def test_what_a_plan_computes_again_is_the_least_with_which_it_fits(tight):
     assert_least(tight.enumerated.candidates, tight.ranking.priced.memory_limit)
 
 
+@pytest.mark.broad
 def test_it_is_the_least_at_every_limit_also_for_plans_that_fit_only_with_some_layers_recomputed():
     legal = tall_search(8000, SPACE.model_copy(update={"zero": (1,)})).enumerated.candidates
     layers = legal.take(np.flatnonzero(legal.grid["recompute"] == LAYER))

@@ -94,6 +94,7 @@ def test_a_plan_whose_ranks_have_an_order_of_their_own_is_told_no_batch():
     assert interleaving_misses(ordered, SELENE, estimate(ordered, SELENE).seconds) == []
 
 
+@pytest.mark.broad
 def test_where_memory_is_what_another_number_of_layers_mends_memory_is_named():
     model = MT_NLG_PLAN.model.model_copy(
         update={"layers": 80, "hidden": 5120, "heads": 40, "sequence": 4096, "vocabulary": 50257}

@@ -143,6 +143,7 @@ def test_the_file_gives_back_the_machine_and_says_when_it_was_measured(tmp_path)
     assert "measured on" in again.sources["constants"]
 
 
+@pytest.mark.broad
 def test_the_file_of_a_machine_that_was_held_up_can_be_read(tmp_path):
     """No constants explain it, and what is written must be a machine all the same."""
     told = synthetic()[1]
@@ -155,6 +156,7 @@ def test_the_file_of_a_machine_that_was_held_up_can_be_read(tmp_path):
     assert constants["eager_traffic"] == pytest.approx(believed("eager_traffic")[1], rel=0.01)
 
 
+@pytest.mark.broad
 def test_a_gpu_keeps_the_figures_of_its_data_sheet_and_its_links_when_it_is_alone():
     _, told = synthetic()
     alone = replace(told, device="NVIDIA H100 80GB HBM3", is_cpu=False, devices=1, exchanges=())

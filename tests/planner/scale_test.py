@@ -63,6 +63,7 @@ def test_fewer_devices_than_a_replica_and_a_shared_machine_are_refused():
         scaling(mt_nlg(), machine_named("this-machine"))
 
 
+@pytest.mark.broad
 def test_the_verb_prints_the_curves_and_writes_them(monkeypatch, capsys, tmp_path):
     out, page = tmp_path / "scale.json", tmp_path / "scale.html"
     words = ["plan", "scale", "--preset", "mt-nlg-530b", "--machine", "selene"]
@@ -81,6 +82,7 @@ def test_the_verb_prints_the_curves_and_writes_them(monkeypatch, capsys, tmp_pat
     assert json.loads(capsys.readouterr().out) == tree
 
 
+@pytest.mark.broad
 def test_endless_curves_have_as_few_points(found):
     few = scaling(mt_nlg(), SELENE.with_nodes(10**9), largest=10**10)
     assert all(len(points) <= 17 for points in few.curves.values())

@@ -22,6 +22,7 @@ from trivium.probe.timing import FEWEST, median_seconds
 CPU = torch.device("cpu")
 
 
+@pytest.mark.broad
 def test_every_operation_is_timed_at_every_shape():
     found = products(CPU, 0.0)
     assert {(p.m, p.n, p.k) for p in found if p.dtype == "fp32"} == set(SHAPES)

@@ -47,6 +47,7 @@ SETTINGS = [GREEDY, DRAWN, DRAWN.model_copy(update={"top_k": 5}),
             DRAWN.model_copy(update={"repetition_penalty": 1.5, "top_p": 1.0})]  # fmt: skip
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_remembering_side_by_side_changes_no_token(family, settings):

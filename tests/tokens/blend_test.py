@@ -29,6 +29,7 @@ def largest_deficit(shares, samples):
     return chosen
 
 
+@pytest.mark.broad
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=6))
 def test_the_blend_is_the_largest_deficit_rule_and_repeats_exactly(shares):

@@ -71,6 +71,7 @@ def test_any_text_has_gpt2s_ids(gpt2):
     check()
 
 
+@pytest.mark.broad
 def test_every_character_is_of_the_same_kind_to_both():
     """Letters, numbers, blanks and others part words: each character of Unicode, between two of each kind."""
     characters = [

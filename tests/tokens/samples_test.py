@@ -115,6 +115,7 @@ def test_a_source_has_as_many_windows_as_have_all_their_targets(directory):
         assert dataset.num_samples == sum(max(1, (n - 1) // sequence) for n in lengths)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("sequence", [1, 7, 16, 23, 60])
 def test_the_tails_are_what_no_sample_of_a_whole_pass_reads(directory, sequence):
     dataset = TokenDataset.open(directory, "train", sequence=sequence, seed=5)

@@ -118,6 +118,7 @@ def on_one_host(folder: Path, tokens: Path) -> dict[int, float]:
     return losses(folder / "one" / "metrics.jsonl")
 
 
+@pytest.mark.broad
 def test_two_hosts_train_as_one_and_go_on_when_a_dead_host_is_back(hosts, tmp_path) -> None:
     tokens = write_tokens(tmp_path)
     script = job_script(tmp_path, tokens)

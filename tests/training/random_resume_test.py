@@ -112,6 +112,7 @@ def check(seed: int, tokens: Path, folder: Path) -> None:
     assert batches[0] == batches[1]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("seed", range(IN_BUDGET))
 def test_a_training_goes_on_under_random_layouts(seed: int, tokens: Path, tmp_path: Path) -> None:
     check(seed, tokens, tmp_path)

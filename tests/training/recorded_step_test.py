@@ -104,6 +104,7 @@ def test_replicas_reduce_what_they_replayed(over: dict[str, Any], recordings: ty
     on_ranks(ranks, _ranks_are_trained_alike, {**over, "data": ranks}, recordings)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     "over",
     [

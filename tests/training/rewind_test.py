@@ -78,6 +78,7 @@ def test_a_rewind_to_before_the_state_that_a_run_began_with_is_refused_and_nothi
     assert kept(out)[-1] == 12 and len(read_record(out).entries) == 1
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("layout", [{}, {"data": 2}], ids=str)
 def test_a_rewind_past_damaged_checkpoints_goes_back_further_or_is_refused_and_nothing_goes(
     tokens: Path, tmp_path: Path, layout: dict[str, int]

@@ -64,6 +64,7 @@ def test_after_an_error_nothing_is_left_open_for_the_collector(light, workers, m
     assert all(inspect.getgeneratorstate(each) == inspect.GEN_CLOSED for each in opened)
 
 
+@pytest.mark.broad
 def test_the_corpus_does_not_depend_on_the_engine_or_on_the_number_of_workers(tmp_path):
     raw = tmp_path / "raw"
     raw.mkdir()

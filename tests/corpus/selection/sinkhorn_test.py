@@ -35,6 +35,7 @@ def exact(costs, a, b):
     return found.fun, found.eqlin.marginals[:n], found.x.reshape(n, m)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(("n", "m"), [(6, 9), (30, 20), (110, 90)])
 def test_potentials_and_distance_are_those_of_the_linear_program(n, m):
     costs, a, b = problem(n, m)
