@@ -87,7 +87,8 @@ def interleaved_sums(p: int, m: int, chunks: int, rank: int, weights: NDArray[np
     gone, back = (
         np.concatenate([begin, np.cumsum(each[chunk], axis=0)]) for each in (weights, weights[::-1])
     )
-    return gone[forwards] - back[backwards]
+    found: NDArray[np.int64] = gone[forwards] - back[backwards]
+    return found
 
 
 def _interleaved(p: int, m: int, chunks: int, rank: int) -> Sets:
