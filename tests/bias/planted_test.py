@@ -158,6 +158,7 @@ def test_association_ranks_the_doses_and_finds_nothing_where_nothing_was_planted
     assert [f["male_share"] for f in found] == sorted(f["male_share"] for f in found)
 
 
+@pytest.mark.broad
 def test_adjectives_rank_the_doses_and_find_nothing_where_nothing_was_planted(written):
     found = [adjectives(CONFIG, texts, seed=1)["gender"]["female"] for texts in written]
     holds([f["divergence"] for f in found], [f["permutation_p"] for f in found])

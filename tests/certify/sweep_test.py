@@ -1,5 +1,6 @@
 """A plan whose ranks fail costs its own certificate and nobody else's."""
 
+import pytest
 import torch
 
 from trivium.certify import sweep
@@ -18,6 +19,7 @@ def _certified(plans: list[Plan]) -> list[Certificate]:
     return certify(plans, timeout_seconds=60)
 
 
+@pytest.mark.broad
 def test_ranks_that_break_fail_one_certificate_and_the_others_are_still_made(monkeypatch) -> None:
     bad = PLANS[1]
     right = Trainer.train_step

@@ -79,6 +79,7 @@ def test_kills_meet_exports_before_and_after_their_end(tmp_path: Path, monkeypat
     assert found["passed"] and set(found["exports"]) == {"none", "whole"}, found
 
 
+@pytest.mark.broad
 def test_an_export_that_is_there_before_it_is_whole_is_found(tmp_path: Path, monkeypatch) -> None:
 
     def early(source, folder, *, tokenizer):
@@ -267,6 +268,7 @@ def test_a_training_that_begins_anew_proves_no_resume(tmp_path: Path, monkeypatc
     assert loss.endswith("it was not resumed from a checkpoint")
 
 
+@pytest.mark.broad
 def test_a_full_disk_stops_no_training(tmp_path: Path) -> None:
     found = disk_full.fill_often(tmp_path, fillings=2)
     assert found["passed"] and found["went_on"] == 2, found["losses"]

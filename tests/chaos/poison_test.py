@@ -30,6 +30,7 @@ def test_a_watch_that_accepts_everything_is_found(tmp_path: Path, monkeypatch) -
     assert not found["passed"] and found["undetected"] == 1
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("wrong", ["row", "document", "layer"])
 def test_a_search_that_names_another_culprit_is_found(tmp_path: Path, monkeypatch, wrong: str) -> None:
     right = culprit.find_culprit

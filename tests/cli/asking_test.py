@@ -276,6 +276,7 @@ def test_of_two_servers_that_begin_at_one_port_the_second_is_told_before_a_model
     assert not served
 
 
+@pytest.mark.broad
 def test_a_server_that_is_asked_to_end_removes_what_it_brought_in(root, tmp_path):
     """SIGTERM is how services are ended; each would leave a copy of its model."""
     pytest.importorskip("uvicorn")

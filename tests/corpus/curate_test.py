@@ -244,6 +244,7 @@ def test_an_equal_text_names_the_document_that_is_left_also_where_that_one_survi
     }
 
 
+@pytest.mark.broad
 def test_what_a_harvest_took_is_not_refused_as_too_long_when_it_is_read_again(tmp_path):
     """Neither for the limit of a document, which the harvest raised, nor as a bomb, for it is packed well."""
     longest = HarvestConfig().read.longest_bytes

@@ -40,6 +40,7 @@ def test_a_file_of_members_within_members_is_given_up_as_a_bomb(made):
     assert "in vain" in found[-1].detail
 
 
+@pytest.mark.broad
 def test_records_within_a_record_of_a_wrong_length_are_each_read_once():
     inner = (HEAD % 0 + b"\r\n\r\n") * 400_000
     made = HEAD % (len(inner) - 100) + inner

@@ -79,6 +79,7 @@ def test_masking_what_is_masked_changes_nothing(text):
     assert (once == text) == (not found)
 
 
+@pytest.mark.broad
 @settings(max_examples=400, deadline=None)
 @given(
     st.lists(

@@ -87,6 +87,7 @@ def test_a_slip_in_the_blend_costs_nothing_that_was_done(raw, tmp_path, monkeypa
     assert result["blend"]["networkx"]["weight"] == 1.0
 
 
+@pytest.mark.broad
 def test_a_curation_killed_after_every_single_piece_ends_with_the_same_bytes(
     raw, whole, tmp_path, monkeypatch
 ):
@@ -176,6 +177,7 @@ class Cycle:
         time.sleep(1e-4)
 
 
+@pytest.mark.broad
 def test_threads_read_arrays_while_the_collector_interrupts_them(tmp_path):
     """Python 3.11 reads their headers with a count that its threads share: SystemError, in a few of such runs."""
     write_array(tmp_path / "one.npy", np.arange(10))

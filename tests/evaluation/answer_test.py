@@ -190,6 +190,7 @@ def checkpoint(tmp_path):
 LAYOUTS = [{"tensor": 2}, {"pipeline": 2}, {"data": 2}, {"tensor": 2, "pipeline": 2}]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_answers_and_texts_are_the_same_in_every_layout(checkpoint, layout):
     words = checkpoint.parent.parent / "tokenizer.json"

@@ -79,7 +79,9 @@ def count(place: Place, plans: list[Plan]) -> None:
         mesh.disconnect()
 
 
-@pytest.mark.parametrize("ranks", sorted(PLANS))
+@pytest.mark.parametrize(
+    "ranks", [n if n < 4 else pytest.param(n, marks=pytest.mark.broad) for n in sorted(PLANS)]
+)
 def test_predicted_traffic_equals_counted_traffic(ranks: int) -> None:
     usual = small().batch.sequences  # where a plan has them, four micro-batches do
     on_ranks(ranks, count, [brief(p) if p.batch.sequences == usual else p for p in PLANS[ranks]])

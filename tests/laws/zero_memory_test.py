@@ -58,6 +58,7 @@ def check(place: Place, plans: list[Plan], bytes_per_parameter: list[tuple[int, 
         mesh.disconnect()
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     "replicas", [{"data": 2}, {"data": 4}, {"data": 2, "context": 2}, {"data": 4, "shards": 2}]
 )

@@ -261,6 +261,7 @@ def come_late(place: Place, port: int, late: dict[int, float], told: str) -> Non
         assert not told
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("last", [0, 3])
 def test_a_rank_may_come_later_than_a_collective_may_take(last: int) -> None:
     run_ranks(come_late, 4, free_port(), {last: 4.0}, "", timeout_seconds=60)

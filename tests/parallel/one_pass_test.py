@@ -77,6 +77,7 @@ def test_a_training_is_that_of_the_passes_one_by_one(
     torch.testing.assert_close(*masters, rtol=1e-2 * tolerance, atol=tolerance * LR)
 
 
+@pytest.mark.broad
 @needs_compiler
 def test_compiled_it_is_one_function_for_as_many_slices_of_any_lengths() -> None:
     """Also of lengths that were equal when it was compiled."""

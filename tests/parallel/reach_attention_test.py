@@ -73,6 +73,7 @@ def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return request.param
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_values_and_gradients_are_the_formulas(shape: tuple[int, ...], dtype: torch.dtype, road: str) -> None:

@@ -27,6 +27,7 @@ def test_each_shard_is_in_one_group_in_order(at_once: int) -> None:
     assert all(sum(group[:-1]) < max(1, at_once) for group in sizes)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("clip", [0.0, 0.01, 1e9])
 @pytest.mark.parametrize("weights", ["fp64", "bf16"])
 def test_the_update_is_the_same_however_many_buckets_at_once(

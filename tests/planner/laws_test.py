@@ -49,6 +49,7 @@ def product(choices):
     return Grid(dict(zip(choices, rows, strict=True)))
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", MODELS)
 def test_a_row_keeps_the_laws_exactly_when_its_plan_has_no_problem(name):
     subject = Subject(MODELS[name], 12, Precision())

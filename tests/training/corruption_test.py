@@ -69,6 +69,7 @@ def stay_equal(place: Place, given: Plan) -> None:
     assert any(held for group, held in replicated(trainer) if group.size > 1)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_replicas_are_equal_bit_for_bit(layout) -> None:
     given = of(layout, "bf16")

@@ -102,6 +102,7 @@ def test_a_rank_that_hangs_is_found_and_named_with_its_stack(tokens, tmp_path, m
     assert "the others wait for it" in failure["cause"] and "in loiter" in failure["cause"]
 
 
+@pytest.mark.broad
 def test_a_rank_is_not_hanging_while_its_slow_disk_gives_block_after_block(
     tokens, tmp_path, monkeypatch
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_rank_is_not_hanging_while_its_slow_disk_gives_block_after_block(
     assert of_kind(tmp_path, "resumed") and not of_kind(tmp_path, "rank failed")
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("messages", ["memory", "network"])
 def test_a_rank_may_take_longer_in_its_first_step_than_others_wait_for_it_later(
     tokens, tmp_path, monkeypatch, messages: str
@@ -136,6 +138,7 @@ def test_a_rank_may_take_longer_in_its_first_step_than_others_wait_for_it_later(
     assert not of_kind(tmp_path, "rank failed") and last_step(tmp_path / METRICS) == 4
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("messages", ["memory", "network"])
 @pytest.mark.parametrize("layout", [{"pipeline": 2}, {"data": 2}])
 def test_after_the_first_step_none_waits_longer_than_the_timeout(

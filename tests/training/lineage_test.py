@@ -110,6 +110,7 @@ def test_another_token_target_number_or_row_changes_the_digest_and_the_split_ove
         assert str(changed) != str(right)
 
 
+@pytest.mark.broad
 def test_every_token_of_every_step_is_traced_to_the_document_that_saw_it_and_back(
     record: Record, run: Path
 ) -> None:

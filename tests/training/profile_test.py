@@ -67,6 +67,7 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_traced_losses_are_the_same_to_the_bit_and_a_rank_s_trace_is_its_row_of_the_table(
     tokens: Path, tmp_path: Path, layout: dict[str, Any]

@@ -73,6 +73,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
 RAMP = {"sequences": 8, "micro": 2, "ramp": {"start": 4, "increment": 4, "samples": 12}}
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     "over",
     [
@@ -89,6 +90,7 @@ def test_replayed_steps_are_those_that_are_not(over: dict[str, Any], recordings:
     _is_trained_alike(Mesh.single(), over, recordings)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     "over",
     [

@@ -154,6 +154,7 @@ def test_every_line_of_the_metrics_counts_what_was_seen_up_to_its_end(tokens: Pa
     assert seen > 0
 
 
+@pytest.mark.broad
 def test_the_next_100_batches_of_a_resumed_run_are_those_of_the_unbroken_one(
     tokens: Path, tmp_path: Path, monkeypatch
 ) -> None:
@@ -174,6 +175,7 @@ def test_a_training_by_a_table_of_its_own_has_another_layout_too() -> None:
     assert not given.check() and not other.check() and other.layout != given.layout
 
 
+@pytest.mark.broad
 def test_another_layout_goes_on_with_the_same_losses_in_fp64(
     tokens: Path, tmp_path: Path, monkeypatch
 ) -> None:

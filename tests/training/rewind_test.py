@@ -35,6 +35,7 @@ def damage(out: Path, step: int) -> None:
     file.write_bytes(data)
 
 
+@pytest.mark.broad
 def test_a_rewind_that_reaches_past_the_last_checkpoints_has_one_to_go_back_to(
     tokens: Path, tmp_path: Path, capfd
 ) -> None:
@@ -47,6 +48,7 @@ def test_a_rewind_that_reaches_past_the_last_checkpoints_has_one_to_go_back_to(
     assert lineage.round_trip(read_record(out))["agrees"]
 
 
+@pytest.mark.broad
 def test_where_the_checkpoints_that_a_rewind_needs_were_deleted_it_is_refused_and_nothing_goes(
     tokens: Path, tmp_path: Path
 ) -> None:

@@ -34,6 +34,7 @@ def slow_down(monkeypatch, phase: str) -> None:
     monkeypatch.setattr(loop._Loop, "__init__", with_delay)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(("phase", "layout"), [("reading", {"data": 2}), ("stages", {"tensor": 2})])
 def test_a_slow_rank_is_told_by_rank_and_phase(tmp_path: Path, monkeypatch, capfd, phase, layout) -> None:
     slow_down(monkeypatch, phase)

@@ -236,6 +236,7 @@ def test_a_rewind_may_take_as_long_as_a_start(tokens: Path, tmp_path: Path, monk
     assert found.count(("begin", "starting")) == 2
 
 
+@pytest.mark.broad
 def test_rewind_leaves_out_the_samples_for_good_and_a_killed_run_keeps_to_it(
     tokens: Path, tmp_path: Path, monkeypatch
 ) -> None:

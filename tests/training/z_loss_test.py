@@ -65,6 +65,7 @@ def test_tokens_that_do_not_count_are_not_in_it() -> None:
     assert here.train_step(0, batch(here), 1e-3).z_loss == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.broad
 def test_it_keeps_the_logarithms_of_sums_small() -> None:
     with_one, without = trainer(1.0), trainer(0.0)
     for step in range(30):
