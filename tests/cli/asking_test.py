@@ -15,6 +15,7 @@ import yaml
 from evaluation.benchmark_test import HANS
 from evaluation.models import TEXTS, plan_of, write_checkpoint
 from trivium.checkpoint.load import Checkpoint
+from trivium.cli.answers import answered
 from trivium.cli.main import command_line
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.serve import _listener
@@ -22,6 +23,7 @@ from trivium.config import to_tree
 from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
 from trivium.interchange.export import export_hf
 from trivium.parallel import launch
+from trivium.plan.layout import Layout
 from trivium.provenance import STAMP, describe, publishing, write_json
 from trivium.serving.config import ServeConfig
 from trivium.tokens.tokenizer import train_tokenizer
@@ -288,6 +290,42 @@ def test_a_server_that_is_asked_to_end_removes_what_it_brought_in(root, tmp_path
         server.terminate()
         assert server.wait(60) in (128 + signal.SIGTERM, -signal.SIGTERM)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_verb_that_is_asked_to_end_removes_what_it_brought_in(root, tmp_path, ranks):
+    """As a server does: schedulers end jobs so. Ranks go with it, though each may wait for another."""
+    sets = ("--set", f"generation.layout.data={ranks}", "--set", "generation.sampling.max_tokens=4")
+    words = [sys.executable, "-m", "trivium", "generate", str(root / "hf"), "--interactive", *sets]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as asked:
+        asked.stdin.write("Item 7\n")
+        asked.stdin.flush()
+        assert asked.stdout.readline()
+        assert list(tmp_path.glob("trivium-hf-*"))
+        asked.terminate()
+        assert asked.wait(60) == 128 + signal.SIGTERM
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_forked_rank_dies_of_the_signal_itself(run, capsys):
+    """In a collective it would never come to Python's own handler."""
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+
+    def work(scorer):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return {}
+
+    try:
+        with pytest.raises(launch.RankFailed, match="killed by SIGTERM"):
+            place = run / "training" / "checkpoints" / "step-00000008"
+            answered(work, place, run / "tokens" / "tokenizer.json", Layout(data=2))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not heard
 
 
 def test_a_folder_of_hugging_face_is_served_under_its_own_name(root, served, capsys):

@@ -12,12 +12,14 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from trivium import __version__
+from trivium.cli.ended import ended_in_order
 from trivium.cli.failure import leave_exit_code, told
 from trivium.training.preemption import BY_SCHEDULERS, held_back
 from trivium.units import plain
 
 INTERRUPTED = 130
 GO_ON = ("demo", "corpus", "tokenize", "train", "prove")  # after an interruption; other verbs begin anew
+ASKING = ("evaluate", "incontext", "bias", "generate", "serve")  # a model, which may be brought in for it
 MOST_FILES = 1 << 18  # open at once: 65,536 sources of a blend, each with two files in two splits
 
 
@@ -108,8 +110,9 @@ def main() -> None:
     # A training that is asked to end before it listens would be killed; importing alone takes it a second or two.
     listens = words[:1] == ["train"] and "--dry-run" not in words
     waiting = held_back(BY_SCHEDULERS) if listens else nullcontext()
+    ending = ended_in_order() if words[:1] and words[0] in ASKING else nullcontext()
     try:
-        with waiting:
+        with waiting, ending:
             command_line()(words, prog_name="trivium")
     except (KeyboardInterrupt, SystemExit) as ended:
         if isinstance(ended, SystemExit) and ended.code != INTERRUPTED:

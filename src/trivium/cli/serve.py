@@ -1,12 +1,9 @@
 """`trivium serve`: a checkpoint answers over HTTP."""
 
 import math
-import signal
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -54,7 +51,6 @@ def serve(
 
     keys = read_keys(Path(config.keys)) if config.keys else None
     with (
-        _ended_in_order(),
         _listener(config) as place,  # first: a port that is taken is told before a model is read
         opened(target or out, None if target else run.tokenizer) as found,
     ):
@@ -65,20 +61,6 @@ def serve(
         server = uvicorn.Server(uvicorn.Config(application, **uvicorn_options(config)))
         with suppress(KeyboardInterrupt):  # the way to end it
             server.run(sockets=[place])
-
-
-@contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Inside, SIGTERM, which ends services, raises SystemExit: a folder that was brought in is removed first."""
-
-    def end(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def uvicorn_options(config: ServeConfig) -> dict[str, Any]:
