@@ -10,6 +10,7 @@ from trivium.checkpoint.compare import tensor_differences
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.reshard import parts_of, reshard
 from trivium.checkpoint.save import Fragment, save
+from trivium.errors import ConfigError
 from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box
 
@@ -60,7 +61,15 @@ def test_what_is_not_finite_is_counted_and_the_rest_is_measured(tmp_path: Path, 
     assert found.what.startswith("not finite in one or both: 2 values; the rest differs by at most 0.5,")
 
 
-@pytest.mark.parametrize("files", [1, 2, 3, 5])
+@pytest.mark.parametrize("files", [0, 21, 100_000_000])
+def test_more_files_than_can_hold_something_are_refused(tmp_path: Path, files: int) -> None:
+    source = written(tmp_path / "a", torch.zeros(SHAPE, dtype=torch.float64))
+    with pytest.raises(ConfigError, match=rf"--files \({files}\) must be 1 to 20 for .*step-00000001"):
+        reshard(source, tmp_path / "b", files=files)
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("files", [1, 2, 3, 5, 7, 60])
 def test_files_are_of_equal_size_and_pieces_no_larger_than_may_be_in_memory(
     tmp_path: Path, files: int
 ) -> None:
@@ -74,4 +83,4 @@ def test_files_are_of_equal_size_and_pieces_no_larger_than_may_be_in_memory(
     for tensor in found.manifest["tensors"].values():
         for piece in tensor["pieces"]:
             held[piece["file"]] += Box(tuple(piece["start"]), tuple(piece["shape"])).elements
-    assert len(held) == files and max(held.values()) - min(held.values()) <= 4, "but for one piece"
+    assert len(held) == files and max(held.values()) - min(held.values()) <= 1, "but for one element"

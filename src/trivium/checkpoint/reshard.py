@@ -4,8 +4,10 @@ Any layout reads any checkpoint as it is. Other files are wanted to move it, or 
 """
 
 import shutil
-from collections.abc import Callable, Sequence
-from math import prod
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+from itertools import pairwise
+from math import ceil, prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +23,8 @@ from trivium.plan.parameters import Box
 
 ANOTHER = "choose another --to"
 PIECE_BYTES = 64 << 20  # the most of a tensor that is in memory at once
+MOST_FILES = 1 << 16
+_WIDEST = max(dtype.itemsize for dtype in TORCH_DTYPES.values())
 
 
 class Part(NamedTuple):
@@ -40,12 +44,13 @@ class Part(NamedTuple):
 def reshard(source: Checkpoint, root: Path, *, files: int) -> Path:
     """Write `source` into `root` as `files` files of equal size; returns the published directory.
 
-    Raises ConfigError when `files` is not positive or `root` holds that step already, CheckpointError when it
-    cannot be written.
+    Raises ConfigError for fewer files than one or more than it can fill, and when `root` holds that step already,
+    CheckpointError when it cannot be written.
     """
     final = root / step_name(source.step)
-    if files < 1:
-        raise ConfigError(f"--files ({files}) must be at least 1")
+    most = min(MOST_FILES, max(1, _bytes(source) // _WIDEST))  # something for each
+    if not 1 <= files <= most:
+        raise ConfigError(f"--files ({files}) must be 1 to {most} for {source.directory}")
     if final.exists():
         raise ConfigError(f"{final} exists already; choose another --to, or remove it first")
     about = {k: v for k, v in source.manifest.items() if k not in STRUCTURE}
@@ -88,12 +93,13 @@ def _write(folder: Path, number: int, share: Sequence[Part]) -> dict[str, Any]:
     return {"file": file, **written._asdict(), "pieces": pieces}
 
 
-def parts_of(source: Checkpoint, name: str) -> list[Part]:
-    """A tensor as parts of at most PIECE_BYTES, in order."""
+def parts_of(source: Checkpoint, name: str, borders: Iterable[int] = ()) -> list[Part]:
+    """A tensor as parts of at most PIECE_BYTES, in order, none of them across a border: an element of it flattened."""
     tensor = source.manifest["tensors"][name]
     shape, dtype = tuple(tensor["shape"]), TORCH_DTYPES[tensor["dtype"]]
     size, step = prod(shape), max(1, PIECE_BYTES // dtype.itemsize)
-    boxes = [b.box for at in range(0, size, step) for b in boxes_of_range(at, min(at + step, size), shape)]
+    ends = sorted({*range(step, size, step), *borders, size})
+    boxes = [b.box for at, end in pairwise((0, *ends)) for b in boxes_of_range(at, end, shape)]
     return [
         Part(name, shape, box, dtype, lambda box=box: source.read(name, box, dtype))  # type: ignore[misc]
         for box in boxes
@@ -101,12 +107,27 @@ def parts_of(source: Checkpoint, name: str) -> list[Part]:
 
 
 def _shares(source: Checkpoint, files: int) -> list[list[Part]]:
-    """The parts of all tensors, cut so that every file gets as many bytes."""
-    total = sum(part.bytes for name in source.names for part in parts_of(source, name))
+    """The parts of all tensors, cut so that every file gets as many bytes, but for one element."""
+    total, done = _bytes(source), 0
     shares: list[list[Part]] = [[] for _ in range(files)]
-    limit, done = -(-total // files), 0
     for name in source.names:
-        for part in parts_of(source, name):
-            shares[min(files - 1, done // limit)].append(part)
+        for part in parts_of(source, name, _borders(source, name, done, Fraction(total, files))):
+            shares[done * files // total].append(part)
             done += part.bytes
-    return [share for share in shares if share] or shares[:1]
+    return shares
+
+
+def _borders(source: Checkpoint, name: str, begin: int, share: Fraction) -> list[int]:
+    """The elements of a tensor, which begins at this byte of all, that are the first of another share of bytes."""
+    item = TORCH_DTYPES[source.manifest["tensors"][name]["dtype"]].itemsize
+    first, behind = begin // share + 1, ceil((begin + _bytes_of(source, name)) / share)
+    return [ceil((number * share - begin) / item) for number in range(first, behind)]
+
+
+def _bytes(source: Checkpoint) -> int:
+    return sum(_bytes_of(source, name) for name in source.names)
+
+
+def _bytes_of(source: Checkpoint, name: str) -> int:
+    tensor = source.manifest["tensors"][name]
+    return prod(tensor["shape"]) * TORCH_DTYPES[tensor["dtype"]].itemsize
