@@ -53,6 +53,11 @@ def test_the_mark_that_editors_begin_a_file_with_is_no_part_of_a_prompt(tmp_path
         ("a.jsonl", "\n \n", "holds no prompt"),
         ("a.jsonl", '{"prompt": "x"}\n{"prompt": 3}', "line 2"),
         ("a.jsonl", "[", "line 1"),
+        (
+            "a.jsonl",
+            '{"prompt": "x"}\n{"prompt": "y", "temprature": 0}',
+            "line 2: .*'temprature' would be passed over",
+        ),
         ("a.yaml", "- x", "holds a list"),
         ("a.yaml", "prompts: [x]\nseed: 1", "seed: there is no such key"),
         ("a.yaml", "a: [", "not YAML"),

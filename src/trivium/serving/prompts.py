@@ -71,12 +71,18 @@ def _of_yaml(text: str, where: str) -> PromptFile:
 
 def _of_json(path: Path, number: int, line: str) -> str:
     try:
-        prompt = json.loads(line)["prompt"]
-    except (ValueError, TypeError, KeyError):
-        prompt = None
-    if not isinstance(prompt, str):
+        tree = json.loads(line)
+    except (ValueError, RecursionError):
+        tree = None
+    if not isinstance(tree, dict) or not isinstance(tree.get("prompt"), str):
         raise DataError(f'--file {path}, line {number}: {line[:60]!r} is not {{"prompt": text}}')
-    return prompt
+    others = [name for name in tree if name != "prompt"]
+    if others:
+        raise DataError(
+            f"--file {path}, line {number}: a line holds a prompt, and {others[0][:60]!r} would be passed over; leave "
+            "it out, and say how texts are drawn with --set generation.sampling, or in a .yaml file"
+        )
+    return str(tree["prompt"])
 
 
 def _shipped() -> Any:
