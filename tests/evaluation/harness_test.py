@@ -97,11 +97,18 @@ def test_a_penalty_on_repetition_changes_greedy_texts_as_it_changes_the_harnesss
         ({"typo": None}, "known: do_sample"),
         ({"repetition_penalty": 0}, "a number above 0"),
         ({"repetition_penalty": "two"}, "a number above 0"),
+        ({"top_p": 0}, "above 0 and up to 1"),
+        ({"top_p": 1.5}, "above 0 and up to 1"),
+        ({"top_k": -3}, "a whole number from 0"),
+        ({"top_k": 2.5}, "a whole number from 0"),
+        ({"top_k": float("inf")}, "a whole number from 0"),
+        ({"temperature": -1}, "a number from 0"),
+        ({"temperature": 0, "do_sample": True}, "do_sample=True draws at a temperature above 0"),
     ],
     ids=str,
 )
 def test_a_setting_of_generation_that_would_not_be_heeded_is_refused(scorer, setting, remedy):
-    (name, value), wanted = *setting.items(), {"until": [], "max_gen_toks": 4}
+    (name, value), wanted = next(iter(setting.items())), {"until": [], "max_gen_toks": 4}
     with pytest.raises(ConfigError, match=f"gen_kwargs {name}={value!r}.*{remedy}"):
         scorer.generate_until(asked("generate_until", [("a", wanted | setting)]))
 

@@ -8,7 +8,7 @@ with N ranks: each its share, or as parts of one model with `tensor=` and `pipel
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,24 @@ IDLE: Mapping[str, tuple[Any, ...]] = {
     "no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1,),
     "use_cache": (True, False),  # keys and values read or made anew are the same
+}
+LAWS: Mapping[str, tuple[Callable[[float], bool], str]] = {
+    "temperature": (
+        lambda value: 0 <= value < math.inf,
+        "scores are divided by it, so it is a number from 0; 0 takes the likeliest token",
+    ),
+    "top_k": (
+        lambda value: 0 <= value < math.inf and value == int(value),
+        "so many of the likeliest tokens may be drawn, a whole number from 0; 0 allows all",
+    ),
+    "top_p": (
+        lambda value: 0 < value <= 1,
+        "the likeliest tokens that hold so much probability may be drawn, a number above 0 and up to 1; 1 allows all",
+    ),
+    "repetition_penalty": (
+        lambda value: 0 < value < math.inf,
+        "scores are divided by it, so it is a number above 0; 1 changes nothing",
+    ),
 }
 Pair = tuple[tuple[str, str], list[int], list[int]]
 
@@ -144,11 +162,11 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                     "lower it in --gen_kwargs"
                 )
             choice = Choice(
-                float(settings.get("temperature") or 0.0) if settings.get("do_sample") else 0.0,
-                int(settings.get("top_k") or 0),
-                float(settings.get("top_p") or 1.0),
+                _temperature(settings),
+                int(_number(settings, "top_k", 0)),
+                _number(settings, "top_p", 1.0),
                 seed_for(self._seed, "generate_until", number),
-                _penalty(settings.get("repetition_penalty")),
+                _number(settings, "repetition_penalty", 1.0),
             )
             prompt = words.prompt_ids([context])[0][-room:]
             stops.append([s for s in stop if s])
@@ -178,15 +196,25 @@ def _refuse_unheeded(settings: Mapping[str, Any]) -> None:
             )
 
 
-def _penalty(value: Any) -> float:
-    """The repetition penalty of a request; 1 where it names none."""
-    if value is None:
-        return 1.0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+def _temperature(settings: Mapping[str, Any]) -> float:
+    """The temperature of a request; 0 where it asks for the likeliest tokens."""
+    value = _number(settings, "temperature", 0.0)
+    if settings.get("do_sample") and not value:
         raise ConfigError(
-            f"gen_kwargs repetition_penalty={value!r}: scores are divided by it, so it is a number above 0; 1 changes "
-            "nothing"
+            f"gen_kwargs temperature={settings.get('temperature')!r}: do_sample={settings['do_sample']!r} draws at a "
+            "temperature above 0; give one, or leave do_sample out"
         )
+    return value if settings.get("do_sample") else 0.0
+
+
+def _number(settings: Mapping[str, Any], name: str, default: float) -> float:
+    """A setting of a request as a number in its bounds; the default where it names none."""
+    value = settings.get(name)
+    if value is None:
+        return default
+    holds, law = LAWS[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
+        raise ConfigError(f"gen_kwargs {name}={value!r}: {law}")
     return float(value)
 
 
