@@ -232,3 +232,13 @@ def test_weights_that_are_none_and_pairs_named_twice_are_refused(tmp_path: Path,
             adopt_pairs(Pairs((pair,), weights, fraction=0.2), tmp_path, words)
     with pytest.raises(ConfigError, match="is named 2 times"):
         adopt_pairs(Pairs((pair,), validation=(tmp_path / "." / "web",)), tmp_path, words)
+
+
+def test_a_pair_that_validates_and_is_a_copy_of_one_that_trains_is_refused(
+    tmp_path: Path, words: Tokenizer
+) -> None:
+    """Under whatever name: what it would tell of is trained text."""
+    train, other = (megatron_pair(tmp_path / name, texts(n, 9)) for n, name in enumerate(("web", "books")))
+    copy = megatron_pair(tmp_path / "held", texts(0, 9))
+    with pytest.raises(DataError, match=r"--validation .*held: its \.bin is that of .*web, which trains"):
+        adopted(tmp_path, words, other, train, validation=(copy,))

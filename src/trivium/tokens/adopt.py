@@ -63,7 +63,7 @@ def adopt_pairs(pairs: Pairs, out: Path, tokenizer: Tokenizer, progress: Progres
     """Make the existing directory `out` a token directory of these pairs; returns the manifest.
 
     Each pair is read once, for its hash and its ids. DataError when one is damaged, empty, or has an id or an end of
-    a document that is not the tokenizer's, or nothing validates. ConfigError for weights that are none, and for a
+    a document that is not the tokenizer's, a copy of one that trains is to validate, or nothing validates. ConfigError for weights that are none, and for a
     pair that is named twice.
     """
     sources = source_names((*pairs.train, *pairs.validation))
@@ -84,6 +84,7 @@ def adopt_pairs(pairs: Pairs, out: Path, tokenizer: Tokenizer, progress: Progres
     counts = {split: np.zeros(tokenizer.vocabulary, np.int64) for split in SPLITS}
     ids = _Ids(tokenizer, pairs.ended, counts, [])
     files = _linked(found.values(), out, ids, progress)
+    _refuse_copies(found.values(), files)
     begun = 2 * sum(ids.begun) > sum(len(one.shard) for one in found.values())
     written = tokenizer if begun else tokenizer.without_opening()
     files |= {path.name: file_sha256(path) for path in written.save(out / TOKENIZER)}
@@ -198,6 +199,19 @@ def _linked(pairs: Iterable[Adopted], out: Path, ids: _Ids, progress: Progress) 
         done += len(one.shard.tokens)
     progress(total, total, "")
     return files
+
+
+def _refuse_copies(pairs: Iterable[Adopted], files: Mapping[str, str]) -> None:
+    """DataError where a pair that only validates has the ids of one that trains, under whatever name."""
+    every = list(pairs)
+    trained = {files[f"{one.stem}.bin"]: one for one in every if one.cut}
+    for one in every:
+        other = trained.get(files[f"{one.stem}.bin"])
+        if other is not None and not one.cut:
+            raise DataError(
+                f"--validation {one.shard.prefix}: its .bin is that of {other.shard.prefix}, which trains, so its loss "
+                "would be one of trained text; name another pair, or leave --validation out"
+            )
 
 
 def _totals(entries: Iterable[Mapping[str, Any]], split: str) -> dict[str, int]:
