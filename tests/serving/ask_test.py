@@ -1,11 +1,16 @@
 """What is wrong with a request is told of the kind that its value is most like."""
 
+import json
+
 import pytest
 
 from evaluation.models import TOKENIZER
 from trivium.errors import DataError
+from trivium.serving import ask
 from trivium.serving.ask import Refused, parse, prompts_of
 from trivium.serving.config import ServeConfig
+
+NEAREST = ask._nearest
 
 
 @pytest.mark.parametrize(
@@ -25,6 +30,25 @@ def test_a_wrong_value_is_told_of_the_kind_it_is_most_like(body, message):
     with pytest.raises(Refused) as found:
         parse(body)
     assert found.value.message == message
+
+
+@pytest.mark.parametrize(
+    ("tree", "message", "errors"),
+    [
+        ({"prompt": ["a"] * 8 + [[1]] * 9}, "prompt: 17 is more than 16, which this server allows", 0),
+        ({"prompt": [1] * 9 + ["a"] * 9}, "prompt: input should be a valid integer", 4),
+        ({"prompt": "a", **dict.fromkeys(map(str, range(9)), 1)}, "0: extra inputs are not permitted", 0),
+        ({"prompt": "a", "stop": [""] * 9}, "stop: string should have at least 1 character", 2),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_of_many_errors_few_are_looked_for(tree, message, errors, monkeypatch):
+    """A megabyte of them would take a server's whole process for seconds: one for each kind of value is enough."""
+    seen = []
+    monkeypatch.setattr(ask, "_nearest", lambda found: seen.append(len(found)) or NEAREST(found))
+    with pytest.raises(Refused) as found:
+        parse(json.dumps(tree).encode())
+    assert found.value.message == message and sum(seen) == errors
 
 
 def test_half_a_character_in_a_prompt_is_told_to_those_who_have_no_corpus():

@@ -460,6 +460,28 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_breaks_nothing(client):
     assert said[0]["status"] == 499
 
 
+def test_others_are_answered_while_a_large_request_is_tokenized(monkeypatch):
+    """A megabyte takes a second or two; nobody else would be heard, and no stream told."""
+    from trivium.serving import app
+
+    begun, may_end, read = threading.Event(), threading.Event(), app.prompts_of
+    held = lambda *words: begun.set() or may_end.wait(20) and read(*words)  # noqa: E731
+    monkeypatch.setattr(app, "prompts_of", held)
+    with listening(LIMITS, Writer(SCORER)) as (url, _):
+        asked = []
+        one = threading.Thread(
+            target=lambda: asked.append(
+                requests.post(f"{url}/v1/completions", json=ASK, timeout=20).status_code
+            )
+        )
+        one.start()
+        assert begun.wait(20)
+        assert requests.get(f"{url}/health", timeout=10).status_code == 200 and not asked
+        may_end.set()
+        one.join()
+    assert asked == [200]
+
+
 def test_a_deadline_that_passes_while_prompts_are_read_ends_a_stream_in_order(monkeypatch):
     from trivium.serving import worker
 

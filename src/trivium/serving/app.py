@@ -129,10 +129,8 @@ async def _complete(server: Server, request: Request) -> Response:
         raise Refused(408, "the deadline passed before the whole body came; send it at once") from None
     except ClientDisconnect:  # nobody hears it, but an error would be printed where the server runs
         raise Refused(499, LEFT) from None
-    asked = parse(body)
-    if asked.model is not None:
-        _refuse_other_model(asked.model, server.name)
-    prompts = prompts_of(asked, server.writer.tokenizer, server.limits, server.writer.scorer.sequence)
+    # A megabyte of text is a second of the tokenizer, in which others are heard and told.
+    asked, prompts = await asyncio.to_thread(_understood, server, body)
     answering = _begin(server, asked, prompts)
     if asked.stream:
         return StreamingResponse(_stream(server, answering), media_type="text/event-stream")
@@ -141,6 +139,13 @@ async def _complete(server: Server, request: Request) -> Response:
         envelope(answering.number, server.name, answering.created, _choices(server, answering))
         | {"usage": _usage(answering)}
     )
+
+
+def _understood(server: Server, body: bytes) -> tuple[Completion, list[list[int]]]:
+    asked = parse(body, server.limits)
+    if asked.model is not None:
+        _refuse_other_model(asked.model, server.name)
+    return asked, prompts_of(asked, server.writer.tokenizer, server.limits, server.writer.scorer.sequence)
 
 
 def _begin(server: Server, asked: Completion, prompts: list[list[int]]) -> _Answering:
@@ -315,4 +320,6 @@ def _refusal(refused: Refused) -> JSONResponse:
     tree = {"error": {"message": refused.message, "type": kind, "param": refused.field}}
     headers = {"retry-after": "1"} if refused.status == 429 else None
     # What a client sent may be repeated here: half characters and the like must not break the answer.
-    return JSONResponse(json.loads(json.dumps(tree).encode("ascii", "replace")), refused.status, headers)
+    return JSONResponse(
+        json.loads(json.dumps(tree, ensure_ascii=False).encode("utf-8", "replace")), refused.status, headers
+    )

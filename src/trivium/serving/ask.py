@@ -11,7 +11,10 @@ from trivium.errors import DataError
 from trivium.serving.config import Drawing, ServeConfig
 from trivium.tokens.tokenizer import Tokenizer
 
-Ids = list[Annotated[int, Field(ge=0)]]
+Ids = Annotated[
+    list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)
+]  # a list of a megabyte has many errors to tell
+Stop = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16, fail_fast=True)]
 
 
 class Refused(Exception):
@@ -35,7 +38,9 @@ class Completion(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
-    prompt: str | Ids | list[str] | list[Ids]
+    prompt: (
+        str | Ids | Annotated[list[str], Field(fail_fast=True)] | Annotated[list[Ids], Field(fail_fast=True)]
+    )
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=0)] = 16
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
@@ -43,7 +48,7 @@ class Completion(BaseModel):
     top_k: Annotated[int, Field(ge=0, le=1 << 31)] = 0
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
     n: Annotated[int, Field(ge=1)] = 1
-    stop: str | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)] | None = None
+    stop: str | Stop | None = None
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     logprobs: Annotated[int, Field(ge=0)] | None = None
     echo: bool = False
@@ -90,15 +95,24 @@ class Completion(BaseModel):
         )
 
 
-def parse(body: bytes) -> Completion:
-    """A request's body, null being a field's default; Refused, with 400, names the first field that is wrong."""
+def parse(body: bytes, limits: ServeConfig = ServeConfig()) -> Completion:
+    """A request's body, null being a field's default; Refused, with 400, names the first field that is wrong.
+
+    A body of a megabyte may hold a hundred thousand fields, prompts or errors: no time is spent on each.
+    """
     try:
         tree = json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise Refused(400, f"the body is not JSON: {str(error)[:200]}") from None
     if not isinstance(tree, dict):
         raise Refused(400, f"the body is a JSON {type(tree).__name__}, not an object")
-    given = {k: v for k, v in tree.items() if v is not None or k not in Completion.model_fields}
+    unknown = next((name for name in tree if name not in Completion.model_fields), None)
+    if unknown is not None:
+        raise Refused(400, f"{unknown[:60]}: extra inputs are not permitted", unknown[:60])
+    prompts = tree.get("prompt")
+    if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
+        _refuse_more("prompt", len(prompts), limits.texts)
+    given = {k: v for k, v in tree.items() if v is not None}
     try:
         return Completion.model_validate(given)
     except ValidationError as error:
@@ -122,8 +136,7 @@ def prompts_of(
         ("n", asked.n, limits.texts),
         ("prompt", len(prompts) * asked.n, limits.texts),
     ):
-        if found > most:
-            raise Refused(400, f"{field}: {found} is more than {most}, which this server allows", field)
+        _refuse_more(field, found, most)
     for ids in prompts:
         if max(ids) >= tokenizer.vocabulary:
             raise Refused(400, f"prompt: {max(ids)} is no token; there are {tokenizer.vocabulary}", "prompt")
@@ -135,6 +148,11 @@ def prompts_of(
                 "prompt",
             )
     return prompts
+
+
+def _refuse_more(field: str, found: int, most: int) -> None:
+    if found > most:
+        raise Refused(400, f"{field}: {found} is more than {most}, which this server allows", field)
 
 
 def _encoded(prompt: str | Sequence[Any], tokenizer: Tokenizer) -> list[list[int]]:

@@ -63,8 +63,8 @@ def adopt_pairs(pairs: Pairs, out: Path, tokenizer: Tokenizer, progress: Progres
     """Make the existing directory `out` a token directory of these pairs; returns the manifest.
 
     Each pair is read once, for its hash and its ids. DataError when one is damaged, empty, or has an id or an end of
-    a document that is not the tokenizer's, a copy of one that trains is to validate, or nothing validates. ConfigError for weights that are none, and for a
-    pair that is named twice.
+    a document that is not the tokenizer's, when nothing validates, or a copy of what trains. ConfigError for weights
+    that are none, and for a pair that is named twice.
     """
     sources = source_names((*pairs.train, *pairs.validation))
     stems = file_stems(sources)
