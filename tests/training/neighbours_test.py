@@ -19,6 +19,7 @@ from trivium.chaos.scene import job, plan, write_tokens
 from trivium.checkpoint.format import published
 from trivium.errors import DataError, Preempted
 from trivium.parallel.launch import Place, RankFailed, connected, start_ranks
+from trivium.parallel.meeting import wait_until_open
 from trivium.training import job as work
 from trivium.training.config import Supervision
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
@@ -232,6 +233,28 @@ def test_a_rank_that_is_killed_is_named_by_the_ranks_of_its_host(
     assert (failed["rank"], failed["host"]) == (2, socket.gethostname())
     assert failed["cause"].startswith(where)
     assert "closed by peer" not in capfd.readouterr().err
+
+
+def wait_for_others(place: Place, port: int, given: TrainingJob) -> None:
+    """As the first of two ranks, the other of which never comes."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    work.start(given)
+
+
+def test_a_rank_that_waits_for_others_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    """A scheduler whose grace is shorter than `stall_seconds` would kill it, and call that a failure."""
+    given = job(write_tokens(tmp_path), tmp_path / "run", plan({"data": 2}))
+    port = free_port()
+    ranks = start_ranks(wait_for_others, 1, port, given)
+    try:
+        wait_until_open("127.0.0.1", port, 60.0, lambda: False)
+        os.kill(ranks.pids[0], signal.SIGTERM)
+        ranks.processes[0].join(20)
+        assert ranks.processes[0].exitcode == Preempted.exit_code
+    finally:
+        ranks.end()
+    assert [each["step"] for each in events(tmp_path / "run", "preempted")] == [0]
 
 
 def rank_of(pid: int) -> int:

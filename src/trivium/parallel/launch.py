@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from trivium.errors import NOT_WORTH_REPEATING, ConfigError, Preempted, TriviumError
 from trivium.parallel.devices import Taken, identity, lacking, wrong_in
-from trivium.parallel.meeting import meet_at
+from trivium.parallel.meeting import meet_at, nobody_asks, wait_until_open
 from trivium.parallel.route import route_to
 from trivium.units import counted
 
@@ -142,12 +142,14 @@ def connected(
     timeout_seconds: float = COLLECTIVE_TIMEOUT_SECONDS,
     meeting_seconds: float = MEETING_SECONDS,
     device: torch.device | None = None,
+    asked: Callable[[], bool] = nobody_asks,
 ) -> Iterator[None]:
     """Inside, the process group of all ranks exists; a lone process needs none. device: of this rank's tensors, by
     default its place's; the ranks talk over what suits it.
 
     timeout_seconds: of each collective. meeting_seconds: that ranks which torchrun or a scheduler started may take to
-    be there, one after the other; TriviumError names those that are not, and hosts that lack accelerators.
+    be there, one after the other; TriviumError names those that are not, and hosts that lack accelerators. asked:
+    whether this rank is to end; while they wait for one another, all then do, with Unmet.
     """
     _keep_freed_memory()
     is_given = device is not None
@@ -157,7 +159,7 @@ def connected(
     meets: dict[str, Any] = {"init_method": place.rendezvous}
     if place.by_others and place.world_size > 1:
         says = "" if is_given else Taken(socket.gethostname(), identity(device, place.rank)).words
-        meets = {"store": _met(place, meeting_seconds, says)}
+        meets = {"store": _met(place, meeting_seconds, says, asked)}
     elif not is_given and wants_accelerators():
         wrong = lacking(socket.gethostname(), torch.cuda.device_count(), place.local_ranks)
         if wrong is not None:
@@ -180,13 +182,15 @@ def connected(
     dist.destroy_process_group()
 
 
-def _met(place: Place, seconds: float, says: str) -> Any:
+def _met(place: Place, seconds: float, says: str, asked: Callable[[], bool]) -> Any:
     """The store of ranks that others started, once all of them have come to it and said what they compute on.
 
     Each attempt of theirs has its own part of it: an earlier one's addresses lead nowhere.
     """
     host, port, attempt = meeting_point()
     opens = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    if not opens:
+        wait_until_open(host, port, seconds, asked)
     limit = datetime.timedelta(seconds=seconds)
     whole = dist.TCPStore(  # type: ignore[attr-defined]  # exported, as documented; not in its stubs
         host, port, is_master=opens, timeout=limit, wait_for_workers=False, multi_tenant=True
@@ -196,7 +200,8 @@ def _met(place: Place, seconds: float, says: str) -> Any:
     if route is not None:
         store.set(_REACHES_THE_FIRST, route.address)
     find_wrong = partial(wrong_in, wanted=wants_accelerators())
-    meet_at(store, "here", place.rank, place.world_size, seconds, says=says, find_wrong=find_wrong)
+    here = place.rank, place.world_size, seconds
+    meet_at(store, "here", *here, says=says, find_wrong=find_wrong, asked=asked)
     if route is None and place.hosts > 1 and store.check([_REACHES_THE_FIRST]):
         route = route_to(store.get(_REACHES_THE_FIRST).decode(), port)  # from the first host to another
     if route is not None:

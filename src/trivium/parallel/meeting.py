@@ -5,18 +5,53 @@ of processes read their libraries from one file system, some are there minutes b
 """
 
 import datetime
+import socket
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
-from trivium.errors import TriviumError, error_of
+from trivium.errors import Preempted, TriviumError, error_of
 from trivium.units import listed
 
 _TELLING_SECONDS = 5.0  # that ranks wait longer than the first one, which then says who is missing
+_LOOKING_SECONDS = 0.1  # between two looks; torch's own waiting hears no signals, and warns of each that ends
+_KNOCKING_SECONDS = 2.0  # that a host may take to answer or refuse
+_ALL_WELL = "0"
+_ASKED = "asked to end before all ranks had met: nothing was done, and nothing is lost"
+
+
+class Unmet(Preempted):
+    """The job was asked to end while its ranks still waited for one another."""
 
 
 def _nothing_wrong(said: Sequence[str]) -> TriviumError | None:
     """The default finding."""
     return None
+
+
+def nobody_asks() -> bool:
+    """The default of who asks a rank to end."""
+    return False
+
+
+def wait_until_open(host: str, port: int, seconds: float, asked: Callable[[], bool]) -> None:
+    """Return when somebody listens there. Unmet when this rank is asked to end before; TriviumError after so long."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=_KNOCKING_SECONDS).close()
+            return
+        except OSError as error:
+            why = error
+        if asked():
+            raise Unmet(_ASKED)
+        if time.monotonic() > deadline:
+            raise TriviumError(
+                f"nobody answers at {host}:{port}, where rank 0 opens the store at which all ranks meet, within "
+                f"{seconds:g} s ({why}); see what its host says"
+            )
+        time.sleep(_LOOKING_SECONDS)
 
 
 def meet_at(
@@ -28,32 +63,44 @@ def meet_at(
     *,
     says: str = "",
     find_wrong: Callable[[Sequence[str]], TriviumError | None] = _nothing_wrong,
+    asked: Callable[[], bool] = nobody_asks,
 ) -> None:
     """Return when all ranks are at a store; TriviumError names those that did not come within so many seconds.
 
     name: of this meeting, for the store's keys. says: what this rank tells the first one. find_wrong: asked there, of
-    what all ranks said in their order; the error it returns is raised on every rank.
+    what all ranks said in their order; the error it returns is raised on every rank. asked: whether this rank is to
+    end; while not all are there, one that is ends all that are, with Unmet.
     """
     keys = [f"{name}/{each}" for each in range(world_size)]
-    store.set(keys[rank], says)
+    deadline = time.monotonic() + seconds + (_TELLING_SECONDS if rank else 0.0)
+
+    def word() -> str:
+        """What this rank has to tell all, if anything: an exit code, and why."""
+        if asked():
+            return f"{Unmet.exit_code} {_ASKED}"
+        if rank == 0 and store.check(keys):
+            wrong = find_wrong([said.decode() for said in store.multi_get(keys)])
+            return f"{wrong.exit_code} {wrong}" if wrong else _ALL_WELL
+        if time.monotonic() > deadline:
+            absent = [place for place, key in enumerate(keys) if not store.check([key])] if rank == 0 else [0]
+            return f"{TriviumError.exit_code} {_missing(listed(absent), world_size, seconds)}"
+        return ""
+
     try:
-        if rank == 0:
-            absent = _absent(store, keys, seconds)
-            if absent:
-                wrong: TriviumError | None = _missing(listed(absent), world_size, seconds)
+        store.set(keys[rank], says)
+        while not store.check([name]):
+            if found := word():
+                store.compare_set(name, "", found)  # the first word is what all obey
             else:
-                wrong = find_wrong([said.decode() for said in store.multi_get(keys)])
-            store.set(name, f"{wrong.exit_code} {wrong}" if wrong else "")
-        else:
-            store.wait([name], datetime.timedelta(seconds=seconds + _TELLING_SECONDS))
+                time.sleep(_LOOKING_SECONDS)
         told = store.get(name).decode()
-        if told:
+        if told != _ALL_WELL:
             _stay_until_told(store, keys, rank)
     except RuntimeError:
-        raise _missing("0", world_size, seconds) from None
-    if told:
+        raise Unmet(_ASKED) if asked() else _missing("0", world_size, seconds) from None
+    if told != _ALL_WELL:
         code, _, text = told.partition(" ")
-        raise error_of(int(code), text)
+        raise Unmet(text) if int(code) == Unmet.exit_code else error_of(int(code), text)
 
 
 def _missing(ranks: str, world_size: int, seconds: float) -> TriviumError:
@@ -62,18 +109,10 @@ def _missing(ranks: str, world_size: int, seconds: float) -> TriviumError:
     )
 
 
-def _absent(store: Any, keys: Sequence[str], seconds: float) -> list[int]:
-    """The places of those keys that nobody has set in time."""
-    try:
-        store.wait(list(keys), datetime.timedelta(seconds=seconds))
-        return []
-    except RuntimeError:
-        return [place for place, key in enumerate(keys) if not store.check([key])]
-
-
 def _stay_until_told(store: Any, keys: Sequence[str], rank: int) -> None:
     """The first rank, in whose process the store may be, ends only when those that are here know who is not."""
     store.set(f"{keys[rank]}/told", "")
     if rank == 0:
-        here = [key for key in keys if store.check([key])]
-        _absent(store, [f"{key}/told" for key in here], _TELLING_SECONDS)
+        here = [f"{key}/told" for key in keys if store.check([key])]
+        with suppress(RuntimeError):
+            store.wait(here, datetime.timedelta(seconds=_TELLING_SECONDS))

@@ -34,7 +34,7 @@ def _text(event: Tree) -> str | None:
             layout = event.get("layout")
             return f"went on from the checkpoint, {layout_text(layout if isinstance(layout, dict) else {})}"
         case "preempted":
-            return "asked to end; saved"
+            return "asked to end as it started" if event.get("in") == "starting" else "asked to end; saved"
         case "save failed":
             return f"a save failed: {cause}"
         case "spike":

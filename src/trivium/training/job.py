@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -14,10 +15,11 @@ from trivium.checkpoint.lease import Holder, holding
 from trivium.checkpoint.save import recover
 from trivium.errors import ConfigError, Preempted, TriviumError, error_of
 from trivium.parallel.launch import Place, RankFailed, Ranks, end_with_launcher, torchrun_place
+from trivium.parallel.meeting import Unmet
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
-from trivium.training.metrics import warn
+from trivium.training.metrics import EVENTS, METRICS, append, last_step, warn
 from trivium.training.neighbours import Failure, keeping_watch
 from trivium.training.preemption import ignore_signals, listening
 from trivium.training.pulse import Post
@@ -90,8 +92,16 @@ def _train_among_others(place: Place, job: TrainingJob) -> None:
     with keeping_watch(place, post.pulse, job.training.supervision, tell) as cause_of:
         try:
             train_rank(place, job, post)
-        except Preempted:
+        except Preempted as ended:
             ignore_signals()
+            if (
+                isinstance(ended, Unmet) and place.rank == 0
+            ):  # job files look for it where torchrun ends with 1
+                at = last_step(job.out / METRICS)
+                append(
+                    job.out / EVENTS,
+                    {"event": "preempted", "step": at, "in": "starting", "time": time.time()},
+                )
             raise
         except Exception as error:
             ignore_signals()

@@ -37,6 +37,10 @@ class Requests:
         self.again = 0
         self.since = 0.0  # time.monotonic() of the first
 
+    def came(self) -> bool:
+        """Whether there was one."""
+        return bool(self.asked)
+
     @property
     def by_user(self) -> bool:
         """Whether it was Ctrl-C, of somebody who waits for the end."""

@@ -87,7 +87,7 @@ def train_rank(place: Place, job: TrainingJob, post: Post | None = None) -> None
     wait = seconds_to_wait(watch, "starting", is_first=True)
     with (
         listening(exit_at_once) as requests,
-        connected(place, timeout_seconds=wait, meeting_seconds=watch.stall_seconds),
+        connected(place, timeout_seconds=wait, meeting_seconds=watch.stall_seconds, asked=requests.came),
     ):
         mesh = Mesh.connect(job.plan.layout, place.rank, place.world_size, place.device, wait, job.plan.ends)
         _Loop(job, mesh, Duty(requests, post or Post()), place.hosts).run()
