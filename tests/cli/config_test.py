@@ -10,6 +10,9 @@ from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.config import leaves, to_tree
 from trivium.errors import ConfigError
 from trivium.provenance import write_json
+from trivium.tokens.config import TokensConfig
+
+LOOKED_AT = ("tokens.vocabulary", "tokens.tokenizer")
 
 
 @pytest.fixture
@@ -129,3 +132,17 @@ def test_settings_of_a_corpus_that_is_made_are_refused_by_what_reads_it(
     assert ended.value.code == 2 and f"--set {path}: `trivium " in told
     assert told.rstrip().endswith(f"give it to the verb that makes it, `trivium corpus {section}`")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("verb", ["train", "launch --print slurm"])
+@pytest.mark.parametrize("field", [f"tokens.{name}" for name in TokensConfig.model_fields])
+def test_settings_of_tokens_that_are_made_are_refused_but_what_a_model_s_rows_are_compared_with(
+    verb: str, field: str, tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    value = "demo" if field == "tokens.tokenizer" else "2048"
+    words = ["trivium", *verb.split(), "--out", str(tmp_path / "run"), "--set", f"{field}={value}"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit):
+        entry.main()
+    told = f"--set {field}: `trivium train` takes the tokens as they are"
+    assert (told in capsys.readouterr().err) == (field not in LOOKED_AT)

@@ -11,11 +11,13 @@ from trivium.cli import prove
 from trivium.cli.main import command_line
 from trivium.cli.options import given_for, open_run
 from trivium.cli.train import TRAIN
-from trivium.config import to_tree
-from trivium.errors import CheckpointError, ConfigError
+from trivium.config import differences, to_tree
+from trivium.errors import CheckpointError, ConfigError, TriviumError
 from trivium.provenance import STAMP, describe, write_json
+from trivium.training import prove as proving
+from trivium.training.metrics import METRICS
 from trivium.training.prove import prove_resume
-from trivium.training.run import CHECKPOINTS
+from trivium.training.run import CHECKPOINTS, TrainingJob
 
 
 @pytest.fixture
@@ -56,6 +58,33 @@ def test_the_same_training_is_done_again_under_any_layout(
 ) -> None:
     assert proved(trained, monkeypatch)
     assert proved(trained, monkeypatch, "plan.layout.tensor=1", "training.supervision.hang_seconds=7")
+
+
+@pytest.mark.parametrize("name", prove.CHOSEN)
+def test_what_a_proof_chooses_itself_is_no_setting_of_it(
+    name: str, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = "training.evaluation={every: 5, tasks: hans}" if name == "evaluation" else f"training.{name}=4"
+    with pytest.raises(ConfigError, match=rf"training\.{name}\S*.*: `trivium prove` chooses this itself"):
+        proved(trained, monkeypatch, setting)
+
+
+def test_a_proof_changes_nothing_else_of_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Except the tasks, which are asked where there is an examiner."""
+    given = job(tmp_path, tmp_path / "resume", plan({}), steps=10, checkpoint_every=2, keep_every=4)
+    reference = tmp_path / "reference"
+    (reference / CHECKPOINTS / step_name(4)).mkdir(parents=True)
+    (reference / METRICS).touch()
+    started: list[TrainingJob] = []
+    monkeypatch.setattr(proving, "start", lambda job, **_: started.append(job))
+    with pytest.raises(TriviumError, match="before rank"):
+        prove_resume(given, reference=reference)
+    changed = [
+        line.split(":")[0] for line in differences(to_tree(given.training), to_tree(started[0].training))
+    ]
+    assert {*changed, "evaluation"} == set(prove.CHOSEN) and given.examiner is None
 
 
 @pytest.mark.parametrize(("saved", "steps"), [((8, 9, 10), 10), ((10,), 10)])

@@ -14,10 +14,12 @@ from trivium.config import leaves, parse_assignments
 from trivium.errors import ConfigError, DataError
 from trivium.interchange.settings import is_model_folder
 from trivium.provenance import read_stamp
+from trivium.tokens.config import TokensConfig
 
 DEFAULT_PRESET = "demo"
 DEFAULT_OUT = Path("runs/demo")
 STANDARD_OUTPUT = Path("-")
+ROWS_FOLLOW = ("vocabulary", "tokenizer")  # of tokens: what a model's rows are compared with
 
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="The run directory.")]
 SameAsOut = Annotated[Path | None, typer.Argument(metavar="RUN", help="The same as --out RUN.")]
@@ -95,7 +97,7 @@ def refuse_unused(verb: str, sets: list[str] | None, *uses: str) -> None:
     """ConfigError for a setting of a section that the verb does not use, besides the seed: who gives it takes the
     answers for those of a model that was trained with it."""
     takes = ", ".join(f"{name}.…" for name in uses)
-    _refuse_of(
+    refuse_fields(
         [name for name in RunConfig.model_fields if name not in (*uses, "seed")],
         sets,
         f"`trivium {verb}` reads what is trained already, and takes no setting but {takes} and seed; leave it out, or "
@@ -108,13 +110,25 @@ def refuse_done(verb: str, sets: list[str] | None, *done: str) -> None:
     made without it."""
     law = f"`trivium {verb}` takes the corpus as it is; give it to the verb that makes it, `trivium corpus"
     for section in done:
-        _refuse_of([section], sets, f"{law} {section}`")
+        refuse_fields([section], sets, f"{law} {section}`")
 
 
-def _refuse_of(sections: Sequence[str], sets: list[str] | None, law: str) -> None:
-    given = {name: value for name, value in parse_assignments(sets or ()).items() if name in sections}
-    if given:
-        raise ConfigError(f"--set {', '.join(path for path, _ in leaves(given))}: {law}")
+def refuse_done_for_training(sets: list[str] | None) -> None:
+    """ConfigError for a setting whose work a training finds done: of its corpus, or of its tokens."""
+    refuse_done("train", sets, "harvest", "curate")
+    refuse_fields(
+        [f"tokens.{name}" for name in TokensConfig.model_fields if name not in ROWS_FOLLOW],
+        sets,
+        "`trivium train` takes the tokens as they are; give it to the verb that makes them, `trivium tokenize`",
+    )
+
+
+def refuse_fields(places: Sequence[str], sets: list[str] | None, law: str) -> None:
+    """ConfigError for a setting of one of the places, which are sections, or fields of one."""
+    given = [path for path, _ in leaves(parse_assignments(sets or ()))]
+    refused = [path for path in given if any(f"{path}.".startswith(f"{place}.") for place in places)]
+    if refused:
+        raise ConfigError(f"--set {', '.join(refused)}: {law}")
 
 
 def open_run(out: Path, given: Given, *, corpus: Path | str | None = None, tokens: Path | None = None) -> Run:

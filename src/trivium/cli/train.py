@@ -21,7 +21,7 @@ from trivium.cli.options import (
     Tokens,
     given_for,
     open_run,
-    refuse_done,
+    refuse_done_for_training,
 )
 from trivium.cli.price import dry_run_lines
 from trivium.cli.run_config import Given, resolve
@@ -66,7 +66,7 @@ def train(
     dry_run: DryRun = False,
 ) -> None:
     """Train from the tokens; an interrupted run goes on from its last checkpoint, in any layout."""
-    refuse_done("train", sets, "harvest", "curate")
+    refuse_done_for_training(sets)
     given = given_for(out, preset, sets, ranks)
     if dry_run:
         lines, problems = dry_run_lines(given)
