@@ -88,34 +88,10 @@ def test_a_file_in_the_way_cannot_be_written(tmp_path: Path):
     assert "is not a directory" in gather(tmp_path / "file").writable
 
 
-def group(at: Path, limit: str, used: int, idle: int) -> None:
-    at.mkdir(parents=True, exist_ok=True)
-    (at / "memory.max").write_text(f"{limit}\n")
-    (at / "memory.current").write_text(f"{used}\n")
-    (at / "memory.stat").write_text(f"anon 1\nfile {idle}\ninactive_file {idle}\nactive_file 0\n")
-
-
-@pytest.mark.parametrize("name", ["0::/", "0::/host/docker-1.scope", "9:memory:/x", ""])
-def test_a_container_full_of_files_that_were_written_has_its_memory_left(tmp_path: Path, name: str):
-    """Of which control groups count every page. A group that is named as the host names it is not there inside."""
-    group(tmp_path / "groups", str(4 << 30), 4 << 30, 3 << 30)
-    (tmp_path / "own").write_text(f"{name}\n")
-    assert machine._container_memory(tmp_path / "groups", tmp_path / "own") == 3 << 30
-
-
-def test_a_job_has_what_the_groups_around_it_leave_too(tmp_path: Path):
-    groups = tmp_path / "groups"
-    group(groups / "slurm" / "job_7", "max", 0, 0)
-    group(groups / "slurm", "1000", 400, 100)
-    (tmp_path / "own").write_text("0::/slurm/job_7\n")
-    assert machine._container_memory(groups, tmp_path / "own") == 700
-    group(groups / "slurm" / "job_7", "500", 600, 0)
-    assert machine._container_memory(groups, tmp_path / "own") == 0
-
-
 def test_a_container_is_asked_what_it_leaves(monkeypatch):
-    monkeypatch.setattr(machine, "_container_memory", lambda: 123)
-    assert machine.memory_bytes() == 123
+    monkeypatch.setattr(machine, "memory_left", lambda: 123)
+    monkeypatch.setattr(machine, "cores_allowed", lambda: 1)
+    assert machine.memory_bytes() == 123 and machine.cores() == 1
 
 
 def test_a_compiler_is_asked_for_only_where_one_is_needed(monkeypatch, tmp_path: Path):

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from trivium.cli.container import cores_allowed, memory_left
 from trivium.errors import MachineError
 from trivium.parallel.process_memory import why_siblings_cannot_read
 from trivium.units import format_bytes
@@ -32,7 +33,6 @@ for number in range(torch.cuda.device_count()):
     print(found.total_memory, found.name)
 """
 ANSWERS_WITHIN = 60.0  # seconds
-UNLIMITED = 1 << 60  # bytes: beyond any real machine
 
 Verdict = Literal["OK", "WARN", "FAIL"]
 
@@ -160,15 +160,14 @@ def check_compiler(*, wanted: bool) -> None:
 
 
 def cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Cores this process may use: those it may run on, or the share of them that a container allows if that is less."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(here, cores_allowed())
 
 
 def memory_bytes() -> int:
     """Memory available now: what the system reports, or what a container leaves if that is less."""
-    return min(_system_memory(), _container_memory())
+    return min(_system_memory(), memory_left())
 
 
 def _torch(version: str) -> Check:
@@ -221,31 +220,6 @@ def _system_memory() -> int:
     except OSError:
         pass
     return int(os.sysconf("SC_PAGE_SIZE")) * int(os.sysconf("SC_PHYS_PAGES"))
-
-
-def _container_memory(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
-    """What the control groups that hold this process still allow: its own, as Slurm makes one for a job, and those
-    around it; beyond any real machine where there are none."""
-    try:
-        lines = own.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    name = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-    mine = groups / name
-    return min(_left_in(group) for group in (mine, *mine.parents) if group.is_relative_to(groups))
-
-
-def _left_in(group: Path) -> int:
-    """Of a control group's memory. What it keeps of files that nobody reads counts as used there and can be had at once
-    (Kubernetes' working set leaves it out, too): an installation alone may fill a container with such."""
-    try:
-        limit = (group / "memory.max").read_text(encoding="ascii").strip()
-        used = int((group / "memory.current").read_text(encoding="ascii"))
-        kept = (line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
-        idle = next((int(words[1]) for words in kept if words[0] == "inactive_file"), 0)
-        return max(0, int(limit) - max(0, used - idle)) if limit != "max" else UNLIMITED
-    except (OSError, ValueError):
-        return UNLIMITED
 
 
 def _free_ports() -> int:
