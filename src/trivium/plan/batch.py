@@ -12,7 +12,7 @@ from trivium.plan.sizes import Sequences
 class Ramp(Config):
     """The batch grows from `start` by `increment` over the first `samples` sequences (MT-NLG, section 3.2)."""
 
-    start: Sequences  # sequences of the first batches
+    start: Sequences  # sequences of the first batches; as many as batch.sequences: there is no ramp
     increment: Sequences  # sequences that each rise adds
     samples: Positive  # sequences over which it rises
 
