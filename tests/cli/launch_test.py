@@ -1,6 +1,7 @@
 """Job files for Slurm, Kubernetes and torchrun: ranks fill nodes, signals save, what may go on is started again."""
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -296,7 +297,7 @@ def test_a_job_that_failed_at_its_start_is_not_taken_for_one_that_was_preempted_
 
 FAILS_WHEN_ASKED = """#!/bin/bash
 echo began >> attempts
-trap 'exit 1' TERM
+trap 'sleep 1; touch ended; exit 1' TERM
 [ -n "$LASTS" ] && while :; do sleep 0.1; done
 exit 1
 """
@@ -305,25 +306,28 @@ exit 1
 @pytest.mark.parametrize(
     "lasts", ["", "yes"], ids=["between two attempts", "in an attempt that fails upon it"]
 )
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_host_that_is_asked_to_end_begins_no_other_attempt(
-    capsys, monkeypatch, tmp_path: Path, lasts: str
+    capsys, monkeypatch, tmp_path: Path, lasts: str, number: int, code: int
 ) -> None:
+    """By a scheduler or, as a terminal's Ctrl-C, with all that the script started."""
     text = printed(capsys, monkeypatch, "torchrun", "training.restarts=50", out=str(tmp_path))
     (tmp_path / "torchrun").write_text(FAILS_WHEN_ASKED)
     (tmp_path / "torchrun").chmod(0o755)
     attempts = tmp_path / "attempts"
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LASTS": lasts}
-    job = subprocess.Popen(["bash", "-c", text], cwd=tmp_path, env=environment)
+    job = subprocess.Popen(["bash", "-c", text], cwd=tmp_path, env=environment, start_new_session=True)
     count = 1 if lasts else 3  # before the fourth it pauses for 4 s
     try:
         while not attempts.is_file() or len(attempts.read_text().split()) < count:
             time.sleep(0.05)
         time.sleep(0.5)
-        job.send_signal(signal.SIGTERM)
-        assert job.wait(timeout=60) == 75
+        (os.killpg if number == signal.SIGINT else os.kill)(job.pid, number)
+        assert job.wait(timeout=60) == code
     finally:
         job.kill()
     assert len(attempts.read_text().split()) == count
+    assert (tmp_path / "ended").is_file() == bool(lasts), "the attempt ended before the script did"
 
 
 def test_a_job_of_some_devices_of_a_node_leaves_the_others(capsys, monkeypatch) -> None:

@@ -11,9 +11,11 @@ mkdir -p "$OUT"
 export TRIVIUM_EXIT_CODE=$OUT/exit-code-{{name}}  # torchrun turns every exit code into 1; here the first says what was wrong
 {{addresses}}{{expects}}# Seconds to save in, once asked to end. torch 2.11's torchrun does not read it, and gives 30.
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={{grace}}
-asked=
+asked=  # the exit code of what is asked to end
 child=
-trap 'asked=1; [ -n "$child" ] && kill -TERM "$child"' TERM USR1  # torchrun passes it on to its ranks, and waits for them
+end() { asked=${asked:-$1}; [ -n "$child" ] && kill -TERM "$child"; }  # torchrun passes it on to its ranks, and waits
+trap 'end 75' TERM USR1
+trap 'end 130' INT  # Ctrl-C, which otherwise would end this script alone
 
 before=$(tail -n 1 "$EVENTS" 2> /dev/null)  # the last word of a former part of the run
 for attempt in $(seq 0 {{restarts}}); do
@@ -36,7 +38,7 @@ for attempt in $(seq 0 {{restarts}}); do
   last=$(tail -n 1 "$EVENTS" 2> /dev/null)
   if [ "$last" != "$before" ] && [[ $last == *'"preempted"'* ]]; then
     echo "preempted, saved; run the same again to go on"
-    exit 75
+    exit "${asked:-75}"
   fi
   if [ -s "$TRIVIUM_EXIT_CODE" ]; then
     echo "not tried again: config, machine, data or checkpoint is wrong"
@@ -49,7 +51,7 @@ for attempt in $(seq 0 {{restarts}}); do
   fi
   if [ -n "$asked" ]; then
     echo "asked to end before it saved again; run the same again to go on"
-    exit 75
+    exit "$asked"
   fi
 done
 exit "$code"
