@@ -85,6 +85,16 @@ def test_documents_apart_are_numbered_seen_and_counted_apart() -> None:
     assert order.sees[0].sum(-1).tolist() == [1, 2, 3, 1, 2, 1, 2, 3]
 
 
+def test_of_a_batch_in_which_no_target_counts_loss_and_gradient_are_zero() -> None:
+    model = GPT.model_copy(update={"documents": "apart", "end_of_text": 0, "z_loss": 0.1})
+    weights = {name: w.requires_grad_() for name, w in first_weights(model, 1).items()}
+    tokens = torch.zeros(2, model.sequence, dtype=torch.int64)
+    found = losses_of(weights, model, tokens, tokens, keep_all)
+    assert [x.item() for x in found] == [0, 0]
+    gradients = torch.autograd.grad(sum(found), list(weights.values()), allow_unused=True)
+    assert all(g is None or not g.any() for g in gradients)
+
+
 def test_dropout_keeps_the_mean_and_depends_on_sample_site_and_step() -> None:
     model = GPT.model_copy(update={"dropout": 0.25})
     ones = torch.ones(4, 50, 60)

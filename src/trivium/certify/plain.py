@@ -85,7 +85,8 @@ def seen_in(model: ModelShape, layer: int, sees: Tensor) -> Tensor:
 
 
 class Losses(NamedTuple):
-    """Means over the batch's tokens that count: cross-entropy in nats, and what training adds to it."""
+    """Means over the batch's tokens that count: cross-entropy in nats, and what training adds to it; 0 where none
+    does."""
 
     cross_entropy: Tensor
     z_loss: Tensor
@@ -111,8 +112,9 @@ def losses_of(weights: Weights, model: ModelShape, tokens: Tensor, targets: Tens
     table = weights["head.weight" if model.head == "untied" else "embedding.tokens.weight"]
     logits = _norm(weights, model, x, "head.norm") @ table.T
     logits = logits[order.counts]
-    z_loss = model.z_loss * logits.logsumexp(-1).square().mean()
-    return Losses(F.cross_entropy(logits, targets[order.counts]), z_loss)
+    count = max(1, len(logits))
+    z_loss = model.z_loss * logits.logsumexp(-1).square().sum() / count
+    return Losses(F.cross_entropy(logits, targets[order.counts], reduction="sum") / count, z_loss)
 
 
 def dropping(model: ModelShape, seed: int, step: int, samples: range) -> Drop:
