@@ -15,7 +15,10 @@ from trivium.errors import Preempted, TriviumError, error_of
 from trivium.units import listed
 
 _TELLING_SECONDS = 5.0  # that ranks wait longer than the first one, which then says who is missing
-_LOOKING_SECONDS = 0.1  # between two looks; torch's own waiting hears no signals, and warns of each that ends
+# Between two looks of few ranks: torch's own waiting hears no signals, and warns of each that ends.
+_LOOKING_SECONDS = 0.1
+_LOOKS_PER_SECOND = 1000  # of all ranks together, where they are many: one store answers them
+_MOST_LOOKING_SECONDS = 2.0
 _KNOCKING_SECONDS = 2.0  # that a host may take to answer or refuse
 _ALL_WELL = "0"
 _ASKED = "asked to end before all ranks had met: nothing was done, and nothing is lost"
@@ -73,6 +76,7 @@ def meet_at(
     """
     keys = [f"{name}/{each}" for each in range(world_size)]
     deadline = time.monotonic() + seconds + (_TELLING_SECONDS if rank else 0.0)
+    pause = min(max(_LOOKING_SECONDS, world_size / _LOOKS_PER_SECOND), _MOST_LOOKING_SECONDS)
 
     def word() -> str:
         """What this rank has to tell all, if anything: an exit code, and why."""
@@ -92,7 +96,7 @@ def meet_at(
             if found := word():
                 store.compare_set(name, "", found)  # the first word is what all obey
             else:
-                time.sleep(_LOOKING_SECONDS)
+                time.sleep(pause)
         told = store.get(name).decode()
         if told != _ALL_WELL:
             _stay_until_told(store, keys, rank)

@@ -11,9 +11,8 @@ from trivium.errors import DataError
 from trivium.serving.config import Drawing, ServeConfig
 from trivium.tokens.tokenizer import Tokenizer
 
-Ids = Annotated[
-    list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)
-]  # a list of a megabyte has many errors to tell
+# A list of a megabyte may have many errors: the first one is told.
+Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 Stop = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16, fail_fast=True)]
 
 
