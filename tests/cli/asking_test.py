@@ -292,9 +292,9 @@ def test_a_server_that_is_asked_to_end_removes_what_it_brought_in(root, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_verb_that_is_asked_to_end_removes_what_it_brought_in(root, tmp_path, ranks):
-    """As a server does: schedulers end jobs so. Ranks go with it, though each may wait for another."""
+@pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGTERM), (2, signal.SIGTERM), (1, signal.SIGHUP)])
+def test_a_verb_that_is_asked_to_end_removes_what_it_brought_in(root, tmp_path, ranks, number):
+    """As a server does: schedulers and terminals end it so. Ranks go with it, though each may wait for another."""
     sets = ("--set", f"generation.layout.data={ranks}", "--set", "generation.sampling.max_tokens=4")
     words = [sys.executable, "-m", "trivium", "generate", str(root / "hf"), "--interactive", *sets]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -305,8 +305,8 @@ def test_a_verb_that_is_asked_to_end_removes_what_it_brought_in(root, tmp_path, 
         asked.stdin.flush()
         assert asked.stdout.readline()
         assert list(tmp_path.glob("trivium-hf-*"))
-        asked.terminate()
-        assert asked.wait(60) == 128 + signal.SIGTERM
+        asked.send_signal(number)
+        assert asked.wait(60) == 128 + number
     assert not list(tmp_path.iterdir())
 
 

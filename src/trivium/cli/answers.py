@@ -1,12 +1,12 @@
 """A checkpoint answers: in this process, or over the ranks of a layout."""
 
 import json
-import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trivium.cli.ended import ended_by_signals
 from trivium.errors import ConfigError
 from trivium.plan.layout import Layout
 
@@ -39,8 +39,8 @@ def answered(work: Ask, checkpoint: Path, tokenizer: Path, layout: Layout) -> di
         return work(NativeScorer.open(checkpoint, tokenizer))
 
     def on_rank(place: Any, out: Path) -> None:
-        if not place.by_others:  # a fork clears up nothing, and in a collective it would not hear
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if not place.by_others:
+            ended_by_signals()
         with connected(place):
             mesh = Mesh.connect(layout, place.rank, place.world_size, place.device)
             found = work(NativeScorer.open(checkpoint, tokenizer, mesh=mesh))
