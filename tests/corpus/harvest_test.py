@@ -203,6 +203,20 @@ def test_a_harvested_page_keeps_the_date_it_was_fetched_on(tmp_path):
     assert all(d.metadata["url"] == f"http://a/{d.metadata['date']}" for d in found)
 
 
+def test_a_source_is_called_alike_in_pages_and_in_the_list_of_sources_whatever_its_folder_is_called(tmp_path):
+    names = ["two  blanks", "a\nline", " before", "100%41", "plain"]
+    for name in names:
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        page = b"<p>" + b"A sentence of some length stands here. " * 20
+        pages = [Page(f"http://a/{name.split()[0]}/{n}", "text/html", None, page) for n in range(2)]
+        write_warc(tmp_path / "mine" / name / "a.warc.gz", pages)
+    (tmp_path / "out").mkdir()
+    harvest(HarvestConfig(), tmp_path / "out", seed=0, corpus=tmp_path / "mine")
+    listed = {entry["source"] for entry in json.loads((tmp_path / "out" / "sources.json").read_text())}
+    found = [d for path in input_files(tmp_path / "out" / "warc") for d in read_any(path, source="?")]
+    assert listed == {d.source for d in found} == set(names)
+
+
 def test_files_that_number_their_rows_alike_lose_no_document(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / "mine" / folder).mkdir(parents=True)

@@ -35,6 +35,26 @@ def test_pages_come_back_as_they_were_written(tmp_path):
     assert list(read_warc(tmp_path / "a.warc.gz")) == PAGES
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "two  blanks",
+        " at both ends ",
+        "a\nline",
+        "a\r\nWARC-Type: metadata",
+        "a\ttab",
+        "100%41",
+        "a\xa0b\x85\u2028c",
+    ],
+    ids=ascii,
+)
+def test_any_name_of_a_source_and_a_document_comes_back(tmp_path, name):
+    """A folder may be called so; of a header, readers join lines and blanks."""
+    pages = [replace(PAGES[0], document=name, source=name), PAGES[1]]
+    write_warc(tmp_path / "a.warc.gz", pages)
+    assert list(read_warc(tmp_path / "a.warc.gz")) == pages
+
+
 def test_a_body_of_several_gzip_members_is_unpacked_whole_and_within_the_limit(tmp_path):
     members = b"".join(gzip.compress(part) for part in (b"one ", b"", b"two ", b"three")) + bytes(9)
     assert unpacked(members, "gzip", longest=13) == b"one two three"

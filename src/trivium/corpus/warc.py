@@ -3,6 +3,7 @@
 import gzip
 import io
 import re
+import urllib.parse
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from trivium.corpus.warc_frames import Frame, frames
 from trivium.seeds import seed_for
 
 _DOCUMENT, _SOURCE = "Trivium-Document", "Trivium-Source"
+_NOT_IN_HEADERS = re.compile(r"[%\x00-\x1f\x7f]|^ | $|(?<= ) ")  # readers join lines and blanks
 _TYPE = re.compile(rb"^warc-type:[ \t]*(\w+)", re.I | re.M)
 _WANTED = (b"response", b"resource", b"conversion")  # conversion: the text records of WET files
 _CODECS = {"gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate", "br": "br", "zstd": "zstd"}
@@ -97,7 +99,7 @@ def _response(page: Page) -> WarcRecord:
     record.headers["WARC-Date"] = page.date
     for header, value in ((_DOCUMENT, page.document), (_SOURCE, page.source)):
         if value:
-            record.headers[header] = value
+            record.headers[header] = _NOT_IN_HEADERS.sub(lambda found: f"%{ord(found[0]):02X}", value)
     # keyed by content, so that the same pages give the same bytes
     unique = f"{seed_for(0, page.url, zlib.crc32(page.body)):032x}"
     parts = (unique[:8], unique[8:12], unique[12:16], unique[16:20], unique[20:])
@@ -158,7 +160,7 @@ def _http_page(record: WarcRecord, limits: ReadConfig) -> Page | str:
             body = _unchunked(body)
         for name in reversed(_codings(headers.get("Content-Encoding") or "")):
             body = _unpacked(body, name, limits)
-    own = (_header(record, _DOCUMENT), _header(record, _SOURCE))
+    own = (urllib.parse.unquote(_header(record, name)) for name in (_DOCUMENT, _SOURCE))
     return Page(_address(record), kind, record.http_charset, body, _header(record, "WARC-Date"), *own)
 
 
