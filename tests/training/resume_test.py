@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -340,6 +341,19 @@ def test_another_tokenizer_or_corpus_is_refused_with_a_diff(tokens: Path, tmp_pa
     path.write_text(manifest_text({**manifest, "sha256": manifest_hash(manifest)}))
     with pytest.raises(CheckpointError, match=rf"data.{key}.*000 -> "):
         start(job(tokens, tmp_path, plan(), steps=6))
+
+
+def test_other_weights_of_the_same_shards_are_refused_with_a_diff(tokens: Path, tmp_path: Path) -> None:
+    """No hash of a file tells of them, and the samples that follow would be others: some twice, some never."""
+    start(job(tokens, tmp_path / "a", plan(), steps=3))
+    there = shutil.copytree(tokens, tmp_path / "tokens")
+    manifest = json.loads((there / "manifest.json").read_text())
+    manifest["sources"]["prose"]["weight"], manifest["sources"]["pages"]["weight"] = 0.5, 0.5
+    (there / "manifest.json").write_text(json.dumps(manifest))
+    given = str(tmp_path / "a" / CHECKPOINTS / "step-00000003")
+    for out, began in (("a", {}), ("b", {"start_from": given, "start_with": "state"})):
+        with pytest.raises(CheckpointError, match=r"data\.blend\.prose\.weight: 0\.75 -> 0\.5\n"):
+            start(job(there, tmp_path / out, plan(), steps=6, **began))
 
 
 def test_a_run_goes_on_under_no_other_recipe_than_its_own(tokens: Path, tmp_path: Path) -> None:

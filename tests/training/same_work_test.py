@@ -42,6 +42,17 @@ def test_the_lock_that_older_versions_counted_among_the_tokens_is_no_other_work(
         refuse_other_work(Path("step"), older, NOW)
 
 
+def test_other_weights_of_the_same_tokens_are_other_work_where_the_checkpoint_says_which_they_were() -> None:
+    older, other = deepcopy(NOW), deepcopy(NOW)
+    now = deepcopy(NOW)
+    now["data"]["blend"] = {"web": {"weight": 0.7, "documents": 9}}
+    other["data"]["blend"] = {"web": {"weight": 0.5, "documents": 9}}
+    refuse_other_work(Path("step"), older, now)
+    refuse_other_work(Path("step"), now, deepcopy(now))
+    with pytest.raises(CheckpointError, match=r"data.blend.web.weight: 0.7 -> 0.5\n"):
+        refuse_other_work(Path("step"), now, other)
+
+
 def test_a_field_that_this_version_does_not_know_is_another_work() -> None:
     newer = deepcopy(NOW)
     newer["plan"]["model"]["experts"] = 8

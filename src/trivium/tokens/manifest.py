@@ -51,6 +51,14 @@ def open_shards(
     return shards
 
 
+def blend_of(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What of the order of "train" no hash of a file says: each source's weight, and how many documents of it train."""
+    return {
+        source: {"weight": entry["weight"], "documents": entry.get("train", {}).get("documents", 0)}
+        for source, entry in manifest["sources"].items()
+    }
+
+
 def never_read(manifest: Mapping[str, Any], sequence: int) -> dict[str, int]:
     """Tokens of each source that no sample of "train" reads: all where its weight is 0, else less than a whole sample,
     which is left at its end.

@@ -19,7 +19,7 @@ from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 from trivium.provenance import write_json
-from trivium.tokens.manifest import read_tokens_manifest
+from trivium.tokens.manifest import blend_of, read_tokens_manifest
 from trivium.tokens.samples import TokenDataset
 from trivium.tokens.shards import TokenShard
 from trivium.training.batches import reader_of
@@ -389,7 +389,7 @@ def identity_of(job: TrainingJob) -> dict[str, Any]:
     """What makes this work this work, as a checkpoint's manifest holds it: one of anything else is refused."""
     manifest = read_tokens_manifest(job.tokens)
     data = {k: manifest[k] for k in ("tokenizer_sha256", "files") if k in manifest}
-    return {"seed": job.seed, "plan": to_tree(job.plan), "data": data}
+    return {"seed": job.seed, "plan": to_tree(job.plan), "data": data | {"blend": blend_of(manifest)}}
 
 
 def dataset_of(job: TrainingJob, split: str) -> TokenDataset:

@@ -67,7 +67,10 @@ def refuse_other_work(
     """
     found = differences({"seed": about.get("seed")}, {"seed": now.get("seed")})
     for path, kind in SECTIONS.items():
-        found += differences(_section(about, path, kind), _section(now, path, kind), f"{path}.")
+        there, here = _section(about, path, kind), _section(now, path, kind)
+        if "blend" not in there:  # older versions did not say which it was
+            here.pop("blend", None)
+        found += differences(there, here, f"{path}.")
     if found:
         raise CheckpointError(
             f"{directory} was written by other work (there -> here):\n{first_lines(found)}\n"
