@@ -54,6 +54,28 @@ def test_an_unknown_recipe_and_a_broken_one_say_what_is_wrong(tmp_path):
         load_recipe(str(tmp_path / "r.yaml"))
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"\xff\xfe", "cannot be read as UTF-8 text"),
+        (b"- 1", "holds a list; write sources and tokens_trained into it"),
+        (b"a: [", "is not YAML"),
+        (
+            b"sources: {a: {tokens: 5, wieght: 1}}\ntokens_trained: 5",
+            "sources.a.wieght: there is no such key",
+        ),
+        (b"sources: {a: {tokens: 5, weight: 0}}\ntokens_trained: 5", "the weight of every source is 0"),
+    ],
+)
+def test_a_recipe_that_is_none_is_refused_by_its_name(tmp_path, content, told):
+    path = tmp_path / "r.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as found:
+        load_recipe(str(path))
+    assert all(line.startswith(f"recipe '{path}'") for line in str(found.value).split("\n"))
+    assert told in str(found.value)
+
+
 def test_the_columns_of_a_recipe_stay_apart_however_much_is_read():
     recipe = load_recipe("mt-nlg")
     for tokens in (10**9, 270 * 10**9, 10**30):

@@ -6,12 +6,11 @@ MT-NLG's own (table 2 of the paper) is shipped as `mt-nlg`.
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
-import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from trivium.config import AboveZero, Config, read_yaml
+from trivium.config import AboveZero, Config, build, mapping_of_yaml
 from trivium.errors import ConfigError, nearest
 from trivium.tokens.blend import Blend
 from trivium.tokens.manifest import read_tokens_manifest
@@ -28,6 +27,8 @@ class SourceRow(Config):
 
 class Recipe(Config):
     """A table of sources, and the tokens it was trained for."""
+
+    remedy: ClassVar[str] = "give it in the file"
 
     sources: dict[str, SourceRow] = Field(min_length=1)
     tokens_trained: AboveZero
@@ -61,10 +62,19 @@ def load_recipe(name: str) -> Recipe:
             raise ConfigError(
                 f"recipe '{name}' is neither shipped nor a file; {nearest(name, recipe_names())}"
             )
+    where = f"recipe '{name}'"
     try:
-        return Recipe.model_validate(read_yaml(path.read_text(encoding="utf-8")))
-    except (ValidationError, yaml.YAMLError) as error:
-        raise ConfigError(f"recipe '{name}': {' '.join(str(error).split())}; correct the file") from None
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where} cannot be read as UTF-8 text: {error}; correct the file") from None
+    tree = mapping_of_yaml(text, where, "write sources and tokens_trained into it")
+    try:
+        recipe = build(Recipe, tree)
+    except ConfigError as error:
+        raise ConfigError("\n".join(f"{where}: {line}" for line in str(error).split("\n"))) from None
+    if not any(recipe.weights.values()):
+        raise ConfigError(f"{where}: the weight of every source is 0; give one of them more")
+    return recipe
 
 
 def recipe_of_tokens(directory: Path) -> Recipe:
