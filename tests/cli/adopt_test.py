@@ -128,6 +128,8 @@ def test_adopted_tokens_are_not_replaced_by_those_of_documents(trivium) -> None:
         (("0.3", "web", "code"), "WEIGHT 0.3: a weight stands before every PREFIX or before none"),
         (("web", "0.3", "code"), "WEIGHT 0.3"),
         (("web.bin", "code.bin"), "PREFIX web.bin is one file of a pair; name both as web"),
+        ((".",), "PREFIX . is a folder; name a pair in it"),
+        (("web", "--validation", "/"), "PREFIX / is a folder; name a pair in it"),
         (("web", "--validation", "code.idx"), "PREFIX code.idx is one file of a pair; name both as code"),
     ],
 )

@@ -126,8 +126,12 @@ def _files(prefix: Path) -> list[Path]:
 
 
 def _refuse_files(prefixes: Iterable[Path]) -> None:
-    """ConfigError where one file of a pair is named, as a shell completes it."""
+    """ConfigError where one file of a pair is named, as a shell completes it, or the folder it is in."""
     for prefix in prefixes:
+        if not prefix.name or (prefix.is_dir() and not any(path.is_file() for path in _files(prefix))):
+            raise ConfigError(
+                f"PREFIX {prefix} is a folder; name a pair in it, its path without .bin and .idx"
+            )
         if prefix.suffix in (".idx", ".bin") and prefix.is_file() and not _files(prefix)[0].is_file():
             raise ConfigError(f"PREFIX {prefix} is one file of a pair; name both as {prefix.with_suffix('')}")
 
