@@ -1,11 +1,13 @@
 """`trivium config`: what it shows fits a terminal, and every field is explained where it is defined."""
 
+import re
 import sys
 
 import pytest
 
 from trivium.cli import main as entry
 from trivium.cli.fields import fields_of
+from trivium.cli.options import refuse_idle_curation
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.config import leaves, to_tree
 from trivium.errors import ConfigError
@@ -92,11 +94,17 @@ GREEDY = "generation.sampling.temperature=0"
         ("training.evaluation={every: 0, limit: 7}",),
         (GREEDY, "generation.sampling.top_k=5"),
         (GREEDY, "generation.sampling.top_p=0.5"),
+        ("plan.recompute.every=2",),
+        ("training.profile.on_ranks=[0,1]",),
+        ("bias.data=DIR",),
+        ("curate.extract.stoplist=German",),
+        ("tokens.tokenizer=FILE", "tokens.tokenizer_bytes=99"),
     ],
 )
 def test_what_is_set_of_something_that_is_not_done_is_refused(sets: tuple[str, ...]) -> None:
     with pytest.raises(
-        ConfigError, match=r"^(training|generation)\.\S+ \(\S+\) would change nothing: .* is 0, and"
+        ConfigError,
+        match=r"^\w+\.\S+ \(.+\) would change nothing: \w+\.\S+ (is|names) .*, or leave this out$",
     ):
         resolve(Given("demo", sets))
 
@@ -149,3 +157,56 @@ def test_settings_of_tokens_that_are_made_are_refused_but_what_a_model_s_rows_ar
         entry.main()
     told = f"--set {field}: `trivium train` takes the tokens as they are"
     assert (told in capsys.readouterr().err) == (field not in LOOKED_AT)
+
+
+@pytest.mark.parametrize(
+    ("setting", "law"),
+    [
+        ("curate.privacy.email=drop", "curate.filters is .*, without privacy, and this would change nothing"),
+        ("curate.c4={sentences: 9}", "curate.filters is .*, without c4"),
+        (
+            "curate.selection.fraction=0.5",
+            "this would change nothing here; give it to `trivium corpus select`",
+        ),
+        ("curate.dedup.shortest=3", "this would change nothing here; give it to `trivium corpus dedup`"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["demo", "corpus curate", "corpus run demo"])
+def test_settings_of_filters_that_a_curation_does_not_ask_are_refused(
+    verb: str,
+    setting: str,
+    law: str,
+    tmp_path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    words = ["trivium", *verb.split(), "--out", str(tmp_path / "run"), "--set", setting]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and re.search(rf"--set {re.escape(setting.split('=')[0])}\S*: {law}", told)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_filter_that_is_asked_has_its_settings() -> None:
+    sets = ["curate.filters=[gopher,privacy]", "curate.privacy.ip=keep", "curate.quality.words_low=9"]
+    refuse_idle_curation(sets, resolve(Given("demo", tuple(sets))).curate)
+
+
+def test_nothing_is_called_as_python_calls_it() -> None:
+    """Who writes None after --set, as it was explained, gives a text."""
+    assert not [field for field in fields_of(RunConfig) if re.search(r"\bNone\b", field.meaning)]
+
+
+@pytest.mark.parametrize("verb", ["corpus harvest", "corpus run demo", "demo"])
+def test_settings_of_the_default_corpus_are_refused_where_files_are_read(
+    verb: str, tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "own.txt").write_text("A text.")
+    words = ["trivium", *verb.split(), "--out", str(tmp_path / "run"), "--corpus", str(tmp_path / "own.txt")]
+    monkeypatch.setattr(sys, "argv", [*words, "--set", "harvest.max_bytes=9", "--set", "harvest.longest=9"])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 2 and not (tmp_path / "run").exists()
+    assert "--set harvest.max_bytes: this is of the default corpus alone" in capsys.readouterr().err

@@ -47,7 +47,7 @@ class BiasConfig(Config):
     )
     variants: Annotated[tuple[Variant, ...], Field(min_length=1)] = ("neutral", "competent", "incompetent")
     occupations: Annotated[int, Field(ge=2, le=MOST)] | None = (
-        323  # so many of the list, keyed (MT-NLG: 323); None takes all
+        323  # so many of the list, keyed (MT-NLG: 323); None: all
     )
     occupation_list: str | None = None  # a file of your own, one occupation per line
     cooccurrence: CooccurrenceConfig = CooccurrenceConfig()

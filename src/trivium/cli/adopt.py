@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run, refuse_done
+from trivium.cli.options import (
+    DEFAULT_OUT,
+    Out,
+    Preset,
+    Redo,
+    Sets,
+    given_for,
+    open_run,
+    refuse_done,
+    refuse_fields,
+)
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import say
 from trivium.cli.stage import Result, Run, perform
@@ -55,6 +65,7 @@ def adopt(
     from trivium.tokens.adopt import Pairs, adopt_pairs, source_names
 
     refuse_done(ADOPT, sets, "harvest", "curate")
+    refuse_fields(["tokens.dtype"], sets, "pairs keep the dtype they have; leave it out")
     given = given_for(out, preset, sets)
     words = _tokenizer(given)
     known = [f"{field}={words.vocabulary}" for field in ("tokens.vocabulary", "plan.model.vocabulary")]
@@ -92,7 +103,7 @@ def _tokenizer(given: Given) -> "Tokenizer":
     tokens = resolve(given).tokens
     if tokens.tokenizer is None:
         raise ConfigError(
-            f"tokens.tokenizer is {tokens.tokenizer}: pairs hold ids, and only their tokenizer knows them; --set "
+            "tokens.tokenizer is null: pairs hold ids, and only their tokenizer knows them; --set "
             "tokens.tokenizer=FILE, its tokenizer.json"
         )
     return given_tokenizer(tokens.tokenizer, tokens.end_of_text)

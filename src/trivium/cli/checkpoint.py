@@ -220,7 +220,7 @@ def import_(
     ] = None,
     out: Out = DEFAULT_OUT,
 ) -> None:
-    """Take the weights of a GPT2LMHeadModel or LlamaForCausalLM, to begin a training with."""
+    """Take the weights of a GPT-2, Llama, Mistral, Qwen or OLMo (README names each), to begin a training with."""
     from trivium.checkpoint.load import Checkpoint
     from trivium.interchange.bring import import_hf, settings_of
     from trivium.tokens.tokenizer import given_tokenizer

@@ -15,7 +15,19 @@ import typer
 from trivium.cli.corpus_tools import against, blend, classify, dedup, extract_check, select, step
 from trivium.cli.corpus_views import diff, inspect, rejects, stats
 from trivium.cli.machine import version_of
-from trivium.cli.options import DEFAULT_OUT, Corpus, Out, Preset, Redo, Sets, given_for, open_run, refuse_done
+from trivium.cli.options import (
+    DEFAULT_OUT,
+    Corpus,
+    Out,
+    Preset,
+    Redo,
+    Sets,
+    given_for,
+    open_run,
+    refuse_done,
+    refuse_idle_curation,
+    refuse_idle_harvest,
+)
 from trivium.cli.show import say, table
 from trivium.cli.stage import CORPUS_PATH, Result, Run, Stage, is_current, perform
 from trivium.cli.tokenize import Workers, tokenizing
@@ -68,6 +80,7 @@ def harvest(
 ) -> None:
     """Collect raw text: Python's own documentation with junk planted in it, or your files."""
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
+    refuse_idle_harvest(sets, opened.corpus)
     if dry_run:
         for line in _listed(opened):
             say(line)
@@ -92,6 +105,7 @@ def curate(
     """Extract, filter, deduplicate, decontaminate and blend what was harvested."""
     refuse_done("corpus curate", sets, "harvest")
     opened = open_run(out, given_for(out, preset, sets))
+    refuse_idle_curation(sets, opened.config.curate)
     if dry_run:
         for line in _foretold(opened, keep_work, redo=redo):
             say(line)
@@ -111,6 +125,8 @@ def run(
 ) -> None:
     """From raw text to token shards; killed at any moment, the same command goes on."""
     opened = open_run(out, given_for(out, preset, sets), corpus=corpus)
+    refuse_idle_harvest(sets, opened.corpus)
+    refuse_idle_curation(sets, opened.config.curate)
     tokenize = tokenizing(workers)  # which has threads under every engine
     runner = chosen_engine(engine, None if engine == "here" else workers)
     tokenize.check(opened, "anew")  # before what is done for it

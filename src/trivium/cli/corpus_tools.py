@@ -189,7 +189,8 @@ def train(
         f"accuracy {found['accuracy']:.1%} and area under the curve {found['auc']:.4f} on "
         f"{found['held_out']:,} documents held out; trained on {found['trained_on']:,}"
     )
-    say(f"use it: --set curate.classifier.model={shlex.quote(str(out))}")
+    named = f"curate.classifier.model={shlex.quote(str(out))}"
+    say(f"use it, in a curation with classifier among curate.filters: --set {named}")
 
 
 @classify.command()

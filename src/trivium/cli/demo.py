@@ -12,11 +12,24 @@ from trivium.cli.corpus import CURATE, HARVEST
 from trivium.cli.doctor import examine
 from trivium.cli.evaluate import EVALUATE
 from trivium.cli.generate import GENERATE
-from trivium.cli.options import DEFAULT_OUT, Corpus, DryRun, Out, Preset, Ranks, Sets, given_for, open_run
+from trivium.cli.options import (
+    DEFAULT_OUT,
+    Corpus,
+    DryRun,
+    Out,
+    Preset,
+    Ranks,
+    Sets,
+    given_for,
+    open_run,
+    refuse_idle_curation,
+    refuse_idle_harvest,
+)
 from trivium.cli.plan import PLAN
 from trivium.cli.price import dry_run_lines
 from trivium.cli.prove import PROVE
 from trivium.cli.report import make_report
+from trivium.cli.run_config import resolve
 from trivium.cli.show import say, seconds_line
 from trivium.cli.stage import Run, Stage, perform
 from trivium.cli.tokenize import TOKENIZE
@@ -56,6 +69,7 @@ def demo(
 ) -> None:
     """Walk the whole path on this machine: raw text, corpus, tokens, training, proof, evaluation, report."""
     given = given_for(out, preset, sets, ranks)
+    refuse_idle_curation(sets, resolve(given).curate)
     if dry_run:
         lines, problems = dry_run_lines(given)
         for line in lines:
@@ -64,6 +78,7 @@ def demo(
             raise ConfigError("\n".join(problems))
         return
     run = open_run(out, given, corpus=corpus)
+    refuse_idle_harvest(sets, run.corpus)
     TOKENIZE.check(run, "anew")  # before what is done for it
     walk(replace(run, tokens=None), redo_from=start)  # it makes its own, whatever was trained here before
 

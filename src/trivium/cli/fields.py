@@ -3,6 +3,7 @@
 import ast
 import inspect
 import io
+import re
 import textwrap
 import tokenize
 from collections.abc import Iterator, Mapping
@@ -61,9 +62,8 @@ def _comments(model: type[Config]) -> dict[str, str]:
                 beside = [
                     comments[n] for n in range(node.lineno, (node.end_lineno or 0) + 1) if n in comments
                 ]
-                found[node.target.id] = " ".join(
-                    beside or [comments[n] for n in range(above + 1, node.lineno)]
-                )
+                text = " ".join(beside or [comments[n] for n in range(above + 1, node.lineno)])
+                found[node.target.id] = re.sub(r"\bNone\b", "null", text)  # as --set and YAML write it
     return found
 
 

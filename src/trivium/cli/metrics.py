@@ -18,6 +18,7 @@ from trivium.provenance import STAMP
 from trivium.units import format_count, format_flops
 
 POLL_SECONDS = 1.0
+SHOWN = 10  # steps, where nothing else is said
 # Headings and widths: 80 columns of a terminal hold a line.
 COLUMNS: Mapping[str, int] = {
     "step": 8,
@@ -57,8 +58,9 @@ def metrics(
         ),
     ] = None,
     last: Annotated[
-        int, typer.Option("--last", metavar="N", min=1, help="Print so many steps, without --to.")
-    ] = 10,
+        int | None,
+        typer.Option("--last", metavar="N", min=1, help=f"Print so many steps; default: {SHOWN}."),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on with the training, until it has ended.")
     ] = False,
@@ -69,10 +71,13 @@ def metrics(
             raise ConfigError(
                 f"--to and --follow take one RUN, and here are {len(runs)}; give them one after the other"
             )
+        _refuse_last(last, "several runs are compared at the same number of tokens")
         for line in comparison(runs):
             say(line)
         return
     (run,) = runs
+    if to is not None:
+        _refuse_last(last, "--to hands over all steps")
     from trivium.interchange.tracking import NewLines
     from trivium.training.metrics import METRICS, TASKS, record_of
 
@@ -85,9 +90,14 @@ def metrics(
     paths = [folder / METRICS] if to is None else [folder / METRICS, folder / TASKS]
     batches = _batches(NewLines(paths, record_of), folder, follow=follow)
     if to is None:
-        _print(batches, last)
+        _print(batches, last or SHOWN)
     else:
         _hand_over(batches, to, run)
+
+
+def _refuse_last(last: int | None, why: str) -> None:
+    if last is not None:
+        raise ConfigError(f"--last {last}: {why}; leave it out")
 
 
 def _hand_over(batches: Iterator[Sequence[Mapping[str, Any]]], to: str, run: Path) -> None:

@@ -1,7 +1,7 @@
 """The options that several verbs share, and how they become a run."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +11,7 @@ from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.stage import CORPUS_PATH, Run
 from trivium.cli.workspace import Workspace
 from trivium.config import leaves, parse_assignments
+from trivium.corpus.config import CurateConfig
 from trivium.errors import ConfigError, DataError
 from trivium.interchange.settings import is_model_folder
 from trivium.provenance import read_stamp
@@ -19,6 +20,11 @@ from trivium.tokens.config import TokensConfig
 DEFAULT_PRESET = "demo"
 DEFAULT_OUT = Path("runs/demo")
 STANDARD_OUTPUT = Path("-")
+OF_DEFAULT_CORPUS = ("max_bytes", "packages", "shortest", "html_fraction", "planted")  # of the harvest
+# Sections of the curation, and the filters that have their thresholds from each.
+FILTERS_OF: Mapping[str, tuple[str, ...]] = {
+    name: (name,) for name in ("language", "repetition", "c4", "fineweb", "privacy", "classifier")
+} | {"quality": ("quality", "gopher")}
 ROWS_FOLLOW = ("vocabulary", "tokenizer")  # of tokens: what a model's rows are compared with
 
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="The run directory.")]
@@ -121,6 +127,25 @@ def refuse_done_for_training(sets: list[str] | None) -> None:
         sets,
         "`trivium train` takes the tokens as they are; give it to the verb that makes them, `trivium tokenize`",
     )
+
+
+def refuse_idle_harvest(sets: list[str] | None, corpus: Path | str | None) -> None:
+    """ConfigError for a setting of the default corpus, where files are read instead."""
+    if corpus is not None:
+        law = f"this is of the default corpus alone, and {corpus} is read instead; leave it out"
+        refuse_fields([f"harvest.{name}" for name in OF_DEFAULT_CORPUS], sets, law)
+
+
+def refuse_idle_curation(sets: list[str] | None, config: CurateConfig) -> None:
+    """ConfigError for a setting of a filter that the curation does not ask, or of what other verbs do."""
+    for section, filters in FILTERS_OF.items():
+        if not any(name in config.filters for name in filters):
+            law = f"curate.filters is {list(config.filters)}, without {filters[0]}, and this would change nothing"
+            refuse_fields([f"curate.{section}"], sets, f"{law}; add it there, or leave this out")
+    for field, verb in (("selection", "corpus select"), ("dedup.shortest", "corpus dedup")):
+        refuse_fields(
+            [f"curate.{field}"], sets, f"this would change nothing here; give it to `trivium {verb}`"
+        )
 
 
 def refuse_fields(places: Sequence[str], sets: list[str] | None, law: str) -> None:

@@ -151,6 +151,18 @@ def _idle(given: Given, config: RunConfig) -> list[str]:
         why = "generation.sampling.temperature is 0, and the likeliest token is taken; set it above 0"
         narrows = {"top_k": sampling.top_k > 0, "top_p": sampling.top_p < 1}
         because |= {f"generation.sampling.{name}": why for name, does in narrows.items() if does}
+    if config.plan.recompute.mode == "none" and config.plan.recompute.every > 1:
+        because["plan.recompute.every"] = "plan.recompute.mode is none; set it to layer or attention"
+    if not config.training.profile.steps:
+        because["training.profile.on_ranks"] = (
+            "training.profile.steps names no step that has a trace; name some"
+        )
+    if config.tokens.tokenizer is not None:
+        because["tokens.tokenizer_bytes"] = "tokens.tokenizer is given, and none is trained; set that to null"
+    if config.curate.extract.extractor != "justext":
+        because["curate.extract.stoplist"] = "curate.extract.extractor is not justext; set it to that"
+    if config.bias.data is not None and not {"winogender", "winobias"}.intersection(config.bias.analyses):
+        because["bias.data"] = "bias.analyses names neither winogender nor winobias; add one"
     return [
         f"{path} ({value}) would change nothing: {because[path]}, or leave this out"
         for path, value in stated.items()

@@ -37,11 +37,11 @@ class ReadConfig(Config):
 class PlantConfig(Config):
     """How many documents of each kind of junk are planted in the default corpus, before `scale`."""
 
-    near_duplicate: NotNegative = 200
-    boilerplate: NotNegative = 120
-    other_language: NotNegative = 160
-    low_quality: NotNegative = 120
-    leaked_item: NotNegative = 100
+    near_duplicate: NotNegative = 200  # documents planted at most; a small corpus gets fewer of each kind
+    boilerplate: NotNegative = 120  # the same
+    other_language: NotNegative = 160  # the same
+    low_quality: NotNegative = 120  # the same
+    leaked_item: NotNegative = 100  # the same
     # word-edited copies are made to have a Jaccard similarity in this range with their original
     similarity_low: Fraction = 0.84
     similarity_high: Fraction = 0.95
@@ -50,11 +50,11 @@ class PlantConfig(Config):
 class HarvestConfig(Config):
     """What is collected, how much of it, and what is kept away from training."""
 
-    # bytes of honest prose taken from the default corpus; None takes all of it
+    # bytes of honest prose taken from the default corpus; None: all of it
     max_bytes: Positive | None = None
-    # packages read beside the standard library and pydoc_data; a package not installed is passed over
+    # of the default corpus: packages read beside the standard library and pydoc_data; one not installed is passed over
     packages: tuple[str, ...] = ("torch", "sympy", "networkx", "numpy")
-    # characters: a harvested document is at least this long …
+    # characters: a document of the default corpus is at least this long …
     shortest: Positive = 512
     # … and a new one is begun once it has this many (user texts: cut at paragraphs beyond this many)
     longest: Positive = 8000
@@ -87,7 +87,7 @@ class ExtractConfig(Config):
 class LanguageConfig(Config):
     """Which languages are kept, as pycld2 sees them (the detector of Pile-CC and MT-NLG)."""
 
-    keep: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ("en",)
+    keep: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ("en",)  # codes, as pycld2 says them
     # percent of the text pycld2 must assign to the language it found
     percent: Annotated[int, Field(ge=0, le=100)] = 65
     # characters asked first, in four pieces over the text; 0: always the whole text …
@@ -124,10 +124,10 @@ class QualityConfig(Config):
 class RepetitionConfig(Config):
     """Gopher A1: the largest share of a document that may be repetition."""
 
-    duplicate_lines: Fraction = 0.30
-    duplicate_paragraphs: Fraction = 0.30
-    duplicate_line_characters: Fraction = 0.20
-    duplicate_paragraph_characters: Fraction = 0.20
+    duplicate_lines: Fraction = 0.30  # lines that occurred before
+    duplicate_paragraphs: Fraction = 0.30  # paragraphs that occurred before
+    duplicate_line_characters: Fraction = 0.20  # characters in such lines
+    duplicate_paragraph_characters: Fraction = 0.20  # characters in such paragraphs
     # characters in the most frequent n-gram, n = 2, 3, 4
     top_ngram: tuple[Fraction, ...] = (0.20, 0.18, 0.16)
     # characters in n-grams that occurred before, n = 5 … 10
@@ -162,10 +162,11 @@ class FineWebConfig(Config):
 class PrivacyConfig(Config):
     """What of each kind of personal data becomes: masked by its name in brackets, the document dropped, or left."""
 
+    # the filter `privacy`: masked by its name in brackets, the document dropped, or left
     email: Treatment = "mask"
-    phone: Treatment = "mask"
-    ip: Treatment = "mask"
-    key: Treatment = "mask"
+    phone: Treatment = "mask"  # the same
+    ip: Treatment = "mask"  # the same
+    key: Treatment = "mask"  # the same
     # addresses that name no one: private, loopback, documentation
     spare_private_ips: bool = True
 
@@ -181,8 +182,8 @@ class ClassifierConfig(Config):
     # documents of each kind trained on at most (the paper: 800,000), and words of each looked at
     documents: Positive = 200_000
     words: Positive = 512
-    epochs: Positive = 5
-    rate: Annotated[float, Field(gt=0)] = 0.1
+    epochs: Positive = 5  # of its training
+    rate: Annotated[float, Field(gt=0)] = 0.1  # of its training, at first
     # share kept out of training to measure accuracy (the paper: 10 %, 90.3 % accuracy)
     heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.10
     # keep if pareto(alpha) > 1 - score; GPT-3 took 9

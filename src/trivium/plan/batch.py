@@ -37,7 +37,7 @@ class Batch(Config):
 
     sequences: Sequences  # of an optimizer step, over all replicas
     micro: Sequences = 1  # sequences that a replica runs at once
-    ramp: Ramp | None = None
+    ramp: Ramp | None = None  # how the batch grows at the start; None: full from the first step
 
     def micro_batches(self, layout: Layout, sequences: int | None = None) -> int:
         """Micro-batches each replica runs in a step of `sequences` (by default: of the full batch)."""

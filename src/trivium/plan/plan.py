@@ -36,7 +36,7 @@ class Plan(Config):
     layout: Layout = Layout()
     batch: Batch
     partition: Partition = Partition()
-    schedule: ScheduleName = "1f1b"
+    schedule: ScheduleName = "1f1b"  # in which order pipeline ranks do what
     rows: tuple[str, ...] | None = (
         None  # schedule "given": one row of actions per pipeline rank, as F0.0 F1.0 B0.0
     )

@@ -18,7 +18,7 @@ class Precision(Config):
     (2 + 4 + 2 + 4 + 4 + 4), with a 2-byte gradient besides the accumulated one.
     """
 
-    weights: Dtype = "fp32"
+    weights: Dtype = "fp32"  # and of activations; bf16, fp16: the optimizer updates masters in fp32
     gradients: Dtype | None = (
         None  # as they accumulate; None: fp32 (fp64); "bf16" halves them, and loses bits
     )

@@ -87,7 +87,9 @@ class Examination(Config):
     every: NotNegative = 0  # steps; the last step is then asked too; 0: never, whatever the others say
     tasks: str = "mt-nlg"  # names by commas, as `trivium evaluate --tasks` takes them
     data: str | None = None  # folder of JSON lines, a folder a task; None: from the Hub
-    shots: Annotated[tuple[NotNegative | Literal["few"], ...], Field(min_length=1)] = (0,)
+    shots: Annotated[tuple[NotNegative | Literal["few"], ...], Field(min_length=1)] = (
+        0,
+    )  # before each question
     limit: Positive = 100  # questions of each task, chosen by the seed of the run
 
 
