@@ -20,6 +20,7 @@ from trivium.config import (
     preset_names,
     read_preset,
     to_tree,
+    written,
 )
 from trivium.errors import ConfigError, DataError
 from trivium.training.config import TrainingConfig
@@ -295,3 +296,18 @@ def test_what_writes_no_whole_number_exactly_is_none(text: str):
     for tree, path in (({"one": text}, "one"), ({"several": ["few", text]}, "several.1.*")):
         with pytest.raises(ConfigError, match=f"{path} is '{text}'; it must be a valid integer"):
             build(Counts, tree)
+
+
+def test_values_are_told_as_they_are_written() -> None:
+    """Who copies them into --set, or a file, has what was told."""
+    was = {"a": None, "b": True, "c": "1f1b", "d": {"start": 1}, "e": [1, None]}
+    now = {"a": 1, "b": False, "c": "gpipe", "d": None, "e": []}
+    assert differences(was, now) == [
+        "a: null -> 1",
+        "b: true -> false",
+        "c: 1f1b -> gpipe",
+        'd: {"start": 1} -> null',
+        "e: [1, null] -> []",
+    ]
+    for value in (*was.values(), *now.values()):
+        assert parse_assignments([f"a={written(value)}"]) == {"a": value}

@@ -166,8 +166,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             lines += differences(a, b, f"{prefix}{key}.")
         elif a != b:
-            lines.append(f"{prefix}{key}: {a} -> {b}")
+            lines.append(f"{prefix}{key}: {written(a)} -> {written(b)}")
     return lines
+
+
+def written(value: Any) -> str:
+    """A value as `--set` and YAML have it: null, true, [1, 2]; a text as it is."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def first_lines(differing: Sequence[str], most: int = 12) -> str:

@@ -127,7 +127,7 @@ Wrong = Callable[[Path, Checkpoint], list[Checkpoint]]
         (
             lambda at, one: [one, made(at / "b", small(), 20, data={"tokenizer_sha256": "b"})],
             CheckpointError,
-            r"tokenizer_sha256: None -> b\n.*name only those",
+            r"tokenizer_sha256: null -> b\n.*name only those",
         ),
     ],
 )

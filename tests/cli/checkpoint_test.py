@@ -79,7 +79,7 @@ def test_verify_names_the_damaged_file_and_exits_with_5(call, run: Path) -> None
 
 def test_verify_takes_all_of_a_run_or_one_and_none_is_no_success(call, run: Path, tmp_path: Path) -> None:
     code, told = call("verify", str(run), "--all")
-    assert code == 0 and told.count("files") == 2
+    assert code == 0 and told.count(" 1 file,") == 2
     code, told = call("verify", "20", "--all")
     assert code == 2 and "--all: 20 names one checkpoint" in told
     shutil.rmtree(run / "training" / "checkpoints")

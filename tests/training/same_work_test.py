@@ -28,7 +28,7 @@ def test_fields_that_a_checkpoint_of_an_older_version_lacks_have_their_defaults(
     default["plan"]["model"]["init_std"] = None
     refuse_other_work(Path("step"), older, default)
     default["plan"]["model"]["init_std"] = 0.5
-    with pytest.raises(CheckpointError, match=r"plan.model.init_std: None -> 0.5\n"):
+    with pytest.raises(CheckpointError, match=r"plan.model.init_std: null -> 0.5\n"):
         refuse_other_work(Path("step"), older, default)
 
 
@@ -66,7 +66,7 @@ def test_a_field_that_this_version_does_not_know_is_another_work() -> None:
         ("seed", 2, "seed: 1 -> 2"),
         ("plan.model.layers", 5, "plan.model.layers: 4 -> 5"),
         ("plan.batch.sequences", 32, "plan.batch.sequences: 16 -> 32"),
-        ("plan.precision.communication", "bf16", "plan.precision.communication: None -> bf16"),
+        ("plan.precision.communication", "bf16", "plan.precision.communication: null -> bf16"),
         ("data.tokenizer_sha256", "c", "data.tokenizer_sha256: a -> c"),
         ("plan.batch.micro", 4, ""),
         ("plan.layout.data", 2, ""),
@@ -123,7 +123,7 @@ COSINE, TO_A_TOKEN = TrainingConfig(steps=4), TrainingConfig(steps=4, decay_toke
     [
         (COSINE, {"lr": 0.01}, "training.lr: 0.003 -> 0.01"),
         (COSINE, {"weight_decay": 0.0}, "training.weight_decay: 0.1 -> 0.0"),
-        (COSINE, {"start_from": "step"}, "training.start_from: None -> step"),
+        (COSINE, {"start_from": "step"}, "training.start_from: null -> step"),
         (COSINE, {"steps": 8}, "training.steps: 4 -> 8"),
         (TO_A_TOKEN, {"steps": 8}, ""),
         (COSINE.model_copy(update={"decay": "constant"}), {"steps": 8}, ""),

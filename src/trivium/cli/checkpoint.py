@@ -10,9 +10,9 @@ import typer
 from trivium.cli.options import DEFAULT_OUT, Out, SameAsOut, directory_of
 from trivium.cli.show import layout_text, say, table
 from trivium.cli.workspace import Workspace
-from trivium.config import as_value, leaves
+from trivium.config import as_value, leaves, written
 from trivium.errors import CheckpointError, ConfigError, DataError
-from trivium.units import format_bytes, format_count
+from trivium.units import counted, format_bytes, format_count
 
 if TYPE_CHECKING:
     from trivium.checkpoint.load import Checkpoint
@@ -87,7 +87,7 @@ def verify(
     paths = _all(which, out) if every else [_one(which, out)]
     found = [summary(path, verified=True) for path in paths]
     for row in found:
-        told = row.get("problem") or f"{row['files']} files, {format_bytes(row['bytes'])}"
+        told = row.get("problem") or f"{counted(row['files'], 'file')}, {format_bytes(row['bytes'])}"
         say(f"  {row['path']}: {row['state']}; {told}")
     damaged = [row["path"] for row in found if row["state"] == "damaged"]
     if damaged:
@@ -110,9 +110,9 @@ def show(
     directory = _one(which, out)
     manifest, row = read_manifest(directory), summary(directory)
     say(f"{directory}: step {manifest['step']}, {format_count(row['parameters'])} parameters")
-    say(f"  {', '.join(row['kinds'])}; {row['files']} files, {format_bytes(row['bytes'])}")
+    say(f"  {', '.join(row['kinds'])}; {counted(row['files'], 'file')}, {format_bytes(row['bytes'])}")
     about = {k: v for k, v in manifest.items() if k not in STRUCTURE}
-    for line in table([(path, str(value)) for path, value in leaves(brief(about))]):
+    for line in table([(path, written(value)) for path, value in leaves(brief(about))]):
         say(line)
     if tensors:
         entries = manifest["tensors"]
@@ -201,8 +201,8 @@ def export_(
     words = tokenizer or tokenizer_near(source.directory)
     found = export_hf(source, folder, tokenizer=words)
     say(
-        f"  {found.folder}: {found.files} files of weights; logits differ by at most {found.difference:.2g} at "
-        f"{found.positions} positions"
+        f"  {found.folder}: {counted(found.files, 'file')} of weights; logits differ by at most {found.difference:.2g} "
+        f"at {found.positions} positions"
     )
     if words is None:
         say(f"  without a tokenizer: no tokenizer.json is near {source.directory}; name one with --tokenizer")

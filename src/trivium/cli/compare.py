@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from trivium.cli.show import table
 from trivium.cli.workspace import Workspace
-from trivium.config import leaves, to_tree
+from trivium.config import leaves, to_tree, written
 from trivium.errors import DataError
 from trivium.provenance import stamp_hash
 from trivium.training.metrics import METRICS, read
@@ -58,7 +58,7 @@ def comparison(runs: Sequence[Path]) -> list[str]:
         losses = (t.validation_after(common), t.loss_after(common))
         figures = [ABSENT if x is None else f"{x:.4f}" for x in losses]
         rows.append(
-            [t.name, *figures, format_count(t.trained), *(str(t.fields.get(p, ABSENT)) for p in shown)]
+            [t.name, *figures, format_count(t.trained), *(written(t.fields.get(p, ABSENT)) for p in shown)]
         )
     head = ("run", "validation", "loss", "tokens", *(_short(path, differing) for path in shown))
     lines = [*table(rows, header=head, indent=0), ""]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from trivium.cli.machine import cores, memory_bytes
 from trivium.cli.run_config import HERE, Given, is_machine_file, resolve
-from trivium.config import leaves, to_tree
+from trivium.config import leaves, to_tree, written
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import Machine, machine_from_file, machine_named, this_machine
 from trivium.errors import ConfigError
@@ -23,7 +23,7 @@ def machine_of(name: str) -> Machine:
 def dry_run_lines(given: Given) -> tuple[list[str], list[str]]:
     """The resolved config and its price, and its problems; nothing is touched."""
     config = resolve(given)
-    lines = [f"{path}={value}" for path, value in leaves(to_tree(config))]
+    lines = [f"{path}={written(value)}" for path, value in leaves(to_tree(config))]
     problems = config.problems()
     if problems:
         return lines, problems
