@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from fake_accelerator import accelerator
 from plans import small
@@ -13,8 +14,9 @@ from trivium.parallel.mesh import Mesh
 from trivium.parallel.pretend import pretended
 from trivium.parallel.zero import AdamRule, ShardedAdamW, squares, together
 from trivium.plan.parameters import parameters
+from trivium.training.config import TrainingConfig
 from trivium.training.state import places
-from trivium.training.trainer import Samples, Trainer
+from trivium.training.trainer import Samples, Trainer, adam_rule
 
 
 @pytest.mark.parametrize("at_once", [0, 5000, 1 << 25])
@@ -122,6 +124,19 @@ def test_dividing_fp32_gradients_on_the_way_is_multiplying_them() -> None:
     divided, multiplied, whole = found
     torch.testing.assert_close(divided, multiplied, rtol=1e-6, atol=0)
     torch.testing.assert_close(divided, 0.3 * whole, rtol=1e-6, atol=0)
+
+
+def test_the_least_epsilons_of_a_config_leave_what_has_no_gradient_finite() -> None:
+    """AdamW divides 0 by epsilon where a row of the table was never read, and a norm where a row is all zeros."""
+    with pytest.raises(ValidationError, match="norm_epsilon"):
+        small(model={"norm_epsilon": 1e-50})
+    with pytest.raises(ValidationError, match="epsilon"):
+        TrainingConfig(epsilon=1e-50)
+    plan = small(model={"vocabulary": 500, "norm_epsilon": 1e-30})
+    trainer = Trainer(plan, Mesh.single(), seed=1, rule=adam_rule(TrainingConfig(epsilon=1e-30)))
+    for _ in range(2):
+        trainer.train_step(0, Samples(0, 16, random_rows(plan)), 1e-2)
+    assert all(bucket.weights.isfinite().all() for bucket in trainer.buckets)
 
 
 def test_what_goes_along_with_the_norm_is_not_waited_for() -> None:

@@ -60,7 +60,7 @@ class ModelShape(Config):
     init_std: Annotated[float, Field(gt=0)] | None = None  # None: sqrt(1 / (3 hidden)), MT-NLG section 3.2
     rope_base: Annotated[float, Field(gt=0)] = 10000.0  # of rotary positions
     rope_scaling: RopeScaling | None = None  # llama: angles slowed for longer sequences; None: as they are
-    norm_epsilon: Annotated[float, Field(gt=0)] = 1e-5
+    norm_epsilon: Annotated[float, Field(ge=1e-30)] = 1e-5  # what fp32 takes for 0 would divide 0 by 0
 
     @property
     def head_columns(self) -> int:

@@ -142,7 +142,7 @@ class TrainingConfig(Config):
     clip: Annotated[float, Field(ge=0)] = 1.0  # global gradient norm; 0: never clipped
     beta1: Decay = 0.9
     beta2: Decay = 0.95
-    epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    epsilon: Annotated[float, Field(ge=1e-30)] = 1e-8  # what fp32 takes for 0 would divide 0 by 0
     checkpoint_every: Positive = 50  # steps; the last step is always saved
     keep_last: Positive = 3  # checkpoints kept besides those that `keep_every` spares
     keep_every: NotNegative = 0  # steps; 0: none is spared
