@@ -136,6 +136,14 @@ def build(model: type[ModelT], tree: Mapping[str, Any]) -> ModelT:
     raise ConfigError("\n".join(_explain(model, e) for e in found if not _follows(e, found)))
 
 
+def build_named(model: type[ModelT], tree: Mapping[str, Any], name: str) -> ModelT:
+    """The same of a file's tree: every problem begins with the file's name."""
+    try:
+        return build(model, tree)
+    except ConfigError as error:
+        raise ConfigError("\n".join(f"{name}: {line}" for line in str(error).splitlines())) from None
+
+
 def as_count(value: Any) -> Any:
     """The whole number that a text like 2e3 writes exactly; any other value as it is."""
     if not isinstance(value, str) or not _EXPONENT.fullmatch(value):
@@ -304,7 +312,9 @@ def _explain(model: type[Config], error: Any) -> str:
         remedy = model.remedy.format(path=path)
         return f"{path}: a value is required here and none was given; {remedy}"
     if error["type"] == "model_type":
-        return f"{path} is {shown}; it is a section: give its fields, as {path}.FIELD (`trivium config explain {path}`)"
+        section = _owner(model, error["loc"])
+        fields = f": {', '.join(section.model_fields)}" if section else ""
+        return f"{path} is {shown}; it is a section: give its fields, as {path}.FIELD{fields}"
     if error["type"] in _PARTS:
         least, part = error["ctx"]["min_length"], _PARTS[error["type"]]
         return f"{path} is {shown}; it must have {least} {part}{'' if least == 1 else 's'} or more"

@@ -55,5 +55,6 @@ def test_the_file_gives_back_what_was_learned(tmp_path):
 @pytest.mark.parametrize("text", ["- 1", "factor: -1", "factor: [", "speed: 3"])
 def test_a_file_that_is_no_stack_is_refused(tmp_path, text):
     (tmp_path / "stack.yaml").write_text(text)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as caught:
         read_stack(tmp_path / "stack.yaml")
+    assert all(str(tmp_path / "stack.yaml") in line for line in str(caught.value).splitlines())

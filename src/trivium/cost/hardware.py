@@ -7,13 +7,24 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from trivium.config import Config, NotNegative, Positive, Tree, build, mapping_of_yaml, merge, to_tree
+from trivium.config import (
+    Config,
+    NotNegative,
+    Positive,
+    Tree,
+    build,
+    build_named,
+    mapping_of_yaml,
+    merge,
+    to_tree,
+)
 from trivium.cost.constants import priors
 from trivium.errors import ConfigError, nearest
 
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(gt=0, le=1)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# Bounds far from any machine, within which no price overflows.
+Rate = Annotated[float, Field(ge=1e-6, le=1e30)]
+Share = Annotated[float, Field(ge=1e-6, le=1)]
+Seconds = Annotated[float, Field(ge=0, le=1e30)]
 Generation = Literal["ampere", "hopper", "blackwell", "cpu"]
 
 HERE = "this-machine"  # machines/this-machine.yaml, with the cores and memory that were found
@@ -164,9 +175,10 @@ def machine_from_file(path: Path) -> Machine:
         raise ConfigError(f"machine file {path} cannot be read: {error}") from None
     tree = _parsed(text, str(path))
     try:
-        return build(Machine, _with_base(tree))
+        whole = _with_base(tree)
     except ConfigError as error:
-        raise ConfigError("\n".join(f"{path}: {line}" for line in str(error).splitlines())) from None
+        raise ConfigError(f"{path}: {error}") from None
+    return build_named(Machine, whole, str(path))
 
 
 def this_machine(cores: int, memory_bytes: int) -> Machine:

@@ -10,7 +10,7 @@ import numpy as np
 import yaml
 from pydantic import Field
 
-from trivium.config import AboveZero, Config, build, mapping_of_yaml, to_tree
+from trivium.config import AboveZero, Config, build_named, mapping_of_yaml, to_tree
 from trivium.errors import ConfigError, DataError
 
 FEWEST = 5  # steps that a factor is learned from
@@ -80,4 +80,4 @@ def read_stack(path: Path) -> LearnedStack:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"stack file {path} cannot be read: {' '.join(str(error).split())}") from None
     law = "write it with `trivium plan calibrate`"
-    return build(LearnedStack, mapping_of_yaml(text, f"stack file {path}", law))
+    return build_named(LearnedStack, mapping_of_yaml(text, f"stack file {path}", law), str(path))
