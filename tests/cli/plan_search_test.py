@@ -132,6 +132,31 @@ def test_no_file_that_a_search_reads_is_written_over(call, tmp_path, monkeypatch
     assert {name: (tmp_path / name).read_text() for name in texts} == texts
 
 
+def test_a_winner_of_more_nodes_than_its_machine_has_is_not_written(call, tmp_path):
+    """Its preset names the machine as it is, on which it could not be priced."""
+    asked = ("search", "--model", "demo", "--machine", "workstation", "--out", str(tmp_path / "best.yaml"))
+    code, _, told = call(*asked, "--nodes", "4")
+    assert code == 2 and "workstation has 1, of which --nodes is 4; write a machine file" in " ".join(
+        told.split()
+    )
+    larger = tmp_path / "larger.yaml"
+    larger.write_text("base: workstation\nnodes: 4\n")
+    assert call(*asked, "--machine", str(larger))[0] == 0
+    assert call("estimate", "--preset", str(tmp_path / "best.yaml"))[0] == 0
+
+
+@pytest.mark.parametrize("field", ["tensor", "context", "micro", "chunks", "shards"])
+def test_choices_beyond_what_a_plan_may_have_are_refused(call, field):
+    code, _, told = call("search", "--model", "demo", "--set", f"search.{field}=[9223372036854775807]")
+    assert code == 2 and f"search.{field}.0" in told and "less than or equal to 1000000" in told
+
+
+def test_curves_over_more_devices_than_arithmetic_holds_are_refused(call):
+    for largest in (10**19, 10**24):
+        code, _, told = call("scale", "--preset", "gpt-1.3b", "--largest", str(largest))
+        assert code == 2 and "--largest" in told
+
+
 def test_a_winner_stays_compiled_and_is_recorded_where_that_may_be(call, tmp_path):
     mine, out = tmp_path / "mine.yaml", tmp_path / "winner.yaml"
     mine.write_text("base: demo\nmachine: selene\nplan: {compiled: true, cuda_graphs: true}")

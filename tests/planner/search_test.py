@@ -190,6 +190,22 @@ def test_ranks_that_no_layout_divides_are_refused_with_the_numbers():
 
 
 @pytest.mark.parametrize(
+    ("only", "named"),
+    [
+        ({"zero": (0,), "shards": (2,)}, "search.zero, or of search.shards"),
+        ({"schedules": ("zb-v",), "pipeline": (1,)}, "search.pipeline, or of search.schedules"),
+        (
+            {"tensor": (1,), "pipeline": (4,), "chunks": (9,), "schedules": ("interleaved",)},
+            "search.schedules, or of",
+        ),
+    ],
+)
+def test_choices_that_contradict_each_other_are_named_not_the_ranks(only, named):
+    with pytest.raises(ConfigError, match=f"no layout of 4 ranks is legal.*; allow other choices of {named}"):
+        search(subject_of(small()), HERE, 4, SearchSpace(context=(1,), **only))
+
+
+@pytest.mark.parametrize(
     ("batch", "only", "nearest"),
     [
         (30, {"micro": (4,)}, (28, 32)),

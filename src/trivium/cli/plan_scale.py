@@ -8,6 +8,7 @@ import typer
 
 from trivium.cli.options import DEFAULT_PRESET, STANDARD_OUTPUT, Sets
 from trivium.cli.plan_estimate import MachineOption, PresetOption
+from trivium.cli.plan_search import MOST
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, resolve, with_options
 from trivium.cli.show import say, table
@@ -27,7 +28,8 @@ def scale(
     machine: MachineOption = None,
     sets: Sets = None,
     largest: Annotated[
-        int, typer.Option("--largest", metavar="N", help="Devices at the end of the curves.")
+        int,
+        typer.Option("--largest", metavar="N", max=MOST, help="Devices at the end of the curves."),
     ] = LARGEST,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the curves.")

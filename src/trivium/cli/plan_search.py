@@ -152,6 +152,8 @@ def _find(asked: Asked) -> Found:
     where = machine_of(config.machine)
     if asked.nodes is not None:
         where = where.with_nodes(asked.nodes)
+        if asked.out is not None:
+            _refuse_more_nodes(asked.out, config.machine, machine_of(config.machine).nodes, asked.nodes)
     if ranks is None:
         ranks = where.devices if where.sharing == "exclusive" else config.plan.layout.world_size
     found = find(Subject.of(config.plan), where, ranks, config.search)
@@ -182,6 +184,15 @@ def _refuse_what_is_read(out: Path, model: str, machine: str) -> None:
         raise ConfigError(
             f"--out {out}: the search reads this file (--model {model}, what it inherits from, its machine), and the "
             f"winner would take its place; name another, as --out {out.with_stem(f'{out.stem}-winner')}"
+        )
+
+
+def _refuse_more_nodes(out: Path, machine: str, has: int, asked: int) -> None:
+    """ConfigError where the winner's preset, which names its machine as it is, could not be priced there."""
+    if asked > has:
+        raise ConfigError(
+            f"--out {out}: a preset names a machine and not how many nodes, and {machine} has {has}, of which --nodes "
+            f"is {asked}; write a machine file with `base: NAME` and `nodes: {asked}`, and give that as --machine"
         )
 
 

@@ -4,13 +4,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from trivium.config import MOST, Config, Positive
+from trivium.config import Config, Positive
 from trivium.cost.hardware import USABLE
 from trivium.plan.schedule import ScheduleName
+from trivium.plan.sizes import MOST_RANKS, Degree, Sequences
 
 Named = Literal["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "1f1b-split"]
-Degrees = tuple[Positive, ...] | None
-Shards = Annotated[int, Field(ge=2, le=MOST)] | Literal["node"] | None
+Degrees = tuple[Degree, ...] | None
+Shards = Annotated[int, Field(ge=2, le=MOST_RANKS)] | Literal["node"] | None
 
 
 class SearchSpace(Config):
@@ -22,11 +23,11 @@ class SearchSpace(Config):
     tensor: Degrees = None  # degrees that may be chosen; null: any
     pipeline: Degrees = None  # degrees; null: any
     data: Degrees = None  # degrees; null: any
-    context: tuple[Positive, ...] = (1, 2, 4, 8)  # degrees
-    micro: tuple[Positive, ...] = (1, 2, 4, 8, 16)  # sequences of a micro-batch
+    context: tuple[Degree, ...] = (1, 2, 4, 8)  # degrees
+    micro: tuple[Sequences, ...] = (1, 2, 4, 8, 16)  # sequences of a micro-batch
     # of the pipeline; the first is that of plans without one, where it has one stage a rank
     schedules: tuple[Named, ...] = ("1f1b", "1f1b-split", "interleaved", "zb-h1", "zb-v")
-    chunks: tuple[Positive, ...] | None = None  # stages of a rank when interleaved; null: every legal number
+    chunks: tuple[Degree, ...] | None = None  # stages of a rank when interleaved; null: every legal number
     # what the backward computes again: attention's core, whole layers
     recompute: tuple[Literal["none", "attention", "layer"], ...] = ("none", "attention", "layer")
     recompute_every: tuple[Positive, ...] = (1, 2, 3, 4, 8)  # of layers: the largest with which a plan fits

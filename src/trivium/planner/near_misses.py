@@ -22,7 +22,7 @@ from trivium.planner.grid import MODE_NAMES, Candidates, Grid, Subject, columns_
 from trivium.planner.laws import INTERLEAVED, LAWS, batch_unit, legal, told
 from trivium.planner.pricing import Ranking, Winner, price, rank, utilisation
 from trivium.planner.search import Found, legal_plans, memory_limit
-from trivium.units import format_bytes
+from trivium.units import counted, format_bytes
 
 WORTH = 0.01  # of the devices' time: what saves less is not told
 NEAR = 1 / 16  # of the batch: how far another one may be
@@ -240,8 +240,9 @@ def _nodes(found: Found, space: SearchSpace, best: Winner) -> Iterator[NearMiss]
             continue
         other = machine.with_nodes(max(nodes, machine.nodes))
         asked = replace(found, machine=other, ranks=nodes * per_node)
-        change = f"{nodes:,} nodes instead of {now:,}"
-        yield from _best_of(change, f"its layout is one of {nodes * per_node:,} ranks", asked, space, best)
+        change = f"{counted(nodes, 'node')} instead of {now:,}"
+        obstacle = f"its layout is one of {counted(nodes * per_node, 'rank')}"
+        yield from _best_of(change, obstacle, asked, space, best)
 
 
 def _best_of(

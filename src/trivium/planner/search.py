@@ -69,13 +69,26 @@ def _no_legal_plan(
     reasons = "; ".join(f"{family.example} ({family.layouts:,} layouts)" for family in worst)
     batches = _legal_batches(subject, machine, ranks, space)
     near = " or ".join(f"{batch:,}" for batch in batches)
-    remedy = f"nearest legal batch: {near}" if batches else "choose ranks that divide heads x layers"
+    if batches:
+        remedy = f"nearest legal batch: {near}"
+    elif forbidding := _forbidding(subject, machine, ranks, space):
+        remedy = f"allow other choices of {', or of '.join(f'search.{name}' for name in forbidding)}"
+    else:
+        remedy = "choose ranks that divide heads x layers"
     if ranks == machine.devices:
         remedy = f"these are all devices of {machine.name}: give --nodes or --ranks for fewer; {remedy}"
     return (
         f"no layout of {ranks} ranks is legal for plan.model (layers {model.layers}, heads {model.heads}) and "
         f"plan.batch.sequences {subject.sequences}: {reasons}; {remedy}"
     )
+
+
+def _forbidding(subject: Subject, machine: Machine, ranks: int, space: SearchSpace) -> list[str]:
+    """Fields of the space of which the usual choices would leave some plan legal."""
+    usual = {name: field.default for name, field in SearchSpace.model_fields.items()}
+    given = [name for name, value in usual.items() if getattr(space, name) != value]
+    others = {name: space.model_copy(update={name: usual[name]}) for name in given}
+    return [n for n, other in others.items() if len(legal_plans(subject, machine, ranks, other).candidates)]
 
 
 def _named(degrees: tuple[int, ...] | None) -> str:
