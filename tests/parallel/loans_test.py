@@ -31,6 +31,7 @@ from trivium.parallel.loans import INLINE_BYTES, Key
 from trivium.parallel.mesh import Group, Mesh
 from trivium.parallel.process_memory import read_memory, why_siblings_cannot_read
 from trivium.plan.layout import Layout
+from trivium.training.supervise import LOST
 
 Tensor = torch.Tensor
 
@@ -181,6 +182,19 @@ def test_a_rank_that_ends_is_noticed_at_once_and_after_what_it_said(place: Place
     with pytest.raises(RuntimeError, match="rank 0 has closed its connection"):
         begin_send(out, 0, group)
     assert time.monotonic() - begin < 5
+
+
+@ranks(2)
+def test_of_a_rank_that_ends_with_something_lent_it_is_said_that_it_has_ended(place: Place) -> None:
+    """In words by which others know that it is the one to blame."""
+    group = connected_pair(place)
+    if place.rank == 0:
+        begin_send(torch.ones(INLINE_BYTES), 1, group)
+        return
+    time.sleep(0.6)
+    with pytest.raises(RuntimeError, match="rank 0 has closed its connection") as caught:
+        begin_receive(torch.zeros(INLINE_BYTES), 0, group).wait()
+    assert any(words in str(caught.value) for words in LOST)
 
 
 @ranks(2)

@@ -89,6 +89,8 @@ class HostPeer:
         """Copy bytes from an address of the other process to one of this."""
         try:
             read_memory(self._pid, source, target, size)
+        except ProcessLookupError as error:
+            raise RuntimeError(self._ended()) from error
         except OSError as error:
             raise RuntimeError(f"rank {self.rank} (process {self._pid}) cannot be read: {error}") from error
 
