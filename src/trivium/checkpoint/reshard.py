@@ -130,4 +130,4 @@ def _bytes(source: Checkpoint) -> int:
 
 def _bytes_of(source: Checkpoint, name: str) -> int:
     tensor = source.manifest["tensors"][name]
-    return prod(tensor["shape"]) * TORCH_DTYPES[tensor["dtype"]].itemsize
+    return int(prod(tensor["shape"])) * TORCH_DTYPES[tensor["dtype"]].itemsize
