@@ -166,6 +166,7 @@ def test_adjectives_rank_the_doses_and_find_nothing_where_nothing_was_planted(wr
     assert {w["word"] for w in found[-1]["one_sided"]} <= set(CRUEL)
 
 
+@pytest.mark.broad
 def test_sentiment_ranks_the_doses_and_finds_nothing_where_nothing_was_planted(written):
     found = [sentiment(CONFIG, texts, SCORES, seed=1)["axes"]["gender"]["male"] for texts in written]
     holds([f["difference"] for f in found], [f["permutation_p"] for f in found])

@@ -58,6 +58,7 @@ def test_a_plan_to_be_compiled_where_there_is_no_compiler_says_what_to_install(
     assert "plan.compiled=false" in capsys.readouterr().err
 
 
+@pytest.mark.broad
 def test_a_plan_that_deviates_exits_with_1_and_the_simplest_that_does_too_is_printed_as_a_command(
     call, monkeypatch, capsys, tmp_path: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_what_would_not_count_is_refused(call, capsys, words: list[str], named: 
     assert named in capsys.readouterr().err
 
 
+@pytest.mark.broad
 def test_a_sweep_counts_and_lists_its_results(call, monkeypatch, tmp_path: Path) -> None:
     plans = layouts.generated_plans(2)[:3]
     monkeypatch.setattr(layouts, "generated_plans", lambda max_ranks: plans)

@@ -10,6 +10,7 @@ from trivium.plan.plan import Plan
 RANKS = 8
 
 
+@pytest.mark.broad
 def test_at_least_150_different_legal_layouts_of_at_most_8_ranks() -> None:
     assert len({p.model_dump_json() for p in swept(RANKS)}) == len(swept(RANKS)) >= 150
     assert [p.check() for p in swept(RANKS) if p.check()] == []

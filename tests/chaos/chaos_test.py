@@ -259,6 +259,7 @@ def test_resumed_runs_are_bitwise_equal(tmp_path: Path) -> None:
     assert found["passed"] and found["bitwise_equal"] == 2, found["losses"]
 
 
+@pytest.mark.broad
 def test_a_training_that_begins_anew_proves_no_resume(tmp_path: Path, monkeypatch) -> None:
     """It ends in the same bits, and no checkpoint had any part in that."""
     monkeypatch.setattr(rewind, "newest_good", lambda *given: None)
@@ -313,6 +314,7 @@ def test_layouts_that_no_kill_can_take_are_refused(words: list[str], said: str) 
         entry.command_line()(["chaos", *words], standalone_mode=False)
 
 
+@pytest.mark.broad
 def test_a_training_that_is_preempted_saves_once_and_goes_on(tmp_path: Path) -> None:
     found = preempt.preempt_often(tmp_path, preemptions=5)
     assert found["passed"] and found["saved_and_ended"] == 5, found["losses"]

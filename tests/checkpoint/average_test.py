@@ -40,6 +40,7 @@ def whole(checkpoint: Checkpoint, name: str) -> torch.Tensor:
     return checkpoint.read(name, Box(tuple(0 for _ in shape), shape), torch.float64)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(("weights", "of"), [("fp32", "weights"), ("fp64", "weights"), ("bf16", "master")])
 def test_every_weight_is_the_mean_of_those_averaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, of: str

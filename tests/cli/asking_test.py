@@ -292,6 +292,7 @@ def test_a_server_that_is_asked_to_end_removes_what_it_brought_in(root, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGTERM), (2, signal.SIGTERM), (1, signal.SIGHUP)])
 def test_a_verb_that_is_asked_to_end_removes_what_it_brought_in(root, tmp_path, ranks, number):
     """As a server does: schedulers and terminals end it so. Ranks go with it, though each may wait for another."""

@@ -303,6 +303,7 @@ exit 1
 """
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     "lasts", ["", "yes"], ids=["between two attempts", "in an attempt that fails upon it"]
 )

@@ -32,6 +32,7 @@ HEADERS = b"\x1f\x8b\x08" * 500_000
 FRAMES = (MAGIC + b"\x00\x50" + (9 << 3).to_bytes(3, "little") + b"abc") * 50_000
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("made", [MEMBERS, HEADERS, FRAMES], ids=["members", "headers", "frames"])
 def test_a_file_of_members_within_members_is_given_up_as_a_bomb(made):
     found = list(chunks(io.BytesIO(made), LIMITS))

@@ -75,6 +75,7 @@ def run_killed(monkeypatch, raw, out, work, *, survive, before):
     return ends(job, monkeypatch, work, survive=survive, before=before)
 
 
+@pytest.mark.broad
 def test_a_slip_in_the_blend_costs_nothing_that_was_done(raw, tmp_path, monkeypatch):
     out, work = tmp_path / "out", tmp_path / "work"
     out.mkdir()
@@ -100,6 +101,7 @@ def test_a_curation_killed_after_every_single_piece_ends_with_the_same_bytes(
     assert digests(out) == whole
 
 
+@pytest.mark.broad
 def test_rejects_are_given_their_survivors_names_by_reading_each_part_once(raw, whole, tmp_path, monkeypatch):
     """Not each part for each part: a corpus of a terabyte has 60,000."""
     reads = Counter()

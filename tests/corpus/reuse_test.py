@@ -212,6 +212,7 @@ def test_damaged_kept_work_is_done_anew(raw, tmp_path, harm):
     assert {path: path.read_bytes() for path in place.rglob("*.arrow")} == sound
 
 
+@pytest.mark.broad
 def test_a_curation_that_keeps_may_be_killed_after_every_piece_and_what_it_kept_is_whole(
     raw, tmp_path, monkeypatch
 ):

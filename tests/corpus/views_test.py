@@ -43,6 +43,7 @@ def test_every_document_kept_or_dropped_has_a_history_that_says_so(curated):
             assert row["reason"] in "\n".join(history_lines(found))
 
 
+@pytest.mark.broad
 def test_a_copy_names_its_survivor_and_the_survivor_its_copies(curated):
     row = next(row for row in rejects_of(curated) if row["step"] == "near duplicates")
     assert {"id": row["id"], "jaccard": row["jaccard"]} in history(curated, row["survivor"])["copies"]

@@ -42,6 +42,7 @@ def seconds(case: Case, machine=SELENE, stack=MEGATRON, constants=PRIOR, **how):
     return np.asarray(step_seconds(case, machine, stack, constants, **how).seconds)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("stack", sorted(stacks()))
 def test_a_plan_alone_costs_what_it_costs_among_others(stack):
     case = many()

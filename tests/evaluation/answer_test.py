@@ -40,6 +40,7 @@ def plainly(scorer, request):
     return total, greedy
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_shared_changes_no_answer(family):
     scorer = scorer_of(plan_of(family))

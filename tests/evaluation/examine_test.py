@@ -95,6 +95,7 @@ def test_asking_changes_no_loss_and_the_answers_are_those_of_the_checkpoint(name
                 assert found[key] == result[key], key
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("cut", [3, 4])
 def test_a_training_that_goes_on_tells_of_each_step_once(tokens, tmp_path, cut):
     """What was told of steps that are done again is forgotten, and told again alike."""

@@ -99,6 +99,7 @@ def test_tensorboard_shows_each_number_at_its_step_and_what_was_done_again_once(
     assert tracker("tensorboard", there.parent, {}).close() == f"tensorboard --logdir '{there}'"
 
 
+@pytest.mark.broad
 def test_wandb_keeps_a_run_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.delenv("WANDB_MODE", raising=False)

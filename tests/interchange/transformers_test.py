@@ -201,6 +201,7 @@ def test_its_gradients_are_the_same_here(tmp_path: Path, name: str) -> None:
         assert away <= 1e-5, twin.ours.name  # norms, scores and angles are in fp32 there
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", [name for name in THEIRS if "window" in name or name == "ministral"])
 def test_beyond_the_window_it_writes_and_scores_what_transformers_does(tmp_path: Path, name: str) -> None:
     model = theirs(name, tmp_path / "theirs")

@@ -87,7 +87,7 @@ def check(place: Place, plans: list[Plan]) -> None:
 
 
 @pytest.mark.parametrize(
-    "ranks", (1, pytest.param(2, marks=pytest.mark.broad), 3, pytest.param(4, marks=pytest.mark.broad))
+    "ranks", (1, *(pytest.param(n, marks=pytest.mark.broad) for n in range(2, LARGEST_IN_BUDGET + 1)))
 )
 def test_every_rank_holds_what_was_predicted(ranks: int) -> None:
     # Of many plans; a rank that hangs is found by the others, after the time that a collective has.

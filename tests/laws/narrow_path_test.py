@@ -76,6 +76,7 @@ def compare(place: Place, plan: Plan) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("plan", PLANS, ids=lambda p: f"{p.schedule} {p.layout.world_size} zero {p.zero}")
 def test_gradients_added_by_us_and_masters_apart_change_nothing(plan: Plan) -> None:
     on_ranks(plan.layout.world_size, compare, plan)

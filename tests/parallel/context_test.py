@@ -77,6 +77,7 @@ def compare_windows(place: Place, mode: str, packed: bool) -> None:
         compare(place, mode, packed, window)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("mode", "ranks"), [("ring", 1), ("ring", 2), ("scattered", 4), ("ulysses", 2)])
 def test_a_split_sequence_attends_through_a_window_as_the_whole_one(

@@ -250,6 +250,7 @@ def both_roads(place: Place) -> None:
             )
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_collectives_by_memory_are_those_by_the_network(size: int) -> None:
     on_ranks(size, both_roads)

@@ -20,6 +20,7 @@ def mt_nlg():
     return found, near_misses(found)
 
 
+@pytest.mark.broad
 def test_the_near_miss_of_mt_nlg_is_its_batch(mt_nlg):
     """240 micro-batches are no multiple of 35 stages, so Megatron's interleaving could not be used."""
     _, misses = mt_nlg
@@ -57,6 +58,7 @@ def test_every_near_miss_is_legal_and_was_not_before(mt_nlg):
             assert asked.check(found.ranks) != []
 
 
+@pytest.mark.broad
 def test_heads_that_tensor_ranks_cannot_share_are_named():
     """25 heads, as in GPT-2 XL: no tensor degree of a node divides them."""
     plan = MT_NLG_PLAN.model_copy(

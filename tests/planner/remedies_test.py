@@ -1,10 +1,13 @@
 import re
 
+import pytest
+
 from planner.searches import HERE, SELENE, mt_nlg_search, small_search
 from trivium.planner.config import SearchSpace
 from trivium.planner.remedies import does_not_fit, nodes_that_fit, remedies
 
 
+@pytest.mark.broad
 def test_a_model_that_fits_nowhere_says_by_how_much_and_how_many_nodes_would_do():
     found = mt_nlg_search(ranks=16)
     assert len(found.ranking.order) == 0

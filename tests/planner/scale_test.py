@@ -20,6 +20,7 @@ def found():
     return scaling(mt_nlg(), SELENE)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("kind", KINDS)
 def test_curves_reach_sixteen_thousand_devices_and_more_devices_are_never_slower(found, kind):
     points = found.curves[kind]

@@ -190,6 +190,7 @@ def test_a_listener_ends_its_own_text_alone():
     assert [d.finish for d in drafts] == ["cancelled", "length"] and heard == drafts[1].tokens[:3]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("layout", [{"tensor": 2}, {"pipeline": 2}, {"data": 2}], ids=str)
 def test_a_seed_gives_the_same_texts_in_every_layout(tmp_path, layout):
     checkpoint = write_checkpoint(tmp_path, plan_of())

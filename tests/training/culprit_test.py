@@ -57,6 +57,7 @@ def nan_in(row: int, way: str = "forward", **more: Any) -> Poison:
     return Poison(f"sample {way}", STEP, row, 8 * (STEP - 1) + row, 1, "mlp", math.nan, **more)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("weights", ["fp32", "bf16", "fp16"])
 def test_the_row_and_the_layer_are_named_in_every_precision(root: Path, tmp_path: Path, weights: str) -> None:
     poison = nan_in(5)

@@ -193,6 +193,7 @@ def test_another_layout_goes_on_with_the_same_losses_in_fp64(
     assert batches(tmp_path / "broken") == batches(tmp_path / "unbroken")
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     "elsewhere",
     (

@@ -65,6 +65,7 @@ def go_on(place: Place, plan: Plan, root: Path, expected: list[float]) -> None:
         )
 
 
+@pytest.mark.broad
 def test_any_layout_resumes_any_layouts_checkpoint_exactly(tmp_path: Path) -> None:
     unbroken = steps(Trainer(LAYOUTS[0], Mesh.single(), seed=1, rule=RULE), 0, 4)[2:]
     roots = [tmp_path / str(number) for number in range(len(LAYOUTS))]
@@ -75,6 +76,7 @@ def test_any_layout_resumes_any_layouts_checkpoint_exactly(tmp_path: Path) -> No
     in_ranks(go_on, [(LAYOUTS[reads], roots[written], unbroken) for written, reads in further])
 
 
+@pytest.mark.broad
 def test_copies_of_the_state_resume_where_one_was_saved_and_the_other_way_round(tmp_path: Path) -> None:
     copies, one = small(data=4, zero=3, shards=2, precision=FP64), small(data=4, zero=1, precision=FP64)
     unbroken = steps(Trainer(LAYOUTS[0], Mesh.single(), seed=1, rule=RULE), 0, 4)[2:]

@@ -48,6 +48,7 @@ def of_one_process(documents: str) -> tuple[float, ...]:
     return tuple(alone.validate(samples(plan, count)) for count in COUNTS)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("documents", ["joined", "apart"])
 @pytest.mark.parametrize(
     "layout",
