@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from trivium.cli.ended import ended_in_order
 from trivium.cli.options import refuse_no_place_for
 from trivium.cli.show import progress_of, say
 from trivium.errors import ConfigError, Preempted
@@ -70,7 +70,7 @@ def chaos(**given: Any) -> None:
         options = ", ".join(f"--{harm.option} N" for harm in HARMS)
         raise ConfigError(f"nothing to do: every number is 0; give one or more of {options}")
     refuse_no_place_for("--json", json)
-    with _ended_in_order():
+    with _trainings_ended():
         harms = {h.option: _done(h, n, layouts or LAYOUTS, seed) for h, n in asked.items() if n}
     counts = Counter[str]()  # at hand; of what several harms count, all
     for harm in harms.values():
@@ -108,34 +108,15 @@ app.command()(chaos)
 
 
 @contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Inside, a signal that ends this process raises SystemExit(128 + signal): trainings and their folder go first.
-
-    What is forked from here ends by the signal itself, without clearing up what is this process's. A training that
-    runs in this process listens for itself, and its `Preempted` ends the verb in the same way.
-    """
-    own = os.getpid()
-
-    def end(number: int, _: FrameType | None) -> None:
-        if os.getpid() != own:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-            return
-        for other in ENDING:  # one request may come several times
-            signal.signal(other, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    heard = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores one
-    for number in heard:
-        signal.signal(number, end)
-    try:
-        yield
-    except (Preempted, EndedAtOnce) as ended:
-        code = ended.exit_code if ended.exit_code > 128 else 128 + signal.SIGTERM
-        raise SystemExit(code) from None
-    finally:
-        for number in heard:
-            signal.signal(number, signal.SIG_DFL)
+def _trainings_ended() -> Iterator[None]:
+    """Inside, a signal ends this process in order. A training that runs in it listens for itself, and its `Preempted`
+    ends the verb in the same way."""
+    with ended_in_order(ENDING):
+        try:
+            yield
+        except (Preempted, EndedAtOnce) as ended:
+            code = ended.exit_code if ended.exit_code > 128 else 128 + signal.SIGTERM
+            raise SystemExit(code) from None
 
 
 def _done(harm: Harm, number: int, layouts: int, seed: int) -> dict[str, Any]:

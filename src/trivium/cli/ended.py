@@ -1,7 +1,8 @@
-"""Verbs that ask a model end in order when they are asked to: what they brought in goes with them."""
+"""Verbs end in order when they are asked to: what they brought in, or began, goes with them."""
 
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -9,15 +10,21 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def ended_in_order() -> Iterator[None]:
-    """Inside, signals that end a process raise SystemExit: what was written aside, as a copy of a model, is removed."""
+def ended_in_order(signals: Sequence[signal.Signals] = ENDING) -> Iterator[None]:
+    """Inside, a signal that ends this process raises SystemExit(128 + signal): a copy of a model, or a training, goes
+    first. What is forked from here ends by the signal itself, without clearing up what is this process's."""
+    own = os.getpid()
 
     def end(number: int, _: FrameType | None) -> None:
-        for other in heard:  # one request may come several times
+        if os.getpid() != own:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        for other in signals:  # one request may come several times
             signal.signal(other, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    heard = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores one
+    heard = [number for number in signals if signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores one
     for number in heard:
         signal.signal(number, end)
     try:
