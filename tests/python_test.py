@@ -5,6 +5,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -171,3 +172,19 @@ def test_a_saved_state_goes_on_as_if_nothing_had_been(tmp_path: Path):
     assert told == [3, 6, 24, 1]
     restore(trainers[1], found)
     assert steps(trainers[1], 3) == steps(trainers[0], 3)
+
+
+@pytest.mark.parametrize("layout", [{"data": 2}, {"context": 2}, {"tensor": 2}, {"pipeline": 2}])
+def test_a_mesh_of_another_layout_is_refused(layout: dict[str, int]):
+    """One process does its share of the plan and nobody the rest: half of the batch, and half of its loss."""
+    plan = trivium.Plan(model=SHAPE | {"layers": 2}, layout=layout, batch={"sequences": 2}).checked()
+    (axis,) = layout
+    with pytest.raises(ConfigError, match=rf"plan\.layout\.{axis} is 2, and the mesh was connected for 1"):
+        trivium.Trainer(plan, trivium.Mesh.single(), seed=1, rule=trivium.AdamRule())
+
+
+def test_a_mesh_of_other_ends_is_refused():
+    mesh = trivium.Mesh.single()
+    mesh.refuse_other(trivium.Layout(), (0,))
+    with pytest.raises(ConfigError, match=r"other ends .*pipeline ranks \[0, 1\].*ends=plan\.ends"):
+        replace(mesh, pipeline=replace(mesh.pipeline, ranks=(0, 1))).refuse_other(trivium.Layout(), (0, 1))

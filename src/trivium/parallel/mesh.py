@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from trivium.config import written
 from trivium.errors import ConfigError
 from trivium.parallel.launch import COLLECTIVE_TIMEOUT_SECONDS, lends_memory
 from trivium.parallel.loans import HostPeer
@@ -126,6 +127,22 @@ class Mesh:
     def joins(self, ends: tuple[int, ...]) -> bool:
         """Whether this rank, if it is one of the pipeline ranks `ends`, shares a group with the others."""
         return self.pipeline.index not in ends or {self.pipeline.ranks[n] for n in ends} <= {*self.ends.ranks}
+
+    def refuse_other(self, layout: Layout, ends: tuple[int, ...]) -> None:
+        """ConfigError unless it was connected for such a layout and such ends: what is shared out over ranks that are
+        not there, nobody does."""
+        for name in (*AXES, "shards"):
+            asked, here = getattr(layout, name), getattr(self.layout, name)
+            if asked != here:
+                raise ConfigError(
+                    f"plan.layout.{name} is {written(asked)}, and the mesh was connected for {written(here)}; connect "
+                    f"it for the plan's: Mesh.connect(plan.layout, …, ends=plan.ends), on each of its ranks"
+                )
+        if not self.joins(ends):
+            raise ConfigError(
+                f"the mesh was connected for other ends of the model than the plan's, the pipeline ranks {list(ends)}; "
+                f"connect it for these: Mesh.connect(plan.layout, …, ends=plan.ends)"
+            )
 
     def wait_at_most(self, seconds: float) -> None:
         """For the others, in whatever begins from now on."""

@@ -97,7 +97,7 @@ class Trainer:
     """One rank's model, gradients and optimizer under a plan."""
 
     def __init__(self, plan: Plan, mesh: Mesh, *, seed: int, rule: AdamRule, initial: bool = True) -> None:
-        assert mesh.joins(plan.ends), f"the mesh was connected for other ends of the model than {plan.ends}"
+        mesh.refuse_other(plan.layout, plan.ends)
         self.plan, self.mesh, self.seed = plan, mesh, seed
         self.stages, birth = bare_stages(plan, mesh), seed if initial else None
         self.buckets: list[Bucket] = make_buckets(
