@@ -1,9 +1,11 @@
 """`trivium checkpoint`: what it says, and its exit codes."""
 
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +20,7 @@ from trivium.checkpoint.lease import holding
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.save import save
 from trivium.cli import main as entry
-from trivium.config import to_tree
+from trivium.config import parse_assignments, to_tree
 from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box
 from trivium.tokens.tokenizer import train_tokenizer
@@ -174,6 +176,21 @@ def test_export_and_import_go_round(call, run: Path) -> None:
     name = "weights/layers.2.attention.qkv.weight"
     assert torch.equal(one.read(name, box, torch.float32), two.read(name, box, torch.float32))
     assert call("export", "--to", "onnx", str(run / "x"))[0] == 2
+
+
+def test_what_an_import_says_to_type_is_read_as_it_is_meant(call, run: Path) -> None:
+    folder = run / "hf #2"
+    assert call("export", str(folder), "20")[0] == 0
+    train_tokenizer(["some words"] * 3, 260).save(folder / "tokenizer.json")
+    told = call("import", str(folder), "--to", str(run / "imported #2"))[1]
+    tokens, trained = (
+        parse_assignments([after for word, after in pairwise(shlex.split(line)) if word == "--set"])
+        for line in told.splitlines()
+        if " --set " in line
+    )
+    assert tokens["tokens"]["tokenizer"] == str(folder.resolve())
+    assert trained["training"]["start_from"] == str((run / "imported #2" / step_name(0)).resolve())
+    assert trained["plan"]["model"]["qkv_bias"] is False and "qkv_bias=false" in told
 
 
 def test_a_checkpoint_of_another_run_is_exported_with_that_runs_tokenizer(

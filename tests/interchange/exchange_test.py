@@ -141,6 +141,19 @@ def test_a_wrong_export_does_not_get_its_name(tmp_path: Path, monkeypatch, wrong
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ours"]
 
 
+def test_a_model_whose_training_diverged_is_no_fault_of_the_export(tmp_path: Path) -> None:
+    trainer = Trainer(small(), Mesh.single(), seed=7, rule=RULE)
+    trainer.buckets[0].weights.fill_(float("nan"))
+    path = save(
+        tmp_path / "ours", 4, fragments(trainer), Mesh.single(), {"plan": to_tree(trainer.plan), "updates": 4}
+    )
+    with pytest.raises(
+        CheckpointError, match=r"step-00000004: .*own logits are not finite.*earlier checkpoint"
+    ):
+        export_hf(Checkpoint.open(path), tmp_path / "hf", tokenizer=None)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["ours"]
+
+
 @pytest.mark.parametrize("model", sorted(MODELS))
 def test_rounding_alone_refuses_no_export(tmp_path: Path, monkeypatch, model: str) -> None:
     """Large weights make that of fp32 larger than any bound that finds faults; in fp64 what is right is equal."""

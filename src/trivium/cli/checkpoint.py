@@ -230,7 +230,7 @@ def import_(
     if (folder / "tokenizer.json").is_file():
         try:
             words = given_tokenizer(str(folder))
-            chosen = [f"tokens.tokenizer={folder.resolve()}"]
+            chosen = [f"tokens.tokenizer={as_value(str(folder.resolve()))}"]
             chosen += [
                 f"{field}={words.vocabulary}" for field in ("tokens.vocabulary", "plan.model.vocabulary")
             ]

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.checkpoint.reshard import Part, write_whole
-from trivium.config import leaves, to_tree
+from trivium.config import leaves, to_tree, written
 from trivium.errors import ConfigError, DataError
 from trivium.interchange.names import HEAD, INDEX, WEIGHTS, Twin, twins
 from trivium.interchange.settings import ids_of, marks_of, shape_of
@@ -86,7 +86,9 @@ def import_hf(folder: Path, root: Path) -> Path:
 
 def settings_of(model: ModelShape) -> list[str]:
     """The overrides, as `plan.model.layers=2`, that make a run of this model."""
-    return [f"plan.model.{path}={value}" for path, value in leaves(to_tree(model)) if value is not None]
+    return [
+        f"plan.model.{path}={written(value)}" for path, value in leaves(to_tree(model)) if value is not None
+    ]
 
 
 def _refuse_missing(where: Mapping[str, Held], rows: Iterable[Twin], folder: Path) -> None:

@@ -187,6 +187,11 @@ def _difference(source: Checkpoint, plan: Plan, folder: Path, positions: int) ->
         found = float((ours - theirs).abs().max()) if ours.shape == theirs.shape else float("inf")
         if found <= TOLERANCE * max(1.0, float(ours.abs().max())):
             return found
+    if not ours.isfinite().all():
+        raise CheckpointError(
+            f"{source.directory}: the model's own logits are not finite, so that nothing was exported: its weights are "
+            f"damaged or training diverged; export an earlier checkpoint"
+        )
     raise CheckpointError(
         f"{folder}: logits differ by {found:.3g} in fp64 too, more than {TOLERANCE:g} of the largest; nothing was "
         f"exported: the architecture there does not compute what this model computes, which is a fault of the export: "
