@@ -219,6 +219,14 @@ def test_what_does_not_is_not(decay: dict[str, Any]) -> None:
             {"decay": "linear", "decay_tokens": 3200, "lr_final_fraction": 0},
             "0.003 from the start, linear to 0 at 3.2K, 0.0015 at the last step (1.6K)",
         ),
+        (
+            {"warmup_tokens": 4800},
+            "up to 0.001 at the last step (1.6K); all of it is warm-up, which reaches 0.003 at 4.8K tokens",
+        ),
+        (
+            {"warmup_tokens": 1600, "decay": "constant"},
+            "up to 0.003 at the last step (1.6K); all of it is warm-up, which reaches 0.003 at 1.6K tokens",
+        ),
     ],
 )
 def test_the_course_of_the_rate_is_told_in_words(given: dict[str, Any], told: str) -> None:

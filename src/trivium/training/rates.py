@@ -146,6 +146,9 @@ def rate_line(config: TrainingConfig, plan: Plan) -> str:
     warmup = config.warmup_tokens
     rise = f"up to {peak} at {format_count(warmup)} tokens" if warmup else f"{peak} from the start"
     ending = f"{at_last} at the last step ({format_count(last)})"
+    if last <= warmup:
+        all_of_it = f"all of it is warm-up, which reaches {peak} at {format_count(warmup)} tokens"
+        return f"learning rate: up to {ending}; {all_of_it}"
     if config.decay in ENDLESS:
         fall = "" if config.decay == "constant" else ", then by the inverse root"
         return f"learning rate: {rise}{fall}, {ending}"
