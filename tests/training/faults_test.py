@@ -78,6 +78,8 @@ def test_a_rank_that_dies_is_named_first_with_step_and_cause(tokens, tmp_path, m
     assert lines[0] == "warning: rank 1 of 2 in step 5: killed by SIGKILL"
     assert lines[1].startswith("warning: restart 1 of 1 in 0 s")
     assert [e["step"] for e in of_kind(tmp_path, "resumed")] == [4]
+    times = [e["time"] for e in read(tmp_path / EVENTS)]
+    assert times == sorted(times)
 
 
 def test_a_step_that_fails_twice_is_not_tried_a_third_time(tokens, tmp_path, monkeypatch) -> None:

@@ -276,14 +276,14 @@ class _Loop:
         for slow in told:
             if self._speaks:
                 warn(f"step {step}: {slow}")
-            self._note({"event": "slow rank", "step": step, "time": time.time(), **slow._asdict()})
+            self._note({"event": "slow rank", "step": step, **slow._asdict()})
 
     def _end_early(self, step: int) -> None:
         """All ranks, after a step: wait for the save, and go."""
         self.saves.finish()
         self.trainer.forget_recording()
         self.traces.finish()
-        self._note({"event": "preempted", "step": step, "time": time.time()})
+        self._note({"event": "preempted", "step": step})
         raise Preempted(
             f"asked to end; saved after step {step}. Run the same command again to go on from there"
         )
@@ -382,7 +382,7 @@ class _Loop:
 
     def _note(self, event: dict[str, Any]) -> None:
         if self._speaks:
-            append(self.job.out / EVENTS, event)
+            append(self.job.out / EVENTS, {**event, "time": time.time()})
 
 
 def identity_of(job: TrainingJob) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The checkpoints of a run: begun beside the training, acknowledged, thinned out, and their failures counted."""
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,7 +95,7 @@ class Saves:
         if self.mesh.rank != 0:
             return
         self._passed_over.discard(step)
-        self._note({"event": "saved", "step": step, "time": time.time()})
+        self._note({"event": "saved", "step": step})
         self._pruning = threading.Thread(target=self._prune, args=(step,), daemon=True, name="retention")
         self._pruning.start()
 
@@ -117,7 +116,7 @@ class Saves:
         limit = self.config.save_failures
         if self.mesh.rank == 0:
             warn(f"{error} ({self._failures} of {limit} failures in a row; training goes on until then)")
-            self._note({"event": "save failed", "step": step, "cause": str(error), "time": time.time()})
+            self._note({"event": "save failed", "step": step, "cause": str(error)})
         if self._failures >= limit:
             raise MachineError(
                 f"{error}. training.save_failures ({limit}) saves in a row failed; stopped, so that no more work is "
