@@ -14,6 +14,7 @@ import pytest
 import trivium
 from trivium.errors import ConfigError
 from trivium.tokens.shards import ShardWriter
+from trivium.tokens.tokenizer import train_tokenizer
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "python.md").read_text("utf-8")
 EXAMPLES = {
@@ -188,3 +189,52 @@ def test_a_mesh_of_other_ends_is_refused():
     mesh.refuse_other(trivium.Layout(), (0,))
     with pytest.raises(ConfigError, match=r"other ends .*pipeline ranks \[0, 1\].*ends=plan\.ends"):
         replace(mesh, pipeline=replace(mesh.pipeline, ranks=(0, 1))).refuse_other(trivium.Layout(), (0, 1))
+
+
+def test_a_path_may_be_a_text(tmp_path: Path):
+    from trivium import (
+        AdamRule,
+        Checkpoint,
+        Mesh,
+        NativeScorer,
+        Plan,
+        TokenDataset,
+        TokenShard,
+        Trainer,
+        export_hf,
+        import_hf,
+        load_tokenizer,
+        machine_from_file,
+        published,
+        save_state,
+    )
+
+    root = str(tmp_path)
+    Path(root, "here.yaml").write_text("base: selene\nname: here\n", "utf-8")
+    assert machine_from_file(f"{root}/here.yaml").name == "here"
+    train_tokenizer(["some words"] * 3, 260).save(tmp_path / "tokenizer.json")
+    words = load_tokenizer(f"{root}/tokenizer.json")
+    plan = Plan(model=SHAPE | {"vocabulary": words.vocabulary}, batch={"sequences": 1})
+    trainer = Trainer(plan, Mesh.single(), seed=1, rule=AdamRule())
+    path = str(save_state(trainer, f"{root}/checkpoints", 1))
+    assert [str(found) for found in published(f"{root}/checkpoints")] == [path]
+    opened = Checkpoint.open_together(path, trainer.mesh)
+    assert opened == Checkpoint.open(path)
+    assert NativeScorer.open(path, f"{root}/tokenizer.json").sequence == 4
+    folder = str(export_hf(opened, f"{root}/theirs", tokenizer=f"{root}/tokenizer.json").folder)
+    assert import_hf(folder, f"{root}/imported").parent == tmp_path / "imported"
+    for asked in (
+        lambda: TokenShard.open(f"{root}/none"),
+        lambda: TokenDataset.open(root, "train", sequence=4, seed=1),
+    ):
+        with pytest.raises(trivium.DataError, match=root):
+            asked()
+    job = trivium.TrainingJob(plan, trivium.TrainingConfig(steps=1), 1, root, f"{root}/run")  # type: ignore[arg-type]
+    with pytest.raises(trivium.DataError, match=f"{root} holds no tokens"):
+        trivium.start(job)
+
+
+def test_a_search_for_a_step_of_nothing_is_refused():
+    subject = trivium.Subject(trivium.ModelShape(**SHAPE), 0, trivium.Precision())
+    with pytest.raises(ConfigError, match="a step of 0 sequences trains on nothing; give 1 or more"):
+        trivium.search(subject, trivium.machine_named("selene"), ranks=8)

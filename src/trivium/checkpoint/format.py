@@ -51,8 +51,9 @@ def step_of(name: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def published(root: Path) -> list[Path]:
+def published(root: str | Path) -> list[Path]:
     """The checkpoints under `root`, oldest first."""
+    root = Path(root)
     if not root.is_dir():
         return []
     found = [

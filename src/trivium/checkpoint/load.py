@@ -32,9 +32,9 @@ class Checkpoint:
     traffic: Counter[str] = field(default_factory=Counter, compare=False)
 
     @classmethod
-    def open(cls, directory: Path) -> "Checkpoint":
+    def open(cls, directory: str | Path) -> "Checkpoint":
         """Open without reading tensors; CheckpointError when there is none or its manifest is damaged."""
-        return cls(directory, read_manifest(directory))
+        return cls(Path(directory), read_manifest(Path(directory)))
 
     @property
     def step(self) -> int:
@@ -76,13 +76,16 @@ class Checkpoint:
         verify(self.directory, self.manifest, share, shares, alive)
 
     @classmethod
-    def open_together(cls, directory: Path, mesh: Mesh, alive: Callable[[], None] = unheard) -> "Checkpoint":
+    def open_together(
+        cls, directory: str | Path, mesh: Mesh, alive: Callable[[], None] = unheard
+    ) -> "Checkpoint":
         """Open and verify, the ranks sharing the work; every rank raises CheckpointError when one finds damage.
 
         The first rank alone reads the manifest, which has many megabytes where there are thousands of ranks. alive:
         called as the work goes on.
         """
-        opened = cls(directory, found_by_first(lambda: read_manifest(directory), mesh, CheckpointError))
+        place = Path(directory)
+        opened = cls(place, found_by_first(lambda: read_manifest(place), mesh, CheckpointError))
         share = partial(opened.verify, mesh.rank, mesh.layout.world_size, alive)
         problem = problem_of_any(share, mesh, alive)
         if problem:

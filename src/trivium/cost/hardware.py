@@ -167,10 +167,10 @@ def machine_named(name: str) -> Machine:
     return build(Machine, _shipped(name))
 
 
-def machine_from_file(path: Path) -> Machine:
+def machine_from_file(path: str | Path) -> Machine:
     """A machine from a YAML file; `base: NAME` starts from a shipped one. Raises ConfigError with the problem."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"machine file {path} cannot be read: {error}") from None
     tree = _parsed(text, str(path))

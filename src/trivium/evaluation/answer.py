@@ -39,7 +39,9 @@ class NativeScorer:
         self.model, self.tokenizer, self._progress = model, tokenizer, progress
 
     @classmethod
-    def open(cls, checkpoint: Path, tokenizer: Path, *, mesh: Mesh | None = None) -> "NativeScorer":
+    def open(
+        cls, checkpoint: str | Path, tokenizer: str | Path, *, mesh: Mesh | None = None
+    ) -> "NativeScorer":
         """From a checkpoint directory, or a run's `checkpoints` folder (its newest), and tokenizer.json.
 
         mesh: the ranks that answer together (pipeline, data, tensor), whatever layout it was trained in; None for
@@ -47,7 +49,7 @@ class NativeScorer:
         not the tokenizer's, ConfigError when the model does not fit the layout.
         """
         mesh = mesh or Mesh.single(ALONE.device)
-        opened = Checkpoint.open_together(checkpoint_in(checkpoint), mesh)
+        opened = Checkpoint.open_together(checkpoint_in(Path(checkpoint)), mesh)
         plan = opened.plan
         words = load_tokenizer(tokenizer)
         known = opened.manifest.get("data", {}).get("tokenizer_sha256")

@@ -39,12 +39,13 @@ class Held(NamedTuple):
     dtype: str
 
 
-def import_hf(folder: Path, root: Path) -> Path:
+def import_hf(folder: str | Path, root: str | Path) -> Path:
     """Write the weights in `folder` as the checkpoint of step 0 under `root`; returns its directory.
 
     Raises DataError when the folder is incomplete or its architecture computes something else, ConfigError when
     root holds a step 0 already.
     """
+    folder, root = Path(folder), Path(root)
     final = root / "step-00000000"
     if final.exists():
         raise ConfigError(f"{final} exists already; choose another --to")

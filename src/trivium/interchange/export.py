@@ -46,17 +46,18 @@ class Exported:
     positions: int
 
 
-def export_hf(source: Checkpoint, folder: Path, *, tokenizer: Path | None) -> Exported:
+def export_hf(source: Checkpoint, folder: str | Path, *, tokenizer: str | Path | None) -> Exported:
     """Write the weights of a verified checkpoint, config, generation config and tokenizer into a new folder.
 
     The vocabulary is as long as the ids in use: padding is not stored. Raises ConfigError when the folder exists or
     no architecture there computes the same, CheckpointError when the tokenizer is not the one it was trained with, or
     the logits of what was written differ.
     """
+    folder = Path(folder)
     if folder.exists():
         raise ConfigError(f"--to hf {folder} exists already; name a new folder")
     plan = source.plan
-    words = None if tokenizer is None else _words_of(source, plan, tokenizer)
+    words = None if tokenizer is None else _words_of(source, plan, Path(tokenizer))
     dtype = source.manifest["tensors"]["weights/embedding.tokens.weight"]["dtype"]
     marks = _marks(source, plan.model, words)
     config = config_of(plan.model, dtype=NAMES[dtype]) | marks

@@ -38,7 +38,12 @@ class Subject:
 
     def problems(self) -> list[str]:
         """Why no plan of it is legal."""
-        return [*self.model.problems(), *compiler_problems(self.model, compiled=self.compiled)]
+        few = f"a step of {self.sequences} sequences trains on nothing; give 1 or more"
+        return [
+            *([few] if self.sequences < 1 else []),
+            *self.model.problems(),
+            *compiler_problems(self.model, compiled=self.compiled),
+        ]
 
     def records(self, zero: Column | int) -> Column:
         """Whether plans of these ZeRO stages do, 0 or 1."""

@@ -97,7 +97,7 @@ class TokenDataset:
 
     @staticmethod
     def open(
-        directory: Path,
+        directory: str | Path,
         split: str,
         *,
         sequence: int,
@@ -108,6 +108,7 @@ class TokenDataset:
         who asks for nothing but tokens needs no more than `TokenShard.mapped`."""
         if split not in SPLITS:
             raise DataError(f"there is no split '{split}'; {nearest(split, SPLITS)}")
+        directory = Path(directory)
         manifest, shards = read_tokens_manifest(directory), open_shards(directory, split, opened)
         return TokenDataset(directory, split, manifest=manifest, shards=shards, sequence=sequence, seed=seed)
 

@@ -72,10 +72,10 @@ class TokenShard:
     )
 
     @staticmethod
-    def open(prefix: Path) -> "TokenShard":
+    def open(prefix: str | Path) -> "TokenShard":
         """Map a shard; DataError when `.idx` or `.bin` is missing, damaged, or they disagree. Reads the whole index."""
-        check_index(files_of(prefix)[0])
-        return TokenShard.mapped(prefix)
+        check_index(files_of(Path(prefix))[0])
+        return TokenShard.mapped(Path(prefix))
 
     @staticmethod
     def mapped(prefix: Path) -> "TokenShard":

@@ -218,11 +218,12 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, end: str = END_OF_TEX
     return Tokenizer(library.to_str(), Marks(end))
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer in a `tokenizer.json`, with the marks that the first file beside it names; else `<|endoftext|>`.
 
     DataError when it is missing or damaged, lacks the mark that ends or begins its documents, or several may end them.
     """
+    path = Path(path)
     found = Tokenizer(_description(path))
     said = beside(path, found.spelled())
     ends = next(iter(said.ends.values()), (END_OF_TEXT,))

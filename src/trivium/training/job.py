@@ -60,6 +60,7 @@ def start(
     SIGTERM, SIGUSR1 or SIGINT, to this process or to a rank, ended the job before that; all ranks have then saved, if
     they had done a step.
     """
+    job = replace(job, tokens=Path(job.tokens), out=Path(job.out))
     check(job)
     place = torchrun_place()
     if place is not None:

@@ -54,7 +54,7 @@ def fragments(trainer: Trainer) -> list[Fragment]:
     return found
 
 
-def save_state(trainer: Trainer, root: Path, step: int) -> Path:
+def save_state(trainer: Trainer, root: str | Path, step: int) -> Path:
     """Publish a checkpoint of the first `step` steps under `root`, and return its directory; every rank calls this.
 
     `restore` takes it into any layout, and what reads a run's checkpoints reads it. Raises CheckpointError on every
@@ -69,7 +69,7 @@ def save_state(trainer: Trainer, root: Path, step: int) -> Path:
         "data": {},
         **progress_of(trainer),
     }
-    return save(root, step, fragments(trainer), trainer.mesh, about)
+    return save(Path(root), step, fragments(trainer), trainer.mesh, about)
 
 
 def read_together(
