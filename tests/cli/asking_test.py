@@ -513,7 +513,9 @@ def test_incontext_compares_models_and_checkpoints_with_every_setting(root, run,
     newest, folder = found["models"][1:]
     assert folder["shots"]["2"]["accuracies"] == newest["shots"]["2"]["accuracies"]
     assert {"constituent", "subsequence"} == set(newest["shots"]["2"]["margins_by_group"])
-    assert "recency" in capsys.readouterr().out
+    assert [m["target"] for m in found["models"]] == [str(run), str(run), str(root / "hf")]
+    told = capsys.readouterr().out
+    assert "recency" in told and f"step-00000000 of {root / 'hf'}" in told
     trivium("incontext", run, *options, "--json", tmp_path / "two.json", sets=(*sets, "layout.pipeline=2"))
     assert (
         read(tmp_path / "two.json")["models"][0]["shots"]["2"]["accuracies"]

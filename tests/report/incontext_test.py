@@ -31,6 +31,12 @@ def test_of_several_models_only_the_last_has_its_corrections():
     assert len(against_shots([model(), model(), model()]).data) == 3 + 1
 
 
+def test_models_of_one_size_and_step_are_told_apart_by_what_was_named():
+    named = [{"target": f"models/{name}", **model()} for name in ("base", "tuned")]
+    first, second = (line.name for line in against_shots(named).data[:2])
+    assert first.startswith("base: step ") and second.startswith("tuned: step ")
+
+
 def test_margins_are_of_the_first_label_over_the_second_of_the_task():
     histogram = {"edges": [-1.0, 0.0, 1.0], "counts": {" False": [5, 0], " True": [0, 7]}}
     figure = margins({"a": histogram, "b": histogram}, [" True", " False"])

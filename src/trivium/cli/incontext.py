@@ -63,7 +63,7 @@ def incontext(
     for place in targets:
         with opened(place, config.tokenizer) as target, progress_of("incontext") as progress:
             for model in _measured(target, study, every, progress):
-                models.append(model)
+                models.append({"target": str(place), **model})
                 tree = {"format": FORMAT, "task": task, "config": to_tree(config), "models": models}
                 places = keeping.write(tree)  # at once: what was measured is not lost with a later one
     for model in models:
@@ -115,7 +115,8 @@ def _measured(target: "Target", study: "Study", every: bool, progress: Progress)
 
 def _tell(task: str, found: Mapping[str, Any]) -> None:
     model = found["model"]
-    say(f"  {task}, {found['n']} questions, {model['checkpoint']}, {model['parameters']:,} parameters")
+    which = f"{model['parameters']:,} parameters, {model['checkpoint']} of {found['target']}"
+    say(f"  {task}, {found['n']} questions, {which}")
     measured = [
         (kind, name, m)
         for kind in ("shots", "order", "balance", "source", "template")

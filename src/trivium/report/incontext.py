@@ -1,6 +1,7 @@
 """The section about in-context learning, and its figures."""
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
@@ -120,7 +121,7 @@ def against_shots(models: list[Tree]) -> go.Figure:
         ("contextual_accuracy", ", content-free corrected", "dash"),
     )
     for number, model in enumerate(models):
-        name = plain_label(f"step {model['model']['step']}, {model['model']['parameters']:,} parameters")
+        name = plain_label(_name_of(model))
         for key, suffix, dash in ways if number + 1 == len(models) else ways[:1]:
             order = _ordered(model["shots"])
             values = [model["shots"][k][key] for k in order]
@@ -135,6 +136,13 @@ def against_shots(models: list[Tree]) -> go.Figure:
     figure.update_xaxes(title="shots", type="category")
     figure.update_yaxes(title="accuracy", tickformat=".0%")
     return sized(figure, 380)
+
+
+def _name_of(model: Tree) -> str:
+    """Which of several it is; results of older versions do not say what was named."""
+    target = model.get("target")
+    step = f"step {model['model']['step']}, {model['model']['parameters']:,} parameters"
+    return f"{Path(target).name or target}: {step}" if target else step
 
 
 def varied(kinds: Tree) -> go.Figure:
