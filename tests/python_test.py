@@ -238,3 +238,13 @@ def test_a_search_for_a_step_of_nothing_is_refused():
     subject = trivium.Subject(trivium.ModelShape(**SHAPE), 0, trivium.Precision())
     with pytest.raises(ConfigError, match="a step of 0 sequences trains on nothing; give 1 or more"):
         trivium.search(subject, trivium.machine_named("selene"), ranks=8)
+
+
+@pytest.mark.parametrize("lr", [float("nan"), float("inf"), -1e-3])
+def test_a_rate_that_would_spoil_every_weight_is_refused(lr: float):
+    plan = trivium.Plan(model=SHAPE, batch={"sequences": 2})
+    ids = np.arange(1, 100) % 10
+    trainer = trivium.Trainer(plan, trivium.Mesh.single(), seed=1, rule=trivium.AdamRule())
+    with pytest.raises(ConfigError, match=r"lr is (nan|inf|-0\.001)"):
+        trainer.train_step(0, trivium.Samples.of_ids(ids, plan, 0), lr)
+    assert trainer.validate(trivium.Samples.of_ids(ids, plan, 0)) > 0

@@ -193,6 +193,8 @@ def test_dropped_documents_are_shown_by_step_and_reason(stores):
     assert len(rows) == 10 and len({row["id"] for row in rows}) == 10
     with pytest.raises(DataError, match="no reject of .* --reason 'too long'"):
         call("rejects", "--out", stores / "run", "--reason", "too long")
+    with pytest.raises(ConfigError, match="--characters 20: --json has each text whole"):
+        call("rejects", "--out", stores / "run", "--json", "--characters", 20)
 
 
 def test_the_texts_of_benchmarks_are_written_for_decontamination(tmp_path):

@@ -92,6 +92,9 @@ def test_statistics_count_what_the_funnel_counts(curated):
         max(lengths),
     )
     assert len(statistics_lines(found)) > len(found["figures"])
+    figures = {"figures": {"characters": [0.01234, 999.5, 11922.4, 993240.0]}, "quantiles": [0, 0.25, 0.5, 1]}
+    long = statistics_lines({**figures, "rejected": {}, "similarities": []})[1]
+    assert long.split() == ["characters", "0.01234", "999.5", "11,922", "993,240"]
 
 
 def test_numbers_that_are_no_finite_floats_have_no_distribution():

@@ -9,10 +9,11 @@ import typer
 from trivium.cli.options import DEFAULT_OUT, Out
 from trivium.cli.show import say
 from trivium.cli.workspace import Workspace, read_result
-from trivium.errors import DataError
+from trivium.errors import ConfigError, DataError
 from trivium.provenance import stamp_hash, write_json
 
 STATIONS = ("curated", "tokens")  # of a run directory
+SHOWN = 300  # characters of a reject's text
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")]
@@ -58,13 +59,18 @@ def rejects(
     ] = "",
     count: Annotated[int, typer.Option("--count", metavar="N", min=1, help="How many, drawn evenly.")] = 10,
     characters: Annotated[
-        int, typer.Option("--characters", metavar="N", min=0, help="How much of each text is shown.")
-    ] = 300,
+        int | None,
+        typer.Option(
+            "--characters", metavar="N", min=0, help=f"How much of each text is shown; default: {SHOWN}."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show some of the documents that were dropped, and why."""
     from trivium.corpus.history import reject_lines, some_rejects
 
+    if as_json and characters is not None:
+        raise ConfigError(f"--characters {characters}: --json has each text whole; leave one of the two out")
     found = some_rejects(out / "curated", step=step, reason=reason, count=count)
     if not found:
         raise DataError(
@@ -72,7 +78,7 @@ def rejects(
             "counts them"
         )
     whole = [json.dumps(row, ensure_ascii=False) for row in found] if as_json else []
-    for line in whole or reject_lines(found, characters=characters):
+    for line in whole or reject_lines(found, characters=SHOWN if characters is None else characters):
         say(line)
 
 

@@ -52,13 +52,18 @@ def corpus_statistics(curated: Path) -> dict[str, Any]:
     }
 
 
+def _shown(value: float) -> str:
+    """Four digits, and of larger numbers all."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def statistics_lines(found: Mapping[str, Any]) -> list[str]:
     """Statistics for a terminal."""
     width = max(map(len, found["figures"]), default=0)
     heads = "".join(f"{_head(q):>11}" for q in found["quantiles"])
     lines = [f"{'figure':<{width}}{heads}"]
     for name, values in found["figures"].items():
-        lines.append(f"{name:<{width}}" + "".join(f"{value:>11,.4g}" for value in values))
+        lines.append(f"{name:<{width}}" + "".join(f"{_shown(value):>11}" for value in values))
     for step, reasons in found["rejected"].items():
         lines += [f"dropped by {step}: {count:,} {reason}" for reason, count in reasons.items()]
     for tenth, count in enumerate(found["similarities"]):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.optim.adamw import adamw
 
+from trivium.errors import ConfigError
 from trivium.parallel.buckets import Bucket
 from trivium.parallel.collectives import sum_over_ranks_begin
 from trivium.parallel.crossing import read_later, sent
@@ -135,6 +136,10 @@ class ShardedAdamW:
         the totals and of what all ranks know, so that all say the same.
         With a scale, a norm that is not finite means that they overflowed: nothing is updated, on any rank alike.
         """
+        if not 0 <= lr < math.inf:
+            raise ConfigError(
+                f"lr is {lr}, with which every weight would be lost; give a finite rate of 0 or more"
+            )
         for bucket in self.buckets:
             bucket.sum_copies()
         for number, shard in enumerate(self.shards):
