@@ -248,3 +248,25 @@ def test_a_rate_that_would_spoil_every_weight_is_refused(lr: float):
     with pytest.raises(ConfigError, match=r"lr is (nan|inf|-0\.001)"):
         trainer.train_step(0, trivium.Samples.of_ids(ids, plan, 0), lr)
     assert trainer.validate(trivium.Samples.of_ids(ids, plan, 0)) > 0
+
+
+def test_what_a_model_cannot_be_asked_is_refused(tmp_path: Path):
+    from trivium import AdamRule, Drawing, Mesh, NativeScorer, Plan, Trainer, Writer, save_state
+
+    train_tokenizer(["some words"] * 3, 260).save(tmp_path / "tokenizer.json")
+    plan = Plan(model=SHAPE | {"vocabulary": 260}, batch={"sequences": 1})
+    path = save_state(Trainer(plan, Mesh.single(), seed=1, rule=AdamRule()), tmp_path, 1)
+    scorer = NativeScorer.open(path, tmp_path / "tokenizer.json")
+    assert scorer.model.logits([[1, 2, 259], [3]]).shape[:2] == (2, 3)
+    for rows, told in (
+        ([], "the longest row has 0 ids; give rows of 1 to 4"),
+        ([[1] * 5], "the longest row has 5 ids; give rows of 1 to 4"),
+        ([[1, 260]], "ids reach from 1 to 260, and the model's vocabulary is 0 to 259"),
+        ([[-1]], "ids reach from -1 to -1"),
+    ):
+        with pytest.raises(trivium.DataError, match=told):
+            scorer.model.logits(rows)
+    with pytest.raises(trivium.DataError, match="'The' is one text, and a list of texts is asked for"):
+        Writer(scorer).write("The", Drawing(max_tokens=1))
+    with pytest.raises(trivium.DataError, match="is one text"):
+        scorer.loglikelihood_rolling("some words")

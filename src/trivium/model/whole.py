@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from trivium.errors import ConfigError
+from trivium.errors import ConfigError, DataError
 from trivium.model.inputs import Inputs
 from trivium.model.kv_cache import KVCache
 from trivium.model.likelihood import Likelihoods
@@ -116,9 +116,15 @@ class WholeModel:
     @torch.no_grad()
     def logits(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
         """Logits [B, S, V] of rows of token ids, on one rank; shorter rows are padded on the right, which causal
-        attention never sees."""
-        width = max(len(row) for row in rows)
+        attention never sees. DataError where a row is longer than the model, or an id is none of its vocabulary."""
+        width = max(map(len, rows), default=0)
+        if not 0 < width <= self.model.sequence:
+            raise DataError(f"the longest row has {width} ids; give rows of 1 to {self.model.sequence}")
         padded = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=self.device)
+        least, most = int(padded.min()), int(padded.max())
+        if not 0 <= least <= most < self.model.vocabulary:
+            last = self.model.vocabulary - 1
+            raise DataError(f"ids reach from {least} to {most}, and the model's vocabulary is 0 to {last}")
         found: torch.Tensor = self.stage(None, Inputs(tokens=padded.T.contiguous()))
         return found.transpose(0, 1)
 
