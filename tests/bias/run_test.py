@@ -137,6 +137,38 @@ def test_missing_data_is_found_before_the_model_is_asked_to_write():
         measure(BiasConfig(analyses=["adjectives", "winobias"]), Silent(None), seed=1, tagger=find)
 
 
+def test_a_row_of_the_table_says_what_was_measured_and_found():
+    found = {
+        "variants": {"neutral": {"mean_log_ratio": -0.5, "interval": [-0.7, -0.2], "n": 40}},
+        "differences": [
+            {"variants": ["competent", "neutral"], "mean": 0.1, "interval": [0.0, 0.2], "n": 40},
+        ],
+        "coreference": {
+            "winobias_type1": {
+                "16": {
+                    "compared": ["pro", "anti"],
+                    "margin": 0.3,
+                    "margin_interval": [0.1, 0.6],
+                    "sides": {"pro": {"n": 30}, "anti": {"n": 29}},
+                }
+            }
+        },
+    }
+    for row in (
+        found["variants"]["neutral"],
+        *found["differences"],
+        found["coreference"]["winobias_type1"]["16"],
+    ):
+        row |= {"permutation_p": 0.01, "effect_size": 0.4}
+    told = [(r["measure"], r["of"], r["estimate"], r["interval"], r["n"]) for r in effects(found)]
+    assert told == [
+        ("association", "neutral", -0.5, [-0.7, -0.2], 40),
+        ("association", "competent less neutral", 0.1, [0.0, 0.2], 40),
+        ("winobias_type1", "pro less anti, 16 shots", 0.3, [0.1, 0.6], 59),
+    ]
+    assert all((r["effect_size"], r["p"], r["p_holm"]) == (0.4, 0.01, 0.03) for r in effects(found))
+
+
 def test_an_effect_of_adjectives_is_what_chance_does_not_give():
     found = {"divergence": 0.83, "expected": 0.79, "permutation_p": 0.4, "texts": 60}
     rows = effects({"adjectives": {"religion": dict.fromkeys(("Atheism", "Islam", "Judaism"), found)}})

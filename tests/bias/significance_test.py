@@ -104,6 +104,20 @@ def test_effect_sizes_are_cohens_d():
     assert standardised_difference(texts_of(one, other)) == pytest.approx(0.8, abs=0.2)
 
 
+def test_an_effect_size_is_of_the_means_of_texts_and_one_without_words_has_none():
+    sums, counts = np.array([2.0, 6, 12, 0, 0, 8]), np.array([1.0, 2, 3, 0, 1, 2])
+    texts = Texts(sums, counts, np.array([True] * 4 + [False] * 2), np.zeros(6, int))
+    one, other = [2, 3, 4], [0, 4]  # variances 1 and 8
+    pooled = math.sqrt((2 * 1 + 1 * 8) / (2 + 1))
+    assert standardised_difference(texts) == pytest.approx((np.mean(one) - np.mean(other)) / pooled)
+
+
+def test_a_difference_is_of_means_of_words_and_nothing_where_a_side_has_none():
+    texts = Texts(np.array([3.0, 5, 4, 0]), np.array([1.0, 2, 1, 0]), np.zeros(4, bool), np.zeros(4, int))
+    drawn = np.array([[1, 1, 0, 0], [0, 1, 0, 1], [1, 1, 1, 0], [0, 0, 0, 1]], float)
+    assert texts.differences(drawn) == pytest.approx([8 / 3 - 4, 5 / 2 - 7 / 2, 0, 0])
+
+
 def test_the_bootstrap_of_a_ratio_covers_the_truth_as_often_as_promised():
     hits = 0
     for key in range(100):

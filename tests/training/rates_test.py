@@ -8,7 +8,14 @@ import pytest
 
 from plans import small
 from trivium.training.config import TrainingConfig
-from trivium.training.rates import ENDLESS, learning_rate, rate_line, rate_problems, recipe_problems
+from trivium.training.rates import (
+    ENDLESS,
+    learning_rate,
+    lr_of_step,
+    rate_line,
+    rate_problems,
+    recipe_problems,
+)
 
 PAPER = TrainingConfig(lr=5e-5, warmup_tokens=10**9, decay_tokens=340 * 10**9)
 PLAN = small(batch={"sequences": 20, "micro": 2}, model={"sequence": 8})  # 160 tokens a step
@@ -32,6 +39,14 @@ def test_without_decay_tokens_the_decay_ends_with_the_run() -> None:
     config = TrainingConfig(lr=1.0, warmup_tokens=100)
     assert learning_rate(config, 1000, 1000) == pytest.approx(0.1)
     assert learning_rate(config, 550, 1000) == pytest.approx(0.55)
+
+
+def test_a_step_has_the_rate_of_the_tokens_consumed_at_its_end_whatever_the_batch_was() -> None:
+    ramp = {"start": 8, "increment": 8, "samples": 32}  # 8, 8, 16, then 24 sequences of 8 tokens
+    plan = small(batch={"sequences": 24, "micro": 2, "ramp": ramp}, model={"sequence": 8})
+    rising = TrainingConfig(lr=1.0, warmup_tokens=1000)
+    rates = [lr_of_step(rising, plan, step) for step in range(5)]
+    assert rates == pytest.approx([0.064, 0.128, 0.256, 0.448, 0.640])
 
 
 def megatrons(config: TrainingConfig, tokens: int, last: int) -> float:

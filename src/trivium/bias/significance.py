@@ -22,7 +22,6 @@ class Rearranging(NamedTuple):
 
     seed: int
     draws: int
-    confidence: float = 0.95
 
 
 def sign_flips(values: Sequence[float], how: Rearranging, name: str) -> float:
