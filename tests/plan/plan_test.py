@@ -156,6 +156,10 @@ SLOW_AND_FAST = {"kind": "yarn", "factor": 8, "original": 8, "slow": 1, "fast": 
         ({"model__end_of_text": 37}, "plan.model.end_of_text (37) must be one of the ids below"),
         ({"batch__ramp": {"start": 3, "increment": 5, "samples": 9}}, "never reaches"),
         (
+            {"batch__ramp": {"start": 32, "increment": 16, "samples": 9}},
+            "from 32 by 16 never reaches plan.batch.sequences (16)",
+        ),
+        (
             {"layout__data": 2, "batch__ramp": {"start": 10, "increment": 3, "samples": 9}},
             "plan.batch.ramp.increment (3) must be a multiple of plan.batch.micro x plan.layout.data",
         ),
@@ -239,6 +243,20 @@ def test_steps_for_inverts_the_samples_of_a_step() -> None:
         assert batch.steps_for(batch.at(step).first_sample) == step
 
 
+@pytest.mark.parametrize("samples", [1, 7, 40, 100, 101])
+@pytest.mark.parametrize(("start", "increment", "full"), [(2, 2, 12), (3, 1, 4), (4, 12, 40), (8, 4, 8)])
+def test_a_ramp_has_the_batches_of_megatron_lm(start: int, increment: int, full: int, samples: int) -> None:
+    """There a batch follows from the samples before it alone; a short ramp leaves sizes out."""
+    batch = Batch(sequences=full, ramp={"start": start, "increment": increment, "samples": samples})
+    assert batch.problems(Layout()) == []
+    rises, before = (full - start) // increment, 0
+    for step in range(60):
+        size = full if before >= samples else start + increment * (before * rises // samples)
+        assert batch.at(step) == (before, size)
+        assert [batch.steps_for(n) for n in range(before + 1, before + size + 1)] == [step + 1] * size
+        before += size
+
+
 def test_ranks_and_coordinates_are_inverse_and_tensor_groups_are_consecutive() -> None:
     layout = Layout(tensor=4, pipeline=3, data=2)
     assert [layout.rank(layout.coordinate(r)) for r in range(24)] == list(range(24))
@@ -259,6 +277,17 @@ def test_partitions_cover_the_model_once_and_weigh_the_ends() -> None:
     assert weighted[-1] < weighted[1] and sum(weighted) == 10
     assert Partition(head_weight=4).counts(model, Layout(pipeline=4)) == (3, 4, 3, 0)
     assert Partition(embedding_weight=4).counts(model, Layout(pipeline=4)) == (0, 4, 3, 3)
+
+
+def test_layers_that_are_given_are_the_stages() -> None:
+    model, layout, given = (
+        ModelShape(layers=10, hidden=8, heads=2, vocabulary=8, sequence=8),
+        Layout(pipeline=4),
+        (1, 0, 4, 5),
+    )
+    assert Partition(layers=given).problems(model, layout) == []
+    assert Partition(layers=given).counts(model, layout) == given
+    assert Partition(layers=given).ranges(model, layout) == (range(1), range(1, 1), range(1, 5), range(5, 10))
 
 
 def test_a_feed_forward_is_four_times_as_wide_or_with_a_gate_8_thirds_rounded_up_to_64() -> None:

@@ -67,6 +67,13 @@ def test_counts_and_ordinals_are_exact_at_every_point():
         counts[blend.sources[source]] += 1
 
 
+def test_the_place_of_a_source_is_where_it_comes_for_that_time():
+    blend = Blend({"a": 0.5, "b": 0.3, "c": 0.2})
+    n = np.arange(10**9, 10**9 + 2 * blend.period, 977)
+    for sample, source, ordinal in zip(n, blend.source(n), blend.ordinal(n), strict=True):
+        assert blend.place(source, ordinal) == sample
+
+
 def test_far_samples_agree_with_near_ones_one_period_earlier():
     blend = Blend(MT_NLG)
     far = 131_835_937  # 270 billion tokens of 2048
@@ -106,6 +113,31 @@ def test_rounded_shares_stay_within_one_65536th_and_lose_no_source(weights):
     for source, weight in weights.items():
         slack = len(weights) if min(weights.values()) / total < 1 / 65536 else 1
         assert abs(shares[source] / period - weight / total) <= slack / 65536 + 1e-12
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(4, 99), min_size=1, max_size=12))
+def test_shares_are_all_there_are_and_no_others_are_closer_to_the_weights(weights):
+    shares = rounded({f"s{k:02d}": float(w) for k, w in enumerate(weights)}, 1024)
+    scale, rest = divmod(1024, sum(shares.values()))
+    assert rest == 0 and math.gcd(*shares.values()) == 1
+    above = [
+        scale * s - Fraction(1024 * w, sum(weights)) for s, w in zip(shares.values(), weights, strict=True)
+    ]
+    assert max(above) - min(above) <= 1  # else one share would be better given from the one to the other
+
+
+def test_the_order_in_which_weights_are_named_changes_no_sample():
+    named = dict(reversed(MT_NLG.items()))
+    blend, n = Blend(MT_NLG), np.arange(1000)
+    assert Blend(named).sources == blend.sources == tuple(sorted(MT_NLG))
+    assert Blend(named).source(n).tolist() == blend.source(n).tolist()
+
+
+def test_as_many_sources_as_there_are_shares_can_be_blended_and_one_more_cannot():
+    assert set(rounded({f"s{k}": k + 1.0 for k in range(8)}, 8).values()) == {1}
+    with pytest.raises(DataError, match="9 sources cannot be blended; at most 8"):
+        rounded({f"s{k}": k + 1.0 for k in range(9)}, 8)
 
 
 @settings(max_examples=100, deadline=None)
