@@ -99,6 +99,39 @@ def test_the_error_of_predicted_activations_is_told(report):
     assert "activations were predicted within 20%" in verdicts(report)[4].text
 
 
+@pytest.mark.parametrize(("predicted", "told"), [
+    (1000, "so do activations"), (1001, "within 1%"), (1010, "within 1%"), (1014, "within 2%"), (986, "within 2%"),
+])  # fmt: skip
+def test_activations_are_within_the_bound_that_is_told(report, predicted, told):
+    for row in report["memory"]:
+        row["categories"]["activations"], row["predicted"]["activations"] = 1000, predicted
+    assert verdicts(report)[4].text.endswith(told)
+
+
+def test_memory_that_was_not_counted_is_not_a_prediction_that_came_true(report):
+    for row in report["memory"]:
+        row["categories"] = {}
+    assert states(report)[4] == "not tried"
+
+
+def test_the_surest_score_is_named_of_those_that_can_be_judged(report):
+    """Above chance by more, on more questions; where token frequencies were not asked, chance is what counts."""
+    score = report["evaluation"]["tasks"]["last_word"]["0"] | {"n": 500, "chance": 0.25}
+    sure = score | {"accuracy": 0.5, "interval": [0.46, 0.54], "unigram": None}
+    weak = score | {"accuracy": 0.26, "interval": [0.2, 0.3], "unigram": 0.1}
+    none = score | {"n": 0, "accuracy": 0.0, "interval": [0.0, 1.0]}
+    free = score | {"accuracy": 0.9, "interval": [0.8, 0.95], "chance": None}
+    bare = sure | {"interval": None}
+    report["evaluation"]["tasks"] = {
+        "a": {"0": weak, "1": none},
+        "b": {"4": sure},
+        "c": {"0": free, "1": bare},
+    }
+    found = verdicts(report)[6]
+    assert found.state == "proven" and "the surest of 2 scores, b with 4 shots, is 50.0%" in found.text
+    assert "against 25.0%" in found.text
+
+
 def test_activations_may_differ_from_their_prediction(report):
     assert report["memory"][0]["predicted"]["activations"] != report["memory"][0]["categories"]["activations"]
     assert states(report)[4] == "proven"
@@ -106,6 +139,8 @@ def test_activations_may_differ_from_their_prediction(report):
 
 def test_the_limits_name_the_size_of_the_model(report):
     assert "466,000 parameters" in limits(report)[0]
+    report["training"]["tokens"] = None
+    assert "(466,000 parameters)" in limits(report)[0]
 
 
 def test_limits_are_those_of_what_it_ran_on(report):

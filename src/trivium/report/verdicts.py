@@ -163,16 +163,16 @@ def _counted(memory: list[dict[str, Any]] | None) -> Verdict:
         return Verdict("failed", f"{claim}: not so on ranks {', '.join(map(str, off))}")
     off_by = _activations_off(rows)
     ranks = "its one rank" if len(rows) == 1 else f"all {len(rows)} ranks"
-    beside = "so do activations" if off_by == 0 else f"activations were predicted within {off_by:.0%}"
+    beside = "so do activations" if off_by == 0 else f"activations were predicted within {off_by}%"
     return Verdict("proven", f"{claim}, to the byte, on {ranks}; {beside}")
 
 
-def _activations_off(rows: list[dict[str, Any]]) -> float:
-    """The largest relative error of the predicted activations."""
+def _activations_off(rows: list[dict[str, Any]]) -> int:
+    """The largest relative error of the predicted activations, in percent, rounded up: it is told as a bound."""
     pairs: list[tuple[int, int]] = [
         (row["predicted"].get("activations", 0), row["categories"].get("activations", 0)) for row in rows
     ]
-    return max(abs(predicted - counted) / max(counted, 1) for predicted, counted in pairs)
+    return max(-(-100 * abs(predicted - counted) // max(counted, 1)) for predicted, counted in pairs)
 
 
 def _answers(evaluation: dict[str, Any] | None) -> Verdict:
