@@ -187,7 +187,8 @@ def test_sentences_are_read_with_the_right_answer_first(tmp_path):
     "line",
     ["1 No brackets at all.", "1 [The guard] met the nurse.", "1 [The guard] met the king because [he] asked.",
      "1 The guard, the nurse and the cook saw [him] [the guard].",
-     "1 [The guard] and [the cook] met the nurse because [he] asked."],
+     "1 [The guard] and [the cook] met the nurse because [he] asked.",
+     "1 [The guard] and [the nurse] met because [he] asked.", "1"],
 )  # fmt: skip
 def test_a_sentence_without_its_marks_is_named(tmp_path, line):
     place = write_winobias(tmp_path) / "winobias"

@@ -12,6 +12,7 @@ from trivium.corpus.store import write_documents
 from trivium.errors import DataError
 from trivium.provenance import publishing
 from trivium.report.collect import collect
+from trivium.report.corpus import funnel_section
 from trivium.report.corpus_figures import lengths
 from trivium.report.sections import sections
 
@@ -40,6 +41,18 @@ def test_every_number_of_the_statistics_is_drawn_or_in_a_table(tmp_path):
     assert [0] * 8 + [12, 7] in bars
     assert section.tables[0].headings == ("figure", "least", "median", "most")
     assert section.tables[0].rows == [("characters of web", "512.00", "3,000.50", "70,000.00")]
+
+
+def test_the_funnel_tells_what_was_lost_and_of_junk_only_where_it_was_planted(tmp_path):
+    report = collect(written(tmp_path))
+    report |= {"planted": {"web_junk": {"planted": 1200, "caught": 1191}}}
+    report |= {"honest": {"documents": 4022, "lost": 32, "lost_by": {"language": 1, "quality": 31}}}
+    section = funnel_section(report)
+    assert "Of 4,022 honest documents 32 were lost (language 1, quality 31)." in section.reading
+    assert section.limits and section.tables[1].rows == [("web junk", "1,200", "1,191", "99.2%")]
+    assert section.tables[0].headings[0] == "step"
+    others = funnel_section(report | {"planted": None, "honest": None})
+    assert not others.reading and not others.limits and len(others.tables) == 1
 
 
 def test_extraction_shows_f1_and_what_was_not_measured(tmp_path):

@@ -160,6 +160,14 @@ def test_each_target_of_validation_is_predicted_once_and_in_order(validation, di
     assert validation.counts_after(validation.num_samples) == {s: len(p) // S for s, p in predicted.items()}
 
 
+def test_counts_of_validation_are_the_sources_of_its_first_samples(validation):
+    counts = dict.fromkeys(validation.counts_after(0), 0)
+    for i in range(validation.num_samples):
+        assert validation.counts_after(i) == counts
+        counts[validation.where(i).source] += 1
+    assert len([n for n in counts.values() if n]) > 1
+
+
 def test_validation_has_no_sample_beyond_its_last(validation, train):
     with pytest.raises(IndexError, match=str(validation.num_samples)):
         validation.sample(validation.num_samples)
@@ -230,6 +238,14 @@ def test_shards_that_are_not_those_of_the_manifest_are_refused(directory, tmp_pa
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(DataError, match="train-prose.*tokenize"):
         TokenDataset.open(tmp_path, "train", sequence=S, seed=5)
+
+
+def test_a_text_of_one_word_has_samples_like_any_other(directory, tmp_path):
+    copied = shutil.copytree(directory, tmp_path / "tokens")
+    for path in copied.glob("train-*.bin"):
+        np.full_like(np.fromfile(path, dtype=np.uint16), 7).tofile(path)
+    train = TokenDataset.open(copied, "train", sequence=S, seed=5)
+    assert np.unique(train.samples(range(50))).tolist() == [7]
 
 
 def test_an_id_outside_the_vocabulary_is_refused_with_its_shard(directory, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from tokens.curated import documents
 from trivium.corpus.document import Document
 from trivium.corpus.store import documents_table, read_documents, write_documents
-from trivium.tokens.split import TRAIN, VALIDATION, HeldOut, choose_held_out, parts_of, survey
+from trivium.tokens.split import TRAIN, VALIDATION, HeldOut, Survey, choose_held_out, parts_of, survey
 
 
 @pytest.fixture
@@ -62,6 +62,27 @@ def test_where_short_documents_were_drawn_the_next_lowest_draws_fill_up(surveyed
     assert found.draws[chosen].max() < np.sort(found.draws)[chosen.sum()]
 
 
+ALONE = [0, 1, 2, 3]  # each the only document of its source
+
+
+@pytest.mark.parametrize(("sources", "sizes", "draws", "chosen"), [
+    ([0] * 4, [110, 110, 150, 2000], [0.01, 0.3, 0.4, 0.5], [0, 1, 2]),  # half of 237 was not drawn: up to all of it
+    ([0] * 4, [110, 110, 150, 1830], [0.01, 0.3, 0.4, 0.5], [0]),  # half of 220 was
+    ([0] * 4, [110, 110, 150, 1830], [0.01, 0.1, 0.4, 0.5], [0]),  # 0.1 is not below 0.1
+    ([0, 0, 1, 1], [10, 10, 900, 900], [0.01, 0.02, 0.3, 0.4], [0, 2]),  # all of a source were drawn: one stays
+    ([0, 1, 1, 1], [50, 10, 900, 900], [0.01, 0.2, 0.3, 0.4], [1, 2]),  # the lowest draw is alone in its source
+    ([0, 0, 1, 2], [10, 10, 900, 900], [0.05, 0.2, 0.03, 0.04], [0]),  # no more can be spared
+    (ALONE, [10, 30, 20, 30], [0.01, 0.02, 0.03, 0.04], []),
+])  # fmt: skip
+def test_the_lowest_draws_are_held_out_until_they_are_enough(sources, sizes, draws, chosen):
+    names = tuple(f"s{k}" for k in range(max(sources) + 1))
+    found = Survey(names, np.array(sources, np.int32), np.array(sizes), np.array(draws))
+    held_out = choose_held_out(found, fraction=0.1)
+    assert np.flatnonzero(held_out.whole).tolist() == chosen
+    tail = (-1, 0.0) if chosen else (1, 0.1)  # of the longest, the first of equal ones
+    assert (held_out.tail_of, held_out.tail_fraction) == tail
+
+
 def test_whole_documents_are_never_in_both_splits(tmp_path):
     docs = documents({"prose": 50})
     write_documents(tmp_path, docs)
@@ -78,3 +99,9 @@ def test_a_held_out_tail_begins_at_a_space_and_is_the_rest_of_its_document():
     assert (first.text, first.split, train.split, validation.split) == ("one", TRAIN, TRAIN, VALIDATION)
     assert train.text + validation.text == "some words and more of them"
     assert validation.text.startswith(" ")
+
+
+def test_a_held_out_tail_without_a_space_begins_where_its_share_does():
+    table = pa.table({"id": ["a"], "source": ["s"], "text": ["a few 0123456789"]})
+    train, validation = parts_of(table, 0, HeldOut(np.zeros(1, bool), tail_of=0, tail_fraction=0.25))
+    assert (train.text, validation.text) == ("a few 012345", "6789")
