@@ -132,6 +132,7 @@ def test_versions_of_one_sentence_are_compared_with_each_other(tmp_path):
     found = compare(config(tmp_path), questions, margins, "x", seed=1)
     assert found["effect_size"] == pytest.approx(10) and found["margin"] == pytest.approx(1)
     assert found["margin_interval"][0] >= 0.9 - 1e-9
+    assert found["gap"] == pytest.approx(2 / 3 - 1 / 3)  # right is above 0
 
 
 def test_an_occupation_is_a_word_of_its_own(tmp_path):

@@ -109,6 +109,8 @@ def test_files_that_are_missing_binary_or_without_adjectives_are_refused(tmp_pat
         read_sentiwordnet(tmp_path / "binary")
     with pytest.raises(DataError, match="lists no adjective"):
         read_sentiwordnet(swn(tmp_path, "n\t4\t0\t1\tbad#1\t\n"))
+    with pytest.raises(DataError, match="lists no adjective"):
+        read_sentiwordnet(swn(tmp_path, "r\t4\t0\t1\tbadly#1\t\n"))
 
 
 def test_the_real_file_knows_common_adjectives():

@@ -53,4 +53,5 @@ def test_pythias_milestones_are_the_powers_of_two_to_512_and_every_thousandth_st
 
 def test_the_last_step_is_always_saved_and_step_0_only_as_a_milestone() -> None:
     assert [s for s in range(11) if is_due(s, every=4, last=10)] == [4, 8, 10]
+    assert [s for s in range(4) if is_due(s, every=1, last=10)] == [1, 2, 3]
     assert [s for s in range(4) if is_due(s, every=100, last=10, milestones="pythia")] == [0, 1, 2]

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from trivium.evaluation.calibration import (
+    HISTOGRAM_BINS,
     calibration_error,
     contextual,
     histogram,
@@ -26,6 +27,11 @@ def test_one_whose_sureness_is_its_accuracy_is_calibrated_and_one_who_overstates
     error, bins = calibration_error(np.log(np.stack([sure, 1 - sure], 1)), np.asarray([0, 1]))
     assert [b["accuracy"] for b in bins] == [1.0, 0.0]
     assert error == pytest.approx((0.43 + 0.64) / 2)
+    # The last bin holds those that are as sure as can be.
+    assert calibration_error(np.asarray([[0.0, -1e4]]), np.asarray([1])) == (
+        1.0,
+        [{"n": 1, "sureness": 1.0, "accuracy": 0.0}],
+    )
 
 
 def test_a_threshold_mends_a_preference_but_not_ignorance():
@@ -51,6 +57,18 @@ def test_a_threshold_mends_a_preference_but_not_ignorance():
 def test_each_half_takes_the_threshold_of_the_other_half(margins, first, share):
     scores = np.stack([np.asarray(margins, float), np.zeros(4)], 1)
     assert threshold_accuracy(scores, np.where(first, 0, 1)) == share
+
+
+def test_a_threshold_lies_between_neighbours_or_beyond_all():
+    """Two kinds a wide gap apart, next to the largest margins; one kind alone, on both sides of it; two questions."""
+    gold = np.arange(40) // 2 % 2
+    margins = np.where(gold == 0, 5 + np.arange(40) / 200, np.arange(40) / 10)
+    assert threshold_accuracy(np.stack([margins, np.zeros(40)], 1), gold) == 1.0
+    alone = np.stack([np.asarray([1, 1.5, 3, 2.5]), np.zeros(4)], 1)
+    for kind in (0, 1):
+        assert threshold_accuracy(alone, np.full(4, kind)) == 1.0
+    assert threshold_accuracy(np.asarray([[1.0, 0], [-1, 0]]), np.asarray([0, 1])) == 1.0
+    assert threshold_accuracy(np.asarray([[1.0, 0]]), np.asarray([0])) is None
 
 
 def test_content_free_scores_take_out_what_the_model_says_anyway():
@@ -89,6 +107,10 @@ def test_a_histogram_counts_every_question_once():
     margins, gold = RNG.normal(size=50), RNG.integers(0, 2, 50)
     found = histogram(margins, gold, (" True", " False"))
     assert sum(map(sum, found["counts"].values())) == 50
+    assert all(
+        len(counts) == HISTOGRAM_BINS == len(found["edges"]) - 1 for counts in found["counts"].values()
+    )
+    assert found["edges"][0] == margins.min() and found["edges"][-1] == margins.max()
     assert sum(sum(c) for c in histogram(np.zeros(3), np.zeros(3, int), ("x",))["counts"].values()) == 3
 
 

@@ -48,6 +48,38 @@ def test_a_point_of_the_series_is_of_one_model():
     assert [set(p["tasks"]) for p in found["series"]] == [{"boolq"}, {"hans"}]
 
 
+def test_nothing_stays_of_a_checkpoint_that_this_call_is_not_of():
+    earlier, found = tree({**MODEL, "step": 4, "sha256": "b"}), tree(tasks=["boolq"])
+    assert joined(earlier, found, [MODEL]) == found
+
+
+@pytest.mark.parametrize("step", [4, 16])
+def test_answers_of_another_checkpoint_of_this_call_stay_in_the_series_alone(step):
+    """While its turn is still to come, they are the tree's; the one that comes last has the tree to itself."""
+    other = {**MODEL, "step": step, "sha256": "b"}
+    earlier, found = tree(other), tree(tasks=["boolq"])
+    told = joined(earlier, found, [MODEL, other])
+    tree_is_of = earlier if step == 16 else found
+    assert (told["model"], told["tasks"]) == (tree_is_of["model"], tree_is_of["tasks"])
+    assert [point["step"] for point in told["series"]] == sorted([8, step])
+
+
+def test_the_same_question_is_answered_as_it_is_now():
+    found = tree(accuracy=0.25)
+    found["series"][0]["tasks"]["hans"]["0"] = 0.25
+    told = joined(tree(), found, [MODEL])
+    assert told["tasks"]["hans"]["0"]["accuracy"] == told["series"][0]["tasks"]["hans"]["0"] == 0.25
+
+
+def test_a_tree_that_lacks_one_point_of_the_series_or_one_of_its_answers_loses_it():
+    before = tree({**MODEL, "step": 4, "sha256": "b"})["series"]
+    earlier = tree() | {"series": [*before, *tree()["series"]]}
+    assert not loses(earlier, dict(earlier))
+    assert loses(earlier, tree())
+    changed = [{**before[0], "tasks": {"hans": {"0": 0.25}}}, *tree()["series"]]
+    assert loses(earlier, earlier | {"series": changed})
+
+
 @pytest.mark.parametrize("changed", ["format", "task", "config"])
 def test_a_study_of_something_else_is_not_the_earlier_one(changed):
     study = {"format": "f", "task": "hans", "config": {"seed": 1}, "models": [{"model": MODEL}]}

@@ -32,6 +32,8 @@ def test_only_the_most_frequent_token_is_its_greedy_answer():
     scorer = unigram_scorer(TOKENIZER, COUNTS)
     assert scorer.loglikelihood([Request("", top)])[0].greedy
     assert not scorer.loglikelihood([Request("", " locale")])[0].greedy
+    with_top = scorer.loglikelihood([Request("", f"{top} locale")])[0]
+    assert int(COUNTS.argmax()) in TOKENIZER.encode(f"{top} locale") and not with_top.greedy
 
 
 def test_the_probabilities_of_all_tokens_add_up_to_one():

@@ -6,7 +6,7 @@ from plans import small
 from trivium.config import build
 from trivium.errors import ConfigError
 from trivium.plan.batch import Batch
-from trivium.plan.layout import Coordinate, Layout
+from trivium.plan.layout import Axis, Coordinate, Layout
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import count, local_shape, parameters, shard_box
 from trivium.plan.partition import Partition
@@ -265,6 +265,30 @@ def test_ranks_and_coordinates_are_inverse_and_tensor_groups_are_consecutive() -
     other = Layout(tensor=2, pipeline=2, data=2, order=("data", "pipeline", "tensor"))
     assert other.peers(0, "pipeline") == (0, 2)
     assert [other.rank(other.coordinate(r)) for r in range(8)] == list(range(8))
+
+
+@pytest.mark.parametrize(
+    "order", [("pipeline", "data", "context", "tensor"), ("context", "tensor", "data", "pipeline")]
+)
+def test_sharers_and_holders_are_the_rows_and_columns_of_the_replicas(order: tuple[Axis, ...]) -> None:
+    layout = Layout(tensor=2, pipeline=2, data=4, context=2, shards=4, order=order)
+    rows, columns = layout.sharer_sets(), layout.holder_sets()
+    for sets, size in ((rows, 4), (columns, 2)):
+        assert sorted(rank for peers in sets for rank in peers) == list(range(32))
+        assert {len(peers) for peers in sets} == {size}
+    for peers in (*rows, *columns):
+        assert len({(at.pipeline, at.tensor) for at in map(layout.coordinate, peers)}) == 1
+    for row in rows:
+        assert all(len(set(row) & set(column)) in (0, 1) for column in columns)
+    assert len(layout.peer_sets("data", "context")) == 4
+    assert Layout(data=4, context=2).sharers == 8 and Layout(data=4, context=2).copies == 1
+
+
+def test_an_order_names_each_axis_once_and_none_that_has_ranks_is_left_out() -> None:
+    for order in (("pipeline", "tensor"), ("data", "data", "tensor")):
+        (problem,) = Layout(tensor=2, data=2, order=order).problems()
+        assert "must name each axis once" in problem
+    assert Layout(tensor=2, data=2, order=("data", "tensor")).problems() == []
 
 
 def test_partitions_cover_the_model_once_and_weigh_the_ends() -> None:

@@ -75,9 +75,9 @@ def _series(earlier: Sequence[Tree], found: Sequence[Tree]) -> list[dict[str, An
     points: dict[int, dict[str, Any]] = {point["step"]: dict(point) for point in earlier}
     for point in found:
         before = points.get(point["step"])
-        same = before is not None and is_same(before, point)
-        tasks = _merged(before["tasks"], point["tasks"]) if before is not None and same else point["tasks"]
-        points[point["step"]] = {**point, "tasks": tasks}
+        if before is not None and is_same(before, point):
+            point = {**point, "tasks": _merged(before["tasks"], point["tasks"])}
+        points[point["step"]] = dict(point)
     return [points[step] for step in sorted(points)]
 
 

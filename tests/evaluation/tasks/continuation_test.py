@@ -24,6 +24,15 @@ def test_each_choice_is_an_ending_and_exactly_one_is_the_passages_own():
         assert sum(o.document == example.document for o in owners) == 1
 
 
+def test_a_question_is_a_passage_before_its_last_sentence_and_chance_is_a_guess_among_its_choices():
+    task = continuation_task([*ITEMS, Item("single", "its own", "Only one sentence.")], CONFIG, seed=1)
+    assert len(task.pool) == len(ITEMS)
+    text_of = {item.id: " ".join(item.text.split()) for item in ITEMS}
+    for example in task.pool:
+        assert task.chance == 1 / len(example.choices)
+        assert f"{example.context}{example.solution}" in text_of[example.id]
+
+
 def test_the_right_choice_stands_in_every_place_about_equally_often():
     items = [Item(**i) for i in passages(400)]
     task = continuation_task(items, CONFIG.model_copy(update={"continuation_examples": 400}), seed=1)

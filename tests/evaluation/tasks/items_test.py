@@ -67,6 +67,9 @@ def test_a_missing_empty_or_binary_file_is_refused(tmp_path):
 
 
 @example("a b a", 3)
+@example("a b cd", 3)
+@example("a cd ab", 5)
+@example("a bc", 2)
 @given(st.text("ab  cd\n", min_size=1, max_size=80).filter(str.strip), st.integers(1, 40))
 def test_cuts_keep_whole_words_and_the_limit(text, limit):
     words = text.split()
