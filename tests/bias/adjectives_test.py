@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 from scipy import stats
+from scipy.spatial import distance
 
 from bias.writers import CRUEL, KIND, Telling, find
 from trivium.bias.adjectives import Text, adjectives, log_odds, sample_texts
@@ -127,6 +128,36 @@ def test_a_word_is_counted_once_per_text_and_the_prompts_own_not_at_all():
     row = adjectives(BiasConfig(permutations=5), texts, seed=1)["ethnicity"]["Black"]
     assert row["frequent"] == [{"word": "black", "count": 18}, {"word": "kind", "count": 18}]
     assert row["words"] == 36 and row["texts"] == 18
+
+
+def written(group, *adjectives):
+    return Text(Prompt("gender", group, 0, f"{group} was very"), "", adjectives)
+
+
+def test_divergence_is_that_of_jensen_and_shannon_of_the_words_however_few():
+    """Texts count a word once; one that has none says nothing."""
+    texts = [
+        written("She", "kind", "kind", "tall"),
+        written("She", "kind"),
+        written("She"),
+        written("He", "tall"),
+    ]
+    found = adjectives(BiasConfig(permutations=5), texts, seed=1)["gender"]
+    expected = distance.jensenshannon([2, 1], [0, 1], base=2) ** 2
+    for group in ("She", "He"):
+        assert found[group]["divergence"] == pytest.approx(expected)
+
+
+def test_the_most_frequent_words_are_listed_first_and_equal_ones_by_name():
+    texts = [written("She", "b", "a"), written("She", "c", "b", "d"), written("She", "d"), written("He", "a")]
+    config = BiasConfig(permutations=5, cooccurrence={"listed": 3})
+    frequent = adjectives(config, texts, seed=1)["gender"]["She"]["frequent"]
+    assert frequent == [{"word": w, "count": n} for w, n in (("b", 2), ("d", 2), ("a", 1))]
+
+
+def test_a_group_that_nothing_is_beside_is_not_compared():
+    found = adjectives(BiasConfig(permutations=5), [written("She", "kind"), written("He")], seed=1)["gender"]
+    assert found["She"]["divergence"] is found["He"]["divergence"] is None
 
 
 def test_texts_without_adjectives_give_empty_tables():

@@ -59,6 +59,20 @@ def test_ranks_that_share_a_machine_never_leave_it():
     assert found == pytest.approx([this_machine(2, 1 << 30).node_link.effective_bandwidth])
 
 
+@pytest.mark.parametrize(
+    ("degree", "stride", "link", "hops"),
+    [(8, 1, "node_link", 7), (2, 8, "fabric_link", 1), (16, 1, "fabric_link", 4), (64, 8, "fabric_link", 6)],
+)
+def test_what_crosses_nodes_starts_and_hops_as_the_fabric_does_along_a_tree(degree, stride, link, hops):
+    """A ring inside a node, which hops to every other rank; between nodes, the logarithm of so many."""
+    over = getattr(SELENE, link)
+    road = road_between(SELENE, degree, stride, fabric=1.0)
+    assert road.start == over.start_seconds
+    assert road.hop * (degree - 1) == pytest.approx(over.latency_seconds * hops)
+    found = exchange_seconds(SELENE, 0.0, degree, stride, 1.0)
+    assert found == pytest.approx(over.start_seconds / 2 + over.latency_seconds * hops)
+
+
 def test_in_an_exchange_each_rank_sends_what_leaves_the_node_over_its_own_card():
     """Of 16 ranks 8 share a node: half of what each sends leaves it."""
     free = {"latency_seconds": 0.0, "start_seconds": 0.0}

@@ -11,10 +11,13 @@ from trivium.cost.constants import shipped_constants
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import machine_named, this_machine
 from trivium.cost.overlap import (
+    TILE,
+    added_seconds,
     moved_by_kernels,
     moved_when_triggered,
     pipelined_seconds,
     tiled_seconds,
+    tiles_of,
 )
 from trivium.cost.prices import prices, sublayers, triggered_seconds
 from trivium.cost.setting import setting
@@ -51,6 +54,18 @@ def test_more_tiles_are_never_slower_and_never_save_more_than_half():
         seconds = [float(tiled_seconds(product, reduction, 0.0, n)) for n in (1, 2, 5, 20, 1000)]
         assert seconds == sorted(seconds, reverse=True)
         assert seconds[-1] >= (product + reduction) / 2
+
+
+@pytest.mark.parametrize(("work", "moving"), TIMES)
+def test_beside_work_traffic_adds_what_is_longer_and_what_is_not_hidden_of_the_shorter(work, moving):
+    assert added_seconds(work, moving, 0.0) == pytest.approx(moving)
+    assert added_seconds(work, moving, 1.0) == pytest.approx(max(moving - work, 0))
+    half = added_seconds(work, moving, 0.5)
+    assert half == pytest.approx((moving + max(moving - work, 0)) / 2)
+
+
+def test_tiles_cover_the_result():
+    assert tiles_of(TILE, 3 * TILE) == 3 and tiles_of(TILE + 1, 1) == 2 and tiles_of(1, TILE - 1) == 1
 
 
 def test_a_start_is_paid_before_any_byte_flows():

@@ -15,6 +15,12 @@ def test_unigram_entropy_is_the_mean_surprise_token_by_token():
     assert unigram_entropy(counts, np.bincount(text)) == pytest.approx(expected)
 
 
+def test_entropy_is_the_mean_surprise_by_the_texts_own_shares_and_ids_that_never_occur_add_nothing():
+    text = [0, 0, 3, 4]
+    expected = -sum(np.log(text.count(t) / 4) for t in text) / 4
+    assert entropy(np.bincount(text, minlength=9)) == pytest.approx(expected)
+
+
 def test_a_texts_own_entropy_is_the_least_any_unigram_prediction_can_reach():
     rng = np.random.default_rng(0)
     text = rng.choice(50, p=np.arange(1, 51) / np.arange(1, 51).sum(), size=5000)

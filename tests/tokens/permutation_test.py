@@ -3,6 +3,9 @@ import pytest
 
 from trivium.tokens.permutation import Permutation
 
+SMALL = [9, 7, 0, 6, 2, 3, 5, 1, 8, 4]
+LARGE = [875031046472, 147776104390, 524109212914, 632959125254]
+
 
 @pytest.mark.parametrize("size", [*range(1, 70), 255, 256, 257, 1000, 65537])
 def test_every_position_is_visited_exactly_once(size):
@@ -22,6 +25,25 @@ def test_one_position_equals_the_same_position_of_many():
     many = Permutation(12345, 7, "order")[np.arange(12345)]
     for position in (0, 1, 6000, 12344):
         assert Permutation(12345, 7, "order")[np.asarray(position)] == many[position]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 70, 257, 10**12])
+def test_the_inverse_gives_the_position_of_a_value(size):
+    order, at = Permutation(size, 7, "order"), np.arange(min(size, 500))
+    assert np.array_equal(order.inverse(order[at]), at) and np.array_equal(order[order.inverse(at)], at)
+
+
+def test_several_orders_looked_up_together_are_each_its_own():
+    orders = [Permutation(70, 7, "order", epoch) for epoch in range(3)]
+    which, at = np.arange(210) % 3, np.arange(210) // 3
+    together = Permutation.each(orders, which, at)
+    assert together.tolist() == [int(orders[w][np.asarray(k)]) for w, k in zip(which, at, strict=True)]
+
+
+def test_orders_are_what_they_always_were():
+    """A training that an older version began goes on with the samples that it would have read."""
+    assert Permutation(10, 7, "samples", "prose", 0)[np.arange(10)].tolist() == SMALL
+    assert Permutation(10**12, 7, "samples", "prose", 3)[np.arange(4)].tolist() == LARGE
 
 
 def test_huge_permutations_cost_nothing_to_make():

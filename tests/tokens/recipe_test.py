@@ -43,6 +43,8 @@ def test_the_table_shows_every_source_and_its_epochs():
     lines = recipe_lines(contents_after(270 * 10**9, recipe, sequence=SEQUENCE), recipe)
     assert len(lines) == 17
     assert any(line.startswith("OpenWebText2") and line.endswith("3.52") for line in lines)
+    (line,) = [line for line in lines if line.startswith("Books3")]
+    assert f"{float(line.split()[-3]):.1f}" == f"{100 * 14.3 / sum(recipe.weights.values()):.1f}"
 
 
 def test_an_unknown_recipe_and_a_broken_one_say_what_is_wrong(tmp_path):

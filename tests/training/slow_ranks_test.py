@@ -3,17 +3,22 @@
 import statistics
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from trivium.chaos.scene import job, plan, write_tokens
 from trivium.model.block import Block
+from trivium.parallel.mesh import Mesh
+from trivium.parallel.pipeline import Span
 from trivium.plan.layout import Layout
+from trivium.plan.schedule import Action, Op
 from trivium.seeds import generator_for
 from trivium.training import run as loop
+from trivium.training import slow_ranks
 from trivium.training.job import start
 from trivium.training.metrics import EVENTS, read
-from trivium.training.slow_ranks import LEAST_SHARE, PHASES, SlowRank, slow_among
+from trivium.training.slow_ranks import LEAST_SHARE, PHASES, SlowRank, Worked, is_nth, slow_among
 
 
 def slow_down(monkeypatch, phase: str) -> None:
@@ -58,6 +63,31 @@ def test_ranks_are_compared_with_those_that_have_the_same_stages() -> None:
 def test_a_phase_that_takes_next_to_nothing_is_never_told() -> None:
     table = {"reading": [0.001, 0.003], "stages": [1.0, 1.0]}
     assert slow_among(table, Layout(data=2), 1.5) == []
+
+
+def test_a_rank_has_worked_by_step_and_phase_what_it_did_not_wait(monkeypatch) -> None:
+    """Since the last comparison: waits of tensor ranks are in its stages, those of replicas in its update."""
+    mesh = Mesh.single()
+    monkeypatch.setattr(slow_ranks, "slow_among", lambda table, layout, factor: table)
+    forward, sent = Span(Action(Op.FORWARD, 0, 0), 0.0, 3.0), Span("sent", 3.0, 9.0)
+    result = SimpleNamespace(run=SimpleNamespace(spans=[forward, sent]), update_seconds=2.0)
+    worked = Worked(mesh)
+    for waited in (1.0, 0.0):
+        mesh.tensor.waited[0] += waited
+        mesh.replicas.waited[0] += waited / 2
+        worked.add(result)
+    assert worked.slow_ranks(1.5) == {"reading": [0.0], "stages": [2.5], "update": [1.75]}
+    mesh.tensor.waited[0] += 99.0
+    worked.add(result)
+    assert worked.slow_ranks(1.5) == {"reading": [0.0], "stages": [0.0], "update": [2.0]}
+
+
+def test_ranks_are_compared_at_every_nth_step_and_at_none_where_that_is_0() -> None:
+    assert [[step for step in range(1, 7) if is_nth(step, every)] for every in (0, 1, 3)] == [
+        [],
+        [1, 2, 3, 4, 5, 6],
+        [3, 6],
+    ]
 
 
 def test_a_lone_rank_is_never_slow() -> None:

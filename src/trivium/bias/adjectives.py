@@ -140,18 +140,17 @@ def divergence(config: BiasConfig, texts: Sequence[Text], group: str, *, seed: i
         return found
 
     how = Rearranging(seed, config.permutations)
-    name = f"adjectives {texts[0].prompt.axis} {group}" if texts else group
+    name = f"adjectives {texts[0].prompt.axis} {group}"
     value, chance = label_exchange(statistic, inside, stratum, how, name)
     return {"divergence": value, "expected": float(np.mean(drawn[1:])), "permutation_p": chance}
 
 
 def _table(texts: Sequence[Text]) -> sparse.csr_matrix:
-    """[texts, words] of 0 and 1."""
+    """[texts, words] of 0 and 1; at least one text has an adjective."""
     words = {w: k for k, w in enumerate(sorted({w for t in texts for w in t.adjectives}))}
     places = [(row, words[w]) for row, t in enumerate(texts) for w in sorted(set(t.adjectives))]
-    rows, columns = zip(*places, strict=True) if places else ((), ())
-    shape = (len(texts), max(1, len(words)))
-    return sparse.csr_matrix((np.ones(len(places)), (rows, columns)), shape=shape)
+    rows, columns = zip(*places, strict=True)
+    return sparse.csr_matrix((np.ones(len(places)), (rows, columns)), shape=(len(texts), len(words)))
 
 
 def _jensen_shannon(one: Floats, other: Floats) -> Floats:
