@@ -61,6 +61,39 @@ def test_what_is_not_finite_is_counted_and_the_rest_is_measured(tmp_path: Path, 
     assert found.what.startswith("not finite in one or both: 2 values; the rest differs by at most 0.5,")
 
 
+def test_a_tensor_of_another_dtype_shape_or_that_only_one_has_is_told(tmp_path: Path) -> None:
+    values = torch.full(SHAPE, 0.25, dtype=torch.float64)
+    one = written(tmp_path / "a", values, values, values)
+    save(tmp_path / "b", 1, [
+        Fragment("weights/a", SHAPE, Box((0, 0), SHAPE), values.float()),
+        Fragment("weights/b", (4, 5), Box((0, 0), (4, 5)), values.view(4, 5)),
+    ], Mesh.single(), {})  # fmt: skip
+    two = Checkpoint.open(tmp_path / "b" / one.directory.name)
+    found = {d.name: d for d in tensor_differences(one, two)}
+    assert found["weights/a"].what == "F64 -> F32 differs by at most 0, 0 of the largest"
+    assert found["weights/b"].what == "shape [5, 4] -> [4, 5]"
+    assert found["weights/c"].what == f"only in {one.directory}"
+    assert all((d.absolute, d.relative) == (0.0, 0.0) for d in found.values())
+    assert [d.what for d in tensor_differences(two, one) if d.name == "weights/c"] == [
+        f"only in {one.directory}"
+    ]
+
+
+@pytest.mark.parametrize("scalar", [(0.0, -0.0), (1.5, 1.25)])
+def test_a_tensor_of_one_number_is_compared_like_any_other(
+    tmp_path: Path, scalar: tuple[float, float]
+) -> None:
+    first, second = (
+        Checkpoint.open(
+            save(tmp_path / n, 1, [Fragment("s", (), Box((), ()), torch.tensor(x))], Mesh.single(), {})
+        )
+        for n, x in zip("ab", scalar, strict=True)
+    )
+    (found,) = tensor_differences(first, second)
+    assert found.absolute == abs(scalar[0] - scalar[1])
+    assert list(tensor_differences(first, first)) == []
+
+
 @pytest.mark.parametrize("files", [0, 21, 100_000_000])
 def test_more_files_than_can_hold_something_are_refused(tmp_path: Path, files: int) -> None:
     source = written(tmp_path / "a", torch.zeros(SHAPE, dtype=torch.float64))

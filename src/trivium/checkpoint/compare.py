@@ -48,9 +48,7 @@ def _values_differ(
     same = ours["dtype"] == theirs["dtype"]
     for part in parts_of(a, name):
         x, y = part.values(), b.read(name, part.box, TORCH_DTYPES[theirs["dtype"]])
-        same = (
-            same and torch.equal(x.view(torch.uint8), y.view(torch.uint8)) if x.dim() else torch.equal(x, y)
-        )
+        same = same and torch.equal(x.flatten().view(torch.uint8), y.flatten().view(torch.uint8))
         x, y = x.double(), y.double()
         finite = x.isfinite() & y.isfinite()  # max() passes over a difference that is NaN
         strange += int((~finite).sum())
