@@ -1,5 +1,6 @@
 """fp16 trains with a dynamic loss scale, alike in every layout; overflowing steps change nothing."""
 
+import inspect
 import math
 
 import numpy as np
@@ -36,6 +37,14 @@ def test_the_finite_steps_that_double_the_scale_are_in_a_row_and_it_stays_within
         scale = LossScale(value, GROWTH_STEPS - 1)
         scale.update(finite=finite)
         assert scale == LossScale(value, 0)
+
+
+def test_a_scale_begins_and_grows_as_torchs_and_is_a_power_of_two_which_takes_no_bit_of_a_gradient() -> None:
+    torchs = inspect.signature(torch.amp.GradScaler).parameters
+    assert LossScale().value == torchs["init_scale"].default
+    assert torchs["growth_interval"].default == GROWTH_STEPS
+    assert {math.frexp(value)[0] for value in (LossScale().value, LEAST, LARGEST)} == {0.5}
+    assert LEAST <= LossScale().value <= LARGEST
 
 
 def trainer(weights: str) -> Trainer:

@@ -32,8 +32,9 @@ def test_chance_of_the_last_word_is_that_of_a_word_drawn_from_the_passage():
     items = [
         Item("a", "d", "the name of the name is no other name"),
         Item("b", "e", "there is no such thing as luck"),
+        Item("c", "f", "1 2 3 4 five"),  # no word to draw
     ]
-    assert last_word_task(items, CONFIG, seed=1).chance == pytest.approx((2 / 8 + 0) / 2)
+    assert last_word_task(items, CONFIG, seed=1).chance == pytest.approx((2 / 8 + 0 + 0) / 3)
 
 
 def test_shots_of_the_last_word_are_gpt3s_cloze():
