@@ -1,11 +1,14 @@
 """Buckets hold every parameter once, and are closed at their limit."""
 
+from math import prod
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plans import small
-from trivium.plan.buckets import BUCKET_ELEMENTS, ELEMENTS_ALONE, bucket_table, held, in_buckets
+from trivium.plan.buckets import BUCKET_ELEMENTS, ELEMENTS_ALONE, bucket_table, held, in_buckets, partial_over
+from trivium.plan.parameters import TOKENS
 
 
 @given(st.lists(st.integers(1, 2 * ELEMENTS_ALONE), max_size=20))
@@ -41,3 +44,36 @@ def test_every_parameter_is_in_one_bucket(replicas: int) -> None:
     assert sorted(named) == sorted((i.parameter.name, i.stage) for i in held(plan, 0))
     alone = [len(row.items) for row in bucket_table(plan, 0) if row.padded >= ELEMENTS_ALONE]
     assert alone and (set(alone) == {1}) is (replicas == 1)
+
+
+def test_a_tied_table_is_summed_over_the_ends_where_two_ranks_hold_it_and_the_last_ones_is_the_copy() -> None:
+    for pipeline, over in ((1, ()), (2, ("ends",)), (4, ("ends",))):
+        plan = small(pipeline=pipeline, model={"head": "tied"})
+        tables = [
+            (rank, i) for rank in range(pipeline) for i in held(plan, rank) if i.parameter.name == TOKENS
+        ]
+        assert [(rank, item.borrowed) for rank, item in tables] == [(0, False), (pipeline - 1, True)][
+            : min(pipeline, 2)
+        ]
+        assert {partial_over(plan, item.parameter) for _, item in tables} == {over}
+    untied = small(pipeline=2, model={"head": "untied"})
+    assert not any(
+        partial_over(untied, i.parameter) or i.borrowed for rank in (0, 1) for i in held(untied, rank)
+    )
+
+
+def test_at_stage_3_a_bucket_is_of_one_module() -> None:
+    plan = small(data=2, zero=3)
+    assert all(len({i.parameter.owner for i in row.items}) == 1 for row in bucket_table(plan, 0))
+    together = bucket_table(small(data=2, zero=1), 0)
+    assert len(together) < len(bucket_table(plan, 0))
+
+
+@pytest.mark.parametrize(("tensor", "parallel"), [(1, False), (2, False), (2, True)])
+def test_where_tensor_ranks_share_positions_what_all_hold_is_summed_over_them(
+    tensor: int, parallel: bool
+) -> None:
+    plan = small(tensor=tensor, sequence_parallel=parallel)
+    for item in held(plan, 0):
+        whole = item.elements == prod(item.parameter.shape)
+        assert partial_over(plan, item.parameter) == (("tensor",) if parallel and whole else ())

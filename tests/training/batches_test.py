@@ -8,10 +8,11 @@ import torch
 
 from fake_accelerator import accelerator
 from plans import small
+from trivium.errors import DataError
 from trivium.model.inputs import Inputs
 from trivium.parallel.mesh import Mesh
 from trivium.parallel.zero import AdamRule
-from trivium.training.batches import Rows, inputs_of, packing
+from trivium.training.batches import Rows, inputs_of, packing, windows
 from trivium.training.trainer import Samples, Trainer
 
 END = 0
@@ -22,6 +23,37 @@ def test_packing_says_where_documents_start_and_restarts_positions() -> None:
     assert packed.starts.tolist() == [[0, 0, 0, 3, 3, 5, 5, 5]]
     assert packed.positions.tolist() == [[0, 1, 2, 0, 1, 0, 1, 2]]
     assert packed.counts.tolist() == [[True, True, False, True, False, True, True, True]]
+
+
+def test_windows_of_a_text_follow_one_another_and_begin_again() -> None:
+    model, ids = (
+        small().model,
+        np.arange(26),
+    )  # three windows of 8 and the target of the last, and one token more
+    rows = windows(ids, model, 2, 3)
+    assert rows.tokens.tolist() == [list(range(start, start + 8)) for start in (16, 0, 8)]
+    assert rows.targets.tolist() == (rows.tokens + 1).tolist()
+    assert windows(ids[:9], model, 5, 1).tokens.tolist() == [list(range(8))]
+    for text, law in (
+        (ids[:8], "at least plan.model.sequence"),
+        (ids - 1, "from -1"),
+        (ids + 20, "they must be 0 to 36"),
+    ):
+        with pytest.raises(DataError, match=law):
+            windows(text, model, 0, 3)
+
+
+def test_of_padded_rows_the_last_count_for_nothing_and_without_any_all_count() -> None:
+    rows = Rows(np.full((3, 8), 5), np.full((3, 8), 6))
+    rows.tokens[0, 2] = END
+    for documents, wrong in (("joined", []), ("apart", [2])):
+        plan = small(model={"documents": documents})
+        padded = inputs_of(plan, rows, Mesh.single(), dropout=None, padding=2).weights
+        expected = np.zeros((8, 3))
+        expected[:, 0] = 1
+        expected[wrong, 0] = 0
+        assert padded is not None and padded.tolist() == expected.tolist()
+    assert inputs_of(small(), rows, Mesh.single(), dropout=None).weights is None
 
 
 @pytest.mark.parametrize("family", ["gpt", "llama"])
