@@ -56,6 +56,11 @@ def test_a_degree_that_does_not_divide_a_node_is_refused_with_the_nearest_that_d
     assert remedy in text
 
 
+def test_the_degree_that_is_named_is_one_that_the_model_can_be_split_into():
+    (text,) = problems(Layout(tensor=2, data=4), 3, tensor_unit=8)
+    assert "tensor to 1, which" in text
+
+
 @given(small_layouts, st.integers(1, 9))
 @settings(max_examples=60, deadline=None)
 def test_every_rank_is_drawn_exactly_once_and_on_its_node(layout, per_node):

@@ -29,6 +29,15 @@ def test_heads_not_divisible_by_tensor_names_both_and_the_nearest_degrees() -> N
     assert any("plan.model.heads (8)" in p and "tensor (3)" in p and "2 or 4" in p for p in problems)
 
 
+@pytest.mark.parametrize("changes", [{}, {"kv_heads": 2}, {"ffn": 40}, {"sequence": 20}])
+@pytest.mark.parametrize("tensor", range(1, 13))
+def test_a_tensor_degree_is_legal_exactly_where_it_divides_the_plans_unit(tensor, changes) -> None:
+    sizes = {"heads": 12, "hidden": 48, "ffn": 24, "sequence": 12, **changes}
+    plan = small(model=sizes).model_copy(update={"sequence_parallel": "sequence" in changes})
+    wider = plan.model_copy(update={"layout": Layout(tensor=tensor)})
+    assert bool(wider.check()) == bool(plan.tensor_unit % tensor)
+
+
 MOST = {
     "model__layers": 10_000,
     "model__hidden": 1_000_000,

@@ -207,7 +207,7 @@ def placed(config: RunConfig, machine: Machine | None) -> Nodes:
             f"plan.layout: {world} ranks need {nodes} nodes of {per_node} devices, and machine {machine.name} has "
             f"{machine.nodes}; choose a smaller layout or another machine"
         )
-    found = problems(layout, per_node)
+    found = problems(layout, per_node, tensor_unit=config.plan.tensor_unit)
     if found:
         raise ConfigError("\n".join(found).replace(", or pass --allow-tensor-across-nodes", ""))
     return Nodes(nodes, per_node, has_devices, has_devices and per_node == machine.devices_per_node)

@@ -130,7 +130,8 @@ def map_ranks(
         if unfit:
             raise ConfigError("\n".join(unfit))
     on_node = per_node if per_node is not None else devices_of_node(machine, layout.world_size)
-    unsafe = problems(layout, on_node, tensor_across_nodes=allow_tensor)
+    unit = config.plan.tensor_unit
+    unsafe = problems(layout, on_node, tensor_unit=unit, tensor_across_nodes=allow_tensor)
     if unsafe:
         raise ConfigError("\n".join(unsafe))
     place = f"nodes of {on_node}" if per_node is not None else machine.name

@@ -6,6 +6,7 @@ their groups belong inside a node, on its fast links (MT-NLG, section 2).
 """
 
 from collections.abc import Sequence
+from math import gcd
 from typing import NamedTuple
 
 from trivium.errors import ConfigError
@@ -37,9 +38,12 @@ def crossings(layout: Layout, per_node: int) -> dict[Axis, Crossing]:
     return found
 
 
-def problems(layout: Layout, per_node: int, *, tensor_across_nodes: bool = False) -> list[str]:
+def problems(
+    layout: Layout, per_node: int, *, tensor_unit: int = 0, tensor_across_nodes: bool = False
+) -> list[str]:
     """Why the layout should not be placed on nodes of `per_node` devices; empty when it may.
 
+    tensor_unit: what every degree divides that the plan allows (`Plan.tensor_unit`); 0: it allows any.
     tensor_across_nodes: the user said that tensor groups may span nodes.
     """
     found = layout.problems()
@@ -51,7 +55,7 @@ def problems(layout: Layout, per_node: int, *, tensor_across_nodes: bool = False
     return [
         f"{crossing.spanning} of {crossing.groups} tensor groups of {layout.tensor} ranks would span nodes of "
         f"{per_node} devices (up to {crossing.nodes} nodes each): every layer would wait for the slow links between "
-        f"nodes, twice forward and twice backward; {_remedy(layout, per_node)}, or pass "
+        f"nodes, twice forward and twice backward; {_remedy(layout, per_node, tensor_unit)}, or pass "
         f"--allow-tensor-across-nodes"
     ]
 
@@ -109,12 +113,12 @@ def _crossing_text(degree: int, crossing: Crossing) -> str:
     return f"{groups}: {crossing.spanning:,} span up to {crossing.nodes} nodes, the others stay inside one"
 
 
-def _remedy(layout: Layout, per_node: int) -> str:
+def _remedy(layout: Layout, per_node: int, tensor_unit: int) -> str:
     """The nearest layout whose tensor groups stay inside a node."""
     if per_node % layout.tensor == 0 and layout.order[-1] != "tensor":
         inner = [axis for axis in layout.order if axis != "tensor"]
         return f"set plan.layout.order=[{','.join([*inner, 'tensor'])}], so that tensor ranks are neighbours"
-    legal = [degree for degree in degrees_dividing(per_node, layout.tensor) if degree <= per_node]
+    legal = degrees_dividing(gcd(per_node, tensor_unit), layout.tensor)
     return f"set plan.layout.tensor to {' or '.join(map(str, legal))}, which divides the {per_node} devices of a node"
 
 

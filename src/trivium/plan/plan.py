@@ -3,6 +3,7 @@
 The planner searches for one, the cost model prices it, the runtime executes it.
 """
 
+from math import gcd
 from typing import Literal
 
 from pydantic import Field
@@ -183,6 +184,12 @@ class Plan(Config):
         hidden."""
         split = self.layout.tensor if self.sequence_parallel else 1
         return self.local_sequence // split, self.batch.micro, self.model.hidden
+
+    @property
+    def tensor_unit(self) -> int:
+        """What a tensor degree divides exactly where this model may be split so."""
+        sequence = self.local_sequence if self.sequence_parallel else 0
+        return gcd(self.model.heads, self.model.kv, self.model.ffn_width, sequence)
 
     @property
     def _zigzag(self) -> bool:
