@@ -85,7 +85,7 @@ def test_quantities_are_read_with_their_factor(text: str, value: int):
     assert parse_count(text) == value
 
 
-@pytest.mark.parametrize("text", ["", "B", "12 apples", "-3", "1..2K", "1e400", "1e300Q"])
+@pytest.mark.parametrize("text", ["", "B", "12 apples", "-3", "1..2K", "1e400", "1e300Q", "1e300", "9.3e18"])
 def test_what_is_not_a_quantity_is_refused_with_its_text(text: str):
     with pytest.raises(ConfigError, match=f"'{text}' is not a quantity"):
         parse_count(text)

@@ -20,7 +20,7 @@ ModelT = TypeVar("ModelT", bound="Config")
 MOST = 2**63 - 1  # of what is counted: 64 bits hold it
 Positive = Annotated[int, Field(ge=1, le=MOST)]
 NotNegative = Annotated[int, Field(ge=0, le=MOST)]
-AboveZero = Annotated[float, Field(gt=0)]
+Weight = Annotated[float, Field(ge=0, le=MOST)]  # of one among several, in any unit
 
 
 class Config(BaseModel):

@@ -2,8 +2,10 @@
 
 import pytest
 
+from trivium.config import build
 from trivium.corpus.blend import blend
-from trivium.errors import DataError
+from trivium.corpus.config import CurateConfig
+from trivium.errors import ConfigError, DataError
 
 SOURCES = {"a": {"documents": 3, "text_bytes": 300}, "b": {"documents": 1, "text_bytes": 100}}
 
@@ -26,3 +28,8 @@ def test_a_source_that_is_not_there_is_named():
         blend(SOURCES, {"c": 1})
     with pytest.raises(DataError, match="above 0"):
         blend(SOURCES, {"a": 0})
+
+
+def test_weights_whose_sum_could_be_none_are_refused_by_their_field():
+    with pytest.raises(ConfigError, match=r"blend\.b is 1e\+308; it must be less than or equal to"):
+        build(CurateConfig, {"blend": {"a": 1.0, "b": 1e308}})

@@ -88,8 +88,10 @@ def test_an_interval_in_steps_is_at_least_one():
     assert found.steps(1.0) == round(found.daly_seconds)
 
 
-@pytest.mark.parametrize(("save", "mean", "says"), [(0, 1, "save is 0"), (1, -2, "failures is -2")])
-def test_times_that_are_not_positive_are_refused(save, mean, says):
+@pytest.mark.parametrize(
+    ("save", "mean", "says"), [(0, 1, "save is 0"), (1, -2, "failures is -2"), (1, 1e300, r"is 1e\+300 s")]
+)
+def test_times_beyond_sense_are_refused(save, mean, says):
     with pytest.raises(ConfigError, match=says):
         checkpoint_interval(save, mean)
 

@@ -52,6 +52,13 @@ def test_the_file_gives_back_what_was_learned(tmp_path):
     assert read_stack(tmp_path / "stack.yaml") == found
 
 
+@pytest.mark.parametrize("factor", [1e-300, 1e300])
+def test_a_factor_that_no_run_can_teach_is_refused_by_its_field(tmp_path, factor):
+    write_stack(tmp_path / "stack.yaml", learned(run_of(1.2)).model_copy(update={"factor": factor}))
+    with pytest.raises(ConfigError, match=r"factor is 1e.300; it must be"):
+        read_stack(tmp_path / "stack.yaml")
+
+
 @pytest.mark.parametrize("text", ["- 1", "factor: -1", "factor: [", "speed: 3"])
 def test_a_file_that_is_no_stack_is_refused(tmp_path, text):
     (tmp_path / "stack.yaml").write_text(text)

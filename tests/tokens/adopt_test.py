@@ -227,7 +227,7 @@ def test_a_truncated_pair_is_refused(cut: str, tmp_path: Path, words: Tokenizer)
 
 def test_weights_that_are_none_and_pairs_named_twice_are_refused(tmp_path: Path, words: Tokenizer) -> None:
     pair = megatron_pair(tmp_path / "web", texts(0, 9))
-    for weights in ((0.0,), (-1.0,), (np.inf,), (1.0, 2.0)):
+    for weights in ((0.0,), (-1.0,), (np.inf,), (1e300,), (1.0, 2.0)):
         with pytest.raises(ConfigError, match=r"WEIGHT: 1 pairs need as many weights above 0"):
             adopt_pairs(Pairs((pair,), weights, fraction=0.2), tmp_path, words)
     with pytest.raises(ConfigError, match="is named 2 times"):

@@ -67,6 +67,9 @@ def test_an_unknown_recipe_and_a_broken_one_say_what_is_wrong(tmp_path):
             "sources.a.wieght: there is no such key",
         ),
         (b"sources: {a: {tokens: 5, weight: 0}}\ntokens_trained: 5", "the weight of every source is 0"),
+        (b"sources: {a: {tokens: 5, weight: 1.e+300}}\ntokens_trained: 5", "sources.a.weight is 1e+300"),
+        (b"sources: {a: {tokens: 1.e-300, weight: 1}}\ntokens_trained: 5", "sources.a.tokens is 1e-300"),
+        (b"sources: {a: {tokens: 5, weight: 1}}\ntokens_trained: 1.e+300", "tokens_trained is 1e+300"),
     ],
 )
 def test_a_recipe_that_is_none_is_refused_by_its_name(tmp_path, content, told):

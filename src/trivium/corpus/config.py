@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from trivium.config import Config, NotNegative, Positive
+from trivium.config import Config, NotNegative, Positive, Weight
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Treatment = Literal["mask", "drop", "keep"]
@@ -266,6 +266,6 @@ class CurateConfig(Config):
     dedup: DedupConfig = DedupConfig()
     decontamination: DecontaminationConfig = DecontaminationConfig()
     # source -> weight, normalised over the sources present; one that is not named has 0; empty: proportional to bytes
-    blend: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    blend: dict[str, Weight] = Field(default_factory=dict)
     # bytes of text per document shard
     shard_bytes: Positive = 64 << 20

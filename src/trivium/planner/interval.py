@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from trivium.errors import ConfigError
 
 MOST_WASTED = 100.0  # times the work: beyond that a training never ends in practice
+LONGEST = 1e12  # seconds, 30,000 years
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,13 @@ class Interval:
 def checkpoint_interval(save: float, mean: float) -> Interval:
     """Both optima, in seconds. A restart takes as long as a save, since as much is read back.
 
-    Raises ConfigError unless both times are positive and finite, and some work is ever done.
+    Raises ConfigError unless both times are above 0 and at most `LONGEST`, and some work is ever done.
     """
     for name, value in (("the time of a save", save), ("the mean time between failures", mean)):
-        if not (value > 0 and math.isfinite(value)):
-            raise ConfigError(f"{name} is {value} s; it must be positive and finite: give what was measured")
+        if not 0 < value <= LONGEST:
+            raise ConfigError(
+                f"{name} is {value:g} s; it must be above 0, and {LONGEST:g} at most: give what was measured"
+            )
     daly = daly_seconds(save, mean)
     wasted = expected_waste(daly, save, mean, restart=save)
     if not wasted < MOST_WASTED:

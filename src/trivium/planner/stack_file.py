@@ -10,11 +10,12 @@ import numpy as np
 import yaml
 from pydantic import Field
 
-from trivium.config import AboveZero, Config, build_named, mapping_of_yaml, to_tree
+from trivium.config import Config, build_named, mapping_of_yaml, to_tree
 from trivium.errors import ConfigError, DataError
 
 FEWEST = 5  # steps that a factor is learned from
 WARM = 2  # first steps of a run that are left out; those after a resume are too few to move a median
+Times = Annotated[float, Field(ge=1e-6, le=1e6)]  # far from what any run can teach
 
 
 class LearnedStack(Config):
@@ -22,9 +23,9 @@ class LearnedStack(Config):
 
     remedy: ClassVar[str] = "give it in the file"
 
-    factor: AboveZero
-    low: AboveZero
-    high: AboveZero
+    factor: Times
+    low: Times
+    high: Times
     steps: Annotated[int, Field(ge=1)]
     machine: str
     run: str

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trivium.config import MOST
 from trivium.errors import ConfigError, DataError
 from trivium.progress import Progress, silent
 from trivium.provenance import file_sha256, write_json
@@ -127,9 +128,9 @@ def _cut(shard: TokenShard, pairs: Pairs, *, validates: bool) -> int:
 def _weights(pairs: Pairs, entries: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """By source, scaled to sum to 1; those that only validate have none."""
     given = pairs.weights or tuple(float(e[TRAIN]["tokens"]) for e in entries.values() if TRAIN in e)
-    if len(given) != len(pairs.train) or not all(0 < weight < float("inf") for weight in given):
+    if len(given) != len(pairs.train) or not all(0 < weight <= MOST for weight in given):
         raise ConfigError(
-            f"WEIGHT: {len(pairs.train)} pairs need as many weights above 0, or none; found {given}"
+            f"WEIGHT: {len(pairs.train)} pairs need as many weights above 0 and below 2**63, or none; found {given}"
         )
     return dict.fromkeys(entries, 0.0) | dict(zip(entries, (w / sum(given) for w in given), strict=False))
 

@@ -10,18 +10,20 @@ from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 
-from trivium.config import AboveZero, Config, build, mapping_of_yaml
+from trivium.config import MOST, Config, Weight, build, mapping_of_yaml
 from trivium.errors import ConfigError, nearest
 from trivium.tokens.blend import Blend
 from trivium.tokens.manifest import read_tokens_manifest
 from trivium.units import format_count
 
+Tokens = Annotated[float, Field(ge=1, le=MOST)]
+
 
 class SourceRow(Config):
     """One source: the tokens it has, its weight in any unit, and the epochs its authors state."""
 
-    tokens: AboveZero
-    weight: Annotated[float, Field(ge=0)]
+    tokens: Tokens
+    weight: Weight
     epochs: float | None = None
 
 
@@ -31,7 +33,7 @@ class Recipe(Config):
     remedy: ClassVar[str] = "give it in the file"
 
     sources: dict[str, SourceRow] = Field(min_length=1)
-    tokens_trained: AboveZero
+    tokens_trained: Tokens
 
     @property
     def weights(self) -> dict[str, float]:
