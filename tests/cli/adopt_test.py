@@ -17,8 +17,8 @@ SMALL = (
     "tokens.tokenizer=tokenizer.json",
     "plan.model.sequence=8",
     "plan.batch.ramp=null",
-    "tokens.validation_fraction=0.3",
 )
+SHARE = "tokens.validation_fraction=0.3"
 
 
 @pytest.fixture
@@ -42,7 +42,8 @@ def trivium(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 def adopt(trivium, *words: str) -> tuple[int, str]:
-    sets = [word for field in SMALL for word in ("--set", field)]
+    fields = SMALL if "--validation" in words else (*SMALL, SHARE)
+    sets = [word for field in fields for word in ("--set", field)]
     return trivium("data", "adopt", *words, "--out", "run", *sets)
 
 
@@ -69,6 +70,12 @@ def test_adopted_pairs_are_the_tokens_that_train_takes(trivium) -> None:
     assert trivium("data", "where", "run", "--document", "web/3")[0] == 0
     code, said = trivium("data", "trace", "run", "--step", "1", "--row", "0", "--position", "0")
     assert code == 0 and "its curation is neither beside" in said
+
+
+def test_a_share_that_validates_beside_pairs_that_do_is_refused(trivium) -> None:
+    code, said = adopt(trivium, "web", "--validation", "code", "--set", SHARE)
+    assert code == 2 and "--set tokens.validation_fraction: with --validation" in said
+    assert not Path("run").exists()
 
 
 def test_what_the_tokenizer_says_may_be_said_as_well_and_nothing_else(trivium) -> None:

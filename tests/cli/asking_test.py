@@ -29,8 +29,10 @@ from trivium.serving.config import ServeConfig
 from trivium.tokens.tokenizer import train_tokenizer
 
 FEW = ("generation.sampling.max_tokens=4", "generation.sampling.temperature=0")
-SMALL = ("bias.permutations=20", "bias.resamples=20", "bias.occupations=3", "bias.cooccurrence.samples=2",
-         "bias.cooccurrence.tokens=4", 'bias.cooccurrence.axes=["gender"]', "bias.shots=[0,1]")  # fmt: skip
+QUICK = ("bias.permutations=20", "bias.resamples=20")
+FEW_OCCUPATIONS = (*QUICK, "bias.occupations=3")
+SMALL = (*FEW_OCCUPATIONS, "bias.cooccurrence.samples=2", "bias.cooccurrence.tokens=4",
+         'bias.cooccurrence.axes=["gender"]', "bias.shots=[0,1]")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +187,11 @@ def test_generate_names_what_it_cannot_do(root, run, tmp_path):
     ):
         with pytest.raises(error, match=message):
             trivium("generate", *words, sets=FEW)
+    for named in (("--prompt", "a"), ("--file", "riddles"), ("--interactive",)):
+        with pytest.raises(
+            ConfigError, match=rf"--set generation\.prompts: {named[0]} says what is continued"
+        ):
+            trivium("generate", run, *named, sets=(*FEW, "generation.prompts=[Item]"))
     with pytest.raises(ConfigError, match=r"generation\.sampling\.top_p"):
         trivium("generate", run, "--prompt", "a", sets=("generation.sampling.top_p=2",))
 
@@ -460,7 +467,7 @@ def test_bias_measures_every_analysis_on_data_of_ones_own_and_along_the_training
     capsys.readouterr()
     trivium("bias", "--out", run, sets=sets)
     assert "up to date" in capsys.readouterr().out
-    trivium("bias", run, "--every", sets=(*SMALL, "bias.analyses=[association]"))
+    trivium("bias", run, "--every", sets=(*FEW_OCCUPATIONS, "bias.analyses=[association]"))
     series = read(run / "bias_series.json")
     assert [(c["step"], c["tokens"]) for c in series["checkpoints"]] == [(4, 4000), (8, 8000)]
     assert "8,000 tokens" in capsys.readouterr().out
@@ -487,7 +494,7 @@ def test_bias_names_what_is_missing(run, tmp_path):
         with pytest.raises(error, match=message):
             # What an earlier command set stays with the run: each says for itself which analysis it means.
             own = () if "analyses" in str(sets) else ("bias.analyses=[association]",)
-            trivium("bias", "--out", run, "--redo", sets=(*SMALL, *own, *sets))
+            trivium("bias", "--out", run, "--redo", sets=(*QUICK, *own, *sets))
     with pytest.raises(DataError, match="missing or unfinished"):
         trivium("bias", "--out", tmp_path / "new")
 

@@ -182,9 +182,9 @@ def training(bench: Bench, work=None, writes="in place", **more) -> Stage:
 def test_what_asks_a_model_leaves_alone_what_the_next_training_would_be_set_aside_for(bench: Bench):
     perform(training(bench), bench.run("training.lr=0.25"))
     asks = bench.stage("bias", sections=("bias", "training"), reads=("training",))
-    perform(asks, bench.run("bias.shots=[3]", "training.lr=0.5", "seed=9", "plan.layout.tensor=1"))
+    perform(asks, bench.run("bias.confidence=0.9", "training.lr=0.5", "seed=9", "plan.layout.tensor=1"))
     noted = read_result(bench.root / "config.json")
-    as_trained = resolve(Given("demo", ("bias.shots=[3]", "training.lr=0.25")))
+    as_trained = resolve(Given("demo", ("bias.confidence=0.9", "training.lr=0.25")))
     assert noted == to_tree(as_trained)
 
 

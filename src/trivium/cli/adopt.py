@@ -64,8 +64,7 @@ def adopt(
     """
     from trivium.tokens.adopt import Pairs, adopt_pairs, source_names
 
-    refuse_done(ADOPT, sets, "harvest", "curate")
-    refuse_fields(["tokens.dtype"], sets, "pairs keep the dtype they have; leave it out")
+    _refuse_idle(sets, validation)
     given = given_for(out, preset, sets)
     words = _tokenizer(given)
     known = [f"{field}={words.vocabulary}" for field in ("tokens.vocabulary", "plan.model.vocabulary")]
@@ -94,6 +93,15 @@ def adopt(
     moved = folder.is_dir() and any(p.is_symlink() and p.resolve() not in named for p in folder.iterdir())
     perform(stage, run, redo=redo or moved)
     say(f"train on them: trivium train --out {shlex.quote(str(out))}")
+
+
+def _refuse_idle(sets: list[str] | None, validation: list[Path] | None) -> None:
+    """ConfigError for a setting that pairs, as they are, do not follow."""
+    refuse_done(ADOPT, sets, "harvest", "curate")
+    refuse_fields(["tokens.dtype"], sets, "pairs keep the dtype they have; leave it out")
+    if validation:
+        law = "with --validation pairs of their own validate, and nothing of the others; leave out one of the two"
+        refuse_fields(["tokens.validation_fraction"], sets, law)
 
 
 def _tokenizer(given: Given) -> "Tokenizer":

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli.answers import answered
-from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, open_asked, refuse_unused
+from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, open_asked, refuse_fields, refuse_unused
 from trivium.cli.show import say, tell
 from trivium.cli.stage import Result, Run, Stage, is_current, perform
 from trivium.cli.train import joins_torchrun
@@ -53,15 +53,15 @@ def generate(
     generation.logprobs=5 tells each token's probability and the 5 likeliest; generation.together texts are written
     side by side, over the ranks of generation.layout.
     """
-    kept = target is None and prompt is None and file is None and not interactive
+    named = {"--prompt": prompt is not None, "--file": file is not None, "--interactive": interactive}
+    kept = target is None and not any(named.values())
     if redo and not kept:
         raise ConfigError(
             "--redo: for the samples that a run keeps; what is only printed is always written anew"
         )
     refuse_unused("generate", sets, *GENERATE.sections)
+    _refuse_other_prompts([option for option, is_given in named.items() if is_given], sets)
     run = open_asked(target, out, preset, sets)
-    if sum((prompt is not None, file is not None, interactive)) > 1:
-        raise ConfigError("--prompt, --file and --interactive were given together; give one of them")
     if kept and joins_torchrun(os.environ):
         _join(run, redo=redo)
         return
@@ -79,6 +79,15 @@ def generate(
         else:
             given = parse_assignments(sets or ()).get("generation", {}).get("sampling", {})
             _print_all(run, place, file, given)
+
+
+def _refuse_other_prompts(named: Sequence[str], sets: list[str] | None) -> None:
+    """ConfigError where the prompts come from several places. named: the options that name some."""
+    if len(named) > 1:
+        raise ConfigError(f"{' and '.join(named)} were given together; give one of them")
+    for option in named:
+        law = f"{option} says what is continued, and these would not be; leave out one of the two"
+        refuse_fields(["generation.prompts"], sets, law)
 
 
 def _stream(run: Run, place: tuple[Path, Path], prompts: Iterator[str]) -> None:

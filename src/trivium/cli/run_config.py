@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
-from trivium.bias.config import BiasConfig
+from trivium.bias.config import BiasConfig, CooccurrenceConfig
 from trivium.config import (
     Config,
     Tree,
@@ -19,6 +19,7 @@ from trivium.config import (
     preset_names,
     read_preset,
     to_tree,
+    written,
 )
 from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.cost.hardware import machine_names
@@ -46,6 +47,28 @@ LAYOUTS: Mapping[int, Tree] = {
     1: _ready("1f1b", tensor=1, pipeline=1, data=1, chunks=1),
     4: _ready("interleaved", tensor=2, pipeline=2, data=1, chunks=2),
     8: _ready("interleaved", tensor=2, pipeline=2, data=2, chunks=2),
+}
+
+_WINOGRAD = ("winogender", "winobias")
+# Settings that count only where one of these is asked, by the field that says what is.
+READ_BY: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "bias.analyses": {
+        **dict.fromkeys(("bias.data", "bias.shots"), _WINOGRAD),
+        **dict.fromkeys(("bias.variants", "bias.occupations", "bias.occupation_list"), ("association",)),
+        **dict.fromkeys(
+            (f"bias.cooccurrence.{name}" for name in CooccurrenceConfig.model_fields),
+            ("adjectives", "sentiment"),
+        ),
+        **dict.fromkeys(
+            (f"bias.cooccurrence.{name}" for name in ("listed", "least", "prior")), ("adjectives",)
+        ),
+    },
+    "evaluation.tasks": {
+        "evaluation.last_word_examples": ("last_word",),
+        **dict.fromkeys(
+            ("evaluation.continuation_examples", "evaluation.ending_characters"), ("continuation",)
+        ),
+    },
 }
 
 
@@ -161,8 +184,17 @@ def _idle(given: Given, config: RunConfig) -> list[str]:
         because["tokens.tokenizer_bytes"] = "tokens.tokenizer is given, and none is trained; set that to null"
     if config.curate.extract.extractor != "justext":
         because["curate.extract.stoplist"] = "curate.extract.extractor is not justext; set it to that"
-    if config.bias.data is not None and not {"winogender", "winobias"}.intersection(config.bias.analyses):
-        because["bias.data"] = "bias.analyses names neither winogender nor winobias; add one"
+    if config.curate.classifier.threshold is not None:
+        because["curate.classifier.alpha"] = (
+            f"curate.classifier.threshold is {config.curate.classifier.threshold}, and decides alone; set that to null"
+        )
+    for field, asked in (
+        ("bias.analyses", config.bias.analyses),
+        ("evaluation.tasks", config.evaluation.tasks),
+    ):
+        for path, readers in READ_BY[field].items():
+            if not {*readers}.intersection(asked):
+                because[path] = f"{field} is {written(asked)}, without {' or '.join(readers)}; add that"
     return [
         f"{path} ({value}) would change nothing: {because[path]}, or leave this out"
         for path, value in stated.items()
