@@ -103,6 +103,7 @@ def test_a_penalty_on_repetition_changes_greedy_texts_as_it_changes_the_harnesss
         ({"top_k": 2.5}, "a whole number from 0"),
         ({"top_k": float("inf")}, "a whole number from 0"),
         ({"temperature": -1}, "a number from 0"),
+        ({"temperature": "hot"}, "a number from 0"),
         ({"temperature": 0, "do_sample": True}, "do_sample=True draws at a temperature above 0"),
     ],
     ids=str,
@@ -115,7 +116,14 @@ def test_a_setting_of_generation_that_would_not_be_heeded_is_refused(scorer, set
 
 def test_a_setting_of_generation_that_changes_nothing_is_taken(scorer):
     wanted = {"until": [], "max_gen_toks": 4, "do_sample": False}
-    idle = {"num_beams": 1, "min_p": None, "typical_p": 1.0, "early_stopping": True, "length_penalty": 1.0}
+    idle = {
+        "num_beams": 1,
+        "temperature": None,
+        "min_p": None,
+        "typical_p": 1.0,
+        "early_stopping": True,
+        "length_penalty": 1.0,
+    }
     texts = [scorer.generate_until(asked("generate_until", [("a", wanted | more)])) for more in ({}, idle)]
     assert texts[0] == texts[1]
 

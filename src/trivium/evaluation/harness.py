@@ -151,7 +151,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         drafts, stops = [], []
         for number, request in enumerate(requests):
             context, given = request.args
-            settings = normalize_gen_kwargs(dict(given), MOST_TOKENS)
+            stated = {k: v for k, v in given.items() if v is not None or k not in HEEDED}
+            _number(stated, "temperature", 0.0)  # before the harness makes a number of it
+            settings = normalize_gen_kwargs(stated, MOST_TOKENS)
             _refuse_unheeded(settings)
             stop = handle_stop_sequences(settings.get("until"), eos=end)
             wanted = int(settings["max_gen_toks"])
