@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Sequence
 
-from trivium.config import MOST
 from trivium.errors import ConfigError
 
 _CONTROLS = {n: f"\\u{n:04x}" for n in (*range(0x20), *range(0x7F, 0xA0)) if chr(n) not in "\t\n"}
@@ -80,7 +79,7 @@ def parse_count(text: str) -> int:
     match = re.fullmatch(r"\s*([0-9_]*\.?[0-9]+(?:e[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     factor = _PARSE.get(match.group(2).upper()) if match else None
     number = float(match.group(1).replace("_", "")) * factor if match and factor else math.inf
-    if not number < MOST:
+    if not number < 2**63:
         raise ConfigError(
             f"'{text}' is not a quantity below 2**63; write a number with K, M, B, T, KiB, MiB or GiB, as 12B"
         )
