@@ -68,6 +68,8 @@ def demo(
     dry_run: DryRun = False,
 ) -> None:
     """Walk the whole path on this machine: raw text, corpus, tokens, training, proof, evaluation, report."""
+    if start is not None and start not in NAMES:
+        raise ConfigError(f"--from {start}: there is no such stage; {nearest(start, NAMES)}")
     given = given_for(out, preset, sets, ranks)
     refuse_idle_curation(sets, resolve(given).curate)
     if dry_run:
@@ -76,17 +78,15 @@ def demo(
             say(line)
         if problems:
             raise ConfigError("\n".join(problems))
-        return
     run = open_run(out, given, corpus=corpus)
     refuse_idle_harvest(sets, run.corpus)
     TOKENIZE.check(run, "anew")  # before what is done for it
-    walk(replace(run, tokens=None), redo_from=start)  # it makes its own, whatever was trained here before
+    if not dry_run:
+        walk(replace(run, tokens=None), redo_from=start)  # it makes its own, whatever was trained here before
 
 
 def walk(run: Run, *, redo_from: str | None = None) -> None:
     """Every stage in order; from `redo_from` on they are done again even when they are up to date."""
-    if redo_from is not None and redo_from not in NAMES:
-        raise ConfigError(f"--from {redo_from}: there is no such stage; {nearest(redo_from, NAMES)}")
     first_redone = NAMES.index(redo_from) if redo_from is not None else len(NAMES)
     say("doctor: …")
     examine(run.at)
