@@ -6,11 +6,12 @@ import pytest
 
 from tokens.curated import curated, documents
 from trivium.errors import DataError
+from trivium.provenance import write_json
 from trivium.tokens import samples
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 from trivium.tokens.lineage import read_lineage
-from trivium.tokens.manifest import never_read, open_shards, read_tokens_manifest
+from trivium.tokens.manifest import MANIFEST, never_read, open_shards, read_tokens_manifest
 from trivium.tokens.permutation import Permutation
 from trivium.tokens.samples import BLOCK, TokenDataset
 
@@ -137,6 +138,17 @@ def test_of_a_source_of_weight_0_no_token_is_read(directory):
     manifest["sources"]["pages"]["weight"] = 0.0
     whole = manifest["sources"]["pages"]["train"]["tokens"]
     assert never_read(manifest, S) == {**ends, "pages": whole} != ends
+
+
+def test_what_validates_is_the_same_under_every_blend(validation, directory, tmp_path):
+    other = shutil.copytree(directory, tmp_path / "tokens")
+    manifest = read_tokens_manifest(other)
+    manifest["sources"]["pages"]["weight"] = 0.0
+    write_json(other / MANIFEST, manifest)
+    same = TokenDataset.open(other, "validation", sequence=S, seed=5)
+    every = range(validation.num_samples)
+    assert "pages" in {validation.where(i).source for i in every}
+    assert same.samples(every).tolist() == validation.samples(every).tolist()
 
 
 def test_a_source_shorter_than_one_window_repeats_within_it(train, directory):
