@@ -1,13 +1,14 @@
 """Pairs that Megatron-LM wrote: adopted where they lie, and refused with a reason."""
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from plans import small
-from trivium.errors import ConfigError, DataError
+from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.provenance import file_sha256
 from trivium.tokens.adopt import Pairs, adopt_pairs
 from trivium.tokens.manifest import MANIFEST, open_shards, read_tokens_manifest, token_counts, verify_tokens
@@ -234,11 +235,39 @@ def test_weights_that_are_none_and_pairs_named_twice_are_refused(tmp_path: Path,
         adopt_pairs(Pairs((pair,), validation=(tmp_path / "." / "web",)), tmp_path, words)
 
 
-def test_a_pair_that_validates_and_is_a_copy_of_one_that_trains_is_refused(
+@pytest.mark.parametrize("code", [8, 4])
+def test_a_pair_that_is_a_copy_of_another_is_refused(
+    code: int, tmp_path: Path, words: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under whatever name and in whatever dtype: one that validates would tell of trained text."""
+    monkeypatch.setattr("trivium.tokens.adopt._AT_ONCE", 7)
+    train, other = (megatron_pair(tmp_path / name, texts(n, 9)) for n, name in enumerate(("web", "books")))
+    copy = megatron_pair(tmp_path / "held", texts(0, 9), code=code)
+    with pytest.raises(DataError, match=r"--validation .*held: its ids are those of .*web, which trains"):
+        adopted(tmp_path, words, other, train, validation=(copy,))
+    (tmp_path / "again").mkdir()
+    with pytest.raises(DataError, match=r"PREFIX .*held: its ids are those of .*web, and would count twice"):
+        adopted(tmp_path / "again", words, other, train, copy)
+    nearly = texts(0, 9)
+    nearly[-1][0] = 251
+    (tmp_path / "nearly").mkdir()
+    assert adopted(tmp_path / "nearly", words, train, megatron_pair(tmp_path / "late", nearly, code=code))
+
+
+def test_what_trains_of_an_adopted_pair_is_part_of_what_a_training_is(
     tmp_path: Path, words: Tokenizer
 ) -> None:
-    """Under whatever name: what it would tell of is trained text."""
-    train, other = (megatron_pair(tmp_path / name, texts(n, 9)) for n, name in enumerate(("web", "books")))
-    copy = megatron_pair(tmp_path / "held", texts(0, 9))
-    with pytest.raises(DataError, match=r"--validation .*held: its \.bin is that of .*web, which trains"):
-        adopted(tmp_path, words, other, train, validation=(copy,))
+    """The same files under another share that validates hold other samples, which no hash of a file says."""
+    pair = megatron_pair(tmp_path / "web", texts(0, 30))
+    (tmp_path / "more").mkdir()
+    few, more = adopted(tmp_path, words, pair), adopted(tmp_path / "more", words, pair, fraction=0.4)
+    given = small(
+        model={"vocabulary": words.vocabulary, "layers": 2, "sequence": 8},
+        batch={"sequences": 8, "micro": 2, "ramp": None},
+    )
+    training = TrainingConfig(steps=1, checkpoint_every=1, validation_samples=2)
+    jobs = [TrainingJob(given, training, 5, tokens, tmp_path / "training") for tokens in (few, more)]
+    assert read_tokens_manifest(few)["files"] == read_tokens_manifest(more)["files"]
+    start(jobs[0])
+    with pytest.raises(CheckpointError, match=r"data\.blend\.web\.documents: \d+ -> \d+"):
+        start(replace(jobs[1], training=training.model_copy(update={"steps": 2})))

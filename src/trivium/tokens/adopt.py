@@ -3,6 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,7 +65,7 @@ def adopt_pairs(pairs: Pairs, out: Path, tokenizer: Tokenizer, progress: Progres
     """Make the existing directory `out` a token directory of these pairs; returns the manifest.
 
     Each pair is read once, for its hash and its ids. DataError when one is damaged, empty, or has an id or an end of
-    a document that is not the tokenizer's, when nothing validates, or a copy of what trains. ConfigError for weights
+    a document that is not the tokenizer's, when nothing validates, or two hold the same ids. ConfigError for weights
     that are none, and for a pair that is named twice.
     """
     sources = source_names((*pairs.train, *pairs.validation))
@@ -80,12 +81,12 @@ def adopt_pairs(pairs: Pairs, out: Path, tokenizer: Tokenizer, progress: Progres
             f"nothing validates: a pair is held out by whole documents, and {len(found)} of {len(found)} have only one "
             "with tokens; name a pair that validates with --validation PREFIX"
         )
+    _refuse_copies(found.values())
     entries = {source: one.entry() for source, one in found.items()}
     weights = _weights(pairs, entries)
     counts = {split: np.zeros(tokenizer.vocabulary, np.int64) for split in SPLITS}
     ids = _Ids(tokenizer, pairs.ended, counts, [])
     files = _linked(found.values(), out, ids, progress)
-    _refuse_copies(found.values(), files)
     begun = 2 * sum(ids.begun) > sum(len(one.shard) for one in found.values())
     written = tokenizer if begun else tokenizer.without_opening()
     files |= {path.name: file_sha256(path) for path in written.save(out / TOKENIZER)}
@@ -202,17 +203,26 @@ def _linked(pairs: Iterable[Adopted], out: Path, ids: _Ids, progress: Progress) 
     return files
 
 
-def _refuse_copies(pairs: Iterable[Adopted], files: Mapping[str, str]) -> None:
-    """DataError where a pair that only validates has the ids of one that trains, under whatever name."""
-    every = list(pairs)
-    trained = {files[f"{one.stem}.bin"]: one for one in every if one.cut}
-    for one in every:
-        other = trained.get(files[f"{one.stem}.bin"])
-        if other is not None and not one.cut:
+def _refuse_copies(pairs: Iterable[Adopted]) -> None:
+    """DataError where two pairs hold the same ids, under whatever names and in whatever dtypes."""
+    for one, other in combinations(pairs, 2):  # those that train come first
+        if not _same(one.shard.tokens, other.shard.tokens):
+            continue
+        told = f"{other.shard.prefix}: its ids are those of {one.shard.prefix}"
+        if one.cut and not other.cut:
             raise DataError(
-                f"--validation {one.shard.prefix}: its .bin is that of {other.shard.prefix}, which trains, so its loss "
-                "would be one of trained text; name another pair, or leave --validation out"
+                f"--validation {told}, which trains, so its loss would be one of trained text; name another pair, or "
+                "leave --validation out"
             )
+        raise DataError(
+            f"PREFIX {told}, and would count twice; name one of the two, and give it a larger weight"
+        )
+
+
+def _same(one: NDArray[np.integer], other: NDArray[np.integer]) -> bool:
+    """Whether both are the same ids; most are of another length, or differ at once."""
+    blocks = (slice(at, at + _AT_ONCE) for at in range(0, len(one), _AT_ONCE))
+    return len(one) == len(other) and all(np.array_equal(one[block], other[block]) for block in blocks)
 
 
 def _totals(entries: Iterable[Mapping[str, Any]], split: str) -> dict[str, int]:
