@@ -55,8 +55,9 @@ class TokenDataset:
 
     Windows start every `sequence` tokens, so each target is predicted once per epoch. "train" has a sample for
     every i >= 0: sources by largest deficit (`Blend`), within a source a new keyed permutation of its windows each
-    epoch; a source shorter than one window repeats within it. "validation" has `num_samples`: each source's windows
-    in order, source after source. `left_out`: samples of "train" that are passed over; i counts the others.
+    epoch; a source shorter than one window repeats within it. "validation" has `num_samples`: the windows of all
+    sources in one order, of which any first part is a fair share of each, whatever the seed. `left_out`: samples of
+    "train" that are passed over; i counts the others.
     """
 
     left_out: LeftOut = NOTHING
@@ -231,8 +232,8 @@ class TokenDataset:
                 after, until = self._blend.counts_after(stop), self._blend.counts_after(first)
                 counts = {s: c - after[s] + until[s] for s, c in counts.items()}
             return counts
-        before = np.concatenate([[0], np.cumsum(self._windows)])[:-1]
-        return dict(zip(self._sources, np.clip(n - before, 0, self._windows).tolist(), strict=True))
+        counts = np.bincount(self._places(np.arange(n)).source, minlength=len(self._sources))
+        return dict(zip(self._sources, counts.tolist(), strict=True))
 
     def digest(self, first: int, count: int) -> Digest:
         """The digest of samples [first, first + count), as training logs it."""
@@ -267,9 +268,9 @@ class TokenDataset:
                 f"samples {indices.min()}..{indices.max()} of {self.split}: 0 to {limit - 1} exist"
             )
         if self.split == "validation":
-            ends = np.cumsum(self._windows)
-            source = np.searchsorted(ends, indices, side="right")
-            window = indices - (ends - self._windows)[source]
+            ends, order = np.cumsum(self._windows), Permutation(limit, 0, "validation")[indices]
+            source = np.searchsorted(ends, order, side="right")
+            window = order - (ends - self._windows)[source]
             return _Places(source, np.zeros_like(indices), window * self.sequence)
         places = self.left_out.places(indices)
         source = self._blend.source(places)
