@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trivium.corpus.classifier import Classifier, auc, classifier_step, is_kept, train
+from trivium.corpus.classifier import Classifier, auc, is_kept, train, trained_step
 from trivium.corpus.config import ClassifierConfig, CurateConfig
 from trivium.corpus.document import Document
 from trivium.corpus.filters.named import named_steps
@@ -115,10 +115,10 @@ def test_a_higher_score_never_loses_a_document():
         assert fates == sorted(fates)
 
 
-def test_the_step_notes_the_score_or_drops(trained):
-    classifier, _ = trained
+def test_the_step_notes_the_score_or_drops(trained, tmp_path):
+    trained[0].save(tmp_path / "c.npz")
     good, bad = (texts[0] for texts in kinds(1))
-    step = classifier_step(classifier, replace_threshold(SMALL, 0.5), seed=1)
+    step = trained_step(SMALL.model_copy(update={"model": str(tmp_path / "c.npz"), "threshold": 0.5}), seed=1)
     kept = step.judge(Document("a", good, "s"))
     assert isinstance(kept, Keep)
     assert kept.document.metadata["classifier_score"] > 0.5
@@ -131,10 +131,6 @@ def test_a_trained_model_is_a_filter_by_the_name_of_its_file(trained, tmp_path):
     config = SMALL.model_copy(update={"model": str(tmp_path / "c.npz"), "threshold": 0.5})
     (step,) = named_steps(CurateConfig(filters=("classifier",), classifier=config), seed=1)
     assert step.judge(Document("b", kinds(1)[1][0], "s")) == Drop("classified as crawl")
-
-
-def replace_threshold(config, threshold):
-    return config.model_copy(update={"threshold": threshold})
 
 
 def test_too_few_documents_are_refused():

@@ -9,7 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli.answers import answered
-from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, open_asked, refuse_fields, refuse_unused
+from trivium.cli.options import (
+    DEFAULT_OUT,
+    AskedModel,
+    Out,
+    Preset,
+    Redo,
+    Sets,
+    open_asked,
+    refuse_fields,
+    refuse_unused,
+)
 from trivium.cli.show import say, tell
 from trivium.cli.stage import Result, Run, Stage, is_current, perform
 from trivium.cli.train import joins_torchrun
@@ -24,13 +34,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 @app.command()
 def generate(
-    target: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="RUN_OR_CHECKPOINT",
-            help="A run, a checkpoint or a folder of Hugging Face. Without it: the run of --out.",
-        ),
-    ] = None,
+    target: AskedModel = None,
     prompt: Annotated[
         str | None,
         typer.Option("--prompt", metavar="TEXT", help="Continue this and print it as it is written."),

@@ -28,6 +28,13 @@ FILTERS_OF: Mapping[str, tuple[str, ...]] = {
 ROWS_FOLLOW = ("vocabulary", "tokenizer")  # of tokens: what a model's rows are compared with
 
 Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="The run directory.")]
+AskedModel = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="RUN_OR_CHECKPOINT",
+        help="A run, a checkpoint or a folder of Hugging Face. Without it: the run of --out.",
+    ),
+]
 SameAsOut = Annotated[Path | None, typer.Argument(metavar="RUN", help="The same as --out RUN.")]
 Preset = Annotated[
     str | None,

@@ -20,7 +20,7 @@ from trivium.cli.options import (
 )
 from trivium.cli.plan_backtest import backtest
 from trivium.cli.plan_calibrate import calibrate
-from trivium.cli.plan_estimate import estimate_plan
+from trivium.cli.plan_estimate import PresetOption, estimate_plan
 from trivium.cli.plan_probe import probe_machine
 from trivium.cli.plan_scale import scale
 from trivium.cli.plan_search import explain, search
@@ -106,9 +106,7 @@ def show(
 
 @app.command("map", short_help="Draw which rank sits on which node.")
 def map_ranks(
-    preset: Annotated[
-        str, typer.Option("--preset", metavar="NAME", help="A shipped preset or a YAML/JSON file.")
-    ] = DEFAULT_PRESET,
+    preset: PresetOption = DEFAULT_PRESET,
     sets: Sets = None,
     ranks: Ranks = None,
     per_node: Annotated[

@@ -4,11 +4,11 @@ import math
 import socket
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from trivium.cli.options import DEFAULT_OUT, Out, Preset, Sets, open_asked, refuse_unused
+from trivium.cli.options import DEFAULT_OUT, AskedModel, Out, Preset, Sets, open_asked, refuse_unused
 from trivium.cli.show import say
 from trivium.errors import ConfigError, MachineError
 from trivium.serving.config import ServeConfig
@@ -19,13 +19,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @app.command()
 def serve(
-    target: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="RUN_OR_CHECKPOINT",
-            help="A run, a checkpoint or a folder of Hugging Face. Without it: the run of --out.",
-        ),
-    ] = None,
+    target: AskedModel = None,
     out: Out = DEFAULT_OUT,
     preset: Preset = None,
     sets: Sets = None,

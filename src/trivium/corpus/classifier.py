@@ -9,7 +9,7 @@ in every run, order and process.
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -158,7 +158,8 @@ def is_kept(identity: str, score: float, config: ClassifierConfig, *, seed: int)
 
 
 def trained_step(config: ClassifierConfig, *, seed: int) -> Step:
-    """The step of the model that the config names; ConfigError when it names none."""
+    """The step that keeps by the score of the model that the config names, which metadata gains as `classifier_score`;
+    ConfigError when it names none."""
     if config.model is None:
         raise ConfigError(
             "curate.classifier.model is not set, but curate.filters names 'classifier': train one with "
@@ -167,30 +168,19 @@ def trained_step(config: ClassifierConfig, *, seed: int) -> Step:
     path = model_file(Path(config.model))
     known = file_sha256(path) if path.is_file() else ""
     _model(config.model, known)  # one that is none is an error before anything is judged
-    return _step(Measure("classifier", _scores, {"model": config.model, "sha256": known}), config, seed=seed)
 
-
-def classifier_step(classifier: Classifier, config: ClassifierConfig, *, seed: int) -> Step:
-    """The step that keeps by this classifier's score; metadata gains `classifier_score`."""
-    return _step(Measure("classifier", partial(_scores_by, classifier), {}), config, seed=seed)
-
-
-def _step(measure: Measure, config: ClassifierConfig, *, seed: int) -> Step:
     def verdict(document: Document, found: Found) -> Verdict:
         (score,) = found
         if not is_kept(document.id, score, config, seed=seed):
             return Drop("classified as crawl")
         return Keep(noted(document, classifier_score=round(score, 4)))
 
+    measure = Measure("classifier", _scores, {"model": config.model, "sha256": known})
     return measured_step("classifier", measure, verdict)
 
 
 def _scores(texts: Sequence[str], *, model: str, sha256: str) -> list[Found]:
-    return _scores_by(_model(model, sha256), texts)
-
-
-def _scores_by(classifier: Classifier, texts: Sequence[str]) -> list[Found]:
-    return [(score,) for score in classifier.scores(texts).tolist()] if texts else []
+    return [(score,) for score in _model(model, sha256).scores(texts).tolist()] if texts else []
 
 
 @lru_cache(maxsize=1)

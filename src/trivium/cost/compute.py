@@ -63,9 +63,9 @@ def head_flops(model: ModelShape, tokens: int, *, rows: int) -> Flops:
     return Flops(forward, 2 * forward, 0.0)
 
 
-def stage_flops(plan: Plan, stage: int, *, sequences: int | None = None) -> Flops:
-    """What a stage executes for `sequences` sequences (by default: one micro-batch), over its tensor ranks."""
-    tokens = plan.tokens(plan.batch.micro if sequences is None else sequences)
+def stage_flops(plan: Plan, stage: int, *, sequences: int) -> Flops:
+    """What a stage executes for so many sequences, over its tensor ranks."""
+    tokens = plan.tokens(sequences)
     total = NOTHING
     for layer in layers_by_stage(plan)[stage]:
         mode, window = plan.recompute.mode_of(layer), plan.model.window_of(layer)
@@ -85,11 +85,11 @@ def model_flops(model: ModelShape, sequences: int) -> Flops:
     return total
 
 
-def hardware_flops(plan: Plan, sequences: int | None = None) -> Flops:
-    """What the plan executes in a step of `sequences` (by default: the full batch), over all ranks."""
+def hardware_flops(plan: Plan) -> Flops:
+    """What the plan executes in a step of the full batch, over all ranks."""
     total = NOTHING
     for stage in range(plan.stages):
-        total = total.plus(stage_flops(plan, stage, sequences=sequences or plan.batch.sequences))
+        total = total.plus(stage_flops(plan, stage, sequences=plan.batch.sequences))
     return total
 
 

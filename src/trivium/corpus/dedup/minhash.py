@@ -53,9 +53,9 @@ class MinHash:
         return band_keys(smallest, bands=self.bands, rows=self.rows)
 
 
-def candidate_pairs(keys: Hashes, *, chain: int = CHAIN) -> Pairs:
+def candidate_pairs(keys: Hashes) -> Pairs:
     """Pairs (earlier, later) of documents that agree in a band, sorted, each once; `keys`: [bands, documents]."""
-    return merged_pairs(pairs_in_band(band, chain=chain) for band in keys)
+    return merged_pairs(pairs_in_band(band, chain=CHAIN) for band in keys)
 
 
 def merged_pairs(lists: Iterable[Pairs]) -> Pairs:

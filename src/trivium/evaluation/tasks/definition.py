@@ -80,9 +80,9 @@ def names() -> list[str]:
     return [*ORDER, *(n for n in found if n not in ORDER)]
 
 
-def definition(name: str, field: str = "--task") -> Definition:
-    """A benchmark by its name; ConfigError, which blames `field`, when there is none."""
-    _refuse_unknown(name, names(), field)
+def definition(name: str) -> Definition:
+    """A benchmark by its name; ConfigError when there is none."""
+    _refuse_unknown(name, names(), "--task")
     tree: Any = yaml.safe_load((_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
     return build(Definition, {"name": name, **tree})
 
