@@ -274,6 +274,17 @@ def read_yaml(text: str) -> Any:
         loader.dispose()
 
 
+def tree_of_file(path: Path, name: str, law: str) -> Tree:
+    """What a YAML file holds. ConfigError, which calls it by its name, where it cannot be read or is no mapping."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{name} cannot be read as UTF-8 text: {' '.join(str(error).split())}; {law}"
+        ) from None
+    return mapping_of_yaml(text, name, law)
+
+
 def mapping_of_yaml(
     text: str, where: str, law: str, wrong: type[TriviumError] = ConfigError, *, may_be_empty: bool = False
 ) -> Tree:

@@ -35,6 +35,7 @@ from trivium.plan.mapping import describe, draw, legend, node_of, problems
 from trivium.planner.explain import plan_lines, plan_stage
 from trivium.progress import Progress
 from trivium.provenance import write_json
+from trivium.units import counted
 
 REFERENCE = "mt-nlg-530b"  # stands beside the demo's plan
 FEW_NODES = 12  # lines of a drawing, unless all are asked for
@@ -154,8 +155,8 @@ def map_lines(layout: Layout, per_node: int, *, place: str, every: bool = False)
     if len(shown) < nodes:
         drawn.insert(FEW_NODES - 2, f"…  {nodes - len(shown)} more nodes in the same order; --all draws them")
     return [
-        f"{layout.world_size:,} rank{'s' if layout.world_size > 1 else ''} on {place}: {nodes:,} "
-        f"node{'s' if nodes > 1 else ''}; a cell is a device with the coordinate of its rank ({legend(layout)})",
+        f"{counted(layout.world_size, 'rank')} on {place}: {counted(nodes, 'node')}; a cell is a device with the "
+        f"coordinate of its rank ({legend(layout)})",
         "",
         *drawn,
         "",

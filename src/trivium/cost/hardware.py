@@ -14,9 +14,9 @@ from trivium.config import (
     Tree,
     build,
     build_named,
-    mapping_of_yaml,
     merge,
     to_tree,
+    tree_of_file,
 )
 from trivium.cost.constants import priors
 from trivium.errors import ConfigError, nearest
@@ -169,11 +169,7 @@ def machine_named(name: str) -> Machine:
 
 def machine_from_file(path: str | Path) -> Machine:
     """A machine from a YAML file; `base: NAME` starts from a shipped one. Raises ConfigError with the problem."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"machine file {path} cannot be read: {error}") from None
-    tree = _parsed(text, str(path))
+    tree = _tree(path)
     try:
         whole = _with_base(tree)
     except ConfigError as error:
@@ -194,7 +190,7 @@ def _folder() -> Any:
 
 
 def _shipped(name: str) -> Tree:
-    return _with_base(_parsed((_folder() / f"{name}.yaml").read_text(encoding="utf-8"), name))
+    return _with_base(_tree(Path(str(_folder())) / f"{name}.yaml"))
 
 
 def _with_base(tree: Tree) -> Tree:
@@ -206,5 +202,5 @@ def _with_base(tree: Tree) -> Tree:
     return merge(_shipped(base), tree)
 
 
-def _parsed(text: str, where: str) -> Tree:
-    return mapping_of_yaml(text, f"machine file {where}", "a machine is a mapping of fields")
+def _tree(path: Path) -> Tree:
+    return tree_of_file(path, f"machine file {path}", "a machine is a mapping of fields")

@@ -10,8 +10,8 @@ import numpy as np
 import yaml
 from pydantic import Field
 
-from trivium.config import Config, build_named, mapping_of_yaml, to_tree
-from trivium.errors import ConfigError, DataError
+from trivium.config import Config, build_named, to_tree, tree_of_file
+from trivium.errors import DataError
 
 FEWEST = 5  # steps that a factor is learned from
 WARM = 2  # first steps of a run that are left out; those after a resume are too few to move a median
@@ -76,9 +76,5 @@ def write_stack(path: Path, stack: LearnedStack) -> None:
 
 def read_stack(path: Path) -> LearnedStack:
     """What `write_stack` wrote. Raises ConfigError that names what is wrong."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"stack file {path} cannot be read: {' '.join(str(error).split())}") from None
-    law = "write it with `trivium plan calibrate`"
-    return build_named(LearnedStack, mapping_of_yaml(text, f"stack file {path}", law), str(path))
+    tree = tree_of_file(path, f"stack file {path}", "write it with `trivium plan calibrate`")
+    return build_named(LearnedStack, tree, str(path))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from trivium.config import Config, build, mapping_of_yaml, merge, to_tree
+from trivium.config import Config, build, build_named, mapping_of_yaml, merge, to_tree
 from trivium.errors import ConfigError, DataError, nearest
 from trivium.serving.config import Drawing
 
@@ -63,10 +63,7 @@ def drawing_for(file: PromptFile, config: Drawing, given: Mapping[str, Any]) -> 
 
 def _of_yaml(text: str, where: str) -> PromptFile:
     tree = mapping_of_yaml(text, f"--file {where}", "a prompt file is a mapping with prompts", DataError)
-    try:
-        return build(PromptFile, tree)
-    except ConfigError as error:
-        raise ConfigError("\n".join(f"--file {where}: {line}" for line in str(error).split("\n"))) from None
+    return build_named(PromptFile, tree, f"--file {where}")
 
 
 def _of_json(path: Path, number: int, line: str) -> str:

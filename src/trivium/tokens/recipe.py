@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 
-from trivium.config import MOST, Config, Weight, build, mapping_of_yaml
+from trivium.config import MOST, Config, Weight, build_named, tree_of_file
 from trivium.errors import ConfigError, nearest
 from trivium.tokens.blend import Blend
 from trivium.tokens.manifest import read_tokens_manifest
@@ -65,15 +65,8 @@ def load_recipe(name: str) -> Recipe:
                 f"recipe '{name}' is neither shipped nor a file; {nearest(name, recipe_names())}"
             )
     where = f"recipe '{name}'"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where} cannot be read as UTF-8 text: {error}; correct the file") from None
-    tree = mapping_of_yaml(text, where, "write sources and tokens_trained into it")
-    try:
-        recipe = build(Recipe, tree)
-    except ConfigError as error:
-        raise ConfigError("\n".join(f"{where}: {line}" for line in str(error).split("\n"))) from None
+    tree = tree_of_file(path, where, "write sources and tokens_trained into it")
+    recipe = build_named(Recipe, tree, where)
     if not any(recipe.weights.values()):
         raise ConfigError(f"{where}: the weight of every source is 0; give one of them more")
     return recipe
