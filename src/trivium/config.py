@@ -33,7 +33,17 @@ class Config(BaseModel):
 
 def preset_names() -> list[str]:
     """Names of the presets shipped inside the package."""
-    return sorted(p.name.removesuffix(".yaml") for p in _presets().iterdir() if p.name.endswith(".yaml"))
+    return shipped_names("presets")
+
+
+def shipped(place: str) -> Path:
+    """A file or folder inside the package, as presets/blends."""
+    return Path(str(resources.files("trivium"))) / place
+
+
+def shipped_names(folder: str) -> list[str]:
+    """Names of the YAML files in a folder inside the package, sorted."""
+    return sorted(path.stem for path in shipped(folder).glob("*.yaml"))
 
 
 def read_preset(name_or_path: str, found: Callable[[Tree, Path], Tree] = lambda tree, _: tree) -> Tree:
@@ -198,10 +208,6 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
-def _presets() -> Any:
-    return resources.files("trivium") / "presets"
-
-
 def _files(name: str, folder: Path = Path(), heirs: tuple[Path, ...] = ()) -> list[tuple[Path, Tree]]:
     """The files of a preset, each with its tree: that of the last `base:` first, its own at the end. heirs: those that
     inherit from it."""
@@ -223,8 +229,8 @@ def _files(name: str, folder: Path = Path(), heirs: tuple[Path, ...] = ()) -> li
 def _preset_text(name: str, folder: Path) -> tuple[Path, str]:
     """The file of a preset and what stands in it; a path is relative to `folder`, if it is there."""
     if name in preset_names():
-        shipped = _presets() / f"{name}.yaml"
-        return Path(str(shipped)), str(shipped.read_text(encoding="utf-8"))
+        path = shipped(f"presets/{name}.yaml")
+        return path, path.read_text(encoding="utf-8")
     beside = folder / name
     path = beside if beside.exists() else Path(name)
     if (path / "config.json").is_file():

@@ -2,12 +2,12 @@ import pytest
 
 from trivium.errors import ConfigError, DataError, TriviumError
 from trivium.serving.config import Drawing
-from trivium.serving.prompts import drawing_for, read_prompts, shipped_names
+from trivium.serving.prompts import categories, drawing_for, read_prompts
 
 
 def test_the_categories_of_the_paper_are_shipped_each_with_settings():
-    assert shipped_names() == ["code", "logic", "operators", "quiz", "riddles", "writing"]
-    for name in shipped_names():
+    assert categories() == ["code", "logic", "operators", "quiz", "riddles", "writing"]
+    for name in categories():
         read = read_prompts(name)
         assert len(read.prompts) == len(set(read.prompts)) >= 4 and read.about
         assert read.sampling is not None and read.sampling.max_tokens <= 160

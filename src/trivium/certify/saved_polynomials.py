@@ -6,8 +6,6 @@ blocks keep. Random plans give more equations than there are products, and all m
 
 import sys
 from collections.abc import Iterator, Sequence
-from importlib import resources
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +13,7 @@ import torch
 import yaml
 
 from trivium.certify.counted_memory import counted
+from trivium.config import shipped
 from trivium.cost.case import case_of
 from trivium.cost.saved_bytes import Kind, Part, Term, polynomials, product, sizes
 from trivium.errors import DataError
@@ -167,7 +166,7 @@ def as_yaml(table: Table) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Count; say whether the table is right, or write it."""
-    path = Path(str(resources.files("trivium"))) / "cost" / "saved_bytes.yaml"
+    path = shipped("cost/saved_bytes.yaml")
     text = as_yaml(count_coefficients(plans()))
     if "--write" in arguments:
         path.write_text(text, encoding="utf-8")

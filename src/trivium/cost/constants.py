@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib import resources
 
 import yaml
 from pydantic import model_validator
 
-from trivium.config import Config, build
+from trivium.config import Config, build, shipped
 from trivium.errors import ConfigError, nearest
 
 
@@ -77,7 +76,7 @@ class Prior(Config):
 @lru_cache(maxsize=1)
 def priors() -> dict[str, Prior]:
     """Every constant of constants.yaml, in the order of the fields of Constants."""
-    text = (resources.files("trivium") / "cost" / "constants.yaml").read_text(encoding="utf-8")
+    text = shipped("cost/constants.yaml").read_text(encoding="utf-8")
     tree = yaml.safe_load(text)
     return {name: build(Prior, tree[name]) for name in Constants.__dataclass_fields__}
 

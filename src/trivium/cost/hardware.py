@@ -1,9 +1,8 @@
 """Machines a plan can be priced on: figures of data sheets and of measurements, as data in machines/*.yaml."""
 
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -15,6 +14,8 @@ from trivium.config import (
     build,
     build_named,
     merge,
+    shipped,
+    shipped_names,
     to_tree,
     tree_of_file,
 )
@@ -28,7 +29,7 @@ Seconds = Annotated[float, Field(ge=0, le=1e30)]
 Generation = Literal["ampere", "hopper", "blackwell", "cpu"]
 
 HERE = "this-machine"  # machines/this-machine.yaml, with the cores and memory that were found
-FOLDER = "machines"
+FOLDER = "cost/machines"  # in the package
 MEASURED = 2.0  # how far what is measured on a machine may be outside of what is believed possible of all
 USABLE = 0.92  # of a device's memory; allocator and libraries, which no estimate counts, have the rest
 
@@ -154,9 +155,7 @@ def believed(name: str) -> tuple[float, float]:
 
 def machine_names() -> tuple[str, ...]:
     """Names of the machines shipped, sorted; a machine file of one's own is named by its path."""
-    return tuple(
-        sorted(p.name.removesuffix(".yaml") for p in _folder().iterdir() if p.name.endswith(".yaml"))
-    )
+    return tuple(shipped_names(FOLDER))
 
 
 @lru_cache(maxsize=64)
@@ -185,12 +184,8 @@ def this_machine(cores: int, memory_bytes: int) -> Machine:
     return machine_named(HERE).model_copy(update=found)
 
 
-def _folder() -> Any:
-    return resources.files("trivium") / "cost" / FOLDER
-
-
 def _shipped(name: str) -> Tree:
-    return _with_base(_tree(Path(str(_folder())) / f"{name}.yaml"))
+    return _with_base(_tree(shipped(f"{FOLDER}/{name}.yaml")))
 
 
 def _with_base(tree: Tree) -> Tree:

@@ -8,12 +8,12 @@ one rank. A name that is a choice ("llama", "ring") is 1 where the plan makes th
 import math
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib import resources
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import yaml
 
+from trivium.config import shipped
 from trivium.cost.case import Case, Number
 from trivium.errors import ConfigError
 
@@ -100,7 +100,7 @@ def element_bytes(case: Case) -> dict[Kind, Number]:
 @lru_cache(maxsize=1)
 def polynomials() -> dict[Part, tuple[Term, ...]]:
     """The terms of every part."""
-    path = resources.files("trivium") / "cost" / "saved_bytes.yaml"
+    path = shipped("cost/saved_bytes.yaml")
     tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(tree, dict) or set(tree) != set(PARTS):
         raise ConfigError(

@@ -1,13 +1,12 @@
 """What a training system's software does that changes its speed: dated facts, as data of stacks.yaml."""
 
 from functools import lru_cache
-from importlib import resources
 from typing import Annotated
 
 import yaml
 from pydantic import Field
 
-from trivium.config import Config, build
+from trivium.config import Config, build, shipped
 from trivium.cost.hardware import Machine
 from trivium.errors import ConfigError, nearest
 from trivium.plan.plan import Plan
@@ -53,7 +52,7 @@ class Stack(Config):
 @lru_cache(maxsize=1)
 def stacks() -> dict[str, Stack]:
     """Every stack of stacks.yaml by its name."""
-    text = (resources.files("trivium") / "cost" / "stacks.yaml").read_text(encoding="utf-8")
+    text = shipped("cost/stacks.yaml").read_text(encoding="utf-8")
     return {name: build(Stack, {"name": name, **fields}) for name, fields in yaml.safe_load(text).items()}
 
 

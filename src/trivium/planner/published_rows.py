@@ -8,14 +8,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import yaml
 
-from trivium.config import Config, build
+from trivium.config import Config, build, shipped
 from trivium.cost.case import ATTENTION, LAYER, NONE, Case
 from trivium.cost.hardware import Machine, machine_named
 from trivium.cost.stack import Stack, stack_named
@@ -185,7 +184,7 @@ def case_of_rows(rows: Sequence[Row]) -> Case:
 @lru_cache(maxsize=1)
 def reading() -> Reading:
     """published_rows.yaml."""
-    text = (resources.files("trivium") / "planner" / "published_rows.yaml").read_text(encoding="utf-8")
+    text = shipped("planner/published_rows.yaml").read_text(encoding="utf-8")
     return build(Reading, yaml.safe_load(text))
 
 

@@ -2,15 +2,16 @@
 
 import json
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from trivium.config import Config, build, build_named, mapping_of_yaml, merge, to_tree
+from trivium.config import Config, build, build_named, mapping_of_yaml, merge, shipped, shipped_names, to_tree
 from trivium.errors import ConfigError, DataError, nearest
 from trivium.serving.config import Drawing
+
+FOLDER = "presets/prompts"  # in the package
 
 
 class PromptFile(Config):
@@ -23,9 +24,9 @@ class PromptFile(Config):
     about: str = ""
 
 
-def shipped_names() -> list[str]:
+def categories() -> list[str]:
     """The categories of the paper's examples, with prompts of our own."""
-    return sorted(p.name.removesuffix(".yaml") for p in _shipped().iterdir() if p.name.endswith(".yaml"))
+    return shipped_names(FOLDER)
 
 
 def read_prompts(name_or_path: str) -> PromptFile:
@@ -33,12 +34,11 @@ def read_prompts(name_or_path: str) -> PromptFile:
 
     Raises DataError for a file that is missing, damaged or empty, ConfigError for YAML with other fields.
     """
-    shipped = _shipped() / f"{name_or_path}.yaml"
-    if shipped.is_file():
-        return _of_yaml(shipped.read_text(encoding="utf-8"), name_or_path)
-    path = Path(name_or_path)
+    ours, path = shipped(f"{FOLDER}/{name_or_path}.yaml"), Path(name_or_path)
+    if ours.is_file():
+        return _of_yaml(ours.read_text(encoding="utf-8"), name_or_path)
     if not path.suffix and not path.exists():
-        raise ConfigError(f"--file {name_or_path}: no such prompts; {nearest(name_or_path, shipped_names())}")
+        raise ConfigError(f"--file {name_or_path}: no such prompts; {nearest(name_or_path, categories())}")
     try:
         text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark of its encoding
     except OSError as error:
@@ -80,7 +80,3 @@ def _of_json(path: Path, number: int, line: str) -> str:
             "it out, and say how texts are drawn with --set generation.sampling, or in a .yaml file"
         )
     return str(tree["prompt"])
-
-
-def _shipped() -> Any:
-    return resources.files("trivium") / "presets" / "prompts"

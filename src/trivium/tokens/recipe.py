@@ -4,18 +4,18 @@ MT-NLG's own (table 2 of the paper) is shipped as `mt-nlg`.
 """
 
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 
-from trivium.config import MOST, Config, Weight, build_named, tree_of_file
+from trivium.config import MOST, Config, Weight, build_named, shipped, shipped_names, tree_of_file
 from trivium.errors import ConfigError, nearest
 from trivium.tokens.blend import Blend
 from trivium.tokens.manifest import read_tokens_manifest
 from trivium.units import format_count
 
+FOLDER = "presets/blends"  # in the package
 Tokens = Annotated[float, Field(ge=1, le=MOST)]
 
 
@@ -52,12 +52,12 @@ class Content(NamedTuple):
 
 def recipe_names() -> list[str]:
     """Names of the recipes shipped inside the package."""
-    return sorted(p.name.removesuffix(".yaml") for p in _shipped().iterdir() if p.name.endswith(".yaml"))
+    return shipped_names(FOLDER)
 
 
 def load_recipe(name: str) -> Recipe:
     """The recipe shipped under this name, or in the YAML file of this path."""
-    path = _shipped() / f"{name}.yaml"
+    path = shipped(f"{FOLDER}/{name}.yaml")
     if not path.is_file():
         path = Path(name)
         if not path.is_file():
@@ -128,7 +128,3 @@ def _row(
     source: str, tokens: float, percent: float, read: float, epochs: float
 ) -> tuple[str, str, str, str, str]:
     return source, format_count(tokens), f"{percent:.1f}", format_count(read), f"{epochs:.2f}"
-
-
-def _shipped() -> Path:
-    return Path(str(resources.files("trivium"))) / "presets" / "blends"

@@ -1,17 +1,17 @@
 """A published benchmark as data: which rows, which prompts, which scoring, and what was published with them."""
 
 from collections.abc import Collection, Mapping
-from importlib import resources
 from typing import Annotated, Any, ClassVar, Literal
 
 import yaml
 from pydantic import Field
 
-from trivium.config import Config, build
+from trivium.config import Config, build, shipped, shipped_names
 from trivium.errors import ConfigError, nearest
 from trivium.evaluation.tasks.task import Normalisation, Scoring
 
 GROUP = "mt-nlg"
+FOLDER = "evaluation/tasks/mt_nlg"  # in the package
 Wording = Literal["paper", "harness"]
 Shots = int | Literal["few"]
 ORDER = ("lambada", "race_h", "boolq", "piqa", "hellaswag", "winogrande")  # MT-NLG, section 4, then inference
@@ -76,14 +76,13 @@ class Definition(Config):
 
 def names() -> list[str]:
     """The benchmarks there are, in the paper's order."""
-    found = sorted(p.name.removesuffix(".yaml") for p in _folder().iterdir() if p.name.endswith(".yaml"))
-    return [*ORDER, *(n for n in found if n not in ORDER)]
+    return [*ORDER, *(n for n in shipped_names(FOLDER) if n not in ORDER)]
 
 
 def definition(name: str) -> Definition:
     """A benchmark by its name; ConfigError when there is none."""
     _refuse_unknown(name, names(), "--task")
-    tree: Any = yaml.safe_load((_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
+    tree: Any = yaml.safe_load(shipped(f"{FOLDER}/{name}.yaml").read_text(encoding="utf-8"))
     return build(Definition, {"name": name, **tree})
 
 
@@ -105,7 +104,3 @@ def chosen(wanted: str, field: str = "--tasks") -> dict[str, bool]:
 def _refuse_unknown(name: str, known: Collection[str], field: str) -> None:
     if name not in known:
         raise ConfigError(f"{field} {name}: there is no such task; {nearest(name, known)}")
-
-
-def _folder() -> Any:
-    return resources.files("trivium") / "evaluation" / "tasks" / "mt_nlg"
