@@ -232,8 +232,8 @@ class TokenDataset:
                 after, until = self._blend.counts_after(stop), self._blend.counts_after(first)
                 counts = {s: c - after[s] + until[s] for s, c in counts.items()}
             return counts
-        counts = np.bincount(self._places(np.arange(n)).source, minlength=len(self._sources))
-        return dict(zip(self._sources, counts.tolist(), strict=True))
+        read = np.bincount(self._places(np.arange(n)).source, minlength=len(self._sources))
+        return dict(zip(self._sources, read.tolist(), strict=True))
 
     def digest(self, first: int, count: int) -> Digest:
         """The digest of samples [first, first + count), as training logs it."""
