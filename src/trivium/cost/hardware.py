@@ -168,7 +168,7 @@ def machine_named(name: str) -> Machine:
 
 def machine_from_file(path: str | Path) -> Machine:
     """A machine from a YAML file; `base: NAME` starts from a shipped one. Raises ConfigError with the problem."""
-    tree = _tree(path)
+    tree = _tree(Path(path))
     try:
         whole = _with_base(tree)
     except ConfigError as error:
