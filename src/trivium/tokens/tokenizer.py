@@ -133,8 +133,10 @@ class Tokenizer:
         return list(self._library.encode(_checked(text), add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text; equal to `encode` of each, on all cores. DataError for one text in place of several, of which
-        each letter would be one."""
+        """Ids of each text; equal to `encode` of each, on all cores.
+
+        DataError for one text in place of several, of which each letter would be one.
+        """
         if isinstance(texts, str):
             raise DataError(f"{texts[:40]!r} is one text, and a list of texts is asked for; give [text]")
         checked = [_checked(t) for t in texts]
