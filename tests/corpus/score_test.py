@@ -22,6 +22,7 @@ def test_what_is_gone_is_caught_and_what_is_left_is_not(tmp_path):
     ]
     write_documents(tmp_path / "documents", kept)
     rows = [("junk-gone", "quality"), ("lost", "language"), ("also-lost", "quality"), ("some/file", "read")]
+    rows.append(("cut", "decontamination"))  # of its pieces some are left
     with gzip.open(tmp_path / "rejects", "wt") as file:
         file.writelines(json.dumps({"id": i, "step": step}) + "\n" for i, step in rows)
     planted = {

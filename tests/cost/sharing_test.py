@@ -80,6 +80,7 @@ def test_the_parts_add_up_and_none_is_negative():
         for each in (found, moving):
             parts = (*each.work, each.bubble, each.transfers)
             assert all(part >= -1e-12 for part in parts)
+            assert each.work.compute == pytest.approx(compute * max(1, tensor * data / CORES))
         least = tensor * data / CORES * compute
         assert found.seconds >= max(least, compute + messages + more) - 1e-9
         # A transfer is a part of the time, not more of it.
