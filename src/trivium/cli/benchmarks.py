@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from trivium.cli.answers import answered, refuse_layout
 from trivium.cli.kept import Kept
-from trivium.cli.options import STANDARD_OUTPUT, refuse_no_place_for
-from trivium.cli.show import percent, percent_range, say, table
+from trivium.cli.options import refuse_no_place_for
+from trivium.cli.show import STANDARD_OUTPUT, percent, percent_range, say, table
 from trivium.config import build, merge, parse_assignments, to_tree
 from trivium.errors import ConfigError, DataError
 from trivium.evaluation.config import BenchmarkConfig

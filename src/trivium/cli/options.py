@@ -19,7 +19,6 @@ from trivium.tokens.config import TokensConfig
 
 DEFAULT_PRESET = "demo"
 DEFAULT_OUT = Path("runs/demo")
-STANDARD_OUTPUT = Path("-")
 OF_DEFAULT_CORPUS = ("max_bytes", "packages", "shortest", "html_fraction", "planted")  # of the harvest
 # Sections of the curation, and the filters that have their thresholds from each.
 FILTERS_OF: Mapping[str, tuple[str, ...]] = {

@@ -1,19 +1,16 @@
 """`trivium plan backtest`: predictions beside published measurements, and how far off they are."""
 
 from collections.abc import Mapping
-from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trivium.cli.options import STANDARD_OUTPUT
-from trivium.cli.show import say
+from trivium.cli.show import STANDARD_OUTPUT, say, say_found
 from trivium.errors import DataError
 from trivium.planner.backtest import Backtest, Errors
 from trivium.planner.backtest import backtest as backtested
 from trivium.planner.published_rows import read_rows
-from trivium.provenance import write_json
 from trivium.units import counted
 
 COLUMNS = ("rows", "bias", "mape", "median", "p95", "max")
@@ -49,13 +46,7 @@ def backtest(
     _say_skipped(file, found.problems, aside=aside)
     if not found.rows:
         raise DataError(f"{file}: none of its rows can be graded; it needs at least one run")
-    if aside:
-        say(dumps(found.tree()))
-        return
-    for line in lines(found):
-        say(line)
-    if json is not None:
-        write_json(json, found.tree())
+    say_found(lines(found), found.tree(), json)
 
 
 def lines(found: Backtest) -> list[str]:

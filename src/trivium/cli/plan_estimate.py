@@ -2,16 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from trivium.cli.options import DEFAULT_PRESET, STANDARD_OUTPUT, Sets
+from trivium.cli.options import DEFAULT_PRESET, Sets
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, resolve, with_options
-from trivium.cli.show import say, table
+from trivium.cli.show import say_found, table
 from trivium.config import to_tree
 from trivium.cost.case import case_of
 from trivium.cost.estimate import strides_of
@@ -26,7 +25,6 @@ from trivium.planner.campaign import HOUR, Campaign, Rates, campaign
 from trivium.planner.explain import plan_lines
 from trivium.planner.interval import Interval, checkpoint_interval
 from trivium.planner.stack_file import LearnedStack, read_stack
-from trivium.provenance import write_json
 from trivium.units import counted, format_bytes, format_count, format_seconds, parse_count
 
 FEW_RANKS = 8  # rows of a table on the terminal; the page and the data have all
@@ -109,16 +107,7 @@ def estimate_plan(
     told = tell(config.plan, machine_of(config.machine), asked, read_stack(stack) if stack else None)
     if html is not None:
         _write_page(html, told)
-    if json == STANDARD_OUTPUT:  # for a program, which reads nothing else there
-        say(dumps(tree(told)))
-        return
-    for line in lines(told):
-        say(line)
-    if html is not None:
-        say(f"page written to {html}")
-    if json is not None:
-        write_json(json, tree(told))
-        say(f"data written to {json}")
+    say_found(lines(told), tree(told), json, html)
 
 
 def _count(text: str, option: str) -> int:

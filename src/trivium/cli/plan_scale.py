@@ -1,19 +1,17 @@
 """`trivium plan scale`: how a plan is predicted to scale to more devices, and what simulated T3 hardware would save."""
 
-from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trivium.cli.options import DEFAULT_PRESET, STANDARD_OUTPUT, Sets
+from trivium.cli.options import DEFAULT_PRESET, Sets
 from trivium.cli.plan_estimate import MachineOption, PresetOption
 from trivium.cli.plan_search import MOST
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, resolve, with_options
-from trivium.cli.show import say, table
+from trivium.cli.show import say_found, table
 from trivium.planner.scale import LARGEST, T3_PUBLISHED, Point, Scaling, geomean_speed_up, scaling
-from trivium.provenance import write_json
 from trivium.units import format_bytes, format_count, format_seconds
 
 TITLES = {
@@ -48,16 +46,7 @@ def scale(
         from trivium.report.scaling import write_curves
 
         write_curves(html, f"{preset} on {found.machine.name}, predicted", found.tree()["curves"])
-    if json == STANDARD_OUTPUT:  # for a program, which reads nothing else there
-        say(dumps(found.tree()))
-        return
-    for line in lines(found, preset):
-        say(line)
-    if json is not None:
-        write_json(json, found.tree())
-        say(f"data written to {json}")
-    if html is not None:
-        say(f"page written to {html}")
+    say_found(lines(found, preset), found.tree(), json, html)
 
 
 def lines(found: Scaling, name: str) -> list[str]:

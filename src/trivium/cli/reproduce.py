@@ -1,13 +1,11 @@
 """`trivium reproduce`: the figures of the paper beside those that Trivium computes."""
 
-from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trivium.cli.options import STANDARD_OUTPUT
-from trivium.cli.show import say, table
+from trivium.cli.show import STANDARD_OUTPUT, say_found, table
 from trivium.errors import ConfigError
 from trivium.provenance import write_json
 from trivium.reproduction.page import HEADER, every_figure, markdown, rows, summary
@@ -37,16 +35,9 @@ def reproduce(
         )
     figures = every_figure()
     data = {"format": FORMAT, "figures": [f.tree() for f in figures]}
-    if json == STANDARD_OUTPUT:  # for a program, which reads nothing else there
-        say(dumps(data))
-        return
-    if json is not None:
-        write_json(json, data)
     if as_markdown:
+        if json is not None:
+            write_json(json, data)
         print(markdown(figures), end="")
         return
-    for line in table(rows(figures), header=HEADER, indent=0):
-        say(line)
-    say(summary(figures))
-    if json is not None:
-        say(f"data written to {json}")
+    say_found([*table(rows(figures), header=HEADER, indent=0), summary(figures)], data, json)

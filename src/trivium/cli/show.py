@@ -3,15 +3,19 @@
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from json import dumps
+from pathlib import Path
 from typing import Any, TextIO
 
 from trivium.progress import Progress
+from trivium.provenance import write_json
 from trivium.report.words import layout_text as degrees_text
 from trivium.units import format_seconds, plain
 
+STANDARD_OUTPUT = Path("-")  # in the place of a file
 PLAIN_SECONDS = 5.0  # between two plain lines
 BAR_SECONDS = 0.1  # between two drawings of the bar
 
@@ -24,6 +28,23 @@ def say(text: str = "") -> None:
 def tell(text: str) -> None:
     """A piece of a result, on standard output at once, as text: whatever it holds, the terminal obeys none of it."""
     print(plain(text), end="", flush=True)
+
+
+def say_found(
+    lines: Iterable[str], data: Mapping[str, Any], json: Path | None, html: Path | None = None
+) -> None:
+    """A result as lines, and as data in a file; on standard output, for a program that reads nothing else there, as
+    data alone. html: the page of it, which is written."""
+    if json == STANDARD_OUTPUT:
+        say(dumps(data))
+        return
+    for line in lines:
+        say(line)
+    if html is not None:
+        say(f"page written to {html}")
+    if json is not None:
+        write_json(json, data)
+        say(f"data written to {json}")
 
 
 @contextmanager
