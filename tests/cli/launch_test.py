@@ -317,7 +317,8 @@ def test_a_host_that_is_asked_to_end_begins_no_other_attempt(
     (tmp_path / "torchrun").chmod(0o755)
     attempts = tmp_path / "attempts"
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LASTS": lasts}
-    job = subprocess.Popen(["bash", "-c", text], cwd=tmp_path, env=environment, start_new_session=True)
+    heard = ["env", "--default-signal=INT", "bash"]  # who runs these tests in the background ignores it
+    job = subprocess.Popen([*heard, "-c", text], cwd=tmp_path, env=environment, start_new_session=True)
     count = 1 if lasts else 3  # before the fourth it pauses for 4 s
     try:
         while not attempts.is_file() or len(attempts.read_text().split()) < count:
