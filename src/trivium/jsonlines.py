@@ -6,7 +6,7 @@
 import json
 import os
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 from trivium.errors import DataError
@@ -53,7 +53,7 @@ def read_lines(file: BinaryIO, longest_bytes: int = LONGEST_LINE_BYTES) -> Itera
             yield Line(data.removesuffix(b"\n").removesuffix(b"\r"), number)
 
 
-def parse_line(line: Line, **hooks: Callable[[str], Any]) -> Any:
+def parse_line(line: Line, **hooks: Any) -> Any:
     """Return the JSON value on a line. Raises ValueError, with line, column and rule, where it is none. hooks: those of
     `parse_json`."""
     try:

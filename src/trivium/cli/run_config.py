@@ -33,7 +33,7 @@ from trivium.serving.config import GenerationConfig, ServeConfig
 from trivium.tokens.config import BYTE_ALPHABET, TokensConfig
 from trivium.training.config import TrainingConfig
 from trivium.training.rates import recipe_problems
-from trivium.untrusted import CONFIG_BYTES, read_text
+from trivium.untrusted import read_text
 
 HERE = "here"  # the machine this runs on
 
@@ -230,7 +230,7 @@ def _with_rows_read(tree: Tree) -> Tree:
     if not isinstance(named, str):
         return tree
     try:
-        rows = [line for line in text_lines(read_text(named, CONFIG_BYTES)) if line.strip()]
+        rows = [line for line in text_lines(read_text(named)) if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"plan.rows: {named} cannot be read as text: {error}") from None
     return merge(tree, {"plan": {"rows": rows}})

@@ -8,7 +8,7 @@ from typing import Any
 
 from trivium.errors import DataError
 from trivium.jsonlines import text_lines
-from trivium.untrusted import CONFIG_BYTES, read_text
+from trivium.untrusted import read_text
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -90,7 +90,7 @@ class Guard:
 def read_keys(path: Path) -> list[str]:
     """The keys of a file, one per line; DataError for a file without, or with one that could be guessed."""
     try:
-        lines = text_lines(read_text(path, CONFIG_BYTES))
+        lines = text_lines(read_text(path))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"serve.keys: {path} cannot be read ({error}); give a file of keys") from None
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]

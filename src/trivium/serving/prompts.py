@@ -11,9 +11,10 @@ from trivium.errors import ConfigError, DataError, nearest
 from trivium.jsonlines import read_rows, split_lines
 from trivium.serving.config import Drawing
 from trivium.units import plain
-from trivium.untrusted import CONFIG_BYTES, read_bytes
+from trivium.untrusted import CONFIG_BYTES, DOCUMENT_BYTES, read_bytes
 
 FOLDER = "presets/prompts"  # in the package
+YAML = (".yaml", ".yml")
 
 
 class PromptFile(Config):
@@ -46,7 +47,7 @@ def read_prompts(name_or_path: str) -> PromptFile:
         prompts = [_of_json(path, number, row) for row, number in rows]
     else:
         try:
-            content = read_bytes(path, CONFIG_BYTES)
+            content = read_bytes(path, CONFIG_BYTES if path.suffix in YAML else DOCUMENT_BYTES)
             text = content.decode("utf-8-sig")
         except OSError as error:
             raise DataError(
@@ -54,7 +55,7 @@ def read_prompts(name_or_path: str) -> PromptFile:
             ) from None
         except UnicodeDecodeError:
             raise DataError(f"--file {path} is not UTF-8 text; give .txt, .jsonl or .yaml") from None
-        if path.suffix in (".yaml", ".yml"):
+        if path.suffix in YAML:
             return _of_yaml(text, str(path))
         prompts = [line.decode("utf-8") for line in split_lines(content)]
     if not prompts:
