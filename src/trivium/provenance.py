@@ -18,6 +18,7 @@ from typing import Any
 
 from trivium import __version__
 from trivium.errors import DataError, MachineError
+from trivium.untrusted import open_regular
 
 STAMP = "provenance.json"
 JOB = "job.json"  # in a folder of pieces, or in the folder of each job in it: what they are pieces of
@@ -39,7 +40,7 @@ def unheard() -> None:
 def file_sha256(path: Path, alive: Callable[[], None] = unheard) -> str:
     """Hex sha256 of a file's bytes, read in blocks. alive: called after each."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
             alive()
