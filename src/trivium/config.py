@@ -293,7 +293,7 @@ def _preset_text(name: str, folder: Path) -> tuple[Path, str]:
     """The file of a preset and what stands in it; a path is relative to `folder`, if it is there."""
     if name in preset_names():
         path = shipped(f"presets/{name}.yaml")
-        return path, path.read_text(encoding="utf-8")
+        return path, read_text(path)
     beside = folder / name
     try:
         path = beside if beside.exists() else Path(name)

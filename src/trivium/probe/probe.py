@@ -51,7 +51,7 @@ def accelerators() -> Devices | None:
     has started CUDA."""
     with tempfile.TemporaryDirectory(prefix="trivium-probe-") as folder:
         run_ranks(_look, 1, folder, timeout_seconds=TIMEOUT_SECONDS)
-        seen = json.loads((Path(folder) / "seen.json").read_text(encoding="utf-8"))
+        seen = read_json(Path(folder) / "seen.json")
     return Devices(**seen) if seen else None
 
 
