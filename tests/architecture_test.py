@@ -69,8 +69,8 @@ DOOR = (
     "__init__.py"  # `import trivium`: it names what other files hold, and looks each up when it is asked for
 )
 READS_ENVIRONMENT = ("cli/", "parallel/launch.py")
-# Files whose `open`, read_text and read_bytes reach nothing that others wrote: what the kernel or this package provides,
-# or what the same process wrote. All others read through untrusted.py: regular files only, of bounded size.
+# Files whose `open`, read_text and read_bytes reach nothing that others wrote: what the kernel or this package
+# provides, or what the same process wrote. All others read through untrusted.py: regular files only, of bounded size.
 READS_OWN_FILES = (
     "untrusted.py",
     "corpus/",
@@ -208,12 +208,19 @@ def reading_rules(m: Module) -> Iterator[str]:
     for node in m.nodes(ast.Call):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
         on = node.func.value if isinstance(node.func, ast.Attribute) else None
-        if name in ("read_text", "read_bytes") and not (isinstance(on, ast.Name) and on.id == "untrusted"):
-            if on is not None:
-                yield f"{node.lineno} calls {ast.unparse(node.func)}; read it through trivium.untrusted"
+        if name in ("read_text", "read_bytes") and on is not None and ast.unparse(on) != "untrusted":
+            yield f"{node.lineno} calls {ast.unparse(node.func)}; read it through trivium.untrusted"
         mode = node.args[1] if name == "open" and on is None and len(node.args) > 1 else None
         if name == "open" and on is None and (mode is None or "r" in ast.unparse(mode)):
             yield f"{node.lineno} opens a file for reading; use trivium.untrusted.open_regular"
+
+
+def printing_rules(m: Module) -> Iterator[str]:
+    for node in m.nodes(ast.Call):
+        if m.path.startswith("cli/show.py") or ast.unparse(node.func) not in ("print", "typer.echo", "echo"):
+            continue
+        if not all(isinstance(a, ast.Constant) or ast.unparse(a).startswith("plain(") for a in node.args):
+            yield f"{node.lineno} prints what may hold a terminal's commands; use say, say_aside, warn or plain"
 
 
 def state_rules(m: Module) -> Iterator[str]:
@@ -339,6 +346,7 @@ RULES = (
     torch_rules,
     environment_rules,
     reading_rules,
+    printing_rules,
     state_rules,
     size_rules,
     annotation_rules,
@@ -426,6 +434,7 @@ BAD = [
     ("model/a.py", "import torch\ntorch.distributed.barrier()", "only parallel/"),
     ("training/a.py", "import os\nos.environ['RANK']", "reads the environment"),
     ("training/a.py", "from pathlib import Path\nPath('x').read_text()", "through trivium.untrusted"),
+    ("training/a.py", "print(f'{name}')", "use say, say_aside, warn or plain"),
     ("training/a.py", "open('x', 'rb')", "use trivium.untrusted.open_regular"),
     ("training/a.py", "from os import getenv", "read the environment"),
     ("plan/a.py", "def f() -> None:\n    global x\n    x = 1", "module global"),

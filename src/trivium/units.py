@@ -37,8 +37,12 @@ def plain(text: str) -> str:
 def shown(text: str, most: int = _SHOWN_CHARACTERS) -> str:
     """A name that others chose, for one line of a message: as `plain` shows it, without line feeds, and cut where it is
     long."""
-    cut = text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
-    return plain(cut).replace("\n", "\\n")
+    return one_line(text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)")
+
+
+def one_line(text: str) -> str:
+    """The same where it is as long as it is: for a cell of a table, or a line of a log."""
+    return plain(text).replace("\n", "\\n")
 
 
 def format_bytes(value: float) -> str:

@@ -64,7 +64,7 @@ def _itself(path: str, flags: int) -> int:
 def warn(text: str) -> None:
     """Tell something on standard error, if that can still be written."""
     with suppress(OSError):
-        print(f"warning: {plain(text)}", file=sys.stderr, flush=True)
+        print(plain(f"warning: {text}"), file=sys.stderr, flush=True)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
