@@ -15,7 +15,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent / "src" / "trivium"
 
-BASE = {"errors", "config", "units", "seeds", "provenance", "progress", "__version__"}
+BASE = {
+    "errors",
+    "config",
+    "units",
+    "untrusted",
+    "jsonlines",
+    "seeds",
+    "provenance",
+    "progress",
+    "__version__",
+}
 # Package -> what it may import besides base and itself: a package, or one file of it.
 MAY_IMPORT = {
     **{name: set() for name in BASE | {"plan", "corpus", "report", "__init__"}},
@@ -59,6 +69,27 @@ DOOR = (
     "__init__.py"  # `import trivium`: it names what other files hold, and looks each up when it is asked for
 )
 READS_ENVIRONMENT = ("cli/", "parallel/launch.py")
+# Files whose `open`, read_text and read_bytes reach nothing that others wrote: what the kernel or this package
+# provides, or what the same process wrote. All others read through untrusted.py: regular files only, of bounded size.
+READS_OWN_FILES = (
+    "untrusted.py",
+    "corpus/",
+    "chaos/",
+    "certify/",
+    "cost/",
+    "parallel/",
+    "cli/container.py",
+    "cli/machine.py",
+    "cli/launch.py",
+    "planner/published_rows.py",
+    "bias/lexicons.py",
+    "evaluation/tasks/definition.py",
+    "serving/app.py",
+    "serving/prompts.py",
+    "training/profile.py",
+    "training/watchdog.py",
+    "tokens/recipe.py",
+)
 PICKLERS = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
 FORBIDDEN_CALLS = {"eval", "exec", "torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load"}
 MUTATORS = {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "clear", "remove"}
@@ -169,6 +200,27 @@ def environment_rules(m: Module) -> Iterator[str]:
     for node in m.nodes(ast.Attribute):
         if called(node, "os.environ", "os.getenv", "os.environb"):
             yield f"{node.lineno} reads the environment; only parallel/launch.py and cli/ may"
+
+
+def reading_rules(m: Module) -> Iterator[str]:
+    if m.path.startswith(READS_OWN_FILES):
+        return
+    for node in m.nodes(ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+        on = node.func.value if isinstance(node.func, ast.Attribute) else None
+        if name in ("read_text", "read_bytes") and on is not None and ast.unparse(on) != "untrusted":
+            yield f"{node.lineno} calls {ast.unparse(node.func)}; read it through trivium.untrusted"
+        mode = node.args[1] if name == "open" and on is None and len(node.args) > 1 else None
+        if name == "open" and on is None and (mode is None or "r" in ast.unparse(mode)):
+            yield f"{node.lineno} opens a file for reading; use trivium.untrusted.open_regular"
+
+
+def printing_rules(m: Module) -> Iterator[str]:
+    for node in m.nodes(ast.Call):
+        if m.path.startswith("cli/show.py") or ast.unparse(node.func) not in ("print", "typer.echo", "echo"):
+            continue
+        if not all(isinstance(a, ast.Constant) or ast.unparse(a).startswith("plain(") for a in node.args):
+            yield f"{node.lineno} prints what may hold a terminal's commands; use say, say_aside, warn or plain"
 
 
 def state_rules(m: Module) -> Iterator[str]:
@@ -293,6 +345,8 @@ RULES = (
     door_rules,
     torch_rules,
     environment_rules,
+    reading_rules,
+    printing_rules,
     state_rules,
     size_rules,
     annotation_rules,
@@ -379,6 +433,9 @@ BAD = [
     ("model/a.py", "from torch import distributed", "only parallel/"),
     ("model/a.py", "import torch\ntorch.distributed.barrier()", "only parallel/"),
     ("training/a.py", "import os\nos.environ['RANK']", "reads the environment"),
+    ("training/a.py", "from pathlib import Path\nPath('x').read_text()", "through trivium.untrusted"),
+    ("training/a.py", "print(f'{name}')", "use say, say_aside, warn or plain"),
+    ("training/a.py", "open('x', 'rb')", "use trivium.untrusted.open_regular"),
     ("training/a.py", "from os import getenv", "read the environment"),
     ("plan/a.py", "def f() -> None:\n    global x\n    x = 1", "module global"),
     ("plan/a.py", "seen = [1]", "mutable state"),
@@ -429,6 +486,7 @@ GOOD = [
     ("plan/a.py", "def f(error: ValueError) -> None:\n    raise error"),
     ("model/a.py", "from torch import nn\n\n\ndef f(m: nn.Module) -> None:\n    m.eval()"),
     ("plan/__init__.py", '"""Reads a.\n\nWrites b: c."""'),
+    ("training/a.py", "from trivium.untrusted import read_text\nread_text('x')\nopen('x', 'wb')"),
 ]
 
 

@@ -1,12 +1,17 @@
 """Laws of configs: overrides are typed and order-free; every problem is named with its remedy."""
 
 import itertools
+import json
+import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 from pydantic import Field
 
+from trivium import config
+from trivium.cli.run_config import RunConfig
 from trivium.config import (
     Config,
     as_value,
@@ -93,7 +98,7 @@ BOMB = "\n".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in itertools
     [
         (f"a: &a [lol]\n{BOMB}\nlr: *l", "alias"),  # of 250 GB, written out
         ("lr: &x [*x]", "alias"),
-        ("[" * 2_000 + "]" * 2_000, "RecursionError"),
+        ("[" * 2_000 + "]" * 2_000, "line 1 is nested more than 200 levels deep"),
         ("lr: 2024-13-45", "month must be in 1..12"),
         ("lr: !!bool maybe", "KeyError"),
         ("lr: !!timestamp soon", "AttributeError"),
@@ -284,8 +289,10 @@ def test_a_whole_number_may_be_written_with_an_exponent_where_one_has_to_stand(t
     texts = ["one=2e3", "several=[1.5E3, few, +20e-1, 7]", "named.a=1e+9", "share=2e3", "name=2e3"]
     expected = Counts(one=2000, several=(1500, "few", 2, 7), named={"a": 10**9}, share=2000.0, name="2e3")
     assert build(Counts, parse_assignments(texts)) == expected
-    (tmp_path / "some.yaml").write_text("one: 2e3\nseveral: [15e2, few, 2e0, 7]\nnamed: {a: .1e10}\n")
-    read = build(Counts, read_preset(str(tmp_path / "some.yaml")) | {"name": "2e3", "share": "2e3"})
+    (tmp_path / "some.yaml").write_text(
+        "one: 2e3\nseveral: [15e2, few, 2e0, 7]\nnamed: {a: .1e10}\nname: 2e3\nshare: 2e3\n"
+    )
+    read = build(Counts, read_preset(str(tmp_path / "some.yaml")))
     assert read == expected and type(read.one) is type(read.several[0]) is int
 
 
@@ -311,3 +318,118 @@ def test_values_are_told_as_they_are_written() -> None:
     ]
     for value in (*was.values(), *now.values()):
         assert parse_assignments([f"a={written(value)}"]) == {"a": value}
+
+
+def test_no_field_of_a_run_takes_a_value_of_another_kind():
+    tree = to_tree(build(RunConfig, read_preset("demo")))
+    wrong = {bool: (1, 0.0, "true"), int: (True, "2", "2e3"), float: (False, "0.5", "1e-3")}
+    told = 0
+    for path, value in leaves(tree):
+        for other in wrong.get(type(value), ()):
+            changed = merge(tree, parse_assignments([f"{path}={json.dumps(other)}"]))
+            with pytest.raises(
+                ConfigError, match=rf"{re.escape(path)}\S* is '?{re.escape(written(other))}'?; it must"
+            ):
+                build(RunConfig, changed)
+            told += 1
+    assert told > 300
+
+
+def test_a_number_may_have_an_exponent_only_without_quotes(tmp_path: Path):
+    path = tmp_path / "a.yaml"
+    path.write_text("share: 1e-3")
+    assert build(Counts, read_preset(str(path))).share == 0.001
+    path.write_text("share: '1e-3'")
+    with pytest.raises(ConfigError, match="share is '1e-3'; it must be a valid number"):
+        build(Counts, read_preset(str(path)))
+    path.with_suffix(".json").write_text('{"share": 1e-3, "one": 2e3, "name": "2e3"}')
+    assert build(Counts, read_preset(str(path.with_suffix(".json")))) == Counts(
+        share=0.001, one=2000, name="2e3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        (
+            "x" * 5_000,
+            r"'x{120}… \(5,000 characters\)' is not the name of a preset or file: File name too long",
+        ),
+        ("x" * 5_000 + ".yaml", "is not the name of a preset or file: File name too long"),
+        ('"a\\0b.yaml"', r"preset file a\\u0000b.yaml does not exist"),
+        ("[demo]", r'base is \["demo"\]; it must be one text'),
+        ('"\\e[2J"', r"there is no preset '\\u001b\[2J'"),
+        ("gone.yaml", r"preset file gone.yaml does not exist"),
+    ],
+)
+def test_a_base_that_names_no_preset_is_refused_in_one_short_line(tmp_path: Path, base: str, message: str):
+    path = tmp_path / "a.yaml"
+    path.write_text(f"base: {base}")
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_preset(str(path))
+    assert len(str(caught.value)) < 600 and "\n" not in str(caught.value)
+
+
+def test_a_chain_of_bases_has_an_end(tmp_path: Path):
+    for n in range(40):
+        (tmp_path / f"{n}.yaml").write_text(f"base: {n + 1}.yaml\nseed: {n}")
+    (tmp_path / "40.yaml").write_text("machine: x")
+    assert read_preset(str(tmp_path / "9.yaml")) == {"machine": "x", "seed": 9}
+    with pytest.raises(
+        ConfigError, match="preset '32.yaml' is the 33th of a chain of `base:`; at most 32 files"
+    ):
+        read_preset(str(tmp_path / "0.yaml"))
+    (tmp_path / "40.yaml").write_text("base: 9.yaml")
+    with pytest.raises(ConfigError, match="inherits from itself"):
+        read_preset(str(tmp_path / "9.yaml"))
+
+
+def test_of_thousands_of_problems_a_few_are_looked_into_and_told(monkeypatch):
+    asked = []
+    monkeypatch.setattr(config, "nearest", lambda name, *_, **__: asked.append(name) or "")
+    with pytest.raises(ConfigError) as caught:
+        build(Counts, {f"key{n}": n for n in range(20_000)} | {"\x1b[2J": 1})
+    lines = str(caught.value).split("\n")
+    assert len(lines) == 21 and lines[-1] == "and 19,981 more problems" and len(asked) == 20
+    with pytest.raises(ConfigError, match=r"^\\u001b\[2J: there is no such key; $"):
+        build(Counts, {"\x1b[2J": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", '{\n "plan": {,}\n}', r"a.json, line 2, column 11: not JSON: Expecting property name"),
+        ("a.json", '{"a": {"b": 1, "b": 2}}', r"a.json is not JSON: it has 'b' a second time"),
+        ("a.json", "[1]", "a.json holds a list"),
+        ("a.json", "[" * 5_000, "column 201: not JSON: nested more than 200 levels"),
+        ("a.yaml", "plan:\n  a: [", r"a.yaml is not YAML: line 2, column 7: expected the node content"),
+        ("a.yaml", "plan: \x1b[2J", r"not YAML: character 7: special characters are not allowed"),
+        ("a.yaml", "a: !!python/x\x07 1", "not YAML: .*special characters are not allowed"),
+    ],
+)
+def test_a_broken_preset_is_told_with_its_format_line_and_column(
+    tmp_path: Path, name: str, text: str, message: str
+):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_preset(str(tmp_path / name))
+    assert "unicode string" not in str(caught.value) and "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.yaml", "a.json"])
+def test_a_preset_is_a_regular_file_of_bounded_size(tmp_path: Path, name: str):
+    path = tmp_path / name
+    os.mkfifo(path)
+    with pytest.raises(
+        ConfigError, match=f"preset file .*{name} cannot be read: it is a FIFO, not a regular file"
+    ):
+        read_preset(str(path))
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="it is a character device, not a regular file"):
+        read_preset(str(path))
+    path.unlink()
+    with open(path, "wb") as file:
+        file.truncate(257 << 20)
+    with pytest.raises(ConfigError, match="it has more than (256 M|512 K)iB, the limit for such a file"):
+        read_preset(str(path))

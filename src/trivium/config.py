@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic_core import PydanticCustomError, core_schema
 
 from trivium.errors import ConfigError, TriviumError, nearest
+from trivium.units import shown
+from trivium.untrusted import CONFIG_BYTES, DOCUMENT_BYTES, MOST_LEVELS, parse_json, read_text
 
+MOST_BASES = 32  # files that a preset inherits from, one through the other
+MOST_PROBLEMS = 20  # that one message lists
 _COMMENT = re.compile(r"(^|\s)#")
-_EXPONENT = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)[eE][+-]?\d+")
+_EXPONENT = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d+\Z")
+_EXPONENT_TAG = "tag:trivium:exponent"
 _EXACT_BELOW = 2**53  # whole numbers that a float holds, each as itself
 Tree = dict[str, Any]
 ModelT = TypeVar("ModelT", bound="Config")
@@ -23,12 +29,45 @@ NotNegative = Annotated[int, Field(ge=0, le=MOST)]
 Weight = Annotated[float, Field(ge=0, le=MOST)]  # of one among several, in any unit
 
 
+def _unconverted(schema: Any) -> Any:
+    """A schema of pydantic in which numbers and truth values are taken from values of their own kind alone."""
+    if isinstance(schema, list | tuple):
+        return type(schema)(map(_unconverted, schema))
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: _unconverted(value) for key, value in schema.items()}
+    match inner:
+        case {"type": "int" | "float" | "bool"}:
+            return {**inner, "strict": True}
+        case {"type": "literal", "expected": [int(), *_]}:  # as which true would pass for 1
+            return core_schema.no_info_before_validator_function(_no_truth_value, inner)
+    return inner
+
+
+def _no_truth_value(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise PydanticCustomError("int_type", "Input should be a valid integer")
+    return value
+
+
+class Exponent(str):
+    """A value like 1e-3 or 2e9 without quotes, which YAML 1.1 takes for a text: a number where one is wanted."""
+
+    __slots__ = ()
+
+
 class Config(BaseModel):
-    """Base of every config: immutable, and a key it does not know, or a number that is not finite, is an error."""
+    """Base of every config: immutable. An unknown key, a number that is not finite, and a value of another kind (true
+    or a text where a number is wanted) are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
     # What to do where a value is required and none was given.
     remedy: ClassVar[str] = "give it in the file, or with --set {path}=VALUE"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        """The schema of pydantic, which takes true for 1, 1 for true and "2" for 2, without these conversions."""
+        return _unconverted(handler(source))
 
 
 def preset_names() -> list[str]:
@@ -137,13 +176,16 @@ def build(model: type[ModelT], tree: Mapping[str, Any]) -> ModelT:
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        found = error.errors()
-    for e in found:
-        if e["type"] == "int_parsing":  # YAML takes 2e3 for a text
-            counted = _with(counted, e["loc"], as_count(e["input"]))
-    if counted != given:
+        found = error.errors(include_url=False)
+    for e in found[:MOST_PROBLEMS]:
+        number = _NUMBERS.get(e["type"], _itself)(e["input"])
+        if number is not e["input"]:
+            counted = _with(counted, e["loc"], number)
+    if counted is not given:
         return build(model, counted)
-    raise ConfigError("\n".join(_explain(model, e) for e in found if not _follows(e, found)))
+    problems = [e for e in found if not _follows(e, found)]
+    more = [f"and {len(problems) - MOST_PROBLEMS:,} more problems"] if len(problems) > MOST_PROBLEMS else []
+    raise ConfigError("\n".join([*(_explain(model, e) for e in problems[:MOST_PROBLEMS]), *more]))
 
 
 def build_named(model: type[ModelT], tree: Mapping[str, Any], name: str) -> ModelT:
@@ -155,11 +197,22 @@ def build_named(model: type[ModelT], tree: Mapping[str, Any], name: str) -> Mode
 
 
 def as_count(value: Any) -> Any:
-    """The whole number that a text like 2e3 writes exactly; any other value as it is."""
-    if not isinstance(value, str) or not _EXPONENT.fullmatch(value):
-        return value
-    number = float(value)
-    return int(number) if number.is_integer() and abs(number) < _EXACT_BELOW else value
+    """The whole number that 2e3 writes exactly; any other value as it is."""
+    number = _as_number(value)
+    exact = isinstance(number, float) and number.is_integer() and abs(number) < _EXACT_BELOW
+    return int(number) if exact else value
+
+
+def _as_number(value: Any) -> Any:
+    return float(value) if isinstance(value, Exponent) else value
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+# How a value becomes one of the wanted kind, by pydantic's name of what is wrong with it.
+_NUMBERS: Mapping[str, Callable[[Any], Any]] = {"int_type": as_count, "float_type": _as_number}
 
 
 def to_tree(config: Config) -> Tree:
@@ -215,12 +268,22 @@ def _files(name: str, folder: Path = Path(), heirs: tuple[Path, ...] = ()) -> li
     line = (*heirs, path.resolve())
     if line[-1] in heirs:
         raise ConfigError(f"preset '{name}' inherits from itself: {' -> '.join(map(str, line))}")
-    tree = mapping_of_yaml(text, str(path), "a config is a mapping of sections", may_be_empty=True)
+    if len(line) > MOST_BASES:
+        raise ConfigError(
+            f"preset '{name}' is the {len(line)}th of a chain of `base:`; at most {MOST_BASES} files may follow one "
+            "another: join some of them"
+        )
+    read = mapping_of_json if path.suffix == ".json" else mapping_of_yaml
+    tree = read(text, shown(str(path)), "a config is a mapping of sections", may_be_empty=True)
     base = tree.pop("base", None)
     if base is None:
         return [(path, tree)]
+    if not isinstance(base, str):
+        raise ConfigError(
+            f"{path}: base is {_shown_value(base)}; it must be one text, a preset's name or a path"
+        )
     try:
-        under = _files(str(base), path.parent, line)
+        under = _files(base, path.parent, line)
     except ConfigError as error:
         raise ConfigError(str(error) if heirs else f"{name}, base: {error}") from None
     return [*under, (path, tree)]
@@ -230,30 +293,60 @@ def _preset_text(name: str, folder: Path) -> tuple[Path, str]:
     """The file of a preset and what stands in it; a path is relative to `folder`, if it is there."""
     if name in preset_names():
         path = shipped(f"presets/{name}.yaml")
-        return path, path.read_text(encoding="utf-8")
+        return path, read_text(path)
     beside = folder / name
-    path = beside if beside.exists() else Path(name)
-    if (path / "config.json").is_file():
-        path = path / "config.json"
-    if path.suffix not in (".yaml", ".yml", ".json"):
-        raise ConfigError(f"there is no preset '{name}'; {nearest(name, preset_names())}")
-    if not path.is_file():
-        raise ConfigError(f"preset file {path} does not exist; presets shipped: {', '.join(preset_names())}")
     try:
-        return path, path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"preset file {path} cannot be read as UTF-8 text: {error}") from None
+        path = beside if beside.exists() else Path(name)
+        if (path / "config.json").is_file():
+            path = path / "config.json"
+        there = path.exists()
+    except (OSError, ValueError) as error:  # a name of thousands of characters, or with a NUL
+        told = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"'{shown(name)}' is not the name of a preset or file: {told}; presets: {', '.join(preset_names())}"
+        ) from None
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        raise ConfigError(f"there is no preset '{shown(name)}'; {nearest(name, preset_names())}")
+    if not there:
+        raise ConfigError(
+            f"preset file {shown(str(path))} does not exist; presets shipped: {', '.join(preset_names())}"
+        )
+    # A run's config.json may have a schedule of thousands of ranks in it, and JSON is read a hundred times as fast.
+    return path, _text_of(path, "preset file", DOCUMENT_BYTES if path.suffix == ".json" else CONFIG_BYTES)
+
+
+def _text_of(path: Path, kind: str, at_most: int) -> str:
+    try:
+        return read_text(path, at_most)
+    except OSError as error:
+        raise ConfigError(
+            f"{kind} {shown(str(path))} cannot be read: {error.strerror}; name another"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{kind} {shown(str(path))} is not UTF-8 text (byte {error.start}); save it as UTF-8"
+        ) from None
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Without aliases: a few lines of them stand for gigabytes, or for what they lie in. Without a key that stands
-    twice: the second would take the place of the first, and of all below it."""
+    """SafeLoader without aliases: a few lines of them stand for gigabytes, or for what they lie in. Without a key that
+    stands twice: the second would take the place of the first, and of all below it. Nesting is bounded."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._levels = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         """As of SafeLoader."""
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("it has an alias (*name); write out what that stands for")
-        return super().compose_node(parent, index)
+        self._levels += 1
+        if self._levels > MOST_LEVELS:
+            line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
+            raise yaml.YAMLError(f"line {line} is nested more than {MOST_LEVELS} levels deep")
+        node = super().compose_node(parent, index)
+        self._levels -= 1
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         """As of SafeLoader."""
@@ -267,27 +360,33 @@ class _PlainLoader(yaml.SafeLoader):
         return node
 
 
+_PlainLoader.add_implicit_resolver(_EXPONENT_TAG, _EXPONENT, list("-+.0123456789"))
+_PlainLoader.add_constructor(_EXPONENT_TAG, lambda _, node: Exponent(node.value))
+
+
 def read_yaml(text: str) -> Any:
     """What a YAML text of plain data, without aliases, holds. Raises yaml.YAMLError for any other."""
-    loader = _PlainLoader(text)
+    loader = None
     try:
+        loader = _PlainLoader(text)  # refuses characters that are no text
         return loader.get_single_data()
     except yaml.YAMLError:
         raise
     except Exception as error:  # as its conversions raise it: of the 45th of May, of `!!bool maybe`
         raise yaml.YAMLError(f"{type(error).__name__}: {error}") from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 def tree_of_file(path: Path, name: str, law: str) -> Tree:
     """What a YAML file holds. ConfigError, which calls it by its name, where it cannot be read or is no mapping."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{name} cannot be read as UTF-8 text: {' '.join(str(error).split())}; {law}"
-        ) from None
+        text = read_text(path, CONFIG_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be read: {error.strerror}; {law}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name} cannot be read as UTF-8 text (byte {error.start}); {law}") from None
     return mapping_of_yaml(text, name, law)
 
 
@@ -299,13 +398,49 @@ def mapping_of_yaml(
     try:
         tree = read_yaml(text)
     except yaml.YAMLError as error:
-        raise wrong(f"{where} is not YAML: {' '.join(str(error).split())}") from None
+        raise wrong(f"{where} is not YAML: {_yaml_problem(error)}") from None
+    return _mapping(tree, where, law, wrong, may_be_empty=may_be_empty)
+
+
+def mapping_of_json(
+    text: str, where: str, law: str, wrong: type[TriviumError] = ConfigError, *, may_be_empty: bool = False
+) -> Tree:
+    """The same of a JSON text."""
+    try:
+        tree = parse_json(text, object_pairs_hook=_unique) if text.strip() else None
+    except json.JSONDecodeError as error:
+        raise wrong(f"{where}, line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
+    except ValueError as error:
+        raise wrong(f"{where} is not JSON: {error}") from None
+    return _mapping(tree, where, law, wrong, may_be_empty=may_be_empty)
+
+
+def _mapping(tree: Any, where: str, law: str, wrong: type[TriviumError], *, may_be_empty: bool) -> Tree:
     if tree is None and may_be_empty:
         return {}
     if not isinstance(tree, dict):
         held = "nothing" if tree is None else f"a {type(tree).__name__}"
         raise wrong(f"{where} holds {held}; {law}")
     return tree
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Tree:
+    tree: Tree = {}
+    for key, value in pairs:
+        if key in tree:
+            raise ValueError(f"it has '{shown(key)}' a second time; put both under the first")
+        tree[key] = value
+    return tree
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    """Its message in one line, with line and column, without the library's name of a text (`<unicode string>`)."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark, problem = error.problem_mark, " ".join(str(error.problem).split())
+        return f"line {mark.line + 1}, column {mark.column + 1}: {shown(problem)}"
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"character {error.position + 1}: {error.reason}"
+    return shown(" ".join(str(error).split()))
 
 
 def _follows(error: Any, found: Iterable[Any]) -> bool:
@@ -317,10 +452,14 @@ def _follows(error: Any, found: Iterable[Any]) -> bool:
 _PARTS = {"too_short": "item", "string_too_short": "character"}  # of what is too short
 
 
+def _shown_value(value: Any) -> str:
+    return f"'{shown(value)}'" if isinstance(value, str) else shown(json.dumps(value, default=str))
+
+
 def _explain(model: type[Config], error: Any) -> str:
-    path = ".".join(map(str, error["loc"]))
+    path = shown(".".join(map(str, error["loc"])))
     value = error.get("input")
-    shown = json.dumps(value, default=str) if not isinstance(value, str) else f"'{value}'"
+    told = _shown_value(value)
     if error["type"] == "extra_forbidden":
         name, owner = str(error["loc"][-1]), _owner(model, error["loc"][:-1])
         hint = nearest(name, owner.model_fields, also=_paths_to(name, model)) if owner else "remove it"
@@ -331,19 +470,19 @@ def _explain(model: type[Config], error: Any) -> str:
     if error["type"] == "model_type":
         section = _owner(model, error["loc"])
         fields = f": {', '.join(section.model_fields)}" if section else ""
-        return f"{path} is {shown}; it is a section: give its fields, as {path}.FIELD{fields}"
+        return f"{path} is {told}; it is a section: give its fields, as {path}.FIELD{fields}"
     if error["type"] in _PARTS:
         least, part = error["ctx"]["min_length"], _PARTS[error["type"]]
-        return f"{path} is {shown}; it must have {least} {part}{'' if least == 1 else 's'} or more"
+        return f"{path} is {told}; it must have {least} {part}{'' if least == 1 else 's'} or more"
     if error["type"] in ("tuple_type", "list_type"):
         if value is None:
             return f"{path} is null; it must be a list: write [], or quote what YAML takes for nothing, as ['###']"
-        return f"{path} is {shown}; it must be a list: write [{value}]"
+        return f"{path} is {told}; it must be a list: write [{value}]"
     law = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return (
-        f"{path} is {shown}: {law}"
+        f"{path} is {told}: {law}"
         if error["type"] == "value_error"
-        else f"{path} is {shown}; it must be {law}"
+        else f"{path} is {told}; it must be {law}"
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from trivium import __version__
 from trivium.errors import DataError, MachineError
+from trivium.untrusted import open_regular, read_json
 
 STAMP = "provenance.json"
 JOB = "job.json"  # in a folder of pieces, or in the folder of each job in it: what they are pieces of
@@ -39,7 +40,7 @@ def unheard() -> None:
 def file_sha256(path: Path, alive: Callable[[], None] = unheard) -> str:
     """Hex sha256 of a file's bytes, read in blocks. alive: called after each."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
             alive()
@@ -81,7 +82,7 @@ def write_whole(path: Path, text: str) -> None:
 def read_described(path: Path, format: str, *, missing: str, remedy: str) -> dict[str, Any]:
     """A JSON object that names its format; DataError where there is none (`missing`), or it is not of that format."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(missing) from None
     except (ValueError, RecursionError):
@@ -131,7 +132,7 @@ def stamp_hash(directory: Path) -> str:
 def read_stamp(directory: Path) -> dict[str, Any] | None:
     """The stamp of a finished output, or None."""
     try:
-        stamp = json.loads((directory / STAMP).read_text(encoding="utf-8"))
+        stamp = read_json(directory / STAMP)
     except (OSError, ValueError, RecursionError):
         return None
     return stamp if isinstance(stamp, dict) else None
@@ -169,7 +170,7 @@ def _holds_pieces(folder: Path) -> bool:
     hashes; or nothing yet, or a description that was never finished."""
     try:
         if (folder / JOB).is_file():
-            return "trivium" in json.loads((folder / JOB).read_text(encoding="utf-8"))
+            return "trivium" in read_json(folder / JOB)
         return all(_OF_A_JOB.fullmatch(path.name) for path in folder.iterdir())
     except (OSError, ValueError, TypeError, RecursionError):
         return False

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 from trivium.errors import ConfigError
 
-_CONTROLS = {n: f"\\u{n:04x}" for n in (*range(0x20), *range(0x7F, 0xA0)) if chr(n) not in "\t\n"}
+# Control characters; marks that reorder the text around them (Unicode's bidirectional ones); other ends of lines.
+_OBEYED = (*range(0x20), *range(0x7F, 0xA0), 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+_CONTROLS = {n: f"\\u{n:04x}" for n in _OBEYED if chr(n) not in "\t\n"}
+_SHOWN_CHARACTERS = 120
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "K", "M", "B", "T", "Q")
 _FLOPS = ("", "K", "M", "G", "T", "P", "E")
@@ -29,6 +32,17 @@ def plain(text: str) -> str:
     """A text that a terminal shows and does not obey: documents, names of files and what a model writes may hold
     characters that move its cursor, set its title or write to the clipboard. They are shown as JSON writes them."""
     return text.translate(_CONTROLS)
+
+
+def shown(text: str, most: int = _SHOWN_CHARACTERS) -> str:
+    """A name that others chose, for one line of a message: as `plain` shows it, without line feeds, and cut where it is
+    long."""
+    return one_line(text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)")
+
+
+def one_line(text: str) -> str:
+    """The same where it is as long as it is: for a cell of a table, or a line of a log."""
+    return plain(text).replace("\n", "\\n")
 
 
 def format_bytes(value: float) -> str:

@@ -1,6 +1,7 @@
 """Boxes, and the protocol of writing and reading checkpoints, without ranks."""
 
 import json
+import os
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +26,7 @@ from trivium.checkpoint.format import (
 )
 from trivium.checkpoint.load import Checkpoint, newest_good
 from trivium.checkpoint.save import Fragment, save
+from trivium.checkpoint.summary import summary
 from trivium.errors import CheckpointError
 from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box
@@ -177,6 +179,169 @@ def test_a_forged_manifest_is_refused_or_changes_no_value(tmp_path: Path) -> Non
             except CheckpointError:
                 continue
     assert read > 0
+
+
+@pytest.mark.timeout(60)
+def test_the_work_of_a_cover_check_is_linear_in_the_number_of_pieces() -> None:
+    """Pieces that cross each other: a sweep along any axis has thousands of them beside any one."""
+    crossing = [Box((n, 0), (1, 12_000)) for n in range(6_000)] + [
+        Box((0, n), (12_000, 1)) for n in range(6_000)
+    ]
+    read = []
+
+    class Counted(Box):
+        def intersect(self, other: Box) -> Box | None:
+            raise AssertionError("no two boxes are compared")
+
+        def __getattribute__(self, name: str) -> Any:
+            if name in ("start", "shape"):
+                read.append(name)
+            return super().__getattribute__(name)
+
+    boxes = [Counted(box.start, box.shape) for box in crossing]
+    assert not covers((12_000, 12_000), boxes)
+    assert len(read) <= 10 * len(boxes)
+    rows = [Box((n, 0), (1, 7)) for n in range(12_000)]
+    assert covers((12_000, 7), rows) and not covers((12_000, 7), [*rows[:-1], rows[0]])
+
+
+def lies(right: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
+    """Manifests with right hashes and wrong contents, and what is said of each."""
+    tensors, files = right["tensors"], right["files"]
+    a, file = tensors["weights/a"], "pieces-00000.safetensors"
+    pieces = a["pieces"]
+
+    def of_a(**changed: Any) -> dict[str, Any]:
+        return {"tensors": {**tensors, "weights/a": {**a, **changed}}}
+
+    nested: Any = 1
+    for _ in range(480):
+        nested = [nested]
+    many = [{**pieces[0], "key": str(n), "start": [n % 6, 0], "shape": [0, 0]} for n in range(3_000)]
+    return {
+        "layout is a text": (
+            {"plan": {"layout": "tensor"}},
+            "plan.layout is 'tensor'",
+        ),
+        "layout is a list": ({"plan": {"layout": [1]}}, r"plan.layout is \[1\]"),
+        "degree is a text": (
+            {"plan": {"layout": {"tensor": "2"}}},
+            "plan.layout.tensor is '2'; it must be a valid integer",
+        ),
+        "degree is true": (
+            {"plan": {"layout": {"tensor": True}}},
+            "plan.layout.tensor is true; it must be a valid integer",
+        ),
+        "precision is a list": ({"plan": {"precision": []}}, "plan.precision is "),
+        "weights are a number": (
+            {"plan": {"precision": {"weights": 16}}},
+            "plan.precision.weights is 16; it must be a valid string",
+        ),
+        "plan is a text": ({"plan": "x"}, "plan is 'x'"),
+        "step is another": ({"step": 7}, "step is 7, and the directory's name says 1"),
+        "step is true": ({"step": True}, "step is true; it must be a valid integer"),
+        "step is a text": ({"step": "1"}, "step is '1'; it must be a valid integer"),
+        "dtype is another": (
+            of_a(dtype="I64", shape=a["shape"]),
+            "have .* bytes at least|is F32 .*and manifest.json says I64",
+        ),
+        "dtype is of the same size": (
+            {"tensors": {**tensors, "weights/b": {**tensors["weights/b"], "dtype": "I64"}}},
+            "'2:weights/b' is F64 \\[5\\], and manifest.json says I64",
+        ),
+        "dtype is unknown": (of_a(dtype="F8"), "tensors.weights/a.dtype is 'F8'; it must be 'F64'"),
+        "shape is another": (
+            of_a(
+                shape=[4, 6],
+                pieces=[
+                    {**p, "shape": p["shape"][::-1]}
+                    for p in [{**pieces[0], "shape": [6, 2]}, {**pieces[1], "start": [0, 0]}]
+                ],
+            ),
+            "overlap|is F32",
+        ),
+        "shape is transposed": (
+            of_a(
+                shape=[4, 6],
+                pieces=[{**p, "start": p["start"][::-1], "shape": p["shape"][::-1]} for p in pieces],
+            ),
+            r"'0:weights/a' is F32 \[3, 4\], and manifest.json says F32 \[4, 3\]",
+        ),
+        "no tensors": ({"tensors": {}}, "tensors is {}; it must have 1 item or more"),
+        "nested": ({"data": {"x": nested}}, "nested more than 200 levels deep"),
+        "more pieces than the file can hold": (
+            of_a(pieces=many),
+            f"the pieces in {file} have .* bytes at least, and it has",
+        ),
+        "more elements than the file can hold": (
+            of_a(shape=[600, 400], pieces=[{**pieces[0], "shape": [600, 400]}]),
+            f"the pieces in {file} have",
+        ),
+        "a piece twice": (of_a(pieces=[pieces[0], pieces[0]]), "the piece '0:weights/a' of .* a second time"),
+        "a piece that is not there": (
+            of_a(pieces=[pieces[0], {**pieces[1], "key": "\x1b[2J"}]),
+            r"has no piece '\\u001b\[2J', but manifest.json lists it",
+        ),
+        "a piece of another tensor": (
+            of_a(pieces=[pieces[0], {**pieces[1], "key": "3:weights/c"}]),
+            "a second time",
+        ),
+        "a file outside": (
+            {"files": {**files, "../x": files[file]}},
+            "files has '../x'; it must be the name of a file",
+        ),
+        "marks are a list": ({"imported_from": {"marks": [1]}}, "imported_from.marks is "),
+        "left out is a number": ({"left_out": 3}, "left_out is 3"),
+        "gaps of one": ({"left_out": [{"gaps": [[1]]}]}, "left_out.0.gaps.0"),
+        "loss scale is a text": ({"loss_scale": "x"}, "loss_scale is 'x'"),
+        "history is a text": ({"spikes": {"losses": "abc"}}, "spikes.losses is 'abc'"),
+        "samples are below zero": ({"samples": -1}, "samples is -1; it must be greater than or equal to 0"),
+        "tokens are a float": ({"tokens_seen": 1.5}, "tokens_seen is 1.5; it must be a valid integer"),
+        "updates beyond 64 bits": ({"updates": 10**30}, "updates is 1000"),
+        "files are a list": ({"files": [1]}, "files is "),
+        "bytes are true": (
+            {"files": {file: {**files[file], "bytes": True}}},
+            f"files.{file}.bytes is true; it must be a valid integer",
+        ),
+    }
+
+
+def test_a_manifest_with_right_hashes_and_wrong_contents_is_refused_by_path_field_and_value(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, 1)
+    path = tmp_path / step_name(1) / "manifest.json"
+    right = json.loads(path.read_text())
+    for name, (changed, said) in lies(right).items():
+        forge(path, {**right, **changed})
+        with pytest.raises(CheckpointError, match=said) as refused:
+            Checkpoint.open(path.parent).verify()
+        told = str(refused.value)
+        assert str(path.parent) in told and "\n" not in told and len(told) < 900, name
+        row = summary(path.parent, verified=True)
+        assert row["state"] == "damaged" and row["problem"] == told, name
+    forge(path, right)
+    Checkpoint.open(path.parent).verify()
+
+
+def test_no_special_file_in_a_checkpoint_is_waited_for(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    folder = tmp_path / step_name(1)
+    for name in ("manifest.json", "pieces-00000.safetensors"):
+        content = (folder / name).read_bytes()
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        with pytest.raises(CheckpointError, match=f"{name}.*(is a FIFO, not a regular file|is missing)"):
+            Checkpoint.open(folder).verify()
+        (folder / name).unlink()
+        (folder / name).symlink_to("/dev/zero")
+        with pytest.raises(
+            CheckpointError, match=f"{name}.*(is a character device, not a regular file|is missing)"
+        ):
+            Checkpoint.open(folder).verify()
+        (folder / name).unlink()
+        (folder / name).write_bytes(content)
+    Checkpoint.open(folder).verify()
 
 
 def test_pieces_that_overlap_leave_no_gap_to_be_invented(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from trivium.checkpoint import lease
-from trivium.checkpoint.lease import LEASE, holder_of, holding
+from trivium.checkpoint.lease import LEASE, _holder_in, _told, holder_of, holding
 from trivium.errors import MachineError
 
 
@@ -381,3 +381,34 @@ def test_a_job_that_was_frozen_ends_when_its_lease_is_another_s(tmp_path: Path, 
                 assert holder_of(tmp_path).pid == os.getpid(), "it left the lease of the other as it is"
         finally:
             frozen.kill()
+
+
+@pytest.mark.parametrize("target", [None, "/dev/zero", "folder"])
+def test_a_lease_that_is_no_regular_file_is_refused_by_path_and_not_waited_for(
+    tmp_path: Path, target: str | None
+) -> None:
+    path = tmp_path / LEASE
+    if target is None:
+        os.mkfifo(path)
+    elif target == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(target)
+    with (
+        pytest.raises(MachineError, match=rf"{LEASE} (cannot be a lease|is a link)"),
+        holding(tmp_path, print),
+    ):
+        pass
+    assert holder_of(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 300, '{"pid": 1, "host": "x", "started": 1e999, "renewed": 1}', "[1]", '{"pid": 1}']
+)
+def test_a_lease_of_another_form_names_no_job(text: str) -> None:
+    assert _holder_in(text) is None
+
+
+def test_a_host_name_in_a_lease_is_shown_without_what_a_terminal_obeys() -> None:
+    text = json.dumps({"pid": 1, "host": "\x1b[2Ja", "started": 0, "renewed": 0})
+    assert "\x1b" not in _told(text) and "u001b[2Ja" in _told(text)

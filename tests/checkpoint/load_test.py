@@ -89,7 +89,8 @@ def test_a_manifest_whose_plan_is_none_is_a_damaged_checkpoint(tmp_path: Path) -
     shape = ModelShape(layers=1, hidden=8, heads=1, sequence=8, vocabulary=32)
     plan = to_tree(Plan(model=shape, batch=Batch(sequences=1)))
     plan["model"]["layers"] = 10**9
-    manifest = {"format": FORMAT, "step": 1, "plan": plan, "tensors": {}, "files": {}}
+    tensors = {"weights/embedding.tokens.weight": {"dtype": "F32", "shape": [32, 8], "pieces": []}}
+    manifest = {"format": FORMAT, "step": 1, "plan": plan, "tensors": tensors, "files": {}}
     whole = {**manifest, "sha256": manifest_hash(manifest)}
     (tmp_path / MANIFEST).write_text(manifest_text(whole), encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"holds no plan: model\.layers is 1000000000"):

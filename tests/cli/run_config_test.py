@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import json
 import re
 from pathlib import Path
 from typing import get_args
@@ -193,7 +194,7 @@ def test_every_problem_of_every_section_is_reported_at_once():
 
 def test_a_stored_config_says_so_when_it_no_longer_fits(tmp_path):
     path = tmp_path / "config.json"
-    path.write_text(yaml.safe_dump({"plan": {"gone": 1}}))
+    path.write_text(json.dumps({"plan": {"gone": 1}}))
     with pytest.raises(ConfigError, match="--preset NAME starts afresh"):
         resolve(Given(str(path)))
 

@@ -1,6 +1,7 @@
 """Out to Hugging Face and back: the same logits, the same bits, and no fault that the check does not see."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from trivium.interchange import export as exporter
 from trivium.interchange import names
 from trivium.interchange.bring import import_hf
 from trivium.interchange.export import TOLERANCE, compared_positions, export_hf
+from trivium.interchange.hf_config import HfConfig
 from trivium.interchange.plain import logits
 from trivium.interchange.settings import config_of, shape_of
 from trivium.model.whole import WholeModel
@@ -523,7 +525,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"rope_parameters": YARN | {"truncate": False}}, "rope_parameters.truncate is False"),
         ({"rope_parameters": YARN | {"mscale": 0.7}}, "rope_parameters.mscale is 0.7"),
         ({"rope_parameters": YARN, "rope_scaling": LLAMA3}, "rope_parameters and rope_scaling differ"),
-        ({"rope_parameters": "yarn"}, "rope_parameters is 'yarn', and must hold rope_type"),
+        ({"rope_parameters": "yarn"}, "rope_parameters is 'yarn'; it must be a valid dictionary"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}, "factor is 0.25"),
         ({"head_dim": 0}, "head_dim is 0"),
@@ -559,7 +561,7 @@ AT_500, AT_600, AT_500K = ({"rope_type": "default", "rope_theta": base} for base
         ({"rope_parameters": {ALL: AT_500 | YARN, SLIDES: AT_500 | YARN}}, 500.0),
         ({"rope_scaling": YARN, "layer_types": [ALL] * 4}, 500000.0),
         ({"rope_parameters": AT_500}, "must hold full_attention and sliding_attention"),
-        ({"rope_parameters": [1]}, "must hold full_attention and sliding_attention"),
+        ({"rope_parameters": [1]}, "it must be a valid dictionary"),
     ],
 )
 def test_an_olmo3_is_taken_where_all_its_layers_are_turned_alike(said: dict, base: float | str) -> None:
@@ -610,7 +612,11 @@ WINDOWS = [  # of an architecture, what its config.json says, and which layers o
     ("Olmo3ForCausalLM", {"sliding_window": 3, "layer_types": [ALL, SLIDES, ALL, SLIDES]}, [1, 3]),
     ("Olmo3ForCausalLM", {"sliding_window": 3, "layer_types": [ALL] * 4}, []),
     ("Olmo3ForCausalLM", {"sliding_window": None}, "no window is in use"),
-    ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window is 0, and must be a whole number above 0"),
+    (
+        "MistralForCausalLM",
+        {"sliding_window": 0},
+        "sliding_window is 0; it must be greater than or equal to 1",
+    ),
     ("MistralForCausalLM", {"sliding_window": "far"}, "sliding_window is 'far'"),
     ("MinistralForCausalLM", {"sliding_window": 3, "layer_types": [SLIDES] * 3}, "for each of 4 layers"),
     (
@@ -664,15 +670,77 @@ def test_sizes_that_a_config_leaves_out_are_those_of_its_architecture() -> None:
 @pytest.mark.parametrize("value", [None, 0, "two"])
 def test_a_config_without_a_size_is_refused(key: str, value: object) -> None:
     config = config_of(small().model, dtype="float32")
-    with pytest.raises(DataError, match=rf"x: {key} is {value!r}, and must be a whole number"):
+    with pytest.raises(
+        DataError, match=rf"x: {key} is {value!r}(, and must be a whole number|; it must be )"
+    ):
         shape_of(
             {k: v for k, v in config.items() if k != key} | ({key: value} if value is not None else {}), "x"
         )
 
 
+def kinds_of(family: str) -> list[tuple[str, Any, Any]]:
+    """Every field of a model's config.json with its right value and values of another kind."""
+    config = config_of(small(model={"family": family}).model, dtype="float32")
+    more = {"n_inner": 4, "head_dim": 4, "num_key_value_heads": 2, "eos_token_id": 3, "bos_token_id": [1, 2]}
+    wrong: dict[type, tuple[Any, ...]] = {
+        bool: (1, 0, "true", "false", []),
+        int: (True, "2", 2.5, [2], {}, -(10**30)),
+        float: (True, "0.1", [], {}),
+        str: (1, True, ["silu"]),
+        dict: ("x", 1, True, [1]),
+        list: ("x", True, [True], ["1"]),
+    }
+    ids = ("eos_token_id", "bos_token_id")
+    known = [n for n in config | more if n in HfConfig.model_fields and (config | more)[n] is not None]
+    return [
+        (name, right, other)
+        for name in known
+        for right in [(config | more)[name]]
+        for other in wrong[list if name in ids else type(right)]
+    ]
+
+
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_a_field_of_another_kind_is_refused_by_path_field_and_value(family: str) -> None:
+    config = config_of(small(model={"family": family}).model, dtype="float32")
+    cases = kinds_of(family)
+    assert len(cases) > 50
+    for name, _, other in cases:
+        with pytest.raises(DataError, match=rf"the/config\.json: {name}\S* is ") as refused:
+            shape_of({**config, name: other}, "the/config.json")
+        value = json.dumps(other) if not isinstance(other, str) else f"'{other}'"
+        assert f" is {value}" in str(refused.value), (name, other)
+
+
+@pytest.mark.parametrize(
+    ("rope", "said"),
+    [
+        ({"rope_theta": True}, "rope_theta is True, and must be a number"),
+        ({"rope_type": "linear", "factor": True}, "factor is True, and must be a number"),
+        ({"rope_type": "linear", "factor": "2"}, "factor is '2', and must be a number"),
+        ({"partial_rotary_factor": True}, "partial_rotary_factor is True"),
+    ],
+)
+def test_a_number_of_rotary_positions_is_no_truth_value_and_no_text(rope: dict[str, Any], said: str) -> None:
+    config = config_of(small(model={"family": "llama"}).model, dtype="float32")
+    with pytest.raises(DataError, match=said):
+        shape_of({**config, "rope_parameters": rope}, "x")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("target", [None, "/dev/zero"])
+def test_no_special_file_of_a_folder_is_waited_for(tmp_path: Path, name: str, target: str | None) -> None:
+    export_hf(written(tmp_path / "ours", small(model={"dropout": 0.0})), tmp_path / "hf", tokenizer=None)
+    path = tmp_path / "hf" / name
+    path.unlink()
+    os.mkfifo(path) if target is None else path.symlink_to(target)
+    with pytest.raises(DataError, match="not a regular file"):
+        import_hf(tmp_path / "hf", tmp_path / "back")
+
+
 def test_a_config_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(DataError, match=r"config\.json holds a list"):
+    with pytest.raises(DataError, match=r"config\.json holds \[1\], not settings by name"):
         import_hf(tmp_path, tmp_path / "back")
 
 

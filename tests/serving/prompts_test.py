@@ -49,8 +49,8 @@ def test_the_mark_that_editors_begin_a_file_with_is_no_part_of_a_prompt(tmp_path
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [
-        ("a.txt", "", "holds no prompt"),
-        ("a.jsonl", "\n \n", "holds no prompt"),
+        ("a.txt", "", "contains no prompt"),
+        ("a.jsonl", "\n \n", "contains no prompt"),
         ("a.jsonl", '{"prompt": "x"}\n{"prompt": 3}', "line 2"),
         ("a.jsonl", "[", "line 1"),
         (

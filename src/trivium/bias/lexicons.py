@@ -3,7 +3,9 @@
 from importlib import resources
 from pathlib import Path
 
+from trivium import untrusted
 from trivium.errors import DataError
+from trivium.jsonlines import text_lines
 
 MALE = ("male", "man")
 FEMALE = ("female", "woman")
@@ -26,9 +28,9 @@ def occupations(path: Path | None = None) -> tuple[str, ...]:
 
 
 def read_text(path: Path, *, what: str) -> str:
-    """A file's text; DataError, with the field `what` that names it, where there is none."""
+    """Return a file's text. Raises DataError, with the field `what` that names it, where it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return untrusted.read_text(path)
     except OSError as error:
         raise DataError(
             f"{what}: {path} cannot be read ({error.strerror}); give a file that exists"
@@ -38,5 +40,5 @@ def read_text(path: Path, *, what: str) -> str:
 
 
 def _lines(text: str) -> tuple[str, ...]:
-    lines = (" ".join(line.split()) for line in text.splitlines())
+    lines = (" ".join(line.split()) for line in text_lines(text))
     return tuple(dict.fromkeys(line for line in lines if line and not line.startswith("#")))

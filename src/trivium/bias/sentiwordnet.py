@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from trivium.bias.lexicons import read_text
 from trivium.errors import DataError
+from trivium.jsonlines import text_lines
 
 FIELD = "bias.cooccurrence.lexicon"
 ADJECTIVE, ADVERB = frozenset("as"), frozenset("r")  # a: adjective, s: satellite adjective, r: adverb
@@ -34,7 +35,7 @@ def read_sentiwordnet(path: Path) -> dict[str, Scores]:
     Raises DataError, with the line, for what is not of the format, and for a file without adjectives.
     """
     senses: dict[str, list[_Sense]] = defaultdict(list)
-    for number, line in enumerate(read_text(path, what=FIELD).splitlines(), 1):
+    for number, line in enumerate(text_lines(read_text(path, what=FIELD)), 1):
         if line.strip() and not line.lstrip().startswith("#"):
             for word, sense in _parsed(path, number, line):
                 senses[word].append(sense)

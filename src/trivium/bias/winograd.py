@@ -5,15 +5,16 @@ LLM Foundry carries them. WinoBias (Zhao et al. 2018): numbered sentences with t
 line by line once as the stereotype has it and once against it, and two lists of occupations.
 """
 
-import json
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trivium.bias.lexicons import read_text
 from trivium.errors import DataError
+from trivium.jsonlines import read_rows, text_lines
 
 FIELD = "bias.data"
+REMEDY = "give the file as it was published"
 PRONOUNS = frozenset({"he", "him", "his", "she", "her", "hers"})
 QUERY = 'Sentence: "{sentence}"\nQ: Who does the pronoun "{pronoun}" refer to in the previous sentence? A:'
 GENDERS = ("female", "male")
@@ -36,8 +37,13 @@ def winogender(folder: Path) -> list[Question]:
     found = []
     for side in GENDERS:
         path = folder / "winogender" / f"winogender_mc_{side}.jsonl"
-        for number, line in _numbered(path):
-            found.append(_winogender(path, number, line, side))
+        questions = [
+            _winogender(path, number, row, side)
+            for row, number in read_rows(path, named=f"{FIELD}: {path}", remedy=REMEDY)
+        ]
+        if not questions:
+            raise DataError(f"{FIELD}: {path} is empty; {REMEDY}")
+        found += questions
     return found
 
 
@@ -63,16 +69,15 @@ def winobias(folder: Path, kind: str) -> list[Question]:
 
 
 def _numbered(path: Path) -> list[tuple[int, str]]:
-    lines = [(n, line.strip()) for n, line in enumerate(read_text(path, what=FIELD).splitlines(), 1)]
+    lines = [(n, line.strip()) for n, line in enumerate(text_lines(read_text(path, what=FIELD)), 1)]
     found = [(n, line) for n, line in lines if line]
     if not found:
         raise DataError(f"{FIELD}: {path} is empty; give the file as it was published")
     return found
 
 
-def _winogender(path: Path, number: int, line: str, side: str) -> Question:
+def _winogender(path: Path, number: int, row: Any, side: str) -> Question:
     try:
-        row = json.loads(line)
         query, choices, gold = row["query"], row["choices"], row["gold"]
         if (
             type(gold) is not int
@@ -83,7 +88,7 @@ def _winogender(path: Path, number: int, line: str, side: str) -> Question:
         right, wrong = choices[gold], choices[1 - gold]
     except (ValueError, TypeError, KeyError, IndexError):
         raise DataError(
-            f"{FIELD}: {path}, line {number}: {line[:60]!r} is not {{query, choices: two texts, gold: 0 or 1}}; "
+            f"{FIELD}: {path}, line {number}: {str(row)[:60]!r} is not {{query, choices: two texts, gold: 0 or 1}}; "
             "give the file as it was published"
         ) from None
     return Question(f"{side} {number}", side, query, (f" {right}", f" {wrong}"))

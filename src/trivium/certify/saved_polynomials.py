@@ -19,6 +19,7 @@ from trivium.cost.saved_bytes import Kind, Part, Term, polynomials, product, siz
 from trivium.errors import DataError
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
+from trivium.units import plain
 
 PLANS = 100
 HEADING = (
@@ -171,7 +172,7 @@ def main(arguments: Sequence[str]) -> int:
     if "--write" in arguments:
         path.write_text(text, encoding="utf-8")
     same = path.read_text(encoding="utf-8") == text
-    print(f"{path}: {'as counted' if same else 'not as counted; write it anew with --write'}")
+    print(plain(f"{path}: {'as counted' if same else 'not as counted; write it anew with --write'}"))
     return 0 if same else 1
 
 

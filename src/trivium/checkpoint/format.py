@@ -12,13 +12,19 @@ directory takes its final name last, so a name that exists is complete. No torch
 import hashlib
 import json
 import re
+import secrets
+from collections import defaultdict
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trivium.errors import CheckpointError
+from trivium.checkpoint.forms import ManifestForm
+from trivium.config import build
+from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.parameters import Box
+from trivium.units import shown
+from trivium.untrusted import parse_json, read_bytes
 
 FORMAT = "trivium-checkpoint-1"
 MANIFEST = "manifest.json"
@@ -30,7 +36,11 @@ DTYPE_NAMES = {  # safetensors' names of dtypes, and torch's
     "F16": "float16",
     "I64": "int64",
 }
+ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8}
+# A piece has at least an entry in its file's header.
+LEAST_PIECE_BYTES = len('"":{"dtype":"F64","shape":[],"data_offsets":[0,0]}')
 _STEP = re.compile(r"step-(\d{8,})")
+_PRIME = 2**127 - 1
 
 
 class FlatBox(NamedTuple):
@@ -86,22 +96,29 @@ def boxes_of_range(start: int, stop: int, shape: tuple[int, ...]) -> list[FlatBo
 
 
 def covers(shape: tuple[int, ...], boxes: Sequence[Box]) -> bool:
-    """Whether boxes lie in an array of `shape`, do not overlap, and together are all of it."""
+    """Whether boxes lie in an array of `shape`, do not overlap, and together are all of it. Linear in their number.
+
+    Give every coordinate of every axis a secret random value r, and a box the product over its axes of r(end) -
+    r(start), modulo a prime. The sum over the boxes less the product of the whole array is a polynomial in the values,
+    whose coefficient for each cell of the array is the number of boxes that contain it, less one. So it is zero where
+    each cell is in exactly one box, and otherwise with a probability of at most dimensions / 2^127 (Schwartz-Zippel).
+    The author of a manifest cannot aim at zero without the values.
+    """
     for box in boxes:
         if len(box.start) != len(shape) or len(box.shape) != len(shape):
             return False
         if any(first + size > whole for first, size, whole in zip(box.start, box.shape, shape, strict=True)):
             return False
-    # Along the dimension in which most of them follow one another, few are beside any one.
-    starts = [len({box.start[axis] for box in boxes}) for axis in range(len(shape))]
-    axis = starts.index(max(starts)) if starts else 0
-    beside: list[Box] = []
-    for box in sorted(boxes, key=lambda b: b.start[axis:]):
-        beside = [b for b in beside if not shape or b.start[axis] + b.shape[axis] > box.start[axis]]
-        if any(box.intersect(b) for b in beside):
-            return False
-        beside.append(box)
-    return sum(box.elements for box in boxes) == prod(shape)
+    values: defaultdict[tuple[int, int], int] = defaultdict(lambda: secrets.randbelow(_PRIME))
+
+    def weight(box: Box) -> int:
+        product = 1
+        for axis, (start, size) in enumerate(zip(box.start, box.shape, strict=True)):
+            product = product * (values[axis, start + size] - values[axis, start]) % _PRIME
+        return product
+
+    whole = Box(tuple(0 for _ in shape), shape)
+    return (sum(map(weight, boxes)) - weight(whole)) % _PRIME == 0
 
 
 def manifest_hash(manifest: dict[str, Any]) -> str:
@@ -116,78 +133,64 @@ def manifest_text(manifest: dict[str, Any]) -> str:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest, checked against its own hash; CheckpointError says what is wrong with which file."""
+    """Return the manifest, checked against its own hash and form. Raises CheckpointError, which names the file and the
+    field that is wrong. Files and pieces may still not be what it says: see `verify`."""
     path = directory / MANIFEST
     try:
-        text = path.read_bytes().decode("utf-8")
-        manifest = json.loads(text)
+        text = read_bytes(path).decode("utf-8")
+        manifest = parse_json(text)
     except FileNotFoundError:
         raise CheckpointError(
             f"{directory} is not a checkpoint: {MANIFEST} is missing; name one that has it, or put it back"
         ) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}; use an older checkpoint") from None
+    except ValueError as error:
         raise CheckpointError(f"{path} cannot be read: {error}; use an older checkpoint") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
-        raise CheckpointError(f"{path} has format {found!r}; this version reads {FORMAT!r}")
+        raise CheckpointError(f"{path} has format {shown(repr(found))}; this version reads {FORMAT!r}")
     # The text too: a flipped bit may leave JSON's content as it was (1e-5 and 1E-5).
     if manifest.get("sha256") != manifest_hash(manifest) or manifest_text(manifest) != text:
         raise CheckpointError(
             f"{path} does not match its own sha256: it was damaged; use an older checkpoint"
         )
-    malformed = _malformed(manifest)
-    if malformed:
-        raise CheckpointError(f"{path}: {malformed} is not as a manifest has it; use an older checkpoint")
-    stray = sorted(
-        {p["file"] for t in manifest["tensors"].values() for p in t["pieces"]} - set(manifest["files"])
-    )
-    stray += [name for name in manifest["files"] if Path(name).name != name]
-    if stray:
-        raise CheckpointError(f"{path} names '{stray[0]}', which is not one of its own hashed files")
+    try:
+        checked = build(ManifestForm, manifest)
+    except ConfigError as error:
+        first = str(error).partition("\n")[0]
+        raise CheckpointError(f"{path}: {first}; use an older checkpoint") from None
+    problem = _contradiction(checked, step_of(directory.name))
+    if problem:
+        raise CheckpointError(f"{path}: {problem}; use an older checkpoint")
     return manifest
 
 
-def _malformed(manifest: dict[str, Any]) -> str:
-    """The first part that has not the form it must have, or nothing: a hash says only that it was written so."""
-    tensors, files = manifest.get("tensors"), manifest.get("files")
-    if not (_is_count(manifest.get("step")) and isinstance(tensors, dict) and isinstance(files, dict)):
-        return "step, tensors or files"
-    for name, file in files.items():
-        if not (
-            isinstance(file, dict) and isinstance(file.get("sha256"), str) and _is_count(file.get("bytes"))
-        ):
-            return f"files.{name}"
-    for name, tensor in tensors.items():
-        if not (
-            isinstance(tensor, dict)
-            and tensor.get("dtype") in [*DTYPE_NAMES]  # what has no hash may stand there
-            and _are_counts(tensor.get("shape"))
-            and isinstance(tensor.get("pieces"), list)
-            and all(map(_is_piece, tensor["pieces"]))
-        ):
-            return f"tensors.{name}"
-    about = [
-        name for name in ("plan", "data", "imported_from") if not isinstance(manifest.get(name, {}), dict)
-    ]
-    return about[0] if about else ""
-
-
-def _is_piece(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("file"), str)
-        and isinstance(value.get("key"), str)
-        and _are_counts(value.get("start"))
-        and _are_counts(value.get("shape"))
-    )
-
-
-def _are_counts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_count, value))
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0  # a truth value is no number
+def _contradiction(manifest: ManifestForm, step: int | None) -> str:
+    """The first statement of a manifest that another one rules out, or nothing. step: of the directory's name."""
+    if step is not None and manifest.step != step:
+        return f"step is {manifest.step}, and the directory's name says {step}"
+    for name in manifest.files:
+        if Path(name).name != name:
+            return f"files has '{shown(name)}'; it must be the name of a file in the directory"
+    held: dict[str, int] = defaultdict(int)  # bytes of the pieces of each file
+    keys: set[tuple[str, str]] = set()
+    for name, tensor in manifest.tensors.items():
+        for piece in tensor.pieces:
+            if piece.file not in manifest.files:
+                return f"tensors.{shown(name)}: '{shown(piece.file)}' is not one of its own hashed files"
+            if (piece.file, piece.key) in keys:
+                return (
+                    f"tensors.{shown(name)} has the piece '{shown(piece.key)}' of {piece.file} a second time"
+                )
+            keys.add((piece.file, piece.key))
+            held[piece.file] += prod(piece.shape) * ITEM_BYTES[tensor.dtype] + LEAST_PIECE_BYTES
+    for name, count in held.items():
+        if count > manifest.files[name].bytes:
+            return (
+                f"the pieces in {name} have {count} bytes at least, and it has {manifest.files[name].bytes}"
+            )
+    return ""
 
 
 def _in_row(row: int, start: int, stop: int, shape: tuple[int, ...]) -> list[FlatBox]:

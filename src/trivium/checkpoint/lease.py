@@ -19,7 +19,8 @@ from typing import Any, Literal, NamedTuple
 
 from trivium.errors import MachineError
 from trivium.provenance import WITHOUT_LOCKS
-from trivium.units import format_seconds
+from trivium.units import format_seconds, shown
+from trivium.untrusted import UnfitFile, only_regular, parse_json
 
 LEASE = "lease.json"
 RENEW_SECONDS = 10.0
@@ -63,7 +64,12 @@ def holding(directory: Path, warn: Warn) -> Iterator[Holder]:
             f"{path} is a link to {path.readlink()}, and a lease is a file of its own; delete the link, if the run "
             "directory is to be trusted at all"
         )
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        descriptor = only_regular(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o644), path)
+    except (UnfitFile, IsADirectoryError) as error:
+        raise MachineError(
+            f"{path} cannot be a lease: {error.strerror}; delete it, if the run directory is to be trusted at all"
+        ) from None
     try:
         lock, left = _lock(descriptor), _text(descriptor)
         lock = _outlive(left, lock, descriptor, path, warn)
@@ -95,7 +101,8 @@ def holding(directory: Path, warn: Warn) -> Iterator[Holder]:
 def holder_of(directory: Path) -> Holder | None:
     """The job that holds a run directory now, if one does. Who has the lock counts as one: a glance cannot tell."""
     try:
-        descriptor = os.open(directory / LEASE, os.O_RDWR)
+        path = directory / LEASE
+        descriptor = only_regular(os.open(path, os.O_RDWR | os.O_NONBLOCK), path)
     except OSError:
         return None
     try:
@@ -255,7 +262,7 @@ def _text_anew(path: Path) -> str:
     """As other hosts left it: a network file system looks for changes when a file is opened. Of a lease that is gone
     nothing; one that cannot be read says nothing of its holder, so that is an error."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = only_regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK), path)
     except FileNotFoundError:
         return ""
     try:
@@ -266,9 +273,14 @@ def _text_anew(path: Path) -> str:
 
 def _holder_in(text: str) -> Holder | None:
     try:
-        found: dict[str, Any] = json.loads(text)
-        return Holder(int(found["pid"]), str(found["host"]), float(found["started"]), float(found["renewed"]))
-    except (ValueError, KeyError, TypeError):
+        found: dict[str, Any] = parse_json(text)
+        times = float(found["started"]), float(found["renewed"])
+        return (
+            Holder(int(found["pid"]), shown(str(found["host"])), *times)
+            if all(map(math.isfinite, times))
+            else None
+        )
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None
 
 

@@ -21,6 +21,7 @@ from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
 from trivium.provenance import unheard
+from trivium.untrusted import check_regular
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,7 @@ class Checkpoint:
 
     def _file(self, name: str) -> Any:
         if name not in self._open_files:
+            check_regular(self.directory / name)
             self._open_files[name] = safe_open(str(self.directory / name), framework="pt")
         return self._open_files[name]
 

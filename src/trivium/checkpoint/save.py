@@ -25,6 +25,7 @@ from trivium.parallel.crossing import fetched
 from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box
 from trivium.provenance import sync_directory, unheard
+from trivium.untrusted import read_json
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ class Saving:
         if self._mesh.rank != 0:
             return
         paths = [self._partial / f"part-{rank:05d}.json" for rank in range(self._mesh.layout.world_size)]
-        notes = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        notes = [read_json(path) for path in paths]
         for path in paths:
             path.unlink()
         publish(self._partial, self.final, {"step": self.step, **self._about}, notes)

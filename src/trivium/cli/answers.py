@@ -9,6 +9,7 @@ from typing import Any
 from trivium.cli.ended import ended_by_signals
 from trivium.errors import ConfigError
 from trivium.plan.layout import Layout
+from trivium.untrusted import read_json
 
 Ask = Callable[[Any], dict[str, Any]]
 
@@ -58,4 +59,4 @@ def answered(work: Ask, checkpoint: Path, tokenizer: Path, layout: Layout) -> di
                     "set layout.tensor, layout.pipeline and layout.data so that their product is that"
                 )
             on_rank(place, out)
-        return json.loads(out.read_text(encoding="utf-8")) if out.is_file() else None
+        return read_json(out) if out.is_file() else None

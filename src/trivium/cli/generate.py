@@ -20,7 +20,7 @@ from trivium.cli.options import (
     refuse_fields,
     refuse_unused,
 )
-from trivium.cli.show import say, tell
+from trivium.cli.show import say, say_aside, tell
 from trivium.cli.stage import Result, Run, Stage, is_current, perform
 from trivium.cli.train import joins_torchrun
 from trivium.config import parse_assignments
@@ -154,10 +154,7 @@ def _warn_of_unseen(unseen: Sequence[int], sequence: int) -> None:
     cut = [tokens for tokens in unseen if tokens]
     if cut:
         lost = f"{len(cut):,} of {counted(len(unseen), 'prompt')} lost the beginning"
-        print(
-            f"warning: {lost}: longer than the model's {sequence:,} tokens, by up to {max(cut):,}",
-            file=sys.stderr,
-        )
+        say_aside(f"warning: {lost}: longer than the model's {sequence:,} tokens, by up to {max(cut):,}")
 
 
 def _print(samples: list[dict[str, Any]] | None) -> None:

@@ -1,7 +1,6 @@
 """Results that a verb keeps in a run directory: what is there is joined with them, or set aside; nothing is lost."""
 
 import fcntl
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -11,6 +10,7 @@ from typing import Any
 
 from trivium.cli.show import say
 from trivium.provenance import write_json
+from trivium.untrusted import parse_json, read_bytes
 
 Tree = Mapping[str, Any]
 Join = Callable[[Tree, Tree], Tree]
@@ -84,7 +84,7 @@ def _free(place: Path) -> Path:
 def _bytes(place: Path) -> bytes | None:
     """What is there; None where there is nothing, nothing where it cannot be read."""
     try:
-        return place.read_bytes() if place.is_file() else None
+        return read_bytes(place) if place.is_file() else None
     except OSError:
         return b""
 
@@ -92,7 +92,7 @@ def _bytes(place: Path) -> bytes | None:
 def _tree(found: bytes | None) -> Tree | None:
     """The results that bytes say; None of those that say none."""
     try:
-        tree = json.loads(found or b"")
+        tree = parse_json(found or b"")
     except ValueError:
         return None
     return tree if isinstance(tree, dict) else None

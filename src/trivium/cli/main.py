@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from trivium import __version__
 from trivium.cli.ended import ended_in_order
 from trivium.cli.failure import leave_exit_code, told
+from trivium.jsonlines import text_lines
 from trivium.training.preemption import BY_SCHEDULERS, held_back
 from trivium.units import plain
 
@@ -119,7 +120,7 @@ def main() -> None:
             raise
         # What interrupts a verb comes as SystemExit: typer catches it, and says nothing.
         more = " to go on" if words[:1] and words[0] in GO_ON else ""
-        print(f"\ninterrupted; run the same command again{more}", file=sys.stderr)
+        print(plain(f"\ninterrupted; run the same command again{more}"), file=sys.stderr)
         sys.exit(INTERRUPTED)
     except BaseException as error:  # libraries of Rust panic with something that is no Exception
         failure = told(error)
@@ -139,7 +140,7 @@ def _open_many_files() -> None:
 
 def _show_version(asked: bool) -> None:
     if asked:
-        print(__version__)
+        print(plain(__version__))
         raise typer.Exit(0)
 
 
@@ -156,11 +157,8 @@ def _options(
 def _print_error(text: str, *, debug: bool) -> None:
     if debug:
         traceback.print_exc()
-    first, *rest = plain(text).splitlines() or ["failed without a message"]
-    if not rest:
-        print(f"error: {first}", file=sys.stderr)
-        return
-    print("\n".join([f"error: {first}", *(f"       {line}" for line in rest)]), file=sys.stderr)
+    first, *rest = text_lines(text) or ["failed without a message"]
+    print(plain("\n".join([f"error: {first}", *(f"       {line}" for line in rest)])), file=sys.stderr)
 
 
 if __name__ == "__main__":

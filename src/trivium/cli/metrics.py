@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli.compare import comparison
-from trivium.cli.show import say
+from trivium.cli.show import say, say_aside
 from trivium.cli.workspace import Workspace, read_result
 from trivium.errors import ConfigError, DataError
 from trivium.provenance import STAMP
@@ -86,7 +85,7 @@ def metrics(
         remedy = f"`trivium train --out {shlex.quote(str(run))}` writes it"
         if not follow:
             raise DataError(f"{folder / METRICS} is missing; {remedy}")
-        print(f"waiting for {folder / METRICS}; {remedy}", file=sys.stderr)
+        say_aside(f"waiting for {folder / METRICS}; {remedy}")
     paths = [folder / METRICS] if to is None else [folder / METRICS, folder / TASKS]
     batches = _batches(NewLines(paths, record_of), folder, follow=follow)
     if to is None:

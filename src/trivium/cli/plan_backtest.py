@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trivium.cli.show import STANDARD_OUTPUT, say, say_found
+from trivium.cli.show import STANDARD_OUTPUT, say, say_aside, say_found
 from trivium.errors import DataError
 from trivium.planner.backtest import Backtest, Errors
 from trivium.planner.backtest import backtest as backtested
@@ -71,7 +71,8 @@ def _memory(errors: Mapping[str, Errors]) -> str:
 
 def _say_skipped(path: Path, problems: tuple[str, ...], *, aside: bool) -> None:
     """aside: to standard error, where a program reads what is printed."""
+    told = say_aside if aside else say
     for problem in problems:
-        typer.echo(f"{path}: {problem}", err=aside)
+        told(f"{path}: {problem}")
     if problems:
-        typer.echo(f"{path}: {counted(len(problems), 'row')} skipped; the others are graded", err=aside)
+        told(f"{path}: {counted(len(problems), 'row')} skipped; the others are graded")

@@ -15,7 +15,7 @@ import yaml
 from trivium.cli.options import Sets
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, RunConfig, is_machine_file, resolve, with_options
-from trivium.cli.show import say
+from trivium.cli.show import say, say_aside
 from trivium.config import changes, leaves, parse_assignments, preset_files, preset_names, to_tree
 from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
@@ -206,7 +206,7 @@ def _write(path: Path, model: str, config: RunConfig, plan: Plan) -> None:
         kept = plan.model_copy(update=update)
         problems = kept.check()
         if problems:
-            typer.echo(f"{name} is left out of {path}: {problems[0]}", err=True)
+            say_aside(f"{name} is left out of {path}: {problems[0]}")
         else:
             plan = kept
     wanted = config.model_copy(update={"plan": plan})
@@ -215,7 +215,7 @@ def _write(path: Path, model: str, config: RunConfig, plan: Plan) -> None:
     tree = {"base": base, "machine": config.machine, **changed}
     path.write_text(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), encoding="utf-8")
     again = f"trivium plan estimate --preset {shlex.quote(str(path))}"
-    typer.echo(f"the fastest plan is written to {path}: `{again}`", err=True)
+    say_aside(f"the fastest plan is written to {path}: `{again}`")
 
 
 def _print(tree: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from trivium.cli.show import STANDARD_OUTPUT, say_found, table
 from trivium.errors import ConfigError
 from trivium.provenance import write_json
 from trivium.reproduction.page import HEADER, every_figure, markdown, rows, summary
+from trivium.units import plain
 
 FORMAT = "trivium-reproduction-1"
 
@@ -38,6 +39,6 @@ def reproduce(
     if as_markdown:
         if json is not None:
             write_json(json, data)
-        print(markdown(figures), end="")
+        print(plain(markdown(figures)), end="")
         return
     say_found([*table(rows(figures), header=HEADER, indent=0), summary(figures)], data, json)

@@ -25,6 +25,7 @@ from trivium.corpus.config import CurateConfig, HarvestConfig
 from trivium.cost.hardware import machine_names
 from trivium.errors import ConfigError, nearest
 from trivium.evaluation.config import EvaluationConfig
+from trivium.jsonlines import text_lines
 from trivium.plan.layout import Layout
 from trivium.plan.plan import Plan
 from trivium.planner.config import SearchSpace
@@ -32,6 +33,7 @@ from trivium.serving.config import GenerationConfig, ServeConfig
 from trivium.tokens.config import BYTE_ALPHABET, TokensConfig
 from trivium.training.config import TrainingConfig
 from trivium.training.rates import recipe_problems
+from trivium.untrusted import read_text
 
 HERE = "here"  # the machine this runs on
 
@@ -228,7 +230,7 @@ def _with_rows_read(tree: Tree) -> Tree:
     if not isinstance(named, str):
         return tree
     try:
-        rows = [line for line in Path(named).read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [line for line in text_lines(read_text(named)) if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"plan.rows: {named} cannot be read as text: {error}") from None
     return merge(tree, {"plan": {"rows": rows}})

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from trivium.progress import Progress
 from trivium.provenance import write_json
 from trivium.report.words import layout_text as degrees_text
-from trivium.units import format_seconds, plain
+from trivium.units import format_seconds, one_line, plain
 
 STANDARD_OUTPUT = Path("-")  # in the place of a file
 PLAIN_SECONDS = 5.0  # between two plain lines
@@ -28,6 +28,11 @@ def say(text: str = "") -> None:
 def tell(text: str) -> None:
     """A piece of a result, on standard output at once, as text: whatever it holds, the terminal obeys none of it."""
     print(plain(text), end="", flush=True)
+
+
+def say_aside(text: str) -> None:
+    """A line on standard error, for people, where programs read standard output; as text, too."""
+    print(plain(text), file=sys.stderr, flush=True)
 
 
 def say_found(
@@ -72,12 +77,13 @@ class PlainProgress:
             return
         self.last = now
         share = f" {100 * done // total}%" if total else ""
-        print(f"  {self.name}{share}  {plain(note)}", file=self.out, flush=True)
+        print(f"  {self.name}{share}  {one_line(note)}", file=self.out, flush=True)
 
 
 @contextmanager
 def _bar(name: str, out: TextIO) -> Iterator[Progress]:
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
@@ -98,7 +104,7 @@ def _bar(name: str, out: TextIO) -> Iterator[Progress]:
             now = time.monotonic()
             if now - drawn >= BAR_SECONDS or done == total:
                 drawn = now
-                bar.update(task, completed=done, total=total, note=plain(note))
+                bar.update(task, completed=done, total=total, note=escape(one_line(note)))
                 bar.refresh()
 
         yield progress
@@ -148,4 +154,4 @@ def layout_text(layout: Mapping[str, Any]) -> str:
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else one_line(str(value))

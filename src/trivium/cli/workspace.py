@@ -1,12 +1,12 @@
 """The run directory: which station writes where, so that each verb finds what it reads."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trivium.errors import DataError
 from trivium.provenance import write_json
+from trivium.untrusted import read_json
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Workspace:
 def read_result(path: Path) -> dict[str, Any]:
     """A station's JSON result; DataError when it is missing or damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except FileNotFoundError:
         raise DataError(f"{path} is missing; run the stage that writes it again") from None
     except (OSError, ValueError) as error:

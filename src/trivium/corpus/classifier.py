@@ -31,6 +31,7 @@ from trivium.corpus.steps import Drop, Keep, Step, Verdict, measured_step, noted
 from trivium.errors import ConfigError, DataError
 from trivium.provenance import file_sha256
 from trivium.seeds import generator_for, seed_for
+from trivium.untrusted import check_regular
 
 FORMAT = "trivium-classifier-1"
 FILE = "classifier.npz"  # in the folder that training writes
@@ -67,6 +68,7 @@ class Classifier:
     def load(path: Path) -> "Classifier":
         """A model as `save` wrote it, of its file or its folder; DataError when it is none."""
         try:
+            check_regular(model_file(path))
             with np.load(model_file(path), allow_pickle=False) as file:
                 if str(file["format"]) != FORMAT:
                     raise ValueError(f"its format is {file['format']}, not {FORMAT}")

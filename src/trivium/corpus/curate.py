@@ -7,7 +7,6 @@ documents between them; each is a list of tasks that an engine does wherever it 
     filter_file, one a raw file → parts      decide: all parts → fates      clean_shard, one a shard → shards
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,6 +30,7 @@ from trivium.corpus.warm_up import warm_up
 from trivium.errors import DataError
 from trivium.progress import Progress, silent
 from trivium.provenance import discard, write_json
+from trivium.untrusted import read_json
 
 REJECTS, FUNNEL, BLEND = "rejects.jsonl.gz", "funnel.json", "blend.json"
 DECONTAMINATION, PLANTED, HONEST = "decontamination.json", "planted.json", "honest.json"
@@ -187,7 +187,7 @@ def _scored(source: Path, out: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        planted = json.loads(path.read_text(encoding="utf-8"))
+        planted = read_json(path)
     except ValueError:
         raise DataError(f"{path} is not JSON: it was truncated or edited; harvest again") from None
     caught, honest = score(planted, evaluation_items(source), out / DOCUMENTS, out / REJECTS)

@@ -1,6 +1,5 @@
 """What a curation uses again of the kept work, and what it does anew and why; what nobody uses any more is deleted."""
 
-import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from trivium.corpus.first_pass import measures_of
 from trivium.corpus.job import raw_files
 from trivium.corpus.kept import TEXTS, code, file_of_measure, folder_of_file
 from trivium.provenance import write_json
+from trivium.untrusted import read_json
 
 LAST = "last.json"  # in the folder of kept work: on what the findings of the last curation depend
 _NAMES = MappingProxyType({"comparison": "keys for comparison"})
@@ -104,7 +104,7 @@ def _depends(config: CurateConfig, *, seed: int) -> dict[str, Any]:
 def _last(kept: Path) -> Mapping[str, Any]:
     """What `forget_unused` wrote last; nothing where nothing was, or it is damaged: it only says why."""
     try:
-        found = json.loads((kept / LAST).read_text(encoding="utf-8"))
+        found = read_json(kept / LAST)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) and {"code", "extract", "measures"} <= found.keys() else {}

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from trivium.corpus.document import Document
 from trivium.errors import DataError
 from trivium.provenance import file_sha256, read_described, write_json
+from trivium.untrusted import read_json
 
 FORMAT = "trivium-documents-1"
 MANIFEST = "manifest.json"
@@ -115,7 +116,7 @@ def is_store(directory: Path) -> bool:
     if not (directory / MANIFEST).is_file():
         return False
     try:
-        found = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        found = read_json(directory / MANIFEST)
     except (ValueError, RecursionError):
         return True
     return isinstance(found, dict) and str(found.get("format")).startswith("trivium-")

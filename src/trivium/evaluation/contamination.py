@@ -1,6 +1,5 @@
 """Which questions of a benchmark stand in the corpus: by the n-grams that MT-NLG and GPT-3 look for."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -15,6 +14,7 @@ from trivium.corpus.store import read_documents
 from trivium.errors import DataError
 from trivium.evaluation.statistics import wilson
 from trivium.evaluation.tasks.task import Example
+from trivium.untrusted import read_json
 
 DOCUMENTS = 2000  # searched at once
 
@@ -50,7 +50,7 @@ def scan_corpus(documents: Path, examples: Iterable[Example], config: Decontamin
 def seen_while_curating(decontamination: Path) -> frozenset[str]:
     """The ids of evaluation passages that curation met in the raw text, and cut out."""
     try:
-        return frozenset(json.loads(decontamination.read_text(encoding="utf-8"))["items_seen"])
+        return frozenset(read_json(decontamination)["items_seen"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{decontamination} cannot be read ({error}); curate the corpus again") from None
 

@@ -1,6 +1,5 @@
 """HANS by heuristic and gold label, from the predictions of any model (McCoy et al. 2019)."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 from trivium.errors import DataError
 from trivium.evaluation.benchmark import by_group
 from trivium.evaluation.tasks.task import Example
+from trivium.untrusted import read_bytes, read_json
 
 PREDICTED = {"1": "entailment", "0": "non-entailment"}
 HEURISTICS = ("lexical_overlap", "subsequence", "constituent")
@@ -26,7 +26,7 @@ class Block(NamedTuple):
 def read_blocks(path: Path) -> list[Block]:
     """Which pairs of the official set are of which heuristic, subcase and label."""
     try:
-        return [Block(**block) for block in json.loads(path.read_text(encoding="utf-8"))]
+        return [Block(**block) for block in read_json(path)]
     except (OSError, ValueError, TypeError) as error:
         raise DataError(
             f"{path} cannot be read as blocks of pair numbers ({error}); download it again"
@@ -36,7 +36,7 @@ def read_blocks(path: Path) -> list[Block]:
 def read_predictions(path: Path) -> list[str]:
     """One character a pair, in the order of the official set: 1 for entailment, 0 for anything else."""
     try:
-        found = list(path.read_text(encoding="ascii").strip())
+        found = list(read_bytes(path).decode("ascii").strip())
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read ({error}); give one character 0 or 1 a pair") from None
     strange = next((n for n, c in enumerate(found) if c not in PREDICTED), None)

@@ -1,7 +1,5 @@
 """A folder of Hugging Face as a checkpoint of ours: weights to begin a training with, in any layout."""
 
-import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,6 +12,7 @@ from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.checkpoint.reshard import Part, write_whole
 from trivium.config import leaves, to_tree, written
 from trivium.errors import ConfigError, DataError
+from trivium.interchange.hf_config import read_settings
 from trivium.interchange.names import HEAD, INDEX, WEIGHTS, Twin, twins
 from trivium.interchange.settings import ids_of, marks_of, shape_of
 from trivium.plan.batch import Batch
@@ -21,7 +20,9 @@ from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Dtype, Precision
+from trivium.provenance import file_sha256
 from trivium.tokens.tokenizer import given_tokenizer
+from trivium.untrusted import check_regular
 
 _OF_A_LAYER = re.compile(r"\b(?:h|layers)\.\d+\.")
 _CONSTANTS = (
@@ -49,7 +50,7 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
     final = root / "step-00000000"
     if final.exists():
         raise ConfigError(f"{final} exists already; choose another --to")
-    config = _json(folder / "config.json")
+    config = read_settings(folder / "config.json")
     model = shape_of(config, str(folder / "config.json"))
     if not ids_of(config.get("eos_token_id")):
         model = model.model_copy(update={"end_of_text": _end_beside(folder, model)})
@@ -131,6 +132,7 @@ def _files(folder: Path) -> dict[str, Held]:
     found: dict[str, Held] = {}
     for path in _named(folder):
         try:
+            check_regular(path)
             with safe_open(str(path), framework="pt") as file:
                 found |= {n: Held(path, file.get_slice(n).get_dtype()) for n in file.keys()}  # noqa: SIM118 (no dict)
         except (OSError, SafetensorError, UnicodeError) as error:
@@ -150,7 +152,7 @@ def _named(folder: Path) -> list[Path]:
                 f"{folder} holds no .safetensors files; other formats can run code and are not read"
             )
         return found
-    listed = _json(index).get("weight_map")
+    listed = read_settings(index).get("weight_map")
     names = (
         set(listed.values()) if isinstance(listed, dict) and all(map(_is_name, listed.values())) else set()
     )
@@ -203,14 +205,4 @@ def _end_beside(folder: Path, model: ModelShape) -> int:
 
 def _tokenizer(folder: Path) -> dict[str, str]:
     path = folder / "tokenizer.json"
-    return {"tokenizer_sha256": hashlib.sha256(path.read_bytes()).hexdigest()} if path.is_file() else {}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read ({error}); name a folder of Hugging Face") from None
-    if not isinstance(found, dict):
-        raise DataError(f"{path} holds a {type(found).__name__}, not settings; name a folder of Hugging Face")
-    return found
+    return {"tokenizer_sha256": file_sha256(path)} if path.is_file() else {}

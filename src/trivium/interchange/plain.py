@@ -6,7 +6,6 @@ work it checks.
 Legend: B sequences, S positions, H hidden, N heads, G key-value heads, D head width.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,13 +15,15 @@ import torch
 import torch.nn.functional as F
 from safetensors import safe_open
 
+from trivium.untrusted import read_json
+
 Tensor = torch.Tensor
 Get = Callable[[str], Tensor]
 
 
 def logits(folder: Path, tokens: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """tokens [B, S] -> logits [B, S, vocabulary], computed in `dtype`, whatever that of the files."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "config.json")
     with torch.no_grad():
         if config["architectures"] == ["GPT2LMHeadModel"]:
             return _gpt2(config, _reader(folder, dtype), tokens)
@@ -32,7 +33,7 @@ def logits(folder: Path, tokens: Tensor, dtype: torch.dtype = torch.float32) -> 
 def _reader(folder: Path, dtype: torch.dtype) -> Get:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        where = read_json(index)["weight_map"]
     else:
         with safe_open(str(folder / "model.safetensors"), framework="pt") as file:
             where = dict.fromkeys(file.keys(), "model.safetensors")

@@ -47,7 +47,7 @@ def rope_of(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         if not isinstance(rope, Mapping):
             raise DataError(f"{where}: {place} is {rope!r}, and must hold rope_type and its numbers")
     for said in (config, *given.values()):
-        if said.get("partial_rotary_factor") not in (None, 1):
+        if said.get("partial_rotary_factor") not in (None, 1) or said.get("partial_rotary_factor") is True:
             raise DataError(
                 f"{where}: partial_rotary_factor is {said['partial_rotary_factor']!r}, and this engine turns all "
                 f"columns of a head (1)"
@@ -59,6 +59,9 @@ def rope_of(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         )
     scaling = next(iter(found.values()), None)
     bases = [said.get("rope_theta") for said in (*given.values(), config)]
+    for base in bases:
+        if base is not None and type(base) not in (int, float):
+            raise DataError(f"{where}: rope_theta is {base!r}, and must be a number")
     return {
         "rope_base": next((base for base in bases if base is not None), _BASE),
         "rope_scaling": scaling and scaling.model_dump(),
@@ -124,7 +127,9 @@ def _scaling(rope: Mapping[str, Any], config: Mapping[str, Any], where: str) -> 
         said[_ORIGINAL] = next(n for n in places if n is not None)
     numbers = {ours: said.get(theirs) for ours, theirs in names.items()}
     for ours, number in numbers.items():
-        if not isinstance(number, int | float) and (number is not None or ours != _MAY_LACK):
+        if (isinstance(number, bool) or not isinstance(number, int | float)) and (
+            number is not None or ours != _MAY_LACK
+        ):
             raise DataError(f"{where}.{names[ours]} is {number!r}, and must be a number for '{kind}'")
     other = sorted(said.keys() - {*names.values(), *_UNSAID, *_BESIDES})
     if other and (other != ["truncate"] or said["truncate"] is not True):

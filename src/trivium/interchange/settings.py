@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from trivium.config import build
 from trivium.errors import ConfigError, DataError
+from trivium.interchange.hf_config import refuse_other_kinds
 from trivium.interchange.rope import Rope, rope_apart, rope_config, rope_of
 from trivium.interchange.windows import Windows, can_say, windows_config, windows_of
 from trivium.plan.model_shape import Family, ModelShape, NormPosition, QkNormName
@@ -186,11 +187,12 @@ def shape_of(config: Mapping[str, Any], where: str) -> ModelShape:
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise DataError(f"{where}: architectures {named!r} is not one of {', '.join(sorted(ARCHITECTURES))}")
     architecture = ARCHITECTURES[name]
+    refuse_other_kinds(config, where)
     config = {**architecture.unsaid, **config}
     gpt = architecture.family == "gpt"
     sizes = _GPT2_SIZES if gpt else _LLAMA_SIZES
     for key in ("vocab_size", *sizes):
-        if not isinstance(config.get(key), int) or config[key] < 1:
+        if config.get(key) is None:
             raise DataError(f"{where}: {key} is {config.get(key)!r}, and must be a whole number above 0")
     wanted = _GPT2_MUST if gpt else _LLAMA_MUST
     for key, values in wanted.items():
@@ -269,7 +271,7 @@ def _from_llama(config: Mapping[str, Any], architecture: Architecture, where: st
         "hidden": config["hidden_size"],
         "heads": config["num_attention_heads"],
         "kv_heads": config.get("num_key_value_heads") or config["num_attention_heads"],
-        "head_width": _head_width(config, where),
+        "head_width": _head_width(config),
         "ffn": config["intermediate_size"],
         "sequence": config["max_position_embeddings"],
         "norm_epsilon": config.get("rms_norm_eps", 1e-6),
@@ -278,9 +280,7 @@ def _from_llama(config: Mapping[str, Any], architecture: Architecture, where: st
     }
 
 
-def _head_width(config: Mapping[str, Any], where: str) -> int | None:
+def _head_width(config: Mapping[str, Any]) -> int | None:
     """Columns of a head; None where they are hidden / heads."""
     width, hidden, heads = config.get("head_dim"), config["hidden_size"], config["num_attention_heads"]
-    if width is not None and (not isinstance(width, int) or width < 1):
-        raise DataError(f"{where}: head_dim is {width!r}, and must be a whole number above 0, or null")
     return None if width is None or width * heads == hidden else width

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from trivium.errors import ConfigError, MachineError
+from trivium.jsonlines import split_lines
+from trivium.untrusted import open_regular
 
 KINDS = ("tensorboard", "wandb")
 STEP, TIME = "step", "time"
@@ -79,7 +81,7 @@ class NewLines:
     def _lines(self, path: Path) -> list[bytes]:
         """The whole lines from where reading ended; from the start of a file that was written anew."""
         try:
-            file = path.open("rb")
+            file = open_regular(path)
         except FileNotFoundError:
             return []
         with file:
@@ -91,7 +93,7 @@ class NewLines:
             content = file.read()
         whole = content[: content.rfind(b"\n") + 1]
         self._read[path] = found.st_ino, offset + len(whole)
-        return whole.splitlines()
+        return split_lines(whole)
 
 
 class TensorBoard:

@@ -19,8 +19,6 @@ def windows_of(config: Mapping[str, Any], kind: Windows, where: str) -> dict[str
     if kind == "none":
         return {}
     size, layers = config.get("sliding_window"), config["num_hidden_layers"]
-    if size is not None and (not isinstance(size, int) or size < 1):
-        raise DataError(f"{where}: sliding_window is {size!r}, and must be a whole number above 0, or null")
     if kind == "used" and not config.get("use_sliding_window"):
         size = None
     first, every = (0, None) if kind == "sized" else _layers(config, kind, size, where)
@@ -56,8 +54,8 @@ def _layers(config: Mapping[str, Any], kind: Windows, size: int | None, where: s
         given = [WINDOW if (n + 1) % _MIXED else ALL for n in range(layers)]
     if given is None:
         first = config.get("max_window_layers", _UNSAID) if kind == "used" else 0
-        if not isinstance(first, int) or first < 0:
-            raise DataError(f"{where}: max_window_layers is {first!r}, and must be a whole number")
+        if first is None:
+            raise DataError(f"{where}: max_window_layers is None, and must be a whole number")
         return first, None
     if not isinstance(given, list) or len(given) != layers or any(t not in (WINDOW, ALL) for t in given):
         raise DataError(

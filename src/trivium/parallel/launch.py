@@ -26,7 +26,7 @@ from trivium.errors import NOT_WORTH_REPEATING, ConfigError, Preempted, TriviumE
 from trivium.parallel.devices import Taken, identity, lacking, wrong_in
 from trivium.parallel.meeting import meet_at, nobody_asks, wait_until_open
 from trivium.parallel.route import route_to
-from trivium.units import counted
+from trivium.units import counted, plain
 
 COLLECTIVE_TIMEOUT_SECONDS = 120.0
 MEETING_SECONDS = 600.0
@@ -217,7 +217,7 @@ def _say_if_there_are_too_few(place: Place, chosen: torch.device) -> None:
         idle = (
             f"{place.local_ranks} ranks, and {counted(found, 'GPU')}: all compute on the processor, over gloo"
         )
-        print(f"warning: {idle}", file=sys.stderr, flush=True)
+        print(plain(f"warning: {idle}"), file=sys.stderr, flush=True)
 
 
 def _keep_freed_memory() -> None:

@@ -4,6 +4,7 @@ Writes rows that can be priced, each with its machine and software, and what is 
 """
 
 import csv
+import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from trivium.cost.case import ATTENTION, LAYER, NONE, Case
 from trivium.cost.hardware import Machine, machine_named
 from trivium.cost.stack import Stack, stack_named
 from trivium.errors import DataError, nearest
+from trivium.untrusted import open_regular
 
 COUNTS = ("L", "h", "a", "kv", "ffn", "s", "V", "tp", "pp", "v", "dp", "cp", "mbs", "gbs")  # at least 1
 DEGREES = ("tp", "pp", "dp", "cp")  # their product is the number of ranks
@@ -109,7 +111,7 @@ class Batch(NamedTuple):
 def read_rows(path: Path) -> Table:
     """A CSV of published runs. Raises DataError when the file or a column is missing."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with open_regular(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
             if missing:

@@ -20,6 +20,7 @@ from trivium.probe.operations import attentions, products, streams, updates
 from trivium.probe.steps import split_plan, split_step, steps
 from trivium.progress import Progress, silent
 from trivium.units import counted
+from trivium.untrusted import read_json
 
 TIMEOUT_SECONDS = 180.0
 MOST_OF_A_CORE = 16  # ranks
@@ -50,7 +51,7 @@ def accelerators() -> Devices | None:
     has started CUDA."""
     with tempfile.TemporaryDirectory(prefix="trivium-probe-") as folder:
         run_ranks(_look, 1, folder, timeout_seconds=TIMEOUT_SECONDS)
-        seen = json.loads((Path(folder) / "seen.json").read_text(encoding="utf-8"))
+        seen = read_json(Path(folder) / "seen.json")
     return Devices(**seen) if seen else None
 
 
@@ -147,7 +148,7 @@ def _gathered(function: Any, ranks: int, *, here: bool = False) -> list[dict[str
             function(ALONE, folder)
         else:
             run_ranks(function, ranks, folder, timeout_seconds=TIMEOUT_SECONDS)
-        return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(folder).glob("*.json"))]
+        return [read_json(path) for path in sorted(Path(folder).glob("*.json"))]
 
 
 def _middle(told: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """The results of a run as one tree: what report.json holds."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 from trivium.errors import DataError
+from trivium.jsonlines import parse_line, read_lines, split_lines
 from trivium.provenance import STAMP
 from trivium.report.interruptions import interruptions, resumed_from
 from trivium.report.outdated import newest_checkpoint, of_another_plan, older, outdated
@@ -30,6 +30,7 @@ from trivium.report.stations import (
     Tasks,
     checked,
 )
+from trivium.untrusted import open_regular, parse_json, read_bytes
 
 # Station directories, in the order of the path, and the command that fills each.
 STATIONS = (
@@ -204,7 +205,7 @@ def _read(path: Path) -> Any:
     if not path.exists():
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_not_finite, parse_float=_finite)
+        return parse_json(read_bytes(path), parse_constant=_not_finite, parse_float=_finite)
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
 
@@ -214,16 +215,17 @@ def _lines(path: Path, kind: Any) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        with open_regular(path) as file:
+            lines = list(read_lines(file))
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
     records = []
-    for number, line in enumerate(lines, start=1):
+    for line in lines:
         try:
-            records.append(json.loads(line, parse_constant=_not_finite, parse_float=_finite))
+            records.append(parse_line(line, parse_constant=_not_finite, parse_float=_finite))
         except ValueError as error:
-            if number < len(lines):
-                raise _damaged(path, ValueError(f"line {number}: {error}")) from None
+            if line is not lines[-1]:
+                raise _damaged(path, error) from None
     found: list[dict[str, Any]] = _form(path, records, list[kind])
     return found
 
@@ -231,9 +233,9 @@ def _lines(path: Path, kind: Any) -> list[dict[str, Any]]:
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
     """The records of a file to which processes append until they die; what is no record is passed over."""
     records = []
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
+    for line in split_lines(read_bytes(path)) if path.is_file() else ():
         try:
-            records.append(json.loads(line, parse_constant=_not_finite, parse_float=_finite))
+            records.append(parse_json(line, parse_constant=_not_finite, parse_float=_finite))
         except ValueError:
             continue
     return [record for record in records if isinstance(record, dict)]

@@ -5,6 +5,10 @@ import hashlib
 import json
 from typing import Any
 
+from jinja2 import Environment, PackageLoader
+
+from trivium.units import plain
+
 
 def embedded_json(value: Any) -> str:
     """Plain data as JSON in which nothing can close a script element."""
@@ -22,4 +26,16 @@ def policy(*scripts: str, functions_from_text: bool = False) -> str:
     return (
         f"default-src 'none'; script-src {allowed}{more}; style-src 'unsafe-inline'; "
         "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def environment_of_pages() -> Environment:
+    """Templates of this package. Data comes into them as text: escaped, and without what a terminal obeys, because
+    pages are also searched on terminals."""
+    return Environment(
+        loader=PackageLoader("trivium.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: plain(value) if type(value) is str else value,
     )

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from trivium.provenance import write_whole
-from trivium.report.embed import embedded_json, policy
+from trivium.report.embed import embedded_json, environment_of_pages, policy
 from trivium.units import format_bytes, format_seconds
 
 DIGITS = 7  # of a time in seconds: a step of a day is drawn to the hundredth of a second
@@ -78,9 +77,7 @@ def write_chart(path: Path, chart: Chart) -> None:
 
 def render_chart(chart: Chart) -> str:
     """The page as text; data reaches it only through escaping."""
-    environment = Environment(
-        loader=PackageLoader("trivium.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = environment_of_pages()
     script = str(environment.get_template("gantt.js").render())
     return environment.get_template("gantt.html").render(
         chart=chart,

@@ -1,11 +1,12 @@
 """Results that are of another input than the one this report shows: stamps name the keys of what a station read, and
 results of a model its checkpoint."""
 
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from trivium.untrusted import read_json
 
 Stamps = Mapping[str, Mapping[str, Any]]
 
@@ -46,7 +47,7 @@ def newest_checkpoint(run: Path) -> dict[str, Any] | None:
         return None
     number, path = max(named)
     try:
-        hashed = json.loads(path.read_text(encoding="utf-8")).get("sha256")
+        hashed = read_json(path).get("sha256")
     except (OSError, ValueError, AttributeError):  # whoever resumes from it says that it is damaged
         hashed = None
     return {"step": number, "sha256": hashed}

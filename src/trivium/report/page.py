@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
-from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from trivium.provenance import write_json, write_whole
 from trivium.report.collect import collect, results
-from trivium.report.embed import embedded_json, policy
+from trivium.report.embed import embedded_json, environment_of_pages, policy
 from trivium.report.sections import facts, sections
 from trivium.report.verdicts import Verdict, limits, verdicts
 
@@ -71,9 +70,7 @@ def render(report: dict[str, Any], command: str) -> str:
 
     Data reaches it only through escaping: as text, or as JSON that cannot end its element.
     """
-    environment = Environment(
-        loader=PackageLoader("trivium.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = environment_of_pages()
     script = str(environment.get_template("page.js").render())
     plotly = get_plotlyjs()
     return environment.get_template("page.html").render(

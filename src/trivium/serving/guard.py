@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trivium.errors import DataError
+from trivium.jsonlines import text_lines
+from trivium.untrusted import read_text
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -88,7 +90,7 @@ class Guard:
 def read_keys(path: Path) -> list[str]:
     """The keys of a file, one per line; DataError for a file without, or with one that could be guessed."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = text_lines(read_text(path))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"serve.keys: {path} cannot be read ({error}); give a file of keys") from None
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]

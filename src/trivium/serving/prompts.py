@@ -1,6 +1,5 @@
 """Prompt files: text, JSON lines, or YAML with settings of their own; and those shipped with the package."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -9,9 +8,13 @@ from pydantic import Field
 
 from trivium.config import Config, build, build_named, mapping_of_yaml, merge, shipped, shipped_names, to_tree
 from trivium.errors import ConfigError, DataError, nearest
+from trivium.jsonlines import read_rows, split_lines
 from trivium.serving.config import Drawing
+from trivium.units import plain
+from trivium.untrusted import CONFIG_BYTES, DOCUMENT_BYTES, read_bytes
 
 FOLDER = "presets/prompts"  # in the package
+YAML = (".yaml", ".yml")
 
 
 class PromptFile(Config):
@@ -39,20 +42,25 @@ def read_prompts(name_or_path: str) -> PromptFile:
         return _of_yaml(ours.read_text(encoding="utf-8"), name_or_path)
     if not path.suffix and not path.exists():
         raise ConfigError(f"--file {name_or_path}: no such prompts; {nearest(name_or_path, categories())}")
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark of its encoding
-    except OSError as error:
-        raise DataError(f"--file {path} cannot be read ({error.strerror}); give a file that exists") from None
-    except UnicodeDecodeError:
-        raise DataError(f"--file {path} is not UTF-8 text; give .txt, .jsonl or .yaml") from None
-    if path.suffix in (".yaml", ".yml"):
-        return _of_yaml(text, str(path))
-    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not lines:
-        raise DataError(f"--file {path} holds no prompt; write one a line")
     if path.suffix == ".jsonl":
-        return PromptFile(prompts=tuple(_of_json(path, n, line) for n, line in lines))
-    return PromptFile(prompts=tuple(line for _, line in lines))
+        rows = read_rows(path, named=f"--file {path}", remedy="correct the file, or give another one")
+        prompts = [_of_json(path, number, row) for row, number in rows]
+    else:
+        try:
+            content = read_bytes(path, CONFIG_BYTES if path.suffix in YAML else DOCUMENT_BYTES)
+            text = content.decode("utf-8-sig")
+        except OSError as error:
+            raise DataError(
+                f"--file {path} cannot be read: {error.strerror}; give a file that exists"
+            ) from None
+        except UnicodeDecodeError:
+            raise DataError(f"--file {path} is not UTF-8 text; give .txt, .jsonl or .yaml") from None
+        if path.suffix in YAML:
+            return _of_yaml(text, str(path))
+        prompts = [line.decode("utf-8") for line in split_lines(content)]
+    if not prompts:
+        raise DataError(f"--file {path} contains no prompt; write one a line")
+    return PromptFile(prompts=tuple(prompts))
 
 
 def drawing_for(file: PromptFile, config: Drawing, given: Mapping[str, Any]) -> Drawing:
@@ -66,13 +74,11 @@ def _of_yaml(text: str, where: str) -> PromptFile:
     return build_named(PromptFile, tree, f"--file {where}")
 
 
-def _of_json(path: Path, number: int, line: str) -> str:
-    try:
-        tree = json.loads(line)
-    except (ValueError, RecursionError):
-        tree = None
+def _of_json(path: Path, number: int, tree: Any) -> str:
     if not isinstance(tree, dict) or not isinstance(tree.get("prompt"), str):
-        raise DataError(f'--file {path}, line {number}: {line[:60]!r} is not {{"prompt": text}}')
+        raise DataError(
+            f'--file {path}, line {number}: {plain(str(tree)[:60])!r} is not {{"prompt": text}}; correct the line'
+        )
     others = [name for name in tree if name != "prompt"]
     if others:
         raise DataError(

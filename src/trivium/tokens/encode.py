@@ -1,6 +1,5 @@
 """A curated corpus becomes a tokenizer, shards per source and split, their lineage, and a manifest."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,6 +35,7 @@ from trivium.tokens.marks import END_OF_TEXT
 from trivium.tokens.pieces import PIECE_SCHEMA, Work, encode_pieces, read_piece
 from trivium.tokens.split import TRAIN, VALIDATION, HeldOut, Survey, choose_held_out, parts_of, survey
 from trivium.tokens.tokenizer import Tokenizer, given_tokenizer, load_tokenizer, train_tokenizer
+from trivium.untrusted import read_json
 
 
 def tokenize(
@@ -99,7 +99,7 @@ def tokenize(
 def blend_weights(path: Path, sources: Iterable[str]) -> dict[str, float]:
     """Weight of each source that has documents, scaled to sum to 1; `blend.json` is {source: {"weight": number, …}}."""
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = read_json(path)
         entries = [(source, entry["weight"]) for source, entry in tree.items()]
         weights = {str(s): float(w) for s, w in entries}
     except OSError as error:
@@ -150,7 +150,7 @@ def _begin(work: Path, config: TokensConfig, store: Path, given: Tokenizer | Non
         "seed": seed,
         "columns": PIECE_SCHEMA.names,
     }
-    if not (work / JOB).is_file() or json.loads((work / JOB).read_text(encoding="utf-8")) != job:
+    if not (work / JOB).is_file() or read_json(work / JOB) != job:
         discard(work)
         work.mkdir(parents=True)
         write_json(work / JOB, job)

@@ -1,6 +1,5 @@
 """The manifest of a token directory: what it holds, how it was made, and the sha256 of every file."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from trivium.errors import DataError
 from trivium.provenance import file_sha256, read_described, unheard
 from trivium.tokens.shards import TokenShard, check_index
+from trivium.untrusted import read_json
 
 FORMAT = "trivium-tokens-1"
 MANIFEST = "manifest.json"
@@ -117,6 +117,6 @@ def verify_tokens(
 def tokens_of_training(run: Path) -> Path | None:
     """The folder of tokens that the training of a run directory was given; None where that is not known."""
     try:
-        return Path(json.loads((run / "training" / "run.json").read_text(encoding="utf-8"))["tokens"])
+        return Path(read_json(run / "training" / "run.json")["tokens"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

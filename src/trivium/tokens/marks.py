@@ -1,11 +1,11 @@
 """Which tokens end and begin a document: as the files beside a `tokenizer.json` say, in the words of transformers."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trivium.errors import DataError
+from trivium.untrusted import read_json
 
 END_OF_TEXT = "<|endoftext|>"  # of the tokenizers that are trained here, and where no file names another
 CONFIG, MAP, GENERATION = "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"
@@ -47,6 +47,8 @@ def beside(path: Path, words: Mapping[int, str]) -> Beside:
     trees = {name: _tree(path.with_name(name)) for name in (CONFIG, MAP, GENERATION)}
     ids = trees[GENERATION].get("eos_token_id")
     every = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    if not all(type(one) is int for one in every):
+        raise _unreadable(path.with_name(GENERATION), f"eos_token_id: {ids}")
     named = {name: _token(trees[name], "eos_token", path.with_name(name)) for name in (CONFIG, MAP)}
     ends = {name: (token,) for name, token in named.items() if token is not None}
     begins = [_token(trees[name], "bos_token", path.with_name(name)) for name in (CONFIG, MAP)]
@@ -61,7 +63,7 @@ def _tree(path: Path) -> Tree:
     if not path.is_file():
         return {}
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = read_json(path)
     except (OSError, ValueError) as error:
         raise _unreadable(path, repr(error)) from None
     if not isinstance(tree, Mapping):

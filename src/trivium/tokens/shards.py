@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trivium.errors import DataError
+from trivium.untrusted import open_regular
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -193,7 +194,7 @@ def _read_index(path: Path) -> Index:
     """What its ends say; DataError when it is missing, or these are damaged."""
     try:
         size = path.stat().st_size
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             head = file.read(_HEADER.size)
     except OSError as error:
         raise DataError(f"{_told(path)} cannot be read ({error.strerror}); {_REDO}") from None

@@ -23,6 +23,7 @@ from trivium.errors import ConfigError, DataError
 from trivium.provenance import fingerprint, write_json
 from trivium.tokens.bulk import equal_encoding
 from trivium.tokens.marks import CONFIG, END_OF_TEXT, GENERATION, MAP, Beside, Marks, beside
+from trivium.untrusted import read_bytes
 
 FILE = "tokenizer.json"
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -293,7 +294,7 @@ def _one_end(found: Tokenizer, said: Beside, end: str | None, path: Path) -> str
 def _description(path: Path) -> str:
     """The content of a file that the library can read."""
     try:
-        description = path.read_bytes().decode("utf-8")
+        description = read_bytes(path).decode("utf-8")
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); run `trivium tokenize`") from None
     except UnicodeDecodeError:

@@ -1,6 +1,5 @@
 """A training job: what to train, from which tokens, into which directory; and the launcher that sees it through."""
 
-import json
 import os
 import socket
 import time
@@ -40,6 +39,7 @@ from trivium.training.same_work import (
     refuse_weights_alone,
 )
 from trivium.training.supervise import Supervisor, Watch, note_failure
+from trivium.untrusted import read_json
 
 
 def start(
@@ -164,10 +164,8 @@ def check_start(job: TrainingJob) -> None:
 
 def summarise(job: TrainingJob, predicted: Mapping[int, Mapping[str, int]]) -> dict[str, Any]:
     """Gather what the ranks left into summary.json and timeline.json."""
-    summary: dict[str, Any] = json.loads((job.out / "result.json").read_text(encoding="utf-8"))
-    ranks = [
-        json.loads(p.read_text(encoding="utf-8")) for p in sorted((job.out / "ranks").glob("rank-*.json"))
-    ]
+    summary: dict[str, Any] = read_json(job.out / "result.json")
+    ranks = [read_json(p) for p in sorted((job.out / "ranks").glob("rank-*.json"))]
     ranks = [r for r in ranks if r["rank"] < job.plan.layout.world_size]
     summary["memory"] = [
         {k: r[k] for k in ("rank", "coordinate", "categories")}

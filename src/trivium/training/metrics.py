@@ -5,7 +5,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from trivium.checkpoint.durable import write_text
 from trivium.config import MOST
 from trivium.units import plain
+from trivium.untrusted import only_regular, open_regular, parse_json
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
@@ -56,28 +57,31 @@ def append(path: Path, record: dict[str, Any]) -> None:
 
 
 def _itself(path: str, flags: int) -> int:
-    """Opens a file, and no other that a link in a run directory of others leads to."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+    """Open a regular file itself: a link in a run directory of others may lead to any file, and a FIFO blocks."""
+    return only_regular(os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666), path)
 
 
 def warn(text: str) -> None:
     """Tell something on standard error, if that can still be written."""
     with suppress(OSError):
-        print(f"warning: {plain(text)}", file=sys.stderr, flush=True)
+        print(plain(f"warning: {text}"), file=sys.stderr, flush=True)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Every whole line; what is no record is passed over, as nothing that is trained depends on it."""
-    return list(_records(path.read_bytes())) if path.is_file() else []
+    if not path.is_file():
+        return []
+    with open_regular(path) as file:
+        return list(_records(file))
 
 
 def newest(path: Path) -> dict[str, Any]:
     """The record of the last step with a loss, read from the end of the file; empty when there is none."""
     if not path.is_file():
         return {}
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-        records = list(_records(file.read()))
+        records = list(_records(file))
     return next((r for r in reversed(records) if isinstance(r.get("loss"), float) and _has_step(r)), {})
 
 
@@ -105,8 +109,8 @@ def record_of(line: bytes) -> dict[str, Any] | None:
     """What a line holds, without what is null or not finite, which is not written; None where it is no record: half of
     one, of a process that died, or one of which a field has a value of another kind."""
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
+        found = parse_json(line)
+    except ValueError:
         return None
     if not isinstance(found, dict):
         return None
@@ -137,8 +141,8 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _records(data: bytes) -> Iterator[dict[str, Any]]:
-    return (record for line in data.splitlines() if (record := record_of(line)) is not None)
+def _records(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    return (record for line in lines if (record := record_of(line)) is not None)
 
 
 def _has_step(record: dict[str, Any]) -> bool:

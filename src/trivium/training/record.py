@@ -4,7 +4,6 @@ run.json       plan, training config, seed, and where its tokens lie
 left_out.json  every rewind: its step, its cause, and the places in the order of samples that are left out
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,7 @@ from trivium.tokens.left_out import LeftOut
 from trivium.tokens.samples import TokenDataset
 from trivium.training.config import TrainingConfig
 from trivium.training.metrics import METRICS, read
+from trivium.untrusted import read_json
 
 RUN, LEFT_OUT = "run.json", "left_out.json"
 CURATED = "curated"  # in a run directory, as tokens and training are
@@ -70,7 +70,7 @@ def read_record(folder: Path, tokens: Path | None = None) -> Record:
     """The training in `folder`; DataError when there is none. tokens: where its shards lie now, if they moved."""
     path = folder / RUN
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = read_json(path)
         plan, training = build(Plan, tree["plan"]), build(TrainingConfig, tree["training"])
         there, seed = Path(tree["tokens"]), int(tree["seed"])
     except FileNotFoundError:
@@ -88,7 +88,7 @@ def entries_of(folder: Path) -> list[Entry]:
     if not path.is_file():
         return []
     try:
-        found: list[Entry] = json.loads(path.read_text(encoding="utf-8"))
+        found: list[Entry] = read_json(path)
         left_out_of(found)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(

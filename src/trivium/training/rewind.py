@@ -119,10 +119,11 @@ def abandoned(root: Path, entries: Sequence[Entry]) -> list[str]:
     for path in published(root):
         try:
             manifest = read_manifest(path)
+            seen = samples_in(path, manifest)
         except CheckpointError:
             continue
         then = left_out_of(manifest.get("left_out", ()))
-        if then.before(manifest["samples"]) != now.before(manifest["samples"]):
+        if then.before(seen) != now.before(seen):
             found.append(path.name)
     return found
 
@@ -150,12 +151,19 @@ def drop_abandoned(root: Path, names: Sequence[str]) -> None:
 
 def refuse_other_order(directory: Path, manifest: Mapping[str, Any], entries: Sequence[Entry]) -> None:
     """DataError when a checkpoint saw samples that are left out by now; a run's own are `abandoned`."""
-    seen = manifest["samples"]
+    seen = samples_in(directory, manifest)
     if left_out_of(manifest.get("left_out", ())).before(seen) != left_out_of(entries).before(seen):
         raise DataError(
             f"{directory} (training.start_from) saw samples that a rewind left out; begin with an earlier checkpoint, "
             f"or lower training.spikes.batches"
         )
+
+
+def samples_in(directory: Path, manifest: Mapping[str, Any]) -> int:
+    """The number of samples that a checkpoint has seen. Raises CheckpointError where its manifest does not say."""
+    if "samples" not in manifest:
+        raise CheckpointError(f"{directory}: its manifest has no `samples`; use an older checkpoint")
+    return int(manifest["samples"])
 
 
 def entries_in(manifest: dict[str, Any]) -> list[Entry]:

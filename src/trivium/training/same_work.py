@@ -97,8 +97,12 @@ def refuse_other_weights(directory: Path, about: Mapping[str, Any], now: Mapping
     """CheckpointError when a new run cannot begin with a checkpoint's weights: another model, or another tokenizer
     where the checkpoint names one. about, now: as in `refuse_other_work`.
     """
-    models = (build(ModelShape, x["plan"]["model"]).of_weights() for x in (about, now))
-    there, here = ({"plan": {"model": model}, "data": {}} for model in models)
+    try:
+        model = build(ModelShape, _section(about, "plan.model", None)).of_weights()
+    except ConfigError as error:
+        raise CheckpointError(f"{directory}: its plan has no model: {error}; {GIVEN}") from None
+    there: Tree = {"plan": {"model": model}, "data": {}}
+    here: Tree = {"plan": {"model": build(ModelShape, now["plan"]["model"]).of_weights()}, "data": {}}
     tokenizer = about.get("data", {}).get("tokenizer_sha256")
     if tokenizer:
         there["data"], here["data"] = (
@@ -153,6 +157,8 @@ def refuse_cut_decay(directory: Path, about: Mapping[str, Any], training: Traini
     would jump into the middle of its fall. One that the checkpoint's own training had begun is gone on with."""
     if training.decay != "wsd":
         return
+    if "tokens_seen" not in about:
+        raise CheckpointError(f"{directory}: its manifest has no `tokens_seen`; {GIVEN}")
     seen, (begin, end) = int(about["tokens_seen"]), decay_of(training, last_tokens_of(training, plan))
     there = completed(TrainingConfig, about.get("training") or {})
     asked = ("decay", "decay_tokens", "final_decay_tokens", "steps")
@@ -171,6 +177,6 @@ def _section(tree: Mapping[str, Any], path: str, kind: type[Config] | None) -> d
     for key in path.split("."):
         tree = tree.get(key) or {}
     whole = completed(kind, tree) if kind and tree else tree
-    if "files" in whole:  # of the tokens, among which older versions counted the lock of the writing
+    if whole.get("files"):  # of the tokens, among which older versions counted the lock of the writing
         whole = {**whole, "files": {k: v for k, v in whole["files"].items() if k != LOCK}}
     return {k: v for k, v in whole.items() if k != "micro"}

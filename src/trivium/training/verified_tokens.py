@@ -1,6 +1,5 @@
 """Training reads the token shards that were written: each is hashed once, and again when it was touched since."""
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from trivium.plan.model_shape import ModelShape
 from trivium.provenance import write_json
 from trivium.tokens.manifest import read_tokens_manifest, verify_tokens
 from trivium.training.metrics import warn
+from trivium.untrusted import read_json
 
 VERIFIED = (
     "tokens-verified.json"  # in the folder of the run: the shards as they were when they were found right
@@ -75,7 +75,7 @@ def _state(path: Path, sha256: str) -> State:
 
 def _known(path: Path) -> Mapping[str, State]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

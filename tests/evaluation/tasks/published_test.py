@@ -212,7 +212,7 @@ def test_missing_and_damaged_files_are_named(tmp_path):
     with pytest.raises(DataError, match="no rows of task boolq"):
         local_rows(definition("boolq"), tmp_path)
     path = tmp_path / "x.jsonl"
-    for text, message in (("", "has no rows"), ("{}\n{", "line 2"), ("[1]", "not an object")):
+    for text, message in (("", "has no rows"), ("{}\n{", "line 2"), ("[1]", "not a JSON object")):
         path.write_text(text)
         with pytest.raises(DataError, match=message):
             read_json_lines(path)

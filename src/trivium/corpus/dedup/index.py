@@ -7,7 +7,6 @@ parts/NNNNN-NNNNN/    of some documents: ids.parquet, bands.npy [bands, document
 A snapshot is in the index from the moment index.json names it; parts it does not name are of no account.
 """
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.steps import figure_of
 from trivium.errors import DataError
 from trivium.provenance import write_json
+from trivium.untrusted import read_json
 
 FORMAT = "trivium-dedup-index-1"
 INDEX, PARTS = "index.json", "parts"
@@ -88,7 +88,7 @@ def read_index(folder: Path, config: DedupConfig, *, seed: int) -> list[dict[str
     if not path.is_file():
         return []
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
+        index = read_json(path)
         kept, asked = index["keys"], keys_of(config, seed=seed)
         snapshots: list[dict[str, Any]] = index["snapshots"]
     except (ValueError, KeyError, TypeError) as error:

@@ -1,12 +1,12 @@
 """Evaluation passages (`evaluation_items.jsonl`) and how they are cut."""
 
-import json
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trivium.errors import DataError
 from trivium.evaluation.tasks.readers import refuse_halves
+from trivium.jsonlines import read_rows
 
 _SENTENCE_START = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
 
@@ -20,17 +20,10 @@ class Item(NamedTuple):
 
 
 def read_items(path: Path) -> list[Item]:
-    """Every passage of a file of JSON lines {id, document, text}; DataError names the line that is not one."""
-    try:
-        # a text may hold other ends of lines (U+2028 and the like)
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); run `trivium corpus harvest`") from None
-    except UnicodeDecodeError:
-        raise DataError(
-            f"{path} is not UTF-8 text: it was damaged; run `trivium corpus harvest` again"
-        ) from None
-    items = [_item(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    """Return the passages of a file of JSON lines {id, document, text}. Raises DataError, which names the line that is
+    not one."""
+    rows = read_rows(path, remedy="run `trivium corpus harvest` again")
+    items = [_item(path, number, row) for row, number in rows]
     if not items:
         raise DataError(
             f"{path} holds no evaluation items; give more text, or run `trivium corpus harvest` again"
@@ -67,14 +60,13 @@ def cut_last_sentence(text: str) -> tuple[str, str] | None:
     return (text[: starts[-1].start()], text[starts[-1].end() :]) if starts else None
 
 
-def _item(path: Path, number: int, line: str) -> Item:
-    try:
-        tree = json.loads(line)
-        values = [tree[name] for name in Item._fields]
-    except (ValueError, TypeError, KeyError):
-        values = []
+def _item(path: Path, number: int, row: Any) -> Item:
+    values: list[Any] = [row.get(name) for name in Item._fields] if isinstance(row, dict) else []
     if not values or not all(isinstance(v, str) and v.strip() for v in values):
-        raise DataError(f"{path}, line {number}: {line[:60]!r} is not {{id, document, text}}; harvest again")
+        raise DataError(
+            f"{path}, line {number}: {str(row)[:60]!r} is not {{id, document, text}}; "
+            "run `trivium corpus harvest` again"
+        )
     for name, value in zip(Item._fields, values, strict=True):
         try:
             refuse_halves(value)

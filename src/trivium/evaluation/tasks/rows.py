@@ -1,6 +1,5 @@
 """Rows of a benchmark from local files of JSON lines."""
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +7,8 @@ from typing import Any, NamedTuple
 
 from trivium.errors import DataError
 from trivium.evaluation.tasks.definition import Definition
+from trivium.jsonlines import read_rows
+from trivium.units import plain
 
 # A file that was cut: validation-00000-of-00003.jsonl.
 _SHARD = re.compile(r"(?P<stem>.*?[-_.])(?P<number>\d+)(?P<of>[-_]of[-_](?P<total>\d+))(?P<suffix>\..+)")
@@ -43,21 +44,13 @@ def local_rows(of: Definition, folder: Path) -> Rows:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Objects, one a line; DataError names the line that is none."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as UTF-8 text ({error}); download it again") from None
+    """Return the objects of a file, one a line. Raises DataError, which names the line that is not one."""
     found: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}, line {number}: {line[:60]!r} is not JSON ({error})") from None
+    for row, number in read_rows(path, remedy="download it again"):
         if not isinstance(row, dict):
-            raise DataError(f"{path}, line {number}: {line[:60]!r} is not an object of JSON")
+            raise DataError(
+                f"{path}, line {number}: {plain(str(row)[:60])!r} is not a JSON object; download it again"
+            )
         found.append(row)
     if not found:
         raise DataError(f"{path} has no rows; download it again, or leave the task out")

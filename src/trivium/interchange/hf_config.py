@@ -1,0 +1,95 @@
+"""The kinds of value that a Hugging Face config.json may have in the fields that are read here."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, ConfigDict
+
+from trivium.config import Config, NotNegative, Positive, build
+from trivium.errors import ConfigError, DataError
+from trivium.units import shown
+from trivium.untrusted import read_json
+
+Tree = dict[str, Any]
+
+
+def _ids(value: Any) -> Any:
+    if value is not None and not all(
+        type(one) is int for one in (value if isinstance(value, list) else [value])
+    ):
+        raise ValueError("it must be a token id or a list of token ids, whole numbers without quotes")
+    return value
+
+
+Ids = Annotated[Any, AfterValidator(_ids)]
+
+
+class HfConfig(Config):
+    """Fields of GPT2Config, LlamaConfig and those derived from it; null stands for a default, and others may stand
+    beside them."""
+
+    model_config = ConfigDict(extra="allow")
+    remedy: ClassVar[str] = "download the folder again"
+
+    vocab_size: Positive | None = None
+    n_layer: Positive | None = None
+    n_embd: Positive | None = None
+    n_head: Positive | None = None
+    n_positions: Positive | None = None
+    n_inner: Positive | None = None
+    num_hidden_layers: Positive | None = None
+    hidden_size: Positive | None = None
+    num_attention_heads: Positive | None = None
+    num_key_value_heads: Positive | None = None
+    intermediate_size: Positive | None = None
+    max_position_embeddings: Positive | None = None
+    original_max_position_embeddings: Positive | None = None
+    head_dim: Positive | None = None
+    sliding_window: Positive | None = None
+    max_window_layers: NotNegative | None = None
+    use_sliding_window: bool | None = None
+    layer_types: tuple[str, ...] | None = None
+    activation_function: str | None = None
+    hidden_act: str | None = None
+    layer_norm_epsilon: float | None = None
+    rms_norm_eps: float | None = None
+    initializer_range: float | None = None
+    resid_pdrop: float | None = None
+    rope_theta: float | None = None
+    partial_rotary_factor: float | None = None
+    rope_scaling: Tree | None = None
+    rope_parameters: Tree | None = None
+    tie_word_embeddings: bool | None = None
+    attention_bias: bool | None = None
+    mlp_bias: bool | None = None
+    scale_attn_weights: bool | None = None
+    scale_attn_by_inverse_layer_idx: bool | None = None
+    add_cross_attention: bool | None = None
+    bos_token_id: Ids = None
+    eos_token_id: Ids = None
+    pad_token_id: Ids = None
+
+
+def refuse_other_kinds(config: Mapping[str, Any], where: str) -> None:
+    """Raise DataError, with field and value, where one is of another kind, such as true or "2" for a number."""
+    try:
+        build(HfConfig, config)
+    except ConfigError as error:
+        problems = "; ".join(str(error).split("\n"))
+        raise DataError(f"{where}: {problems}; correct the file, or download the folder again") from None
+
+
+def read_settings(path: Path) -> Tree:
+    """Return the object in a JSON file of a Hugging Face folder. Raises DataError where there is none."""
+    try:
+        found = read_json(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; name a Hugging Face folder") from None
+    except ValueError as error:
+        raise DataError(f"{path} cannot be read as JSON: {error}; download it again") from None
+    if not isinstance(found, dict):
+        raise DataError(
+            f"{path} holds {shown(repr(found))}, not settings by name; name a Hugging Face folder"
+        )
+    return found

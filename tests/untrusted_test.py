@@ -1,0 +1,93 @@
+"""Files that others may have written: what is not a regular file, is too large or nested too deeply is refused."""
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from trivium.errors import DataError
+from trivium.untrusted import (
+    MOST_LEVELS,
+    UnfitFile,
+    open_regular,
+    parse_json,
+    read_bytes,
+    read_json,
+    read_text,
+)
+
+
+def special_files(folder):
+    """Paths that must not be read, and the word that names each."""
+    os.mkfifo(folder / "fifo")
+    (folder / "to-fifo").symlink_to(folder / "fifo")
+    (folder / "endless").symlink_to("/dev/zero")
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(os.path.relpath(folder / "socket"))
+    listening.close()
+    return {"fifo": "a FIFO", "to-fifo": "a FIFO", "endless": "a character device", "socket": "a socket"}
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    for name, kind in special_files(tmp_path).items():
+        with pytest.raises(UnfitFile, match=f"{name}: it is {kind}, not a regular file") as caught:
+            open_regular(tmp_path / name)
+        assert isinstance(caught.value, OSError) and isinstance(caught.value, DataError)
+    with pytest.raises(IsADirectoryError):
+        open_regular(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        open_regular(tmp_path / "none")
+
+
+def test_refused_files_leave_no_descriptor_open(tmp_path):
+    special_files(tmp_path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for name in ("fifo", "endless", "."):
+        with pytest.raises(OSError):
+            open_regular(tmp_path / name)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_file_larger_than_its_limit_is_refused(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"x" * 10)
+    assert read_bytes(path, 10) == b"x" * 10
+    with pytest.raises(UnfitFile, match=r"it has more than 9 B, the limit"):
+        read_bytes(path, 9)
+
+
+def test_a_byte_order_mark_is_not_text(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes("\ufeff{}".encode())
+    assert read_text(path) == "{}" and read_json(path) == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"a": 1, "a": [2.5, -0.0, 1e400, NaN]}', '"\\ud800"', "12345678901234567890123", '"\u2028"', " [] "],
+)
+def test_json_is_read_as_the_standard_library_reads_it(text):
+    assert repr(parse_json(text)) == repr(parse_json(text.encode())) == repr(json.loads(text))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1,]", "nan", "[1] x", "'a'", b"\xff", "1" * 5000])
+def test_what_is_not_json_is_a_value_error(text):
+    with pytest.raises(ValueError):
+        parse_json(text)
+
+
+@pytest.mark.parametrize("hooks", [{}, {"parse_float": float}])
+@pytest.mark.parametrize(("opened", "closed"), [("[", "]"), ('{"a":', "}")])
+def test_nesting_is_bounded_alike_wherever_it_is_read(opened, closed, hooks):
+    def nested(levels):
+        return opened * levels + "1" + closed * levels
+
+    parse_json(nested(MOST_LEVELS), **hooks)
+    # half a surrogate pair is read by the standard library only, and brackets in a text are not nesting
+    flat = json.dumps({"a": "[" * 300 + '\\"', "b": "\ud800"})
+    assert parse_json(flat, **hooks) == json.loads(flat)
+    for levels in (MOST_LEVELS + 1, 480, 100_000):
+        with pytest.raises(ValueError, match=f"nested more than {MOST_LEVELS} levels"):
+            parse_json(nested(levels), **hooks)
