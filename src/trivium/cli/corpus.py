@@ -4,7 +4,7 @@ import platform
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -264,6 +264,9 @@ def _harvest_lines(result: Result) -> list[str]:
         lines.append(f"  planted among {result['honest']:,} honest documents: {planted}")
     if result["quarantined"]:
         lines.append(f"  {result['quarantined']:,} unreadable records left out; sources.json names them")
+    if passed_over := result.get("passed_over"):
+        kinds = ", ".join(f"{number:,} {kind}" for kind, number in _most_first(passed_over))
+        lines.append(f"  {sum(passed_over.values()):,} records passed over, as they are no pages: {kinds}")
     if result.get("not_read"):
         from trivium.corpus.listing import told_endings
 
@@ -271,6 +274,10 @@ def _harvest_lines(result: Result) -> list[str]:
     damaged = result["damaged"]
     more = [f"  … and {len(damaged) - SHOWN} more in sources.json"] if len(damaged) > SHOWN else []
     return [*lines, *(f"  damaged: {line}" for line in damaged[:SHOWN]), *more]
+
+
+def _most_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
 def _curate_lines(result: Result) -> list[str]:

@@ -11,7 +11,7 @@ from trivium.corpus.config import ReadConfig
 from trivium.corpus.document import Document
 from trivium.corpus.listing import input_files, source_of
 from trivium.corpus.own_ids import OwnIds, keys_of
-from trivium.corpus.quarantine import Damage
+from trivium.corpus.quarantine import Damage, PassedOver
 from trivium.corpus.read import read_any
 from trivium.corpus.store import documents_in, is_store, read_manifest, read_shard, read_tables
 from trivium.errors import DataError
@@ -39,8 +39,8 @@ def files_at(path: Path) -> list[Path]:
     return [store / shard["file"] for shard in read_manifest(store)["shards"]]
 
 
-def documents_of(file: Path, source: Input) -> Iterator[Document | Damage]:
-    """The documents of one of the files there, and a Damage for each part that cannot be read."""
+def documents_of(file: Path, source: Input) -> Iterator[Document | Damage | PassedOver]:
+    """The documents of one of the files there, and what is none: damage, and records of other kinds."""
     if store_at(source.path) is None:
         yield from read_any(file, source=source_of(file, source.path), limits=source.limits)
         return
@@ -75,4 +75,5 @@ def as_read_at(source: Input) -> Iterator[Document]:
                 raise DataError(
                     f"{item.path}: {item.reason}; mend it, or set it aside with `trivium corpus step read`"
                 )
-            yield item
+            if isinstance(item, Document):
+                yield item
