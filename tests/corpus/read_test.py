@@ -13,13 +13,14 @@ import pytest
 import zstandard
 
 from trivium.corpus.config import CurateConfig, ReadConfig
+from trivium.corpus.cutting import paragraphs_of
 from trivium.corpus.document import Document
 from trivium.corpus.extract import RAW
 from trivium.corpus.inputs import Input
 from trivium.corpus.lines import Line, row_of
 from trivium.corpus.listing import input_files, relative_name
 from trivium.corpus.quarantine import Damage, Intake, Trouble
-from trivium.corpus.read import paragraphs_of, read_any
+from trivium.corpus.read import read_any
 from trivium.corpus.station import run_steps
 from trivium.corpus.warc import Page, write_warc
 from trivium.errors import DataError

@@ -12,7 +12,7 @@ from trivium.corpus.document import Document
 from trivium.corpus.inputs import Input, as_read_at, documents_at
 from trivium.corpus.selection.select import select
 from trivium.corpus.station import write_results
-from trivium.corpus.steps import Reject, Tally, noted
+from trivium.corpus.steps import Drop, Reject, Tally, noted
 from trivium.seeds import generator_for
 
 _TOGETHER = 512  # documents scored at once
@@ -38,7 +38,7 @@ def choose_documents(
         left = np.ones(len(pool), dtype=bool)
         left[chosen] = False
         for number in np.flatnonzero(left).tolist():
-            tally.dropped[NOT_CHOSEN] += 1
+            tally.drop(pool[number], Drop(NOT_CHOSEN, "selection.fraction=1"))
             yield Reject(
                 noted(pool[number], selection={"value": float(values[number])}), tally.step, NOT_CHOSEN
             )

@@ -26,7 +26,7 @@ from trivium.corpus.document import Document
 from trivium.corpus.inputs import Input, documents_at, files_at, store_at
 from trivium.corpus.job import begin_job, state_of
 from trivium.corpus.station import write_results
-from trivium.corpus.steps import Reject, Tally, noted
+from trivium.corpus.steps import Drop, Reject, Tally, noted
 from trivium.corpus.warm_up import warm_up
 from trivium.progress import Progress, silent
 from trivium.provenance import fingerprint
@@ -99,7 +99,7 @@ def _near(
             yield document
         else:
             reason = NEAR_OLD if survivor < first else NEAR_NEW
-            tally.dropped[reason] += 1
+            tally.drop(document, Drop(reason, "dedup.threshold=1"))
             near = noted(document, near={"survivor": names[survivor], "jaccard": similarity})
             yield Reject(near, tally.step, reason)
     if index is not None and not known:

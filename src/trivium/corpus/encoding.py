@@ -25,22 +25,6 @@ _LABEL = rb"[\"']?\s*+([\w.:-]{1,40})"
 _COMMENT_OR_META = re.compile(rb"<!--.*?(?:-->|\Z)|<meta[\s/]([^>]{0,2000})", re.I | re.S)
 _ATTRIBUTE = re.compile(rb"([^\s=/\"'>]++)\s*+=\s*+(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]++))")
 _CHARSET = re.compile(rb"charset\s*+=\s*+" + _LABEL, re.I)
-_XML = (("<?x".encode("utf-16-le"), "utf-16-le"), ("<?x".encode("utf-16-be"), "utf-16-be"))
-_UTF_16 = "utf-16"  # in which other text is valid UTF-8 too: only its name tells it
-_JIS = "iso2022_jp"  # in which Japanese is ASCII's bytes between shifts
-_SHIFT = re.compile(rb"\x1b\$[@B]")
-_ANYTHING = "cp1252"  # what servers state for anything (as Latin-1), and nearly anything fits it
-# The encodings of the web that are supersets of those whose names they have, and labels that resiliparse does not know.
-_OF_THE_WEB = MappingProxyType(
-    {"shift_jis": "cp932", "euc_kr": "cp949", "gbk": "gb18030", "big5": "big5hkscs", "iso8859-11": "cp874"}
-)
-_LABELS = MappingProxyType(
-    {"x-user-defined": "cp1252", "x-mac-cyrillic": "mac-cyrillic", "x-mac-ukrainian": "mac-cyrillic"}
-)
-_LABEL = rb"[\"']?\s*+([\w.:-]{1,40})"
-_COMMENT_OR_META = re.compile(rb"<!--.*?(?:-->|\Z)|<meta[\s/]([^>]{0,2000})", re.I | re.S)
-_CHARSET = re.compile(rb"(?:^|[\s/\"';])charset\s*+=\s*+" + _LABEL, re.I)
-_SAYS_CHARSET = re.compile(rb"(?:^|[\s/\"'])(?:charset|http-equiv)\s*=", re.I)
 _XML = re.compile(rb"\s{0,64}<\?xml\s[^>]{0,200}?\bencoding\s*+=\s*+" + _LABEL, re.I)
 _HEAD = 1 << 12  # bytes in which a page states its charset
 _LOOKED_AT = 1 << 17  # bytes a detector needs
@@ -78,7 +62,7 @@ def encoding_of(body: bytes, charset: str | None, *, whole: bool = True) -> str:
     exceptions. Text that is valid UTF-8 in several places is nothing else, whatever is stated. And servers state
     Latin-1 for anything, so against that UTF-8 and the page's own statement count.
     """
-    marked = next((name for mark, name in (*_BOMS, *_WIDE_XML) if body.startswith(mark)), None)
+    marked: str | None = next((name for mark, name in (*_BOMS, *_WIDE_XML) if body.startswith(mark)), None)
     if marked:
         return marked
     if _SHIFT.search(body) and _fits(body, _JIS, whole):

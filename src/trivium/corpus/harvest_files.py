@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from trivium import __version__
 from trivium.config import build, to_tree
 from trivium.corpus.config import HarvestConfig
+from trivium.corpus.cutting import is_later_piece
 from trivium.corpus.document import Document
 from trivium.corpus.engine.engine import Engine, Here, Result
 from trivium.corpus.extract import extract_step
@@ -48,6 +49,8 @@ from trivium.provenance import JOB, fingerprint, write_json
 SOURCES, ITEMS, HELDOUT = "sources.json", "evaluation_items.jsonl", "heldout"
 SURVEYED, DECIDED, WRITTEN = "surveyed", "decided", "written"
 CANDIDATES = "candidates.parquet"  # of a part that was surveyed
+# Of each file; records read = documents - added + quarantined + passed_over.
+_COUNTED = ("documents", "added", "text_bytes", "quarantined")
 _GROUP = 64  # candidates that are read together
 
 
@@ -146,6 +149,7 @@ def summary(
         "evaluation_items": items,
         "quarantined": sum(entry.get("quarantined", 0) for entry in entries),
         "passed_over": dict(sorted(passed_over.items())),
+        "added": sum(entry.get("added", 0) for entry in entries),
         "damaged": [f"{e['path']}: {e['reason']}" for e in entries if e.get("reason")],
     }
 
@@ -235,9 +239,7 @@ def _survey_part(job: Job, piece: Piece[list[Record]]) -> dict[str, Any]:
     offered: list[tuple[float, int, Document]] = []  # place, row, document
     seen, first = 0, 2.0
     for number, item in piece.records:
-        told = files.setdefault(
-            number, {"documents": 0, "text_bytes": 0, "quarantined": 0, "passed_over": Counter()}
-        )
+        told = files.setdefault(number, {**dict.fromkeys(_COUNTED, 0), "passed_over": Counter()})
         if isinstance(item, Damage):
             told["quarantined"] += item.records
             told.setdefault("reason", item.reason)
@@ -247,14 +249,15 @@ def _survey_part(job: Job, piece: Piece[list[Record]]) -> dict[str, Any]:
             continue
         verdict = extract.judge(item)
         told["documents"] += 1
+        told["added"] += is_later_piece(item)
         ids.append(item.id)
         if isinstance(verdict, Drop):
             continue
         seen += 1
         told["text_bytes"] += verdict.document.text_bytes
-        # Rows of several files may have one name, so it alone is not enough.
-        text = blake2b(item.text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-        place = place_in_line(job.seed, item.id, text)
+        # The text alone decides: it is the same in every kind of file, where ids and raw bytes differ.
+        text = blake2b(verdict.document.text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        place = place_in_line(job.seed, text)
         if place < max(read, first):
             offered.append((place, len(ids) - 1, verdict.document))
             first = min(first, place)
@@ -291,9 +294,7 @@ def _entries(job: Job, counts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
             "source": source_of(path, job.corpus),
             "sha256": "",
             "licence": "not stated",
-            "documents": 0,
-            "text_bytes": 0,
-            "quarantined": 0,
+            **dict.fromkeys(_COUNTED, 0),
             "passed_over": {},
         }
         for path in job.files
@@ -301,7 +302,7 @@ def _entries(job: Job, counts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     for one in counts:
         for number, told in one["files"].items():
             entry = entries[int(number)]
-            for name in ("documents", "text_bytes", "quarantined"):
+            for name in _COUNTED:
                 entry[name] += told[name]
             kinds = Counter(entry["passed_over"]) + Counter(told["passed_over"])
             entry["passed_over"] = dict(sorted(kinds.items()))

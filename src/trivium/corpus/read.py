@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trivium.corpus.config import ReadConfig
+from trivium.corpus.cutting import CUT_FROM, paragraphs_of, pieces_of
 from trivium.corpus.document import Document
 from trivium.corpus.encoding import Decoder, decode
 from trivium.corpus.extract import RAW
@@ -36,15 +37,17 @@ def read_any(
     """The documents of one file, HTML not yet extracted (metadata `raw`), a Damage for each unreadable part, and a
     PassedOver for each sound record that is no document.
 
-    A text file longer than `longest` characters is cut at paragraphs into several documents. `intake` counts
-    what was seen. Memory stays within a few times `limits.longest_bytes`, whatever the file's size.
+    A text longer than `longest` characters is cut into several documents, whatever kind of file it stands in; a page of
+    HTML is not, as its text is not known yet. `intake` counts what was seen. Memory stays within a few times
+    `limits.longest_bytes`, whatever the file's size.
     """
     counts = intake if intake is not None else Intake()
     name = kind_name(path)
     try:
         if name.endswith(PAGES) and not _is_empty(path):
             for page in read_warc(path, limits, counts):
-                yield page_document(page, source=source) if isinstance(page, Page) else page
+                found = page_document(page, source=source) if isinstance(page, Page) else page
+                yield from _in_pieces(found, longest)
             return
         for item in _items(path, name, source, longest, limits):
             counts.seen += item.records if isinstance(item, Damage) else 1
@@ -54,7 +57,7 @@ def read_any(
                 counts.passed_over[item.kind] += 1
             else:
                 counts.documents += 1
-            yield item
+            yield from _in_pieces(item, longest)
     except OSError as error:
         counts.seen += 1
         counts.quarantined[Trouble.UNREADABLE] += 1
@@ -72,17 +75,13 @@ def page_document(page: Page, *, source: str) -> Document:
     return Document(identity, decode(page.body, page.charset), page.source or source, metadata)
 
 
-def paragraphs_of(text: str, *, longest: int) -> Iterator[str]:
-    """`text` cut at blank lines into pieces of at most `longest` characters where paragraphs allow it."""
-    held: list[str] = []
-    size = 0
-    for paragraph in text.replace("\r\n", "\n").split("\n\n"):
-        if held and size + len(paragraph) > longest:
-            yield "\n\n".join(held)
-            held, size = [], 0
-        held.append(paragraph)
-        size += len(paragraph) + 2
-    yield "\n\n".join(held)
+def _in_pieces(
+    item: Document | Damage | PassedOver, longest: int | None
+) -> Iterator[Document | Damage | PassedOver]:
+    if longest is None or not isinstance(item, Document) or RAW in item.metadata:
+        yield item
+    else:
+        yield from pieces_of(item, longest=longest)
 
 
 def _items(
@@ -220,7 +219,7 @@ def _as_text(value: Any) -> Any:
 def _read_text(
     file: BinaryIO, path: Path | str, source: str, longest: int | None, limits: ReadConfig
 ) -> Iterator[Document | Damage]:
-    decoder, pending, number = Decoder(), "", 0
+    decoder, pending, number, is_cut = Decoder(), "", 0, False
     for block, last in _blocks(file, limits, str(path)):
         if isinstance(block, Lost):
             yield Damage(path, block.trouble, block.detail, block.offset)
@@ -232,14 +231,18 @@ def _read_text(
             return
         pieces = list(paragraphs_of(pending + text, longest=longest or limits.longest_bytes))
         too_many = longest is None and len(pieces) > 1
+        is_cut = is_cut or not last or len(pieces) > 1
         pending = "" if last else pieces.pop()
         if too_many or max(map(len, (*pieces, pending))) > limits.longest_bytes:
-            what = f"more than {limits.longest_bytes} characters in one piece; put blank lines into it"
+            what = f"more than {limits.longest_bytes} characters in one piece (harvest.read.longest_bytes)"
             yield Damage(path, Trouble.TOO_LONG, what)
             return
         for piece in filter(str.strip, pieces):
             identity = _digest(source, name_of(path), str(number), piece)
-            yield Document(identity, piece, source, {"file": shown(name_of(path))})
+            told: dict[str, Any] = {"file": shown(name_of(path))}
+            if is_cut:
+                told[CUT_FROM] = {"id": _digest(source, name_of(path)), "piece": number}
+            yield Document(identity, piece, source, told)
             number += 1
     if number == 0:
         yield Damage(path, Trouble.BLANK, "the file holds nothing but blanks")

@@ -17,14 +17,16 @@ class Keep(NamedTuple):
     document: Document
 
 
-class Drop(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Drop:
     """The document ends here.
 
-    remedy: the setting and a value under which the step would not drop it for this reason; empty if none would.
+    remedy: the setting of `curate`, and a value, under which no document is dropped for this reason; empty if there is
+    none.
     """
 
     reason: str
-    remedy: str = ""
+    remedy: str = field(default="", compare=False)
 
 
 Verdict = Keep | Drop

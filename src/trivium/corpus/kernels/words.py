@@ -64,9 +64,9 @@ def code_point(data: Bytes, at: int) -> tuple[int, int]:
 def ends_word(letter: np.uint32, base: np.uint32) -> bool:
     """Whether the word ends before this entry of the fold table. base: what `base_of` gave for its last letter."""
     if letter == uint32(0) or base == uint32(0):
-        return base != uint32(0)
+        return bool(base != uint32(0))
     either = letter | base
-    return either >= _MARK and either & _ALONE != uint32(0) and letter & _MARK == uint32(0)
+    return bool(either >= _MARK and either & _ALONE != uint32(0) and letter & _MARK == uint32(0))
 
 
 @njit(cache=True, nogil=True, inline="always")
