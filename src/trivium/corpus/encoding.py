@@ -62,7 +62,7 @@ def encoding_of(body: bytes, charset: str | None, *, whole: bool = True) -> str:
     exceptions. Text that is valid UTF-8 in several places is nothing else, whatever is stated. And servers state
     Latin-1 for anything, so against that UTF-8 and the page's own statement count.
     """
-    marked: str | None = next((name for mark, name in (*_BOMS, *_WIDE_XML) if body.startswith(mark)), None)
+    marked = next((name for mark, name in (*_BOMS, *_WIDE_XML) if body.startswith(mark)), None)
     if marked:
         return marked
     if _SHIFT.search(body) and _fits(body, _JIS, whole):
@@ -71,10 +71,10 @@ def encoding_of(body: bytes, charset: str | None, *, whole: bool = True) -> str:
     if stated and stated.startswith(_UTF_16) and _fits(body, stated, whole):
         return stated
     own = list(_own_statements(body))
-    says = [*own, stated] if stated == _ANYTHING else [stated, *own]
+    says: list[str | None] = [*own, stated] if stated == _ANYTHING else [stated, *own]
     if _is_surely_utf_8(body, whole):
         return "utf-8"
-    for name in (*says, "utf-8"):
+    for name in [*says, "utf-8"]:
         if name == _ANYTHING and _fits(body, "utf-8", whole):
             return "utf-8"
         if name and _fits(body, name, whole):
