@@ -64,7 +64,7 @@ _REMEDIES = MappingProxyType(
         "too few lines end in punctuation": "fineweb.punctuated_lines=0",
         "too many short lines": "fineweb.short_lines=1",
         "repeated lines": "fineweb.duplicate_characters=1",
-        "a list": "fineweb.newlines_per_word=1e9",
+        "a list": "fineweb.newlines_per_word=1",
     }
 )
 
