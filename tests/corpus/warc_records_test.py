@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from trivium.corpus.config import CurateConfig, HarvestConfig
+from trivium.corpus.deduplicate import deduplicate
 from trivium.corpus.harvest import harvest
 from trivium.corpus.inputs import Input
 from trivium.corpus.quarantine import Damage, Intake, PassedOver, Trouble
@@ -293,6 +294,16 @@ def test_every_record_is_a_document_a_named_rejection_or_of_a_counted_kind(tmp_p
     passed_over = {str(kind): number for kind, number in expected.items() if kind in step["passed_over"]}
     assert step["passed_over"] == passed_over and len(passed_over) == 10
     assert funnel[1]["documents"] == expected["document"]
+
+    sound = tmp_path / "sound"
+    sound.mkdir()
+    (sound / path.name).write_bytes(b"".join(block for kind, block in KINDS if not isinstance(kind, Trouble)))
+    for by in ("near", "text", "lines"):
+        (tmp_path / by).mkdir()
+        work = tmp_path / f"{by}-work"
+        found = deduplicate(CurateConfig(), Input(sound), tmp_path / by, by=by, work=work, seed=1)
+        read = found["funnel"][0]
+        assert read["passed_over"] == passed_over and read["documents"] == expected["document"]
 
     (tmp_path / "harvest").mkdir()
     told = harvest(HarvestConfig(), tmp_path / "harvest", seed=1, corpus=folder)

@@ -1,6 +1,5 @@
 """`trivium corpus`: raw text is harvested, then curated into documents."""
 
-import json
 import platform
 import shlex
 import shutil
@@ -153,10 +152,9 @@ app.add_typer(classify, name="classify")
 
 def large_losses(run: Run) -> list[str]:
     """What the curation of a run lost more than a fifth of its text to, as it stands in its funnel."""
-    from trivium.corpus.losses import loss_lines
+    from trivium.corpus.losses import losses_in
 
-    path = run.folder(CURATE.folder) / "funnel.json"
-    return loss_lines(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else []
+    return losses_in(run.folder(CURATE.folder) / "funnel.json")
 
 
 def on_engine(stage: Stage, work: Callable[..., Result], engine: "Engine | None") -> Stage:

@@ -23,10 +23,10 @@ def choose_documents(
     config: SelectionConfig, source: Input, target: Input, out: Path, *, seed: int
 ) -> dict[str, Any]:
     """The chosen documents at `source`, best first, with `selection` (value, rank) in their metadata."""
-    pool = list(documents_at(source))
+    read, tally = Tally("read"), Tally(f"selection by {config.method}")
+    pool = list(documents_at(source, read.passed_over))
     wanted = [document.text for document in as_read_at(target)]
     chosen, values = select([d.id for d in pool], [d.text for d in pool], wanted, config, seed=seed)
-    read, tally = Tally("read"), Tally(f"selection by {config.method}")
     for document in pool:
         read.keep(document)
 

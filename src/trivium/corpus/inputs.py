@@ -1,5 +1,6 @@
 """What a verb is given to read: the output of another verb, or files of any kind that can be read."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -47,23 +48,26 @@ def documents_of(file: Path, source: Input) -> Iterator[Document | Damage | Pass
     yield from read_shard(file)
 
 
-def documents_at(source: Input) -> Iterator[Document]:
+def documents_at(source: Input, passed_over: Counter[str] | None = None) -> Iterator[Document]:
     """Every document there, under an id of its own; DataError when a part cannot be read.
 
-    Files are read twice, as ids depend on all others; a store's documents have their own.
+    Files are read twice, as ids depend on all others; a store's documents have their own. passed_over: filled with the
+    records that are no documents, by their kind; counts of an earlier reading are cleared.
     """
     if store_at(source.path) is not None:
         yield from as_read_at(source)
         return
     keys = np.fromiter((keys_of([document.id])[0] for document in as_read_at(source)), np.uint64)
     ids = OwnIds(keys)
-    for document in as_read_at(source):
+    for document in as_read_at(source, passed_over):
         yield replace(document, id=ids.of(document.id))
 
 
-def as_read_at(source: Input) -> Iterator[Document]:
+def as_read_at(source: Input, passed_over: Counter[str] | None = None) -> Iterator[Document]:
     """Every document there, under the id that its file gives it, which others may have, too; DataError at the first
-    part that cannot be read."""
+    part that cannot be read. passed_over: as for `documents_at`."""
+    counts = Counter[str]() if passed_over is None else passed_over
+    counts.clear()
     store = store_at(source.path)
     if store is not None:
         for table in read_tables(store):
@@ -75,5 +79,7 @@ def as_read_at(source: Input) -> Iterator[Document]:
                 raise DataError(
                     f"{item.path}: {item.reason}; mend it, or set it aside with `trivium corpus step read`"
                 )
-            if isinstance(item, Document):
+            if isinstance(item, PassedOver):
+                counts[item.kind] += 1
+            else:
                 yield item

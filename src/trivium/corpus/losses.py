@@ -1,12 +1,19 @@
 """What a run lost most of its text to, and the settings that would have kept it."""
 
+import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from trivium.units import format_bytes
 
 LARGE_SHARE = 0.2  # of the text, or of the records: a larger loss to one reason is said at the end of a run
 _EXTRACT = "extract"
+
+
+def losses_in(funnel: Path) -> list[str]:
+    """The `loss_lines` of a funnel.json; none where the file is not there."""
+    return loss_lines(json.loads(funnel.read_text(encoding="utf-8"))) if funnel.is_file() else []
 
 
 def loss_lines(funnel: Iterable[Mapping[str, Any]]) -> list[str]:
