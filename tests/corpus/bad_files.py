@@ -129,7 +129,7 @@ def _parquets():
         Bad("group.parquet", good[:4] + bytes(40) + good[44:], Trouble.PARQUET, 300),
         Bad("no-column.parquet", parquet({"words": ["a"]}), Trouble.NO_TEXT, 0),
         Bad("nulls.parquet", parquet({"text": ["a", None, "b"]}), Trouble.NO_TEXT, 2),
-        Bad("bytes.parquet", parquet({"text": [b"a", b"b"]}), Trouble.NO_TEXT, 0),
+        Bad("bytes.parquet", parquet({"text": [b"a", b"\xe9 b"]}), Trouble.NOT_UTF8, 1),
     ]
 
 
@@ -149,6 +149,8 @@ def _records():
         Bad("enormous.warc", good + record(length=10**12) + good, Trouble.TOO_LONG, 2),
         Bad("cut.warc", good + good[:-20], Trouble.CUT, 1),
         Bad("cut-head.warc", good + good[:60], Trouble.CUT, 1),
+        Bad("http-head.warc", good + record(b"<p>hello</p>", head="HTTP/1.1 200 OK\r\nX: y\r\n"), Trouble.HEAD, 1),
+        Bad("no-status.warc", good + record(b"<p>hello</p>", head="It is no status\r\n\r\n"), Trouble.HEAD, 1),
         Bad("digest.warc", good + record(warc="WARC-Block-Digest: sha1:" + "A" * 32 + "\r\n"), Trouble.DIGEST, 1),
         Bad("chunks.warc", good + record(b"5\r\nhello\r\nzz\r\n", http="Transfer-Encoding: chunked\r\n"),
             Trouble.ENCODING, 1),

@@ -19,7 +19,7 @@ def reference(text, keys):
     """Pieces left, by scanning what is left of the text again after every cut."""
     pieces, start, splits = [], 0, 0
     while True:
-        words = list(re.finditer(r"\w+", text[start:]))
+        words = list(re.finditer(r"日|[^\W日]+", text[start:]))
         lowered = [w.group().lower() for w in words]
         found = None
         for i in range(len(lowered)):

@@ -174,7 +174,7 @@ def write_user_files(root):
 def test_a_users_files_of_every_kind_are_taken_and_curated(tmp_path):
     write_user_files(tmp_path / "mine")
     (tmp_path / "raw").mkdir()
-    summary = harvest(HarvestConfig(), tmp_path / "raw", seed=1, corpus=tmp_path / "mine")
+    summary = harvest(HarvestConfig(), tmp_path / "raw", seed=2, corpus=tmp_path / "mine")
     texts = raw_texts(tmp_path / "raw")
     assert {d.source for d in texts.values()} == {"books", "mine", "rows", "crawl"}
     assert summary["documents"] + summary["heldout"] == sum(

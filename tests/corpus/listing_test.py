@@ -49,11 +49,11 @@ def test_hidden_files_and_folders_are_not_read(tmp_path):
 
 
 def test_what_is_of_another_kind_is_counted_by_its_ending_and_told(tmp_path):
-    for name in ("a.txt", "b.pdf", "c.PDF", "d.json", "e.tar.gz", "f.csv.xz", "README"):
+    for name in ("a.txt", "b.pdf", "c.PDF", "d.jsonld", "e.tar.gz", "f.csv.xz", "README"):
         write(tmp_path / name)
     found = list_files(tmp_path)
     assert [path.name for path in found.files] == ["a.txt"]
-    assert found.others == {".pdf": 2, ".json": 1, ".tar.gz": 1, ".csv.xz": 1, "without an ending": 1}
+    assert found.others == {".pdf": 2, ".jsonld": 1, ".tar.gz": 1, ".csv.xz": 1, "without an ending": 1}
     assert told_endings(found.others).startswith("2 .pdf, 1 .csv.xz, ")
     (tmp_path / "a.txt").unlink()
     with pytest.raises(DataError, match=r"it has 2 \.pdf"):

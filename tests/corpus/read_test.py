@@ -13,13 +13,14 @@ import pytest
 import zstandard
 
 from trivium.corpus.config import CurateConfig, ReadConfig
+from trivium.corpus.cutting import paragraphs_of
 from trivium.corpus.document import Document
 from trivium.corpus.extract import RAW
 from trivium.corpus.inputs import Input
 from trivium.corpus.lines import Line, row_of
 from trivium.corpus.listing import input_files, relative_name
-from trivium.corpus.quarantine import Damage, Trouble
-from trivium.corpus.read import paragraphs_of, read_any
+from trivium.corpus.quarantine import Damage, Intake, Trouble
+from trivium.corpus.read import read_any
 from trivium.corpus.station import run_steps
 from trivium.corpus.warc import Page, write_warc
 from trivium.errors import DataError
@@ -496,3 +497,110 @@ def test_text_before_and_after_a_damaged_frame_is_not_one_document(tmp_path):
     texts = [one.text.strip() for one in found if isinstance(one, Document)]
     assert texts == ["First piece.\n\nA second that breaks", "off here.\n\nA third, café."]
     assert [one.trouble for one in found if isinstance(one, Damage)] == [Trouble.PACKED]
+
+
+OBJECTS = [{"id": n, "text": f"text {n} \u2028 of \u2029 two \x85 lines", "n": [n]} for n in range(5)]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.json.zst", "a.jsonl", "a.ndjson.gz"])
+@pytest.mark.parametrize("ascii_only", [True, False])
+@pytest.mark.parametrize("form", ["lines", "crlf", "array", "indented array", "array on a line"])
+def test_rows_are_read_from_lines_and_from_an_array_of_any_name(tmp_path, name, form, ascii_only):
+    rows = [json.dumps(row, ensure_ascii=ascii_only) for row in OBJECTS]
+    text = {
+        "lines": "\n".join(rows),
+        "crlf": "\r\n".join(rows) + "\r\n",
+        "array": "[" + ",\n".join(rows) + "]\n",
+        "indented array": json.dumps(OBJECTS, ensure_ascii=ascii_only, indent=2),
+        "array on a line": "\ufeff[" + ", ".join(rows) + "]\n",
+    }[form]
+    packed = {"gz": gzip.compress, "st": lambda data: pa.compress(data, codec="zstd", asbytes=True)}
+    (tmp_path / name).write_bytes(packed.get(name[-2:], bytes)(text.encode()))
+    assert input_files(tmp_path) == [tmp_path / name]
+    found = [(d.id, d.text, d.metadata) for d in read_any(tmp_path / name, source="s")]
+    assert found == [(str(row["id"]), row["text"], {"n": row["n"]}) for row in OBJECTS]
+
+
+def test_one_object_over_several_lines_is_one_row(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(OBJECTS[0], indent=1))
+    (found,) = read_any(tmp_path / "a.json", source="s")
+    assert found.text == OBJECTS[0]["text"]
+
+
+def test_an_array_that_is_too_large_or_damaged_is_named_with_the_command_that_converts_it(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(OBJECTS * 20, indent=1))
+    assert len(list(read_any(path, source="s"))) == 100
+    (damage,) = read_any(path, source="s", limits=ReadConfig(longest_bytes=4000))
+    assert damage.trouble == Trouble.NOT_JSON and "more than 4000 bytes" in damage.detail
+    assert "jq -c '.[]' FILE > FILE.jsonl" in damage.detail
+    path.write_text(path.read_text()[:-9])
+    (damage,) = read_any(path, source="s")
+    assert damage.trouble == Trouble.NOT_JSON and "begins as one JSON array" in damage.detail
+
+
+def test_objects_of_an_array_are_refused_one_by_one(tmp_path):
+    rows = ['{"text": "a"}', '{"title": "b"}', "7", r'{"text": "\ud800"}', '{"text": "c"}']
+    (tmp_path / "a.json").write_text(f"[{', '.join(rows)}]")
+    found = list(read_any(tmp_path / "a.json", source="s"))
+    assert [one.text for one in found if isinstance(one, Document)] == ["a", "c"]
+    damage = [one for one in found if isinstance(one, Damage)]
+    assert [one.trouble for one in damage] == [Trouble.NO_TEXT, Trouble.NO_TEXT, Trouble.SURROGATE]
+    assert [one.detail.partition(" has")[0].partition(" holds")[0] for one in damage] == [
+        "object 2",
+        "object 3",
+        "object 4",
+    ]
+
+
+TEXTS = ["Größe", "日本語", "plain", None]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.binary(),
+        pa.large_binary(),
+        pa.binary_view(),
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.dictionary(pa.int8(), pa.large_string()),
+        pa.dictionary(pa.int32(), pa.binary()),
+    ],
+    ids=str,
+)
+def test_a_parquet_text_may_have_any_type_that_holds_text(tmp_path, kind):
+    inner = pa.types.is_dictionary(kind)
+    column = pa.array(TEXTS, pa.string()).cast(kind.value_type if inner else kind)
+    column = column.dictionary_encode() if inner else column
+    nested = pa.StructArray.from_arrays([column], ["body"])
+    pq.write_table(pa.table({"text": column, "data": nested, "licence": column}), tmp_path / "a.parquet")
+    for fields in (("text",), ("data.body",)):
+        limits = ReadConfig(text=fields)
+        *documents, damage = read_any(tmp_path / "a.parquet", source="s", limits=limits)
+        assert [document.text for document in documents] == TEXTS[:3]
+        assert damage.trouble == Trouble.NO_TEXT
+
+
+def test_a_binary_text_that_is_not_utf_8_is_refused_by_its_row(tmp_path):
+    column = pa.array([b"one", "zwei ä".encode("latin-1"), "drei ö".encode()], pa.binary())
+    other = pa.array([b"\xff\xfe"] * 3, pa.binary())
+    pq.write_table(pa.table({"text": column, "thumbnail": other}), tmp_path / "a.parquet")
+    one, damage, three = read_any(tmp_path / "a.parquet", source="s")
+    assert (one.text, three.text) == ("one", "drei ö")
+    assert damage.trouble == Trouble.NOT_UTF8 and "row 1 is not UTF-8" in damage.detail
+
+
+def test_settings_beside_a_corpus_are_counted_and_rows_without_text_among_others_are_named(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"features": {"a": [1]}, "splits": []}, indent=2))
+    intake = Intake()
+    (found,) = read_any(tmp_path / "a.json", source="s", intake=intake)
+    assert found.kind == "JSON without text or content or body (harvest.read.text)"
+    assert intake.balances and intake.passed_over == {found.kind: 1}
+    (tmp_path / "b.json").write_text('{"title": "b"}\n{"text": "one"}\n{"title": "c"}\n')
+    damage, document, other = read_any(tmp_path / "b.json", source="s")
+    assert document.text == "one" and {damage.trouble, other.trouble} == {Trouble.NO_TEXT}
+    (tmp_path / "c.json").write_text('{"title": "b"}\n' * 1001)
+    assert len([one for one in read_any(tmp_path / "c.json", source="s") if isinstance(one, Damage)]) == 1001

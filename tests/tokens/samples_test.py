@@ -25,7 +25,7 @@ def directory(tmp_path_factory):
     docs = documents({"prose": 40, "pages": 15}, words=60) + documents({"tiny": 1}, words=4)
     source = curated(root / "curated", docs, WEIGHTS)
     (root / "tokens").mkdir()
-    tokenize(TokensConfig(vocabulary=300, validation_fraction=0.1), source, root / "tokens", seed=3)
+    tokenize(TokensConfig(vocabulary=300, validation_fraction=0.1), source, root / "tokens", seed=4)
     return root / "tokens"
 
 

@@ -4,7 +4,7 @@ import platform
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -133,6 +133,8 @@ def run(
     perform(on_engine(HARVEST, _harvest, runner), opened)
     _perform_curation(opened, keep_work, runner)
     perform(tokenize, opened)
+    for line in large_losses(opened):
+        say(line)
 
 
 app.command(short_help="One station alone, documents in and out.")(step)
@@ -146,6 +148,13 @@ app.command(short_help="Show lengths, scores and reasons for rejection.")(stats)
 app.command(short_help="Write the texts of benchmarks, to be cut out.")(against)
 app.command("extract-check", short_help="Compare extractors on pages of known text.")(extract_check)
 app.add_typer(classify, name="classify")
+
+
+def large_losses(run: Run) -> list[str]:
+    """What the curation of a run lost more than a fifth of its text to, as it stands in its funnel."""
+    from trivium.corpus.losses import losses_in
+
+    return losses_in(run.folder(CURATE.folder) / "funnel.json")
 
 
 def on_engine(stage: Stage, work: Callable[..., Result], engine: "Engine | None") -> Stage:
@@ -264,6 +273,14 @@ def _harvest_lines(result: Result) -> list[str]:
         lines.append(f"  planted among {result['honest']:,} honest documents: {planted}")
     if result["quarantined"]:
         lines.append(f"  {result['quarantined']:,} unreadable records left out; sources.json names them")
+    if result.get("added"):
+        lines.append(
+            f"  texts of more than harvest.longest characters were cut: {result['added']:,} of the documents are later "
+            "pieces of another"
+        )
+    if passed_over := result.get("passed_over"):
+        kinds = ", ".join(f"{number:,} {kind}" for kind, number in _most_first(passed_over))
+        lines.append(f"  {sum(passed_over.values()):,} records passed over, as they are no pages: {kinds}")
     if result.get("not_read"):
         from trivium.corpus.listing import told_endings
 
@@ -273,10 +290,15 @@ def _harvest_lines(result: Result) -> list[str]:
     return [*lines, *(f"  damaged: {line}" for line in damaged[:SHOWN]), *more]
 
 
+def _most_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+
+
 def _curate_lines(result: Result) -> list[str]:
     from trivium.corpus.curate import funnel_lines
+    from trivium.corpus.losses import loss_lines
 
-    lines = funnel_lines(dict(result))
+    lines = [*funnel_lines(dict(result)), *loss_lines(result["funnel"])]
     weightless = [source for source, entry in result["blend"].items() if not entry["weight"]]
     if weightless:
         lines.append(f"never to be trained on, as of weight 0 (curate.blend): {listed(weightless)}")

@@ -380,11 +380,17 @@ def _verb_of(out: Path) -> str:
 
 
 def _say_funnel(found: Mapping[str, Any]) -> None:
+    from trivium.corpus.losses import loss_lines
+
     for tally in found["funnel"]:
         reasons = "; ".join(f"{number:,} {reason}" for reason, number in tally["dropped"].items())
         unreadable = tally["quarantined"]
         quarantined = f"; {unreadable:,} unreadable (why: rejects.jsonl.gz)" if unreadable else ""
+        kinds = ", ".join(f"{number:,} {kind}" for kind, number in tally["passed_over"].items())
+        passed_over = f"; passed over, as they are no pages: {kinds}" if kinds else ""
         say(
             f"{tally['step']}: {tally['documents']:,} documents, {format_bytes(tally['bytes'])}"
-            f"{quarantined}{f'; dropped: {reasons}' if reasons else ''}"
+            f"{quarantined}{passed_over}{f'; dropped: {reasons}' if reasons else ''}"
         )
+    for line in loss_lines(found["funnel"]):
+        say(line)

@@ -8,7 +8,7 @@ import typer
 
 from trivium.cli.apart import apart
 from trivium.cli.bias import BIAS
-from trivium.cli.corpus import CURATE, HARVEST
+from trivium.cli.corpus import CURATE, HARVEST, large_losses
 from trivium.cli.doctor import examine
 from trivium.cli.evaluate import EVALUATE
 from trivium.cli.generate import GENERATE
@@ -99,5 +99,5 @@ def walk(run: Run, *, redo_from: str | None = None) -> None:
     say("report: …")
     lines = make_report(run.at)
     say(seconds_line("all stages", sum(run.at.seconds().values())))
-    for line in ["", *lines]:
+    for line in ["", *lines, *large_losses(run)]:
         say(line)

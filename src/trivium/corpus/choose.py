@@ -12,7 +12,7 @@ from trivium.corpus.document import Document
 from trivium.corpus.inputs import Input, as_read_at, documents_at
 from trivium.corpus.selection.select import select
 from trivium.corpus.station import write_results
-from trivium.corpus.steps import Reject, Tally, noted
+from trivium.corpus.steps import Drop, Reject, Tally, noted
 from trivium.seeds import generator_for
 
 _TOGETHER = 512  # documents scored at once
@@ -23,10 +23,10 @@ def choose_documents(
     config: SelectionConfig, source: Input, target: Input, out: Path, *, seed: int
 ) -> dict[str, Any]:
     """The chosen documents at `source`, best first, with `selection` (value, rank) in their metadata."""
-    pool = list(documents_at(source))
+    read, tally = Tally("read"), Tally(f"selection by {config.method}")
+    pool = list(documents_at(source, read.passed_over))
     wanted = [document.text for document in as_read_at(target)]
     chosen, values = select([d.id for d in pool], [d.text for d in pool], wanted, config, seed=seed)
-    read, tally = Tally("read"), Tally(f"selection by {config.method}")
     for document in pool:
         read.keep(document)
 
@@ -38,7 +38,7 @@ def choose_documents(
         left = np.ones(len(pool), dtype=bool)
         left[chosen] = False
         for number in np.flatnonzero(left).tolist():
-            tally.dropped[NOT_CHOSEN] += 1
+            tally.drop(pool[number], Drop(NOT_CHOSEN, "selection.fraction=1"))
             yield Reject(
                 noted(pool[number], selection={"value": float(values[number])}), tally.step, NOT_CHOSEN
             )

@@ -174,7 +174,7 @@ def trained_step(config: ClassifierConfig, *, seed: int) -> Step:
     def verdict(document: Document, found: Found) -> Verdict:
         (score,) = found
         if not is_kept(document.id, score, config, seed=seed):
-            return Drop("classified as crawl")
+            return Drop("classified as crawl", "classifier.threshold=0")
         return Keep(noted(document, classifier_score=round(score, 4)))
 
     measure = Measure("classifier", _scores, {"model": config.model, "sha256": known})

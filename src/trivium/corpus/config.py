@@ -56,7 +56,7 @@ class HarvestConfig(Config):
     packages: tuple[str, ...] = ("torch", "sympy", "networkx", "numpy")
     # characters: a document of the default corpus is at least this long …
     shortest: Positive = 512
-    # … and a new one is begun once it has this many (user texts: cut at paragraphs beyond this many)
+    # … and a new one is begun once it has this many. Of your files, a longer text of any kind is cut at blank lines
     longest: Positive = 8000
     # share of documents kept away from training for evaluation
     heldout_fraction: Fraction = 0.03

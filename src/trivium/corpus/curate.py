@@ -134,9 +134,15 @@ def _nothing_left(job: Job, funnel: Sequence[dict[str, Any]]) -> DataError:
     """What to say when no document is left: where they went."""
     read, *steps = funnel
     worst = max(steps, key=lambda tally: sum(tally["dropped"].values()))
+    remedies = [
+        f"--set curate.{worst['remedies'][reason]}"
+        for reason in worst["dropped"]
+        if reason in worst["remedies"]
+    ]
+    remedy = f"loosen its limits ({' '.join(remedies)})" if remedies else "loosen corpus thresholds"
     return DataError(
         f"none of the {read['documents']} documents of {job.source} is left after '{steps[-1]['step']}'; most were "
-        f"dropped by '{worst['step']}' ({', '.join(worst['dropped'])}): loosen corpus thresholds or give more text"
+        f"dropped by '{worst['step']}' ({', '.join(worst['dropped'])}): {remedy} or give more text"
     )
 
 

@@ -1,9 +1,10 @@
 """Evaluation text is cut out of the corpus: MT-NLG's n-gram rule, as in Megatron-LM's filter_ngrams.
 
-Words are `\\w+` in lower case. An evaluation text of 13 or more words gives all its 13-grams as keys, one of 8 to
-12 words is one key as a whole, a shorter one none. Keys found too often in the corpus are common phrases and are
-spared. At a hit the document is split: the hit and 200 characters on each side go, on to the ends of the
-sentences; pieces under 200 characters are dropped, and so is a document that falls into more than 10 pieces.
+Words are `\\w+` in lower case, or single letters in scripts without blanks between words. An evaluation text of 13 or
+more words gives all its 13-grams as keys, one of 8 to 12 words is one key as a whole, a shorter one none. Keys found
+too often in the corpus are common phrases and are spared. At a hit the document is split: the hit and 200 characters on
+each side go, on to the ends of the sentences; pieces under 200 characters are dropped, and so is a document that falls
+into more than 10 pieces.
 """
 
 from collections import Counter
@@ -26,7 +27,7 @@ from trivium.corpus.kernels.ngrams import (
 )
 from trivium.corpus.kernels.texts import Texts, joined, texts_of, words_of
 
-_SENTENCE_ENDS = ".!?"
+_SENTENCE_ENDS = ".!?。！？｡။។"
 
 
 class Hit(NamedTuple):

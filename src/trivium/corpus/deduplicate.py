@@ -26,7 +26,7 @@ from trivium.corpus.document import Document
 from trivium.corpus.inputs import Input, documents_at, files_at, store_at
 from trivium.corpus.job import begin_job, state_of
 from trivium.corpus.station import write_results
-from trivium.corpus.steps import Reject, Tally, noted
+from trivium.corpus.steps import Drop, Reject, Tally, noted
 from trivium.corpus.warm_up import warm_up
 from trivium.progress import Progress, silent
 from trivium.provenance import fingerprint
@@ -55,12 +55,13 @@ def deduplicate(
     """
     read, tally = Tally("read"), Tally(f"duplicates by {by}")
     if by == "near":
-        near = _near(config, source, work, index, tally, seed=seed, progress=progress)
+        near = _near(config, source, work, index, (read, tally), seed=seed, progress=progress)
         results = _tallied(near, read)
     elif by == "text":
-        results = _tallied(without_equal_texts(partial(documents_at, source), config.dedup, tally), read)
+        every = partial(documents_at, source, read.passed_over)
+        results = _tallied(without_equal_texts(every, config.dedup, tally), read)
     else:
-        documents = _counted(documents_at(source), read)
+        documents = _counted(documents_at(source, read.passed_over), read)
         results = without_repeated(documents, by, tally, words=config.dedup.shortest)
     return write_results(results, out, [read, tally])
 
@@ -70,12 +71,13 @@ def _near(
     source: Input,
     work: Path,
     index: Path | None,
-    tally: Tally,
+    tallies: tuple[Tally, Tally],
     *,
     seed: int,
     progress: Progress,
 ) -> Iterator[Document | Reject]:
     warm_up()
+    read, tally = tallies
     root = source.path if source.path.is_dir() else source.path.parent
     files = files_at(source.path)
     job = begin_job(work, root, config, seed=seed, files=files, limits=source.limits)
@@ -92,14 +94,14 @@ def _near(
     first = new[0].first if new else 0
     dropped = found.survivors != first + np.arange(len(found.survivors))
     names = ids_of([*old, *new], np.unique(found.survivors[dropped]))
-    for row, document in enumerate(documents_at(source)):
+    for row, document in enumerate(documents_at(source, read.passed_over)):
         survivor, similarity = int(found.survivors[row]), round(float(found.similarities[row]), 4)
         if survivor == first + row:
             tally.keep(document)
             yield document
         else:
             reason = NEAR_OLD if survivor < first else NEAR_NEW
-            tally.dropped[reason] += 1
+            tally.drop(document, Drop(reason, "dedup.threshold=1"))
             near = noted(document, near={"survivor": names[survivor], "jaccard": similarity})
             yield Reject(near, tally.step, reason)
     if index is not None and not known:

@@ -2,23 +2,39 @@
 
 import codecs
 import re
+from collections.abc import Iterator
+from types import MappingProxyType
 
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+# How an XML declaration begins in UTF-16 without a byte order mark.
+_WIDE_XML = (("<?x".encode("utf-16-le"), "utf-16-le"), ("<?x".encode("utf-16-be"), "utf-16-be"))
 _UTF_16 = "utf-16"  # in which other text is valid UTF-8 too: only its name tells it
 _JIS = "iso2022_jp"  # in which Japanese is ASCII's bytes between shifts
 _SHIFT = re.compile(rb"\x1b\$[@B]")
 _ANYTHING = "cp1252"  # what servers state for anything (as Latin-1), and nearly anything fits it
-_META = re.compile(rb"<meta\s[^>]{0,200}?charset\s*+=\s*+[\"']?\s*+([\w.:-]{1,40})", re.I)
+# The encodings of the web that are supersets of those whose names they have, and labels that resiliparse does not know.
+_OF_THE_WEB = MappingProxyType(
+    {"shift_jis": "cp932", "euc_kr": "cp949", "gbk": "gb18030", "big5": "big5hkscs", "iso8859-11": "cp874"}
+)
+_LABELS = MappingProxyType(
+    {"x-user-defined": "cp1252", "x-mac-cyrillic": "mac-cyrillic", "x-mac-ukrainian": "mac-cyrillic"}
+)
+_LABEL = rb"[\"']?\s*+([\w.:-]{1,40})"
+_COMMENT_OR_META = re.compile(rb"<!--.*?(?:-->|\Z)|<meta[\s/]([^>]{0,2000})", re.I | re.S)
+_ATTRIBUTE = re.compile(rb"([^\s=/\"'>]++)\s*+=\s*+(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]++))")
+_CHARSET = re.compile(rb"charset\s*+=\s*+" + _LABEL, re.I)
+_XML = re.compile(rb"\s{0,64}<\?xml\s[^>]{0,200}?\bencoding\s*+=\s*+" + _LABEL, re.I)
 _HEAD = 1 << 12  # bytes in which a page states its charset
 _LOOKED_AT = 1 << 17  # bytes a detector needs
 _BEFORE = 1 << 10  # bytes it is shown before the first that is not ASCII
 _NOT_ASCII = re.compile(rb"[\x80-\xff]")
+_LEAST_UTF_8 = 4  # characters beyond ASCII that are no accident when they are valid UTF-8
 
 
 def decode(body: bytes, charset: str | None) -> str:
-    """Bytes as text: by byte order mark, UTF-8, the stated charset, the page's own statement, or detection."""
+    """Bytes as text: by byte order mark, the stated charset, the page's own statement, or detection."""
     return without_surrogates(body.decode(encoding_of(body, charset), "replace"))
 
 
@@ -41,11 +57,12 @@ class Decoder:
 def encoding_of(body: bytes, charset: str | None, *, whole: bool = True) -> str:
     """The name of a codec for `body`: the first that fits of those that speak for it.
 
-    whole: False where `body` may end within a character.
-    UTF-8 comes before what a server states: text that is valid UTF-8 and not plain ASCII is nothing else, while
-    servers state Latin-1 for anything; against that the page's own statement counts.
+    charset: what the server stated. whole: False where `body` may end within a character.
+    The order is that of the HTML standard: a byte order mark, the server, the page itself, detection. There are two
+    exceptions. Text that is valid UTF-8 in several places is nothing else, whatever is stated. And servers state
+    Latin-1 for anything, so against that UTF-8 and the page's own statement count.
     """
-    marked = next((name for mark, name in _BOMS if body.startswith(mark)), None)
+    marked = next((name for mark, name in (*_BOMS, *_WIDE_XML) if body.startswith(mark)), None)
     if marked:
         return marked
     if _SHIFT.search(body) and _fits(body, _JIS, whole):
@@ -53,7 +70,13 @@ def encoding_of(body: bytes, charset: str | None, *, whole: bool = True) -> str:
     stated = _known(charset)
     if stated and stated.startswith(_UTF_16) and _fits(body, stated, whole):
         return stated
-    for name in ("utf-8", _own_statement(body) if stated == _ANYTHING else None, stated):
+    own = list(_own_statements(body))
+    says: list[str | None] = [*own, stated] if stated == _ANYTHING else [stated, *own]
+    if _is_surely_utf_8(body, whole):
+        return "utf-8"
+    for name in [*says, "utf-8"]:
+        if name == _ANYTHING and _fits(body, "utf-8", whole):
+            return "utf-8"
         if name and _fits(body, name, whole):
             return name
     found = _known(detect_encoding(body, max_len=_LOOKED_AT, from_html_meta=True))
@@ -75,11 +98,34 @@ def without_surrogates(text: str) -> str:
     return text
 
 
-def _own_statement(body: bytes) -> str | None:
-    """The codec that a page names itself; none for UTF-16, in which the name could not be read so."""
-    found = _META.search(body, 0, _HEAD)
-    name = _known(found[1].decode("ascii", "replace")) if found else None
-    return None if name is None or name.startswith(_UTF_16) else name
+def _own_statements(body: bytes) -> Iterator[str]:
+    """The codecs that a page names itself: in a meta element, or else in its XML declaration. Never UTF-16, in which
+    the name could not be read so."""
+    head = body[:_HEAD]
+    labels = [_label_of(meta[1]) for meta in _COMMENT_OR_META.finditer(head) if meta[1]]
+    declared = _XML.match(head)
+    for label in (*labels, declared[1] if declared else b""):
+        name = _known(label.decode("ascii", "replace"))
+        if name and not name.startswith(_UTF_16):
+            yield name
+
+
+def _label_of(meta: bytes) -> bytes:
+    """The encoding that a meta element with these attributes states; empty if it states none."""
+    attributes = {name.lower(): b"".join(values) for name, *values in _ATTRIBUTE.findall(meta)}
+    if b"charset" in attributes:
+        return attributes[b"charset"].strip()
+    found = _CHARSET.search(attributes.get(b"content", b"")) if b"http-equiv" in attributes else None
+    return found[1] if found else b""
+
+
+def _is_surely_utf_8(body: bytes, whole: bool) -> bool:
+    """Whether it is valid UTF-8 with several characters beyond ASCII."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(body, whole)
+    except UnicodeDecodeError:
+        return False
+    return len(body) - len(text) >= _LEAST_UTF_8
 
 
 def _fits(body: bytes, name: str, whole: bool) -> bool:
@@ -95,7 +141,8 @@ def _known(charset: str | None) -> str | None:
     if not charset:
         return None
     try:
-        name = map_encoding_to_html5(charset, fallback_utf8=False)
-        return codecs.lookup(name).name if name else None
+        label = charset.strip().lower()
+        name = _LABELS.get(label) or map_encoding_to_html5(label, fallback_utf8=False)
+        return codecs.lookup(_OF_THE_WEB.get(name, name)).name if name else None
     except (LookupError, ValueError):
         return None

@@ -35,7 +35,8 @@ def extract_step(config: ExtractConfig = ExtractConfig()) -> Step:
         is_html = document.metadata.get(RAW) == "html"
         text = tidy(extract(document.text)) if is_html else tidy(document.text)
         if not text:
-            return Drop("empty")
+            other = "blocks" if config.extractor == "resiliparse" else "resiliparse"
+            return Drop("empty", f"extract.extractor={other}" if is_html else "")
         metadata = {key: value for key, value in document.metadata.items() if key != RAW}
         if is_html:
             figures = extraction_figures(document.text, text)

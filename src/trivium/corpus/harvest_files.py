@@ -8,6 +8,7 @@ depends on all others.
 import hashlib
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from trivium import __version__
 from trivium.config import build, to_tree
 from trivium.corpus.config import HarvestConfig
+from trivium.corpus.cutting import is_later_piece
 from trivium.corpus.document import Document
 from trivium.corpus.engine.engine import Engine, Here, Result
 from trivium.corpus.extract import extract_step
@@ -33,7 +35,7 @@ from trivium.corpus.listing import list_files, relative_name, source_of
 from trivium.corpus.own_ids import keys_of
 from trivium.corpus.parts import PART_BYTES, Piece, counts_of, do_parts, part_names, stretches
 from trivium.corpus.publish import put
-from trivium.corpus.quarantine import Damage
+from trivium.corpus.quarantine import Damage, PassedOver
 from trivium.corpus.raw_files import JSONL_FOLDER, WARC_FOLDER, RawFiles
 from trivium.corpus.read import read_any
 from trivium.corpus.steps import Drop
@@ -47,6 +49,8 @@ from trivium.provenance import JOB, fingerprint, write_json
 SOURCES, ITEMS, HELDOUT = "sources.json", "evaluation_items.jsonl", "heldout"
 SURVEYED, DECIDED, WRITTEN = "surveyed", "decided", "written"
 CANDIDATES = "candidates.parquet"  # of a part that was surveyed
+# Of each file; records read = documents - added + quarantined + passed_over.
+_COUNTED = ("documents", "added", "text_bytes", "quarantined")
 _GROUP = 64  # candidates that are read together
 
 
@@ -63,10 +67,10 @@ class Job:
 
 
 class Record(NamedTuple):
-    """A document or a damage, and the number of its file."""
+    """A document, or what is none, and the number of its file."""
 
     file: int
-    item: Document | Damage
+    item: Document | Damage | PassedOver
 
     @property
     def text_bytes(self) -> int:
@@ -105,9 +109,8 @@ def harvest_files(
     entries = _entries(job, counts)
     if not any(entry["documents"] for entry in entries):
         first = entries[0]
-        raise DataError(
-            f"{corpus} holds no document: {first['path']}: {first.get('reason', 'no text in it')}"
-        )
+        why = first.get("reason") or ", ".join(first["passed_over"]) or "no text in it"
+        raise DataError(f"{corpus} holds no document: {first['path']}: {why}")
     progress(0, None, "choosing what is held out")
     decided = job.work / DECIDED
     if not decided.is_dir():
@@ -135,6 +138,9 @@ def summary(
     entries: Sequence[dict[str, Any]], *, documents: int, text_bytes: int, heldout: int, items: int
 ) -> dict[str, Any]:
     """What a harvest says of itself; entries: those of sources.json, which count what is held out, too."""
+    passed_over: Counter[str] = Counter()
+    for entry in entries:
+        passed_over.update(entry.get("passed_over", {}))
     return {
         "files": len(entries),
         "documents": documents,
@@ -142,6 +148,8 @@ def summary(
         "heldout": heldout,
         "evaluation_items": items,
         "quarantined": sum(entry.get("quarantined", 0) for entry in entries),
+        "passed_over": dict(sorted(passed_over.items())),
+        "added": sum(entry.get("added", 0) for entry in entries),
         "damaged": [f"{e['path']}: {e['reason']}" for e in entries if e.get("reason")],
     }
 
@@ -231,21 +239,25 @@ def _survey_part(job: Job, piece: Piece[list[Record]]) -> dict[str, Any]:
     offered: list[tuple[float, int, Document]] = []  # place, row, document
     seen, first = 0, 2.0
     for number, item in piece.records:
-        told = files.setdefault(number, {"documents": 0, "text_bytes": 0, "quarantined": 0})
+        told = files.setdefault(number, {**dict.fromkeys(_COUNTED, 0), "passed_over": Counter()})
         if isinstance(item, Damage):
             told["quarantined"] += item.records
             told.setdefault("reason", item.reason)
             continue
+        if isinstance(item, PassedOver):
+            told["passed_over"][item.kind] += 1
+            continue
         verdict = extract.judge(item)
         told["documents"] += 1
+        told["added"] += is_later_piece(item)
         ids.append(item.id)
         if isinstance(verdict, Drop):
             continue
         seen += 1
         told["text_bytes"] += verdict.document.text_bytes
-        # Rows of several files may have one name, so it alone is not enough.
-        text = blake2b(item.text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-        place = place_in_line(job.seed, item.id, text)
+        # The text alone decides: it is the same in every kind of file, where ids and raw bytes differ.
+        text = blake2b(verdict.document.text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        place = place_in_line(job.seed, text)
         if place < max(read, first):
             offered.append((place, len(ids) - 1, verdict.document))
             first = min(first, place)
@@ -282,17 +294,18 @@ def _entries(job: Job, counts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
             "source": source_of(path, job.corpus),
             "sha256": "",
             "licence": "not stated",
-            "documents": 0,
-            "text_bytes": 0,
-            "quarantined": 0,
+            **dict.fromkeys(_COUNTED, 0),
+            "passed_over": {},
         }
         for path in job.files
     ]
     for one in counts:
         for number, told in one["files"].items():
             entry = entries[int(number)]
-            for name in ("documents", "text_bytes", "quarantined"):
+            for name in _COUNTED:
                 entry[name] += told[name]
+            kinds = Counter(entry["passed_over"]) + Counter(told["passed_over"])
+            entry["passed_over"] = dict(sorted(kinds.items()))
             if "reason" in told:
                 entry.setdefault("reason", told["reason"])
         for number, told in one["hashes"].items():

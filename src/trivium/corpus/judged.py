@@ -10,7 +10,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from trivium.corpus.document import Document
 from trivium.corpus.listing import relative_name
-from trivium.corpus.quarantine import Damage
+from trivium.corpus.quarantine import Damage, PassedOver
 from trivium.corpus.steps import Reject, Steps, Tally
 
 REJECTS = "rejects.gz"  # of a part
@@ -42,8 +42,8 @@ class Judged(NamedTuple):
         return Judged(items, [*self.tallies, *(tally.as_json() for tally in steps.tallies)], self.damage)
 
 
-def as_read(records: Sequence[Document | Damage], root: Path) -> Judged:
-    """Records before any step; what could not be read is counted and becomes a reject, named below `root`."""
+def as_read(records: Sequence[Document | Damage | PassedOver], root: Path) -> Judged:
+    """Records before any step, all counted; what could not be read becomes a reject, named below `root`."""
     read = Tally("read")
     items: list[Document | bytes] = []
     damage: list[str] = []
@@ -53,6 +53,8 @@ def as_read(records: Sequence[Document | Damage], root: Path) -> Judged:
             damage.append(f"{where}: {record.reason}")
             read.quarantined += record.records
             items.append(reject_line(Document(where, "", ""), read.step, record.reason))
+        elif isinstance(record, PassedOver):
+            read.passed_over[record.kind] += 1
         else:
             read.keep(record)
             items.append(record)

@@ -1,9 +1,10 @@
-"""JSON lines → rows: lines of bounded length, each one JSON object with a text."""
+"""JSON → rows: lines of bounded length, each one JSON object with a text, or one array of such objects."""
 
 import json
 import re
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json
@@ -21,6 +22,73 @@ class Line(NamedTuple):
     data: bytes
     number: int
     offset: int
+
+
+def rows_of(parts: Iterator[Chunk | Lost], limits: ReadConfig) -> Iterator[dict[str, Any] | Lost]:
+    """Every row of a JSON file, which has a text under one of `limits.text`, and a Lost for what is none.
+
+    A row is a line, or an object of the one array that the file is, or the one object that it is. A line ends in a line
+    feed and in nothing else, as texts may hold U+2028 and the like. An array has the size of a record at most, as it is
+    parsed as a whole.
+    """
+    held: list[Chunk] = []
+    size, lost = 0, None
+    for part in parts:
+        if isinstance(part, Lost):
+            lost = part
+            break
+        held.append(part)
+        size += len(part.data)
+        if size > limits.longest_bytes or not _may_be_whole(held[0].data):
+            break
+    else:
+        whole = _whole(b"".join(part.data for part in held))
+        if whole is not None:
+            for number, row in enumerate(whole, 1):
+                yield _checked(row, f"object {number}", held[0].offset, limits.text)
+            return
+    before = [] if lost is None else [lost]
+    if lost is None and held and _begins_array(held[0].data):
+        yield Lost(Trouble.NOT_JSON, _not_lines(size > limits.longest_bytes, limits), held[0].offset)
+        return
+    for line in lines(chain(held, before, parts), limits):
+        if isinstance(line, Lost):
+            yield line
+        elif line.data.strip():
+            yield row_of(line, limits.text)
+
+
+def _may_be_whole(begin: bytes) -> bool:
+    """Whether a file that begins so may be one array or object: its first line is no row."""
+    first, end, _ = begin.removeprefix(BOM_UTF8).lstrip().partition(b"\n")
+    if first[:1] == b"[":
+        return True
+    return first[:1] == b"{" and end == b"\n" and not first.rstrip().endswith(b"}")
+
+
+def _begins_array(begin: bytes) -> bool:
+    """Whether the first line is the beginning of an array, and not an array of its own, as a damaged row may be."""
+    first, end, _ = begin.removeprefix(BOM_UTF8).lstrip().partition(b"\n")
+    return first[:1] == b"[" and not (end and first.rstrip().endswith(b"]"))
+
+
+def _whole(data: bytes) -> list[Any] | None:
+    """The rows of a file that is one array or one object; None if it is something else."""
+    try:
+        found = parsed(data)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(found, list):
+        return found
+    return [found] if isinstance(found, dict) else None
+
+
+def _not_lines(too_large: bool, limits: ReadConfig) -> str:
+    what = "the file begins as one JSON array, but cannot be read as one"
+    if too_large:
+        limit = f"{limits.longest_bytes} bytes (harvest.read.longest_bytes)"
+        what = f"the file is one JSON array of more than {limit}"
+    return f"{what}; write one object on each line instead, for example with `jq -c '.[]' FILE > FILE.jsonl`"
 
 
 def lines(parts: Iterable[Chunk | Lost], limits: ReadConfig) -> Iterator[Line | Lost]:
@@ -65,11 +133,19 @@ def row_of(line: Line, fields: Sequence[str]) -> dict[str, Any] | Lost:
         return Lost(Trouble.NOT_UTF8, f"line {line.number} is not UTF-8: {error.reason}", line.offset)
     except (ValueError, RecursionError) as error:
         return Lost(Trouble.NOT_JSON, f"line {line.number} is not JSON: {error}", line.offset)
+    halves = _SURROGATE.search(line.data) is not None
+    return _checked(row, f"line {line.number}", line.offset, fields, halves=halves)
+
+
+def _checked(
+    row: Any, where: str, offset: int, fields: Sequence[str], *, halves: bool = True
+) -> dict[str, Any] | Lost:
+    """The row, if it has a text and no half of a character. halves: whether it may have some."""
     if not isinstance(row, dict) or text_of(row, fields) is None:
-        what = f"line {line.number} has no text under any of: {', '.join(fields)} (harvest.read.text)"
-        return Lost(Trouble.NO_TEXT, what, line.offset)
-    if _SURROGATE.search(line.data) and not _encodable(row):
-        return Lost(Trouble.SURROGATE, f"line {line.number} holds half of a character", line.offset)
+        what = f"{where} has no text under any of: {', '.join(fields)} (harvest.read.text)"
+        return Lost(Trouble.NO_TEXT, what, offset)
+    if halves and not _encodable(row):
+        return Lost(Trouble.SURROGATE, f"{where} holds half of a character", offset)
     return row
 
 
@@ -102,7 +178,11 @@ def _at(row: dict[str, Any], path: str) -> Any:
 
 
 def _too_long(number: int, offset: int, limits: ReadConfig) -> Lost:
-    return Lost(Trouble.TOO_LONG, f"line {number} has more than {limits.longest_bytes} bytes", offset)
+    return Lost(
+        Trouble.TOO_LONG,
+        f"line {number} has more than {limits.longest_bytes} bytes (harvest.read.longest_bytes)",
+        offset,
+    )
 
 
 def _encodable(row: dict[str, Any]) -> bool:

@@ -14,15 +14,13 @@ from trivium.errors import DataError
 
 PAGES, LINES, TEXTS, PARQUET = (
     (".warc", ".wet"),
-    (".jsonl", ".ndjson"),
+    (".jsonl", ".ndjson", ".json"),
     (".txt", ".md"),
     (".parquet",),
 )
 _PACKINGS = (".gz", ".zst")
-# a plain .json may be one of a thousand things; packed ones are lines of it (C4, Dolma)
 SUFFIXES = (
     *(stem + packed for stem in (*PAGES, *LINES, *TEXTS) for packed in ("", *_PACKINGS)),
-    *(".json" + packed for packed in _PACKINGS),
     *PARQUET,
 )
 _OTHER_PACKINGS = (*_PACKINGS, ".bz2", ".xz", ".lz4", ".zip")

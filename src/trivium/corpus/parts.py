@@ -15,6 +15,7 @@ from trivium.provenance import write_json
 
 PART_BYTES = 16 << 20  # of raw text in a part: what is lost when a process is killed, at most
 COUNTS = "counts.json"
+_WITHOUT_TEXT_BYTES = 256  # of memory that a record without text takes: a file may hold millions of them
 
 
 class Sized(Protocol):
@@ -102,7 +103,7 @@ def _taken(records: Iterator[Record], size: int) -> tuple[list[Record], bool]:
     held = 0
     for record in records:
         taken.append(record)
-        held += record.text_bytes
+        held += record.text_bytes or _WITHOUT_TEXT_BYTES
         if held >= size:
             return taken, False
     return taken, True

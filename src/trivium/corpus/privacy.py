@@ -57,7 +57,7 @@ def privacy_step(config: PrivacyConfig) -> Step:
         text, found = _masked(document.text, config, bits)
         dropped = next((kind for kind in KINDS if found[kind] and getattr(config, kind) == "drop"), None)
         if dropped:
-            return Drop(f"holds {dropped}")
+            return Drop(f"holds {dropped}", f"privacy.{dropped}=mask")
         if not found:
             return Keep(document)
         return Keep(noted(replace(document, text=text), privacy=dict(sorted(found.items()))))

@@ -11,6 +11,7 @@ from typing import Any
 from trivium.corpus.store import shard_name, write_manifest
 
 _COUNTED = ("documents", "bytes", "added", "quarantined")
+_COUNTED_BY_REASON = ("dropped", "dropped_bytes", "passed_over")
 
 
 def publish_shards(pieces: Iterable[tuple[Path, dict[str, Any]]], store: Path) -> dict[str, Any]:
@@ -39,13 +40,19 @@ def summed(lists: Iterable[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     totals: dict[str, dict[str, Any]] = {}
     for tallies in lists:
         for tally in tallies:
+            empty: dict[str, Any] = {name: Counter() for name in _COUNTED_BY_REASON}
             total = totals.setdefault(
-                tally["step"], {**tally, "dropped": Counter(), **dict.fromkeys(_COUNTED, 0)}
+                tally["step"], {**tally, "remedies": {}, **dict.fromkeys(_COUNTED, 0), **empty}
             )
-            total["dropped"].update(tally["dropped"])
+            for name in _COUNTED_BY_REASON:
+                total[name].update(tally[name])
             for name in _COUNTED:
                 total[name] += tally[name]
-    return [{**total, "dropped": dict(sorted(total["dropped"].items()))} for total in totals.values()]
+            total["remedies"] |= tally["remedies"]
+    for total in totals.values():
+        for name in (*_COUNTED_BY_REASON, "remedies"):
+            total[name] = dict(sorted(total[name].items()))
+    return list(totals.values())
 
 
 def put(piece: Path, place: Path) -> None:

@@ -1,4 +1,4 @@
-"""What could not be read: where, why, and the balance of everything that was read."""
+"""What is no document: where it stands and why, and the balance of everything that was read."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ class Trouble(StrEnum):
     NO_RECORD = "no WARC record"
     NOT_A_RECORD = "not a WARC record"
     LENGTH = "wrong length"
+    HEAD = "no HTTP head"
     DIGEST = "digest differs"
     ENCODING = "wrong encoding"
 
@@ -54,6 +55,22 @@ class Damage:
     def reason(self) -> str:
         """One line for a person."""
         return f"{self.trouble} at {self.offset}: {' '.join(self.detail.split())}"
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A sound record that is no document, such as a request or an image.
+
+    path: a local path, or a URL. kind: the name it is counted by.
+    """
+
+    path: Path | str
+    kind: str
+
+    @property
+    def text_bytes(self) -> int:
+        """It has no text."""
+        return 0
 
 
 @dataclass(slots=True)

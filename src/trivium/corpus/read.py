@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -9,17 +10,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trivium.corpus.config import ReadConfig
+from trivium.corpus.cutting import CUT_FROM, paragraphs_of, pieces_of
 from trivium.corpus.document import Document
 from trivium.corpus.encoding import Decoder, decode
 from trivium.corpus.extract import RAW
-from trivium.corpus.lines import lines, parsed, row_of, text_of
+from trivium.corpus.lines import parsed, rows_of, text_of
 from trivium.corpus.listing import LINES, PAGES, PARQUET, kind_name, name_of, shown
-from trivium.corpus.quarantine import Damage, Intake, Trouble
+from trivium.corpus.quarantine import Damage, Intake, PassedOver, Trouble
 from trivium.corpus.streams import Lost, chunks, open_binary
 from trivium.corpus.warc import Page, read_warc
 
 _OWN_FIELDS = ("id", "source", RAW)  # of a row, beside its text; what else it says becomes metadata
 _ROWS = 8  # of a Parquet file read at once: one stored text of the largest size can stand in all of them
+_MOST_SETTINGS = 1000  # rows without a text that a file of settings may have
 _BLOCK = 4 << 20  # bytes of a text file decoded at once
 
 
@@ -30,26 +33,31 @@ def read_any(
     longest: int | None = None,
     limits: ReadConfig = ReadConfig(),
     intake: Intake | None = None,
-) -> Iterator[Document | Damage]:
-    """The documents of one file, HTML not yet extracted (metadata `raw`), and a Damage for each unreadable part.
+) -> Iterator[Document | Damage | PassedOver]:
+    """The documents of one file, HTML not yet extracted (metadata `raw`), a Damage for each unreadable part, and a
+    PassedOver for each sound record that is no document.
 
-    A text file longer than `longest` characters is cut at paragraphs into several documents. `intake` counts
-    what was seen. Memory stays within a few times `limits.longest_bytes`, whatever the file's size.
+    A text longer than `longest` characters is cut into several documents, whatever kind of file it stands in; a page of
+    HTML is not, as its text is not known yet. `intake` counts what was seen. Memory stays within a few times
+    `limits.longest_bytes`, whatever the file's size.
     """
     counts = intake if intake is not None else Intake()
     name = kind_name(path)
     try:
         if name.endswith(PAGES) and not _is_empty(path):
             for page in read_warc(path, limits, counts):
-                yield page if isinstance(page, Damage) else page_document(page, source=source)
+                found = page_document(page, source=source) if isinstance(page, Page) else page
+                yield from _in_pieces(found, longest)
             return
         for item in _items(path, name, source, longest, limits):
             counts.seen += item.records if isinstance(item, Damage) else 1
             if isinstance(item, Damage):
                 counts.quarantined[item.trouble] += item.records
+            elif isinstance(item, PassedOver):
+                counts.passed_over[item.kind] += 1
             else:
                 counts.documents += 1
-            yield item
+            yield from _in_pieces(item, longest)
     except OSError as error:
         counts.seen += 1
         counts.quarantined[Trouble.UNREADABLE] += 1
@@ -67,30 +75,27 @@ def page_document(page: Page, *, source: str) -> Document:
     return Document(identity, decode(page.body, page.charset), page.source or source, metadata)
 
 
-def paragraphs_of(text: str, *, longest: int) -> Iterator[str]:
-    """`text` cut at blank lines into pieces of at most `longest` characters where paragraphs allow it."""
-    held: list[str] = []
-    size = 0
-    for paragraph in text.replace("\r\n", "\n").split("\n\n"):
-        if held and size + len(paragraph) > longest:
-            yield "\n\n".join(held)
-            held, size = [], 0
-        held.append(paragraph)
-        size += len(paragraph) + 2
-    yield "\n\n".join(held)
+def _in_pieces(
+    item: Document | Damage | PassedOver, longest: int | None
+) -> Iterator[Document | Damage | PassedOver]:
+    if longest is None or not isinstance(item, Document) or RAW in item.metadata:
+        yield item
+    else:
+        yield from pieces_of(item, longest=longest)
 
 
 def _items(
     path: Path | str, name: str, source: str, longest: int | None, limits: ReadConfig
-) -> Iterator[Document | Damage]:
+) -> Iterator[Document | Damage | PassedOver]:
     if _is_empty(path):
         yield Damage(path, Trouble.EMPTY, "the file has 0 bytes")
         return
     with open_binary(path) as file:
         if name.endswith(PARQUET):
             yield from _read_parquet(file, path, source, limits)
-        elif name.endswith((*LINES, ".json")):
-            yield from _read_lines(file, path, source, limits)
+        elif name.endswith(LINES):
+            items = _read_lines(file, path, source, limits)
+            yield from _unless_settings(items, path, limits) if name.endswith(".json") else items
         else:
             yield from _read_text(file, path, source, longest, limits)
 
@@ -99,10 +104,7 @@ def _read_lines(
     file: BinaryIO, path: Path | str, source: str, limits: ReadConfig
 ) -> Iterator[Document | Damage]:
     nothing = True
-    for line in lines(chunks(file, limits, str(path)), limits):
-        found = line if isinstance(line, Lost) else row_of(line, limits.text) if line.data.strip() else None
-        if found is None:
-            continue
+    for found in rows_of(chunks(file, limits, str(path)), limits):
         nothing = False
         if isinstance(found, Lost):
             yield Damage(path, found.trouble, found.detail, found.offset)
@@ -110,6 +112,21 @@ def _read_lines(
             yield _row_document(found, source, limits)
     if nothing:
         yield Damage(path, Trouble.NO_LINE, "the file holds no line")
+
+
+def _unless_settings(
+    items: Iterator[Document | Damage], path: Path | str, limits: ReadConfig
+) -> Iterator[Document | Damage | PassedOver]:
+    """The same, but of a sound `.json` file without any text that it was passed over: it may be one of a thousand
+    things, such as the settings that lie beside a corpus."""
+    held: list[Damage] = []
+    for item in items:
+        if isinstance(item, Damage) and item.trouble == Trouble.NO_TEXT and len(held) < _MOST_SETTINGS:
+            held.append(item)
+            continue
+        yield from chain(held, [item], items)
+        return
+    yield PassedOver(path, f"JSON without {' or '.join(limits.text)} (harvest.read.text)")
 
 
 def _read_parquet(
@@ -148,7 +165,10 @@ def _read_parquet(
                     scalars = dict(zip(names, values, strict=True))
                     found = _parquet_document(scalars, path, source, limits, row + read)
                     if isinstance(found, Document) and found.text_bytes > limits.longest_bytes:
-                        what = f"row {row + read} has {found.text_bytes} bytes; the limit is {limits.longest_bytes}"
+                        what = (
+                            f"row {row + read} has {found.text_bytes} bytes; the limit is {limits.longest_bytes} "
+                            "(harvest.read.longest_bytes)"
+                        )
                         found = Damage(path, Trouble.TOO_LONG, what, row + read)
                     yield found
                     read += 1
@@ -171,8 +191,10 @@ def _parquet_document(
 ) -> Document | Damage:
     try:
         values = {name: scalar.as_py() for name, scalar in scalars.items()}
+        of_text = {part for field in limits.text for part in (field, field.partition(".")[0])}
+        values |= {name: _as_text(values[name]) for name in of_text & values.keys()}
     except UnicodeDecodeError as error:
-        return Damage(path, Trouble.NOT_UTF8, f"row {row}: {error.reason}", row)
+        return Damage(path, Trouble.NOT_UTF8, f"row {row} is not UTF-8: {error.reason}", row)
     if text_of(values, limits.text) is None:
         return Damage(path, Trouble.NO_TEXT, f"row {row} has no text", row)
     if isinstance(values.get("metadata"), str):  # as in a document store
@@ -185,10 +207,19 @@ def _parquet_document(
     return _row_document({k: v for k, v in values.items() if v is not None}, source, limits)
 
 
+def _as_text(value: Any) -> Any:
+    """A text, or a field with texts in it, also where they are stored as bytes, as writers without strings do."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    if isinstance(value, dict):
+        return {name: _as_text(one) for name, one in value.items()}
+    return value
+
+
 def _read_text(
     file: BinaryIO, path: Path | str, source: str, longest: int | None, limits: ReadConfig
 ) -> Iterator[Document | Damage]:
-    decoder, pending, number = Decoder(), "", 0
+    decoder, pending, number, is_cut = Decoder(), "", 0, False
     for block, last in _blocks(file, limits, str(path)):
         if isinstance(block, Lost):
             yield Damage(path, block.trouble, block.detail, block.offset)
@@ -200,14 +231,18 @@ def _read_text(
             return
         pieces = list(paragraphs_of(pending + text, longest=longest or limits.longest_bytes))
         too_many = longest is None and len(pieces) > 1
+        is_cut = is_cut or not last or len(pieces) > 1
         pending = "" if last else pieces.pop()
         if too_many or max(map(len, (*pieces, pending))) > limits.longest_bytes:
-            what = f"more than {limits.longest_bytes} characters in one piece; put blank lines into it"
+            what = f"more than {limits.longest_bytes} characters in one piece (harvest.read.longest_bytes)"
             yield Damage(path, Trouble.TOO_LONG, what)
             return
         for piece in filter(str.strip, pieces):
             identity = _digest(source, name_of(path), str(number), piece)
-            yield Document(identity, piece, source, {"file": shown(name_of(path))})
+            told: dict[str, Any] = {"file": shown(name_of(path))}
+            if is_cut:
+                told[CUT_FROM] = {"id": _digest(source, name_of(path)), "piece": number}
+            yield Document(identity, piece, source, told)
             number += 1
     if number == 0:
         yield Damage(path, Trouble.BLANK, "the file holds nothing but blanks")
@@ -247,9 +282,8 @@ def _is_plain(kind: pa.DataType) -> bool:
     """Whether values of this type can stand in JSON, as they are or as text."""
     kinds = pa.types
     return bool(
-        kinds.is_string(kind)
-        or kinds.is_large_string(kind)
-        or (kinds.is_dictionary(kind) and kinds.is_string(kind.value_type))
+        _is_string(kind)
+        or (kinds.is_dictionary(kind) and _is_string(kind.value_type))
         or kinds.is_integer(kind)
         or kinds.is_floating(kind)
         or kinds.is_boolean(kind)
@@ -257,6 +291,10 @@ def _is_plain(kind: pa.DataType) -> bool:
         or kinds.is_date(kind)
         or (kinds.is_timestamp(kind) and kind.tz is None)  # a zone takes a database of zones
     )
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _of_json(column: pa.Array) -> pa.Array:
@@ -271,6 +309,8 @@ def _in_json(value: Any) -> Any:
         return {str(name): _in_json(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return list(map(_in_json, value))
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
     return value if value is None or isinstance(value, str | int | float) else str(value)
 
 

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,21 @@ from trivium.corpus.judged import REJECTS, packed_lines, reject_line
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.own_ids import keys_of
 from trivium.corpus.parts import COUNTS
-from trivium.corpus.steps import Tally
+from trivium.corpus.steps import Drop, Tally
 from trivium.corpus.store import SCHEMA, documents_in, documents_table, shard_name, write_shard
 from trivium.provenance import write_json
 
 SHARDS, COMMON, MARKED = "shards", "common.json", "marked.npy"
 EXACT_STEP, NEAR_STEP, CUT_STEP = "exact duplicates", "near duplicates", "decontamination"
+CUT_AWAY = "evaluation text in most of it"
+_REMEDIES = MappingProxyType(
+    {
+        REASONS[Fate.NEAR]: "dedup.threshold=1",
+        REASONS[Fate.NEAR_HELDOUT]: "dedup.threshold=1",
+        REASONS[Fate.SAME_ADDRESS]: "dedup.urls=false",
+        CUT_AWAY: "decontamination.piece=0",
+    }
+)
 _STEP = {
     Fate.SAME_TEXT: EXACT_STEP,
     Fate.SAME_ID: EXACT_STEP,
@@ -154,7 +164,7 @@ class _Cleaner:
         left = decontaminate(document, hits, self._job.config.decontamination, self.counters, self._is_marked)
         self.tallies[CUT_STEP].added += max(len(left) - 1, 0)
         if not left:
-            self._reject(document, CUT_STEP, "evaluation text in most of it")
+            self._reject(document, CUT_STEP, CUT_AWAY)
         return left
 
     def _is_marked(self, identity: str) -> bool:
@@ -166,7 +176,7 @@ class _Cleaner:
         self.tallies[step].bytes += int(texts.offsets[-1] - texts.offsets[0])
 
     def _reject(self, document: Document, step: str, reason: str, **detail: Any) -> None:
-        self.tallies[step].dropped[reason] += 1
+        self.tallies[step].drop(document, Drop(reason, _REMEDIES.get(reason, "")))
         self.lines.append(reject_line(document, step, reason, **detail))
 
 

@@ -25,14 +25,14 @@ from trivium.corpus.judged import REJECTS as PACKED
 from trivium.corpus.judged import as_read, packed_lines, reject_line
 from trivium.corpus.parts import COUNTS, PART_BYTES, Piece, counts_of, do_parts, part_names, stretches
 from trivium.corpus.publish import join_packed, publish_shards, summed
-from trivium.corpus.quarantine import Damage
+from trivium.corpus.quarantine import Damage, PassedOver
 from trivium.corpus.steps import Reject, Steps, Tally
 from trivium.corpus.store import documents_table, shard_name, write_shard
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
 
 SURVEYED, NAMED = "surveyed", "named"  # ids as they are read; those that were settled
-Part = Piece[list[Document | Damage]]
+Part = Piece[list[Document | Damage | PassedOver]]
 
 
 def run_steps(
@@ -106,7 +106,7 @@ def _settle_ids(job: Job) -> None:
     lay_down(job.path(NAMED), fill)
 
 
-def _under_own_ids(job: Job, piece: Part) -> list[Document | Damage]:
+def _under_own_ids(job: Job, piece: Part) -> list[Document | Damage | PassedOver]:
     """The records of a part, its documents under the ids that were settled."""
     path = job.path(NAMED, f"{piece.name}.json")
     if not path.is_file():

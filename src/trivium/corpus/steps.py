@@ -17,10 +17,16 @@ class Keep(NamedTuple):
     document: Document
 
 
-class Drop(NamedTuple):
-    """The document ends here."""
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The document ends here.
+
+    remedy: the setting of `curate`, and a value, under which no document is dropped for this reason; empty if there is
+    none.
+    """
 
     reason: str
+    remedy: str = field(default="", compare=False)
 
 
 Verdict = Keep | Drop
@@ -77,7 +83,11 @@ class Reject(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """What one step did. Law: documents that came in + added = documents + dropped + quarantined."""
+    """What one step did. Law: documents that came in + added = documents + dropped + quarantined.
+
+    Of reading: records that were read = documents + passed_over + quarantined. dropped_bytes: the text of what was
+    dropped, by reason. remedies: for each reason the setting that changes it, if there is one.
+    """
 
     step: str
     documents: int = 0
@@ -85,6 +95,16 @@ class Tally:
     added: int = 0
     quarantined: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    dropped_bytes: Counter[str] = field(default_factory=Counter)
+    passed_over: Counter[str] = field(default_factory=Counter)
+    remedies: dict[str, str] = field(default_factory=dict)
+
+    def drop(self, document: Document, drop: Drop) -> None:
+        """Count a document that ends here."""
+        self.dropped[drop.reason] += 1
+        self.dropped_bytes[drop.reason] += document.text_bytes
+        if drop.remedy:
+            self.remedies[drop.reason] = drop.remedy
 
     def keep(self, document: Document) -> None:
         """Count a document that goes on."""
@@ -100,6 +120,9 @@ class Tally:
             "added": self.added,
             "quarantined": self.quarantined,
             "dropped": dict(sorted(self.dropped.items())),
+            "dropped_bytes": dict(sorted(self.dropped_bytes.items())),
+            "passed_over": dict(sorted(self.passed_over.items())),
+            "remedies": dict(sorted(self.remedies.items())),
         }
 
 
@@ -134,7 +157,7 @@ class Steps:
             left: list[tuple[int, Document]] = []
             for place, document, verdict in zip(places, current, step.verdicts(current), strict=True):
                 if isinstance(verdict, Drop):
-                    tally.dropped[verdict.reason] += 1
+                    tally.drop(document, verdict)
                     results[place] = Reject(document, step.name, verdict.reason)
                 else:
                     tally.keep(verdict.document)

@@ -1,7 +1,8 @@
 """Where the records of a WARC file begin and end, found again after damage.
 
-ISO 28500: a record is a line `WARC/1.x`, headers, an empty line, Content-Length bytes, two line ends. Any of them
-may be damaged; then the next line that begins a record is searched, also inside what a wrong length would swallow.
+ISO 28500: a record is a line `WARC/1.x`, header fields, an empty line, Content-Length bytes, two line ends. Lines may
+end in CRLF or in a bare LF. Any part of a record may be damaged; then the next line that begins a record is searched,
+also inside what a wrong length would swallow.
 """
 
 import re
@@ -9,11 +10,15 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from trivium.corpus.config import ReadConfig
+from trivium.corpus.heads import Head, head_end, parse_head
 from trivium.corpus.quarantine import Trouble
 from trivium.corpus.streams import Chunk, Lost
 
-_LENGTH = re.compile(rb"^content-length:[ \t]*(\d{1,15})[ \t]*\r?$", re.I | re.M)
-_BEGIN = re.compile(rb"(?:\A|\n)(?=WARC/[01]\.\d\d?\r?\nWARC-|WARC/[01]\.\d\d?\r?\nContent-)", re.I)
+_LENGTH = re.compile(r"\d{1,15}", re.A)
+_VERSION = rb"WARC/\d\.\d{1,2}[ \t\r]{0,4}\n"
+_FIRST = re.compile(_VERSION, re.I)
+# The first line of a record and the beginning of a field: what is searched for in bytes of any kind.
+_BEGIN = re.compile(rb"(?:\A|\n)(?=" + _VERSION + rb"(?:WARC|Content)-)", re.I)
 _BLANK = re.compile(rb"[\r\n]+")
 _LONGEST_BEGIN = 32  # bytes that _BEGIN may need to look at
 _LONGEST_HEAD = 1 << 16
@@ -21,10 +26,10 @@ _END = b"\r\n\r\n"
 
 
 class Frame(NamedTuple):
-    """One record as stored: its header block, all its bytes, and where it (or its gzip member) begins."""
+    """One record: its head, the bytes of its block, and where it (or its gzip member) begins in the stored file."""
 
-    head: bytes
-    record: bytes
+    head: Head
+    block: bytes
     offset: int
 
 
@@ -46,7 +51,7 @@ def frames(parts: Iterable[Chunk | Lost], limits: ReadConfig) -> Iterator[Frame 
             framer = _Framer(limits)
             yield part
             continue
-        if part.packed and part.offset != member and _BEGIN.match(part.data):
+        if part.packed and part.offset != member and _FIRST.match(part.data):
             # a member that begins with a record: whatever is left of the one before is a record cut off
             yield from framer.take(at_end=True)
             framer = _Framer(limits)
@@ -102,26 +107,32 @@ class _Framer:
             return _Taken(None, blank.end())
         if len(buffer) < _LONGEST_BEGIN and not at_end:
             return None
-        if not _BEGIN.match(buffer):
+        if not _FIRST.match(buffer):
             return self._lost(Trouble.NOT_A_RECORD, f"{bytes(buffer[:20])!r} begins no record", 1)
-        end = buffer.find(_END, 0, _LONGEST_HEAD)
-        if end < 0:
+        body = head_end(buffer, stop=_LONGEST_HEAD)
+        if body is None:
             if len(buffer) < _LONGEST_HEAD and not at_end:
                 return None
             trouble = Trouble.CUT if at_end and len(buffer) < _LONGEST_HEAD else Trouble.NOT_A_RECORD
             return self._lost(trouble, "the record's header does not end", 1)
-        body = end + len(_END)
-        head = bytes(buffer[:body])
-        stated = _LENGTH.search(head)
-        if stated is None:
-            return self._lost(Trouble.LENGTH, "the record states no Content-Length", body)
-        length = int(stated[1])
+        head = parse_head(bytes(buffer[:body]))
+        if head is None:
+            return self._lost(Trouble.NOT_A_RECORD, "the record's header does not end", 1)
+        stated = head.get("Content-Length")
+        if not _LENGTH.fullmatch(stated):
+            what = (
+                f"the record states the Content-Length {stated[:40]!r}"
+                if stated
+                else ("the record states no Content-Length")
+            )
+            return self._lost(Trouble.LENGTH, what, body)
+        length = int(stated)
         if length > self._limits.longest_bytes:
             what = f"the record states {length} bytes; the limit is {self._limits.longest_bytes}"
             return self._lost(Trouble.TOO_LONG, what, body)
         return self._whole(head, body, body + length, at_end)
 
-    def _whole(self, head: bytes, body: int, end: int, at_end: bool) -> _Taken | None:
+    def _whole(self, head: Head, body: int, end: int, at_end: bool) -> _Taken | None:
         """The record of `end` bytes, if line ends and another record or nothing stand behind it."""
         buffer = self._buffer
         if len(buffer) < end:
@@ -133,8 +144,8 @@ class _Framer:
         if len(behind) < len(_END) + _LONGEST_BEGIN and not at_end and behind[: len(_END)] != _END:
             return None
         rest = behind.lstrip(b"\r\n")
-        if behind[: len(_END)] == _END or (at_end and not rest) or (rest != behind and _BEGIN.match(rest)):
-            return _Taken(Frame(head, bytes(buffer[:end]) + _END, self._at), end)
+        if behind[: len(_END)] == _END or (at_end and not rest) or _FIRST.match(rest):
+            return _Taken(Frame(head, bytes(buffer[body:end]), self._at), end)
         return self._lost(Trouble.LENGTH, f"no record ends where this one of {end - body} bytes should", body)
 
     def _lost(self, trouble: Trouble, detail: str, size: int) -> _Taken:

@@ -48,15 +48,23 @@ class Part(NamedTuple):
 def survey(store: Path, *, seed: int) -> Survey:
     """Look at every document of a store once, verifying its shards."""
     numbers: dict[str, int] = {}
-    found: list[tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float64]]] = []
+    found: list[tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]] = []
     for table in read_tables(store, ["id", "source", "text"]):
         sources = [numbers.setdefault(name, len(numbers)) for name in table["source"].to_pylist()]
-        draws = [seed_for(seed, "validation", name) / 2**63 for name in table["id"].to_pylist()]
         sizes = pc.binary_length(table["text"]).to_numpy()
-        found.append((np.array(sources, np.int32), sizes.astype(np.int64), np.array(draws)))
-    empty = (np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0))
-    columns = zip(*[empty, *found], strict=True)
-    return Survey(tuple(numbers), *map(np.concatenate, columns))
+        draws = (_draws(table[name].to_pylist(), seed=seed) for name in ("text", "id"))
+        found.append((np.array(sources, np.int32), sizes.astype(np.int64), *draws))
+    empty = (np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0), np.empty(0))
+    source, text_bytes, of_texts, of_ids = map(np.concatenate, zip(*[empty, *found], strict=True))
+    # The text decides, as it is the same in every kind of file, where ids differ. The id decides of a text that stood
+    # before, which no curated corpus has.
+    first = np.zeros(len(of_texts), np.bool_)
+    first[np.unique(of_texts, return_index=True)[1]] = True
+    return Survey(tuple(numbers), source, text_bytes, np.where(first, of_texts, of_ids))
+
+
+def _draws(names: list[str], *, seed: int) -> NDArray[np.float64]:
+    return np.array([seed_for(seed, "validation", name) / 2**63 for name in names], np.float64)
 
 
 def choose_held_out(found: Survey, *, fraction: float) -> HeldOut:

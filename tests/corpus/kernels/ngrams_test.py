@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from trivium.corpus.kernels.ngrams import find_ngrams, ngram_index
 from trivium.corpus.kernels.texts import WORD, texts_of, words_of
 
-WORDS = st.lists(st.sampled_from(["a", "B", "é", "日本", "Σ", "dd"]), max_size=25)
+WORDS = st.lists(st.sampled_from(["a", "B", "é", "日本", "คำค", "Σ", "dd"]), max_size=25)
 KEYS = st.lists(WORDS.filter(bool).map(lambda words: " ".join(words_of(" ".join(words[:6])))), max_size=8)
 
 

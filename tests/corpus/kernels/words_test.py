@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trivium.corpus.kernels.shingles import jaccard_of_pairs, shingle_sets
-from trivium.corpus.kernels.texts import fold, fold_table, joined, texts_of, words_of
+from trivium.corpus.kernels.texts import (
+    ALONE,
+    LETTER_BITS,
+    MARK,
+    fold,
+    fold_table,
+    joined,
+    texts_of,
+    words_of,
+)
 from trivium.corpus.kernels.words import BASE, _text_keys, text_keys
 
 MASK = 2**64 - 1
@@ -23,6 +32,11 @@ WORDY = st.lists(
             "οδος",
             "İstanbul",
             "日本",
+            "a日b本",
+            "ที่น้ำ",
+            "ကျွန်",
+            "ខ្មែរ",
+            "ー",
             "naïve",
             "_x9",
             "¼",
@@ -112,12 +126,14 @@ def test_every_code_point_folds_to_one_and_stays_in_or_out_of_words():
         inside = bool(re.fullmatch(r"\w", letter)) or mark
         assert (table[point] != 0) == inside, hex(point)
         if inside:
-            assert table[point] == ord(fold(letter)), hex(point)
-            assert table[table[point]] == table[point], hex(point)
+            assert table[point] & LETTER_BITS == ord(fold(letter)), hex(point)
+            assert table[table[point] & LETTER_BITS] == table[point], hex(point)
+            assert bool(table[point] & MARK) == mark, hex(point)
+            assert bool(table[point] & ALONE) == (not mark and len(words_of(2 * letter)) == 2), hex(point)
 
 
 def test_words_are_those_of_lower_case_text_but_for_the_letters_that_change_with_their_place():
-    for text in ("One, TWO;three", "Ünïcode ÄÖ", "ЯБЛОКО", "a_b 12 ¼", "日本語 Text"):
+    for text in ("One, TWO;three", "Ünïcode ÄÖ", "ЯБЛОКО", "a_b 12 ¼", "한국어 Text"):
         assert words_of(text) == re.findall(r"\w+", text.lower())
     assert words_of("ΟΔΟΣ οδος") == ["οδοσ", "οδοσ"]
     assert words_of("İstanbul") == ["istanbul"]
@@ -145,3 +161,17 @@ def test_a_kernel_is_compiled_once_wherever_its_texts_come_from():
     for texts in (texts_of(["aa b"]), texts_of(sent), texts_of(read), texts_of([]), joined(["aa b"])):
         text_keys(texts)
     assert len(_text_keys.signatures) == 1
+
+
+def test_letters_of_scripts_without_blanks_between_words_are_words_with_their_marks():
+    words = {
+        "日本語、テキスト": list("日本語テキスト"),
+        "GPT模型v2 한국어": ["gpt", "模", "型", "v2", "한국어"],
+        "ที่น้ำ": ["ที่", "น้", "ำ"],
+        "ខ្មែរ": ["ខ្", "មែ", "រ"],
+        "မြန်မာ": ["မြ", "န်", "မာ"],
+        "ພາສາ": ["ພ", "າ", "ສ", "າ"],
+        "𠮷野家": ["𠮷", "野", "家"],
+    }
+    for text, expected in words.items():
+        assert words_of(text) == expected

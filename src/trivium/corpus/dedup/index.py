@@ -30,6 +30,9 @@ from trivium.provenance import write_json
 from trivium.untrusted import read_json
 
 FORMAT = "trivium-dedup-index-1"
+WORDS_VERSION = (
+    2  # of what a word is (kernels/texts.py): 2 since scripts without blanks have words of one letter
+)
 INDEX, PARTS = "index.json", "parts"
 _OLD = "\x00"  # stands for the source of what was seen before; no real source has this name
 
@@ -117,7 +120,8 @@ def add_snapshot(folder: Path, config: DedupConfig, key: str, parts: Sequence[Pa
 
 def keys_of(config: DedupConfig, *, seed: int) -> dict[str, Any]:
     """What band keys and shingle sets depend on."""
-    return {"bands": config.bands, "rows": config.rows, "shingle": config.shingle, "seed": seed}
+    own = {"bands": config.bands, "rows": config.rows, "shingle": config.shingle, "seed": seed}
+    return {**own, "words": WORDS_VERSION}
 
 
 def listed(folders: Sequence[Path], *, first: int = 0) -> list[IndexPart]:

@@ -16,7 +16,7 @@ from trivium.corpus.dedup.exact import SAME_TEXT, text_key
 from trivium.corpus.document import Document
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.kernels.words import keys_and_words
-from trivium.corpus.steps import Reject, Tally, figure_of, noted
+from trivium.corpus.steps import Drop, Reject, Tally, figure_of, noted
 
 Unit = Literal["lines", "paragraphs"]
 _BREAK = {"lines": "\n", "paragraphs": "\n\n"}
@@ -80,7 +80,7 @@ def _are_new(pieces: list[str], seen: set[int], words: int) -> list[bool]:
 
 def _counted(result: Document | Reject, tally: Tally) -> Document | Reject:
     if isinstance(result, Reject):
-        tally.dropped[result.reason] += 1
+        tally.drop(result.document, Drop(result.reason))
     else:
         tally.keep(result)
     return result

@@ -33,13 +33,13 @@ def c4_step(config: C4Config) -> Step:
         if "{" in document.text:
             return Drop("curly bracket")
         if bad is not None and bad.search(lowered):
-            return Drop("bad word")
+            return Drop("bad word", "c4.bad_words=[]")
         lines = [line for each in document.text.split("\n") if (line := each.strip())]
         if "[" in document.text:
             lines = [_CITATION.sub("", line) for line in lines]
         kept = [line for line in lines if not line_fault(line, config)]
         if sum(map(num_sentences, kept)) < config.sentences:
-            return Drop(f"under {config.sentences} sentences")
+            return Drop(f"under {config.sentences} sentences", "c4.sentences=0")
         figures = {"lines": len(kept), "removed": len(lines) - len(kept)}
         return Keep(noted(replace(document, text="\n".join(kept)), c4=figures))
 

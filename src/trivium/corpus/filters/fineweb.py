@@ -1,6 +1,7 @@
 """The filters FineWeb added (Penedo et al., arXiv 2406.17557, section 3.6, and its published code)."""
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from trivium.corpus.config import FineWebConfig
@@ -29,7 +30,7 @@ def fineweb_step(config: FineWebConfig) -> Step:
         figures = Figures(*found)
         broken = broken_rule(figures, config)
         shown = {name: round(value, 4) for name, value in figures._asdict().items()}
-        return Drop(broken) if broken else Keep(noted(document, fineweb=shown))
+        return Drop(broken, _REMEDIES[broken]) if broken else Keep(noted(document, fineweb=shown))
 
     measure = Measure("fineweb", measure_all, {"short_line": config.short_line})
     return measured_step("fineweb", measure, verdict)
@@ -56,6 +57,16 @@ def _figures(counts: list[int], parts: list[int]) -> Figures:
         duplicate_characters=parts[AGAIN_CHARACTERS] / max(parts[PART_CHARACTERS], 1),
         newlines_per_word=max(counts[LINES] - 1, 0) / max(counts[WORDS], 1),
     )
+
+
+_REMEDIES = MappingProxyType(
+    {
+        "too few lines end in punctuation": "fineweb.punctuated_lines=0",
+        "too many short lines": "fineweb.short_lines=1",
+        "repeated lines": "fineweb.duplicate_characters=1",
+        "a list": "fineweb.newlines_per_word=1",
+    }
+)
 
 
 def broken_rule(figures: Figures, config: FineWebConfig) -> str:

@@ -26,9 +26,10 @@ def language_step(config: LanguageConfig) -> Step:
     def verdict(document: Document, found: Found) -> Verdict:
         code, percent = found
         if code not in config.keep:
-            return Drop("undetermined" if code == _UNKNOWN else f"language {code}")
+            reason = "undetermined" if code == _UNKNOWN else f"language {code}"
+            return Drop(reason, f"language.keep=[{','.join((*config.keep, code))}]")
         if percent < config.percent:
-            return Drop(f"mixed: less than {config.percent} % {code}")
+            return Drop(f"mixed: less than {config.percent} % {code}", "language.percent=0")
         return Keep(noted(document, language=code, language_percent=percent))
 
     measure = Measure("language", _detect_all, {"sample": config.sample, "sure": config.sure})

@@ -78,9 +78,9 @@ def quality_step(config: QualityConfig) -> Step:
 
     def verdict(document: Document, found: Found) -> Verdict:
         figures = Figures(*found)
-        broken = broken_rule(figures, config)
-        if broken:
-            return Drop(broken)
+        broken = _broken(figures, config)
+        if broken is not None:
+            return broken
         shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in figures._asdict().items()}
         return Keep(noted(document, quality=shown))
 
@@ -92,9 +92,9 @@ def gopher_step(config: QualityConfig) -> Step:
 
     def verdict(document: Document, found: Found) -> Verdict:
         figures = Figures(*found)
-        broken = broken_rule(figures, config, only=_GOPHER)
+        broken = _broken(figures, config, only=_GOPHER)
         shown = {name: round(getattr(figures, name), 4) for name in _GOPHER_FIGURES}
-        return Drop(broken) if broken else Keep(noted(document, gopher=shown))
+        return broken or Keep(noted(document, gopher=shown))
 
     return measured_step("gopher", _MEASURE, verdict)
 
@@ -143,33 +143,75 @@ def is_boilerplate(line: str) -> bool:
     return words <= NOTICE_WORDS and bool(_POLICY.search(line))
 
 
-def broken_rule(figures: Figures, config: QualityConfig, *, only: frozenset[str] | None = None) -> str:
-    """The name of the first rule a document breaks, or nothing; `only`: of the rules on these figures."""
+def broken_rule(figures: Figures, config: QualityConfig) -> str:
+    """The name of the first rule a document breaks, or nothing."""
+    broken = _broken(figures, config)
+    return broken.reason if broken else ""
+
+
+def _broken(figures: Figures, config: QualityConfig, *, only: frozenset[str] | None = None) -> Drop | None:
+    """The first rule that a document breaks, with the setting that lifts it; `only`: of the rules on these figures."""
+    found, limits = figures, config
     rules = (
-        ("characters", f"under {config.characters} characters", figures.characters < config.characters),
-        ("words", f"under {config.words_low} words", figures.words < config.words_low),
-        ("words", f"over {config.words_high} words", figures.words > config.words_high),
-        ("word_letters", "words too short", figures.word_letters < config.word_letters_low),
-        ("word_letters", "words too long", figures.word_letters > config.word_letters_high),
-        ("symbols", "too many symbols", figures.symbols > config.symbols),
+        (
+            "characters",
+            f"under {limits.characters} characters",
+            "characters=0",
+            found.characters < limits.characters,
+        ),
+        ("words", f"under {limits.words_low} words", "words_low=0", found.words < limits.words_low),
+        (
+            "words",
+            f"over {limits.words_high} words",
+            "words_high=1000000000",
+            found.words > limits.words_high,
+        ),
+        (
+            "word_letters",
+            "words too short",
+            "word_letters_low=0",
+            found.word_letters < limits.word_letters_low,
+        ),
+        (
+            "word_letters",
+            "words too long",
+            "word_letters_high=1e9",
+            found.word_letters > limits.word_letters_high,
+        ),
+        ("symbols", "too many symbols", "symbols=1", found.symbols > limits.symbols),
         (
             "alphabetic_words",
             "too many words without letters",
-            figures.alphabetic_words < config.alphabetic_words,
+            "alphabetic_words=0",
+            found.alphabetic_words < limits.alphabetic_words,
         ),
-        ("common_words", "too few common words", figures.common_words < config.common_words),
-        ("bullet_lines", "too many bullet lines", figures.bullet_lines > config.bullet_lines),
+        ("common_words", "too few common words", "common_words=0", found.common_words < limits.common_words),
+        ("bullet_lines", "too many bullet lines", "bullet_lines=1", found.bullet_lines > limits.bullet_lines),
         (
             "ellipsis_lines",
             "too many lines end in an ellipsis",
-            figures.ellipsis_lines > config.ellipsis_lines,
+            "ellipsis_lines=1",
+            found.ellipsis_lines > limits.ellipsis_lines,
         ),
         (
             "punctuated_lines",
             "too few lines end in punctuation",
-            figures.punctuated_lines < config.punctuated_lines,
+            "punctuated_lines=0",
+            found.punctuated_lines < limits.punctuated_lines,
         ),
-        ("short_lines", "too many short lines", figures.short_lines > config.short_lines),
-        ("boilerplate_words", "boilerplate", figures.boilerplate_words > config.boilerplate_words),
+        ("short_lines", "too many short lines", "short_lines=1", found.short_lines > limits.short_lines),
+        (
+            "boilerplate_words",
+            "boilerplate",
+            "boilerplate_words=1",
+            found.boilerplate_words > limits.boilerplate_words,
+        ),
     )
-    return next((rule for figure, rule, broken in rules if broken and (only is None or figure in only)), "")
+    return next(
+        (
+            Drop(rule, f"quality.{remedy}")
+            for figure, rule, remedy, broken in rules
+            if broken and (only is None or figure in only)
+        ),
+        None,
+    )

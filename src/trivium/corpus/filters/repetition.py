@@ -24,7 +24,7 @@ def repetition_step(config: RepetitionConfig) -> Step:
 
     def verdict(document: Document, counts: Found) -> Verdict:
         parts, runs = counts
-        return _verdict(document, _rules(parts, runs, config))
+        return _verdict(document, _rules(parts, runs, config), config)
 
     return measured_step("repetition", Measure("repetition", _count_all, _lengths(config)), verdict)
 
@@ -50,12 +50,22 @@ def _count_all(texts: Sequence[str], *, tops: int, repeated: int) -> list[Found]
     return list(zip(parts.tolist(), runs.tolist(), strict=True))
 
 
-def _verdict(document: Document, rules: list[Rule]) -> Verdict:
+def _verdict(document: Document, rules: list[Rule], config: RepetitionConfig) -> Verdict:
     for name, share, limit in rules:
         if share > limit:
-            return Drop(f"repeated {name}")
+            return Drop(f"repeated {name}", f"repetition.{_remedy(name, config)}")
     worst = max(rules, key=lambda rule: rule[1] / max(rule[2], 1e-9))
     return Keep(noted(document, repetition={worst[0]: round(worst[1], 4)}))
+
+
+def _remedy(name: str, config: RepetitionConfig) -> str:
+    """The setting under which no document breaks the rule of this name."""
+    if "gram" in name:
+        setting = "repeated_ngram" if name.endswith("s") else "top_ngram"
+        return f"{setting}=[{','.join('1' for _ in getattr(config, setting))}]"
+    return (
+        f"duplicate_{name.removesuffix(' (characters)').rstrip('s')}{'_characters' if '(' in name else 's'}=1"
+    )
 
 
 def _rules(parts: list[int], runs: list[int], config: RepetitionConfig) -> list[Rule]:

@@ -11,7 +11,9 @@ from trivium.corpus.kernels.rows import with_room
 from trivium.corpus.kernels.texts import Bytes, FoldTable, Offsets, Texts, fold_table, texts_of
 from trivium.corpus.kernels.words import (
     Hashes,
+    base_of,
     code_point,
+    ends_word,
     longest_words,
     never_zero,
     power_of_base,
@@ -254,19 +256,19 @@ def _places(
     for row in range(len(rows)):
         if rows[row, 0] != current:
             current = rows[row, 0]
-            begin, words, inside = offsets[current], 0, False
+            begin, words, base = offsets[current], 0, uint32(0)
             at = begin
             while at < offsets[current + 1]:
                 point, after = code_point(data, at)
-                wordy = fold[point] != uint32(0)
-                if wordy and not inside:
-                    starts[words] = at - begin
-                if inside and not wordy:
+                letter = fold[point]
+                if ends_word(letter, base):
                     ends[words] = at - begin
-                    words += 1
-                inside = wordy
+                    words, base = words + 1, uint32(0)
+                if base == uint32(0) and letter != uint32(0):
+                    starts[words] = at - begin
+                base = base_of(letter, base)
                 at = after
-            if inside:
+            if base != uint32(0):
                 ends[words] = at - begin
         places[row, 0], places[row, 1] = starts[rows[row, 1]], ends[rows[row, 2]]
 
@@ -299,33 +301,43 @@ def _same_words(
     data: Bytes, at: int, end: int, others: Bytes, other: int, other_end: int, fold: FoldTable, words: int
 ) -> bool:
     """Whether data[at:end], from one word's first letter to another's last, begins others[other:] with its words."""
+    base = uint32(0)  # the same in both, as long as their letters are
     while True:
-        letter = wanted = uint32(0)
-        if at < end:
-            point, at = code_point(data, at)
-            letter = fold[point]
-        if other < other_end:
-            point, other = code_point(others, other)
-            wanted = fold[point]
-        if letter != wanted:
+        letter, after = _letter_at(data, at, end, fold)
+        wanted, other_after = _letter_at(others, other, other_end, fold)
+        ended = ends_word(letter, base)
+        if ended != ends_word(wanted, base) or (not ended and letter != wanted):
             return False
-        if letter == uint32(0):
+        if ended:
             words -= 1
             if words == 0:
                 return True
             at, other = _word_start(data, at, end, fold), _word_start(others, other, other_end, fold)
+            base = uint32(0)
+        else:
+            base = base_of(letter, base)
+            at, other = after, other_after
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _letter_at(data: Bytes, at: int, end: int, fold: FoldTable) -> tuple[np.uint32, int]:
+    """The entry of the fold table for the character there, and where the next begins; 0 at the end."""
+    if at >= end:
+        return uint32(0), at
+    point, after = code_point(data, at)
+    return fold[point], after
 
 
 @njit(cache=True, nogil=True)
 def _word_starts(data: Bytes, at: int, end: int, fold: FoldTable, starts: NDArray[np.int64]) -> None:
-    words, inside = 0, False
+    words, base = 0, uint32(0)
     while at < end:
         point, after = code_point(data, at)
-        wordy = fold[point] != uint32(0)
-        if wordy and not inside:
+        letter = fold[point]
+        if letter != uint32(0) and (base == uint32(0) or ends_word(letter, base)):
             starts[words] = at
-            words += 1
-        inside, at = wordy, after
+            words, base = words + 1, uint32(0)
+        base, at = base_of(letter, base), after
 
 
 @njit(cache=True, nogil=True)

@@ -3,6 +3,9 @@
 A word is a run of `\\w` characters and combining marks (Hindi's vowels are marks), each folded to lower case by
 itself, so that a word has as many characters folded as written and case never tells two words apart (the Greek final
 sigma is a sigma, the dotted İ an i).
+
+Chinese, Japanese, Thai and other scripts write no blanks between words. There each letter, with the marks on it, is a
+word of its own: a run of five words is then a run of five letters, and not of five clauses.
 """
 
 import re
@@ -27,7 +30,37 @@ _MARKS = "".join(
     for point in range(_WITH_MARKS)
     if unicodedata.category(chr(point)) in ("Mn", "Mc") and point not in _LOOKS
 )
-WORD = re.compile(rf"(?:\w+|[{_MARKS}]+)+")
+# First and last code points of the scripts without blanks between words.
+_UNSPACED = (
+    (0x0E00, 0x0EFF),  # Thai, Lao
+    (0x1000, 0x109F),  # Burmese
+    (0x1780, 0x17FF),  # Khmer
+    (0x1950, 0x19DF),  # Tai Le, New Tai Lue
+    (0x1A20, 0x1AAF),  # Tai Tham
+    (0x1B00, 0x1B7F),  # Balinese
+    (0x3005, 0x3007),  # iteration mark and zero of Chinese and Japanese
+    (0x3021, 0x312F),  # Hiragana, Katakana, Bopomofo
+    (0x31A0, 0x31FF),  # more of these
+    (0x3400, 0x4DBF),  # Chinese characters
+    (0x4E00, 0xA4CF),  # Chinese characters, Yi
+    (0xA980, 0xA9FF),  # Javanese, more of Burmese
+    (0xAA60, 0xAADF),  # more of Burmese, Tai Viet
+    (0xF900, 0xFAFF),  # Chinese characters for compatibility
+    (0xFF66, 0xFF9F),  # Katakana of half width
+    (0x16FE0, 0x18DFF),  # Tangut, Khitan
+    (0x1AFF0, 0x1B2FF),  # more of Kana, Nushu
+    (0x20000, 0x3FFFF),  # Chinese characters
+)
+_ALONE = "".join(
+    char
+    for first, last in _UNSPACED
+    for char in map(chr, range(first, last + 1))
+    if char.isalnum() and char not in _MARKS
+)
+_RANGES = "".join(f"{chr(first)}-{chr(last)}" for first, last in _UNSPACED)
+WORD = re.compile(rf"\w(?<=[{_RANGES}])[{_MARKS}]*|(?:[^\W{_RANGES}]+|[{_MARKS}]+)+")
+# Bits of the fold table beside the code point: a letter that is a word of its own, and a mark on the letter before.
+ALONE, MARK, LETTER_BITS = 1 << 31, 1 << 30, 0x1FFFFF
 
 
 class Texts(NamedTuple):
@@ -83,13 +116,14 @@ def words_of(text: str) -> list[str]:
 
 @lru_cache(maxsize=1)
 def fold_table() -> FoldTable:
-    """For each code point the one it is folded to when it may stand in a word, otherwise 0."""
+    """For each code point the one it is folded to when it may stand in a word, with ALONE or MARK; otherwise 0."""
     every = "".join(map(chr, range(_CODE_POINTS)))
     folded = np.frombuffer(fold(every).encode("utf-32-le", "surrogatepass"), np.uint32)
     table = np.zeros(_CODE_POINTS, np.uint32)
     for run in re.finditer(r"\w+", every):  # WORD finds the same, a second later
         table[run.start() : run.end()] = folded[run.start() : run.end()]
     marks = list(map(ord, _MARKS))
-    table[marks] = folded[marks]
+    table[marks] = folded[marks] | np.uint32(MARK)
+    table[list(map(ord, _ALONE))] |= np.uint32(ALONE)
     table.flags.writeable = False
     return table

@@ -7,7 +7,16 @@ from i on is mix(prefix[i + n] - prefix[i] * BASE^n): the same for the same word
 import numpy as np
 from numba import njit, uint32, uint64
 
-from trivium.corpus.kernels.texts import Bytes, FoldTable, Offsets, Texts, fold_table
+from trivium.corpus.kernels.texts import (
+    ALONE,
+    LETTER_BITS,
+    MARK,
+    Bytes,
+    FoldTable,
+    Offsets,
+    Texts,
+    fold_table,
+)
 
 Hashes = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
 Counts = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -15,6 +24,7 @@ Counts = np.ndarray[tuple[int], np.dtype[np.int64]]
 BASE = uint64(0x9E3779B97F4A7C15)
 _SECOND_BASE = uint64(0xD1342543DE82EF95)
 _START, _PRIME = uint64(0xCBF29CE484222325), uint64(0x100000001B3)
+_ALONE, _MARK, _LETTER_BITS = uint32(ALONE), uint32(MARK), uint32(LETTER_BITS)
 # the multipliers of splitmix64's last step
 _MIX_1, _MIX_2 = uint64(0xBF58476D1CE4E5B9), uint64(0x94D049BB133111EB)
 
@@ -50,24 +60,39 @@ def code_point(data: Bytes, at: int) -> tuple[int, int]:
     return high | (third << uint32(6)) | fourth, at + 4
 
 
+@njit(cache=True, nogil=True, inline="always")
+def ends_word(letter: np.uint32, base: np.uint32) -> bool:
+    """Whether the word ends before this entry of the fold table. base: what `base_of` gave for its last letter."""
+    if letter == uint32(0) or base == uint32(0):
+        return bool(base != uint32(0))
+    either = letter | base
+    return bool(either >= _MARK and either & _ALONE != uint32(0) and letter & _MARK == uint32(0))
+
+
+@njit(cache=True, nogil=True, inline="always")
+def base_of(letter: np.uint32, base: np.uint32) -> np.uint32:
+    """The last letter of a word that is no mark on another, after one more entry; 0 outside words."""
+    return base if base != uint32(0) and letter & _MARK != uint32(0) else letter
+
+
 @njit(cache=True, nogil=True)
 def prefixes_of(data: Bytes, start: int, end: int, fold: FoldTable, prefixes: Hashes) -> int:
     """Fill prefixes[0 … words] for the text in data[start:end]; returns the number of words."""
     words = 0
-    word, inside = _START, False
+    word, base = _START, uint32(0)
     prefixes[0] = uint64(0)
     at = start
     while at < end:
         point, at = code_point(data, at)
         letter = fold[point]
-        if letter != uint32(0):
-            word = (word ^ uint64(letter)) * _PRIME
-            inside = True
-        elif inside:
+        if ends_word(letter, base):
             prefixes[words + 1] = prefixes[words] * BASE + mix(word)
             words += 1
-            word, inside = _START, False
-    if inside:
+            word, base = _START, uint32(0)
+        if letter != uint32(0):
+            word = (word ^ uint64(letter & _LETTER_BITS)) * _PRIME
+            base = base_of(letter, base)
+    if base != uint32(0):
         prefixes[words + 1] = prefixes[words] * BASE + mix(word)
         words += 1
     return words
@@ -90,7 +115,8 @@ def power_of_base(exponent: int) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def longest_words(offsets: Offsets) -> int:
-    """More words than any of the texts can hold: a word and the gap after it take two bytes."""
+    """More words than any of the texts can hold: a word and the gap after it take two bytes, and a letter that is a
+    word of its own three."""
     longest = 0
     for text in range(len(offsets) - 1):
         longest = max(longest, offsets[text + 1] - offsets[text])
