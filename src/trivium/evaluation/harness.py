@@ -176,7 +176,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             texts = [s for s in stops[-1] if s != end]
             drafts.append(self.scorer.draft(prompt, choice, stop=texts, max_tokens=wanted))
         drawn = self.scorer.continue_drafts(drafts)
-        texts = [cut_at(stop, words.decode(ids)) for stop, ids in zip(stops, drawn, strict=True)]
+        texts = [cut_at(stop, words.decode_text(ids)) for stop, ids in zip(stops, drawn, strict=True)]
         for request, text in zip(requests, texts, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
         return texts
