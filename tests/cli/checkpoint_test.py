@@ -20,6 +20,7 @@ from trivium.checkpoint.lease import holding
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.save import save
 from trivium.cli import main as entry
+from trivium.cli.run_config import RunConfig
 from trivium.config import parse_assignments, to_tree
 from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box
@@ -184,7 +185,9 @@ def test_what_an_import_says_to_type_is_read_as_it_is_meant(call, run: Path) -> 
     train_tokenizer(["some words"] * 3, 260).save(folder / "tokenizer.json")
     told = call("import", str(folder), "--to", str(run / "imported #2"))[1]
     tokens, trained = (
-        parse_assignments([after for word, after in pairwise(shlex.split(line)) if word == "--set"])
+        parse_assignments(
+            [after for word, after in pairwise(shlex.split(line)) if word == "--set"], RunConfig
+        )
         for line in told.splitlines()
         if " --set " in line
     )

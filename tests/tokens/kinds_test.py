@@ -7,11 +7,15 @@ import pytest
 import tokenizers
 
 from evaluation.scorers import passages
+from tokens.encode_test import run
 from tokens.foreign import folder_of
 from tokens.kinds import KINDS, kind
+from trivium.corpus.document import Document
 from trivium.evaluation.requests import Request
 from trivium.evaluation.windows import encode_all
+from trivium.tokens.config import TokensConfig
 from trivium.tokens.for_text import for_text, without_randomness
+from trivium.tokens.manifest import open_shards
 from trivium.tokens.marks import Marks
 from trivium.tokens.tokenizer import Tokenizer, given_tokenizer, load_tokenizer
 
@@ -93,6 +97,21 @@ def test_letters_of_special_tokens_stay_letters(name: str, tmp_path: Path) -> No
         assert prompt == words.opening + ids
         assert words.decode(ids) == text or not kind(name).lossless
         assert words.decode(ids) == text or name != "Unigram, bytes" or "  " in text
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_documents_end_once_and_are_encoded_as_text_is(name: str, tmp_path: Path) -> None:
+    words = words_of(name, tmp_path / "words")
+    texts = [*PLAIN, *SPECIAL] * 3
+    docs = [Document(str(n), text, "web") for n, text in enumerate(texts)]
+    place = str(tmp_path / "words")
+    config = TokensConfig(vocabulary=words.vocabulary, tokenizer=place, validation_fraction=0.1)
+    manifest, out = run(tmp_path, docs, {"web": 1.0}, config)
+    shards = [open_shards(out, split)["web"] for split in ("train", "validation")]
+    found = [shard[n].tolist() for shard in shards for n in range(len(shard))]
+    expected = [[*words.opening, *words.encode(text), words.end_of_text] for text in texts]
+    assert sorted(found) == sorted(expected) and manifest["end_of_text"] == words.end_of_text
+    assert load_tokenizer(out / "tokenizer.json").identity == words.identity
 
 
 def test_unigram_reads_special_tokens_as_if_it_did_not_have_them(tmp_path: Path) -> None:

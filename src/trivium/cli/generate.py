@@ -20,6 +20,7 @@ from trivium.cli.options import (
     refuse_fields,
     refuse_unused,
 )
+from trivium.cli.run_config import RunConfig
 from trivium.cli.show import say, tell
 from trivium.cli.stage import Result, Run, Stage, is_current, perform
 from trivium.cli.train import joins_torchrun
@@ -81,7 +82,7 @@ def generate(
         if interactive or prompt is not None:
             _stream(run, place, _lines_of_input() if interactive else iter([str(prompt)]))
         else:
-            given = parse_assignments(sets or ()).get("generation", {}).get("sampling", {})
+            given = parse_assignments(sets or (), RunConfig).get("generation", {}).get("sampling", {})
             _print_all(run, place, file, given)
 
 

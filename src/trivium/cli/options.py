@@ -156,7 +156,7 @@ def refuse_idle_curation(sets: list[str] | None, config: CurateConfig) -> None:
 
 def refuse_fields(places: Sequence[str], sets: list[str] | None, law: str) -> None:
     """ConfigError for a setting of one of the places, which are sections, or fields of one."""
-    given = [path for path, _ in leaves(parse_assignments(sets or ()))]
+    given = [path for path, _ in leaves(parse_assignments(sets or (), RunConfig))]
     refused = [path for path in given if any(f"{path}.".startswith(f"{place}.") for place in places)]
     if refused:
         raise ConfigError(f"--set {', '.join(refused)}: {law}")
