@@ -77,7 +77,7 @@ def generate(
         GENERATE.inputs(run)
     from trivium.interchange.target import opened
 
-    with opened(target or out, None if target else run.tokenizer) as found:
+    with opened(target or out) as found:
         place = found.newest, found.tokenizer
         if interactive or prompt is not None:
             _stream(run, place, _lines_of_input() if interactive else iter([str(prompt)]))
@@ -215,7 +215,7 @@ def _samples(run: Run) -> list[dict[str, Any]] | None:
 
     config = run.config.generation
     settings = drawing_of(config, seed=run.config.seed)
-    with opened(run.at.root, run.tokenizer) as found:
+    with opened(run.at.root) as found:
         return _write(run, (found.newest, found.tokenizer), config.prompts, settings)
 
 

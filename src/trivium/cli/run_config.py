@@ -104,8 +104,8 @@ class RunConfig(Config):
         if self.tokens.tokenizer is None and self.tokens.vocabulary <= BYTE_ALPHABET:
             found.append(
                 f"tokens.vocabulary ({self.tokens.vocabulary}) must be {BYTE_ALPHABET + 1} or more where a tokenizer "
-                "is trained: it has an id for every byte and for the end of a text; raise it, or name another tokenizer "
-                "in tokens.tokenizer"
+                "is trained: it has an id for every byte and for the end of a text; raise it, or name another one in "
+                "tokens.tokenizer"
             )
         machines = (HERE, *machine_names())
         if is_machine_file(self.machine):

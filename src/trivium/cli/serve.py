@@ -46,7 +46,7 @@ def serve(
     keys = read_keys(Path(config.keys)) if config.keys else None
     with (
         _listener(config) as place,  # first: a port that is taken is told before a model is read
-        opened(target or out, None if target else run.tokenizer) as found,
+        opened(target or out) as found,
     ):
         writer = Writer(NativeScorer.open(found.newest, found.tokenizer), together=config.together)
         name = (found.run or target or out).resolve().name
