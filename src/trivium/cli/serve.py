@@ -52,6 +52,11 @@ def serve(
         name = (found.run or target or out).resolve().name
         application = create_app(writer, config, name=name, keys=keys, seed=run.config.seed)
         say(f"serving {name} ({found.newest.name}) at {_address(place)}")
+        if writer.tokenizer.opening:
+            begin = writer.tokenizer.decode(writer.tokenizer.opening)
+            say(
+                f"  prompts of text begin with {begin}, token ids are taken as given; lm_eval: add_bos_token=True"
+            )
         server = uvicorn.Server(uvicorn.Config(application, **uvicorn_options(config)))
         with suppress(KeyboardInterrupt):  # the way to end it
             server.run(sockets=[place])
