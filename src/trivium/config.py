@@ -174,8 +174,11 @@ def _texts_typed(text: str) -> Any:
     value = read_yaml(text)
     if not isinstance(value, list) or any(isinstance(one, list | dict) for one in value):
         return value
-    node = yaml.compose(text, Loader=yaml.BaseLoader)
-    return [one.value for one in node.value]
+    loader = yaml.BaseLoader(text)  # for which every scalar is a text
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def _has_comment(text: str) -> bool:

@@ -123,7 +123,7 @@ def _print_all(run: Run, place: tuple[Path, Path], file: str | None, given: Mapp
     from trivium.serving.samples import drawing_of
 
     config = run.config.generation
-    read = PromptFile(prompts=config.prompts) if file is None else read_prompts(file)
+    read = PromptFile(prompts=_prompts(run, place[1])) if file is None else read_prompts(file)
     config = config.model_copy(update={"sampling": drawing_for(read, config.sampling, given)})
     _print(_write(run, place, read.prompts, drawing_of(config, seed=run.config.seed)))
 
@@ -216,7 +216,14 @@ def _samples(run: Run) -> list[dict[str, Any]] | None:
     config = run.config.generation
     settings = drawing_of(config, seed=run.config.seed)
     with opened(run.at.root) as found:
-        return _write(run, (found.newest, found.tokenizer), config.prompts, settings)
+        return _write(run, (found.newest, found.tokenizer), _prompts(run, found.tokenizer), settings)
+
+
+def _prompts(run: Run, tokenizer: Path) -> tuple[str, ...]:
+    """The prompts of the config; those of the run's held-out documents where it names none."""
+    from trivium.serving.prompts import default_prompts
+
+    return run.config.generation.prompts or default_prompts(tokenizer)
 
 
 def _lines(result: Result) -> list[str]:
