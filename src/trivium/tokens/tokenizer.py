@@ -8,9 +8,9 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import takewhile
+from itertools import chain, takewhile
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,13 @@ class Tokenizer:
     text.
     """
 
-    def __init__(self, description: str, marks: Marks = Marks()) -> None:
-        """`description`: the JSON text of the Hugging Face tokenizers library."""
+    def __init__(
+        self, description: str, marks: Marks = Marks(), library: tokenizers.Tokenizer | None = None
+    ) -> None:
+        """`description`: the JSON text of the Hugging Face tokenizers library. library: the same, read already."""
         self.description, self.marks = description, marks
-        self._library = tokenizers.Tokenizer.from_str(description)  # decodes, and knows all tokens by name
-        self._library.no_truncation()
-        self._library.no_padding()
+        # Decodes, and knows all tokens by name.
+        self._library = library or _read(description)
 
     @cached_property
     def _for_text(self) -> str:
@@ -58,16 +59,12 @@ class Tokenizer:
 
     @cached_property
     def _encoder(self) -> tokenizers.Tokenizer:
-        library = tokenizers.Tokenizer.from_str(self._for_text)
-        library.encode_special_tokens = True  # they are text where text has them
-        library.no_truncation()
-        library.no_padding()
-        return library
+        return self._library if self._for_text == self.description else _read(self._for_text)
 
     @cached_property
     def vocabulary(self) -> int:
         """The largest id and one: number of ids a model needs."""
-        return 1 + max(self.words().values(), default=-1)
+        return 1 + max(self._words.values(), default=-1)
 
     @cached_property
     def bulk(self) -> tiktoken.Encoding | None:
@@ -96,7 +93,7 @@ class Tokenizer:
     @cached_property
     def _with_special_tokens(self) -> tokenizers.Encoding:
         """A short text with all that the description's last step adds to one."""
-        encodings = (self._library.encode(text) for text in ("a", *self.words()))
+        encodings = (self._library.encode(text) for text in chain(("a",), self._words))
         # Without a token of the text, it would not show whether special tokens stand before or after it.
         return next((e for e in encodings if not all(e.special_tokens_mask)), self._library.encode(""))
 
@@ -120,8 +117,12 @@ class Tokenizer:
 
     def without_opening(self) -> "Tokenizer":
         """The same, of documents that begin with their text."""
-        bare = Tokenizer(self.description, Marks(self.marks.end))
-        return Tokenizer(self.description, Marks(self.marks.end, opens=False)) if bare.opening else bare
+        bare = self.with_marks(Marks(self.marks.end))
+        return self.with_marks(Marks(self.marks.end, opens=False)) if bare.opening else bare
+
+    def with_marks(self, marks: Marks) -> "Tokenizer":
+        """The same, whose documents end and begin with other tokens."""
+        return Tokenizer(self.description, marks, self._library)
 
     @cached_property
     def is_concatenative(self) -> bool:
@@ -134,7 +135,7 @@ class Tokenizer:
         """Ids of single bytes, where a run of them is read together: one that makes no character spoils them all."""
         if '"ByteFallback"' not in json.dumps(json.loads(self.description).get("decoder")):
             return frozenset()
-        return frozenset(id for token, id in self.words().items() if BYTE.fullmatch(token))
+        return frozenset(id for token, id in self._words.items() if BYTE.fullmatch(token))
 
     @property
     def unknown(self) -> str:
@@ -226,8 +227,8 @@ class Tokenizer:
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
-        words, tokens = self.words(), (*self.special, self.marks.end, self.marks.begin, self.unknown)
-        return frozenset(words[token] for token in tokens if token in words)
+        tokens = {*self.special, self.marks.end, self.marks.begin, self.unknown}
+        return frozenset(number for token, number in self._words.items() if token in tokens)
 
     def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
         """The text that ids add to that of the ids before them."""
@@ -237,11 +238,15 @@ class Tokenizer:
 
     def words(self) -> dict[str, int]:
         """Every token, in the library's spelling, and its id."""
+        return dict(self._words)
+
+    @cached_property
+    def _words(self) -> Mapping[str, int]:
         return dict(self._library.get_vocab())
 
     def spelled(self) -> dict[int, str]:
         """Every id, and its token."""
-        return {number: token for token, number in self.words().items()}
+        return {number: token for token, number in self._words.items()}
 
     @property
     def special(self) -> list[str]:
@@ -292,7 +297,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     DataError when it is missing or damaged, lacks the mark that ends or begins its documents, or several may end them.
     """
     path = Path(path)
-    found = Tokenizer(_description(path))
+    found = _opened(path)
     said = beside(path, found.spelled())
     ends = next(iter(said.ends.values()), (END_OF_TEXT,))
     marks = Marks(ends[0], said.begin, said.opens)
@@ -303,7 +308,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             f"{path} {problem}, with which its documents end or begin; name one that it has as eos_token or bos_token "
             f"in {path.with_name(CONFIG)}"
         )
-    return Tokenizer(found.description, marks)
+    return found.with_marks(marks)
 
 
 def given_tokenizer(place: str, end: str | None = None) -> Tokenizer:
@@ -319,14 +324,14 @@ def given_tokenizer(place: str, end: str | None = None) -> Tokenizer:
             f"tokens.tokenizer: {path} does not exist; give a tokenizer.json of Hugging Face tokenizers, or a "
             "folder that holds one"
         )
-    found = Tokenizer(_description(path))
+    found = _opened(path)
     said = beside(path, found.spelled())
     marks = Marks(_one_end(found, said, end, path), said.begin, said.opens)
     if said.begin is not None and said.begin not in found.words():
         raise DataError(
             f"{path} has no token {said.begin}, which {CONFIG} beside it names as bos_token; mend that"
         )
-    tokenizer = Tokenizer(found.description, marks)
+    tokenizer = found.with_marks(marks)
     if tokenizer.end_of_text in tokenizer.encode(_WRITTEN.format(marks.end)):
         raise ConfigError(
             f"tokens.end_of_text is {marks.end!r}, an ordinary piece of {path}: a text that contains it would end "
@@ -362,8 +367,16 @@ def _choose(tokens: Sequence[str]) -> str:
     return f"name one of {', '.join(tokens[:_SHOWN])}{more} with --set, as --set {example}"
 
 
-def _description(path: Path) -> str:
-    """The content of a file that the library can read."""
+def _read(description: str) -> tokenizers.Tokenizer:
+    library = tokenizers.Tokenizer.from_str(description)
+    library.encode_special_tokens = True  # they are text where text has them
+    library.no_truncation()
+    library.no_padding()
+    return library
+
+
+def _opened(path: Path) -> Tokenizer:
+    """A file that the library can read, with no marks of its own."""
     try:
         description = path.read_bytes().decode("utf-8")
     except OSError as error:
@@ -371,15 +384,15 @@ def _description(path: Path) -> str:
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8 text: it was damaged; run `trivium tokenize` again") from None
     try:
-        # Some damage shows only when a text is encoded.
-        tokenizers.Tokenizer.from_str(description).encode("a")
+        library = _read(description)
+        library.encode("a")  # some damage shows only when a text is encoded
     except (KeyboardInterrupt, SystemExit):
         raise
     except (
         BaseException
     ) as error:  # the library raises bare Exception for most damage, and its panics are not even one
         raise DataError(f"{path} is not a tokenizer ({error}); run `trivium tokenize` again") from None
-    return description
+    return Tokenizer(description, library=library)
 
 
 def tokenizer_file(place: str) -> Path:
