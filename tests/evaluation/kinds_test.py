@@ -14,8 +14,9 @@ from tokens.kinds_test import PAIRS
 from trivium.checkpoint.load import Checkpoint
 from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.harness import HarnessModel
-from trivium.evaluation.requests import Request
+from trivium.evaluation.requests import Request, Sampling
 from trivium.interchange.export import export_hf
+from trivium.serving.writer import Writer
 from trivium.tokens.tokenizer import given_tokenizer
 
 pytestmark = pytest.mark.broad
@@ -66,3 +67,6 @@ def test_scores_are_those_of_the_harness_on_the_exported_folder(name, tmp_path):
     copies = [[(t, dict(s)) for t, s in until] for _ in range(2)]
     written = theirs.generate_until(asked("generate_until", copies[0]), disable_tqdm=True)
     assert ours.generate_until(asked("generate_until", copies[1])) == written
+    greedy = Sampling(temperature=0, max_tokens=8)
+    prompts = [t[:60] for t in TEXTS[:3]]
+    assert scorer.generate(prompts, settings=greedy) == Writer(scorer).generate(prompts, settings=greedy)

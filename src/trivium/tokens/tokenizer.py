@@ -193,6 +193,8 @@ class Tokenizer:
         found: list[list[int] | None] = [None] * len(pairs)
         for letter in ("", *_NEUTRAL):
             left = [n for n, ids in enumerate(found) if ids is None]
+            if not left:
+                break
             cut = self.encode(letter)
             for n, ids in zip(left, self.encode_batch([letter + pairs[n][1] for n in left]), strict=True):
                 rest = ids[len(cut) :]
