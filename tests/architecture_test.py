@@ -51,7 +51,7 @@ MAY_IMPORT = {
         "plan",
     },
     # corpus: contamination is found with the n-grams that curation cuts out
-    "evaluation": {"model", "tokens", "checkpoint", "parallel", "plan", "corpus"},
+    "evaluation": {"model", "tokens", "checkpoint", "interchange.target", "parallel", "plan", "corpus"},
     "bias": {"evaluation"},
     "reproduction": {
         "planner",

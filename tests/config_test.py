@@ -116,8 +116,63 @@ def test_yaml_that_is_not_plain_data_is_refused_at_once(text: str, says: str):
     "text", ["my #run/x", "#1", "a: b", "1e3", "null", "it's", 'say "x" #2', "runs/demo", "ü\n", ""]
 )
 def test_a_text_that_is_written_as_a_value_is_that_text(text: str):
-    assert parse_assignments([f"training.start_from={as_value(text)}"]) == {"training": {"start_from": text}}
+    assert parse_assignments([f"start_from={as_value(text)}"], TrainingConfig) == {"start_from": text}
     assert as_value("runs/demo") == "runs/demo"
+
+
+class Texts(Config):
+    text: str = "x"
+    some: Annotated[str, Field(min_length=1)] | None = None
+    mode: Literal["on", "off"] = "on"
+    many: tuple[str, ...] = ()
+    either: str | int = 0
+
+
+class Inside(Config):
+    texts: Texts = Texts()
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "[SEP]",
+        "[SEP",
+        "{a",
+        "no",
+        "1e3",
+        "010",
+        "2024-13-45",
+        "*end",
+        "<|end|>",
+        "a #b",
+        "#",
+        "a: b",
+        "@x",
+        '"a" b',
+    ],
+)
+def test_field_of_text_takes_what_is_typed_as_text(typed: str):
+    for field in ("text", "some"):
+        tree = parse_assignments([f"texts.{field}={typed}"], Inside)
+        assert getattr(build(Inside, tree).texts, field) == typed
+        as_printed = parse_assignments([f"texts.{field}={as_value(typed)}"], Inside)
+        assert as_printed == tree
+
+
+def test_quoted_text_is_what_stands_between_the_quotes_and_null_is_nothing():
+    def typed(text: str) -> Texts:
+        return build(Inside, parse_assignments([f"texts.{text}"], Inside)).texts
+
+    assert typed('some="[SEP]"').some == typed("some='[SEP]'").some == "[SEP]"
+    assert typed("some=null").some is None and typed('some="null"').some == "null"
+    assert typed("text=null").text == "null"  # which cannot be nothing
+    assert typed("mode=off").mode == "off"
+    assert typed("many=[no, 1e3, 010, null]").many == ("no", "1e3", "010", "null")
+    assert typed("either=3").either == 3
+    for text in ("null", " a", "a\nb", "\x1b[1m"):
+        assert typed(f"some={as_value(text)}").some == text != as_value(text)
+    with pytest.raises(ConfigError, match=r'texts.text is \["SEP"\]; it must be text: put it in quotes$'):
+        build(Inside, {"texts": {"text": ["SEP"]}})
 
 
 def test_a_value_is_not_cut_where_yaml_sees_a_comment():

@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar, get_args
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
@@ -17,7 +18,6 @@ from trivium.untrusted import CONFIG_BYTES, DOCUMENT_BYTES, MOST_LEVELS, parse_j
 
 MOST_BASES = 32  # files that a preset inherits from, one through the other
 MOST_PROBLEMS = 20  # that one message lists
-_COMMENT = re.compile(r"(^|\s)#")
 _EXPONENT = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d+\Z")
 _EXPONENT_TAG = "tag:trivium:exponent"
 _EXACT_BELOW = 2**53  # whole numbers that a float holds, each as itself
@@ -122,8 +122,13 @@ def changes(base: Mapping[str, Any], wanted: Mapping[str, Any]) -> Tree:
     return found
 
 
-def parse_assignments(assignments: Iterable[str]) -> Tree:
-    """`a.b=value` texts as one tree, so that their order never matters; values are YAML scalars or lists."""
+def parse_assignments(assignments: Iterable[str], model: type[BaseModel] | None = None) -> Tree:
+    """`a.b=value` texts as one tree, so that their order never matters.
+
+    Values are YAML scalars or lists. model: the config they override, in which a field of text takes what is typed as
+    text, whatever it is in YAML: `[SEP]`, `no`, `1e3`, `a #b`. There, `null` is nothing if the field may be nothing,
+    and a quoted text is what stands between the quotes.
+    """
     tree: Tree = {}
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
@@ -140,15 +145,79 @@ def parse_assignments(assignments: Iterable[str]) -> Tree:
                 f"'{path}' is given twice ({node[field]} and {text}), by --set or by an option that stands for it; "
                 "give it once"
             )
+        kinds = _kinds_at(model, (*sections, field))
+        if _are_text(kinds):
+            node[field] = _text_typed(text, may_be_nothing=type(None) in kinds)
+            continue
         try:
-            node[field] = read_yaml(text)
+            node[field] = _texts_typed(text) if _are_texts(kinds) else read_yaml(text)
         except yaml.YAMLError:
             raise ConfigError(f"--set '{assignment}': '{text}' is not a YAML value; quote it") from None
         if node[field] is not None and _has_comment(text):
             raise ConfigError(
-                f"--set '{assignment}': in YAML a comment begins at its '#'; quote the value: {path}={as_value(text)}"
+                f"--set '{assignment}': in YAML a comment begins at its '#'; quote the value: "
+                f"{path}={json.dumps(text, ensure_ascii=False)}"
             )
     return tree
+
+
+def _kinds_at(model: type[BaseModel] | None, path: tuple[str, ...]) -> set[Any]:
+    """The types that the value of a field may have, without their constraints; none of a field that does not exist."""
+    owner = None if model is None else _owner(model, path[:-1])
+    field = None if owner is None else owner.model_fields.get(path[-1])
+    return set() if field is None else set(_kinds(field.annotation))
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    if get_origin(annotation) is Annotated:
+        yield from _kinds(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, UnionType):
+        for choice in get_args(annotation):
+            yield from _kinds(choice)
+    else:
+        yield annotation
+
+
+def _are_text(kinds: Iterable[Any]) -> bool:
+    """Whether a value of these types is text, or nothing."""
+    values = [kind for kind in kinds if kind is not type(None)]
+    return bool(values) and all(
+        kind is str or (get_origin(kind) is Literal and all(isinstance(one, str) for one in get_args(kind)))
+        for kind in values
+    )
+
+
+def _are_texts(kinds: Iterable[Any]) -> bool:
+    """Whether a value of these types is a list of texts, or nothing."""
+    values = [kind for kind in kinds if kind is not type(None)]
+    return bool(values) and all(
+        get_origin(kind) in (list, tuple)
+        and all(one is Ellipsis or _are_text(set(_kinds(one))) for one in get_args(kind))
+        for kind in values
+    )
+
+
+def _text_typed(text: str, *, may_be_nothing: bool) -> str | None:
+    """What a field of text takes: the text itself, unless YAML reads it as another text, or as nothing."""
+    try:
+        value = read_yaml(text)
+        if _has_comment(text) or not isinstance(value, str | None):
+            return text
+    except yaml.YAMLError:
+        return text
+    return text if value is None and not may_be_nothing else value
+
+
+def _texts_typed(text: str) -> Any:
+    """What a field of several texts takes: items of a list are texts, whatever they are in YAML (`[no, 1e3]`)."""
+    value = read_yaml(text)
+    if not isinstance(value, list) or any(isinstance(one, list | dict) for one in value):
+        return value
+    loader = yaml.BaseLoader(text)  # for which every scalar is a text
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def _has_comment(text: str) -> bool:
@@ -162,12 +231,9 @@ def _has_comment(text: str) -> bool:
 
 
 def as_value(text: str) -> str:
-    """What to write after `field=` so that the value is this text; most are written as they are."""
-    try:
-        same = not _COMMENT.search(text) and read_yaml(text) == text
-    except yaml.YAMLError:
-        same = False
-    return text if same else json.dumps(text, ensure_ascii=False)
+    """What to write after `field=` of a field of text so that the value is this text; most are written as they are."""
+    as_it_is = text.isprintable() and _text_typed(text, may_be_nothing=True) == text
+    return text if as_it_is else json.dumps(text, ensure_ascii=False)
 
 
 def build(model: type[ModelT], tree: Mapping[str, Any]) -> ModelT:
@@ -478,6 +544,8 @@ def _explain(model: type[Config], error: Any) -> str:
         if value is None:
             return f"{path} is null; it must be a list: write [], or quote what YAML takes for nothing, as ['###']"
         return f"{path} is {told}; it must be a list: write [{value}]"
+    if error["type"] == "string_type":
+        return f"{path} is {told}; it must be text: put it in quotes"
     law = error["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return (
         f"{path} is {told}: {law}"

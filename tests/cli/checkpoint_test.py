@@ -5,7 +5,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,10 +19,13 @@ from trivium.checkpoint.lease import holding
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.save import save
 from trivium.cli import main as entry
-from trivium.config import parse_assignments, to_tree
+from trivium.cli.options import DEFAULT_OUT, open_asked
+from trivium.cli.run_config import Given, resolve
+from trivium.config import to_tree
+from trivium.interchange.target import opened
 from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box
-from trivium.tokens.tokenizer import train_tokenizer
+from trivium.tokens.tokenizer import load_tokenizer, train_tokenizer
 from trivium.training.state import fragments
 from trivium.training.trainer import Trainer
 
@@ -169,8 +171,11 @@ def test_an_average_is_exported_and_its_steps_are_named(call, run: Path) -> None
 def test_export_and_import_go_round(call, run: Path) -> None:
     assert call("export", "--to", "hf", str(run / "hf"), "20")[0] == 0
     code, told = call("import", "--from", "hf", str(run / "hf"))
-    assert code == 0 and "--set training.start_from=" in told and "plan.model.layers=4" in told
-    assert f"trivium evaluate {run / 'hf'}" in told
+    preset = run / "imported" / "preset.yaml"
+    assert code == 0 and f"trivium train --preset {preset} --tokens DIR --out {run}" in told
+    assert (
+        resolve(Given(str(preset))).plan.model == Checkpoint.open(run / "imported" / step_name(0)).plan.model
+    )
     one, two = Checkpoint.open(folder(run, 20)), Checkpoint.open(run / "imported" / step_name(0))
     box = Box((0, 0), (72, 24))
     name = "weights/layers.2.attention.qkv.weight"
@@ -178,19 +183,52 @@ def test_export_and_import_go_round(call, run: Path) -> None:
     assert call("export", "--to", "onnx", str(run / "x"))[0] == 2
 
 
-def test_what_an_import_says_to_type_is_read_as_it_is_meant(call, run: Path) -> None:
-    folder = run / "hf #2"
-    assert call("export", str(folder), "20")[0] == 0
-    train_tokenizer(["some words"] * 3, 260).save(folder / "tokenizer.json")
-    told = call("import", str(folder), "--to", str(run / "imported #2"))[1]
-    tokens, trained = (
-        parse_assignments([after for word, after in pairwise(shlex.split(line)) if word == "--set"])
-        for line in told.splitlines()
-        if " --set " in line
+def test_import_carries_the_tokenizer_and_its_printed_commands_are_valid(call, run: Path) -> None:
+    """Under names that a shell and YAML read otherwise where they are not quoted."""
+    folder, root = run / "hf #2", run / "imported #2"
+    trainer = Trainer(small(model={"vocabulary": 300}), Mesh.single(), seed=7, rule=RULE)
+    about = {"plan": to_tree(trainer.plan)}
+    path = save(run / "training" / "checkpoints", 30, fragments(trainer), Mesh.single(), about)
+    assert call("export", str(folder), str(path))[0] == 0
+    words = train_tokenizer(["some words"] * 3, 260, "</s>")
+    words.save(folder / "tokenizer.json")
+    drawn = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": words.end_of_text}
+    (folder / "generation_config.json").write_text(json.dumps(drawn))
+    shutil.rmtree(run / "training")
+    code, told = call("import", str(folder), "--to", str(root))
+    assert code == 0 and "documents end with </s>" in told
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (root / name).read_bytes() == (folder / name).read_bytes()
+    commands = [shlex.split(line) for line in told.replace("ask it: ", "").splitlines() if "trivium " in line]
+    assert [c[1] for c in commands] == ["generate", "corpus", "train"] and max(map(len, commands)) <= 6
+    assert commands[0][2] == str(root)
+
+    config = resolve(Given(commands[1][3])).checked()
+    assert config.training.start_from == str(root / step_name(0))
+    assert config.tokens.tokenizer == str(root / "tokenizer.json") and config.tokens.vocabulary == 260
+    assert config.plan.model == Checkpoint.open(root / step_name(0)).plan.model
+    assert config.plan.layout.world_size == 1
+    assert (config.generation.sampling.temperature, config.generation.sampling.top_p) == (0.6, 0.9)
+    assert open_asked(root, DEFAULT_OUT, None, None).config == config  # how it draws holds where it is asked
+    with opened(root) as target:
+        assert target.tokenizer == root / "tokenizer.json"
+        assert load_tokenizer(target.tokenizer).identity == words.identity
+    root.rename(run / "moved")
+    assert resolve(Given(str(run / "moved" / "preset.yaml"))).training.start_from == str(
+        run / "moved" / step_name(0)
     )
-    assert tokens["tokens"]["tokenizer"] == str(folder.resolve())
-    assert trained["training"]["start_from"] == str((run / "imported #2" / step_name(0)).resolve())
-    assert trained["plan"]["model"]["qkv_bias"] is False and "qkv_bias=false" in told
+
+
+def test_import_does_not_overwrite_a_preset_or_another_tokenizer(call, run: Path) -> None:
+    assert call("export", str(run / "hf"), "20")[0] == 0
+    train_tokenizer(["some words"] * 3, 260).save(run / "hf" / "tokenizer.json")
+    for name in ("tokenizer.json", "preset.yaml"):
+        (run / f"to {name}").mkdir()
+        (run / f"to {name}" / name).write_text("{}")
+        code, told = call("import", str(run / "hf"), "--to", str(run / f"to {name}"))
+        assert (
+            code == 2 and "choose another --to" in told and not (run / f"to {name}" / step_name(0)).exists()
+        )
 
 
 def test_a_checkpoint_of_another_run_is_exported_with_that_runs_tokenizer(

@@ -1,5 +1,6 @@
 """`trivium config`: what it shows fits a terminal, and every field is explained where it is defined."""
 
+import json
 import re
 import sys
 
@@ -50,7 +51,12 @@ def test_no_line_is_wider_than_the_terminal(
 
 
 def test_long_values_go_on_in_the_next_line_and_lose_nothing(say) -> None:
-    _, told, _ = say("show", "generation.prompts")
+    prompts = [
+        "The function returns the",
+        "If the argument is not a string, an exception is",
+        "This module has",
+    ]
+    _, told, _ = say("show", "generation.prompts", "--set", f"generation.prompts={json.dumps(prompts)}")
     assert (
         "".join(line[line.index("  ") :].replace(" ", "") for line in told.splitlines()[1:]).count('"') == 6
     )

@@ -160,6 +160,14 @@ def test_files_that_an_inherited_config_names_are_found_beside_it(tmp_path):
     assert resolve(Given(str(tmp_path / "sub" / "theirs.yaml"))).machine == str(tmp_path / "sub/theirs.yaml")
 
 
+def test_only_a_tokenizer_from_elsewhere_may_have_less_than_all_bytes():
+    fields = ("plan.model.vocabulary=65", "tokens.vocabulary=65")
+    (problem,) = resolve(Given("demo", fields)).problems()
+    assert problem.startswith("tokens.vocabulary (65) must be 257 or more")
+    given = ("plan.model.vocabulary=65", "tokens.tokenizer=letters.json")
+    assert resolve(Given("demo", given)).problems() == []
+
+
 @pytest.mark.parametrize("actions", [1, 1000])
 def test_rows_in_the_place_of_their_file_are_refused(actions):
     with pytest.raises(ConfigError, match="plan.rows: .*F0.0 .*cannot be read as text"):

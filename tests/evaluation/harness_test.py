@@ -11,16 +11,17 @@ from lm_eval.api.instance import Instance
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from evaluation import hflm
-from evaluation.models import FAMILIES, TEXTS, plan_of, write_checkpoint
+from evaluation.models import FAMILIES, TEXTS, TOKENIZER, plan_of, write_checkpoint
 from ranks import on_ranks
 from trivium.checkpoint.load import Checkpoint
-from trivium.errors import ConfigError
+from trivium.errors import ConfigError, DataError
 from trivium.evaluation import harness
 from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.harness import HarnessModel
 from trivium.evaluation.requests import Request
 from trivium.evaluation.windows import rolling_windows
 from trivium.interchange.export import export_hf
+from trivium.interchange.target import opened
 from trivium.parallel.launch import Place
 
 PAIRS = [
@@ -149,8 +150,23 @@ def test_the_harness_finds_the_model_by_its_name():
     from lm_eval.api.registry import get_model
 
     assert get_model("trivium") is HarnessModel
-    with pytest.raises(ConfigError, match="both are needed"):
-        HarnessModel(checkpoint="x")
+    with pytest.raises(ConfigError, match="no model is named"):
+        HarnessModel()
+
+
+def test_the_tokenizer_is_found_as_generate_finds_it(tmp_path):
+    """Of a run, of one of its checkpoints, and of a Hugging Face folder."""
+    for name in ("training", "tokens"):
+        (tmp_path / name).mkdir()
+    checkpoint = write_checkpoint(tmp_path / "training", plan_of())
+    TOKENIZER.save(tmp_path / "tokens" / "tokenizer.json")
+    (tmp_path / "training" / "tokenizer.json").unlink()
+    export_hf(Checkpoint.open(checkpoint), tmp_path / "hf", tokenizer=tmp_path / "tokens" / "tokenizer.json")
+    for place in (tmp_path, checkpoint, tmp_path / "hf"):
+        with opened(place) as target:
+            expected = NativeScorer.open(target.newest, target.tokenizer).loglikelihood_rolling([TEXTS[0]])
+        model = HarnessModel(checkpoint=str(place))
+        assert model.loglikelihood_rolling(asked("rolling", [(TEXTS[0],)])) == expected
 
 
 @pytest.mark.parametrize(
@@ -160,7 +176,7 @@ def test_an_argument_that_would_change_nothing_is_refused(name, hint):
     added = {"batch_size": 1, "max_batch_size": 64, "device": "cpu"}
     with pytest.raises(ConfigError, match=rf"model_args {name}=2: .*{hint}"):
         HarnessModel.create_from_arg_obj({"checkpoint": "x", "tokenizer": "y", name: 2}, added)
-    with pytest.raises(ConfigError, match="both are needed"):  # of what the harness adds nothing is said
+    with pytest.raises(DataError, match="x does not exist"):  # of what the harness adds nothing is said
         HarnessModel.create_from_arg_obj({"checkpoint": "x", "trust_remote_code": True}, added)
 
 

@@ -1,8 +1,18 @@
+from pathlib import Path
+
 import pytest
 
+from tokens.curated import prose
+from tokens.encode_test import run as tokenize_documents
+from tokens.foreign import folder_of
+from tokens.kinds import TEXTS, kind
+from trivium.corpus.document import Document
 from trivium.errors import ConfigError, DataError, TriviumError
 from trivium.serving.config import Drawing
-from trivium.serving.prompts import categories, drawing_for, read_prompts
+from trivium.serving.prompts import NEUTRAL, categories, default_prompts, drawing_for, read_prompts
+from trivium.tokens.config import TokensConfig
+from trivium.tokens.manifest import open_shards
+from trivium.tokens.tokenizer import given_tokenizer, load_tokenizer
 
 
 def test_the_categories_of_the_paper_are_shipped_each_with_settings():
@@ -86,3 +96,44 @@ def test_a_file_that_is_missing_or_a_name_misspelt_is_refused(tmp_path):
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match="not UTF-8"):
         read_prompts(str(tmp_path / "b.txt"))
+
+
+def tokens_of(tmp_path: Path, docs: list[Document], **more) -> Path:
+    """The folder of a run's tokens, of which a third is held out."""
+    sources = {doc.source: 1.0 for doc in docs}
+    config = TokensConfig(**{"vocabulary": 300, "validation_fraction": 0.3, **more})
+    return tokenize_documents(tmp_path, docs, sources, config)[1]
+
+
+def test_default_prompts_are_beginnings_of_held_out_documents_of_every_source(tmp_path):
+    docs = [Document(f"{s}{n}", f"\n{s} {prose(n, 60)}", s) for s in ("news", "law") for n in range(20)]
+    folder = tokens_of(tmp_path, docs)
+    prompts = default_prompts(folder / "tokenizer.json")
+    words = load_tokenizer(folder / "tokenizer.json")
+    shards = open_shards(folder, "validation").values()
+    held_out = [words.decode_text(shard[n]) for shard in shards for n in range(len(shard))]
+    assert len(set(prompts)) == 3 and {p.split()[0] for p in prompts} == {"news", "law"}
+    for prompt in prompts:
+        (text,) = (t for t in held_out if t.lstrip().startswith(prompt))
+        assert len(prompt.split()) == 8 and text.lstrip()[len(prompt)].isspace()
+
+
+@pytest.mark.parametrize("name", ["SentencePiece BPE", "Unigram, T5", "WordPiece"])
+def test_default_prompts_have_no_special_tokens(tmp_path, name):
+    place = folder_of(tmp_path / "words", kind(name).description, tokenizer_config=kind(name).config)
+    docs = [Document(str(n), TEXTS[0], "web") for n in range(20)]
+    size = given_tokenizer(str(place)).vocabulary
+    prompts = default_prompts(
+        tokens_of(tmp_path, docs, tokenizer=str(place), vocabulary=size) / "tokenizer.json"
+    )
+    assert len(prompts) == 1 and TEXTS[0].lower().startswith(prompts[0].lower())
+
+
+def test_default_prompts_of_texts_without_spaces_and_of_no_texts(tmp_path):
+    docs = [Document(str(n), f"{n}{'文字の文章を書く' * 9}", "web") for n in range(20)]
+    prompts = default_prompts(tokens_of(tmp_path, docs) / "tokenizer.json")
+    assert len(prompts) == 3 and all(len(p) == 16 and "文字" in p for p in prompts)
+    (tmp_path / "bare").mkdir()
+    bare = tokens_of(tmp_path / "bare", [Document(str(n), "x", "web") for n in range(20)])
+    assert default_prompts(bare / "tokenizer.json") == NEUTRAL
+    assert default_prompts(tmp_path / "tokenizer.json") == NEUTRAL  # of a model without a run

@@ -26,10 +26,6 @@ def test_the_draws_depend_on_the_seed_of_the_run_and_on_that_of_the_sampling():
     assert len({seed(1, 0), seed(2, 0), seed(1, 1)}) == 3
 
 
-def test_three_prompts_are_the_default():
-    assert len(GenerationConfig().prompts) == 3
-
-
 def test_parts_of_a_character_are_told_with_the_character_that_they_make():
     text = "Item 🎉 語é opens"
     ids = [*TOKENIZER.encode(text), TOKENIZER.end_of_text]

@@ -18,14 +18,21 @@ uvicorn = pytest.importorskip("uvicorn")
 import requests  # noqa: E402
 from starlette.testclient import TestClient  # noqa: E402
 
-from evaluation.models import TEXTS, TOKENIZER, plan_of, scorer_of  # noqa: E402
+from evaluation.models import TEXTS, TOKENIZER, plan_of, scorer_of, write_checkpoint  # noqa: E402
+from tokens.foreign import folder_of  # noqa: E402
+from tokens.kinds import kind  # noqa: E402
+from trivium.checkpoint.load import Checkpoint  # noqa: E402
 from trivium.cli.serve import uvicorn_options  # noqa: E402
 from trivium.errors import DataError  # noqa: E402
+from trivium.evaluation.answer import NativeScorer  # noqa: E402
 from trivium.evaluation.requests import Request  # noqa: E402
+from trivium.interchange.export import export_hf  # noqa: E402
 from trivium.serving.app import create_app  # noqa: E402
+from trivium.serving.ask import BOOKS, NEUTRAL  # noqa: E402
 from trivium.serving.config import Drawing, ServeConfig  # noqa: E402
 from trivium.serving.guard import read_keys  # noqa: E402
 from trivium.serving.writer import Writer  # noqa: E402
+from trivium.tokens.tokenizer import given_tokenizer  # noqa: E402
 
 SCORER = scorer_of(plan_of(sequence=96))
 LIMITS = ServeConfig(max_tokens=64, texts=8, queue=4, deadline_seconds=20)
@@ -139,16 +146,71 @@ def test_a_stop_ends_the_tokens_where_it_ends_the_text(client):
 
 def test_what_clients_of_openai_send_is_understood(client):
     optional = ("model", "max_tokens", "temperature", "top_p", "n", "stop", "logprobs", "echo", "stream", "user",
-                "stream_options", "frequency_penalty", "presence_penalty", "best_of", "top_k")  # fmt: skip
+                "stream_options", "best_of", "top_k", "logit_bias", "seed", *NEUTRAL, *BOOKS)  # fmt: skip
     bare = {"prompt": "Item 7 opens", "seed": 1}
-    neutral = {"user": "me", "frequency_penalty": 0, "presence_penalty": 0.0, "best_of": 1}
-    answers = [
-        client.post("/v1/completions", json={**bare, **more}).json()["choices"]
-        for more in ({}, dict.fromkeys(optional), neutral)
+    # langchain_openai sends these with every request; LangChain before it sent logit_bias and best_of, too
+    langchain = {
+        "max_tokens": 16,
+        "temperature": 1.0,
+        "top_p": 1,
+        "frequency_penalty": 0,
+        "presence_penalty": 0.0,
+    }
+    langchain |= {"n": 1, "logit_bias": {}, "best_of": 1, "user": "me", "suffix": None, "stop": None}
+    neutral = {name: values[0] for name, values in NEUTRAL.items() if values}
+    more = [
+        {},
+        {**dict.fromkeys(optional), "seed": 1},
+        langchain,
+        neutral,
+        {"logit_bias": {"5": 0, "7": 0.0}},
     ]
-    assert answers[0] == answers[1] == answers[2]
-    for wrong in ({"prompt": None}, {"unknown": None}, {"presence_penalty": 0.5}, {"best_of": 2}):
-        assert client.post("/v1/completions", json={**bare, **wrong}).status_code == 400
+    answers = [client.post("/v1/completions", json={**bare, **fields}).json() for fields in more]
+    assert all(answer["choices"] == answers[0]["choices"] for answer in answers)
+    assert ask(client, n=2, best_of=2).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"prompt": None}, "prompt: field required"),
+        ({"unknown": None}, "unknown: extra inputs are not permitted"),
+        (
+            {"presence_penalty": 0.5},
+            "presence_penalty: this server does not apply 0.5; leave the field out, or give 0 or null",
+        ),
+        ({"frequency_penalty": False}, "frequency_penalty: this server does not apply false; leave"),
+        ({"best_of": 2}, "best_of: this server does not apply 2; leave the field out, or give 1 or n"),
+        ({"logit_bias": {"5": -100}}, "logit_bias: this server does not apply this value; leave"),
+        ({"logit_bias": [0]}, "logit_bias: this server does not apply this value; leave"),
+        (
+            {"suffix": "end"},
+            'suffix: this server does not apply "end"; leave the field out, or give "" or null',
+        ),
+        ({"user": 5}, "user: input should be a valid string"),
+        (
+            {"tools": [{}]},
+            "tools: this server does not apply this value; leave the field out, or give [] or null",
+        ),
+        ({"seed": 1.5}, "seed: input should be a valid integer"),
+        ({"seed": -(1 << 63) - 1}, "seed: "),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options: input should be false"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_field_that_would_be_ignored_is_an_error_that_names_it(client, wrong, message):
+    answer = client.post("/v1/completions", json={"prompt": "x", **wrong})
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == next(iter(wrong))
+    assert error["message"].startswith(message)
+
+
+def test_a_negative_seed_is_a_seed(client):
+    def texts(seed):
+        return ask(client, seed=seed).json()["choices"]
+
+    assert texts(-5) == texts(-5) != texts(5)
+    assert ask(client, seed=-(1 << 63)).status_code == 200
 
 
 def test_a_stream_ends_with_its_usage_where_that_is_asked_for(client):
@@ -207,7 +269,7 @@ REFUSED = [
     (b'{"prompt": "x", "stop": ""}', 200), (b'{"prompt": "x", "stop": [""]}', 400),
     (b'{"prompt": "x", "stop": ["a", 1]}', 400), (b'{"prompt": "x", "stop": ["\\ud800"]}', 400),
     (b'{"prompt": "x", "stop": "\\ud800"}', 400), (b'{"prompt": "x", "stop": "a\\udfff"}', 400),
-    (b'{"prompt": "x", "seed": -1}', 400), (b'{"prompt": "x", "seed": 9223372036854775808}', 400),
+    (b'{"prompt": "x", "seed": -1}', 200), (b'{"prompt": "x", "seed": 9223372036854775808}', 400),
     (b'{"prompt": "x", "repetition_penalty": 0}', 400), (b'{"prompt": "x", "top_k": 99999999999999999999}', 400),
     (b'{"prompt": "x", "model": "gpt-4"}', 404), (b'{"prompt": "x", "model": "<script>"}', 404),
     (b'{"prompt": "x", "stream": "yes"}', 400), (b'{"prompt": "x", "echo": 1}', 400),
@@ -573,6 +635,47 @@ def test_lm_evals_client_gets_the_log_likelihoods_of_the_scorer(tmp_path):
         found = model.loglikelihood(asked, disable_tqdm=True)
     assert [x for x, _ in found] == pytest.approx([e.loglikelihood for e in expected], abs=1e-4)
     assert [g for _, g in found] == [e.greedy for e in expected]
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("name", ["SentencePiece BPE", "Llama 3", "byte-level", "Unigram"])
+def test_lm_evals_client_agrees_for_every_opening_of_texts(tmp_path, name):
+    """As docs/serving.md says: with add_bos_token where texts begin with a special token, otherwise without."""
+    for library in ("lm_eval", "transformers", "tenacity", "aiohttp"):
+        pytest.importorskip(library, reason="needs lm_eval[api]")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    made = kind(name)
+    words = given_tokenizer(
+        str(folder_of(tmp_path / "words", made.description, tokenizer_config=made.config))
+    )
+    model = {"vocabulary": words.vocabulary, "end_of_text": words.end_of_text}
+    checkpoint = write_checkpoint(tmp_path, plan_of("llama", sequence=96, model=model))
+    words.save(tmp_path / "tokenizer.json")
+    export_hf(Checkpoint.open(checkpoint), tmp_path / "hf", tokenizer=tmp_path / "tokenizer.json")
+    scorer = NativeScorer.open(checkpoint, tmp_path / "tokenizer.json")
+    pairs, texts = [(c[:60], a) for c, a in [*PAIRS, (TEXTS[1], " no")]], [TEXTS[2][:60], "x"]
+    expected = [(a.loglikelihood, a.greedy) for a in scorer.loglikelihood([Request(*p) for p in pairs])]
+
+    def asked(url, **more):
+        client = LocalCompletionsAPI(
+            base_url=f"{url}/v1/completions", model="tiny", tokenizer=str(tmp_path / "hf"), batch_size=2,
+            max_length=scorer.sequence, max_retries=1, **more,
+        )  # fmt: skip
+        found = client.loglikelihood([Instance("loglikelihood", {}, p, 0) for p in pairs], disable_tqdm=True)
+        rolled = client.loglikelihood_rolling(
+            [Instance("loglikelihood_rolling", {}, (t,), 0) for t in texts], disable_tqdm=True
+        )
+        return found, rolled
+
+    with listening(LIMITS, Writer(scorer)) as (url, _):
+        found, rolled = asked(url, **({"add_bos_token": True} if words.opening else {}))
+        if words.opening:  # ids are taken as they are given, without one more in front
+            assert asked(url)[1] != pytest.approx(rolled, abs=1e-2)
+    assert [x for x, _ in found] == pytest.approx([x for x, _ in expected], abs=1e-4)
+    assert [g for _, g in found] == [g for _, g in expected]
+    assert rolled == pytest.approx(scorer.loglikelihood_rolling(texts), abs=1e-3)
 
 
 def test_names_of_the_server_are_compared_without_case():

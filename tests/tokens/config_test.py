@@ -15,7 +15,7 @@ def test_a_dtype_asked_for_is_used():
 
 
 @pytest.mark.parametrize(
-    "field", [{"vocabulary": 256}, {"validation_fraction": 0}, {"validation_fraction": 0.5}]
+    "field", [{"vocabulary": 0}, {"validation_fraction": 0}, {"validation_fraction": 0.5}]
 )
 def test_values_that_cannot_work_are_refused(field):
     with pytest.raises(ConfigError, match=next(iter(field))):

@@ -40,7 +40,11 @@ def test_the_end_is_what_the_files_beside_the_tokenizer_agree_on(tmp_path: Path,
 @pytest.mark.parametrize(
     ("files", "told"),
     [
-        ({}, r"end_of_text is None, but .* has no token <\|endoftext\|>.*one of its own: <unk>, <s>, </s>"),
+        (
+            {},
+            r"end_of_text is null, but .* has no token <\|endoftext\|>.*; name one of </s>, <unk>, <s> with --set, as "
+            "--set 'tokens.end_of_text=</s>'",
+        ),
         ({"tokenizer_config": {"eos_token": "<end>"}}, r"has no token <end>.*tokenizer_config\.json: <end>"),
         ({"generation_config": {"eos_token_id": 900}}, r"has no token id 900"),
         (
@@ -88,11 +92,18 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         given_tokenizer(str(place))
 
 
-def test_an_end_that_a_text_could_write_is_refused(tmp_path: Path) -> None:
+def test_end_that_the_file_does_not_declare_special_is_no_token_of_a_text(tmp_path: Path) -> None:
     tree = json.loads(LLAMA)
     tree["added_tokens"][2]["special"] = False
     place = folder_of(tmp_path / "words", json.dumps(tree), tokenizer_config=OLD)
-    with pytest.raises(ConfigError, match="a text that has these letters would become this token"):
+    words = given_tokenizer(str(place))
+    ids = words.encode("one </s> two")
+    assert words.end_of_text == 2 and 2 not in ids and words.decode(ids) == "one </s> two"
+
+
+def test_end_of_one_ordinary_letter_is_rejected(tmp_path: Path) -> None:
+    place = folder_of(tmp_path / "words", LLAMA, tokenizer_config={"eos_token": "e"})
+    with pytest.raises(ConfigError, match=r"'e', an ordinary piece of .*; name one of </s>, <unk>, <s> with"):
         given_tokenizer(str(place))
 
 

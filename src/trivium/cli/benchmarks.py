@@ -39,7 +39,7 @@ def config_of(shots: str | None, limit: int | None, sets: Sequence[str]) -> Benc
         given["shots"] = [_shots(part.strip()) for part in shots.split(",") if part.strip()]
     if limit is not None:
         given["limit"] = limit
-    return build(BenchmarkConfig, merge(parse_assignments(sets), given))
+    return build(BenchmarkConfig, merge(parse_assignments(sets, BenchmarkConfig), given))
 
 
 def rows_of(asked: Asked) -> tuple[list[Any], dict[str, str]]:

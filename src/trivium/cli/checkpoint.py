@@ -220,35 +220,31 @@ def import_(
     ] = None,
     out: Out = DEFAULT_OUT,
 ) -> None:
-    """Take the weights of a GPT-2, Llama, Mistral, Qwen or OLMo (README names each), to begin a training with."""
-    from trivium.checkpoint.load import Checkpoint
-    from trivium.interchange.bring import import_hf, settings_of
-    from trivium.tokens.tokenizer import given_tokenizer
+    """Take the weights of a GPT-2, Llama, Mistral, Qwen or OLMo (README names each), and the tokenizer beside them.
+
+    A preset beside the new checkpoint trains from it, and holds for `trivium generate` and others that are given it.
+    """
+    from trivium.cli.imported import PRESET, refuse_preset, write_preset
+    from trivium.interchange.bring import import_hf, words_in
 
     _known(source, "--from")
-    path = import_hf(folder, to or out / "imported")
-    if (folder / "tokenizer.json").is_file():
-        try:
-            words = given_tokenizer(str(folder))
-            chosen = [f"tokens.tokenizer={as_value(str(folder.resolve()))}"]
-            chosen += [
-                f"{field}={words.vocabulary}" for field in ("tokens.vocabulary", "plan.model.vocabulary")
-            ]
-            say(f"  make its tokens, of documents that end with {words.marks.end}, with")
-            say(f"  {_command('tokenize', out, chosen)}")
-        except (ConfigError, DataError) as error:  # its weights are there all the same
-            say(f"  to make its tokens: {error}")
-    say(f"  ask it as it lies there: {shlex.join(['trivium', 'evaluate', str(folder)])}")
-    say(f"  {path}; train from it with")
-    model = Checkpoint.open(path).plan.model
-    settings = [f"training.start_from={as_value(str(path.resolve()))}", *settings_of(model)]
-    say(f"  {_command('train', out, settings)} --ranks 1")
-
-
-def _command(verb: str, out: Path, settings: list[str]) -> str:
-    """What to type, in the shell's quotes."""
-    sets = [word for setting in settings for word in ("--set", setting)]
-    return shlex.join(["trivium", verb, "--out", str(out), *sets])
+    root = to or out / "imported"
+    refuse_preset(root)
+    path = import_hf(folder, root)
+    say(f"  {path}")
+    if carried := words_in(folder):
+        say(f"  {', '.join(carried)}: copied beside it")
+    for line in write_preset(path):
+        say(f"  {line}")
+    preset, run = str(root / PRESET), str(out)
+    if not carried:
+        say(f"  {folder} has no tokenizer.json; train from it with tokens that were made with its tokenizer:")
+        say(f"    {shlex.join(['trivium', 'train', '--preset', preset, '--tokens', 'DIR', '--out', run])}")
+        return
+    say(f"  ask it: {shlex.join(['trivium', 'generate', str(root)])}")
+    say("  train from it (on your own text with --corpus PATH):")
+    say(f"    {shlex.join(['trivium', 'corpus', 'run', preset, '--out', run])}")
+    say(f"    {shlex.join(['trivium', 'train', '--out', run])}")
 
 
 def _known(name: str, option: str) -> None:

@@ -20,6 +20,7 @@ from trivium.cli.options import (
     refuse_fields,
     refuse_unused,
 )
+from trivium.cli.run_config import RunConfig
 from trivium.cli.show import say, say_aside, tell
 from trivium.cli.stage import Result, Run, Stage, is_current, perform
 from trivium.cli.train import joins_torchrun
@@ -76,12 +77,12 @@ def generate(
         GENERATE.inputs(run)
     from trivium.interchange.target import opened
 
-    with opened(target or out, None if target else run.tokenizer) as found:
+    with opened(target or out) as found:
         place = found.newest, found.tokenizer
         if interactive or prompt is not None:
             _stream(run, place, _lines_of_input() if interactive else iter([str(prompt)]))
         else:
-            given = parse_assignments(sets or ()).get("generation", {}).get("sampling", {})
+            given = parse_assignments(sets or (), RunConfig).get("generation", {}).get("sampling", {})
             _print_all(run, place, file, given)
 
 
@@ -122,7 +123,7 @@ def _print_all(run: Run, place: tuple[Path, Path], file: str | None, given: Mapp
     from trivium.serving.samples import drawing_of
 
     config = run.config.generation
-    read = PromptFile(prompts=config.prompts) if file is None else read_prompts(file)
+    read = PromptFile(prompts=_prompts(run, place[1])) if file is None else read_prompts(file)
     config = config.model_copy(update={"sampling": drawing_for(read, config.sampling, given)})
     _print(_write(run, place, read.prompts, drawing_of(config, seed=run.config.seed)))
 
@@ -211,8 +212,15 @@ def _samples(run: Run) -> list[dict[str, Any]] | None:
 
     config = run.config.generation
     settings = drawing_of(config, seed=run.config.seed)
-    with opened(run.at.root, run.tokenizer) as found:
-        return _write(run, (found.newest, found.tokenizer), config.prompts, settings)
+    with opened(run.at.root) as found:
+        return _write(run, (found.newest, found.tokenizer), _prompts(run, found.tokenizer), settings)
+
+
+def _prompts(run: Run, tokenizer: Path) -> tuple[str, ...]:
+    """The prompts of the config; those of the run's held-out documents where it names none."""
+    from trivium.serving.prompts import default_prompts
+
+    return run.config.generation.prompts or default_prompts(tokenizer)
 
 
 def _lines(result: Result) -> list[str]:

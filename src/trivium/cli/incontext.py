@@ -79,7 +79,7 @@ def _config(shots: str | None, limit: int | None, sets: list[str]) -> IncontextC
         if not parts or not all(p.isdecimal() for p in parts):
             raise ConfigError(f"--shots {shots!r} are no numbers of shots; write some by commas, as 0,1,2,4")
         given["shots"] = [int(p) for p in parts]
-    return build(IncontextConfig, merge(parse_assignments(sets), given))
+    return build(IncontextConfig, merge(parse_assignments(sets, IncontextConfig), given))
 
 
 def _study(task: str, data: Path | None, config: IncontextConfig) -> "Study":

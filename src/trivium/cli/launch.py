@@ -113,7 +113,7 @@ def launch(
     """
     if target is Target.kubernetes:
         _refuse_what_no_pod_has(out, preset, tokens)
-        for field, value in leaves(parse_assignments(sets or ())):
+        for field, value in leaves(parse_assignments(sets or (), RunConfig)):
             if isinstance(value, str) and (field in PATHS or (field == "machine" and is_machine_file(value))):
                 _refuse_relative(f"--set {field}", value, out, between="=")
     refuse_done_for_training(sets)

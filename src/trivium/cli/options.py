@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from trivium.cli.imported import preset_beside
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.stage import CORPUS_PATH, Run
 from trivium.cli.workspace import Workspace
@@ -156,7 +157,7 @@ def refuse_idle_curation(sets: list[str] | None, config: CurateConfig) -> None:
 
 def refuse_fields(places: Sequence[str], sets: list[str] | None, law: str) -> None:
     """ConfigError for a setting of one of the places, which are sections, or fields of one."""
-    given = [path for path, _ in leaves(parse_assignments(sets or ()))]
+    given = [path for path, _ in leaves(parse_assignments(sets or (), RunConfig))]
     refused = [path for path in given if any(f"{path}.".startswith(f"{place}.") for place in places)]
     if refused:
         raise ConfigError(f"--set {', '.join(refused)}: {law}")
@@ -180,16 +181,17 @@ def open_run(out: Path, given: Given, *, corpus: Path | str | None = None, token
 
 def open_asked(target: Path | None, out: Path, preset: str | None, sets: list[str] | None) -> Run:
     """The run whose settings hold where a model is asked: the target's own; the one of --out where none is named; for
-    a target that is of no run, a preset's. ConfigError where a target and a run are named."""
+    a target that is of no run, a preset's, which may lie beside it. ConfigError where a target and a run are named."""
     if target is None:
         return open_run(out, given_for(out, preset, sets))
     if out != DEFAULT_OUT:
         raise ConfigError(f"--out {out}: {target} is asked already; name one of the two")
     from trivium.interchange.target import run_of
 
-    home = run_of(target)
-    if home is None:
-        return open_run(out, Given(preset or DEFAULT_PRESET, tuple(sets or ())))
+    home, beside = run_of(target), preset_beside(target)
+    if home is None or beside is not None:
+        chosen = preset or (str(beside) if beside else DEFAULT_PRESET)
+        return open_run(out, Given(chosen, tuple(sets or ())))
     return open_run(home, given_for(home, preset, sets))
 
 

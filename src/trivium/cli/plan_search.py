@@ -166,7 +166,7 @@ def _find(asked: Asked) -> Found:
 
 def _given(asked: Asked) -> Given:
     """The model's config with what options say of it. Raises ConfigError for an override that would not count."""
-    for path, value in leaves(parse_assignments(asked.sets or ())):
+    for path, value in leaves(parse_assignments(asked.sets or (), RunConfig)):
         if not any(f"{path}.".startswith(f"{taken}.") for taken in TAKEN):
             raise ConfigError(
                 f"--set {path}={value}: a search takes only {', '.join(TAKEN)} of a config, and chooses the rest of a "

@@ -103,6 +103,12 @@ class RunConfig(Config):
                 f"({self.plan.model.vocabulary}): the model predicts the tokenizer's ids; set plan.model.vocabulary, "
                 f"and tokens.vocabulary follows where nothing else is said of it"
             )
+        if self.tokens.tokenizer is None and self.tokens.vocabulary <= BYTE_ALPHABET:
+            found.append(
+                f"tokens.vocabulary ({self.tokens.vocabulary}) must be {BYTE_ALPHABET + 1} or more where a tokenizer "
+                "is trained: it has an id for every byte and for the end of a text; raise it, or name another one in "
+                "tokens.tokenizer"
+            )
         machines = (HERE, *machine_names())
         if is_machine_file(self.machine):
             if not Path(self.machine).is_file():
@@ -164,7 +170,7 @@ def _idle(given: Given, config: RunConfig) -> list[str]:
     """What --set says of something that is not done. A preset, or an earlier call, may say it: so one setting is enough
     to leave the thing out."""
     evaluation, sampling = config.training.evaluation, config.generation.sampling
-    stated = dict(leaves(parse_assignments(given.assignments)))
+    stated = dict(leaves(parse_assignments(given.assignments, RunConfig)))
     because: dict[str, str] = {}
     if evaluation.every == 0:
         why = "training.evaluation.every is 0, and no task is asked; set it to so many steps"
@@ -242,28 +248,31 @@ def is_machine_file(machine: str) -> bool:
 
 
 def _with_what_follows(layer: Tree) -> Tree:
-    """A layer that says how many ids the model predicts, and nothing of the tokenizer, means both, unless they are
-    fewer than any tokenizer has."""
+    """A layer that says how many ids the model predicts, and not how many the tokenizer has, means both, unless they
+    are fewer than a tokenizer that is trained has."""
     ids = as_count(_at(layer, "plan", "model", "vocabulary"))
-    if isinstance(ids, int) and ids > BYTE_ALPHABET and _at(layer, "tokens", "vocabulary") is None:
+    enough = isinstance(ids, int) and (ids > BYTE_ALPHABET or _at(layer, "tokens", "tokenizer") is not None)
+    if enough and _at(layer, "tokens", "vocabulary") is None:
         return merge(layer, {"tokens": {"vocabulary": ids}})
     return layer
 
 
 def _with_full_paths(tree: Tree, folder: Path) -> Tree:
-    """The path of a machine file, and that of a file of rows, is relative to `folder`, if it is there."""
-    full: Tree = {}
-    machine, rows = _at(tree, "machine"), _at(tree, "plan", "rows")
+    """The paths of a machine file, a file of rows, a tokenizer and a checkpoint to start from are relative to `folder`,
+    if they are there: the config is read from other folders later."""
+    machine = _at(tree, "machine")
     if isinstance(machine, str) and is_machine_file(machine):
-        full["machine"] = _full_path(machine, folder)
-    if isinstance(rows, str):
-        full["plan"] = {"rows": _full_path(rows, folder)}
-    return merge(tree, full)
+        tree = merge(tree, {"machine": _full_path(machine, folder)})
+    for section, field in (("plan", "rows"), ("tokens", "tokenizer"), ("training", "start_from")):
+        named = _at(tree, section, field)
+        if isinstance(named, str):
+            tree = merge(tree, {section: {field: _full_path(named, folder)}})
+    return tree
 
 
 def _full_path(named: str, folder: Path) -> str:
     try:
-        beside = (folder / named).is_file()
+        beside = (folder / named).exists()
     except OSError:  # no name of a file, such as many actions in the place of theirs
         beside = False
     return str((folder / named if beside else Path(named)).absolute())
@@ -282,5 +291,5 @@ def _layers(given: Given) -> list[tuple[str, Tree]]:
     layers = [(name, _with_what_follows(read_preset(given.preset, _with_full_paths)))]
     if given.ranks is not None:
         layers.append((f"--ranks {given.ranks}", ranks_tree(given.ranks)))
-    stated = _with_full_paths(parse_assignments(given.assignments), Path())
+    stated = _with_full_paths(parse_assignments(given.assignments, RunConfig), Path())
     return [*layers, ("--set", _with_what_follows(stated))]

@@ -46,12 +46,17 @@ def serve(
     keys = read_keys(Path(config.keys)) if config.keys else None
     with (
         _listener(config) as place,  # first: a port that is taken is told before a model is read
-        opened(target or out, None if target else run.tokenizer) as found,
+        opened(target or out) as found,
     ):
         writer = Writer(NativeScorer.open(found.newest, found.tokenizer), together=config.together)
         name = (found.run or target or out).resolve().name
         application = create_app(writer, config, name=name, keys=keys, seed=run.config.seed)
         say(f"serving {name} ({found.newest.name}) at {_address(place)}")
+        if writer.tokenizer.opening:
+            begin = writer.tokenizer.decode(writer.tokenizer.opening)
+            say(
+                f"  prompts of text begin with {begin}, token ids are taken as given; lm_eval: add_bos_token=True"
+            )
         server = uvicorn.Server(uvicorn.Config(application, **uvicorn_options(config)))
         with suppress(KeyboardInterrupt):  # the way to end it
             server.run(sockets=[place])

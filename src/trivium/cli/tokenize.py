@@ -106,7 +106,16 @@ def never_read_lines(manifest: Result, sequence: int) -> list[str]:
     ]
 
 
-def _keep_adopted(run: Run, state: State) -> None:
+def _check(run: Run, state: State) -> None:
+    """Raise what would make tokenization fail; `demo` and `corpus run` ask before they harvest anything."""
+    _keep_adopted(run)
+    if run.config.tokens.tokenizer is not None:
+        from trivium.tokens.encode import configured_tokenizer
+
+        configured_tokenizer(run.config.tokens)
+
+
+def _keep_adopted(run: Run) -> None:
     """ConfigError where the tokens would take the place of those that somebody had, and trained on."""
     folder = run.at.folder("tokens")
     if (read_stamp(folder) or {}).get("verb") == ADOPT:
@@ -154,6 +163,6 @@ TOKENIZE = Stage(
     work=_tokenize,
     summary=_lines,
     outside=_given_tokenizer,
-    check=_keep_adopted,
+    check=_check,
     needed=_for_a_training,
 )

@@ -105,7 +105,11 @@ class NativeScorer:
         ids = self.tokenizer.prompt_ids(prompts)
         drafts = [self._draft(number, prompt, settings) for number, prompt in enumerate(ids)]
         drawn = self.continue_drafts(drafts)
-        return [cut_at(settings.stop, self.tokenizer.decode([t for t in d if t != end])) for d in drawn]
+        texts = [
+            self.tokenizer.decode_after(prompt, [t for t in written if t != end])
+            for prompt, written in zip(ids, drawn, strict=True)
+        ]
+        return [cut_at(settings.stop, text) for text in texts]
 
     def continue_drafts(self, drafts: Sequence[Draft]) -> list[list[int]]:
         """The tokens drawn for each draft; those of similar length are written side by side."""

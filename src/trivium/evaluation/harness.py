@@ -1,15 +1,17 @@
 """lm-evaluation-harness asks a native checkpoint: its model "trivium" (extra `eval`).
 
-    python -m trivium.evaluation.harness run --model trivium --model_args checkpoint=DIR,tokenizer=FILE --tasks …
+    python -m trivium.evaluation.harness run --model trivium --model_args checkpoint=RUN --tasks …
 
-Importing this module registers the model. `torchrun --nproc-per-node N -m trivium.evaluation.harness run …` answers
-with N ranks: each its share, or as parts of one model with `tensor=` and `pipeline=` in --model_args.
+RUN is a run, a checkpoint or a folder of Hugging Face, whose tokenizer is found as `trivium generate` finds it; another
+one is named with `tokenizer=FILE`. Importing this module registers the model.
+
+`torchrun --nproc-per-node N -m trivium.evaluation.harness run …` answers with N ranks: each its share, or as parts of
+one model with `tensor=` and `pipeline=` in --model_args.
 """
 
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from lm_eval.__main__ import cli_evaluate
@@ -21,6 +23,7 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 from trivium.errors import ConfigError, nearest
 from trivium.evaluation.answer import NativeScorer, cut_at
 from trivium.evaluation.windows import Encoded, window_of
+from trivium.interchange.target import opened
 from trivium.model.generate import Choice
 from trivium.parallel.launch import ALONE, connected, torchrun_place
 from trivium.parallel.mesh import Mesh
@@ -80,22 +83,21 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         pipeline: int = 1,
         **more: Any,
     ) -> None:
-        """checkpoint, tokenizer: paths; or a `scorer` that is open already. tensor, pipeline: ranks of torchrun that
-        hold a model together. more: what the harness adds by itself, and nothing else."""
+        """checkpoint: a run, a checkpoint or a folder of Hugging Face, or a `scorer` that is open already. tokenizer:
+        the path of its tokenizer.json, empty to look for it near the checkpoint. tensor, pipeline: ranks of torchrun
+        that hold a model together. more: what the harness adds by itself, and nothing else."""
         super().__init__()
         for name in sorted(more.keys() - ADDED):
             raise ConfigError(
                 f"model_args {name}={more[name]!r}: there is no such argument of this model; "
                 f"{nearest(name, ('checkpoint', 'tokenizer', 'seed', 'tensor', 'pipeline'))}"
             )
-        if scorer is None and not (checkpoint and tokenizer):
+        if scorer is None and not checkpoint:
             raise ConfigError(
-                f"model_args checkpoint={checkpoint!r}, tokenizer={tokenizer!r}: both are needed; write "
-                "--model_args checkpoint=DIR,tokenizer=DIR/tokenizer.json"
+                f"model_args checkpoint={checkpoint!r}: no model is named; write --model_args checkpoint=RUN, a run, a "
+                "checkpoint or a folder of Hugging Face"
             )
-        self.scorer = scorer or NativeScorer.open(
-            Path(checkpoint), Path(tokenizer), mesh=_mesh(int(tensor), int(pipeline))
-        )
+        self.scorer = scorer or _opened(checkpoint, tokenizer, _mesh(int(tensor), int(pipeline)))
         self._seed = int(seed)
 
     @property
@@ -176,7 +178,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             texts = [s for s in stops[-1] if s != end]
             drafts.append(self.scorer.draft(prompt, choice, stop=texts, max_tokens=wanted))
         drawn = self.scorer.continue_drafts(drafts)
-        texts = [cut_at(stop, words.decode(ids)) for stop, ids in zip(stops, drawn, strict=True)]
+        texts = [cut_at(stop, words.decode_text(ids)) for stop, ids in zip(stops, drawn, strict=True)]
         for request, text in zip(requests, texts, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
         return texts
@@ -218,6 +220,11 @@ def _number(settings: Mapping[str, Any], name: str, default: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
         raise ConfigError(f"gen_kwargs {name}={value!r}: {law}")
     return float(value)
+
+
+def _opened(checkpoint: str, tokenizer: str, mesh: Mesh | None) -> NativeScorer:
+    with opened(checkpoint, tokenizer or None) as target:
+        return NativeScorer.open(target.newest, target.tokenizer, mesh=mesh)
 
 
 def _mesh(tensor: int, pipeline: int) -> Mesh | None:

@@ -7,12 +7,13 @@ from numpy.typing import NDArray
 
 from trivium.errors import DataError
 from trivium.evaluation.requests import Likelihoods, Request, Scored
+from trivium.evaluation.windows import encode_all
 from trivium.tokens.entropy import add_one
 from trivium.tokens.tokenizer import Tokenizer
 
 
 class _Unigram:
-    """Scores a continuation token by token and never looks at its context."""
+    """Scores the tokens of a continuation, the same that a model is asked about, whatever stands before them."""
 
     def __init__(self, tokenizer: Tokenizer, counts: NDArray[np.int64]) -> None:
         self._tokenizer = tokenizer
@@ -21,12 +22,11 @@ class _Unigram:
 
     def loglikelihood(self, requests: Sequence[Request]) -> list[Scored]:
         """One answer per request, in order."""
-        return [self._score(request.continuation) for request in requests]
+        return [self._score(encoded.continuation) for encoded in encode_all(requests, self._tokenizer)]
 
-    def _score(self, continuation: str) -> Scored:
-        ids = self._tokenizer.encode(continuation)
+    def _score(self, ids: Sequence[int]) -> Scored:
         return Scored(
-            loglikelihood=float(self._logs[ids].sum()),
+            loglikelihood=float(self._logs[list(ids)].sum()),
             tokens=len(ids),
             greedy=all(i == self._likeliest for i in ids),
             truncated=False,

@@ -1,6 +1,6 @@
 """From text to the windows of token ids that a model reads, as lm-evaluation-harness cuts them.
 
-Only where a tokenizer joins a continuation to its context the harness scores what is left of the whole: see `_pair`.
+The exception is a tokenizer that joins a continuation to its context: see `encode_all`.
 """
 
 from collections.abc import Sequence
@@ -30,14 +30,35 @@ class Window(NamedTuple):
 
 
 def encode_all(requests: Sequence[Request], tokenizer: Tokenizer) -> list[Encoded]:
-    """Each request as ids. Context and continuation are encoded together and then parted, with spaces between them
-    counted to the continuation; an empty context is the beginning of a document."""
+    """Each request as ids, which together spell its text.
+
+    Context and continuation are encoded together and then split, with the spaces between them in the continuation; an
+    empty context is the beginning of a document. Where a token of the joint encoding lies across the border ("peo" and
+    "ple" as "people"), the ids of the context are kept, and the continuation is encoded as the end of a word. A
+    tokenizer that cannot spell the end of a word (one id for each word) is asked for the tokens of the joint encoding
+    behind the last one that it shares with the context.
+    """
     pairs = [_parted(r) for r in requests]
     whole = list(dict.fromkeys(text for c, a in pairs for text in (c, c + a) if c))
-    ends = list(dict.fromkeys(a for _, a in pairs))
     ids = dict(zip(whole, tokenizer.encode_prompts(whole), strict=True))
-    alone = dict(zip(ends, tokenizer.encode_batch(ends), strict=True))
-    return [_pair(c, a, ids, alone[a], tokenizer.before_text) for c, a in pairs]
+    first = list(dict.fromkeys(a for c, a in pairs if not c))
+    alone = dict(zip(first, tokenizer.encode_batch(first), strict=True))
+    joined = {(c, a): (ids[c], a, ids[c + a]) for c, a in pairs if c and _across(ids[c], ids[c + a])}
+    inside = dict(zip(joined, tokenizer.encode_continuations(list(joined.values())), strict=True))
+
+    def encoded(pair: tuple[str, str]) -> Encoded:
+        context, continuation = pair
+        if not context:
+            return Encoded([tokenizer.before_text], alone[continuation])
+        before, both = ids[context], ids[context + continuation]
+        if pair not in inside:
+            return Encoded(before, both[len(before) :])
+        rest = inside[pair]
+        return (
+            _after_last_shared(before, both, tokenizer.before_text) if rest is None else Encoded(before, rest)
+        )
+
+    return [encoded(pair) for pair in pairs]
 
 
 def window_of(encoded: Encoded, sequence: int) -> Window:
@@ -74,12 +95,13 @@ def _parted(request: Request) -> tuple[str, str]:
     return context, request.context[len(context) :] + request.continuation
 
 
-def _pair(
-    context: str, continuation: str, ids: dict[str, list[int]], alone: list[int], start: int
-) -> Encoded:
-    if not context:
-        return Encoded([start], alone)
-    before, whole = ids[context], ids[context + continuation]
-    # A tokenizer may join across the border; what would be left then is no encoding of the continuation.
-    joined = whole[: len(before)] != before or len(whole) == len(before)
-    return Encoded(before, alone if joined else whole[len(before) :])
+def _across(before: list[int], both: list[int]) -> bool:
+    """Whether a token of the joint encoding lies across the end of the context, or nothing is left behind it."""
+    return both[: len(before)] != before or len(both) == len(before)
+
+
+def _after_last_shared(before: list[int], both: list[int], start: int) -> Encoded:
+    """The joint encoding, split behind the last token that is the context's too, with a token at least on each side."""
+    shared = next((n for n, (a, b) in enumerate(zip(before, both, strict=False)) if a != b), len(both))
+    cut = min(shared, len(both) - 1)
+    return Encoded(both[:cut] or [start], both[max(cut, 0) :])

@@ -1,6 +1,8 @@
 """A folder of Hugging Face as a checkpoint of ours: weights to begin a training with, in any layout."""
 
+import filecmp
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from trivium.checkpoint.pieces import TORCH_DTYPES
 from trivium.checkpoint.reshard import Part, write_whole
-from trivium.config import leaves, to_tree, written
+from trivium.config import to_tree
 from trivium.errors import ConfigError, DataError
 from trivium.interchange.hf_config import read_settings
 from trivium.interchange.names import HEAD, INDEX, WEIGHTS, Twin, twins
@@ -21,7 +23,8 @@ from trivium.plan.parameters import Box
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Dtype, Precision
 from trivium.provenance import file_sha256
-from trivium.tokens.tokenizer import given_tokenizer
+from trivium.tokens.marks import CONFIG, GENERATION, MAP
+from trivium.tokens.tokenizer import FILE, given_tokenizer
 from trivium.untrusted import check_regular
 
 _OF_A_LAYER = re.compile(r"\b(?:h|layers)\.\d+\.")
@@ -43,14 +46,16 @@ class Held(NamedTuple):
 def import_hf(folder: str | Path, root: str | Path) -> Path:
     """Write the weights in `folder` as the checkpoint of step 0 under `root`; returns its directory.
 
+    The tokenizer's files and generation_config.json are copied into `root`, where `generate` and others find them.
     Raises DataError when the folder is incomplete or its architecture computes something else, ConfigError when
-    root holds a step 0 already.
+    root holds a step 0 already, or other files of a tokenizer.
     """
     folder, root = Path(folder), Path(root)
     final = root / "step-00000000"
     if final.exists():
         raise ConfigError(f"{final} exists already; choose another --to")
     config = read_settings(folder / "config.json")
+    _refuse_other_words(folder, root)
     model = shape_of(config, str(folder / "config.json"))
     if not ids_of(config.get("eos_token_id")):
         model = model.model_copy(update={"end_of_text": _end_beside(folder, model)})
@@ -83,14 +88,25 @@ def import_hf(folder: str | Path, root: str | Path) -> Path:
             "marks": marks_of(config),
         },
     }
+    root.mkdir(parents=True, exist_ok=True)
+    for name in words_in(folder):
+        shutil.copyfile(folder / name, root / name)
     return write_whole(root, 0, about, [parts])
 
 
-def settings_of(model: ModelShape) -> list[str]:
-    """The overrides, as `plan.model.layers=2`, that make a run of this model."""
-    return [
-        f"plan.model.{path}={written(value)}" for path, value in leaves(to_tree(model)) if value is not None
-    ]
+def words_in(folder: Path) -> list[str]:
+    """The files of a tokenizer and its special tokens, and of generation, in a folder; none without tokenizer.json."""
+    names = [name for name in (FILE, CONFIG, MAP, GENERATION) if (folder / name).is_file()]
+    return names if FILE in names else []
+
+
+def _refuse_other_words(folder: Path, root: Path) -> None:
+    """ConfigError where the files of a tokenizer would take the place of others."""
+    for name in words_in(folder):
+        if (root / name).is_file() and not filecmp.cmp(folder / name, root / name, shallow=False):
+            raise ConfigError(
+                f"{root / name} exists already, and is another than {folder / name}; choose another --to"
+            )
 
 
 def _refuse_missing(where: Mapping[str, Held], rows: Iterable[Twin], folder: Path) -> None:

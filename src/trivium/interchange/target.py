@@ -11,9 +11,9 @@ from trivium.errors import CheckpointError, DataError
 from trivium.interchange.bring import import_hf
 from trivium.interchange.settings import is_model_folder
 from trivium.tokens.manifest import tokens_of_training
+from trivium.tokens.tokenizer import tokenizer_file
 
 _OF_A_RUN = Path("training", "checkpoints")
-_WORDS = ("tokens/tokenizer.json", "tokenizer.json")
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Target:
 def opened(place: str | Path, tokenizer: str | Path | None = None) -> Iterator[Target]:
     """The target at a place; a folder of Hugging Face is imported to a temporary one, which is removed afterwards.
 
-    tokenizer: the path of its tokenizer.json, None to look for one near it. Raises DataError when nothing is there,
-    CheckpointError for a checkpoint without tokenizer.
+    tokenizer: its tokenizer.json or the folder of it, None to look for one near it. Raises DataError when nothing is
+    there, CheckpointError for a checkpoint without tokenizer.
     """
-    place, words = Path(place), None if tokenizer is None else Path(tokenizer)
+    place, words = Path(place), None if tokenizer is None else tokenizer_file(str(tokenizer))
     if is_model_folder(place):
         with tempfile.TemporaryDirectory(prefix="trivium-hf-") as folder:
             words = words or _existing(place / "tokenizer.json", place)
@@ -71,18 +71,20 @@ def _native(place: Path, tokenizer: Path | None) -> Target:
 def tokenizer_near(place: Path) -> Path | None:
     """The tokenizer.json of the tokens that a run was trained on, or of the run that a directory is of, or lies in;
     None where there is none."""
-    folders = (place, *list(place.resolve().parents)[:3])
-    named = [
-        tokens / "tokenizer.json" for p in folders for tokens in [tokens_of_training(p)] if tokens is not None
-    ]
-    near = [p / n for p in folders for n in _WORDS]
-    return next((p for p in (*named, *near) if p.is_file()), None)
+    for folder in (place, *list(place.resolve().parents)[:3]):  # what is nearest belongs to it
+        trained = tokens_of_training(folder)
+        places = [*([trained] if trained else []), folder / "tokens", folder]
+        for found in (p / "tokenizer.json" for p in places):
+            if found.is_file():
+                return found
+    return None
 
 
 def _existing(tokenizer: Path | None, place: Path) -> Path:
     if tokenizer is None or not tokenizer.is_file():
         raise CheckpointError(
-            f"{place} has no tokenizer.json with it; copy it there, or, to evaluate, name it with --set tokenizer=FILE"
+            f"{place} has no tokenizer.json with it, in its run's tokens, or beside it; copy the tokenizer's "
+            "files there, or name it (evaluate: --set tokenizer=FILE, lm_eval: tokenizer=FILE)"
         )
     return tokenizer
 

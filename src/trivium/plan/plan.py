@@ -62,7 +62,7 @@ class Plan(Config):
         Raises ConfigError for what is no plan; whether its fields agree is asked with `check` or `checked`.
         """
         tree = read_preset(name_or_path).get("plan", {})
-        return build(cls, merge(tree, parse_assignments(assignments)))
+        return build(cls, merge(tree, parse_assignments(assignments, cls)))
 
     def check(self, world_size: int | None = None) -> list[str]:
         """Every problem of the plan, each with path, value, law and remedy; empty when it is legal."""

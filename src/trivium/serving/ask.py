@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -14,6 +14,52 @@ from trivium.tokens.tokenizer import Tokenizer
 # A list of a megabyte may have many errors: the first one is told.
 Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 Stop = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16, fail_fast=True)]
+
+
+# Fields that clients send and this server does not act on: the values besides null with which they ask for nothing, or
+# for what is done anyway. Other values would be ignored in silence, and are errors.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    # of OpenAI's completions
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "suffix": ("",),
+    # of OpenAI's accounts
+    "store": (False,),
+    "metadata": ({},),
+    "service_tier": ("auto", "default"),
+    # of OpenAI's chats, which some clients send with every request
+    "audio": (),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "max_completion_tokens": (),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (False, True),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    # of other servers that speak this protocol
+    "add_special_tokens": (True,),
+    "early_stopping": (False,),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+}
+BOOKS = (
+    "user",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+)  # texts for the client's own use
 
 
 class Refused(Exception):
@@ -29,7 +75,9 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    include_usage: bool = False
+    include_usage: bool | None = False
+    include_obfuscation: Literal[False] | None = False  # random padding, which is not sent
+    continuous_usage_stats: Literal[False] | None = False
 
 
 class Completion(BaseModel):
@@ -48,16 +96,11 @@ class Completion(BaseModel):
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
     n: Annotated[int, Field(ge=1)] = 1
     stop: str | Stop | None = None
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     logprobs: Annotated[int, Field(ge=0)] | None = None
     echo: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
-    user: str | None = None  # for the client's own books
-    # clients send these with the values that change nothing, and no other is known here
-    frequency_penalty: Annotated[float, Field(ge=0, le=0)] = 0.0
-    presence_penalty: Annotated[float, Field(ge=0, le=0)] = 0.0
-    best_of: Annotated[int, Field(ge=1, le=1)] = 1
 
     @field_validator("stop")
     @classmethod
@@ -80,7 +123,7 @@ class Completion(BaseModel):
     @property
     def tells_usage(self) -> bool:
         """Whether the stream ends with the number of tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def drawing(self) -> Drawing:
         """How its texts are drawn; the seed is the caller's to set."""
@@ -105,13 +148,11 @@ def parse(body: bytes, limits: ServeConfig = ServeConfig()) -> Completion:
         raise Refused(400, f"the body is not JSON: {str(error)[:200]}") from None
     if not isinstance(tree, dict):
         raise Refused(400, f"the body is a JSON {type(tree).__name__}, not an object")
-    unknown = next((name for name in tree if name not in Completion.model_fields), None)
-    if unknown is not None:
-        raise Refused(400, f"{unknown[:60]}: extra inputs are not permitted", unknown[:60])
+    _refuse_ineffective(tree)
     prompts = tree.get("prompt")
     if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
         _refuse_more("prompt", len(prompts), limits.texts)
-    given = {k: v for k, v in tree.items() if v is not None}
+    given = {k: v for k, v in tree.items() if v is not None and k in Completion.model_fields}
     try:
         return Completion.model_validate(given)
     except ValidationError as error:
@@ -147,6 +188,44 @@ def prompts_of(
                 "prompt",
             )
     return prompts
+
+
+def _refuse_ineffective(tree: Mapping[str, Any]) -> None:
+    """Refused for the first field that is unknown, or asks for something that is not done."""
+    for name, value in tree.items():
+        if name in Completion.model_fields:
+            continue
+        accepted = _neutral(name, tree)
+        if accepted is None:
+            raise Refused(400, f"{name[:60]}: extra inputs are not permitted", name[:60])
+        if value is None or accepted(value):
+            continue
+        if name in BOOKS:
+            raise Refused(400, f"{name}: input should be a valid string", name)
+        shown = "this value" if isinstance(value, list | dict) else json.dumps(value)[:60]
+        values = [json.dumps(one) for one in NEUTRAL.get(name, ())]
+        usual = {"logit_bias": "{}", "best_of": "1 or n"}.get(name) or " or ".join([*values, "null"])
+        raise Refused(
+            400, f"{name}: this server does not apply {shown}; leave the field out, or give {usual}", name
+        )
+
+
+def _neutral(name: str, tree: Mapping[str, Any]) -> Callable[[Any], bool] | None:
+    """Whether a value of a field asks for nothing that is not done; None for a field that is not known."""
+    if name in BOOKS:
+        return lambda value: isinstance(value, str)
+    if name == "logit_bias":
+        return lambda value: isinstance(value, dict) and all(_is_same(bias, 0) for bias in value.values())
+    if name == "best_of":  # of n texts the best n: all of them
+        return lambda value: _is_same(value, 1) or (_is_same(value, tree.get("n")) and isinstance(value, int))
+    if name in NEUTRAL:
+        return lambda value: any(_is_same(value, one) for one in NEUTRAL[name])
+    return None
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Whether two JSON values are equal; a truth value is no number."""
+    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
 
 
 def _refuse_more(field: str, found: int, most: int) -> None:

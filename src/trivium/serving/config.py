@@ -8,13 +8,6 @@ from trivium.config import Config, Positive
 from trivium.evaluation.config import Sampling
 from trivium.plan.layout import Layout
 
-# Openings of the kind of text the default corpus holds: reference documentation in English.
-PROMPTS = (
-    "The function returns the",
-    "If the argument is not a string, an exception is",
-    "This module provides a simple interface for",
-)
-
 
 class Drawing(Sampling):
     """How text is drawn, against repetition too."""
@@ -27,7 +20,8 @@ class Drawing(Sampling):
 class GenerationConfig(Config):
     """What is written after which prompts."""
 
-    prompts: Annotated[tuple[str, ...], Field(min_length=1)] = PROMPTS
+    # null: the first words of documents that the run held out of training, or neutral ones where there are none
+    prompts: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     sampling: Drawing = Drawing()
     logprobs: Annotated[int, Field(ge=0, le=100)] | None = (
         None  # alternatives told per token; None: no probabilities

@@ -1,6 +1,8 @@
 """Prompt files: text, JSON lines, or YAML with settings of their own; and those shipped with the package."""
 
+import re
 from collections.abc import Mapping
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -10,11 +12,54 @@ from trivium.config import Config, build, build_named, mapping_of_yaml, merge, s
 from trivium.errors import ConfigError, DataError, nearest
 from trivium.jsonlines import read_rows, split_lines
 from trivium.serving.config import Drawing
+from trivium.tokens.manifest import MANIFEST, open_shards
+from trivium.tokens.shards import TokenShard
+from trivium.tokens.split import VALIDATION
+from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
 from trivium.units import plain
 from trivium.untrusted import CONFIG_BYTES, DOCUMENT_BYTES, read_bytes
 
 FOLDER = "presets/prompts"  # in the package
 YAML = (".yaml", ".yml")
+
+
+# Where no documents are known that the model should be able to continue; any English text may go on from these.
+NEUTRAL = ("The", "In the beginning,", "There is")
+HELD_OUT_PROMPTS = 3
+WORDS = 8  # of a document that begin a prompt; it has more than these
+READ_TOKENS = 64  # of a document, in which so many words are looked for
+# Two or more whole words of the first line; or the first characters of a text that has no spaces between words.
+_BEGINNING = re.compile(rf"\s*(\S+(?:[^\S\n]+\S+){{1,{WORDS - 1}}}(?=\s)|\S{{16}})")
+
+
+def default_prompts(tokenizer_file: Path) -> tuple[str, ...]:
+    """The first words of documents that were held out of training, as the tokens beside a run's tokenizer have them;
+    neutral prompts where no such tokens are there, or no document begins with two words.
+
+    Documents are taken from each source in turn, so that every kind of text is seen.
+    """
+    folder = tokenizer_file.parent
+    if not (folder / MANIFEST).is_file():
+        return NEUTRAL
+    tokenizer = load_tokenizer(tokenizer_file)
+    try:
+        shards = open_shards(folder, VALIDATION)
+    except DataError:  # the model can be asked without its tokens
+        return NEUTRAL
+    texts = [_first_texts(shard, tokenizer) for shard in shards.values()]
+    in_turn = chain.from_iterable(zip_longest(*texts))
+    found = (_BEGINNING.match(text) for text in in_turn if text is not None)
+    prompts = dict.fromkeys(match[1] for match in found if match is not None)
+    return tuple(islice(prompts, HELD_OUT_PROMPTS)) or NEUTRAL
+
+
+def _first_texts(shard: TokenShard, tokenizer: Tokenizer) -> list[str]:
+    """How the first documents of a shard begin: more of them than prompts, as some have no words."""
+    opening, texts = len(tokenizer.opening), []
+    for number in range(min(len(shard), 8 * HELD_OUT_PROMPTS)):
+        ids = shard[number][opening : opening + READ_TOKENS].tolist()
+        texts.append(tokenizer.decode_text(ids))
+    return texts
 
 
 class PromptFile(Config):

@@ -26,7 +26,7 @@ def equal_encoding(description: str) -> tiktoken.Encoding | None:
     if not _is_byte_level_bpe(tree):
         return None
     words: Mapping[str, int] = tree["model"]["vocab"]
-    merges = [_pair(merge) for merge in tree["model"]["merges"]]
+    merges = [pair_of(merge) for merge in tree["model"]["merges"]]
     if not all(letter in words for letter in BYTE_OF) or not merges_alone_decide(merges, words):
         return None
     tokens = [*BYTE_OF, *(a + b for a, b in merges)]
@@ -83,8 +83,8 @@ _OTHERWISE = (
 )
 
 
-def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
-    """A merge, which older files write as two words in one text."""
+def pair_of(merge: str | Sequence[str]) -> tuple[str, str]:
+    """The two parts of a merge, which older files write as one text with a space between them."""
     first, second = merge.split(" ") if isinstance(merge, str) else merge
     return first, second
 

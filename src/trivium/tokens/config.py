@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trivium.config import MOST, Config, Positive
+from trivium.config import Config, Positive
 
 BYTE_ALPHABET = 256  # a byte-level tokenizer knows every byte, plus the end of a text
 UINT16_VOCABULARY = 65500  # Megatron-LM's own threshold for two-byte shards
@@ -13,8 +13,8 @@ UINT16_VOCABULARY = 65500  # Megatron-LM's own threshold for two-byte shards
 class TokensConfig(Config):
     """How documents become tokens."""
 
-    vocabulary: Annotated[int, Field(ge=BYTE_ALPHABET + 1, le=MOST)] = (
-        2048  # target size; little text may give fewer
+    vocabulary: Positive = (
+        2048  # of one that is trained the target (little text may give fewer), otherwise its own
     )
     tokenizer: str | None = None  # a tokenizer.json or its folder; None: one is trained on the corpus
     end_of_text: Annotated[str, Field(min_length=1)] | None = (

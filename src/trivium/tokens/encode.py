@@ -66,7 +66,7 @@ def tokenize(
     held_out = choose_held_out(found, fraction=config.validation_fraction)
 
     progress(0, total, "training the tokenizer" if config.tokenizer is None else "reading the tokenizer")
-    given = None if config.tokenizer is None else _given(config)
+    given = None if config.tokenizer is None else configured_tokenizer(config)
     pieces = _begin(work or out / ".work", config, store, given, seed=seed)
     tokenizer = given or _trained(pieces, config, store, found, held_out, seed=seed)
     tokenizer.save(out / TOKENIZER)
@@ -128,7 +128,9 @@ def file_stems(sources: Iterable[str]) -> dict[str, str]:
     }
 
 
-def _given(config: TokensConfig) -> Tokenizer:
+def configured_tokenizer(config: TokensConfig) -> Tokenizer:
+    """The tokenizer that `config.tokenizer` names. Raises DataError where there is none, and ConfigError where the end
+    of its documents is not certain, or it has another number of ids than the config says."""
     tokenizer = given_tokenizer(str(config.tokenizer), config.end_of_text)
     if tokenizer.vocabulary != config.vocabulary:
         size = tokenizer.vocabulary

@@ -7,9 +7,10 @@ several ranks on one machine can encode without multiplying threads. `encode_arr
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import takewhile
+from itertools import chain, takewhile
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -19,38 +20,57 @@ import tiktoken
 import tokenizers
 from numpy.typing import NDArray
 
+from trivium.config import as_value, written
 from trivium.errors import ConfigError, DataError
 from trivium.provenance import fingerprint, write_json
 from trivium.tokens.bulk import equal_encoding
+from trivium.tokens.for_text import for_text, unknown_of, without_randomness
 from trivium.tokens.marks import CONFIG, END_OF_TEXT, GENERATION, MAP, Beside, Marks, beside
 from trivium.untrusted import read_bytes
 
 FILE = "tokenizer.json"
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-_WRITTEN = "{0} a{0} {0}\n{0}"  # a mark where text may have it
+_CALLED_END = ("eos", "/s", "end", "eot", "sep")
+_SHOWN = 8  # special tokens in an error
+_WRITTEN = "{0} a{0} {0}\n{0}"  # a special token where text may have it
+# Letters to encode a continuation behind, until one is found that does not merge with it.
+_NEUTRAL = ("x", "z", "e", "0", ".", "\n", "中", "\x01")
 
 
 class Tokenizer:
-    """Text to ids and back; equal `sha256` means equal ids for every text."""
+    """Text to ids and back.
 
-    def __init__(self, description: str, marks: Marks = Marks()) -> None:
-        """`description`: the JSON text of the Hugging Face tokenizers library."""
+    Encoding is deterministic and reads text as text: settings of training (BPE dropout, sampling) are off, truncation
+    and padding too, and no letters become a special token. Equal `sha256` and equal `marks` mean equal ids for every
+    text.
+    """
+
+    def __init__(
+        self, description: str, marks: Marks = Marks(), library: tokenizers.Tokenizer | None = None
+    ) -> None:
+        """`description`: the JSON text of the Hugging Face tokenizers library. library: the same, read already."""
         self.description, self.marks = description, marks
-        self._library = tokenizers.Tokenizer.from_str(description)
-        # The mark of an end written in a document is text: only the corpus writer may end a document.
-        self._library.encode_special_tokens = True
-        self._library.no_truncation()
-        self._library.no_padding()
+        # Decodes, and knows all tokens by name.
+        self._library = library or _read(description)
+
+    @cached_property
+    def _for_text(self) -> str:
+        """The description that encodes: only the corpus writer may end a document, not the text of one."""
+        return for_text(self.description, [mark for mark in (self.marks.end, self.marks.begin) if mark])
+
+    @cached_property
+    def _encoder(self) -> tokenizers.Tokenizer:
+        return self._library if self._for_text == self.description else _read(self._for_text)
 
     @cached_property
     def vocabulary(self) -> int:
         """The largest id and one: number of ids a model needs."""
-        return 1 + max(self.words().values(), default=-1)
+        return 1 + max(self._words.values(), default=-1)
 
     @cached_property
     def bulk(self) -> tiktoken.Encoding | None:
         """The same tokenizer in tiktoken, where identical ids are certain; checking takes a second or two."""
-        return equal_encoding(self.description)
+        return equal_encoding(self._for_text)
 
     @cached_property
     def end_of_text(self) -> int:
@@ -67,16 +87,27 @@ class Tokenizer:
         """The ids that stand before every text, where that is the custom: the beginning of a document."""
         if self.marks.opens is not None:
             return [self.before_text] if self.marks.opens else []
-        encoded = self._library.encode("a")
+        encoded = self._with_special_tokens
         added = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
         return [token for token, _ in takewhile(itemgetter(1), added)]
 
+    @cached_property
+    def _with_special_tokens(self) -> tokenizers.Encoding:
+        """A short text with all that the description's last step adds to one."""
+        encodings = (self._library.encode(text) for text in chain(("a",), self._words))
+        # Without a token of the text, it would not show whether special tokens stand before or after it.
+        return next((e for e in encodings if not all(e.special_tokens_mask)), self._library.encode(""))
+
     @property
     def for_others(self) -> str:
-        """The description, whose last step puts before a text what stands there here: others ask nothing else."""
-        if Tokenizer(self.description).opening == self.opening:
-            return self.description
-        library = tokenizers.Tokenizer.from_str(self.description)
+        """The description with which others, who know no other rules, get the ids that texts have here: the opening
+        stands before them, nothing behind them, and nothing is random."""
+        description = without_randomness(self.description)
+        encoded = self._with_special_tokens
+        added = [n for n, special in zip(encoded.ids, encoded.special_tokens_mask, strict=True) if special]
+        if added == self.opening == encoded.ids[: len(added)]:
+            return description
+        library = tokenizers.Tokenizer.from_str(description)
         begin = [library.id_to_token(number) for number in self.opening]
         library.post_processor = tokenizers.processors.TemplateProcessing(
             single=[*begin, "$A"],
@@ -87,8 +118,12 @@ class Tokenizer:
 
     def without_opening(self) -> "Tokenizer":
         """The same, of documents that begin with their text."""
-        bare = Tokenizer(self.description, Marks(self.marks.end))
-        return Tokenizer(self.description, Marks(self.marks.end, opens=False)) if bare.opening else bare
+        bare = self.with_marks(Marks(self.marks.end))
+        return self.with_marks(Marks(self.marks.end, opens=False)) if bare.opening else bare
+
+    def with_marks(self, marks: Marks) -> "Tokenizer":
+        """The same, whose documents end and begin with other tokens."""
+        return Tokenizer(self.description, marks, self._library)
 
     @cached_property
     def is_concatenative(self) -> bool:
@@ -101,12 +136,12 @@ class Tokenizer:
         """Ids of single bytes, where a run of them is read together: one that makes no character spoils them all."""
         if '"ByteFallback"' not in json.dumps(json.loads(self.description).get("decoder")):
             return frozenset()
-        return frozenset(id for token, id in self.words().items() if BYTE.fullmatch(token))
+        return frozenset(id for token, id in self._words.items() if BYTE.fullmatch(token))
 
     @property
     def unknown(self) -> str:
         """The token that stands for what has none; the end of a text where every text has ids."""
-        return json.loads(self.description)["model"].get("unk_token") or self.marks.end
+        return unknown_of(json.loads(self.description)["model"]) or self.marks.end
 
     @cached_property
     def sha256(self) -> str:
@@ -131,7 +166,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of one text, without an end mark; starts no threads."""
-        return list(self._library.encode(_checked(text), add_special_tokens=False).ids)
+        return list(self._encoder.encode(_checked(text), add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text; equal to `encode` of each, on all cores.
@@ -141,11 +176,32 @@ class Tokenizer:
         if isinstance(texts, str):
             raise DataError(f"{texts[:40]!r} is one text, and a list of texts is asked for; give [text]")
         checked = [_checked(t) for t in texts]
-        return [e.ids for e in self._library.encode_batch_fast(checked, add_special_tokens=False)]
+        return [e.ids for e in self._encoder.encode_batch_fast(checked, add_special_tokens=False)]
 
     def encode_prompts(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of texts to be continued: as `encode_batch`, with the beginning before them where that is the custom."""
         return [self.opening + ids for ids in self.encode_batch(texts)]
+
+    def encode_continuations(
+        self, pairs: Sequence[tuple[list[int], str, list[int]]]
+    ) -> list[list[int] | None]:
+        """Ids of texts that go on where other ids end, as (ids before, text, ids of both encoded as one text).
+
+        Some tokenizers put a space before every text: such a text is encoded behind a letter, whose ids are then cut
+        off. None for a text that no ids spell there, as of a tokenizer that has only whole words.
+        """
+        wanted = [self.decode(whole) for *_, whole in pairs]
+        found: list[list[int] | None] = [None] * len(pairs)
+        for letter in ("", *_NEUTRAL):
+            left = [n for n, ids in enumerate(found) if ids is None]
+            if not left:
+                break
+            cut = self.encode(letter)
+            for n, ids in zip(left, self.encode_batch([letter + pairs[n][1] for n in left]), strict=True):
+                rest = ids[len(cut) :]
+                if rest and ids[: len(cut)] == cut and self.decode([*pairs[n][0], *rest]) == wanted[n]:
+                    found[n] = rest
+        return found
 
     def prompt_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The same, of one id at least: there must be something to go on from."""
@@ -168,6 +224,15 @@ class Tokenizer:
         """The text of ids; bytes that do not form a character become U+FFFD."""
         return str(self._library.decode([int(i) for i in ids], skip_special_tokens=False))
 
+    def decode_text(self, ids: Sequence[int]) -> str:
+        """The text of ids without special tokens, as transformers decode with `skip_special_tokens`."""
+        return self.decode([number for number in ids if number not in self._special_ids])
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        tokens = {*self.special, self.marks.end, self.marks.begin, self.unknown}
+        return frozenset(number for token, number in self._words.items() if token in tokens)
+
     def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
         """The text that ids add to that of the ids before them."""
         if self.is_concatenative or not before:
@@ -176,17 +241,22 @@ class Tokenizer:
 
     def words(self) -> dict[str, int]:
         """Every token, in the library's spelling, and its id."""
+        return dict(self._words)
+
+    @cached_property
+    def _words(self) -> Mapping[str, int]:
         return dict(self._library.get_vocab())
 
     def spelled(self) -> dict[int, str]:
         """Every id, and its token."""
-        return {number: token for token, number in self.words().items()}
+        return {number: token for token, number in self._words.items()}
 
     @property
-    def special(self) -> str:
-        """The tokens that no text can write, for an error."""
+    def special(self) -> list[str]:
+        """The special tokens by the description; those that are called an end first."""
         added = json.loads(self.description).get("added_tokens") or []
-        return ", ".join(token["content"] for token in added if token["special"])
+        found = [one["content"] for one in added if one["special"]]
+        return sorted(found, key=lambda token: not any(name in token.lower() for name in _CALLED_END))
 
     def _id_of(self, token: str) -> int:
         found: int | None = self._library.token_to_id(token)
@@ -230,7 +300,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     DataError when it is missing or damaged, lacks the mark that ends or begins its documents, or several may end them.
     """
     path = Path(path)
-    found = Tokenizer(_description(path))
+    found = _opened(path)
     said = beside(path, found.spelled())
     ends = next(iter(said.ends.values()), (END_OF_TEXT,))
     marks = Marks(ends[0], said.begin, said.opens)
@@ -241,7 +311,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             f"{path} {problem}, with which its documents end or begin; name one that it has as eos_token or bos_token "
             f"in {path.with_name(CONFIG)}"
         )
-    return Tokenizer(found.description, marks)
+    return found.with_marks(marks)
 
 
 def given_tokenizer(place: str, end: str | None = None) -> Tokenizer:
@@ -257,18 +327,18 @@ def given_tokenizer(place: str, end: str | None = None) -> Tokenizer:
             f"tokens.tokenizer: {path} does not exist; give a tokenizer.json of Hugging Face tokenizers, or a "
             "folder that holds one"
         )
-    found = Tokenizer(_description(path))
+    found = _opened(path)
     said = beside(path, found.spelled())
     marks = Marks(_one_end(found, said, end, path), said.begin, said.opens)
     if said.begin is not None and said.begin not in found.words():
         raise DataError(
             f"{path} has no token {said.begin}, which {CONFIG} beside it names as bos_token; mend that"
         )
-    tokenizer = Tokenizer(found.description, marks)
+    tokenizer = found.with_marks(marks)
     if tokenizer.end_of_text in tokenizer.encode(_WRITTEN.format(marks.end)):
         raise ConfigError(
-            f"tokens.end_of_text is {marks.end}, but a text that has these letters would become this token, and end in "
-            f'its midst; let added_tokens of {path} say "special": true of it, or --set tokens.end_of_text=TOKEN'
+            f"tokens.end_of_text is {marks.end!r}, an ordinary piece of {path}: a text that contains it would end "
+            f"there; {_choose(found.special)}"
         )
     return tokenizer if tokenizer.opening else tokenizer.without_opening()
 
@@ -278,21 +348,38 @@ def _one_end(found: Tokenizer, said: Beside, end: str | None, path: Path) -> str
     named = {token for tokens in said.ends.values() for token in tokens}
     if end is None and len(named) > 1:
         raise ConfigError(
-            f"tokens.end_of_text is {end}, and the files beside {path} name several ({said.found}), but one token "
-            "closes every document; --set tokens.end_of_text=TOKEN, the one that ends a document"
+            f"tokens.end_of_text is {written(end)}, and the files beside {path} name several ({said.found}), but one "
+            f"token closes every document; {_choose(sorted(named & found.words().keys()))}"
         )
     chosen = end or next(iter(named), END_OF_TEXT)
     if chosen not in found.words():
         raise ConfigError(
-            f"tokens.end_of_text is {end}, but {path} has no token {chosen}, which must close every document "
+            f"tokens.end_of_text is {written(end)}, but {path} has no token {chosen}, which must close every document "
             f"({said.found or f'{CONFIG}, {MAP} and {GENERATION} beside it name none'}); "
-            f"--set tokens.end_of_text=TOKEN, one of its own: {found.special or 'it has no special tokens'}"
+            f"{_choose(found.special)}"
         )
     return chosen
 
 
-def _description(path: Path) -> str:
-    """The content of a file that the library can read."""
+def _choose(tokens: Sequence[str]) -> str:
+    """The remedy where the end of documents has to be named: the tokens to choose from, and what to type."""
+    if not tokens:
+        return "it has no special tokens: add one to its added_tokens"
+    more = f", … ({len(tokens)} in all)" if len(tokens) > _SHOWN else ""
+    example = shlex.quote(f"tokens.end_of_text={as_value(tokens[0])}")
+    return f"name one of {', '.join(tokens[:_SHOWN])}{more} with --set, as --set {example}"
+
+
+def _read(description: str) -> tokenizers.Tokenizer:
+    library = tokenizers.Tokenizer.from_str(description)
+    library.encode_special_tokens = True  # they are text where text has them
+    library.no_truncation()
+    library.no_padding()
+    return library
+
+
+def _opened(path: Path) -> Tokenizer:
+    """A file that the library can read, with no marks of its own."""
     try:
         description = read_bytes(path).decode("utf-8")
     except OSError as error:
@@ -300,15 +387,15 @@ def _description(path: Path) -> str:
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8 text: it was damaged; run `trivium tokenize` again") from None
     try:
-        # Some damage shows only when a text is encoded.
-        tokenizers.Tokenizer.from_str(description).encode("a")
+        library = _read(description)
+        library.encode("a")  # some damage shows only when a text is encoded
     except (KeyboardInterrupt, SystemExit):
         raise
     except (
         BaseException
     ) as error:  # the library raises bare Exception for most damage, and its panics are not even one
         raise DataError(f"{path} is not a tokenizer ({error}); run `trivium tokenize` again") from None
-    return description
+    return Tokenizer(description, library=library)
 
 
 def tokenizer_file(place: str) -> Path:
