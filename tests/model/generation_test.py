@@ -7,11 +7,16 @@ import pytest
 import torch
 
 from plans import small
+from ranks import on_ranks
 from trivium.certify.plain import first_weights
 from trivium.model.generate import Choice, Draft, continue_drafts, penalised, pick
 from trivium.model.kv_cache import KVCache
 from trivium.model.whole import WholeModel
+from trivium.parallel.launch import Place
+from trivium.parallel.mesh import Mesh
+from trivium.plan.layout import Layout
 from trivium.plan.model_shape import ModelShape
+from trivium.plan.parameters import Box, parameters, shard_box
 from trivium.seeds import generator_for
 
 LLAMA = {"family": "llama", "kv_heads": 2, "head": "untied", "ffn": 24, "hidden": 32}
@@ -24,13 +29,18 @@ SHAPES: dict[str, dict[str, Any]] = {
 GREEDY = Choice(0.0, 0, 1.0, 0)
 
 
-def model_of(shape: dict[str, Any]) -> WholeModel:
+def model_of(shape: dict[str, Any], mesh: Mesh | None = None) -> WholeModel:
     """Its weights are so wide that what a token sees decides which is the next."""
     shape = {"layers": 3, "sequence": 24, "init_std": 0.6, **shape}
     plan = small(model=shape)
-    model = WholeModel(plan.model, precision="fp64")
-    for name, values in first_weights(plan.model, 5).items():
-        model.load(name, values)
+    model = WholeModel(plan.model, precision="fp64", mesh=mesh)
+    values = first_weights(plan.model, 5)
+    held = {name for name, _ in model.stage.named_parameters()}
+    for row in parameters(plan.model):
+        if row.name in held:
+            box = shard_box(row, plan.model, model.mesh.layout, model.mesh.tensor.index)
+            whole = Box(tuple(0 for _ in row.shape), row.shape)
+            model.load(row.name, values[row.name][box.within(whole)])
     return model
 
 
@@ -77,6 +87,25 @@ def test_rows_that_end_at_different_times_are_written_as_if_alone(shape: str) ->
     expected = [alone(model, draft) for draft in drafts_of(model.model)]
     assert [d.drawn for d in together] == expected
     assert len({len(drawn) for drawn in expected}) >= 5 and len({tuple(x) for x in expected}) == len(expected)
+
+
+def written_on_ranks(place: Place, degrees: dict[str, int], expected: list[list[int]]) -> None:
+    """Every rank of a pipeline has all texts; those of the tensor axis compute parts of each."""
+    layout = Layout(**degrees)
+    mesh = Mesh.connect(layout, place.rank, place.world_size)
+    model = model_of(SHAPES["window"], mesh)
+    drafts = drafts_of(model.model)
+    continue_drafts(model, drafts)
+    assert [d.drawn for d in drafts] == expected
+
+
+def test_ranks_that_share_a_model_write_what_one_process_writes() -> None:
+    one = model_of(SHAPES["window"])
+    drafts = drafts_of(one.model)
+    continue_drafts(one, drafts)
+    expected = [d.drawn for d in drafts]
+    for degrees in ({"pipeline": 2}, {"tensor": 2}):
+        on_ranks(2, written_on_ranks, degrees, expected)
 
 
 @pytest.mark.parametrize("shape", ["gpt", "window"])
