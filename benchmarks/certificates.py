@@ -19,7 +19,7 @@ from typing import Any
 
 from circumstances import circumstances
 
-from trivium.certify.ways import WAYS
+from trivium.certify.ways import EVERY_WAY
 from trivium.provenance import write_json
 
 Found = Mapping[str, Any]
@@ -89,7 +89,7 @@ def page(record: Found, name: str) -> str:
         "|---|---:|---:|---:|---:|---:|---:|",
         *(
             f"| {way or 'all'} | {_cells(sweep['results'], way)} | {_cells(random['results'], way)} |"
-            for way in (*(w.name for w in WAYS), None)
+            for way in (*(w.name for w in EVERY_WAY), None)
         ),
         "",
         _faults_line(record["faults"]),

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from trivium.certify import layouts, mutants
+from trivium.certify import layouts, mutants, sweep
+from trivium.certify.certificate import Certificate, Deviation, certificate
 from trivium.certify.random_plans import random_plans
 from trivium.certify.reduce import reduced
+from trivium.certify.ways import EVERY_WAY
 from trivium.cli import certify as cli
 from trivium.cli import main as entry
 from trivium.cli.run_config import Given, resolve
@@ -43,6 +45,7 @@ def test_an_odd_plan_is_certified_and_the_certificate_names_plan_versions_and_wo
     assert call(*words, "--json", str(out)) == 0
     found = json.loads(out.read_text())
     assert found["passed"] is True and found["worst"] <= found["tolerance"] == 1e-10
+    assert set(found["ways"]) == {way.name for way in EVERY_WAY} and all(found["ways"].values())
     assert found["plan"]["layout"]["tensor"] == 5
     assert {"loss", "gradient", "gradient norm", "weights"} <= found["by_quantity"].keys()
     assert {"trivium", "torch", "python", "commit"} == found["versions"].keys()
@@ -68,7 +71,7 @@ def test_a_plan_that_deviates_exits_with_1_and_the_simplest_that_does_too_is_pri
     out = tmp_path / "one.json"
     words = ["--set=plan.schedule=1f1b", "--set=plan.zero=1", "--set=plan.model.dropout=0.1"]
     assert call(*SMALL, *layout, *words, "--json", str(out)) == 1
-    assert "FAILED" in (told := capsys.readouterr().out) and "first wrong in step 1" in told
+    assert "FAILED" in (told := capsys.readouterr().out) and "first wrong in step 1: " in told
     command = next(line for line in told.splitlines() if line.startswith("trivium certify "))
     sets = [w for w in shlex.split(command)[2:] if w != "--set"]
     plan = Plan.model_validate(json.loads(out.read_text())["simplest"])
@@ -112,6 +115,92 @@ def test_random_plans_are_counted_and_listed(call, tmp_path: Path) -> None:
     assert [r["passed"] for r in found["results"]] == [True] * 3 and "simplest" not in found
 
 
+FAULT = Deviation("gradient", "layers.1.mlp.up.weight", 0.25, 6)
+ALONE = [*SMALL, *[f"--set=plan.layout.{a}=1" for a in ("tensor", "pipeline", "data", "chunks")]]
+ALONE += ["--set=plan.schedule=1f1b", "--set=plan.model.dropout=0.1"]
+
+
+def fake(fails: Callable[[Plan, str], bool], interrupted_after: int) -> Callable[..., list[Certificate]]:
+    """Certificates without ranks: the plans that fail deviate by FAULT. Ctrl-C comes after so many."""
+    left = interrupted_after
+
+    def certified(plans, *, ways, progress=None, on_known=lambda number, found: None):
+        nonlocal left
+        results = []
+        for number, plan in enumerate(plans):
+            if left == 0:
+                raise KeyboardInterrupt
+            left -= 1
+            way = ways[number % len(ways)]
+            wrong = fails(plan, way.name)
+            results.append(certificate(plan, [FAULT if wrong else FAULT._replace(value=0.0)], way))
+            on_known(number, results[-1])
+        return results
+
+    return certified
+
+
+def test_a_failure_is_printed_before_the_other_ways_have_run(call, monkeypatch, capsys) -> None:
+    """Plan, what differs, by how much, where first, and in which way, in one line."""
+    seen: list[str] = []
+
+    def fails(plan: Plan, way: str) -> bool:
+        seen.append(capsys.readouterr().out)
+        return way == "large"
+
+    monkeypatch.setattr(sweep, "certify", fake(fails, 1000))
+    assert call(*ALONE) == 1
+    assert seen[0].startswith("certifying tensor 1 pipeline 1 data 1")
+    first = seen[2].splitlines()[0]
+    assert first.startswith("FAILED by the way large: tensor 1 pipeline 1 data 1, 1f1b, gpt, ")
+    assert first.endswith(": first wrong in step 7: gradient, at most by 0.25 in layers.1.mlp.up.weight")
+
+
+def test_ctrl_c_while_shrinking_prints_the_smallest_plan_found_so_far(
+    call, monkeypatch, capsys, tmp_path: Path
+) -> None:
+    """Exit code 1, as the verdict stands; the JSON is written."""
+    out = tmp_path / "one.json"
+    smallest: list[Plan] = []
+
+    def fails(plan: Plan, way: str) -> bool:
+        smallest.append(plan)
+        return True
+
+    monkeypatch.setattr(sweep, "certify", fake(fails, len(EVERY_WAY) + 2))
+    assert call(*ALONE, "--json", str(out)) == 1
+    told = capsys.readouterr().out
+    assert "interrupted: the simplest plan that fails too, of 3 tried: " in told
+    assert shlex.split(told.splitlines()[-1])[:2] == ["trivium", "certify"]
+    found = json.loads(out.read_text())
+    assert found["interrupted"] is True and found["passed"] is False
+    assert Plan.model_validate(found["simplest"]) == smallest[-1] != smallest[0]
+
+
+@pytest.mark.parametrize(("wrong", "code"), [("as it is", 1), ("none", 130)])
+def test_ctrl_c_before_all_is_known_keeps_the_failures(
+    call, monkeypatch, capsys, tmp_path: Path, wrong: str, code: int
+) -> None:
+    out = tmp_path / "one.json"
+    monkeypatch.setattr(sweep, "certify", fake(lambda plan, way: way == wrong, 3))
+    assert call(*ALONE, "--json", str(out)) == code
+    assert out.exists() == (code == 1)
+    if code == 1:
+        assert f"interrupted: 3 of {len(EVERY_WAY)} certificates are made" in capsys.readouterr().out
+        assert json.loads(out.read_text())["interrupted"] is True
+
+
+def test_ctrl_c_ends_a_sweep_with_what_it_has(call, monkeypatch, capsys, tmp_path: Path) -> None:
+    out = tmp_path / "s.json"
+    plans = layouts.generated_plans(2)[:5]
+    monkeypatch.setattr(layouts, "generated_plans", lambda max_ranks: plans)
+    monkeypatch.setattr(sweep, "certify", fake(lambda plan, way: plan == plans[1], 3))
+    assert call("--sweep", "--json", str(out)) == 1
+    found = json.loads(out.read_text())
+    assert (found["passed"], found["failed"], found["interrupted"]) == (2, 1, True)
+    assert "2 of 3 layouts of at most 8 ranks passed" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("plan", random_plans(30, 8, seed=2))
 def test_every_plan_can_be_given_as_options(plan: Plan) -> None:
     sets = [w for w in shlex.split(cli._command(plan))[2:] if w != "--set"]
@@ -122,8 +211,7 @@ def test_mutants_are_counted_and_one_that_escapes_fails(call, monkeypatch, tmp_p
     caught = [v for v in mutants.CATALOGUE if v.name == "accumulated-in-bf16"]
     escaped = caught[0]._replace(name="harmless", make=lambda original, mesh: original)
     out = tmp_path / "m.json"
-    right = mutants.try_mutants
-    monkeypatch.setattr(mutants, "try_mutants", lambda progress: right([*caught, escaped], progress=progress))
+    monkeypatch.setattr(mutants, "CATALOGUE", [*caught, escaped])
     assert call("--mutants", "--json", str(out)) == 1
     found = json.loads(out.read_text())
     assert (found["caught"], found["total"]) == (1, 2)

@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from trivium.certify.faults import context, data, pipeline, tensor, ways
+from trivium.certify.faults import context, data, depth, pipeline, steps, tensor, ways
 from trivium.certify.faults.mutant import Mutant, fault, plan
 from trivium.certify.mutants import CATALOGUE, try_mutants
 from trivium.model.norm import Norm
@@ -14,8 +14,8 @@ from trivium.parallel.mesh import Mesh
 QUICK = ("final-norm-not-reduced", "tied-table-counted-twice", "stale-after-the-update", "ramp-skips-samples")
 
 
-def test_the_catalogue_has_at_least_24_faults_each_with_its_own_name_sentence_and_plans() -> None:
-    assert len(CATALOGUE) >= 24
+def test_the_catalogue_has_at_least_105_faults_each_with_its_own_name_sentence_and_plans() -> None:
+    assert len(CATALOGUE) >= 105 and len(steps.FAULTS) + len(depth.FAULTS) >= 20
     assert len({m.name for m in CATALOGUE}) == len(CATALOGUE) == len({m.recreates for m in CATALOGUE})
     for mutant in CATALOGUE:
         assert 1 <= len(mutant.plans) <= 3, mutant.name
@@ -34,7 +34,13 @@ def test_a_fault_is_gone_when_its_context_closes_whatever_happened(mutant: Mutan
 
 @pytest.mark.parametrize(
     "kind",
-    (pipeline, *(pytest.param(each, marks=pytest.mark.broad) for each in (tensor, data, context, ways))),
+    (
+        pipeline,
+        *(
+            pytest.param(each, marks=pytest.mark.broad)
+            for each in (tensor, data, context, ways, steps, depth)
+        ),
+    ),
     ids=lambda kind: kind.__name__.split(".")[-1],
 )
 def test_every_fault_of_the_catalogue_is_caught(kind: ModuleType) -> None:
@@ -75,6 +81,18 @@ def test_a_change_that_changes_nothing_is_not_caught_and_a_crash_is_caught_only_
     assert not same.caught and not same.ended
     assert not early.caught and "division by zero" in early.ended[0]
     assert crash.caught and "failed at F0.0" in crash.by[0].error
+
+
+def test_a_fault_in_code_that_the_oracle_reads_is_put_into_both_sides() -> None:
+    """Otherwise the comparison alone would find what it cannot see where the source itself is wrong."""
+    chosen = ("residual-scale-missing-in-the-table", "names-cut-short", "deviation-three-times-as-wide")
+    found = try_mutants([m._replace(plans=m.plans[:1]) for m in CATALOGUE if m.name in chosen])
+    assert {v.name: v.by[0].quantities for v in found} == {
+        "names-cut-short": ("repeated random draws",),
+        "residual-scale-missing-in-the-table": ("initial values",),
+        "deviation-three-times-as-wide": ("initial values",),
+    }
+    assert {v.by[0].step for v in found} == {-1}
 
 
 @pytest.mark.slow

@@ -114,8 +114,12 @@ def test_a_reference_survives_its_file(tmp_path) -> None:
         reference.norms,
         reference.validation,
     )
+    assert again.z_losses == reference.z_losses
+    assert (again.departures, again.repetitions) == (reference.departures, reference.repetitions)
     for a, b in zip(
-        (*again.gradients, again.weights), (*reference.gradients, reference.weights), strict=True
+        (*again.gradients, again.weights, again.initial),
+        (*reference.gradients, reference.weights, reference.initial),
+        strict=True,
     ):
         assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in b)
 

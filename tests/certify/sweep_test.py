@@ -15,10 +15,6 @@ from trivium.training.trainer import Trainer
 PLANS = [p for p in random_plans(200, 2, seed=0) if p.layout.world_size == 2][:4]
 
 
-def _certified(plans: list[Plan]) -> list[Certificate]:
-    return certify(plans, timeout_seconds=60)
-
-
 @pytest.mark.broad
 def test_ranks_that_break_fail_one_certificate_and_the_others_are_still_made(monkeypatch) -> None:
     bad = PLANS[1]
@@ -31,13 +27,29 @@ def test_ranks_that_break_fail_one_certificate_and_the_others_are_still_made(mon
 
     monkeypatch.setattr(Trainer, "train_step", train_step)
     monkeypatch.setattr(sweep, "TOGETHER", 3)  # the last one runs in ranks of its own anyway
-    found = _certified(PLANS)
+    known: dict[int, Certificate] = {}
+    found = certify(PLANS, timeout_seconds=60, on_known=known.__setitem__)
+    assert [known[n] for n in range(len(PLANS))] == found
     assert [c.passed for c in found] == [p.model != bad.model for p in PLANS]
     failed = found[1]
     assert failed.error is not None and " of 2: " in failed.error and "this plan breaks" in failed.error
     assert failed.as_tree()["worst"] == "inf" and failed.by_quantity == {}
     assert Plan.model_validate(failed.plan) == bad
     assert [c.error for c in found if c.passed] == [None] * 3
+
+
+def test_a_certificate_is_known_while_the_ranks_of_others_still_run() -> None:
+    """What on_known raises, as Ctrl-C would, ends the others."""
+    known: list[int] = []
+
+    def stop(number: int, found: Certificate) -> None:
+        known.append(number)
+        assert found.passed
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        certify(PLANS, timeout_seconds=60, on_known=stop)
+    assert known == [0]
 
 
 def test_ranks_certify_on_processors_also_where_there_are_accelerators(monkeypatch, tmp_path) -> None:

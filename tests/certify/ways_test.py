@@ -7,7 +7,8 @@ import pytest
 
 from plans import small
 from trivium.certify.certificate import certificate, examine
-from trivium.certify.reference import STEPS, compute_reference
+from trivium.certify.courses import STEPS
+from trivium.certify.reference import compute_reference
 from trivium.certify.ways import LARGE, NARROW, WAYS, Replaced, Way
 from trivium.model import gelu
 from trivium.parallel import processor_kernel, product, vocabulary

@@ -60,6 +60,21 @@ def test_every_weight_is_the_mean_of_those_averaged(
         torch.testing.assert_close(whole(found, name), expected.to(dtype).double(), rtol=2e-15, atol=0)
 
 
+def test_the_mean_of_narrow_weights_is_that_of_their_masters(tmp_path: Path) -> None:
+    """The mean of the bf16 weights would be another in the third digit."""
+    plan = small(model={"layers": 1}, precision={"weights": "bf16"})
+    sources = [made(tmp_path / "run", plan, step) for step in STEPS]
+    found = Checkpoint.open(average(sources, tmp_path / "mean"))
+    assert len(found.names) == len(parameters(plan.model))
+    for name in found.names:
+        masters = torch.stack([whole(s, name.replace("weights/", "master/")) for s in sources])
+        rounded = torch.stack([whole(s, name) for s in sources])
+        assert found.manifest["tensors"][name]["dtype"] == "F32"
+        torch.testing.assert_close(whole(found, name), masters.mean(0), rtol=1e-7, atol=0)
+        if name.endswith(("qkv.weight", "norm.weight", "tokens.weight")):
+            assert not torch.allclose(rounded.mean(0), masters.mean(0), rtol=1e-6)
+
+
 def test_it_says_what_it_was_made_of(tmp_path: Path) -> None:
     sources = [made(tmp_path / "run", small(), step) for step in STEPS]
     found = Checkpoint.open(average([sources[2], sources[0]], tmp_path / "mean"))

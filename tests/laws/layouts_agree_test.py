@@ -4,8 +4,9 @@ import pytest
 
 from plans import brief, small
 from trivium.certify.certificate import Certificate, Deviation, certificate
+from trivium.certify.courses import STEPS
 from trivium.certify.random_plans import random_plans
-from trivium.certify.reference import RECIPE, STEPS, compute_reference
+from trivium.certify.reference import RECIPE, compute_reference
 from trivium.certify.sweep import certify, describe
 from trivium.certify.ways import FAR, WAYS
 from trivium.plan.plan import Plan
@@ -170,6 +171,7 @@ def test_every_layout_computes_what_one_process_computes(ranks: int) -> None:
     ]
     assert [t for t, c in zip(told, certificates) if not c.passed] == []
     quantities = {"loss", "gradient norm", "gradient", "weights", "validation loss", "coverage"}
+    quantities |= {"initial values", "initial distribution", "repeated random draws"}
     for plan, found in zip(PLANS[ranks], certificates):
         assert set(found.by_quantity) == quantities | ({"z-loss"} if plan.model.z_loss else set())
 

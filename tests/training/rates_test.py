@@ -2,11 +2,13 @@
 
 import math
 import re
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from plans import small
+from trivium.parallel.zero import AdamRule
 from trivium.training.config import TrainingConfig
 from trivium.training.rates import (
     ENDLESS,
@@ -16,9 +18,22 @@ from trivium.training.rates import (
     rate_problems,
     recipe_problems,
 )
+from trivium.training.trainer import adam_rule
 
 PAPER = TrainingConfig(lr=5e-5, warmup_tokens=10**9, decay_tokens=340 * 10**9)
 PLAN = small(batch={"sequences": 20, "micro": 2}, model={"sequence": 8})  # 160 tokens a step
+
+
+def test_the_recipes_defaults_are_the_papers() -> None:
+    """MT-NLG, section 3.2; clip and weight decay as in GPT-3."""
+    expected = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1, "clip": 1.0}
+    assert asdict(AdamRule()) == asdict(adam_rule(TrainingConfig())) == expected
+    assert TrainingConfig().lr_final_fraction == 0.1 and TrainingConfig().decay == "cosine"
+
+
+def test_a_rule_is_the_recipes_constants() -> None:
+    given = {"beta1": 0.8, "beta2": 0.7, "epsilon": 1e-3, "weight_decay": 0.3, "clip": 0.2}
+    assert asdict(adam_rule(TrainingConfig(**given))) == given
 
 
 def test_the_rate_rises_linearly_and_peaks_at_the_end_of_warm_up() -> None:

@@ -76,6 +76,59 @@ def test_any_layout_resumes_any_layouts_checkpoint_exactly(tmp_path: Path) -> No
     in_ranks(go_on, [(LAYOUTS[reads], roots[written], unbroken) for written, reads in further])
 
 
+REFUSED, SAVED, END = 2, 6, 9  # steps: one whose update is refused, the first after the checkpoint, the end
+TWO_RANKS = [
+    small(data=2, zero=1, precision=FP64),
+    small(data=2, zero=3, precision=FP64),
+    small(tensor=2, sequence_parallel=True, precision=FP64),
+    small(pipeline=2, chunks=2, precision=FP64),
+]
+
+
+def with_a_refused_update(trainer: Trainer, first: int, last: int) -> list[tuple[float, float]]:
+    read, size = random_rows(trainer.plan, 1), trainer.plan.batch.sequences
+    found = [
+        trainer.train_step(
+            step, Samples(step * size, size, read), 1e-2, accepts=lambda totals, step=step: step != REFUSED
+        )
+        for step in range(first, last)
+    ]
+    return [(each.loss, each.gradient_norm) for each in found]
+
+
+def save_under(place: Place, plan: Plan, root: Path) -> None:
+    trainer = Trainer(plan, Mesh.connect(plan.layout, place.rank, place.world_size), seed=1, rule=RULE)
+    with_a_refused_update(trainer, 0, SAVED)
+    save_state(trainer, root, SAVED)
+
+
+def resume_under(place: Place, plan: Plan, path: Path, expected: list[tuple[float, float]]) -> None:
+    mesh = Mesh.connect(plan.layout, place.rank, place.world_size)
+    resume_in(Trainer(plan, mesh, seed=99, rule=RULE, initial=False), path, expected)
+
+
+def resume_in(trainer: Trainer, path: Path, expected: list[tuple[float, float]]) -> None:
+    restore(trainer, Checkpoint.open(path))
+    assert trainer.optimizer.steps_done == SAVED - 1
+    found = with_a_refused_update(trainer, SAVED, END)
+    assert trainer.optimizer.steps_done == END - 1
+    for here, there in zip(found, expected, strict=True):
+        assert here == pytest.approx(there, rel=1e-12), trainer.plan.layout
+
+
+def test_another_layout_resumes_with_the_count_of_updates(tmp_path: Path) -> None:
+    """A wrong count corrects Adam's moments by another factor: losses from the second resumed step on differ."""
+    unbroken = Trainer(LAYOUTS[0], Mesh.single(), seed=1, rule=RULE)
+    with_a_refused_update(unbroken, 0, SAVED)
+    path = save_state(unbroken, tmp_path / "one", SAVED)
+    expected = with_a_refused_update(unbroken, SAVED, END)
+    in_ranks(resume_under, [(plan, path, expected) for plan in TWO_RANKS])
+    in_ranks(save_under, [(plan, tmp_path / str(n)) for n, plan in enumerate(TWO_RANKS)])
+    for n in range(len(TWO_RANKS)):
+        one = Trainer(LAYOUTS[0], Mesh.single(), seed=99, rule=RULE, initial=False)
+        resume_in(one, tmp_path / str(n) / path.name, expected)
+
+
 @pytest.mark.broad
 def test_copies_of_the_state_resume_where_one_was_saved_and_the_other_way_round(tmp_path: Path) -> None:
     copies, one = small(data=4, zero=3, shards=2, precision=FP64), small(data=4, zero=1, precision=FP64)

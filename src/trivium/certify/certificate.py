@@ -1,8 +1,9 @@
 """Does a layout compute what one process computes?
 
-The plan runs on a reduced model in fp64, and is compared with the plain model of `reference`: the loss and the global
-norm of every step, every parameter's gradient of every step as the optimizer sees it, the weights after the last
-step, and a validation loss between two steps. Gradients, not only losses after Adam: Adam ignores a constant factor.
+The plan runs on a reduced model in fp64, and is compared with the plain model of `reference`: the table of parameters,
+their initial values, the loss and the global norm of every step, every parameter's gradient of every step as the
+optimizer sees it, the weights after the last step, and a validation loss between two steps. Gradients, not only losses
+after Adam: Adam ignores a constant factor.
 """
 
 import math
@@ -12,7 +13,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trivium.certify.reference import RECIPE, SEED, Reference, Tensors, random_rows, validated
+from trivium.certify.courses import Course, PlainScale, rate, schedules
+from trivium.certify.plain import Recipe
+from trivium.certify.reference import (
+    RECIPE,
+    SEED,
+    Reference,
+    Tensors,
+    random_rows,
+    recipe_of,
+    tokens_after,
+    validated,
+)
+from trivium.certify.rules import rules_of, table_problems
 from trivium.certify.ways import AS_IT_IS, Way
 from trivium.config import to_tree
 from trivium.parallel.mesh import Mesh
@@ -20,13 +33,13 @@ from trivium.parallel.zero import AdamRule, Totals
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
+from trivium.training import rates
 from trivium.training.batches import Rows
 from trivium.training.spikes import finite_or_text
 from trivium.training.state import places
 from trivium.training.trainer import Samples, StepResult, Trainer
 
 TOLERANCE = 1e-10  # relative, in fp64
-OVERFLOWING = math.inf  # times any gradient
 
 RULE = AdamRule(
     beta1=RECIPE.beta1,
@@ -51,13 +64,19 @@ class Deviation(NamedTuple):
 
 @dataclass(frozen=True)
 class First:
-    """Where a plan first goes wrong: the quantities that deviate in that step, and of those that belong to a
-    parameter the largest deviation."""
+    """Where a plan first goes wrong: the quantities that deviate in that step (counted from 0; -1: before any), and of
+    those that belong to a parameter the largest deviation."""
 
     step: int
     quantities: tuple[str, ...]
     parameter: str
     value: float | str
+
+    def __str__(self) -> str:
+        when = f"in step {self.step + 1}" if self.step >= 0 else "before step 1"
+        by = f"{self.value:.2g}" if isinstance(self.value, float) else self.value
+        where = f", at most by {by}" + (f" in {self.parameter}" if self.parameter else "")
+        return f"first wrong {when}: {', '.join(self.quantities)}{where}"
 
 
 class Findings(NamedTuple):
@@ -101,25 +120,36 @@ def in_fp64(plan: Plan) -> Plan:
 def examine(plan: Plan, mesh: Mesh, reference: Reference, way: Way = AS_IT_IS) -> Findings:
     """What this rank sees of the plan against one process; every rank of the mesh calls it, having taken the way."""
     plan = in_fp64(plan)
+    wrong = table_problems(rules_of(plan.model), {p.name: p for p in parameters(plan.model)})
+    if wrong:  # its tensors have nothing to be compared with
+        table = [Deviation(f"parameter table ({what})", name, math.inf, -1) for name, what in wrong.items()]
+        return Findings(table, {})
     trainer = Trainer(plan, mesh, seed=SEED, rule=RULE)
     way.prepare(trainer)
-    found: list[Deviation] = []
+    recipe = recipe_of(plan, way.course)
+    found = [*_initial(trainer, reference), *_rates(plan, way.course)]
+    scale = PlainScale(trainer.loss_scale.value) if trainer.loss_scale else None
     for step in range(len(reference.losses)):
         seen: list[Deviation] = []
-        if step == 1:  # not at the end, so that what these leave behind is seen
+        if step == 1:  # not at the end, so that what it leaves behind is seen
             validation = trainer.validate(_samples(plan, 0, validated(plan)))
             seen.append(_scalar("validation loss", validation, reference.validation))
-            if way.refuses:
-                _refuse(trainer, step)
+        if step in way.refuses:
+            _refuse(trainer, step, recipe)
+            if scale is not None:
+                scale.overflowed()
         captured = _capture(trainer)
-        here = _train(trainer, step)
+        here = _train(trainer, step, recipe)
         seen.append(_scalar("loss", here.loss, reference.losses[step]))
         if plan.model.z_loss:
             seen.append(_scalar("z-loss", here.z_loss or 0.0, reference.z_losses[step]))
         seen += _gradients(trainer, captured, reference.gradients[step])
         seen.append(_scalar("gradient norm", here.gradient_norm, reference.norms[step]))
+        if scale is not None and trainer.loss_scale is not None:
+            scale.finite()
+            seen.append(_scalar("loss scale", trainer.loss_scale.value, scale.value))
         found += [d._replace(step=step) for d in seen]
-    found += [d._replace(step=step) for d in _weights(trainer, reference.weights)]
+    found += [d._replace(step=step) for d in _weights("weights", trainer, reference.weights)]
     trainer.forget_recording()
     return Findings(found, _answered_for(trainer))
 
@@ -157,8 +187,8 @@ def coverage(plan: Plan, updated: Sequence[dict[str, int]]) -> list[Deviation]:
     A parameter that no rank holds would otherwise deviate from nothing.
     """
     return [
-        Deviation("coverage", p.name, abs(sum(u.get(p.name, 0) for u in updated) / p.elements - 1))
-        for p in parameters(plan.model)
+        Deviation("coverage", name, abs(sum(u.get(name, 0) for u in updated) / math.prod(rule.shape) - 1))
+        for name, rule in rules_of(plan.model).items()
     ]
 
 
@@ -172,24 +202,51 @@ def _first(wrong: Sequence[Deviation]) -> First | None:
     return First(step, quantities, worst.parameter, finite_or_text(worst.value))
 
 
-def _train(trainer: Trainer, step: int) -> StepResult:
+def _initial(trainer: Trainer, reference: Reference) -> Iterator[Deviation]:
+    """Whether the initial values are the reference's, and those what the papers' rules say."""
+    for each in _weights("initial values", trainer, reference.initial):
+        yield each._replace(step=-1)
+    for name, value in reference.departures.items():
+        yield Deviation("initial distribution", name, value, -1)
+    for name, share in reference.repetitions.items():
+        yield Deviation("repeated random draws", name, share, -1)
+
+
+def _rates(plan: Plan, course: Course) -> Iterator[Deviation]:
+    """The learning rate of every step under every schedule."""
+    if not course.scheduled:
+        return
+    tokens = tokens_after(plan, course)
+    for name, schedule in schedules(tokens[-1]).items():
+        longest = schedule.model_copy(update={"steps": len(tokens)})
+        for step, n in enumerate(tokens):
+            away = _scalar(
+                "learning rate", rates.lr_of_step(longest, plan, step), rate(schedule, n, tokens[-1])
+            )
+            yield away._replace(parameter=name, step=step)
+
+
+def _train(trainer: Trainer, step: int, recipe: Recipe) -> StepResult:
     """A step of the recipe. It is asked about as a training's, but for the step without a clip, whose update need not
     wait for the totals."""
-    trainer.optimizer.rule = replace(RULE, clip=RECIPE.clip(step))
-    accepts = None if RECIPE.clip(step) == 0 else _accept
+    trainer.optimizer.rule = replace(RULE, clip=recipe.clip(step))
+    accepts = None if recipe.clip(step) == 0 else _accept
     batch = _samples(trainer.plan, *trainer.plan.batch.at(step))
-    return trainer.train_step(step, batch, RECIPE.lr(step), measure=step == 1, accepts=accepts)
+    return trainer.train_step(step, batch, recipe.lr(step), measure=step == 1, accepts=accepts)
 
 
-def _refuse(trainer: Trainer, step: int) -> None:
+def _refuse(trainer: Trainer, step: int, recipe: Recipe) -> None:
     """A step whose update is not made, because gradients overflow where the loss is scaled, else by decision."""
-    batch, scale = _samples(trainer.plan, *trainer.plan.batch.at(step)), trainer.loss_scale
-    if scale is None:
-        trainer.train_step(step, batch, RECIPE.lr(step), accepts=lambda totals: False)
+    batch, optimizer = _samples(trainer.plan, *trainer.plan.batch.at(step)), trainer.optimizer
+    if trainer.loss_scale is None:
+        trainer.train_step(step, batch, recipe.lr(step), accepts=lambda totals: False)
         return
-    before, scale.value = scale.value, OVERFLOWING
-    trainer.train_step(step, batch, RECIPE.lr(step), accepts=_accept)
-    scale.value = before
+
+    def overflow(number: int, gradient: torch.Tensor) -> None:
+        optimizer.shards[number].summed().fill_(math.inf)
+
+    optimizer.on_reduced = overflow
+    trainer.train_step(step, batch, recipe.lr(step), accepts=_accept)
 
 
 def _accept(totals: Totals) -> bool:
@@ -222,12 +279,12 @@ def _gradients(trainer: Trainer, captured: dict[int, torch.Tensor], whole: Tenso
             yield _tensor("gradient", place.slot.row.name, here, whole, place.box, least)
 
 
-def _weights(trainer: Trainer, whole: Tensors) -> Iterator[Deviation]:
+def _weights(quantity: str, trainer: Trainer, whole: Tensors) -> Iterator[Deviation]:
     for bucket in trainer.buckets:
         bucket.hold()
         for place in places(bucket, slice(0, bucket.padded), trainer.plan, trainer.mesh.tensor.index):
             here = bucket.weights[place.first : place.first + place.box.elements]
-            yield _tensor("weights", place.slot.row.name, here, whole, place.box)
+            yield _tensor(quantity, place.slot.row.name, here, whole, place.box)
         bucket.drop()
 
 

@@ -2,16 +2,20 @@
 
 A plan that does not pass without the fault proves nothing, so each is certified clean first. A fault that ends its
 ranks is tried again in ranks of its own, and is caught only if the error names the place.
+
+    python -m trivium.certify.mutants 'masks-*'    # only those whose names match
 """
 
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from trivium.certify.certificate import Certificate
-from trivium.certify.faults import context, data, pipeline, tensor, ways
+from trivium.certify.faults import context, data, depth, pipeline, steps, tensor, ways
 from trivium.certify.faults.mutant import Mutant
 from trivium.certify.sweep import Trial, certify, certify_with_faults, collect, describe, write_references
 from trivium.errors import TriviumError
@@ -25,6 +29,8 @@ CATALOGUE: tuple[Mutant, ...] = (
     *data.FAULTS,
     *context.FAULTS,
     *ways.FAULTS,
+    *steps.FAULTS,
+    *depth.FAULTS,
 )
 SECONDS = 60  # that one fault may take on one plan
 
@@ -60,16 +66,19 @@ class Verdict:
 
 def try_mutants(mutants: Sequence[Mutant] = CATALOGUE, *, progress: Progress = silent) -> list[Verdict]:
     """The verdict on each fault, in order."""
-    trials = [Trial(f"{m.name} {k}", p, m.way, m.applied) for m in mutants for k, p in enumerate(m.plans)]
+    trials = [
+        Trial(f"{m.name} {k}", m.way.shaped(p), m.way, m.applied, m.everywhere)
+        for m in mutants
+        for k, p in enumerate(m.plans)
+    ]
     distinct = {(t.plan, t.way): t for t in trials}
-    plans = [plan for plan, _ in distinct]
-    certificates = certify(plans, ways=[way for _, way in distinct])
+    certificates = certify([plan for plan, _ in distinct], ways=[way for _, way in distinct])
     clean = dict(zip(distinct, (c.passed for c in certificates), strict=True))
     trials = [t for t in trials if clean[t.plan, t.way]]
     found: dict[str, Caught | str | None] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_references(plans, folder)
+        write_references(list(distinct), folder)
         for size, way in sorted({_kind(t) for t in trials}):
             alike = [t for t in trials if _kind(t) == (size, way)]
             found |= _try_together(alike, folder)
@@ -120,3 +129,11 @@ def _by(certificate: Certificate) -> Caught | None:
         return None
     plan = Plan.model_validate(certificate.plan)
     return Caught(describe(plan), first.step, first.quantities, first.parameter, first.value)
+
+
+if __name__ == "__main__":
+    chosen = [m for m in CATALOGUE if any(fnmatchcase(m.name, pattern) for pattern in sys.argv[1:])]
+    verdicts = try_mutants(chosen)
+    for each in verdicts:
+        print(each.name, "caught" if each.caught else "NOT CAUGHT", *each.by, *each.ended, sep="\n  ")
+    sys.exit(not (verdicts and all(each.caught for each in verdicts)))

@@ -1,7 +1,8 @@
 """The model and its optimizer once more, in plain torch: one process, nothing split, nothing clever.
 
-The oracle of the certificate. It shares the names and seeds of the parameter table with the engine, and no code of
-`model`, `parallel` or `training`: a fault there cannot hide by being in both.
+The oracle of the certificate. It shares the shape of the model and the function that makes a seed of a name with the
+engine, and no code of `model`, `parallel` or `training`: a fault there cannot hide by being in both. Which parameters
+there are and how they begin is in `rules`.
 
 Legend: B sequences, S positions, H hidden, N heads, G key-value heads, D head width, V vocabulary.
 """
@@ -15,8 +16,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from trivium.certify.rules import drawn, rules_of
 from trivium.plan.model_shape import ModelShape
-from trivium.plan.parameters import Parameter, parameters
 from trivium.seeds import seed_for
 
 Tensor = torch.Tensor
@@ -47,7 +48,7 @@ class Recipe:
 
 def first_weights(model: ModelShape, seed: int) -> dict[str, Tensor]:
     """Every parameter's initial values by name, unsplit and unpadded, in fp64 (drawn in fp32)."""
-    return {p.name: _first(p, model, seed).double() for p in parameters(model)}
+    return {name: drawn(rule, name, seed).double() for name, rule in rules_of(model).items()}
 
 
 class Order(NamedTuple):
@@ -117,12 +118,18 @@ def losses_of(weights: Weights, model: ModelShape, tokens: Tensor, targets: Tens
     return Losses(F.cross_entropy(logits, targets[order.counts], reduction="sum") / count, z_loss)
 
 
-def dropping(model: ModelShape, seed: int, step: int, samples: range) -> Drop:
-    """Dropout of a step: each sample's mask at each site is a function of their names alone."""
+def dropping(
+    model: ModelShape, seed: int, step: int, samples: range, streams: list[int] | None = None
+) -> Drop:
+    """Dropout of a step: each sample's mask at each site is a function of their names alone. streams: gets the seed of
+    every mask."""
     rate = model.dropout
 
     def mask(site: str, sample: int, shape: torch.Size) -> Tensor:
-        generator = torch.Generator().manual_seed(seed_for(seed, "dropout", site, step, sample))
+        stream = seed_for(seed, "dropout", site, step, sample)
+        if streams is not None:
+            streams.append(stream)
+        generator = torch.Generator().manual_seed(stream)
         return torch.rand(shape, generator=generator, dtype=torch.float32) >= rate
 
     def drop(x: Tensor, site: str) -> Tensor:
@@ -163,16 +170,6 @@ class PlainAdamW:
             corrected = (v / (1 - r.beta2**self.steps)).sqrt() + r.epsilon
             weight.sub_(lr * m / (1 - r.beta1**self.steps) / corrected)
         return norm
-
-
-def _first(parameter: Parameter, model: ModelShape, seed: int) -> Tensor:
-    if parameter.initial in ("ones", "zeros"):
-        return torch.full(parameter.shape, float(parameter.initial == "ones"))
-    generator = torch.Generator().manual_seed(seed_for(seed, "initial", parameter.name))
-    deviation = model.init_std or math.sqrt(1 / (3 * model.hidden))
-    if parameter.initial == "residual":
-        deviation /= math.sqrt(2 * model.layers)
-    return torch.randn(parameter.shape, generator=generator) * deviation
 
 
 def _norm(weights: Weights, model: ModelShape, x: Tensor, name: str) -> Tensor:

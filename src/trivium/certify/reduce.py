@@ -23,6 +23,12 @@ MOST_LAYERS_OF_A_STAGE = 3
 # What a narrow half block adds is tiny, and a norm after it makes as much more of its rounding noise as it is smaller
 # than the root of epsilon: five layers under 1e-5 made 7e-11 of 1e-16.
 EPSILON_AFTER = 0.1
+DEEP_LAYERS, MANY_MICRO_BATCHES = 33, 17  # more than any number that they may be counted by
+LONG_DROPOUT = 0.2
+LONG_RAMP = 72  # times the first batch: most of the long course
+LONG_RANKS = (
+    4  # of the long course: with more, its replicas are left out, as steps are counted alike on all of them
+)
 
 
 def reduced(plan: Plan) -> Plan:
@@ -38,6 +44,67 @@ def reduced(plan: Plan) -> Plan:
     for candidates in (_fewer_sequences, _fewer_layers, _narrower, _fewer_words, _shorter):
         plan = _first_legal(plan, candidates)
     return plan
+
+
+def thin_and_long(plan: Plan) -> Plan:
+    """A reduced plan for the long course: few ranks, one layer a stage, few micro-batches, dropout, and a ramp, where
+    there is one, of many steps."""
+
+    def alone(plan: Plan) -> Iterator[Tree]:
+        few: Tree = {"layout": {"data": 1, "shards": None}}
+        yield {**few, "batch": {"sequences": plan.batch.sequences // plan.layout.data}}
+        yield few  # a ramp reaches no other batch
+
+    def candidates(plan: Plan) -> Iterator[Tree]:
+        counts = tuple(min(n, 1) for n in plan.partition.counts(plan.model, plan.layout))
+        for dropout in (plan.model.dropout or LONG_DROPOUT, plan.model.dropout):
+            layers = _layers_by_stage(plan, counts, dropout=dropout)
+            fewest, ramp = 2 if plan.layout.pipeline == 1 else 1, plan.batch.ramp is not None
+            yield from ({**layers, **batch} for batch in _batches_from(plan, fewest, ramp=ramp))
+            yield layers  # a given table has its own number of micro-batches
+
+    few = _first_legal(plan, alone) if plan.layout.world_size > LONG_RANKS else plan
+    return _first_legal(few, candidates)
+
+
+def thin_and_deep(plan: Plan) -> Plan:
+    """A reduced plan with more layers than any number that they may be counted by, and few micro-batches."""
+
+    def candidates(plan: Plan) -> Iterator[Tree]:
+        counts = plan.partition.counts(plan.model, plan.layout)
+        layers = _layers_by_stage(plan, tuple(n * -(-DEEP_LAYERS // sum(counts)) for n in counts))
+        yield from ({**layers, **batch} for batch in _batches_from(plan, 1))
+        yield layers
+
+    return _first_legal(plan, candidates)
+
+
+def thin_and_many(plan: Plan) -> Plan:
+    """A reduced plan with one layer a stage, and more micro-batches in a step than any number that they may be counted
+    by."""
+
+    def candidates(plan: Plan) -> Iterator[Tree]:
+        counts = tuple(min(n, 1) for n in plan.partition.counts(plan.model, plan.layout))
+        layers = _layers_by_stage(plan, counts)
+        yield from ({**layers, **batch} for batch in _batches_from(plan, MANY_MICRO_BATCHES))
+        yield layers
+
+    return _first_legal(plan, candidates)
+
+
+def _batches_from(plan: Plan, fewest: int, *, ramp: bool = False) -> Iterator[Tree]:
+    """Batches of so many micro-batches, and of more, of which some schedules need multiples of the pipeline. A ramp
+    begins there, and rises twice."""
+    for number in range(fewest, fewest + 2 * plan.layout.pipeline):
+        first = number * plan.batch.micro * plan.layout.data
+        rises = {"start": first, "increment": first, "samples": LONG_RAMP * first}
+        yield {"batch": {"sequences": 3 * first if ramp else first, "ramp": rises if ramp else None}}
+
+
+def _layers_by_stage(plan: Plan, counts: tuple[int, ...], **model: object) -> Tree:
+    layers = {"layers": sum(counts), **_window_layers(plan.model, sum(counts)), **model}
+    partition = {"layers": counts, "embedding_weight": 0.0, "head_weight": 0.0}
+    return {"model": layers, "partition": partition}
 
 
 def _first_legal(plan: Plan, candidates: Callable[[Plan], Iterator[Tree]]) -> Plan:

@@ -4,21 +4,23 @@ Layout, schedule, sharding and recompute do not enter, so plans with the same mo
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from trivium.certify.courses import SHORT, Course, rate, schedules
 from trivium.certify.plain import PlainAdamW, Recipe, dropping, first_weights, keep_all, losses_of
+from trivium.certify.rules import departures, repetitions, rules_of
 from trivium.config import to_tree
 from trivium.plan.batch import Batch
 from trivium.plan.plan import Plan
 from trivium.provenance import fingerprint
 from trivium.seeds import generator_for
 
-STEPS = 3
 SEED = 7
 # A clip that every reduced model exceeds, one that none does, and none: Adam hides a wrong factor that is the same in
 # every step. The wide epsilon keeps Adam from blowing up the rounding noise of gradients that are zero by theory (a
@@ -35,7 +37,11 @@ Reader = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 class Reference:
     """losses (cross-entropy), z-losses and norms: by step. gradients: by step, before clipping, by parameter. weights:
     after the last step. validation: the cross-entropy after the first step, without dropout, on the first `sequences`
-    samples."""
+    samples.
+
+    initial: the weights before the first step. departures: how far they are from their distributions, by parameter.
+    repetitions: the share of them that is drawn twice, by parameter; of dropout masks, under "dropout", the share whose
+    stream another mask has."""
 
     losses: tuple[float, ...]
     z_losses: tuple[float, ...]
@@ -43,14 +49,31 @@ class Reference:
     gradients: tuple[Tensors, ...]
     weights: Tensors
     validation: float
+    initial: Tensors
+    departures: dict[str, float]
+    repetitions: dict[str, float]
 
 
-def steps_of(plan: Plan) -> int:
-    """Three steps, or as many as a ramp needs to reach the full batch."""
+def steps_of(plan: Plan, course: Course = SHORT) -> int:
+    """The steps of the course, or as many as a ramp needs to reach the full batch."""
     ramp = plan.batch.ramp
     if ramp is None:
-        return STEPS
-    return max(STEPS, len(sizes_until(plan.batch, ramp.samples)) + 1)
+        return course.steps
+    return max(course.steps, len(sizes_until(plan.batch, ramp.samples)) + 1)
+
+
+def tokens_after(plan: Plan, course: Course) -> list[int]:
+    """The tokens that the training has consumed after each step."""
+    return list(accumulate(size * plan.model.sequence for size in _sizes(plan, course)))
+
+
+def recipe_of(plan: Plan, course: Course) -> Recipe:
+    """The recipe of the course, with the rates of the first schedule where it follows one."""
+    if not course.scheduled:
+        return RECIPE
+    tokens = tokens_after(plan, course)
+    schedule = next(iter(schedules(tokens[-1]).values()))
+    return replace(RECIPE, lrs=tuple(rate(schedule, n, tokens[-1]) for n in tokens))
 
 
 def sizes_until(batch: Batch, samples: int) -> list[int]:
@@ -69,9 +92,9 @@ def validated(plan: Plan) -> int:
     return max(1, plan.batch.sequences - 1)
 
 
-def reference_key(plan: Plan) -> str:
+def reference_key(plan: Plan, course: Course = SHORT) -> str:
     """Equal keys: the same reference."""
-    return fingerprint([to_tree(plan.model), _sizes(plan)])
+    return fingerprint([to_tree(plan.model), _sizes(plan, course), course.scheduled])
 
 
 def random_rows(plan: Plan, seed: int = SEED) -> Reader:
@@ -92,16 +115,18 @@ def random_rows(plan: Plan, seed: int = SEED) -> Reader:
     return read
 
 
-def compute_reference(plan: Plan) -> Reference:
+def compute_reference(plan: Plan, course: Course = SHORT) -> Reference:
     """Train the plain model on the plan's batches, each as one whole."""
-    read = random_rows(plan)
-    optimizer = PlainAdamW(first_weights(plan.model, SEED), RECIPE)
+    read, recipe = random_rows(plan), recipe_of(plan, course)
+    initial, rules = first_weights(plan.model, SEED), rules_of(plan.model)
+    optimizer = PlainAdamW({k: w.clone() for k, w in initial.items()}, recipe)
     losses, z_losses, norms, gradients, first = [], [], [], [], 0
-    for step, size in enumerate(_sizes(plan)):
+    streams: list[int] = []
+    for step, size in enumerate(_sizes(plan, course)):
         samples = range(first, first + size)
         weights = {k: w.clone().requires_grad_() for k, w in optimizer.weights.items()}
         tokens, targets = map(torch.from_numpy, read(first, size))
-        drop = dropping(plan.model, SEED, step, samples)
+        drop = dropping(plan.model, SEED, step, samples, streams)
         loss, z_loss = losses_of(weights, plan.model, tokens, targets, drop)
         gradient = torch.autograd.grad(loss + z_loss, list(weights.values()))
         found = dict(zip(weights, gradient, strict=True))
@@ -112,36 +137,63 @@ def compute_reference(plan: Plan) -> Reference:
         first += size
         if step == 0:
             validation = _validation(plan, optimizer.weights)
-    told = (tuple(losses), tuple(z_losses), tuple(norms))
-    return Reference(*told, tuple(gradients), optimizer.weights, validation)
+    masks = {"dropout": 1 - len(set(streams)) / len(streams)} if streams else {}
+    return Reference(
+        losses=tuple(losses),
+        z_losses=tuple(z_losses),
+        norms=tuple(norms),
+        gradients=tuple(gradients),
+        weights=optimizer.weights,
+        validation=validation,
+        initial=initial,
+        departures=departures(rules, initial),
+        repetitions={**repetitions(rules, initial), **masks},
+    )
 
 
 def write_reference(path: Path, reference: Reference) -> None:
     """One safetensors file, read by every rank."""
-    told = [*reference.losses, *reference.z_losses, *reference.norms, reference.validation]
-    scalars = torch.tensor(told, dtype=torch.float64)
+    scalars = {
+        "losses": reference.losses,
+        "z_losses": reference.z_losses,
+        "norms": reference.norms,
+        "validation": [reference.validation],
+    }
+    named = {
+        **{f"departures/{k}": [x] for k, x in reference.departures.items()},
+        **{f"repetitions/{k}": [x] for k, x in reference.repetitions.items()},
+    }
+    told = {k: torch.tensor(x, dtype=torch.float64) for k, x in {**scalars, **named}.items()}
     steps = {f"gradients/{n}/{k}": g for n, found in enumerate(reference.gradients) for k, g in found.items()}
     weights = {f"weights/{k}": w for k, w in reference.weights.items()}
-    tensors = {"scalars": scalars, **steps, **weights}
+    initial = {f"initial/{k}": w for k, w in reference.initial.items()}
+    tensors = {**told, **steps, **weights, **initial}
     save_file({k: t.contiguous() for k, t in tensors.items()}, path)
 
 
 def read_reference(path: Path) -> Reference:
     """What `write_reference` wrote."""
-    tensors = load_file(path)
-    *scalars, validation = tensors.pop("scalars").tolist()
-    steps = len(scalars) // 3
-
-    def under(prefix: str) -> Tensors:
-        return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
-
+    groups: dict[str, Tensors] = {}
+    for name, tensor in load_file(path).items():
+        group, _, rest = name.partition("/")
+        groups.setdefault(group, {})[rest] = tensor
+    losses, z_losses, norms, validation = (
+        groups[name][""].tolist() for name in ("losses", "z_losses", "norms", "validation")
+    )
+    gradients: list[Tensors] = [{} for _ in losses]
+    for name, tensor in groups["gradients"].items():
+        step, _, parameter = name.partition("/")
+        gradients[int(step)][parameter] = tensor
     return Reference(
-        losses=tuple(scalars[:steps]),
-        z_losses=tuple(scalars[steps : 2 * steps]),
-        norms=tuple(scalars[2 * steps :]),
-        gradients=tuple(under(f"gradients/{n}/") for n in range(steps)),
-        weights=under("weights/"),
-        validation=validation,
+        losses=tuple(losses),
+        z_losses=tuple(z_losses),
+        norms=tuple(norms),
+        gradients=tuple(gradients),
+        weights=groups["weights"],
+        validation=validation[0],
+        initial=groups["initial"],
+        departures={name: float(x) for name, x in groups["departures"].items()},
+        repetitions={name: float(x) for name, x in groups["repetitions"].items()},
     )
 
 
@@ -151,9 +203,9 @@ def _validation(plan: Plan, weights: Tensors) -> float:
         return float(losses_of(weights, plan.model, tokens, targets, keep_all).cross_entropy)
 
 
-def _sizes(plan: Plan) -> list[int]:
+def _sizes(plan: Plan, course: Course) -> list[int]:
     sizes: list[int] = []
-    for _ in range(steps_of(plan)):
+    for _ in range(steps_of(plan, course)):
         sizes.append(_size_at(plan.batch, sum(sizes)))
     return sizes
 

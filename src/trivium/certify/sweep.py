@@ -5,6 +5,7 @@ import platform
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from trivium.certify.certificate import (
     examine,
     not_finished,
 )
+from trivium.certify.courses import Course
 from trivium.certify.reference import (
     Reference,
     compute_reference,
@@ -45,51 +47,65 @@ CPU = torch.device("cpu")  # the reference's, and with its random numbers for dr
 Fault = Callable[[Mesh], AbstractContextManager[None]]
 
 
+def _keep_quiet(number: int, found: Certificate) -> None:
+    """Nobody asked."""
+
+
 def certify(
     plans: Sequence[Plan],
     *,
     ways: Sequence[Way] = (AS_IT_IS,),
     progress: Progress = silent,
+    on_known: Callable[[int, Certificate], None] = _keep_quiet,
     timeout_seconds: float = 150,
 ) -> list[Certificate]:
     """A certificate for each plan, in order. A plan whose ranks fail or hang has one that says so.
 
-    ways: of the engine, one for each plan in turn. timeout_seconds: for each plan, on average over those that run
+    ways: of the engine, one for each plan in turn. on_known: called with the number of a plan and its certificate as
+    soon as its ranks are done, while others still run. timeout_seconds: for each plan, on average over those that run
     together.
     """
     way_of = [ways[n % len(ways)] for n in range(len(plans))]
+    plans = [way.shaped(plan) for plan, way in zip(plans, way_of, strict=True)]
     results: dict[int, Certificate] = {}
+
+    def keep(number: int, found: Certificate) -> None:
+        results[number] = found
+        on_known(number, found)
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_references(plans, folder)
+        write_references(list(zip(plans, way_of, strict=True)), folder)
         for together in _batches(plans, way_of):
             chosen = {n: plans[n].checked() for n in together}
-            watch = _watch(progress, folder, chosen, before=len(results), total=len(plans))
-            results |= _certify_together(chosen, way_of[together[0]], folder, timeout_seconds, watch)
+            note = _noted(progress, len(results), len(plans), list(chosen.values()))
+            _certify_together(_Batch(chosen, way_of[together[0]], folder, keep, note), timeout_seconds)
     return [results[n] for n in range(len(plans))]
 
 
-def write_references(plans: Sequence[Plan], folder: Path) -> None:
-    """The reference of each plan in a file of its own, where `reference_of` finds it.
+def write_references(plans: Sequence[tuple[Plan, Way]], folder: Path) -> None:
+    """The reference of each plan and way in a file of its own, where `reference_of` finds it.
 
     In processes of their own: the launcher never computes, so that it can be forked.
     """
-    distinct = {reference_key(p): p for p in plans}
+    distinct = {reference_key(p, way.course): (p, way.course) for p, way in plans}
     run_ranks(_reference_rank, min(REFERENCE_PROCESSES, len(distinct)), distinct, folder)
 
 
-def reference_of(plan: Plan, folder: Path) -> Reference:
-    """What `write_references` wrote for a plan."""
-    return read_reference(folder / f"{reference_key(plan)}.safetensors")
+def reference_of(plan: Plan, way: Way, folder: Path) -> Reference:
+    """What `write_references` wrote for a plan and a way."""
+    return read_reference(folder / f"{reference_key(plan, way.course)}.safetensors")
 
 
 class Trial(NamedTuple):
-    """A plan to certify while a fault is in the code, and the name of its findings."""
+    """A plan to certify while a fault is in the code, and the name of its findings. everywhere: the reference is
+    computed with the fault, too, as where it is in code that both sides share."""
 
     name: str
     plan: Plan
     way: Way
     fault: Fault
+    everywhere: bool = False
 
 
 def certify_with_faults(place: Place, trials: Sequence[Trial], way: Way, folder: Path) -> None:
@@ -98,7 +114,12 @@ def certify_with_faults(place: Place, trials: Sequence[Trial], way: Way, folder:
         for trial in trials:
             mesh = _connect(trial.plan, place, way)
             with trial.fault(mesh):
-                found = examine(trial.plan, mesh, reference_of(trial.plan, folder), way)
+                reference = (
+                    compute_reference(trial.plan, way.course)
+                    if trial.everywhere
+                    else reference_of(trial.plan, way, folder)
+                )
+                found = examine(trial.plan, mesh, reference, way)
             mesh.disconnect()
             _write(folder, trial.name, place.rank, found)
 
@@ -155,9 +176,9 @@ def _window_words(model: ModelShape) -> str:
     return f"window {model.window} from layer {model.window_from}{every}"
 
 
-def _reference_rank(place: Place, plans: dict[str, Plan], folder: Path) -> None:
+def _reference_rank(place: Place, plans: dict[str, tuple[Plan, Course]], folder: Path) -> None:
     for key in sorted(plans)[place.rank :: place.world_size]:
-        write_reference(folder / f"{key}.safetensors", compute_reference(plans[key]))
+        write_reference(folder / f"{key}.safetensors", compute_reference(*plans[key]))
 
 
 def _batches(plans: Sequence[Plan], way_of: Sequence[Way]) -> Iterator[list[int]]:
@@ -168,31 +189,64 @@ def _batches(plans: Sequence[Plan], way_of: Sequence[Way]) -> Iterator[list[int]
         yield from (numbers[k : k + TOGETHER] for k in range(0, len(numbers), TOGETHER))
 
 
-def _certify_together(
-    plans: dict[int, Plan], way: Way, folder: Path, timeout_seconds: float, watch: Callable[[], None]
-) -> dict[int, Certificate]:
-    """Certificates by number, of plans of one world size and way. Where ranks fail, each plan runs in ranks of its
-    own."""
-    size = next(iter(plans.values())).layout.world_size
+@dataclass
+class _Batch:
+    """Plans by number, of one world size and way, that ranks certify one after the other. keep: takes the certificate
+    of each as soon as it is known. note: takes the number of those that are known."""
+
+    plans: dict[int, Plan]
+    way: Way
+    folder: Path
+    keep: Callable[[int, Certificate], None]
+    note: Callable[[int], None]
+    known: set[int] = field(default_factory=set)
+
+    def collect(self) -> None:
+        """Take what all ranks of a plan have written."""
+        for number, plan in self.plans.items():
+            if number in self.known:
+                continue
+            ranks = range(plan.layout.world_size)
+            if not all((self.folder / f"{number}-{rank}.json").exists() for rank in ranks):
+                break
+            self._keep(number, collect(plan, self.folder, str(number), self.way))
+        self.note(len(self.known))
+
+    def fail(self, number: int, error: TriviumError) -> None:
+        """Keep a certificate that says what the ranks of a plan failed with."""
+        self._keep(number, not_finished(self.plans[number], str(error), self.way))
+
+    def _keep(self, number: int, found: Certificate) -> None:
+        self.known.add(number)
+        self.keep(number, found)
+
+
+def _certify_together(batch: _Batch, timeout_seconds: float) -> None:
+    """Certify the plans of a batch. Where ranks fail, each plan that is left runs in ranks of its own."""
+    size = next(iter(batch.plans.values())).layout.world_size
+    ranks = start_ranks(_certify_rank, size, batch.plans, batch.way, batch.folder)
     try:
-        start_ranks(_certify_rank, size, plans, way, folder).wait(timeout_seconds * len(plans), watch)
+        ranks.wait(timeout_seconds * len(batch.plans), batch.collect)
+        batch.collect()
     except TriviumError as error:
-        for left in folder.glob("*.json"):
-            left.unlink()
-        if len(plans) == 1:
-            return {number: not_finished(plan, str(error), way) for number, plan in plans.items()}
-        alone = [_certify_together({n: p}, way, folder, timeout_seconds, watch) for n, p in plans.items()]
-        return {number: found for one in alone for number, found in one.items()}
-    return {number: collect(plan, folder, str(number), way) for number, plan in plans.items()}
+        batch.collect()
+        for unfinished in batch.folder.glob("*.json*"):
+            unfinished.unlink()
+        left = [number for number in batch.plans if number not in batch.known]
+        if len(batch.plans) == 1 or not left:  # after the last certificate, ranks fail in ending
+            batch.fail(list(batch.plans)[-1], error)
+            return
+        for number in left:
+            _certify_together(replace(batch, plans={number: batch.plans[number]}), timeout_seconds)
 
 
 def _certify_rank(place: Place, plans: dict[int, Plan], way: Way, folder: Path) -> None:
     with way.taken(), connected(place, device=CPU):
         references: dict[str, Reference] = {}
         for number, plan in plans.items():
-            key = reference_key(plan)
+            key = reference_key(plan, way.course)
             if key not in references:
-                references[key] = reference_of(plan, folder)
+                references[key] = reference_of(plan, way, folder)
             if (
                 plan.compiled
             ):  # after some variants of one function, those of other plans too, it would be left as it is
@@ -208,21 +262,16 @@ def _connect(plan: Plan, place: Place, way: Way) -> Mesh:
     return Mesh.connect(plan.layout, *ranks, CPU, ends=plan.ends, by_memory=way.by_memory)
 
 
-def _watch(
-    progress: Progress, folder: Path, plans: dict[int, Plan], *, before: int, total: int
-) -> Callable[[], None]:
-    """Says how far the ranks are, by the findings of the first of them."""
-    now = list(plans.values())
-
-    def watch() -> None:
-        done = len(list(folder.glob("*-0.json")))
-        progress(before + done, total, describe(now[min(done, len(now) - 1)]))
-
-    return watch
+def _noted(progress: Progress, before: int, total: int, plans: Sequence[Plan]) -> Callable[[int], None]:
+    """Says how far the ranks are."""
+    return lambda known: progress(before + known, total, describe(plans[min(known, len(plans) - 1)]))
 
 
 def _write(folder: Path, name: str, rank: int, found: Findings) -> None:
-    (folder / f"{name}-{rank}.json").write_text(json.dumps(found))
+    path = folder / f"{name}-{rank}.json"
+    unfinished = path.with_suffix(".json.part")
+    unfinished.write_text(json.dumps(found))
+    unfinished.rename(path)  # so that who looks meanwhile finds all of it or nothing
 
 
 def _read(path: Path) -> Findings:

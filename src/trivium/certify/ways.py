@@ -1,11 +1,13 @@
-"""Ways of the engine that no plan names: they follow from sizes, hosts, the kind of processor, and dtypes.
+"""Ways of the engine that no plan names: they follow from sizes, hosts, the kind of processor, dtypes, and time.
 
 A reduced model in fp64 on one host would always go the same way. Here the limits are made so small that it goes the
 others too: several buckets, blocks of queries, pieces of products; messages over the network; masters of their own.
 Limits are read by all ranks alike, and some by both sides of a message, so ranks go one way all their life.
+
+Three more run another model or batch: 64 steps, more layers, or more micro-batches than anything may be counted by.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
+from trivium.certify.courses import LARGEST_SCALE, LONG, OVERFLOWS, SCALE_GROWTH_STEPS, SHORT, Course
+from trivium.certify.reduce import thin_and_deep, thin_and_long, thin_and_many
 from trivium.model import gelu
 from trivium.parallel import (
     block_attention,
@@ -32,6 +36,8 @@ from trivium.parallel import (
 from trivium.parallel.buckets import Bucket
 from trivium.parallel.zero import Shard
 from trivium.plan import buckets
+from trivium.plan.plan import Plan
+from trivium.training import loss_scale
 from trivium.training.loss_scale import LossScale
 from trivium.training.trainer import Trainer
 
@@ -63,18 +69,25 @@ class Replaced(NamedTuple):
                 setattr(self.owner, self.attribute, before)
 
 
+def _unchanged(plan: Plan) -> Plan:
+    return plan
+
+
 @dataclass(frozen=True)
 class Way:
     """replaced: limits, and what asks about the machine. by_memory: messages between ranks of this host. narrow:
     masters apart from the weights, and the loss scaled. in_order: transfers between stages as NCCL has them. refuses:
-    one update is refused before it is made."""
+    before which steps, counted from 0, an update is refused. shaped: makes of a reduced plan the one that is run;
+    another time it changes nothing. course: how long it is run."""
 
     name: str
     replaced: tuple[Replaced, ...] = ()
     by_memory: bool = True
     narrow: bool = False
     in_order: bool = False
-    refuses: bool = False
+    refuses: tuple[int, ...] = ()
+    shaped: Callable[[Plan], Plan] = _unchanged
+    course: Course = SHORT
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -150,6 +163,21 @@ ADDED_BY_US = (Replaced(Bucket, "adds_itself", property(lambda self: False, lamb
 
 AS_IT_IS = Way("as it is")
 LARGE = Way("large", (*SMALL_LIMITS, *PRODUCTS_IN_PIECES))
-NARROW = Way("narrow", (*SMALL_LIMITS, *AS_ACCELERATORS, *ADDED_BY_US), narrow=True, refuses=True)
+NARROW = Way("narrow", (*SMALL_LIMITS, *AS_ACCELERATORS, *ADDED_BY_US), narrow=True, refuses=(1,))
 FAR = Way("far", (Replaced(collectives, "DIRECT_BYTES", 4000),), by_memory=False, in_order=True)
+LONG_WAY = Way(
+    "long",
+    (
+        Replaced(loss_scale, "GROWTH_STEPS", SCALE_GROWTH_STEPS),
+        Replaced(loss_scale, "LARGEST", LARGEST_SCALE),
+    ),
+    narrow=True,
+    refuses=OVERFLOWS,
+    shaped=thin_and_long,
+    course=LONG,
+)
+DEEP = Way("deep", shaped=thin_and_deep)
+MANY = Way("many", shaped=thin_and_many)
 WAYS = (AS_IT_IS, LARGE, NARROW, FAR)
+EVERY_WAY = (*WAYS, LONG_WAY, DEEP, MANY)  # in which one plan is certified
+IN_TURN = (*WAYS * 3, LONG_WAY, *WAYS * 3, DEEP, *WAYS * 3, MANY)  # in which the plans of a sweep are

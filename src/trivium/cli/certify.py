@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,10 @@ from trivium.errors import ConfigError
 from trivium.plan.plan import Plan
 from trivium.provenance import write_json
 from trivium.units import counted
+
+if TYPE_CHECKING:
+    from trivium.certify.certificate import Certificate
+    from trivium.certify.ways import Way
 
 SWEEP_RANKS = 8
 
@@ -62,8 +66,8 @@ def certify(
 ) -> None:
     """Run a plan on a reduced model in fp64 and compare gradients, norm, loss and weights with one process.
 
-    Exit code 1 when it deviates; the simplest plan that deviates too is then looked for. --set seed=S: other random
-    plans.
+    Exit code 1 when it deviates, which is printed at once; the simplest plan that deviates too is then looked for, and
+    Ctrl-C ends that search with the simplest known so far. --set seed=S: other random plans.
     """
     asked = {"--sweep": sweep, "--random": random is not None, "--mutants": mutants}
     together = [name for name, here in asked.items() if here]
@@ -112,29 +116,50 @@ def _refuse_what_would_not_count(
 
 def _one(given: Given) -> Verdict:
     from trivium.certify.reduce import reduced
-    from trivium.certify.sweep import certify as certified
     from trivium.certify.sweep import describe, versions
-    from trivium.certify.ways import WAYS
+    from trivium.certify.ways import EVERY_WAY
 
     plan = reduced(resolve(given).plan)
     check_compiler(wanted=plan.compiled)
-    names = ", ".join(way.name for way in WAYS)
+    names = ", ".join(way.name for way in EVERY_WAY)
     ranks = counted(plan.layout.world_size, "rank")
     say(f"certifying {describe(plan)}: {ranks}, fp64, by the ways: {names}")
-    with progress_of("certify") as progress:
-        every = certified([plan] * len(WAYS), ways=WAYS, progress=progress)
+    known, interrupted = _certified([plan] * len(EVERY_WAY), EVERY_WAY)
+    every = list(known.values())
     found = min(every, key=lambda c: (c.passed, c.error is not None, -c.worst))
     rows = [(q, value, found.worst_by_quantity[q]) for q, value in found.by_quantity.items()]
     for line in table(rows, header=("quantity", "deviation", "parameter")) if rows else []:
         say(line)
     passed = "passed" if found.passed else "FAILED"
     say(f"{passed}: tolerance {found.tolerance:g}, worst {found.worst:.2g}, by the way {found.way}")
-    if found.error is not None:
-        say(found.error)
-    if found.first is not None:
-        say(f"first wrong in step {found.first.step + 1}: {', '.join(found.first.quantities)}")
     tree = {**found.as_tree(), "ways": {c.way: c.passed for c in every}, "versions": versions()}
-    return tree if found.passed else {**tree, **_simplest(plan, found)}, found.passed
+    if found.passed or interrupted:
+        return {**tree, "interrupted": interrupted}, found.passed
+    return {**tree, **_simplest(plan, found)}, False
+
+
+def _certified(plans: Sequence[Plan], ways: Sequence["Way"]) -> tuple[dict[int, "Certificate"], bool]:
+    """The certificates by the numbers of the plans, each failure printed as soon as it is known, and whether Ctrl-C
+    ended it; where none had failed by then, KeyboardInterrupt goes on."""
+    from trivium.certify.sweep import certify as certified
+    from trivium.certify.sweep import describe
+
+    known: dict[int, Certificate] = {}
+
+    def keep(number: int, found: "Certificate") -> None:
+        known[number] = found
+        if not found.passed:
+            say(f"FAILED by the way {found.way}: {describe(plans[number])}: {found.error or found.first}")
+
+    try:
+        with progress_of("certify") as progress:
+            certified(plans, ways=ways, progress=progress, on_known=keep)
+    except KeyboardInterrupt:
+        if all(found.passed for found in known.values()):
+            raise
+        say(f"interrupted: {len(known)} of {len(plans)} certificates are made")
+        return known, True
+    return known, False
 
 
 def _sweep(max_ranks: int) -> Verdict:
@@ -155,60 +180,63 @@ def _random(count: int, seed: int, max_ranks: int) -> Verdict:
 
 
 def _many(plans: Sequence[Plan], what: str) -> Verdict:
-    from trivium.certify.sweep import certify as certified
     from trivium.certify.sweep import describe, versions
-    from trivium.certify.ways import WAYS
+    from trivium.certify.ways import IN_TURN
 
-    with progress_of("certify") as progress:
-        found = certified(plans, ways=WAYS, progress=progress)
-    both = list(zip(plans, found, strict=True))
+    known, interrupted = _certified(plans, IN_TURN)
+    both = [(plans[number], known[number]) for number in sorted(known)]
     failed = [(p, c) for p, c in both if not c.passed]
-    for plan, c in failed:
-        say(
-            f"FAILED by the way {c.way}: {describe(plan)}: {c.error or f'{c.worst:.2g} ({c.worst_parameter})'}"
-        )
-    say(f"{len(plans) - len(failed)} of {len(plans)} {what} passed")
-    worst = max(
-        (c.worst for c in found), key=lambda value: (value != value, value)
-    )  # what is no number first
-    say(f"tolerance {found[0].tolerance:g}, worst {worst:.2g}")
+    say(f"{len(both) - len(failed)} of {len(both)} {what} passed")
+    # A number that is not finite comes first.
+    worst = max((c.worst for _, c in both), key=lambda value: (value != value, value))
+    tolerance = both[0][1].tolerance
+    say(f"tolerance {tolerance:g}, worst {worst:.2g}")
     # Numbers tell more than ranks that failed, and few ranks are looked at sooner.
     first = min(failed, key=lambda f: (f[1].error is not None, f[0].layout.world_size), default=None)
     return {
-        "passed": len(plans) - len(failed),
+        "passed": len(both) - len(failed),
         "failed": len(failed),
-        "tolerance": found[0].tolerance,
+        "interrupted": interrupted,
+        "tolerance": tolerance,
         "versions": versions(),
         "results": [{**c.as_tree(), "name": describe(p)} for p, c in both],
-        **(_simplest(*first) if first else {}),
+        **(_simplest(*first) if first and not interrupted else {}),
     }, not failed
 
 
-def _simplest(plan: Plan, verdict: Any) -> Mapping[str, Any]:
-    """Says how to run again the simplest plan that deviates as this one does; itself, where its ranks failed or hung,
-    which others may do for minutes."""
+def _simplest(plan: Plan, verdict: "Certificate") -> Mapping[str, Any]:
+    """Print the command that certifies the simplest plan that deviates as this one does, and return the plan. Ctrl-C
+    ends the search with the simplest that is known by then. A plan whose ranks failed or hung is printed as it is:
+    others might hang for minutes."""
     from trivium.certify.simplest import simplest
     from trivium.certify.sweep import certify as certified
     from trivium.certify.sweep import describe
-    from trivium.certify.ways import WAYS
+    from trivium.certify.ways import EVERY_WAY
 
     if verdict.error is not None:
         say("this plan again:")
         say(_command(plan))
         return {}
-    tried, ways = 0, [way for way in WAYS if way.name == verdict.way]
-    with progress_of("simplest") as progress:
+    tried, found, ended = 0, plan, ""
+    ways = [way for way in EVERY_WAY if way.name == verdict.way]
+    say("looking for a simpler plan that fails, too; Ctrl-C ends the search with the simplest that is known")
+    try:
+        with progress_of("simplest") as progress:
 
-        def fails(candidate: Plan) -> bool:
-            nonlocal tried
-            tried += 1
-            progress(tried, None, describe(candidate))
-            return not certified([candidate], ways=ways)[0].passed
+            def fails(candidate: Plan) -> bool:
+                nonlocal tried, found
+                tried += 1
+                progress(tried, None, describe(candidate))
+                failed = not certified([candidate], ways=ways)[0].passed
+                found = candidate if failed else found  # each that fails is simpler than those before
+                return failed
 
-        found = simplest(plan, fails)
-    say(f"the simplest plan that fails too, of {tried} tried: {describe(found)}")
+            simplest(plan, fails)
+    except KeyboardInterrupt:
+        ended = "interrupted: "
+    say(f"{ended}the simplest plan that fails too, of {tried} tried: {describe(found)}")
     say(_command(found))
-    return {"simplest": to_tree(found)}
+    return {"simplest": to_tree(found), "interrupted": bool(ended)}
 
 
 def _command(plan: Plan) -> str:
@@ -223,11 +251,11 @@ def _command(plan: Plan) -> str:
 
 
 def _mutants() -> Verdict:
-    from trivium.certify.mutants import try_mutants
+    from trivium.certify.mutants import CATALOGUE, try_mutants
     from trivium.certify.sweep import versions
 
     with progress_of("mutants") as progress:
-        found = try_mutants(progress=progress)
+        found = try_mutants(CATALOGUE, progress=progress)
     for line in table(
         [_row(v.as_tree()) for v in found], header=("fault", "caught by", "in step", "parameter")
     ):
@@ -249,4 +277,5 @@ def _row(verdict: Mapping[str, Any]) -> Sequence[Any]:
     if not verdict["caught"]:
         return (verdict["name"], "NOT CAUGHT", "", "")
     by = verdict["by"][0]
-    return (verdict["name"], ", ".join(by["quantities"]), str(by["step"] + 1), by["parameter"])
+    step = str(by["step"] + 1) if by["step"] >= 0 else "before 1"
+    return (verdict["name"], ", ".join(by["quantities"]), step, by["parameter"])

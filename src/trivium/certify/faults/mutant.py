@@ -17,7 +17,7 @@ Make = Callable[[Function, Mesh], Function]  # (the right function, this rank's 
 
 class Mutant(NamedTuple):
     """A fault by name. recreates: the reported bug in a sentence. plans: on one of these it must be caught,
-    where the engine goes this way."""
+    where the engine goes this way. everywhere: the fault is in code that the oracle shares, and so in it, too."""
 
     name: str
     recreates: str
@@ -26,6 +26,7 @@ class Mutant(NamedTuple):
     make: Make
     plans: tuple[Plan, ...]
     way: Way = AS_IT_IS
+    everywhere: bool = False
 
     @contextmanager
     def applied(self, mesh: Mesh) -> Iterator[None]:
@@ -35,13 +36,15 @@ class Mutant(NamedTuple):
             yield
 
 
-def fault(owner: Any, attribute: str, *plans: Plan, way: Way = AS_IT_IS) -> Callable[[Make], Mutant]:
+def fault(
+    owner: Any, attribute: str, *plans: Plan, way: Way = AS_IT_IS, everywhere: bool = False
+) -> Callable[[Make], Mutant]:
     """The decorated function makes the wrong function from the right one; its name and docstring are the mutant's."""
 
     def decorate(make: Make) -> Mutant:
         name = make.__name__.replace("_", "-")
         recreates = " ".join((make.__doc__ or "").split())
-        return Mutant(name, recreates, owner, attribute, make, plans, way)
+        return Mutant(name, recreates, owner, attribute, make, plans, way, everywhere)
 
     return decorate
 
