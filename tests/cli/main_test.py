@@ -23,7 +23,7 @@ from trivium.cli import main as entry
 from trivium.cli.main import VERBS
 from trivium.cli.options import refuse_no_place_for
 from trivium.cli.train import joins_torchrun
-from trivium.errors import DataError, Preempted
+from trivium.errors import DataError, MachineError, Preempted
 from trivium.provenance import STAMP, describe, write_json
 from trivium.training.preemption import BY_SCHEDULERS, listening
 
@@ -455,5 +455,5 @@ def test_where_nothing_can_be_written_is_found_before_the_work(tmp_path, monkeyp
     refuse_no_place_for("--json", tmp_path / "out.json")
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr("tempfile.TemporaryFile", refuses)
-    with pytest.raises(DataError, match="--json .* nothing can be written in .* name another folder"):
+    with pytest.raises(MachineError, match="--json .* accepts no new files .* name a folder elsewhere"):
         refuse_no_place_for("--json", tmp_path / "out.json")

@@ -139,6 +139,23 @@ def test_two_hosts_train_as_one_and_go_on_when_a_dead_host_is_back(hosts, tmp_pa
     assert max(abs(one[s] - two[s]) for s in one) <= 1e-12
 
 
+@pytest.mark.broad
+def test_a_setting_that_only_one_host_has_is_refused_on_both_before_the_first_step(hosts, tmp_path) -> None:
+    tokens = write_tokens(tmp_path)
+    script = job_script(tmp_path, tokens)
+    other = tmp_path / "other" / "job.sh"
+    other.parent.mkdir()
+    other.write_text(script.read_text().replace("--preset", "--set training.lr=0.0001 --preset"))
+    hosts.run(0, script)
+    hosts.run(1, other)
+    wait_for(lambda: ended(hosts), hosts, script)
+    assert [hosts.running[n].returncode for n in (0, 1)] == [2, 2]
+    for number, log in enumerate((script, other)):
+        said = log.with_suffix(f".{number}.log").read_text()
+        assert "training.lr: " in said and "not tried again" in said, said
+    assert not (tmp_path / "run" / "training" / "metrics.jsonl").exists()
+
+
 @pytest.mark.slow
 def test_a_cut_network_is_an_error_within_the_timeout_and_the_job_goes_on_when_it_is_mended(
     hosts, tmp_path

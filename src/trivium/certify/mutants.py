@@ -22,6 +22,7 @@ from trivium.errors import TriviumError
 from trivium.parallel.launch import run_ranks
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
+from trivium.units import plain
 
 CATALOGUE: tuple[Mutant, ...] = (
     *tensor.FAULTS,
@@ -135,5 +136,11 @@ if __name__ == "__main__":
     chosen = [m for m in CATALOGUE if any(fnmatchcase(m.name, pattern) for pattern in sys.argv[1:])]
     verdicts = try_mutants(chosen)
     for each in verdicts:
-        print(each.name, "caught" if each.caught else "NOT CAUGHT", *each.by, *each.ended, sep="\n  ")
+        lines = (
+            each.name,
+            "caught" if each.caught else "NOT CAUGHT",
+            *map(str, each.by),
+            *map(str, each.ended),
+        )
+        print(plain("\n  ".join(lines)))
     sys.exit(not (verdicts and all(each.caught for each in verdicts)))

@@ -25,14 +25,21 @@ def sums(numbers: Sequence[float], mesh: Mesh) -> list[float]:
 
 def told_by_first(problem: str, mesh: Mesh) -> str:
     """The problem of the lowest rank that has one, on every rank, or nothing; every rank must ask."""
+    several = mesh.layout.world_size > 1
+    told = told_by_all(f"rank {mesh.rank}: {problem}" if problem and several else problem, mesh, most=1)
+    return told[0] if told else ""
+
+
+def told_by_all(problem: str, mesh: Mesh, most: int = 8) -> list[str]:
+    """The problems of the lowest ranks that have one, at most so many, on every rank; every rank must ask."""
     ranks = range(mesh.layout.world_size)
     having = [r for r, n in enumerate(sums([bool(problem) and r == mesh.rank for r in ranks], mesh)) if n]
-    if not having:
-        return ""
-    mine = problem.encode()[:_TOLD_BYTES] if having[0] == mesh.rank else b""
-    letters = sums(mine.ljust(_TOLD_BYTES, b"\0"), mesh)
-    text = bytes(round(n) for n in letters).rstrip(b"\0").decode(errors="replace")
-    return f"rank {having[0]}: {text}" if mesh.layout.world_size > 1 else text
+    told = []
+    for rank in having[:most]:
+        mine = problem.encode()[:_TOLD_BYTES] if rank == mesh.rank else b""
+        letters = sums(mine.ljust(_TOLD_BYTES, b"\0"), mesh)
+        told.append(bytes(round(n) for n in letters).rstrip(b"\0").decode(errors="replace"))
+    return told
 
 
 def found_by_first(find: Callable[[], Any], mesh: Mesh, error: type[TriviumError]) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trivium.cli.local_path import local_path
 from trivium.cli.options import (
     DEFAULT_OUT,
     Out,
@@ -47,6 +48,7 @@ def adopt(
         list[Path] | None,
         typer.Option(
             "--validation",
+            parser=local_path,
             metavar="PREFIX",
             help="A pair that validates. Default: the last documents of each (tokens.validation_fraction).",
         ),

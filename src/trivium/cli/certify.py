@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trivium.cli.local_path import local_path
 from trivium.cli.machine import check_compiler
 from trivium.cli.options import DEFAULT_PRESET, Ranks, Sets, refuse_no_place_for
 from trivium.cli.run_config import Given, resolve
@@ -61,7 +62,8 @@ def certify(
         bool, typer.Option("--mutants", help="Put known faults into the code; each must be caught.")
     ] = False,
     json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the verdict as JSON too.")
+        Path | None,
+        typer.Option("--json", parser=local_path, metavar="FILE", help="Write the verdict as JSON too."),
     ] = None,
 ) -> None:
     """Run a plan on a reduced model in fp64 and compare gradients, norm, loss and weights with one process.

@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from trivium.cli.ended import ended_in_order
+from trivium.cli.local_path import local_path
 from trivium.cli.options import refuse_no_place_for
 from trivium.cli.show import progress_of, say
 from trivium.errors import ConfigError, Preempted
@@ -95,7 +96,12 @@ def _options() -> Iterator[inspect.Parameter]:
         None,
     )
     yield _option("seed", int, typer.Option(metavar="N", help="Of every random choice."), 11)
-    yield _option("json", Path | None, typer.Option(metavar="FILE", help="Write the counts as JSON."), None)
+    yield _option(
+        "json",
+        Path | None,
+        typer.Option(parser=local_path, metavar="FILE", help="Write the counts as JSON."),
+        None,
+    )
 
 
 def _option(name: str, kind: Any, option: Any, default: Any) -> inspect.Parameter:

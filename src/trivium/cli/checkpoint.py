@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trivium.cli.local_path import local_path
 from trivium.cli.options import DEFAULT_OUT, Out, SameAsOut, directory_of
 from trivium.cli.show import layout_text, say, table
 from trivium.cli.workspace import Workspace
@@ -32,7 +33,10 @@ Which = Annotated[
     ),
 ]
 One = Annotated[str, typer.Argument(metavar="STEP|DIR", help="A step of --out, or a checkpoint's directory.")]
-Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON too.")]
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", parser=local_path, metavar="FILE", help="Write the result as JSON too."),
+]
 
 
 @app.command("ls")
@@ -151,9 +155,9 @@ def diff(a: One, b: One, out: Out = DEFAULT_OUT, json: Json = None) -> None:
 def reshard(
     which: Which = None,
     out: Out = DEFAULT_OUT,
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Where the new one goes.")] = Path(
-        "resharded"
-    ),
+    to: Annotated[
+        Path, typer.Option("--to", parser=local_path, metavar="DIR", help="Where the new one goes.")
+    ] = Path("resharded"),
     files: Annotated[int, typer.Option("--files", metavar="N", help="How many files it has.")] = 1,
 ) -> None:
     """Rewrite a checkpoint as another number of files. (Any layout reads it with any number.)"""
@@ -168,7 +172,9 @@ def average(
     out: Out = DEFAULT_OUT,
     to: Annotated[
         Path | None,
-        typer.Option("--to", metavar="DIR", help="Where it goes; default: DIR/averaged of --out."),
+        typer.Option(
+            "--to", parser=local_path, metavar="DIR", help="Where it goes; default: DIR/averaged of --out."
+        ),
     ] = None,
 ) -> None:
     """Write the mean of the weights of several checkpoints of one model, to evaluate, export or train from."""
@@ -183,13 +189,18 @@ def average(
 
 @app.command("export", short_help="Write a checkpoint as a Hugging Face folder.")
 def export_(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The new folder.")],
+    folder: Annotated[Path, typer.Argument(parser=local_path, metavar="DIR", help="The new folder.")],
     which: Which = None,
     out: Out = DEFAULT_OUT,
     to: Annotated[str, typer.Option("--to", metavar="hf", help="hf: Hugging Face transformers.")] = "hf",
     tokenizer: Annotated[
         Path | None,
-        typer.Option("--tokenizer", metavar="FILE", help="tokenizer.json; default: the checkpoint's run's."),
+        typer.Option(
+            "--tokenizer",
+            parser=local_path,
+            metavar="FILE",
+            help="tokenizer.json; default: the checkpoint's run's.",
+        ),
     ] = None,
 ) -> None:
     """Write a checkpoint as GPT2LMHeadModel or LlamaForCausalLM, with tokenizer; its logits are checked."""
@@ -210,13 +221,17 @@ def export_(
 
 @app.command("import", short_help="Take weights of a Hugging Face folder.")
 def import_(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of Hugging Face.")],
+    folder: Annotated[
+        Path, typer.Argument(parser=local_path, metavar="DIR", help="A folder of Hugging Face.")
+    ],
     source: Annotated[
         str, typer.Option("--from", metavar="hf", help="hf: Hugging Face transformers.")
     ] = "hf",
     to: Annotated[
         Path | None,
-        typer.Option("--to", metavar="DIR", help="Where it goes; default: DIR/imported of --out."),
+        typer.Option(
+            "--to", parser=local_path, metavar="DIR", help="Where it goes; default: DIR/imported of --out."
+        ),
     ] = None,
     out: Out = DEFAULT_OUT,
 ) -> None:

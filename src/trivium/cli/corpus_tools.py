@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trivium.cli.local_path import local_path
 from trivium.cli.options import DEFAULT_PRESET, Sets, refuse_inside
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.show import progress_of, say
@@ -41,10 +42,12 @@ Preset = Annotated[
 Source = Annotated[
     Path,
     typer.Argument(
-        metavar="IN", help="Files that can be read, a document store, or the output of another verb."
+        parser=local_path,
+        metavar="IN",
+        help="Files that can be read, a document store, or the output of another verb.",
     ),
 ]
-Target = Annotated[Path, typer.Argument(metavar="OUT", help="A folder to be made.")]
+Target = Annotated[Path, typer.Argument(parser=local_path, metavar="OUT", help="A folder to be made.")]
 Engine = Annotated[str, typer.Option("--engine", metavar="|".join(ENGINES), help="Where the work runs.")]
 
 classify = typer.Typer(
@@ -99,6 +102,7 @@ def dedup(
         Path | None,
         typer.Option(
             "--index",
+            parser=local_path,
             metavar="DIR",
             help="What earlier snapshots held: they are compared with, and this one is added.",
         ),
@@ -144,7 +148,10 @@ def dedup(
 
 def select(
     source: Source,
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Documents like which more are wanted.")],
+    target: Annotated[
+        Path,
+        typer.Argument(parser=local_path, metavar="TARGET", help="Documents like which more are wanted."),
+    ],
     out: Target,
     preset: Preset = DEFAULT_PRESET,
     sets: Sets = None,
@@ -163,8 +170,12 @@ def select(
 
 @classify.command()
 def train(
-    positives: Annotated[Path, typer.Argument(metavar="GOOD", help="Documents of high quality.")],
-    negatives: Annotated[Path, typer.Argument(metavar="CRAWL", help="Documents of the crawl.")],
+    positives: Annotated[
+        Path, typer.Argument(parser=local_path, metavar="GOOD", help="Documents of high quality.")
+    ],
+    negatives: Annotated[
+        Path, typer.Argument(parser=local_path, metavar="CRAWL", help="Documents of the crawl.")
+    ],
     out: Target,
     preset: Preset = DEFAULT_PRESET,
     sets: Sets = None,
@@ -196,7 +207,10 @@ def train(
 @classify.command()
 def score(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="The folder of `classify train`, or its classifier.npz.")
+        Path,
+        typer.Argument(
+            parser=local_path, metavar="MODEL", help="The folder of `classify train`, or its classifier.npz."
+        ),
     ],
     source: Source,
     out: Target,
@@ -251,10 +265,17 @@ def against(
         str,
         typer.Argument(metavar="TASKS", help="A group or names with commas, as of evaluate --tasks: mt-nlg."),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A file of JSON lines to be made.")],
+    out: Annotated[
+        Path, typer.Argument(parser=local_path, metavar="OUT", help="A file of JSON lines to be made.")
+    ],
     data: Annotated[
         Path | None,
-        typer.Option("--data", metavar="DIR", help="Where their rows lie; default: the Hugging Face hub."),
+        typer.Option(
+            "--data",
+            parser=local_path,
+            metavar="DIR",
+            help="Where their rows lie; default: the Hugging Face hub.",
+        ),
     ] = None,
 ) -> None:
     """Write the texts of benchmarks that MT-NLG and GPT-3 looked for, for curate.decontamination.against."""
@@ -281,9 +302,14 @@ def against(
 
 
 def extract_check(
-    gold: Annotated[Path, typer.Argument(metavar="GOLD", help="A folder of pages with gold text.")],
+    gold: Annotated[
+        Path, typer.Argument(parser=local_path, metavar="GOLD", help="A folder of pages with gold text.")
+    ],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="A run directory whose report will show it.")
+        Path | None,
+        typer.Option(
+            "--out", parser=local_path, metavar="DIR", help="A run directory whose report will show it."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

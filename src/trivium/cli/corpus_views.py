@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from trivium.cli.local_path import local_path
 from trivium.cli.options import DEFAULT_OUT, Out
 from trivium.cli.show import say
 from trivium.cli.workspace import Workspace, read_result
@@ -16,7 +17,7 @@ STATIONS = ("curated", "tokens")  # of a run directory
 SHOWN = 300  # characters of a reject's text
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RunDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A run directory.")]
+RunDirectory = Annotated[Path, typer.Argument(parser=local_path, metavar="DIR", help="A run directory.")]
 
 
 def diff(a: RunDirectory, b: RunDirectory) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli.adopt import adopt
+from trivium.cli.local_path import local_path
 from trivium.cli.show import progress_of, say, table
 from trivium.cli.tokenize import never_read_lines
 from trivium.cli.workspace import Workspace
@@ -23,11 +24,13 @@ app = typer.Typer(
 )
 app.command(short_help="Train on Megatron-LM's .bin/.idx pairs as they are.")(adopt)
 
-RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
+RunDirectory = Annotated[Path, typer.Argument(parser=local_path, metavar="RUN", help="A run directory.")]
 Step = Annotated[int, typer.Option("--step", metavar="S", help="A step, counted from 1 as in metrics.jsonl.")]
 Tokens = Annotated[
     Path | None,
-    typer.Option("--tokens", metavar="DIR", help="Where its token shards lie now, if they moved."),
+    typer.Option(
+        "--tokens", parser=local_path, metavar="DIR", help="Where its token shards lie now, if they moved."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

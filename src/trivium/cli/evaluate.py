@@ -18,6 +18,7 @@ from trivium.cli.benchmarks import (
     refuse_bad_place,
     tell,
 )
+from trivium.cli.local_path import local_path
 from trivium.cli.options import DEFAULT_OUT, Out, Preset, Redo, Sets, given_for, open_run, refuse_unused
 from trivium.cli.show import percent, percent_range, progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
@@ -31,6 +32,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 Target = Annotated[
     Path | None,
     typer.Argument(
+        parser=local_path,
         metavar="RUN_OR_CHECKPOINT",
         help="Ask this run, checkpoint or folder of Hugging Face published tasks. Without it: the run of --out, on "
         "tasks made of its own held-out documents.",
@@ -42,13 +44,20 @@ Tasks = Annotated[
 ]
 Data = Annotated[
     Path | None,
-    typer.Option("--data", metavar="DIR", help="Local JSON lines, a folder a task. Default: from the Hub."),
+    typer.Option(
+        "--data",
+        parser=local_path,
+        metavar="DIR",
+        help="Local JSON lines, a folder a task. Default: from the Hub.",
+    ),
 ]
 Limit = Annotated[int | None, typer.Option("--limit", metavar="N", min=1, help="Questions of each task.")]
 Shots = Annotated[
     str | None, typer.Option("--shots", metavar="0,1,few", help="Solved examples before each question.")
 ]
-Json = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results here too.")]
+Json = Annotated[
+    Path | None, typer.Option("--json", parser=local_path, metavar="FILE", help="Write the results here too.")
+]
 
 
 _OF_PUBLISHED_TASKS = (

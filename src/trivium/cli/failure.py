@@ -1,6 +1,7 @@
 """Any error as the command line tells it: cause, remedy and exit code."""
 
 import os
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,12 +29,25 @@ def told(error: BaseException) -> TriviumError:
         return MachineError(
             f"{Path(error.filename).parent}: there is no such folder; make it, or name another"
         )
+    if isinstance(error, FileNotFoundError) and error.filename:
+        place = error.filename2 or error.filename  # of a file that is renamed, its new name
+        if why := no_new_files_in(Path(place).parent):
+            return MachineError(f"{place} cannot be made: {why}; name a folder elsewhere")
     if isinstance(error, EOFError):
         return DataError(
             f"a file that was read breaks off ({error}); run again with --debug to see which, and make it anew"
         )
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return TriviumError(f"{text}\nrun again with --debug for the traceback")
+
+
+def no_new_files_in(folder: Path) -> str:
+    """Why nothing can be written in a folder; nothing where it can. It is tried: /proc has mode bits that allow it."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return f"{folder} accepts no new files ({error.strerror})"
 
 
 def leave_exit_code(code: int) -> None:

@@ -10,6 +10,7 @@ from trivium.cli.answers import answered
 from trivium.cli.benchmarks import about_checkpoint, cut_line, refuse_bad_place
 from trivium.cli.evaluate import Data, Json
 from trivium.cli.kept import Kept
+from trivium.cli.local_path import local_path
 from trivium.cli.options import Sets
 from trivium.cli.show import percent, progress_of, say, table
 from trivium.config import build, merge, parse_assignments, to_tree
@@ -31,6 +32,7 @@ def incontext(
     targets: Annotated[
         list[Path],
         typer.Argument(
+            parser=local_path,
             metavar="RUN_OR_CHECKPOINT",
             help="What to ask; several are compared, as models of several sizes.",
         ),

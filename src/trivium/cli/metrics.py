@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli.compare import comparison
+from trivium.cli.local_path import local_path
 from trivium.cli.show import say, say_aside
 from trivium.cli.workspace import Workspace, read_result
 from trivium.errors import ConfigError, DataError
@@ -46,7 +47,8 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def metrics(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="A run directory, or several to compare.")
+        list[Path],
+        typer.Argument(parser=local_path, metavar="RUN", help="A run directory, or several to compare."),
     ],
     to: Annotated[
         str | None,
@@ -100,6 +102,9 @@ def _refuse_last(last: int | None, why: str) -> None:
 
 
 def _hand_over(batches: Iterator[Sequence[Mapping[str, Any]]], to: str, run: Path) -> None:
+    kind, _, where = to.partition("=")
+    if kind == "tensorboard":
+        local_path(where)
     from trivium.interchange.tracking import point_of, tracker
     from trivium.training.record import RUN
 

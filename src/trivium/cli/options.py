@@ -1,19 +1,20 @@
 """The options that several verbs share, and how they become a run."""
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from trivium.cli.failure import no_new_files_in
 from trivium.cli.imported import preset_beside
+from trivium.cli.local_path import local_path
 from trivium.cli.run_config import Given, RunConfig, resolve
 from trivium.cli.stage import CORPUS_PATH, Run
 from trivium.cli.workspace import Workspace
 from trivium.config import leaves, parse_assignments
 from trivium.corpus.config import CurateConfig
-from trivium.errors import ConfigError, DataError
+from trivium.errors import ConfigError, DataError, MachineError
 from trivium.interchange.settings import is_model_folder
 from trivium.provenance import read_stamp
 from trivium.tokens.config import TokensConfig
@@ -27,15 +28,18 @@ FILTERS_OF: Mapping[str, tuple[str, ...]] = {
 } | {"quality": ("quality", "gopher")}
 ROWS_FOLLOW = ("vocabulary", "tokenizer")  # of tokens: what a model's rows are compared with
 
-Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="The run directory.")]
+Out = Annotated[Path, typer.Option("--out", parser=local_path, metavar="DIR", help="The run directory.")]
 AskedModel = Annotated[
     Path | None,
     typer.Argument(
+        parser=local_path,
         metavar="RUN_OR_CHECKPOINT",
         help="A run, a checkpoint or a folder of Hugging Face. Without it: the run of --out.",
     ),
 ]
-SameAsOut = Annotated[Path | None, typer.Argument(metavar="RUN", help="The same as --out RUN.")]
+SameAsOut = Annotated[
+    Path | None, typer.Argument(parser=local_path, metavar="RUN", help="The same as --out RUN.")
+]
 Preset = Annotated[
     str | None,
     typer.Option(
@@ -63,7 +67,9 @@ Corpus = Annotated[
 ]
 Tokens = Annotated[
     Path | None,
-    typer.Option("--tokens", metavar="DIR", help="Token shards; default: DIR/tokens of --out."),
+    typer.Option(
+        "--tokens", parser=local_path, metavar="DIR", help="Token shards; default: DIR/tokens of --out."
+    ),
 ]
 Redo = Annotated[bool, typer.Option("--redo", help="Do it again even when the output is up to date.")]
 DryRun = Annotated[
@@ -72,20 +78,16 @@ DryRun = Annotated[
 
 
 def refuse_no_place_for(option: str, file: Path | None) -> None:
-    """DataError where a file that long work ends in could not be written: found before the work, not after it."""
+    """Refuse a file that could not be written, before the long work whose result goes there. Raises DataError for a
+    name that is no file's, MachineError where the folder accepts no new files."""
     if file is None:
         return
     if file.is_dir():
         raise DataError(f"{option} {file} is a folder; name a file")
     if not file.parent.is_dir():
         raise DataError(f"{option} {file}: the folder {file.parent} does not exist; create it first")
-    try:
-        with tempfile.TemporaryFile(dir=file.parent):
-            pass
-    except OSError as error:
-        raise DataError(
-            f"{option} {file}: nothing can be written in {file.parent} ({error.strerror}); name another folder"
-        ) from None
+    if why := no_new_files_in(file.parent):
+        raise MachineError(f"{option} {file} cannot be made: {why}; name a folder elsewhere")
 
 
 def given_for(out: Path, preset: str | None, sets: list[str] | None, ranks: int | None = None) -> Given:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from trivium.cli.local_path import local_path
 from trivium.cli.show import STANDARD_OUTPUT, say, say_aside, say_found
 from trivium.errors import DataError
 from trivium.planner.backtest import Backtest, Errors
@@ -17,14 +18,23 @@ COLUMNS = ("rows", "bias", "mape", "median", "p95", "max")
 
 
 def backtest(
-    file: Annotated[Path, typer.Argument(metavar="FILE.csv", help="A table of published runs.")],
+    file: Annotated[
+        Path, typer.Argument(parser=local_path, metavar="FILE.csv", help="A table of published runs.")
+    ],
     fit_on: Annotated[
         Path | None,
-        typer.Option("--fit", metavar="OTHER.csv", help="Learn the constants from this table alone."),
+        typer.Option(
+            "--fit", parser=local_path, metavar="OTHER.csv", help="Learn the constants from this table alone."
+        ),
     ] = None,
     json: Annotated[
         Path | None,
-        typer.Option("--json", metavar="OUT", help="Write rows and statistics; -: to standard output."),
+        typer.Option(
+            "--json",
+            parser=local_path,
+            metavar="OUT",
+            help="Write rows and statistics; -: to standard output.",
+        ),
     ] = None,
 ) -> None:
     """Predict every run of a table, and say how far the predictions are from its measurements, in percent."""

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from trivium.cli.local_path import local_path
 from trivium.cli.plan_estimate import MachineOption, with_batch
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, resolve
@@ -18,10 +19,15 @@ from trivium.training.metrics import METRICS, read
 
 
 def calibrate(
-    run: Annotated[Path, typer.Option("--run", metavar="DIR", help="The directory of a finished run.")],
+    run: Annotated[
+        Path, typer.Option("--run", parser=local_path, metavar="DIR", help="The directory of a finished run.")
+    ],
     machine: MachineOption = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="The stack file; default: DIR/stack.yaml.")
+        Path | None,
+        typer.Option(
+            "--out", parser=local_path, metavar="FILE", help="The stack file; default: DIR/stack.yaml."
+        ),
     ] = None,
 ) -> None:
     """Learn how much longer steps take than predicted, from a run's metrics; `plan estimate --stack` reads it."""

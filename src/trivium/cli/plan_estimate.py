@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from trivium.cli.local_path import local_path
 from trivium.cli.options import DEFAULT_PRESET, Sets
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, resolve, with_options
@@ -77,7 +78,10 @@ def estimate_plan(
     machine: MachineOption = None,
     sets: Sets = None,
     stack: Annotated[
-        Path | None, typer.Option("--stack", metavar="FILE", help="What `plan calibrate` learned from a run.")
+        Path | None,
+        typer.Option(
+            "--stack", parser=local_path, metavar="FILE", help="What `plan calibrate` learned from a run."
+        ),
     ] = None,
     tokens: Annotated[
         str | None,
@@ -93,11 +97,21 @@ def estimate_plan(
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write a page with the schedule drawn over time."),
+        typer.Option(
+            "--html",
+            parser=local_path,
+            metavar="FILE",
+            help="Write a page with the schedule drawn over time.",
+        ),
     ] = None,
     json: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Write the figures as data; -: to standard output."),
+        typer.Option(
+            "--json",
+            parser=local_path,
+            metavar="FILE",
+            help="Write the figures as data; -: to standard output.",
+        ),
     ] = None,
 ) -> None:
     """Take one plan apart: seconds, memory and traffic of every pipeline rank, time and cost of a training."""

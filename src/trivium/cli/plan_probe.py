@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trivium.cli.local_path import local_path
 from trivium.cli.machine import cores, memory_bytes
 from trivium.cli.options import refuse_no_place_for
 from trivium.cli.show import progress_of, say, table
@@ -26,11 +27,14 @@ def probe_machine(
     ranks: Annotated[
         int, typer.Option("--ranks", metavar="N", help="Measure collectives between 2, 4, … N ranks.")
     ] = DEFAULT_RANKS,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The machine file to write.")] = Path(
-        "machine.yaml"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", parser=local_path, metavar="FILE", help="The machine file to write.")
+    ] = Path("machine.yaml"),
     raw: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the measurements themselves too.")
+        Path | None,
+        typer.Option(
+            "--json", parser=local_path, metavar="FILE", help="Write the measurements themselves too."
+        ),
     ] = None,
 ) -> None:
     """Measure products, memory, attention, optimizer, small models and collectives, in under a minute."""

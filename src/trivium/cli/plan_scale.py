@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from trivium.cli.local_path import local_path
 from trivium.cli.options import DEFAULT_PRESET, Sets
 from trivium.cli.plan_estimate import MachineOption, PresetOption
 from trivium.cli.plan_search import MOST
@@ -30,11 +31,17 @@ def scale(
         typer.Option("--largest", metavar="N", max=MOST, help="Devices at the end of the curves."),
     ] = LARGEST,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with the curves.")
+        Path | None,
+        typer.Option("--html", parser=local_path, metavar="FILE", help="Write a page with the curves."),
     ] = None,
     json: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Write the figures as data; -: to standard output."),
+        typer.Option(
+            "--json",
+            parser=local_path,
+            metavar="FILE",
+            help="Write the figures as data; -: to standard output.",
+        ),
     ] = None,
 ) -> None:
     """Predict strong and weak scaling by more replicas; beside it, simulated, collectives triggered tile by tile."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from trivium.cli.local_path import local_path
 from trivium.cli.options import Sets
 from trivium.cli.price import machine_of
 from trivium.cli.run_config import Given, RunConfig, is_machine_file, resolve, with_options
@@ -70,6 +71,7 @@ Out = Annotated[
     Path | None,
     typer.Option(
         "--out",
+        parser=local_path,
         metavar="FILE",
         help="Write the winner as a preset for other verbs: what it changes of --model.",
     ),

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from trivium.cli.local_path import local_path
 from trivium.cli.show import STANDARD_OUTPUT, say_found, table
 from trivium.errors import ConfigError
 from trivium.provenance import write_json
@@ -20,7 +21,12 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 def reproduce(
     json: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Write the figures as data; -: to standard output."),
+        typer.Option(
+            "--json",
+            parser=local_path,
+            metavar="FILE",
+            help="Write the figures as data; -: to standard output.",
+        ),
     ] = None,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the tables of docs/reproduction.md.")

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import datetime
 import gc
+import json
 import os
 import signal
 import socket
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -26,6 +27,7 @@ from trivium.errors import NOT_WORTH_REPEATING, ConfigError, Preempted, TriviumE
 from trivium.parallel.devices import Taken, identity, lacking, wrong_in
 from trivium.parallel.meeting import meet_at, nobody_asks, wait_until_open
 from trivium.parallel.route import route_to
+from trivium.parallel.terms import NO_TERMS, Terms, disagreement
 from trivium.units import counted, plain
 
 COLLECTIVE_TIMEOUT_SECONDS = 120.0
@@ -143,13 +145,15 @@ def connected(
     meeting_seconds: float = MEETING_SECONDS,
     device: torch.device | None = None,
     asked: Callable[[], bool] = nobody_asks,
+    terms: Terms = NO_TERMS,
 ) -> Iterator[None]:
     """Inside, the process group of all ranks exists; a lone process needs none. device: of this rank's tensors, by
     default its place's; the ranks talk over what suits it.
 
     timeout_seconds: of each collective. meeting_seconds: that ranks which torchrun or a scheduler started may take to
     be there, one after the other; TriviumError names those that are not, and hosts that lack accelerators. asked:
-    whether this rank is to end; while they wait for one another, all then do, with Unmet.
+    whether this rank is to end; while they wait for one another, all then do, with Unmet. terms: what ranks that
+    others started must have alike; where they do not, every rank raises the error that says what differs on which host.
     """
     _keep_freed_memory()
     is_given = device is not None
@@ -158,8 +162,8 @@ def connected(
         _say_if_there_are_too_few(place, device)
     meets: dict[str, Any] = {"init_method": place.rendezvous}
     if place.by_others and place.world_size > 1:
-        says = "" if is_given else Taken(socket.gethostname(), identity(device, place.rank)).words
-        meets = {"store": _met(place, meeting_seconds, says, asked)}
+        taken = "" if is_given else Taken(socket.gethostname(), identity(device, place.rank)).words
+        meets = {"store": _met(place, meeting_seconds, taken, terms, asked)}
     elif not is_given and wants_accelerators():
         wrong = lacking(socket.gethostname(), torch.cuda.device_count(), place.local_ranks)
         if wrong is not None:
@@ -182,8 +186,9 @@ def connected(
     dist.destroy_process_group()
 
 
-def _met(place: Place, seconds: float, says: str, asked: Callable[[], bool]) -> Any:
-    """The store of ranks that others started, once all of them have come to it and said what they compute on.
+def _met(place: Place, seconds: float, taken: str, terms: Terms, asked: Callable[[], bool]) -> Any:
+    """The store of ranks that others started, once all of them have come to it and said what they compute on, and
+    under which terms.
 
     Each attempt of theirs has its own part of it: an earlier one's addresses lead nowhere.
     """
@@ -199,7 +204,9 @@ def _met(place: Place, seconds: float, says: str, asked: Callable[[], bool]) -> 
     route = route_to(host, port) if place.hosts > 1 else None
     if route is not None:
         store.set(_REACHES_THE_FIRST, route.address)
-    find_wrong = partial(wrong_in, wanted=wants_accelerators())
+    store.set(f"terms/{place.rank}", terms.words)
+    says = json.dumps([socket.gethostname(), taken, terms.digest])
+    find_wrong = partial(_wrong_in, store=store)
     here = place.rank, place.world_size, seconds
     meet_at(store, "here", *here, says=says, find_wrong=find_wrong, asked=asked)
     if route is None and place.hosts > 1 and store.check([_REACHES_THE_FIRST]):
@@ -208,6 +215,14 @@ def _met(place: Place, seconds: float, says: str, asked: Callable[[], bool]) -> 
         # By itself gloo takes the address of this host's name, which on many hosts is one that no other can reach.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", route.interface)
     return store
+
+
+def _wrong_in(said: Sequence[str], store: Any) -> TriviumError | None:
+    """Return why ranks that said this cannot work together, if they cannot. store: where their terms are."""
+    hosts, taken, digests = zip(*map(json.loads, said), strict=True)
+    return wrong_in(taken, wanted=wants_accelerators()) or disagreement(
+        hosts, digests, lambda rank: Terms.of(store.get(f"terms/{rank}").decode())
+    )
 
 
 def _say_if_there_are_too_few(place: Place, chosen: torch.device) -> None:

@@ -16,6 +16,7 @@ from trivium.cost.compute import flops_per_token
 from trivium.errors import DataError, Preempted, TriviumError
 from trivium.parallel.launch import Place, connected
 from trivium.parallel.mesh import Mesh
+from trivium.parallel.terms import NO_TERMS
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 from trivium.provenance import write_json
@@ -28,6 +29,7 @@ from trivium.training.corruption import compare_replicas
 from trivium.training.describe import DEGREES, describe_rank, device_name
 from trivium.training.judge import Examiner, Judge
 from trivium.training.metrics import EVENTS, METRICS, append, warn
+from trivium.training.one_folder import refuse_separate_folders
 from trivium.training.preemption import exit_at_once, listening
 from trivium.training.profile import Traces
 from trivium.training.pulse import Duty, Phase, Post
@@ -54,6 +56,7 @@ from trivium.training.saves import Saves
 from trivium.training.slow_ranks import Worked, is_nth
 from trivium.training.spikes import SpikeWatch, finite_or_text
 from trivium.training.state import begin_with, fragments, progress_of, read_together, restore
+from trivium.training.terms import terms_of
 from trivium.training.trainer import Samples, StepResult, Trainer, adam_rule
 from trivium.training.verified_tokens import refuse_other_ids, verify_together
 from trivium.training.watchdog import seconds_to_wait
@@ -87,9 +90,17 @@ def train_rank(place: Place, job: TrainingJob, post: Post | None = None) -> None
     wait = seconds_to_wait(watch, "starting", is_first=True)
     with (
         listening(exit_at_once) as requests,
-        connected(place, timeout_seconds=wait, meeting_seconds=watch.stall_seconds, asked=requests.came),
+        connected(
+            place,
+            timeout_seconds=wait,
+            meeting_seconds=watch.stall_seconds,
+            asked=requests.came,
+            terms=terms_of(job.plan, job.training, job.seed, job.tokens) if place.by_others else NO_TERMS,
+        ),
     ):
         mesh = Mesh.connect(job.plan.layout, place.rank, place.world_size, place.device, wait, job.plan.ends)
+        if place.by_others:
+            refuse_separate_folders(job.out, place, mesh)
         _Loop(job, mesh, Duty(requests, post or Post()), place.hosts).run()
 
 

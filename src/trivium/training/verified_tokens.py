@@ -1,15 +1,15 @@
 """Training reads the token shards that were written: each is hashed once, and again when it was touched since."""
 
+import socket
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trivium.checkpoint.agree import problem_of_any
+from trivium.checkpoint.agree import problem_of_any, sums
 from trivium.errors import ConfigError, DataError
 from trivium.parallel.mesh import Mesh
 from trivium.plan.model_shape import ModelShape
-from trivium.provenance import write_json
+from trivium.provenance import fingerprint, write_json
 from trivium.tokens.manifest import read_tokens_manifest, verify_tokens
 from trivium.training.metrics import warn
 from trivium.untrusted import read_json
@@ -22,22 +22,56 @@ State = list[Any]
 
 
 def verify_together(tokens: Path, out: Path, mesh: Mesh, alive: Callable[[], None]) -> None:
-    """Compare the shards in `tokens` with their sha256 and check their indices, the ranks sharing the work; every rank
-    calls this.
+    """Compare the shards in `tokens` with their sha256 and check their indices; every rank calls this.
 
-    A shard that is as it was when a run in `out` last found it right is not read again: terabytes take an hour.
-    alive: called now and then. Raises DataError, which names a damaged shard, on every rank.
+    Ranks that see the same files share the reading. Hosts that have a copy each read their own copy whole, so every
+    byte that any host will train on is read once. A shard that is as it was when a run in `out` last found it right is
+    not read again: terabytes take an hour. alive: called now and then. Raises DataError on every rank, with the name of
+    a damaged shard and, where there are several copies, of its host.
     """
-    now, known = _states(tokens), _known(out / VERIFIED)
-    mine = [name for name in list(now)[mesh.rank :: mesh.layout.world_size] if now[name] != known.get(name)]
-    problem = problem_of_any(partial(verify_tokens, tokens, mine, alive), mesh, alive)
-    if problem:
-        raise DataError(problem)
-    if mesh.rank == 0 and now != known:
+    now, copies = _states_on_all(tokens, mesh)
+    first = copies[mesh.rank]
+    sharers = [rank for rank, copy in enumerate(copies) if copy == first]
+    noted = out / (VERIFIED if first == 0 else f"tokens-verified-of-rank-{first}.json")
+    known = _known(noted)
+    share = list(now)[sharers.index(mesh.rank) :: len(sharers)]
+    mine = [name for name in share if now[name] != known.get(name)]
+    host = f"on {socket.gethostname()}: " if any(copies) else ""
+
+    def verify() -> None:
         try:
-            write_json(out / VERIFIED, now)
+            verify_tokens(tokens, mine, alive)
+        except DataError as error:
+            raise DataError(f"{host}{error}") from None
+
+    if problem := problem_of_any(verify, mesh, alive):
+        raise DataError(problem)
+    if mesh.rank == first and now != known:
+        try:
+            write_json(noted, now)
         except OSError as error:
             warn(f"{error}; the next start reads all token shards again")
+
+
+def _states_on_all(tokens: Path, mesh: Mesh) -> tuple[dict[str, State], list[int]]:
+    """What the shards are like here; and for every rank the lowest rank that sees the very same files.
+
+    Files are taken for the same where inode, size and times are: those of a copy differ.
+    """
+    now, inodes = dict[str, State](), list[int]()
+
+    def look() -> None:
+        now.update(_states(tokens))
+        inodes.extend((tokens / name).stat().st_ino for name in now)
+
+    if problem := problem_of_any(look, mesh):
+        raise DataError(problem)
+    digest = int(fingerprint([now, inodes]), 16)
+    numbers = [0.0] * (2 * mesh.layout.world_size)
+    numbers[2 * mesh.rank : 2 * mesh.rank + 2] = [float(n) for n in divmod(digest, 1 << 32)]  # exact in fp64
+    every = sums(numbers, mesh)
+    digests = list(zip(every[::2], every[1::2], strict=True))
+    return now, [digests.index(each) for each in digests]
 
 
 def refuse_other_ids(manifest: Mapping[str, Any], model: ModelShape, tokens: Path) -> None:
