@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent / "src" / "trivium"
 
-BASE = {"errors", "config", "units", "seeds", "provenance", "progress", "__version__"}
+BASE = {"errors", "config", "units", "seeds", "provenance", "progress", "mkl", "__version__"}
 # Package -> what it may import besides base and itself: a package, or one file of it.
 MAY_IMPORT = {
     **{name: set() for name in BASE | {"plan", "corpus", "report", "__init__"}},
