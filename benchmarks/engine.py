@@ -3,7 +3,7 @@
     python benchmarks/engine.py --json out.json [--rows 1F1B,replicas] [--rounds 20] [--merge] [--report folder]
 
 A ratio is peer seconds over Trivium seconds: above 1, Trivium is faster. A row is measured in three launches where
-there are rounds enough: its ratios are the medians over them.
+there are rounds enough: its ratios are the medians over them. Both sides have MKL's fast kernels.
 """
 
 import sys
@@ -13,6 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trivium import mkl
+
+mkl.prefer_fast_kernels()  # for both sides of a row, which share a process; before torch
 import torch
 from contest import Row, read_result, run_row
 from external import external_rows

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.duel import Duel, fight
-from peers.environment import FOLDER, Environment, environments
+from peers.environment import FOLDER, Environment, environments, fast_mkl
 from peers.side import Entry
 from setting import HIDDEN_256, HIDDEN_512, TINY, Setting
 
@@ -185,14 +185,14 @@ def _row(
     ranks: int = 2,
 ) -> ExternalRow:
     module, function, options = theirs
-    here = Path(sys.executable)
+    here, fast = Path(sys.executable), fast_mkl()
     duel = Duel(
         name=f"{environment.name} (external) {title}",
         ranks=ranks,
         setting=setting,
-        ours=Entry("trivium", "trivium_engine", "trivium", ours, here, dict(os.environ)),
+        ours=Entry("trivium", "trivium_engine", "trivium", ours, here, dict(os.environ) | fast),
         peer=Entry(
-            environment.name, module, function, options, environment.python, environment.surroundings()
+            environment.name, module, function, options, environment.python, environment.surroundings() | fast
         ),
         target=target,
         says=says,

@@ -4,7 +4,8 @@
 
 A ratio is peer seconds over Trivium seconds: above 1, Trivium is faster. All sides of a row start from the same
 weights and train on the same batches with AdamW and gradients clipped to norm 1; they take their steps in turn, in
-three launches where there are rounds enough: ratios are the medians over them.
+three launches where there are rounds enough: ratios are the medians over them. On AMD processors with AVX-512 every
+peer has MKL's fast kernels preloaded, which Trivium loads by itself; "as installed" is the plain loop without.
 --merge adds to (or replaces in) the file what is measured now, so that a long run can be taken in pieces.
 """
 
@@ -20,7 +21,7 @@ from launches import over_launches, rounds_of_launches, together
 from loader import loader_rows
 from overheads import overhead_rows
 from peers.duel import Contest, compete
-from peers.environment import environments
+from peers.environment import environments, fast_mkl
 from peers.side import Entry
 from pieces import Row, measure, options, report
 from setting import HIDDEN_256, HIDDEN_512, Setting
@@ -87,12 +88,12 @@ def _says(weights: str) -> str:
 
 def _entries(setting: Setting, ranks: int) -> list[Entry]:
     """Trivium first. megatron-core only in fp32: its bf16 optimizer accepts only CUDA tensors."""
-    here, mine = Path(sys.executable), dict(os.environ)
-    known = environments()
+    here, mine, fast = Path(sys.executable), dict(os.environ), fast_mkl()
+    tuned, known = mine | fast, environments()
 
     def peer(name: str, environment: str, module: str, function: str, **options: Any) -> Entry:
         e = known[environment]
-        return Entry(name, f"peers.{module}", function, options, e.python, {**e.surroundings(), **RUN_ID})
+        return Entry(name, f"peers.{module}", function, options, e.python, e.surroundings() | RUN_ID | fast)
 
     found = [
         Entry(
@@ -101,19 +102,21 @@ def _entries(setting: Setting, ranks: int) -> list[Entry]:
             "trivium",
             {**own_options(setting, ranks), "layout": {"data": ranks}},
             here,
-            mine,
+            tuned,
         ),
-        Entry("plain loop", "peers.plain_loop", "plain_loop", {}, here, mine),
+        Entry("plain loop", "peers.plain_loop", "plain_loop", {}, here, tuned),
         # Given what Trivium's runtime does for itself: most of a step's memory then comes without page faults.
         Entry(
-            "plain loop, freed memory kept", "peers.plain_loop", "plain_loop", {}, here, mine | KEPT_MEMORY
+            "plain loop, freed memory kept", "peers.plain_loop", "plain_loop", {}, here, tuned | KEPT_MEMORY
         ),
-        Entry("plain loop, compiled", "peers.plain_loop", "plain_loop", {"compiled": True}, here, mine),
+        Entry("plain loop, compiled", "peers.plain_loop", "plain_loop", {"compiled": True}, here, tuned),
         peer("transformers + accelerate", "transformers", "transformers_engine", "accelerated"),
         peer("Lightning Fabric", "Fabric", "fabric_engine", "fabric"),
         peer("litgpt in Fabric", "Fabric", "fabric_engine", "litgpt_model"),
         peer("DeepSpeed ZeRO-1", "DeepSpeed", "deepspeed_engine", "zero", stage=1),
     ]
+    if fast:
+        found.append(Entry("plain loop, as installed", "peers.plain_loop", "plain_loop", {}, here, mine))
     if setting.weights == "fp32" and ranks == 1:
         found.append(peer("megatron-core", "megatron-core", "megatron_engine", "megatron"))
     return found

@@ -24,6 +24,7 @@ BASE = {
     "seeds",
     "provenance",
     "progress",
+    "mkl",
     "__version__",
 }
 # Package -> what it may import besides base and itself: a package, or one file of it.

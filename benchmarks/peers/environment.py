@@ -5,9 +5,12 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from trivium.mkl import RETURN_ONE, SYMBOL, is_amd_with_avx512, shared_object
 
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parent / ".venvs"
@@ -69,6 +72,16 @@ class Environment:
             "TORCH_EXTENSIONS_DIR": str(self.path / "extensions"),
             **self.variables,
         }
+
+
+def fast_mkl() -> dict[str, str]:
+    """Return the environment that gives a peer MKL's fast kernels, which Trivium loads by itself; empty where MKL has
+    them anyway. docs/decisions/0011 says what they are."""
+    if not is_amd_with_avx512():
+        return {}
+    library = Path(tempfile.gettempdir()) / f"{SYMBOL}-{os.getuid()}.so"
+    library.write_bytes(shared_object(SYMBOL, RETURN_ONE))
+    return {"LD_PRELOAD": str(library)}
 
 
 def environments(folder: Path = FOLDER) -> dict[str, Environment]:

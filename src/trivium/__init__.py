@@ -113,6 +113,7 @@ if not TYPE_CHECKING:  # a type checker that sees this takes any name for one of
             raise AttributeError(
                 f"module 'trivium' has no attribute '{name}'; docs/python.md lists what it has"
             )
+        import_module("trivium.mkl").prefer_fast_kernels()
         return getattr(import_module(f"trivium.{_HOMES[name]}"), name)
 
 

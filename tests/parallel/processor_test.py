@@ -2,6 +2,7 @@
 
 import pytest
 
+from trivium import mkl as mkl_choice
 from trivium.parallel import processor
 from trivium.parallel.processor import MKL_MAKER, mkl_is_at_home
 
@@ -24,7 +25,7 @@ def mkl(monkeypatch) -> list[bool]:
     ],
 )
 def test_it_is_at_home_on_its_makers_processors(said: str, home: bool, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(processor, "PROCESSORS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(mkl_choice, "CPU_INFO", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(said)
     assert processor._find() is home
 
@@ -36,7 +37,7 @@ def test_it_is_found_once(monkeypatch) -> None:
 
 
 def test_without_mkl_it_is_nowhere_at_home(mkl, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(processor, "PROCESSORS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(mkl_choice, "CPU_INFO", tmp_path / "cpuinfo")
     (tmp_path / "cpuinfo").write_text(MKL_MAKER)
     mkl[0] = False
     assert not processor._find()
@@ -57,7 +58,7 @@ def test_without_mkl_it_is_nowhere_at_home(mkl, tmp_path, monkeypatch) -> None:
 def test_bf16_is_slow_without_an_instruction_or_where_tiles_are_hidden(
     vendor, model, instruction, tiles, slow, mkl, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(processor, "PROCESSORS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(mkl_choice, "CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(processor, "_TILES", tiles)
     monkeypatch.setattr(processor.torch.cpu, "_is_avx512_bf16_supported", lambda: instruction)
     (tmp_path / "cpuinfo").write_text(
@@ -68,14 +69,14 @@ def test_bf16_is_slow_without_an_instruction_or_where_tiles_are_hidden(
     assert not processor._find_slow_bf16()
 
 
-@pytest.mark.parametrize(("at_home", "without"), [(True, False), (False, True), (False, False)])
-def test_mkl_is_the_faster_at_home_and_without_avx512(at_home: bool, without: bool, monkeypatch) -> None:
-    monkeypatch.setattr(processor, "_AT_HOME", at_home)
-    monkeypatch.setattr(processor, "_WITHOUT_AVX512", without)
-    assert processor.mkl_multiplies_faster() is (at_home or without)
+@pytest.mark.parametrize("reason", ["_AT_HOME", "_WITHOUT_AVX512", "_FAST_KERNELS", None])
+def test_each_reason_alone_makes_mkl_the_faster(reason: str | None, monkeypatch) -> None:
+    for name in ("_AT_HOME", "_WITHOUT_AVX512", "_FAST_KERNELS"):
+        monkeypatch.setattr(processor, name, name == reason)
+    assert processor.mkl_multiplies_faster() is (reason is not None)
 
 
 def test_where_there_is_no_such_file_the_platform_says(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(processor, "PROCESSORS", tmp_path / "none")
-    monkeypatch.setattr(processor.platform, "processor", lambda: f"Intel64 Family 6, {MKL_MAKER}")
+    monkeypatch.setattr(mkl_choice, "CPU_INFO", tmp_path / "none")
+    monkeypatch.setattr(mkl_choice.platform, "processor", lambda: f"Intel64 Family 6, {MKL_MAKER}")
     assert processor._find()

@@ -15,6 +15,7 @@ from trivium import __version__
 from trivium.cli.ended import ended_in_order
 from trivium.cli.failure import leave_exit_code, told
 from trivium.jsonlines import text_lines
+from trivium.mkl import prefer_fast_kernels
 from trivium.training.preemption import BY_SCHEDULERS, held_back
 from trivium.units import plain
 
@@ -106,6 +107,7 @@ def main() -> None:
     words = [word for word in sys.argv[1:] if word != "--debug"]
     debug = len(words) < len(sys.argv) - 1
     _open_many_files()
+    prefer_fast_kernels()
     if isinstance(sys.stdout, TextIOWrapper):  # a locale without … or ✓ costs these signs, and not the work
         sys.stdout.reconfigure(errors="replace")
     # A training that is asked to end before it listens would be killed; importing alone takes it a second or two.
