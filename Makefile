@@ -4,6 +4,7 @@
 #                  3.11 or newer)
 # OUT              the demo's run directory
 # WORKERS          tests at a time (default: one more than there are cores, as ranks of a test often wait)
+# JSON, SAMPLE     where `make mutation` writes its records, and how many mutants it tries
 # PYTEST_OPTIONS   passed to every pytest below
 
 SHELL := /bin/bash
@@ -24,7 +25,7 @@ NOT_FAST := tests/cost/activations_test.py tests/report/page_test.py \
             $(patsubst %,tests/planner/%_test.py,backtest exhaustive explain near_misses probed scale search_text)
 GPU_TESTS = $(shell grep -rl 'mark\.gpu' tests --include=*_test.py)
 
-.PHONY: setup demo test test-broad test-all test-gpu check format clean
+.PHONY: setup demo test test-broad test-all test-gpu mutation check format clean
 
 setup: $(TESTABLE)
 
@@ -69,6 +70,9 @@ test-gpu:
 	then PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" -m pytest $(PYTEST_OPTIONS) -m gpu $(GPU_TESTS); \
 	else echo "$$python cannot run these tests, for the reason above: .venv is installed for them"; \
 	$(MAKE) setup && $(PYTEST) -m gpu $(GPU_TESTS); fi
+
+mutation: setup
+	PYTHONPATH=tests $(BIN)/python -m mutation.run --json $(or $(JSON),mutation.json) --sample $(or $(SAMPLE),300)
 
 check: setup
 	$(BIN)/ruff format --check $(PYTHON_FOLDERS)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peers.environment import fast_mkl
 
 
 def circumstances(script: str, arguments: Sequence[str]) -> dict[str, Any]:
@@ -20,6 +21,7 @@ def circumstances(script: str, arguments: Sequence[str]) -> dict[str, Any]:
         "commit": given or _git("rev-parse", "--short", "HEAD") or "unknown",
         "changed": not given and bool(_git("status", "--porcelain", "--", "src", "benchmarks")),
         "machine": {"processor": _processor(), "cores": os.cpu_count(), "system": platform.platform()},
+        "fast_mkl": bool(fast_mkl()),  # whether peers had MKL's fast kernels preloaded
         "torch": torch.__version__,
         "python": platform.python_version(),
     }

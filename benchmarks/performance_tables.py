@@ -22,6 +22,13 @@ BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 GPU_BEGIN, GPU_END = "<!-- gpu: begin -->", "<!-- gpu: end -->"
 SIZES = ("hidden 256", "hidden 512")
 STEP_AIM = 1.0  # of the fastest peer's speed
+# AMD processors with AVX-512, on which MKL runs its slow kernels unless told otherwise (docs/decisions/0011). Reports
+# of them whose peers had the slow ones show no ratios in fp32.
+SLOW_MKL = ("AMD EPYC, family 25 model 17", "AMD EPYC, family 26 model 2")
+WITHDRAWN = (
+    "The ratios in fp32 are withdrawn: peers ran MKL's slow kernels, which a preloaded library replaces, as "
+    "[0011](decisions/0011-large-products-by-onednn.md) says."
+)
 
 Record = Mapping[str, Any]
 
@@ -142,14 +149,14 @@ def all_rows(steps: Iterable[Record], engines: Iterable[Record]) -> list[str]:
 
 def step_table(record: Record) -> list[str]:
     """One training step beside its peers, and the rows without peers."""
-    others = [f"- {r['name']}: {r['summary']}" for r in record["rows"] if "summary" in r]
-    return [*_head("One step", record), *summary_table(record), *(["", *others] if others else [])]
+    others = [f"- {r['name']}: {_without_peer(r['summary'])}" for r in record["rows"] if "summary" in r]
+    return [*_head("One step", record), *summary_table(_kept(record)), *(["", *others] if others else [])]
 
 
 def engine_table(record: Record) -> list[str]:
     """Layouts beside their peers."""
     lines = ["| row | Trivium | peer | ratio | aim | reached |", "|---|---|---|---:|---:|---|"]
-    for row in record["rows"]:
+    for row in _kept(record)["rows"]:
         for c in row["comparisons"]:
             measured = c["status"] == "measured"
             ratio = _digits(c["ratio"], c["target"]) if measured else f"{c['status']}: {c['reason']}"
@@ -162,7 +169,21 @@ def engine_table(record: Record) -> list[str]:
 def _head(what: str, record: Record) -> list[str]:
     machine = record["machine"]
     said = f"{machine['cores']} cores, torch {record['torch']}, commits {commits(record)}, {record['date'][:10]}:"
-    return [f"## {what}: {machine['processor']}", "", said, ""]
+    note = [] if _kept(record) is record else [WITHDRAWN, ""]
+    return [f"## {what}: {machine['processor']}", "", said, "", *note]
+
+
+def _kept(record: Record) -> Record:
+    """The record without rows in fp32 whose peers multiplied by MKL's slow kernels."""
+    if record["machine"]["processor"] not in SLOW_MKL or record.get("fast_mkl"):
+        return record
+    kept = [r for r in record["rows"] if "comparisons" not in r or "bf16" in r["name"]]
+    return {**record, "rows": kept}
+
+
+def _without_peer(summary: str) -> str:
+    """Older reports compare batches per second with a re-implementation that does other work."""
+    return re.sub(r", [\d.]+ x a plain indexed dataset \(target [\d.]+\)", "", summary)
 
 
 def _step_figures(record: Record | None) -> Iterator[Figure]:
@@ -211,7 +232,7 @@ def _memory_cell(record: Record | None) -> str:
 
 
 def _contests(record: Record | None) -> list[Mapping[str, Any]]:
-    return [] if record is None else [r for r in record["rows"] if "comparisons" in r]
+    return [] if record is None else [r for r in _kept(record)["rows"] if "comparisons" in r]
 
 
 def _size(row: Mapping[str, Any]) -> str:

@@ -1,0 +1,238 @@
+"""Try a random sample of mutants: which are caught by the certificate, and which by `make test`?
+
+    make mutation [SAMPLE=300] [JSON=mutation.json]
+    PYTHONPATH=tests python -m mutation.run --json FILE [--sample 300] [--seed 1] [--seconds 240] [--merge]
+
+Each mutant is tried in a copy of the repository. First the certificate's central tests run, then the files of
+`make test` that execute the mutated line, fastest first, until one fails. A mutant that outlives `--seconds` of tests
+counts as not caught, so that the share is a lower bound; one that never ends counts as caught, since the time limit of
+the tests ends it. `coverage` says which file executes which line.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mutation.mutants import Mutant, mutants_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGES = ("parallel", "model", "training", "checkpoint")
+TESTED_BY = (
+    *PACKAGES,
+    "laws",
+    "certify",
+    "interchange",
+    "serving",
+    "tokens",
+)  # folders of tests that are mapped
+CERTIFICATE = (
+    "tests/laws/layouts_agree_test.py",
+    "tests/certify/courses_test.py",
+    "tests/certify/rules_test.py",
+)
+COPIED = (
+    "src",
+    "tests",
+    "docs",
+    "pyproject.toml",
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "Makefile",
+)
+COVERAGE_SETTINGS = """[run]
+source = {source}
+concurrency = multiprocessing
+patch = _exit
+parallel = true
+data_file = {data}
+"""
+FILE_SECONDS = 300  # for the tests of one file, at most
+
+
+class Covered(NamedTuple):
+    """What one file of tests executes: lines by path below src/trivium, and the seconds it takes."""
+
+    seconds: float
+    lines: Mapping[str, frozenset[int]]
+
+
+def copy_of_repository(folder: Path) -> Path:
+    """Copy what tests read; return the root of the copy."""
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".venvs"))
+        elif source.exists():
+            shutil.copy2(source, folder / name)
+    return folder
+
+
+def run_tests(copy: Path, files: Sequence[str], seconds: float, prefix: Sequence[str] = ()) -> bool:
+    """Whether all tests of these files pass within the seconds. Ends every process they started."""
+    command = [sys.executable, *prefix, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
+    environment = os.environ | {"PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command,
+        cwd=copy,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as tests:
+        try:
+            return tests.wait(seconds) == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(tests.pid, signal.SIGKILL)
+
+
+def coverage_of(copy: Path, test_file: str) -> Covered | None:
+    """Run one file of tests under coverage, ranks that it forks included; None if it does not pass."""
+    from coverage import Coverage
+
+    with tempfile.TemporaryDirectory() as folder:
+        data, settings = Path(folder) / "data", Path(folder) / "settings"
+        settings.write_text(COVERAGE_SETTINGS.format(source=copy / "src" / "trivium", data=data))
+        start = time.monotonic()
+        prefix = ("-m", "coverage", "run", f"--rcfile={settings}")
+        try:
+            passed = run_tests(copy, [test_file], FILE_SECONDS, prefix)
+        except subprocess.TimeoutExpired:
+            return None
+        seconds = time.monotonic() - start
+        measured = Coverage(data_file=str(data), config_file=str(settings))
+        measured.combine()
+        found = measured.get_data()
+        package = copy / "src" / "trivium"
+        lines = {
+            str(Path(f).relative_to(package)): frozenset(found.lines(f) or ())
+            for f in found.measured_files()
+            if Path(f).is_relative_to(package)
+        }
+        return Covered(seconds, lines) if passed else None
+
+
+def map_tests(copy: Path, known: dict[str, Any]) -> dict[str, Covered]:
+    """Return what each file of tests executes; what `known` has is not measured again."""
+    result: dict[str, Covered] = {}
+    files = sorted(p for part in TESTED_BY for p in (copy / "tests" / part).glob("*_test.py"))
+    for path in files:
+        name = str(path.relative_to(copy))
+        if name not in known:
+            print(f"coverage of {name}", flush=True)
+            covered = coverage_of(copy, name)
+            lines = {} if covered is None else {f: sorted(lines) for f, lines in covered.lines.items()}
+            known[name] = {"seconds": covered.seconds if covered else 0.0, "lines": lines}
+        entry = known[name]
+        result[name] = Covered(entry["seconds"], {f: frozenset(lines) for f, lines in entry["lines"].items()})
+    return result
+
+
+def sample(copy: Path, count: int, seed: int) -> list[Mutant]:
+    """Return a random sample of all mutants of the four packages, the same for the same code and seed."""
+    package = copy / "src" / "trivium"
+    files = sorted(p for name in PACKAGES for p in (package / name).rglob("*.py"))
+    every = [m for f in files for m in mutants_of(str(f.relative_to(package)), f.read_bytes())]
+    return random.Random(seed).sample(every, min(count, len(every)))
+
+
+def try_mutant(copy: Path, mutant: Mutant, tests: Mapping[str, Covered], seconds: float) -> dict[str, Any]:
+    """Return who caught the mutant: `certificate` and `tests` are the failing file, or None."""
+    path = copy / "src" / "trivium" / mutant.path
+    original = path.read_bytes()
+    covering = sorted(
+        (c.seconds, name) for name, c in tests.items() if mutant.line in c.lines.get(mutant.path, frozenset())
+    )
+    record: dict[str, Any] = {
+        **mutant._asdict(),
+        "certificate": None,
+        "tests": None,
+        "covering": len(covering),
+    }
+    path.write_bytes(mutant.apply(original))
+    try:
+        deadline = time.monotonic() + seconds
+        central = [name for _, name in covering if name in CERTIFICATE]
+        others = [name for _, name in covering if name not in CERTIFICATE]
+        for kind, files in (("certificate", central), ("tests", others)):
+            for file in files:
+                left = deadline - time.monotonic()
+                if left <= 0 or (kind == "tests" and record["certificate"]):
+                    break
+                try:
+                    passed = run_tests(copy, [file], min(FILE_SECONDS, max(left, 60)))
+                except subprocess.TimeoutExpired:
+                    passed = False
+                if not passed:
+                    record[kind] = file
+                    break
+        return record
+    finally:
+        path.write_bytes(original)
+
+
+def table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return the shares as Markdown, by package, and the mutants that nothing caught."""
+    by_package: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for record in records:
+        by_package[record["path"].split("/")[0]].append(record)
+    lines = ["| package | mutants | certificate | certificate or tests |", "| --- | ---: | ---: | ---: |"]
+    for name, group in [*sorted(by_package.items()), ("all", list(records))]:
+        certificate = sum(r["certificate"] is not None for r in group)
+        either = sum(r["certificate"] is not None or r["tests"] is not None for r in group)
+        share = [f"{n} ({n / max(1, len(group)):.0%})" for n in (certificate, either)]
+        lines.append(f"| {name} | {len(group)} | {' | '.join(share)} |")
+    survivors = [r for r in records if r["certificate"] is None and r["tests"] is None]
+    lines += ["", "Not caught:", ""]
+    lines += [f"- `{r['path']}:{r['line']}` `{r['before']}` -> `{r['after']}`" for r in survivors]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure coverage, try the sample, and print the table; the file is complete after each mutant."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, required=True, help="where the records go")
+    parser.add_argument("--sample", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=240.0, help="of tests for one mutant")
+    parser.add_argument("--merge", action="store_true", help="continue with the file's map and records")
+    asked = parser.parse_args(arguments)
+    record: dict[str, Any] = {"seed": asked.seed, "coverage": {}, "mutants": []}
+    if asked.merge and asked.json.exists():
+        record = json.loads(asked.json.read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        copy = copy_of_repository(Path(folder))
+
+        def save() -> None:
+            asked.json.write_text(json.dumps(record) + "\n")
+
+        tests = map_tests(copy, record["coverage"])
+        save()
+        done = {(r["path"], r["start"], r["after"]) for r in record["mutants"]}
+        for mutant in sample(copy, asked.sample, asked.seed):
+            if (mutant.path, mutant.start, mutant.after) in done:
+                continue
+            record["mutants"].append(try_mutant(copy, mutant, tests, asked.seconds))
+            verdict = record["mutants"][-1]
+            print(f"{mutant}: {verdict['certificate'] or verdict['tests'] or 'NOT CAUGHT'}", flush=True)
+            save()
+    print(table(record["mutants"]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
