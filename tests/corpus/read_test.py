@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from datetime import datetime, timedelta
 from decimal import Decimal
 
@@ -604,3 +605,11 @@ def test_settings_beside_a_corpus_are_counted_and_rows_without_text_among_others
     assert document.text == "one" and {damage.trouble, other.trouble} == {Trouble.NO_TEXT}
     (tmp_path / "c.json").write_text('{"title": "b"}\n' * 1001)
     assert len([one for one in read_any(tmp_path / "c.json", source="s") if isinstance(one, Damage)]) == 1001
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.json.gz", "a.warc", "a.parquet"])
+def test_a_pipe_with_the_name_of_a_corpus_file_is_refused_without_waiting(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    (damage,) = read_any(tmp_path / name, source="s")
+    assert damage.trouble == Trouble.UNREADABLE and "regular file" in damage.detail

@@ -315,8 +315,6 @@ def _in_json(value: Any) -> Any:
 
 
 def _is_empty(path: Path | str) -> bool:
-    if isinstance(path, Path):
-        return path.stat().st_size == 0
     with open_binary(path) as file:
         return not file.read(1)
 

@@ -21,6 +21,7 @@ from trivium.corpus.config import ReadConfig
 from trivium.corpus.quarantine import Trouble
 from trivium.corpus.zstd_frames import MAGIC, SKIPPED, begins_frame, frame_end
 from trivium.corpus.zstd_wide import WideFrame, is_wide
+from trivium.untrusted import open_regular
 
 GZIP, ZSTD = b"\x1f\x8b", MAGIC
 _MEMBER = b"\x1f\x8b\x08"  # how every gzip member begins: magic and the only method there is
@@ -47,9 +48,9 @@ class Lost(NamedTuple):
 
 
 def open_binary(path: Path | str) -> BinaryIO:
-    """A local path, or any URL that fsspec knows, opened for reading; OSError when it cannot be."""
+    """A local regular file, or any URL that fsspec knows, opened for reading. Raises OSError where it cannot be."""
     if isinstance(path, Path):
-        return open(path, "rb")
+        return open_regular(path)
     try:
         return cast(BinaryIO, fsspec.open(path, "rb").open())
     except (ImportError, ValueError) as error:  # a protocol without its package, or none at all
