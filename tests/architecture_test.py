@@ -19,12 +19,14 @@ BASE = {
     "errors",
     "config",
     "units",
+    "redact",
     "untrusted",
     "jsonlines",
     "seeds",
     "provenance",
     "progress",
     "mkl",
+    "plain_yaml",
     "__version__",
 }
 # Package -> what it may import besides base and itself: a package, or one file of it.

@@ -1,7 +1,7 @@
 """Configs are frozen pydantic models; presets are YAML; overrides are typed and applied together."""
 
+import difflib
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -13,13 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, Validat
 from pydantic_core import PydanticCustomError, core_schema
 
 from trivium.errors import ConfigError, TriviumError, nearest
+from trivium.plain_yaml import Exponent, read_yaml, yaml_problem
 from trivium.units import shown
 from trivium.untrusted import CONFIG_BYTES, DOCUMENT_BYTES, MOST_LEVELS, parse_json, read_text
 
 MOST_BASES = 32  # files that a preset inherits from, one through the other
 MOST_PROBLEMS = 20  # that one message lists
-_EXPONENT = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d+\Z")
-_EXPONENT_TAG = "tag:trivium:exponent"
+_SPELT_LIKE = 0.7  # of two names, by difflib
 _EXACT_BELOW = 2**53  # whole numbers that a float holds, each as itself
 Tree = dict[str, Any]
 ModelT = TypeVar("ModelT", bound="Config")
@@ -50,12 +50,6 @@ def _no_truth_value(value: Any) -> Any:
     return value
 
 
-class Exponent(str):
-    """A value like 1e-3 or 2e9 without quotes, which YAML 1.1 takes for a text: a number where one is wanted."""
-
-    __slots__ = ()
-
-
 class Config(BaseModel):
     """Base of every config: immutable. An unknown key, a number that is not finite, and a value of another kind (true
     or a text where a number is wanted) are errors."""
@@ -63,6 +57,11 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
     # What to do where a value is required and none was given.
     remedy: ClassVar[str] = "give it in the file, or with --set {path}=VALUE"
+
+    @classmethod
+    def meant(cls, name: str, paths: Mapping[str, str]) -> Iterable[str]:
+        """The paths of fields that an unknown name may mean. paths: those there are, with the last part of each."""
+        return [path for path, last in paths.items() if last == name]
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
@@ -135,6 +134,10 @@ def parse_assignments(assignments: Iterable[str], model: type[BaseModel] | None 
         if not equals or not path.strip():
             raise ConfigError(f"--set '{assignment}' is not an override; write section.field=value")
         *sections, field = path.strip().split(".")
+        if len(sections) > MOST_LEVELS:
+            raise ConfigError(
+                f"--set '{shown(assignment)}' has more than {MOST_LEVELS} sections; write section.field=value"
+            )
         node = tree
         for section in sections:
             node = node.setdefault(section, {})
@@ -394,57 +397,6 @@ def _text_of(path: Path, kind: str, at_most: int) -> str:
         ) from None
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """SafeLoader without aliases: a few lines of them stand for gigabytes, or for what they lie in. Without a key that
-    stands twice: the second would take the place of the first, and of all below it. Nesting is bounded."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._levels = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """As of SafeLoader."""
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("it has an alias (*name); write out what that stands for")
-        self._levels += 1
-        if self._levels > MOST_LEVELS:
-            line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
-            raise yaml.YAMLError(f"line {line} is nested more than {MOST_LEVELS} levels deep")
-        node = super().compose_node(parent, index)
-        self._levels -= 1
-        return node
-
-    def compose_mapping_node(self, anchor: Any) -> Any:
-        """As of SafeLoader."""
-        node = super().compose_mapping_node(anchor)
-        seen: set[str] = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                line = key.start_mark.line + 1
-                raise yaml.YAMLError(f"line {line} has '{key.value}' a second time; put both under the first")
-            seen.add(key.value)
-        return node
-
-
-_PlainLoader.add_implicit_resolver(_EXPONENT_TAG, _EXPONENT, list("-+.0123456789"))
-_PlainLoader.add_constructor(_EXPONENT_TAG, lambda _, node: Exponent(node.value))
-
-
-def read_yaml(text: str) -> Any:
-    """What a YAML text of plain data, without aliases, holds. Raises yaml.YAMLError for any other."""
-    loader = None
-    try:
-        loader = _PlainLoader(text)  # refuses characters that are no text
-        return loader.get_single_data()
-    except yaml.YAMLError:
-        raise
-    except Exception as error:  # as its conversions raise it: of the 45th of May, of `!!bool maybe`
-        raise yaml.YAMLError(f"{type(error).__name__}: {error}") from None
-    finally:
-        if loader is not None:
-            loader.dispose()
-
-
 def tree_of_file(path: Path, name: str, law: str) -> Tree:
     """What a YAML file holds. ConfigError, which calls it by its name, where it cannot be read or is no mapping."""
     try:
@@ -464,7 +416,7 @@ def mapping_of_yaml(
     try:
         tree = read_yaml(text)
     except yaml.YAMLError as error:
-        raise wrong(f"{where} is not YAML: {_yaml_problem(error)}") from None
+        raise wrong(f"{where} is not YAML: {yaml_problem(error)}") from None
     return _mapping(tree, where, law, wrong, may_be_empty=may_be_empty)
 
 
@@ -499,16 +451,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> Tree:
     return tree
 
 
-def _yaml_problem(error: yaml.YAMLError) -> str:
-    """Its message in one line, with line and column, without the library's name of a text (`<unicode string>`)."""
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        mark, problem = error.problem_mark, " ".join(str(error.problem).split())
-        return f"line {mark.line + 1}, column {mark.column + 1}: {shown(problem)}"
-    if isinstance(error, yaml.reader.ReaderError):
-        return f"character {error.position + 1}: {error.reason}"
-    return shown(" ".join(str(error).split()))
-
-
 def _follows(error: Any, found: Iterable[Any]) -> bool:
     """Whether a list is too short only because what stands in it is wrong, which is told already."""
     loc = error["loc"]
@@ -528,7 +470,7 @@ def _explain(model: type[Config], error: Any) -> str:
     told = _shown_value(value)
     if error["type"] == "extra_forbidden":
         name, owner = str(error["loc"][-1]), _owner(model, error["loc"][:-1])
-        hint = nearest(name, owner.model_fields, also=_paths_to(name, model)) if owner else "remove it"
+        hint = _hint(name, owner, model) if owner else "remove it"
         return f"{path}: there is no such key; {hint}"
     if error["type"] == "missing":
         remedy = model.remedy.format(path=path)
@@ -573,14 +515,24 @@ def _owner(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | N
     return owner if isinstance(owner, type) and issubclass(owner, BaseModel) else None
 
 
-def _paths_to(name: str, model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every path of a field of this name, in the order of the sections."""
+def _hint(name: str, owner: type[BaseModel], model: type[Config]) -> str:
+    """A field of the section that is spelt like a name; else those of other sections that it may mean."""
+    if difflib.get_close_matches(name, owner.model_fields, n=1, cutoff=_SPELT_LIKE):
+        elsewhere = [path for path, last in field_paths(model).items() if last == name]
+        return nearest(name, owner.model_fields, also=elsewhere)
+    meant = list(model.meant(name, field_paths(model)))
+    return nearest(name, () if meant else owner.model_fields, also=meant)
+
+
+def field_paths(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
+    """The path of every field of a config, in the order of the sections, and its own name."""
+    found: dict[str, str] = {}
     for key, field in model.model_fields.items():
-        if key == name:
-            yield f"{prefix}{key}"
+        found[f"{prefix}{key}"] = key
         section = _section(field.annotation)
         if section is not None:
-            yield from _paths_to(name, section, f"{prefix}{key}.")
+            found |= field_paths(section, f"{prefix}{key}.")
+    return found
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
