@@ -306,6 +306,15 @@ def test_partitions_cover_the_model_once_and_weigh_the_ends() -> None:
         ranges = Partition().ranges(model, Layout(pipeline=pipeline))
         assert [n for r in ranges for n in r] == list(range(10))
         assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
+    deep = model.model_copy(update={"layers": 105})  # the paper's, and more than any period
+    for pipeline, chunks in ((1, 1), (7, 3), (13, 1), (35, 1), (35, 3), (105, 1)):
+        counts = Partition().counts(deep, Layout(pipeline=pipeline, chunks=chunks))
+        assert sum(counts) == 105 and set(counts) <= {
+            105 // (pipeline * chunks),
+            -(-105 // (pipeline * chunks)),
+        }
+        ranges = Partition().ranges(deep, Layout(pipeline=pipeline, chunks=chunks))
+        assert [n for r in ranges for n in r] == list(range(105))
     weighted = Partition(head_weight=2, embedding_weight=1).counts(model, Layout(pipeline=4))
     assert weighted[-1] < weighted[1] and sum(weighted) == 10
     assert Partition(head_weight=4).counts(model, Layout(pipeline=4)) == (3, 4, 3, 0)

@@ -12,12 +12,14 @@ from plans import small
 from ranks import on_ranks
 from trivium.certify.certificate import RULE, random_rows
 from trivium.checkpoint.load import Checkpoint
+from trivium.checkpoint.reshard import reshard
 from trivium.checkpoint.save import save
 from trivium.errors import CheckpointError, ConfigError
 from trivium.parallel.launch import Place
 from trivium.parallel.mesh import Mesh
+from trivium.plan.parameters import parameters
 from trivium.plan.plan import Plan
-from trivium.training.state import begin_with, fragments, read_together, restore, save_state
+from trivium.training.state import begin_with, fragments, places, read_together, restore, save_state
 from trivium.training.trainer import Samples, Trainer
 
 FP64 = {"weights": "fp64"}
@@ -127,6 +129,39 @@ def test_another_layout_resumes_with_the_count_of_updates(tmp_path: Path) -> Non
     for n in range(len(TWO_RANKS)):
         one = Trainer(LAYOUTS[0], Mesh.single(), seed=99, rule=RULE, initial=False)
         resume_in(one, tmp_path / str(n) / path.name, expected)
+
+
+def values_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Weights and moments by kind and name, of a process that has them all."""
+    found = {}
+    for shard in trainer.optimizer.shards:
+        tensors = {"weights": shard.bucket.shard, **trainer.optimizer.states(shard)}
+        for place in places(shard.bucket, shard.bucket.owned, trainer.plan, 0):
+            first = place.first - shard.bucket.owned.start
+            for kind, values in tensors.items():
+                found[f"{kind}/{place.slot.row.name}"] = values[first : first + place.box.elements].clone()
+    return found
+
+
+@pytest.mark.parametrize("files", [None, 1, 40])
+def test_a_deep_model_comes_back_from_any_number_of_files(tmp_path: Path, files: int | None) -> None:
+    """34 layers, whose numbers begin alike ("layers.1", "layers.10"), and tensors in pieces. No two are equal."""
+    deep = {"layers": 34, "hidden": 8, "heads": 2, "sequence": 4}
+    plan = small(model=deep, batch={"sequences": 2, "micro": 1}, precision=FP64)
+    one = Trainer(plan, Mesh.single(), seed=1, rule=RULE)
+    steps(one, 0, 1)
+    path = save_state(one, tmp_path / "run", 1)
+    if files is not None:
+        path = reshard(Checkpoint.open(path), tmp_path / "moved", files=files)
+        assert len(list(path.glob("*.safetensors"))) == files
+    other = Trainer(plan, Mesh.single(), seed=2, rule=RULE)
+    restore(other, Checkpoint.open(path))
+    expected, found = values_of(one), values_of(other)
+    assert expected.keys() == found.keys() and len(expected) == 4 * len(parameters(plan.model))
+    for name, values in expected.items():
+        assert torch.equal(values, found[name]), name
+    matrices = [x.numpy().tobytes() for name, x in expected.items() if not name.startswith("master")]
+    assert len(set(matrices)) == len(matrices)
 
 
 @pytest.mark.broad
