@@ -211,7 +211,9 @@ def _text_typed(text: str, *, may_be_nothing: bool) -> str | None:
 def _texts_typed(text: str) -> Any:
     """What a field of several texts takes: items of a list are texts, whatever they are in YAML (`[no, 1e3]`)."""
     value = read_yaml(text)
-    if not isinstance(value, list) or any(isinstance(one, list | dict) for one in value):
+    if not isinstance(value, list):
+        return value if value is None or isinstance(value, str | dict) else text
+    if any(isinstance(one, list | dict) for one in value):
         return value
     loader = yaml.BaseLoader(text)  # for which every scalar is a text
     try:
