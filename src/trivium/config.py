@@ -205,7 +205,9 @@ def _text_typed(text: str, *, may_be_nothing: bool) -> str | None:
             return text
     except yaml.YAMLError:
         return text
-    return text if value is None and not may_be_nothing else value
+    if value is None:
+        return None if may_be_nothing else text
+    return str(value)  # also of 1e3, which is a number elsewhere
 
 
 def _texts_typed(text: str) -> Any:
