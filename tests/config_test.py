@@ -169,6 +169,8 @@ def test_quoted_text_is_what_stands_between_the_quotes_and_null_is_nothing():
     assert typed("mode=off").mode == "off"
     assert typed("many=[no, 1e3, 010, null]").many == ("no", "1e3", "010", "null")
     assert typed("either=3").either == 3
+    with pytest.raises(ConfigError, match=r"texts.many is '3'; it must be a list: write \[3\]"):
+        typed("many=3")
     for text in ("null", " a", "a\nb", "\x1b[1m"):
         assert typed(f"some={as_value(text)}").some == text != as_value(text)
     with pytest.raises(ConfigError, match=r'texts.text is \["SEP"\]; it must be text: put it in quotes$'):

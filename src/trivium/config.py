@@ -208,13 +208,17 @@ def _text_typed(text: str, *, may_be_nothing: bool) -> str | None:
             return text
     except yaml.YAMLError:
         return text
-    return text if value is None and not may_be_nothing else value
+    if value is None:
+        return None if may_be_nothing else text
+    return str(value)  # also of 1e3, which is a number elsewhere
 
 
 def _texts_typed(text: str) -> Any:
     """What a field of several texts takes: items of a list are texts, whatever they are in YAML (`[no, 1e3]`)."""
     value = read_yaml(text)
-    if not isinstance(value, list) or any(isinstance(one, list | dict) for one in value):
+    if not isinstance(value, list):
+        return value if value is None or isinstance(value, str | dict) else text
+    if any(isinstance(one, list | dict) for one in value):
         return value
     loader = yaml.BaseLoader(text)  # for which every scalar is a text
     try:

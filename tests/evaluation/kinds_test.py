@@ -60,6 +60,10 @@ def test_scores_are_those_of_the_harness_on_the_exported_folder(name, tmp_path):
         assert close(likelihood, other) and greedy == same
     for pair, answer in zip(split, scorer.loglikelihood([Request(*p) for p in split]), strict=True):
         assert close(answer.loglikelihood, found[pair][0]) and answer.greedy == found[pair][1]
+    # of which the harness's own model accepts none
+    left = [p for p, (before, rest) in harness if not rest]
+    native = [(a.loglikelihood, a.greedy) for a in scorer.loglikelihood([Request(*p) for p in left])]
+    assert ours.loglikelihood(asked("loglikelihood", left)) == native and all(x < 0 for x, _ in native)
     texts = [(" ".join(TEXTS[:4]),), ("x",)]
     rolled = theirs.loglikelihood_rolling(asked("rolling", texts), disable_tqdm=True)
     assert all(map(close, scorer.loglikelihood_rolling([t for (t,) in texts]), rolled))

@@ -5,6 +5,7 @@ Each reads a folder or file and writes a folder: documents/, rejects.jsonl.gz, f
 """
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -298,7 +299,11 @@ def against(
         say(f"{name}: left out, {reason}")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("".join(lines), encoding="utf-8")
-    say(f"use them: --set curate.decontamination.against={shlex.quote(str(out))}")
+    plain = re.fullmatch(
+        r"[A-Za-z_./][A-Za-z0-9_./-]*", str(out)
+    )  # others would be cut at a comma, or read as YAML
+    value = str(out) if plain else json.dumps([str(out)], ensure_ascii=False)
+    say(f"use them: --set {shlex.quote(f'curate.decontamination.against={value}')}")
 
 
 def extract_check(

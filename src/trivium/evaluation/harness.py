@@ -22,7 +22,8 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
 from trivium.errors import ConfigError, nearest
 from trivium.evaluation.answer import NativeScorer, cut_at
-from trivium.evaluation.windows import Encoded, window_of
+from trivium.evaluation.requests import Request
+from trivium.evaluation.windows import Encoded, encode_all, window_of
 from trivium.interchange.target import opened
 from trivium.model.generate import Choice
 from trivium.parallel.launch import ALONE, connected, torchrun_place
@@ -129,8 +130,15 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     def _loglikelihood_tokens(
         self, requests: Sequence[Pair], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
+        # Where a tokenizer joins a continuation to its context, the harness may leave no id to ask about, which would
+        # be certain: then the ids of `trivium evaluate`, which spell it.
+        asked = [
+            Encoded(context, continuation)
+            if continuation
+            else encode_all([Request(*text)], self.scorer.tokenizer)[0]
+            for text, context, continuation in requests
+        ]
         # One window each, as the harness's own model reads it.
-        asked = [Encoded(context, continuation) for _, context, continuation in requests]
         windows = [window_of(e, self.max_length) for e in asked]
         cut = [Encoded(w.ids[: len(w.ids) - w.answer], w.ids[len(w.ids) - w.answer :]) for w in windows]
         found = self.scorer.loglikelihood_of_ids(cut)
