@@ -43,8 +43,9 @@ class Supervisor:
     def see_through(self, after_failure: Sequence[Plan]) -> Plan:
         """Run the job to its end, restarting it as often as its config says; returns the plan it ended under.
 
-        Restarts are counted from the newest checkpoint: one that is newer makes all of them available again. The n-th restart takes the n-th plan of `after_failure` if there is one. Raises Preempted when the job was
-        asked to end, and otherwise what its last failure was.
+        Restarts are counted from the newest checkpoint: one that is newer makes all of them available again. The n-th
+        restart takes the n-th plan of `after_failure` if there is one. Raises Preempted when the job was asked to end,
+        and otherwise what its last failure was.
         """
         plan, restarts, before = self.job.plan, 0, None
         plans, saved = iter(after_failure), self._steps_saved()
