@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -142,6 +143,10 @@ SRUN = """#!/bin/bash
 [ -n "$FIRST" ] && printf "$FIRST" > "$TRIVIUM_EXIT_CODE"
 exit "$CODE"
 """
+REQUEUED = (
+    "JobState=COMPLETING Reason=BeginTime Requeue=1 Restarts=1 BatchFlag=1"  # by Slurm, after a preemption
+)
+PREEMPTED = "JobState=PREEMPTED Reason=None Requeue=1 Restarts=0"  # where PreemptMode is CANCEL
 RUNS, LATE, CANCELLED = (
     "JobState=RUNNING Reason=None",
     "JobState=COMPLETING Reason=TimeLimit",
@@ -166,6 +171,33 @@ def test_slurm_queues_again_what_may_go_on_and_never_what_was_cancelled(
 ) -> None:
     text = printed(capsys, monkeypatch, "slurm", *two_nodes(), out=str(tmp_path))
     assert runs_under_slurm(text, tmp_path, code, state) == queued
+
+
+@pytest.mark.parametrize(
+    ("state", "says", "asks"),
+    [
+        (RUNS, "preempted, saved; queued again", True),
+        (REQUEUED, "preempted, saved; Slurm has queued it again", False),
+        ("JobState=PENDING Reason=None", "preempted, saved; Slurm has queued it again", False),
+        (PREEMPTED, "preempted, saved; queued again", True),
+        (CANCELLED, "preempted, saved; cancelled, and so not queued again", False),
+    ],
+)
+def test_slurm_says_whether_the_job_was_queued_again(
+    capfd, monkeypatch, tmp_path: Path, state: str, says: str, asks: bool
+) -> None:
+    text = printed(capfd, monkeypatch, "slurm", *two_nodes(), out=str(tmp_path))
+    assert runs_under_slurm(text, tmp_path, 75, state) == asks
+    assert capfd.readouterr().out.splitlines()[-1] == says
+
+
+def test_slurm_says_when_it_refused_to_queue_the_job_again(capfd, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(
+        sys.modules[__name__], "SCONTROL", SCONTROL.replace("requeue) ", "requeue) exit 1 ; ")
+    )
+    text = printed(capfd, monkeypatch, "slurm", *two_nodes(), out=str(tmp_path))
+    assert not runs_under_slurm(text, tmp_path, 75, RUNS)
+    assert "Slurm refused to queue it again" in capfd.readouterr().out.splitlines()[-1]
 
 
 def test_slurm_takes_a_job_for_preempted_whose_last_ranks_were_ended_by_slurm(
@@ -288,11 +320,108 @@ def test_a_job_that_failed_at_its_start_is_not_taken_for_one_that_was_preempted_
 
     def ends(event: str, first: str = "") -> int:
         environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "OUT": str(tmp_path), "EVENT": event}
-        environment["FIRST"] = first
+        environment |= {"FIRST": first, "JOB_COMPLETION_INDEX": "0"}
         return subprocess.run(["bash", "-c", text], cwd=tmp_path, env=environment).returncode
 
     assert [ends(event) for event in ("preempted", "", "saved", "preempted")] == [75, 1, 1, 75]
     assert [ends("", "4"), ends("")] == [4, 1]
+
+
+FAILS_AND_SAVES = """#!/bin/bash
+echo began >> attempts
+[ "$(wc -l < attempts)" = "$SAVES_IN" ] && mkdir -p training/checkpoints/step-00000010
+exit 1
+"""
+
+
+def attempts_of(
+    text: str, folder: Path, target: str, *, saves_in: int = 0, index: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """Run a job file whose torchrun fails, and writes a checkpoint in one of its attempts; pauses take no time."""
+    if target == "kubernetes":
+        text = list(yaml.safe_load_all(text))[1]["spec"]["template"]["spec"]["containers"][0]["args"][0]
+    stand_ins = {
+        "torchrun": FAILS_AND_SAVES,
+        "sleep": "#!/bin/bash\n",
+        "timeout": "#!/bin/bash\n/bin/sleep 0.1; exit 1\n",
+    }
+    for name, script in stand_ins.items():
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o755)
+    environment = {"PATH": f"{folder}:/usr/bin:/bin", "OUT": str(folder), "SAVES_IN": str(saves_in)}
+    environment["JOB_COMPLETION_INDEX"] = str(index)
+    (folder / "attempts").write_text("")
+    return subprocess.run(["bash", "-c", text], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("target", ["torchrun", "kubernetes"])
+def test_progress_renews_the_restarts_of_a_job_file(capsys, monkeypatch, tmp_path: Path, target: str) -> None:
+    text = printed(capsys, monkeypatch, target, "training.restarts=2", out=str(tmp_path))
+    for saves_in, attempts in ((0, 3), (3, 5)):
+        ran = attempts_of(text, tmp_path, target, saves_in=saves_in)
+        assert ran.returncode == 1 and len((tmp_path / "attempts").read_text().split()) == attempts
+        assert "failure 3 at the same checkpoint" in ran.stdout
+    assert not list(tmp_path.glob("failures-*")), "who starts it again has all restarts"
+
+
+def test_a_pod_whose_container_was_killed_counts_that_as_a_failure(
+    capsys, monkeypatch, tmp_path: Path
+) -> None:
+    text = printed(capsys, monkeypatch, "kubernetes", "training.restarts=1", out=str(tmp_path))
+    name = yaml.safe_load(text.split("---")[0])["metadata"]["name"]
+    (tmp_path / f"running-{name}-0").touch()
+    ran = attempts_of(text, tmp_path, "kubernetes")
+    assert ran.returncode == 1 and (tmp_path / "attempts").read_text().split() == ["began"]
+
+
+def test_a_host_waits_for_the_first_one_as_long_as_is_set_and_names_it(
+    capsys, monkeypatch, tmp_path: Path
+) -> None:
+    sets = two_nodes("training.supervision.host_seconds=2", "training.restarts=0")
+    text = printed(capsys, monkeypatch, "kubernetes", *sets, out=str(tmp_path))
+    begin = time.monotonic()
+    ran = attempts_of(text, tmp_path, "kubernetes", index=1)
+    assert ran.returncode == 1 and time.monotonic() - begin > 1
+    assert "did not come within 2 s (training.supervision.host_seconds)" in ran.stdout
+    assert "the first host, trivium-" in ran.stdout and not (tmp_path / "attempts").read_text(), (
+        "no attempt is lost"
+    )
+    assert "join_timeout=2" in text, "the first host waits as long for the others"
+
+
+KUBERNETES_SETS = [[], two_nodes(), ["machine=dgx-h100", "plan.layout.data=1"], ["training.restarts=0"]]
+
+
+@pytest.mark.parametrize(
+    "sets", KUBERNETES_SETS, ids=["one node", "two nodes", "a part of one", "no restarts"]
+)
+def test_every_file_for_kubernetes_keeps_the_rules_of_its_failure_policy(
+    capsys, monkeypatch, sets: list[str]
+) -> None:
+    """As the API server of 1.26 to 1.34 validates it, where `status` has no default."""
+    service, job = yaml.safe_load_all(printed(capsys, monkeypatch, "kubernetes", *sets))
+    spec = job["spec"]
+    for name in (service["metadata"]["name"], job["metadata"]["name"]):
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name)
+    assert spec["template"]["spec"]["restartPolicy"] == "Never", "a policy needs it"
+    assert type(spec["backoffLimit"]) is int and 0 <= spec["backoffLimit"] < 1 << 31
+    assert len(spec["podFailurePolicy"]["rules"]) <= 20
+    for rule in spec["podFailurePolicy"]["rules"]:
+        assert rule["action"] in ("FailJob", "Ignore", "Count")
+        assert len({"onExitCodes", "onPodConditions"} & rule.keys()) == 1, rule
+        for condition in rule.get("onPodConditions", ()):
+            assert condition.keys() == {"type", "status"} and condition["status"] in (
+                "True",
+                "False",
+                "Unknown",
+            )
+        if codes := rule.get("onExitCodes"):
+            assert codes["operator"] in ("In", "NotIn") and codes["values"] == sorted(set(codes["values"]))
+            assert 1 <= len(codes["values"]) <= 255 and not (
+                codes["operator"] == "In" and 0 in codes["values"]
+            )
+    for variable in spec["template"]["spec"]["containers"][0]["env"]:
+        assert all(type(value) is str for value in variable.values())
 
 
 FAILS_WHEN_ASKED = """#!/bin/bash
@@ -345,7 +474,7 @@ def test_kubernetes_gives_pods_the_time_to_save_and_ignores_preemption(capsys, m
     assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (2, 2, "Indexed")
     assert pod["terminationGracePeriodSeconds"] == 120
     assert [rule["action"] for rule in spec["podFailurePolicy"]["rules"]] == ["Ignore", "Ignore", "FailJob"]
-    assert spec["podFailurePolicy"]["rules"][-1]["onExitCodes"]["values"] == [2, 3, 4, 5]
+    assert spec["podFailurePolicy"]["rules"][-1]["onExitCodes"]["values"] == [1, 2, 3, 4, 5]
     (container,) = pod["containers"]
     assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
     is_shell(container["args"][0])
@@ -461,7 +590,7 @@ def test_torchrun_on_one_host_needs_no_address_and_on_two_finds_them(capsys, mon
     two = printed(capsys, monkeypatch, "torchrun", *two_nodes("training.restarts=5"))
     assert "# All hosts share '/runs/My run'." in two and "on each of 2 hosts" in two
     is_shell(two)
-    assert "--nnodes 2" in two and "$FIRST_ADDR" in two and "seq 0 5" in two
+    assert "--nnodes 2" in two and "$FIRST_ADDR" in two and '"$failures" -gt 5' in two
 
 
 @pytest.mark.parametrize(

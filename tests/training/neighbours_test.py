@@ -23,7 +23,7 @@ from trivium.parallel.meeting import wait_until_open
 from trivium.training import job as work
 from trivium.training.config import Supervision
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
-from trivium.training.neighbours import Failure, Neighbours, parent_of
+from trivium.training.neighbours import Failure, Neighbours, first_host_gone, parent_of
 from trivium.training.pulse import Beat, Post, Pulse
 from trivium.training.run import CHECKPOINTS, TrainingJob
 
@@ -167,6 +167,37 @@ def test_whoever_lost_a_rank_while_all_others_go_on_tells_its_own_failure(monkey
             rank.leave()
         time.sleep(0.02)
     assert found == [lost]
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_where_the_first_host_is_gone_it_is_named_and_not_a_survivor(monkeypatch, local_rank: int) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))  # nobody listens there
+    lost = failure(2 + local_rank, "node8", "Connection closed by peer")
+    found = first_host_gone(Place(2 + local_rank, 4, local_rank, "env://", 2), lost)
+    if local_rank:
+        assert found is None, "one rank of a host says it"
+        return
+    assert found is not None and (found.error.rank, found.host) == (0, "127.0.0.1")
+    assert str(found.located).startswith(
+        "rank 0 of 4 on 127.0.0.1 in step 1: its host does not answer any more"
+    )
+    assert not found.lost_another, "the event names the host"
+
+
+def test_a_rank_that_fails_by_itself_blames_no_host(monkeypatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    own = failure(2, "node8", "shard 7 is damaged")
+    assert first_host_gone(Place(2, 4, 0, "env://", 2), own) is own
+
+
+def test_where_the_first_host_answers_a_rank_tells_its_own_failure(monkeypatch) -> None:
+    lost = failure(2, "node8", "Connection closed by peer")
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(first.getsockname()[1]))
+        assert first_host_gone(Place(2, 4, 0, "env://", 2), lost) is lost
 
 
 def fail_among_others(

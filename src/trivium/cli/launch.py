@@ -1,8 +1,10 @@
 """`trivium launch --print`: job files that place ranks on nodes, pass on signals, and start again what may go on."""
 
 import json
+import math
 import re
 import shlex
+import textwrap
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import StrEnum
@@ -53,9 +55,11 @@ s.connect((sys.argv[1], 1)); print(s.getsockname()[0])' "$FIRST_ADDR")
 IS_FIRST=$([ "$LOCAL_ADDR" = "$FIRST_ADDR" ] && echo 1 || echo 0)
 """
 RENDEZVOUS = (
-    '--rdzv-backend c10d --rdzv-endpoint "$FIRST_ADDR:${PORT:-29400}" --rdzv-conf "is_host=$IS_FIRST" '
-    '--local-addr "$LOCAL_ADDR"'
+    '--rdzv-backend c10d --rdzv-endpoint "$FIRST_ADDR:${{PORT:-29400}}" --rdzv-id {name} '
+    '--rdzv-conf "is_host=$IS_FIRST,join_timeout={seconds}" --local-addr "$LOCAL_ADDR"'
 )
+ATTEMPTS = "attempts.sh"  # what the files for torchrun and Kubernetes have alike
+IN_POD = " " * 14  # how far a script is indented there
 # That a host whose accelerators have failed ends the attempt, instead of computing on its processors.
 EXPECTS = """# A rank without a device of its own fails, and is tried again; `any` lets hosts compute on processors.
 export TRIVIUM_DEVICES=${TRIVIUM_DEVICES:-accelerators}
@@ -184,7 +188,15 @@ def job_file(
     """The text of a job file. machine: None is one host with cores enough. more: image, claim and arguments."""
     where = placed(config, machine)
     values = {name: str(value) for name, value in _values(config, where, out, more).items()}
-    text = resources.files("trivium.cli").joinpath("job_files", FILES[target]).read_text(encoding="utf-8")
+    if target is Target.kubernetes or where.nodes > 1:
+        values["rendezvous"] = RENDEZVOUS.format(name=values["name"], seconds=values["host_seconds"])
+    values["attempts"] = _filled(ATTEMPTS, values)
+    values["attempts_in_pod"] = textwrap.indent(values["attempts"], IN_POD)
+    return _filled(FILES[target], values)
+
+
+def _filled(file: str, values: Mapping[str, str]) -> str:
+    text = resources.files("trivium.cli").joinpath("job_files", file).read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], text).rstrip()
 
 
@@ -229,7 +241,7 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
         "expects_value": EXPECTS_IN_POD if where.has_devices else "",
         "grace": grace,
         "restarts": training.restarts,
-        "backoff": training.restarts * where.nodes,
+        "host_seconds": math.ceil(training.supervision.host_seconds),
         "out": shlex.quote(str(out)),
         "out_value": _yaml(out),
         "mount": _yaml(out.parent),
@@ -237,7 +249,7 @@ def _values(config: RunConfig, where: Nodes, out: Path, more: Mapping[str, str])
         "torchrun": "torchrun",
         "how": ON_ONE_HOST if alone else ON_HOSTS.format(where.nodes, shlex.quote(str(out))),
         "addresses": "" if alone else ADDRESSES,
-        "rendezvous": "--standalone" if alone else f"--rdzv-id {name} {RENDEZVOUS}",
+        "rendezvous": "--standalone",
         "train": f"python -m {MODULE} {more['arguments']}",
         "module": f"{MODULE} {more['arguments']}",
         "image": _yaml(more["image"]),

@@ -28,4 +28,4 @@ def chosen_engine(name: str, workers: int | None) -> "Engine | None":
         os.environ.setdefault(variable, value)  # before Daft is imported
     from trivium.corpus.engine.daft_engine import Daft
 
-    return Daft(name, workers=count)
+    return Daft(name, workers=count, address=os.environ.get("RAY_ADDRESS") or None)

@@ -28,6 +28,9 @@ class Supervision(Config):
     timeout_seconds: Annotated[float, Field(gt=0)] = (
         120.0  # of a collective whose other ranks do not come; where they may compile, stall_seconds if that is more
     )
+    host_seconds: Annotated[float, Field(gt=0)] = (
+        3600.0  # that the hosts of a job wait for one that is gone to come back; job files for torchrun and Kubernetes
+    )
     replicas_every: NotNegative = 100  # steps; replicas are compared, and before every save; 0: only then
     slow_every: NotNegative = 50  # steps; ranks compare the time they worked; 0: never
     slow_factor: Annotated[float, Field(gt=1)] = (
@@ -157,7 +160,9 @@ class TrainingConfig(Config):
     validate_every: Positive = 50  # steps; the last step is always validated
     evaluation: Examination = Examination()
     validation_samples: Positive = 128  # sequences; fewer where the validation split has fewer, and then told
-    restarts: NotNegative = 2  # times a failed job is restarted from its last checkpoint
+    restarts: NotNegative = (
+        2  # times a failed job is restarted from the same checkpoint; a newer one renews them
+    )
     supervision: Supervision = Supervision()
     spikes: SpikesConfig = SpikesConfig()
     profile: ProfileConfig = ProfileConfig()

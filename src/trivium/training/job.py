@@ -54,7 +54,7 @@ def start(
     """Train to the end and return the summary.
 
     Under torchrun this process takes its place among the ranks. Otherwise the ranks are forked here, and a job
-    that loses one is restarted from its last checkpoint, up to `training.restarts` times; the n-th restart
+    that loses one is restarted, up to `training.restarts` times from the same checkpoint; the n-th restart
     takes the n-th plan of `after_failure` if there is one. predicted: bytes by rank and category, kept in the
     summary beside the counted ones. lease: of the run directory, where the caller holds it. Raises Preempted when
     SIGTERM, SIGUSR1 or SIGINT, to this process or to a rank, ended the job before that; all ranks have then saved, if

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 from trivium.parallel.board import Board
-from trivium.parallel.launch import Place, RankFailed
+from trivium.parallel.launch import Place, RankFailed, meeting_point
 from trivium.training.config import Supervision
 from trivium.training.metrics import warn
 from trivium.training.pulse import PHASES, Beat, Pulse
@@ -45,6 +45,12 @@ GONE = (
     "log tells"
 )
 LEFT = "it says nothing any more: killed (by the kernel for lack of memory, perhaps), crashed, or its host is gone"
+FIRST_GONE = (
+    "its host does not answer any more, which has the store at which all ranks meet: it is gone, or cut off; ranks on "
+    "other hosts end because of that"
+)
+TIMED_OUT = "Timed out waiting"  # what gloo says of a peer that sends nothing more, as behind a cut cable
+KNOCKING_SECONDS = 5.0  # that the first host may take to answer or refuse
 TELL_STACKS, NAMED, FAILED, LOOKS = "tell stacks", "named", "failed", "looks"
 
 
@@ -280,7 +286,7 @@ def keeping_watch(
         failures.append(failure)
         over.set()
         left.wait(STACK_SECONDS + KEPT_SECONDS * ((place.rank == 0) + 2 * failure.lost_another))
-        return causes[0] if causes else failure
+        return causes[0] if causes else first_host_gone(place, failure)
 
     if place.world_size > 1:
         threading.Thread(target=watch, daemon=True, name="neighbours").start()
@@ -291,6 +297,32 @@ def keeping_watch(
     finally:
         over.set()
         left.wait(KEPT_SECONDS)  # its last word: without it, others would think that it was killed
+
+
+def first_host_gone(place: Place, failure: Failure) -> Failure | None:
+    """The cause of a failure of which the board does not tell: rank 0, where its host does not answer any more.
+
+    One rank of each host says so (None on the others). Otherwise it is the failure itself.
+    """
+    waited = failure.lost_another or TIMED_OUT in str(failure.error)
+    if not waited or place.rank < place.local_ranks:
+        return failure
+    host, port, _ = meeting_point()
+    if answers(host, port):
+        return failure
+    if place.local_rank:
+        return None
+    error = RankFailed(0, dict.fromkeys(range(place.world_size)), f"{FIRST_GONE} (seen by rank {place.rank})")
+    return Failure(error, failure.at, host)
+
+
+def answers(host: str, port: int) -> bool:
+    """Whether somebody listens there."""
+    try:
+        socket.create_connection((host, port), timeout=KNOCKING_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def end_siblings(named: list[News]) -> None:

@@ -53,6 +53,7 @@ from trivium.training.same_work import (
     refuse_other_work,
 )
 from trivium.training.saves import Saves
+from trivium.training.slow_links import LINKS_TOLD, Waited
 from trivium.training.slow_ranks import Worked, is_nth
 from trivium.training.spikes import SpikeWatch, finite_or_text
 from trivium.training.state import begin_with, fragments, progress_of, read_together, restore
@@ -107,7 +108,7 @@ def train_rank(place: Place, job: TrainingJob, post: Post | None = None) -> None
 class _Loop:
     def __init__(self, job: TrainingJob, mesh: Mesh, duty: Duty, hosts: int) -> None:
         self.job, self.mesh, self.plan, self.config, self.hosts = job, mesh, job.plan, job.training, hosts
-        self.duty, self.worked = duty, Worked(mesh)
+        self.duty, self.worked, self.waited = duty, Worked(mesh), Waited(mesh)
         self.traces = Traces(job.training.profile, job.out, duty.beat)
         self.manifest, self.identity = read_tokens_manifest(job.tokens), identity_of(job)
         self.train = dataset_of(job, "train")
@@ -202,6 +203,7 @@ class _Loop:
             seconds = time.perf_counter() - started
             self._report(step, result, seconds)
             self.worked.add(result)
+            self.waited.add(result, seconds, self.plan.batch.at(step).sequences)
             if self.spikes.cause and self._rewinds(step, result):
                 step = self.first_step
                 continue
@@ -288,6 +290,10 @@ class _Loop:
             if self._speaks:
                 warn(f"step {step}: {slow}")
             self._note({"event": "slow rank", "step": step, **slow._asdict()})
+        for link in self.waited.slow_links(self.config.supervision.slow_factor)[:LINKS_TOLD]:
+            if self._speaks:
+                warn(f"step {step}: {link}")
+            self._note({"event": "slow link", "step": step, **link._asdict()})
 
     def _end_early(self, step: int) -> None:
         """All ranks, after a step: wait for the save, and go."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trivium.checkpoint.format import published, step_of
 from trivium.checkpoint.save import recover
 from trivium.errors import NOT_WORTH_REPEATING, Preempted, TriviumError, error_of
 from trivium.parallel.launch import Place, RankFailed, Ranks, start_ranks
@@ -42,10 +43,12 @@ class Supervisor:
     def see_through(self, after_failure: Sequence[Plan]) -> Plan:
         """Run the job to its end, restarting it as often as its config says; returns the plan it ended under.
 
-        The n-th restart takes the n-th plan of `after_failure` if there is one. Raises Preempted when the job was
-        asked to end, and otherwise what its last failure was.
+        Restarts are counted from the newest checkpoint: one that is newer makes all of them available again. The n-th
+        restart takes the n-th plan of `after_failure` if there is one. Raises Preempted when the job was asked to end,
+        and otherwise what its last failure was.
         """
         plan, restarts, before = self.job.plan, 0, None
+        plans, saved = iter(after_failure), self._steps_saved()
         while True:
             pulse = Pulse(plan.layout.world_size)
             try:
@@ -62,13 +65,19 @@ class Supervisor:
                     raise as_the_rank_said(
                         failure, "\nstopped: it failed there twice, and would again"
                     ) from None
+                if self._steps_saved() > saved:
+                    restarts, saved = 0, self._steps_saved()
                 if restarts >= self.job.training.restarts:
                     raise as_the_rank_said(failure) from None
                 before = at.step
-            plan = after_failure[restarts] if restarts < len(after_failure) else plan
+            plan = next(plans, plan)
             restarts += 1
             self._pause(failure, restarts)
             recover(self.job.out / CHECKPOINTS)
+
+    def _steps_saved(self) -> int:
+        """The step of the newest checkpoint; -1 where there is none."""
+        return max((step_of(path.name) or 0 for path in published(self.job.out / CHECKPOINTS)), default=-1)
 
     def _attempt(self, job: TrainingJob, pulse: Pulse) -> None:
         _import_for_ranks(job.plan)
@@ -129,7 +138,10 @@ class Supervisor:
         first = self.job.training.supervision.restart_seconds
         seconds = min(first * 2 ** (restarts - 1), max(first, LONGEST_PAUSE_SECONDS))
         warn(str(failure))
-        warn(f"restart {restarts} of {self.job.training.restarts} in {seconds:g} s, from the last checkpoint")
+        allowed = self.job.training.restarts
+        warn(
+            f"restart {restarts} of {allowed} in {seconds:g} s, from the last checkpoint; a newer one renews them"
+        )
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._obey(None)

@@ -46,11 +46,19 @@ elif [ "$code" -ne 0 ] && [ -s "$TRIVIUM_EXIT_CODE" ]; then
 fi
 rm -f "$TRIVIUM_EXIT_CODE"
 
-# scancel asks the ranks to end, too, and Slurm would queue a job again that it is about to end.
+# scancel asks the ranks to end, too, and Slurm would queue a job again that it is about to end. After a preemption Slurm
+# may have queued the job again by itself (PreemptMode=REQUEUE): then it has counted one more restart.
 queue_again() {
-  if scontrol show job "$SLURM_JOB_ID" | grep -qE 'JobState=RUNNING|Reason=TimeLimit'; then
-    echo "$1; queued again"
-    scontrol requeue "$SLURM_JOB_ID"
+  job=$(scontrol show job "$SLURM_JOB_ID")
+  restarts=$(sed -n 's/.*Restarts=\([0-9]*\).*/\1/p' <<< "$job" | head -n 1)
+  if [ "${restarts:-0}" -gt "${SLURM_RESTART_COUNT:-0}" ] || grep -qE 'JobState=(PENDING|REQUEUED)' <<< "$job"; then
+    echo "$1; Slurm has queued it again"
+  elif grep -qE 'JobState=(RUNNING|PREEMPTED)|Reason=(TimeLimit|Preempted)' <<< "$job"; then
+    if scontrol requeue "$SLURM_JOB_ID"; then
+      echo "$1; queued again"
+    else
+      echo "$1; Slurm refused to queue it again: submit the same file to go on"
+    fi
   else
     echo "$1; cancelled, and so not queued again"
   fi
