@@ -19,6 +19,7 @@ BASE = {
     "errors",
     "config",
     "units",
+    "redact",
     "untrusted",
     "jsonlines",
     "seeds",

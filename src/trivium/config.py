@@ -1,5 +1,6 @@
 """Configs are frozen pydantic models; presets are YAML; overrides are typed and applied together."""
 
+import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from trivium.untrusted import CONFIG_BYTES, DOCUMENT_BYTES, MOST_LEVELS, parse_j
 
 MOST_BASES = 32  # files that a preset inherits from, one through the other
 MOST_PROBLEMS = 20  # that one message lists
+_SPELT_LIKE = 0.7  # of two names, by difflib
 _EXPONENT = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)[eE][+-]?\d+\Z")
 _EXPONENT_TAG = "tag:trivium:exponent"
 _EXACT_BELOW = 2**53  # whole numbers that a float holds, each as itself
@@ -63,6 +65,11 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
     # What to do where a value is required and none was given.
     remedy: ClassVar[str] = "give it in the file, or with --set {path}=VALUE"
+
+    @classmethod
+    def meant(cls, name: str, paths: Mapping[str, str]) -> Iterable[str]:
+        """The paths of fields that an unknown name may mean. paths: those there are, with the last part of each."""
+        return [path for path, last in paths.items() if last == name]
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
@@ -528,7 +535,7 @@ def _explain(model: type[Config], error: Any) -> str:
     told = _shown_value(value)
     if error["type"] == "extra_forbidden":
         name, owner = str(error["loc"][-1]), _owner(model, error["loc"][:-1])
-        hint = nearest(name, owner.model_fields, also=_paths_to(name, model)) if owner else "remove it"
+        hint = _hint(name, owner, model) if owner else "remove it"
         return f"{path}: there is no such key; {hint}"
     if error["type"] == "missing":
         remedy = model.remedy.format(path=path)
@@ -573,14 +580,24 @@ def _owner(model: type[BaseModel], path: tuple[Any, ...]) -> type[BaseModel] | N
     return owner if isinstance(owner, type) and issubclass(owner, BaseModel) else None
 
 
-def _paths_to(name: str, model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every path of a field of this name, in the order of the sections."""
+def _hint(name: str, owner: type[BaseModel], model: type[Config]) -> str:
+    """A field of the section that is spelt like a name; else those of other sections that it may mean."""
+    if difflib.get_close_matches(name, owner.model_fields, n=1, cutoff=_SPELT_LIKE):
+        elsewhere = [path for path, last in field_paths(model).items() if last == name]
+        return nearest(name, owner.model_fields, also=elsewhere)
+    meant = list(model.meant(name, field_paths(model)))
+    return nearest(name, () if meant else owner.model_fields, also=meant)
+
+
+def field_paths(model: type[BaseModel], prefix: str = "") -> dict[str, str]:
+    """The path of every field of a config, in the order of the sections, and its own name."""
+    found: dict[str, str] = {}
     for key, field in model.model_fields.items():
-        if key == name:
-            yield f"{prefix}{key}"
+        found[f"{prefix}{key}"] = key
         section = _section(field.annotation)
         if section is not None:
-            yield from _paths_to(name, section, f"{prefix}{key}.")
+            found |= field_paths(section, f"{prefix}{key}.")
+    return found
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:

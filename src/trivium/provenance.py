@@ -18,6 +18,7 @@ from typing import Any
 
 from trivium import __version__
 from trivium.errors import DataError, MachineError
+from trivium.redact import redacted
 from trivium.untrusted import open_regular, read_json
 
 STAMP = "provenance.json"
@@ -106,14 +107,14 @@ def describe(*, verb: str, config: Mapping[str, Any], inputs: Mapping[str, str])
     """The stamp: verb, command, code, machine, config, and the hash of every input."""
     return {
         "verb": verb,
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": redacted([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "trivium": __version__,
         "commit": code_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "config": dict(config),
-        "inputs": dict(inputs),
+        "config": redacted(config),
+        "inputs": redacted(inputs),
         "key": stage_key(verb=verb, config=config, inputs=inputs),
     }
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 
 from trivium.errors import ConfigError
+from trivium.redact import redact
 
 # Control characters; marks that reorder the text around them (Unicode's bidirectional ones); other ends of lines.
 _OBEYED = (*range(0x20), *range(0x7F, 0xA0), 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
@@ -30,8 +31,9 @@ _PARSE = {
 
 def plain(text: str) -> str:
     """A text that a terminal shows and does not obey: documents, names of files and what a model writes may hold
-    characters that move its cursor, set its title or write to the clipboard. They are shown as JSON writes them."""
-    return text.translate(_CONTROLS)
+    characters that move its cursor, set its title or write to the clipboard. They are shown as JSON writes them.
+    Secrets of URLs are not shown."""
+    return redact(text.translate(_CONTROLS))
 
 
 def shown(text: str, most: int = _SHOWN_CHARACTERS) -> str:

@@ -118,7 +118,7 @@ def test_vocabularies_that_differ_are_refused_with_both_values():
 
 def test_an_unknown_machine_is_refused_with_the_known_ones():
     problems = resolve(Given("demo", ("machine=selen",))).problems()
-    assert problems == ["machine: 'selen' is not known; did you mean 'selene'?"]
+    assert problems == ["machine: there is no machine 'selen'; did you mean 'selene'?"]
 
 
 def test_the_tokenizer_has_the_ids_of_the_model_where_nothing_else_is_said(tmp_path):

@@ -353,7 +353,7 @@ def _read(path: Path, config: RunConfig) -> "Input":
 @contextmanager
 def _work(out: Path) -> Iterator[Path]:
     """Where finished pieces lie until the output is there: a command that was killed goes on with them. One that is
-    refused does not, as whatever mends its input or settings makes other work of it, and leaves none."""
+    refused does not, as whatever fixes its input or settings makes other work of it, and leaves none."""
     pieces = work_of(out)
     try:
         yield pieces

@@ -1,4 +1,4 @@
-"""`trivium doctor`: can this machine run the demo, and what to mend if not."""
+"""`trivium doctor`: can this machine run the demo, and what to fix if not."""
 
 import time
 

@@ -38,7 +38,7 @@ Verdict = Literal["OK", "WARN", "FAIL"]
 
 
 class Check(NamedTuple):
-    """One thing looked at: the verdict, what was found, and how to mend it."""
+    """One thing looked at: the verdict, what was found, and how to fix it."""
 
     name: str
     verdict: Verdict
@@ -190,7 +190,7 @@ def _judged_gpus(gpus: Gpus, torch: str) -> Check:
         else f"{gpus.driver} is there, and torch {torch} sees none",
         "WARN",
         "ranks compute on cores; install a torch that the driver supports (nvidia-smi names its CUDA; versions ending "
-        "in +cpu have none), or mend CUDA_VISIBLE_DEVICES",
+        "in +cpu have none), or fix CUDA_VISIBLE_DEVICES",
     )
 
 

@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from trivium import __version__
 from trivium.cli.ended import ended_in_order
 from trivium.cli.failure import leave_exit_code, told
+from trivium.cli.usage import usage_errors_told
 from trivium.jsonlines import text_lines
 from trivium.mkl import prefer_fast_kernels
 from trivium.training.preemption import BY_SCHEDULERS, held_back
@@ -35,7 +36,7 @@ class Verb(NamedTuple):
 
 VERBS = (
     Verb("demo", "trivium.cli.demo", "The whole path on this machine, from raw text to report.html."),
-    Verb("doctor", "trivium.cli.doctor", "Check that this machine can run the demo; say what to mend."),
+    Verb("doctor", "trivium.cli.doctor", "Check that this machine can run the demo; list what to fix."),
     Verb("corpus", "trivium.cli.corpus", "Harvest raw text; curate it into a clean corpus."),
     Verb("tokenize", "trivium.cli.tokenize", "Train a tokenizer and write token shards."),
     Verb("plan", "trivium.cli.plan", "Show what a run is and what it costs, before anything runs."),
@@ -76,10 +77,16 @@ class LazyVerbs(TyperGroup):
             command.name = verb.name
         return name, command, rest
 
+    def make_context(self, info_name: Any, args: list[str], *more: Any, **extra: Any) -> Any:
+        """As of TyperGroup, with errors of usage as below."""
+        with usage_errors_told(list(args)):
+            return super().make_context(info_name, args, *more, **extra)
+
     def invoke(self, ctx: Any) -> Any:
         """The verb. A file that breaks off is an error: typer takes EOFError for a user who left, and says nothing."""
         try:
-            return super().invoke(ctx)
+            with usage_errors_told(sys.argv[1:]):
+                return super().invoke(ctx)
         except EOFError as error:
             raise told(error) from error
 
@@ -158,7 +165,7 @@ def _options(
 
 def _print_error(text: str, *, debug: bool) -> None:
     if debug:
-        traceback.print_exc()
+        print(plain(traceback.format_exc()), file=sys.stderr)
     first, *rest = text_lines(text) or ["failed without a message"]
     print(plain("\n".join([f"error: {first}", *(f"       {line}" for line in rest)])), file=sys.stderr)
 

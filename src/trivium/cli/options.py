@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from trivium.cli.addresses import path_or_url
 from trivium.cli.failure import no_new_files_in
 from trivium.cli.imported import preset_beside
 from trivium.cli.local_path import local_path
@@ -168,7 +169,7 @@ def refuse_fields(places: Sequence[str], sets: list[str] | None, law: str) -> No
 def open_run(out: Path, given: Given, *, corpus: Path | str | None = None, tokens: Path | None = None) -> Run:
     """The run, its config checked; nothing is written yet. corpus: a path, or a URL."""
     config = resolve(given).checked()
-    named = None if corpus is None else _path_or_url(corpus)
+    named = None if corpus is None else path_or_url(corpus, "--corpus")
     for path, flag in ((named, "--corpus"), (tokens, "--tokens")):
         if isinstance(path, Path) and not path.exists():
             raise DataError(f"{flag} {path} does not exist; give a file or folder that does")
@@ -197,10 +198,6 @@ def open_asked(target: Path | None, out: Path, preset: str | None, sets: list[st
     return open_run(home, given_for(home, preset, sets))
 
 
-def _path_or_url(named: Path | str) -> Path | str:
-    return named if isinstance(named, Path) or "://" in named else Path(named)
-
-
 def refuse_inside(written: str, out: Path, read: str, corpus: Path) -> None:
     """ConfigError where what is written would be read as text the next time; what is hidden is not read. written, read:
     how the command line calls the two."""
@@ -225,4 +222,4 @@ def _corpus_before(out: Path) -> Path | str | None:
     """The user's text that this run directory was harvested from, so that --corpus is given only once."""
     stamp = read_stamp(Workspace(out).folder("harvest"))
     path = stamp["inputs"].get(CORPUS_PATH) if stamp else None
-    return _path_or_url(path) if path else None
+    return path_or_url(path, "--corpus") if path else None

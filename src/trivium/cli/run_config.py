@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from pydantic import Field
 
 from trivium.bias.config import BiasConfig, CooccurrenceConfig
+from trivium.cli.synonyms import fields_meant
 from trivium.config import (
     Config,
     Tree,
@@ -22,13 +23,14 @@ from trivium.config import (
     written,
 )
 from trivium.corpus.config import CurateConfig, HarvestConfig
-from trivium.cost.hardware import machine_names
-from trivium.errors import ConfigError, nearest
+from trivium.cost.hardware import machine_problem
+from trivium.errors import ConfigError
 from trivium.evaluation.config import EvaluationConfig
 from trivium.jsonlines import text_lines
 from trivium.plan.layout import Layout
 from trivium.plan.plan import Plan
 from trivium.planner.config import SearchSpace
+from trivium.redact import secrets_in
 from trivium.serving.config import GenerationConfig, ServeConfig
 from trivium.tokens.config import BYTE_ALPHABET, TokensConfig
 from trivium.training.config import TrainingConfig
@@ -79,6 +81,11 @@ class RunConfig(Config):
 
     remedy: ClassVar[str] = f'{Config.remedy}; or begin the file with "base: demo" and name only what differs'
 
+    @classmethod
+    def meant(cls, name: str, paths: Mapping[str, str]) -> Iterable[str]:
+        """Also those that other training systems call so."""
+        return fields_meant(name, paths)
+
     seed: Annotated[int, Field(ge=0)] = 1234  # of every random choice
     plan: Plan
     machine: str = (
@@ -109,12 +116,11 @@ class RunConfig(Config):
                 "is trained: it has an id for every byte and for the end of a text; raise it, or name another one in "
                 "tokens.tokenizer"
             )
-        machines = (HERE, *machine_names())
         if is_machine_file(self.machine):
             if not Path(self.machine).is_file():
                 found.append(f"machine: there is no file {self.machine}; `trivium plan probe` writes one")
-        elif self.machine not in machines:
-            found.append(f"machine: '{self.machine}' is not known; {nearest(self.machine, machines)}")
+        elif self.machine != HERE and (problem := machine_problem(self.machine)):
+            found.append(f"machine: {problem}")
         return found
 
     def predicts(self, ids: int) -> bool:
@@ -151,6 +157,11 @@ def resolve(given: Given) -> RunConfig:
     tree: Tree = {}
     for _, layer in _layers(given):
         tree = merge(tree, layer)
+    for path, hidden in secrets_in(tree):
+        raise ConfigError(
+            f"{path} is '{hidden}': it holds a user name, password or token, and a config is stored with every output; "
+            "leave that out, and give it in the environment of the library that reads the address"
+        )
     tree = _with_rows_read(tree)
     try:
         config = build(RunConfig, tree)

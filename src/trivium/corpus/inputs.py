@@ -77,7 +77,7 @@ def as_read_at(source: Input, passed_over: Counter[str] | None = None) -> Iterat
         for item in read_any(file, source=source_of(file, source.path), limits=source.limits):
             if isinstance(item, Damage):
                 raise DataError(
-                    f"{item.path}: {item.reason}; mend it, or set it aside with `trivium corpus step read`"
+                    f"{item.path}: {item.reason}; fix it, or set it aside with `trivium corpus step read`"
                 )
             if isinstance(item, PassedOver):
                 counts[item.kind] += 1

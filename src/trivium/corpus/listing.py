@@ -161,7 +161,7 @@ def _below(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[tuple[Pa
             inside = list(entries) if here not in above else []
     except OSError as error:
         raise DataError(
-            f"{folder} cannot be looked into ({error.strerror}); mend its rights, or move it away"
+            f"{folder} cannot be looked into ({error.strerror}); fix its permissions, or move it away"
         ) from None
     for entry in inside:
         # a link is asked as a path, which answers where it leads in a circle, too

@@ -21,6 +21,7 @@ from trivium.config import (
 )
 from trivium.cost.constants import priors
 from trivium.errors import ConfigError, nearest
+from trivium.units import shown
 
 # Bounds far from any machine, within which no price overflows.
 Rate = Annotated[float, Field(ge=1e-6, le=1e30)]
@@ -160,10 +161,28 @@ def machine_names() -> tuple[str, ...]:
 
 @lru_cache(maxsize=64)
 def machine_named(name: str) -> Machine:
-    """A shipped machine by name; an unknown name is a ConfigError that names the nearest."""
-    if name not in machine_names():
-        raise ConfigError(f"there is no machine '{name}'; {nearest(name, machine_names())}")
-    return build(Machine, _shipped(name))
+    """A shipped machine by its name, or by a part of it that is no other's, as h100. Raises ConfigError for any other
+    name, with the nearest."""
+    if problem := machine_problem(name):
+        raise ConfigError(problem)
+    return build(Machine, _shipped(_meant(name)[0]))
+
+
+def machine_problem(name: str) -> str:
+    """Why a name is not that of one shipped machine, and what to write instead; nothing where it is."""
+    found = _meant(name)
+    if len(found) > 1:
+        return f"'{shown(name)}' may be {' or '.join(found)}; write one of these"
+    return "" if found else f"there is no machine '{shown(name)}'; {nearest(name, machine_names())}"
+
+
+def _meant(name: str) -> list[str]:
+    """The shipped machines that a name means; the maker's own (dgx-h100) before others with the same devices."""
+    names = machine_names()
+    if name in names:
+        return [name]
+    short = name.lower().replace("_", "-").removeprefix("nvidia-").removesuffix("gb")
+    return [n for n in names if n == f"dgx-{short}"] or [n for n in names if n.startswith(f"dgx-{short}-")]
 
 
 def machine_from_file(path: str | Path) -> Machine:

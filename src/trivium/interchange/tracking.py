@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from trivium.errors import ConfigError, MachineError
 from trivium.jsonlines import split_lines
+from trivium.redact import redacted
 from trivium.untrusted import open_regular
 
 KINDS = ("tensorboard", "wandb")
@@ -133,7 +134,7 @@ class WeightsAndBiases:
             project=project,
             name=run.resolve().name,
             dir=str(run),
-            config=dict(config),
+            config=redacted(config),
             mode="online" if online else "offline",
         )
         # wandb's own count only rises; steps that a resumed run does again come back to where they were.

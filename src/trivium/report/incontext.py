@@ -53,7 +53,7 @@ def incontext_section(report: Tree) -> Section:
         f"In-context learning: {found['task']}",
         shows="The same questions after more solved examples, in other orders, of other labels, from other places.",
         reading="Learning from shots separates the margins of the two labels; a shift of both is a preference, which a "
-        "threshold mends. Biases are in shares of answers: 0 is none. On the diagonal, the model is as often right as "
+        "threshold fixes. Biases are in shares of answers: 0 is none. On the diagonal, the model is as often right as "
         "it is sure.",
         limits="Few questions, and the same shots for all of them: the mean of a few draws. The intervals are of the "
         "questions, and say nothing of how draws differ." + _all_orders(models[-1]) + _left_out(models[-1]),

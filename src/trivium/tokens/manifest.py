@@ -104,7 +104,9 @@ def verify_tokens(
                 raise DataError(f"{path} is missing, but {MANIFEST} lists it; run `trivium tokenize` again")
             found = file_sha256(path, alive)
         except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}; mend the disk or the rights") from None
+            raise DataError(
+                f"{path} cannot be read: {error.strerror}; fix the disk or the permissions"
+            ) from None
         if found != sha256:
             raise DataError(
                 f"{path} is damaged or was replaced: its sha256 is {found[:12]}…, and {MANIFEST} lists {sha256[:12]}…; "

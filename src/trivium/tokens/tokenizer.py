@@ -332,7 +332,7 @@ def given_tokenizer(place: str, end: str | None = None) -> Tokenizer:
     marks = Marks(_one_end(found, said, end, path), said.begin, said.opens)
     if said.begin is not None and said.begin not in found.words():
         raise DataError(
-            f"{path} has no token {said.begin}, which {CONFIG} beside it names as bos_token; mend that"
+            f"{path} has no token {said.begin}, which {CONFIG} beside it names as bos_token; fix that"
         )
     tokenizer = found.with_marks(marks)
     if tokenizer.end_of_text in tokenizer.encode(_WRITTEN.format(marks.end)):

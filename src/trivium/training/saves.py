@@ -88,7 +88,7 @@ class Saves:
         if self._failures:
             raise MachineError(
                 f"the last checkpoint under {self.root} was not saved, so the end of this training is lost; "
-                f"mend what the warning above names, and run again to go on from the checkpoint before"
+                f"fix the cause in the warning above, and rerun the same command to resume from the previous checkpoint"
             )
 
     def _acknowledged(self, step: int) -> None:

@@ -376,7 +376,7 @@ def _cannot_be_scaled(step: int, totals: Totals) -> str:
 
 
 def _overflows(totals: Totals, scale: float) -> bool:
-    """Whether gradients alone are too large for fp16, which halving the scale mends."""
+    """Whether gradients alone are too large for fp16, which halving the scale fixes."""
     return scale != LEAST and math.isfinite(totals.loss) and not math.isfinite(totals.gradient_norm)
 
 

@@ -1,0 +1,49 @@
+"""Addresses that a user types: a URL goes on without its user name and password, so that nothing can store them."""
+
+import base64
+import json
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from trivium.errors import ConfigError
+from trivium.redact import redact
+
+_BY_NAME = ("ftp", "sftp", "ssh", "smb")  # fsspec's packages for these take `username` and `password`
+
+
+def path_or_url(named: Path | str, option: str) -> Path | str:
+    """A path, or a URL without secrets: its user name and password are handed to fsspec, here and in workers, as by its
+    environment variable. Raises ConfigError where fsspec has no place for them."""
+    if isinstance(named, Path) or "://" not in named:
+        return Path(named)
+    parts = urlsplit(named)
+    user, at, host = parts.netloc.rpartition("@")
+    url = parts._replace(netloc=host).geturl()
+    settings = _settings(parts.scheme, *user.partition(":")[::2]) if at else None
+    if redact(url) != url or (at and settings is None):
+        raise ConfigError(
+            f"{option} {redact(named)}: the address holds a secret, which would be stored with every output; leave it "
+            f"out, and give it to fsspec's package for {parts.scheme}: in the environment (AWS_SECRET_ACCESS_KEY for "
+            f"s3) or in ~/.config/fsspec; or download the files"
+        )
+    if settings is not None:
+        _configure(parts.scheme, settings)
+    return url
+
+
+def _settings(scheme: str, user: str, password: str) -> dict[str, Any] | None:
+    user, password = unquote(user), unquote(password)
+    if scheme in ("http", "https"):
+        token = base64.b64encode(f"{user}:{password}".encode()).decode()
+        return {"client_kwargs": {"headers": {"Authorization": f"Basic {token}"}}}
+    return {"username": user, "password": password} if scheme in _BY_NAME else None
+
+
+def _configure(scheme: str, settings: dict[str, Any]) -> None:
+    """For this process, which may have read the environment already, and for those that it starts."""
+    import fsspec.config
+
+    os.environ[f"FSSPEC_{scheme.upper()}"] = json.dumps(settings)
+    fsspec.config.conf.setdefault(scheme, {}).update(settings)
