@@ -439,6 +439,11 @@ def test_a_chain_of_bases_has_an_end(tmp_path: Path):
         read_preset(str(tmp_path / "9.yaml"))
 
 
+def test_an_override_of_very_many_sections_is_refused_at_once():
+    with pytest.raises(ConfigError, match="has more than 200 sections"):
+        parse_assignments(["a." * 5_000 + "b=1"])
+
+
 def test_of_thousands_of_problems_a_few_are_looked_into_and_told(monkeypatch):
     asked = []
     monkeypatch.setattr(config, "nearest", lambda name, *_, **__: asked.append(name) or "")

@@ -55,6 +55,9 @@ def test_lines_are_numbered_from_1_and_blank_ones_are_counted(tmp_path):
     path.write_bytes(b"1\n\n \r\n2")
     assert list(read_rows(path, remedy="")) == [Row(1, 1), Row(2, 4)]
     assert split_lines(path.read_bytes()) == [b"1", b"2"]
+    path.write_bytes(b'\xef\xbb\xbf{"a":\r1}\n')  # a carriage return is blank space in JSON
+    assert split_lines(path.read_bytes()) == [b'{"a":\r1}']
+    assert list(read_lines(path.open("rb"))) == [Line(b'{"a":\r1}', 1)]
     assert text_lines("a\r\n\nb\u2028c\n") == ["a", "", "b\u2028c"] and text_lines("") == []
 
 

@@ -142,6 +142,10 @@ def parse_assignments(assignments: Iterable[str], model: type[BaseModel] | None 
         if not equals or not path.strip():
             raise ConfigError(f"--set '{assignment}' is not an override; write section.field=value")
         *sections, field = path.strip().split(".")
+        if len(sections) > MOST_LEVELS:
+            raise ConfigError(
+                f"--set '{shown(assignment)}' has more than {MOST_LEVELS} sections; write section.field=value"
+            )
         node = tree
         for section in sections:
             node = node.setdefault(section, {})

@@ -1,6 +1,7 @@
 """Metrics are for those who look at a run: damage to them costs lines, never a training."""
 
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,15 @@ def test_no_line_goes_through_a_link_and_no_lines_are_dropped_through_one(tmp_pa
     with pytest.raises(OSError):
         forget_after(path, 0)
     assert mine.read_text() == "dear"
+
+
+def test_an_event_keeps_no_secret_of_a_url_and_waits_for_no_fifo(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "events.jsonl"
+    append(path, {"event": "failed", "cause": "no answer from https://user:s3cr3t@host/x", "step": 3})
+    assert "s3cr3t" not in path.read_text() and "https://***@host/x" in path.read_text()
+    assert read(path)[0]["step"] == 3
+    path.unlink()
+    os.mkfifo(path)
+    append(path, {"event": "failed"})
+    assert "a line was not written: it is a FIFO, not a regular file" in capsys.readouterr().err
+    assert read(path) == [] and newest(path) == {}

@@ -12,6 +12,7 @@ from typing import Any
 
 from trivium.checkpoint.durable import write_text
 from trivium.config import MOST
+from trivium.redact import redacted
 from trivium.units import plain
 from trivium.untrusted import only_regular, open_regular, parse_json
 
@@ -43,7 +44,8 @@ def append(path: Path, record: dict[str, Any]) -> None:
     """
     try:
         with open(path, "a+b", buffering=0, opener=_itself) as file:
-            before, line = os.fstat(file.fileno()).st_size, json.dumps(record).encode() + b"\n"
+            before = os.fstat(file.fileno()).st_size
+            line = json.dumps(redacted(record)).encode() + b"\n"
             if before and os.pread(file.fileno(), 1, before - 1) != b"\n":
                 line = b"\n" + line
             try:
