@@ -20,6 +20,7 @@ BASE = {
     "config",
     "units",
     "redact",
+    "plain_yaml",
     "untrusted",
     "jsonlines",
     "seeds",
