@@ -235,7 +235,7 @@ def lies(right: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
         "precision is a list": ({"plan": {"precision": []}}, "plan.precision is "),
         "weights are a number": (
             {"plan": {"precision": {"weights": 16}}},
-            "plan.precision.weights is 16; it must be a valid string",
+            "plan.precision.weights is 16; it must be",
         ),
         "plan is a text": ({"plan": "x"}, "plan is 'x'"),
         "step is another": ({"step": 7}, "step is 7, and the directory's name says 1"),
