@@ -15,6 +15,7 @@ import daft
 
 from trivium.corpus.engine.engine import Done, Result, Task, end_with, packed_outcome, unpacked
 from trivium.errors import ConfigError, MachineError, nearest
+from trivium.units import plain
 
 NATIVE, RAY = "native", "ray"
 RUNNERS = (NATIVE, RAY)
@@ -167,7 +168,7 @@ def _pump(outcomes: Iterable[tuple[int, str]], found: Queue[tuple[int, str] | Ba
 
 def _say(text: str) -> None:
     with suppress(OSError):
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        print(f"warning: {plain(text)}", file=sys.stderr, flush=True)
 
 
 def _lost_nodes() -> list[str]:
