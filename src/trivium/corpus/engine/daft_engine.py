@@ -168,7 +168,7 @@ def _pump(outcomes: Iterable[tuple[int, str]], found: Queue[tuple[int, str] | Ba
 
 def _say(text: str) -> None:
     with suppress(OSError):
-        print(f"warning: {plain(text)}", file=sys.stderr, flush=True)
+        print(plain(f"warning: {text}"), file=sys.stderr, flush=True)
 
 
 def _lost_nodes() -> list[str]:
