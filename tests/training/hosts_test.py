@@ -156,6 +156,30 @@ def test_a_setting_that_only_one_host_has_is_refused_on_both_before_the_first_st
     assert not (tmp_path / "run" / "training" / "metrics.jsonl").exists()
 
 
+@pytest.mark.broad
+def test_a_survivor_names_the_first_host_that_died_and_waits_for_it(hosts, tmp_path) -> None:
+    tokens = write_tokens(tmp_path)
+    script = job_script(tmp_path, tokens)
+    script.write_text(script.read_text().replace('"$failures" -gt 5', '"$failures" -gt 1'))
+    training = tmp_path / "run" / "training"
+    for number in (0, 1):
+        hosts.run(number, script)
+    wait_for(lambda: len(losses(training / "metrics.jsonl")) > 8, hosts, script)
+    hosts.kill(0)
+    survivor = script.with_suffix(".1.log")
+    wait_for(lambda: "attempt ended with 1" in survivor.read_text(), hosts, script)
+    assert "rank 0 of 4 on 10.77." in survivor.read_text()
+    failed = [
+        e
+        for line in (training / "events.jsonl").read_text().splitlines()
+        if (e := json.loads(line))["event"] == "rank failed"
+    ]
+    assert {(e["rank"], e["host"]) for e in failed} == {(0, f"10.77.{hosts.net}.1")}
+    hosts.run(0, script)
+    wait_for(lambda: ended(hosts), hosts, script, seconds=150)
+    assert [hosts.running[n].returncode for n in (0, 1)] == [0, 0], survivor.read_text()
+
+
 @pytest.mark.slow
 def test_a_cut_network_is_an_error_within_the_timeout_and_the_job_goes_on_when_it_is_mended(
     hosts, tmp_path
