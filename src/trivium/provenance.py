@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium import __version__
-from trivium.errors import DataError, MachineError
+from trivium.errors import ConfigError, DataError, MachineError
 from trivium.redact import redacted
 from trivium.untrusted import open_regular, read_json
 
@@ -221,7 +221,9 @@ def _delete(folder: Path, *, last: str) -> None:
 def _refuse_others(folder: Path, mark: str, directory: Path) -> None:
     """MachineError where a name that an output needs beside it is of a folder that trivium did not leave: its mark is
     not in it."""
-    if os.path.lexists(folder) and not ((folder / mark).is_file() or _is_empty(folder)):
+    # Another process may make or publish the folder meanwhile, so that what was seen first is looked at again.
+    is_ours = (folder / mark).is_file() or _is_empty(folder) or (folder / mark).is_file()
+    if not is_ours and os.path.lexists(folder):
         raise MachineError(
             f"{folder} is a name that {directory} needs beside it while it is written, and holds what trivium did not "
             f"leave; move it elsewhere, or write to another place"
@@ -229,7 +231,10 @@ def _refuse_others(folder: Path, mark: str, directory: Path) -> None:
 
 
 def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
+    try:
+        return folder.is_dir() and not any(folder.iterdir())
+    except FileNotFoundError:  # it has just gone
+        return True
 
 
 @contextmanager
@@ -272,6 +277,28 @@ def publishing(
 
 
 @contextmanager
+def publishing_new(directory: Path, remedy: str) -> Iterator[Path]:
+    """Write a new directory under a temporary name; it takes its own name only when complete and durable.
+
+    Raises ConfigError where the name is taken, by then too, and MachineError where another process is writing it: of
+    two that write one name, one wins, and the other is refused. remedy: how the user has it written elsewhere.
+    """
+    partial = directory.with_name(f".{directory.name}.partial")
+    with _alone_in(partial, directory):
+        try:
+            if os.path.lexists(directory):  # asked while nobody else can publish it
+                raise ConfigError(f"{directory} exists already; {remedy}")
+            yield partial
+            sync_tree(partial)
+            partial.rename(directory)
+        except BaseException:
+            _delete(partial, last=LOCK)
+            raise
+        (directory / LOCK).unlink()  # only now: nobody else may take the temporary name before it is gone
+        sync_directory(directory.parent)
+
+
+@contextmanager
 def _alone_in(partial: Path, directory: Path) -> Iterator[None]:
     """Inside, this process and those it forks alone write what becomes the directory, in a folder that is empty at
     first; the kernel takes the lock back from the dead."""
@@ -282,12 +309,16 @@ def _alone_in(partial: Path, directory: Path) -> Iterator[None]:
         )
     _refuse_others(partial, LOCK, directory)
     partial.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(partial / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    held = MachineError(
+        f"{directory} is being written by another process; wait until it ends, or write to another place"
+    )
     try:
-        if not _locks(descriptor) or not os.path.samestat(os.fstat(descriptor), (partial / LOCK).stat()):
-            raise MachineError(
-                f"{partial} is being written by another process; wait until it ends, or choose another --out"
-            )
+        descriptor = os.open(partial / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except FileNotFoundError:  # the other has just published the folder, or given it up
+        raise held from None
+    try:
+        if not _locks(descriptor) or not _is_at(descriptor, partial / LOCK):
+            raise held
         for path in partial.iterdir():  # what a crash left
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -296,6 +327,14 @@ def _alone_in(partial: Path, directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is the one that has this name now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _locks(descriptor: int) -> bool:

@@ -95,3 +95,25 @@ def test_what_was_passed_over_is_none_of_the_checkpoints_kept_and_stays_until_it
     again.go_on_from(9)
     again.go_on_from(3)  # as after a rewind
     assert save(again, 5, 6, 7) == [6, 7, 9]
+
+
+def test_nothing_older_is_deleted_before_a_step_shows_that_what_was_saved_is_good(tmp_path: Path) -> None:
+    here, _ = saves(tmp_path, keep_last=1, save="waiting")
+    here.begin(1, fragments(torch.ones(4)), {})
+    here.look()  # a step was accepted
+    here.begin(2, fragments(torch.ones(4)), {})
+    here.wait()
+    assert [step_of(path.name) for path in published(tmp_path)] == [1, 2]
+    here.look()
+    here.settle()
+    assert [step_of(path.name) for path in published(tmp_path)] == [2]
+
+
+def test_a_state_that_is_not_finite_takes_no_good_one_s_place(tmp_path: Path) -> None:
+    here, events = saves(tmp_path, keep_last=1)
+    here.begin(1, fragments(torch.ones(4)), {})
+    here.begin(2, fragments(torch.tensor([1.0, float("nan"), 1.0, 1.0])), {})
+    with pytest.raises(MachineError, match="last checkpoint .* was not saved"):
+        here.finish()
+    assert [step_of(path.name) for path in published(tmp_path)] == [1]
+    assert "weights/a holds a NaN or an infinity" in events[-1]["cause"]

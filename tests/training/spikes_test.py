@@ -206,13 +206,35 @@ def test_more_spikes_in_a_row_than_the_limit_stop_the_run(tokens: Path, tmp_path
 def test_more_rewinds_of_one_step_than_the_limit_stop_the_run(tokens: Path, tmp_path: Path) -> None:
     """Whatever samples come in the place of those that are left out."""
     with poisoned(poison_at(4)), pytest.raises(DataError, match="at most 2 in a row"):
-        start(job(tokens, tmp_path, "rewind", steps=5, spikes={"limit": 2}))
+        start(job(tokens, tmp_path, "rewind", steps=5, spikes={"limit": 2}, milestones="pythia"))
     assert [e["step"] for e in spikes_of(tmp_path)] == [4, 4, 4]
+
+
+def test_rewinds_go_further_back_and_then_stop_with_what_they_tried(tokens: Path, tmp_path: Path) -> None:
+    """Never twice to a checkpoint from which the step failed again."""
+    more: dict[str, Any] = {"milestones": "pythia", "spikes": {"limit": 9}}
+    with (
+        poisoned(poison_at(4)),
+        pytest.raises(DataError, match=r"step 4: .*step 0, step 1, step 2, step 3, and no older checkpoint"),
+    ):
+        start(job(tokens, tmp_path, "rewind", steps=5, **more))
+    assert [e["to"] for e in read(tmp_path / EVENTS) if e["event"] == "rewound"] == [3, 2, 1, 0]
+
+
+def test_a_validation_loss_that_is_not_finite_is_an_error_and_deletes_no_older_checkpoint(
+    tokens: Path, tmp_path: Path
+) -> None:
+    """The update of the last step makes the weights finite and so large that no loss is."""
+    more: dict[str, Any] = {"milestones": "pythia", "keep_last": 1, "save": "waiting"}
+    with pytest.raises(DataError, match=r"step 1: the validation loss is nan; .*update of step 1 .*weights/"):
+        start(job(tokens, tmp_path, "stop", **more, steps=1, warmup_tokens=0, lr=1e36))
+    assert [path.name for path in published(tmp_path / CHECKPOINTS)] == ["step-00000000", "step-00000001"]
+    assert not (tmp_path / "result.json").exists()
 
 
 def test_a_rewind_may_take_as_long_as_a_start(tokens: Path, tmp_path: Path, monkeypatch) -> None:
     """Not only as long as a step: it verifies and reads a checkpoint."""
-    begin, settle, duties = loop._Loop._begin, loop.Saves.settle, list[Duty]()
+    begin, wait, duties = loop._Loop._begin, loop.Saves.wait, list[Duty]()
 
     def note(what: str) -> None:
         post = duties[0].post
@@ -223,12 +245,12 @@ def test_a_rewind_may_take_as_long_as_a_start(tokens: Path, tmp_path: Path, monk
         note("begin")
         begin(self)
 
-    def settled(self: Any) -> None:
+    def waited(self: Any) -> None:
         note("settle")
-        settle(self)
+        wait(self)
 
     monkeypatch.setattr(loop._Loop, "_begin", begun)
-    monkeypatch.setattr(loop.Saves, "settle", settled)
+    monkeypatch.setattr(loop.Saves, "wait", waited)
     with poisoned(poison_at(4)), pytest.raises(DataError):
         start(job(tokens, tmp_path / "out", "rewind", steps=5, spikes={"limit": 1}))
     found = [(line["what"], line["in"]) for line in read(tmp_path / "done")]

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from trivium.checkpoint.agree import found_by_first, problem_of_any
 from trivium.checkpoint.format import MANIFEST, published, read_manifest
-from trivium.checkpoint.pieces import TORCH_DTYPES
+from trivium.checkpoint.pieces import NOT_FINITE, TORCH_DTYPES, is_finite
 from trivium.checkpoint.verify import verify
 from trivium.config import build
 from trivium.errors import CheckpointError, ConfigError
@@ -76,19 +76,33 @@ class Checkpoint:
         """Every `shares`-th file and tensor; CheckpointError names the first that is not as the manifest has it."""
         verify(self.directory, self.manifest, share, shares, alive)
 
+    def refuse_not_finite(self, share: int = 0, shares: int = 1, alive: Callable[[], None] = unheard) -> None:
+        """CheckpointError naming the first of every `shares`-th tensor that holds a NaN or an infinity: whatever goes
+        on from it would be lost, though its bytes are those that were written."""
+        for name in self.names[share::shares]:
+            for piece in self.manifest["tensors"][name]["pieces"]:
+                if not is_finite(self._slice(piece, tuple(slice(0, n) for n in piece["shape"]))):
+                    raise CheckpointError(f"{self.directory}: {name} {NOT_FINITE}; use an older checkpoint")
+                alive()
+
     @classmethod
     def open_together(
         cls, directory: str | Path, mesh: Mesh, alive: Callable[[], None] = unheard
     ) -> "Checkpoint":
-        """Open and verify, the ranks sharing the work; every rank raises CheckpointError when one finds damage.
+        """Open and verify, the ranks sharing the work; every rank raises CheckpointError when one finds damage, or a
+        value that is not finite.
 
         The first rank alone reads the manifest, which has many megabytes where there are thousands of ranks. alive:
         called as the work goes on.
         """
         place = Path(directory)
         opened = cls(place, found_by_first(lambda: read_manifest(place), mesh, CheckpointError))
-        share = partial(opened.verify, mesh.rank, mesh.layout.world_size, alive)
-        problem = problem_of_any(share, mesh, alive)
+
+        def look() -> None:
+            opened.verify(mesh.rank, mesh.layout.world_size, alive)
+            opened.refuse_not_finite(mesh.rank, mesh.layout.world_size, alive)
+
+        problem = problem_of_any(look, mesh, alive)
         if problem:
             raise CheckpointError(problem)
         return opened

@@ -9,10 +9,12 @@ import torch
 
 from trivium.checkpoint.durable import Written, never, read_back, write_blocks
 from trivium.checkpoint.format import DTYPE_NAMES
+from trivium.errors import CheckpointError
 from trivium.provenance import unheard
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, dtype) for name, dtype in DTYPE_NAMES.items()}
 DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+NOT_FINITE = "holds a NaN or an infinity"
 
 
 class Entry(NamedTuple):
@@ -37,7 +39,10 @@ def write_pieces(
     alive: Callable[[], None] = unheard,
 ) -> Written:
     """Write a safetensors file durably, and read it back. about: the file's own metadata; alive: called after every
-    block that was written, or read back."""
+    block that was written, or read back.
+
+    Raises CheckpointError naming the first tensor that holds a NaN or an infinity: nothing of that kind is published.
+    """
     header: dict[str, Any] = {"__metadata__": about} if about else {}
     offset = 0
     for entry in entries:
@@ -58,7 +63,20 @@ def _blocks(header: bytes, entries: Sequence[Entry]) -> Iterator[memoryview | by
     yield len(header).to_bytes(8, "little")
     yield header
     for entry in entries:
-        yield _bytes(entry.values())
+        values = entry.values()
+        if not is_finite(values):
+            name = entry.key.rpartition(":")[2]
+            raise CheckpointError(f"{name} {NOT_FINITE}, so that nothing was published")
+        yield _bytes(values)
+
+
+def is_finite(values: torch.Tensor) -> bool:
+    """Whether no element is NaN or infinite. The sum answers in one pass without a temporary of the tensor's size;
+    only where it overflows are the elements looked at one by one."""
+    if not values.is_floating_point():
+        return True
+    total = values.sum(dtype=torch.promote_types(values.dtype, torch.float32))
+    return bool(torch.isfinite(total)) or bool(torch.isfinite(values).all())
 
 
 def _bytes(values: torch.Tensor) -> memoryview:

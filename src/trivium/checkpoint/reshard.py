@@ -3,7 +3,6 @@
 Any layout reads any checkpoint as it is. Other files are wanted to move it, or to read it from many disks.
 """
 
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from itertools import pairwise
@@ -17,9 +16,10 @@ from trivium.checkpoint.durable import check_room, explained
 from trivium.checkpoint.format import STRUCTURE, boxes_of_range, step_name
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.pieces import DTYPES, TORCH_DTYPES, Entry, write_pieces
-from trivium.checkpoint.save import publish
+from trivium.checkpoint.save import write_manifest
 from trivium.errors import CheckpointError, ConfigError
 from trivium.plan.parameters import Box
+from trivium.provenance import publishing_new
 
 ANOTHER = "choose another --to"
 PIECE_BYTES = 64 << 20  # the most of a tensor that is in memory at once
@@ -58,21 +58,18 @@ def reshard(source: Checkpoint, root: Path, *, files: int) -> Path:
 
 
 def write_whole(root: Path, step: int, about: dict[str, Any], shares: Sequence[Sequence[Part]]) -> Path:
-    """Publish a checkpoint of these parts, one file for each share; CheckpointError when that fails."""
+    """Publish a checkpoint of these parts, one file for each share; CheckpointError when that fails, or a value is not
+    finite, and what `publishing_new` raises where the name is taken or another process writes it."""
     final = root / step_name(step)
-    partial = root / f".{final.name}.partial"
     needed = sum(part.bytes for share in shares for part in share)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(partial, ignore_errors=True)
         check_room(root, needed, ANOTHER)
-        partial.mkdir()
-        notes = [_write(partial, number, share) for number, share in enumerate(shares)]
-        publish(partial, final, {"step": step, **about}, notes)
-    except OSError as error:
+        with publishing_new(final, f"{ANOTHER}, or remove it first") as partial:
+            notes = [_write(partial, number, share) for number, share in enumerate(shares)]
+            write_manifest(partial, {"step": step, **about}, notes)
+    except (OSError, CheckpointError) as error:
         raise CheckpointError(f"{final} was not written: {explained(error, root, needed, ANOTHER)}") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return final
 
 

@@ -191,9 +191,21 @@ class Saving:
 def publish(partial: Path, final: Path, about: dict[str, Any], notes: Sequence[dict[str, Any]]) -> None:
     """Give a complete temporary directory its manifest and its name; returns when both are on the disk.
 
-    notes: of each file, `file`, `sha256`, `bytes` and `pieces`. A checkpoint that has the name already is moved
-    aside until the new one has it; `recover` puts it back if a crash comes in between.
+    notes: as of `write_manifest`. A checkpoint that has the name already is moved aside until the new one has it;
+    `recover` puts it back if a crash comes in between. Only for who alone may write there.
     """
+    write_manifest(partial, about, notes)
+    sync_directory(partial)
+    replaced = final.with_name(f".{final.name}.replaced")
+    if final.exists():
+        final.rename(replaced)
+    partial.rename(final)
+    sync_directory(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def write_manifest(partial: Path, about: dict[str, Any], notes: Sequence[dict[str, Any]]) -> None:
+    """Say what the files of a checkpoint are. notes: of each file, `file`, `sha256`, `bytes` and `pieces`."""
     tensors: dict[str, dict[str, Any]] = {}
     for item in (item for note in notes for item in note["pieces"]):
         entry = {"dtype": item["dtype"], "shape": item["shape"], "pieces": []}
@@ -202,13 +214,6 @@ def publish(partial: Path, final: Path, about: dict[str, Any], notes: Sequence[d
     as_read = json.loads(json.dumps(about))  # keys that are numbers sort otherwise as text
     manifest = {"format": FORMAT, **as_read, "tensors": tensors, "files": files}
     write_text(partial / MANIFEST, manifest_text({**manifest, "sha256": manifest_hash(manifest)}))
-    sync_directory(partial)
-    replaced = final.with_name(f".{final.name}.replaced")
-    if final.exists():
-        final.rename(replaced)
-    partial.rename(final)
-    sync_directory(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def recover(root: Path) -> None:

@@ -1,7 +1,6 @@
 """A checkpoint as a folder that Hugging Face's transformers load; checked before it gets its name."""
 
 import math
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Dtype
-from trivium.provenance import sync_directory, sync_tree, write_json
+from trivium.provenance import publishing_new, write_json
 from trivium.seeds import generator_for
 from trivium.tokens.marks import CONFIG, GENERATION, MAP
 from trivium.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -61,20 +60,12 @@ def export_hf(source: Checkpoint, folder: str | Path, *, tokenizer: str | Path |
     dtype = source.manifest["tensors"]["weights/embedding.tokens.weight"]["dtype"]
     marks = _marks(source, plan.model, words)
     config = config_of(plan.model, dtype=NAMES[dtype]) | marks
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
+    with publishing_new(folder, "name a new folder") as partial:
         files = _write_weights(source, plan, partial, TORCH_DTYPES[dtype])
         write_json(partial / "config.json", config)
         _write_words(partial, plan.model, marks, words)
         positions = compared_positions(plan.model)
         difference = _difference(source, plan, partial, positions)
-        sync_tree(partial)
-        partial.rename(folder)
-        sync_directory(folder.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return Exported(folder, difference, files, positions)
 
 

@@ -23,12 +23,19 @@ def way_back(
     where training begins again, as none so old was ever saved. Every rank must ask, before it is recorded what is left
     out: later starts pass over what saw that, and would find nothing if this were damaged.
 
-    DataError where those that a rewind could go back to were deleted, CheckpointError where they are damaged. folder:
-    where the record and the events are. root: where the checkpoints are. alive: called as they are verified.
+    No rewind goes back twice to where it failed from: once this step has failed again after a rewind to a checkpoint,
+    an older one is taken.
+
+    DataError where those that a rewind could go back to were deleted or tried, CheckpointError where they are damaged.
+    folder: where the record and the events are. root: where the checkpoints are. alive: called as they are verified.
     """
     names = found_by_first(lambda: refuse_no_way_back(folder, root, config, step), mesh, DataError)
     begin = _first_left_out(config, step)
-    old = [root / name for name in names if (step_of(name) or 0) <= begin]
+    tried = set(found_by_first(lambda: _tried(folder, step), mesh, DataError))
+    within = [name for name in names if (step_of(name) or 0) <= begin]
+    old = [root / name for name in within if step_of(name) not in tried]
+    if not old and tried and (within or _origin(config) in tried):
+        raise DataError(_all_tried(step, sorted(tried), config))
     found, problems = first_intact(old[::-1], mesh, warn, alive)
     if problems and found is None:
         younger, _ = first_intact([root / name for name in names[len(old) :]], mesh, warn, alive)
@@ -68,6 +75,20 @@ def _damaged(config: TrainingConfig, step: int, problem: str, younger: Checkpoin
         f"step {step + 1}: a rewind by training.spikes.batches ({config.spikes.batches}) needs the state after step "
         f"{_first_left_out(config, step)} or one before, and all there is of those is damaged: {problem}; nothing was "
         f"left out or deleted. To go on, {instead}, or set training.spikes.policy to skip, and run again"
+    )
+
+
+def _tried(folder: Path, step: int) -> list[int]:
+    """The steps that rewinds went back to from the one after `step` (counted from 0) or a later one."""
+    went = (e for e in read(folder / EVENTS) if e.get("event") == "rewound" and "to" in e)
+    return sorted({int(e["to"]) for e in went if e["step"] > step})
+
+
+def _all_tried(step: int, tried: Sequence[int], config: TrainingConfig) -> str:
+    return (
+        f"step {step + 1}: failed again after rewinds to {', '.join(f'step {s}' for s in tried)}, and no older "
+        f"checkpoint is left to go back to; nothing was left out or deleted. Lower training.lr (it is {config.lr:g}) "
+        f"in another --out, or set training.spikes.policy to skip, and run again"
     )
 
 

@@ -56,7 +56,7 @@ from trivium.training.saves import Saves
 from trivium.training.slow_links import LINKS_TOLD, Waited
 from trivium.training.slow_ranks import Worked, is_nth
 from trivium.training.spikes import SpikeWatch, finite_or_text
-from trivium.training.state import begin_with, fragments, progress_of, read_together, restore
+from trivium.training.state import begin_with, fragments, progress_of, read_together, restore, soundness
 from trivium.training.terms import terms_of
 from trivium.training.trainer import Samples, StepResult, Trainer, adam_rule
 from trivium.training.verified_tokens import refuse_other_ids, verify_together
@@ -237,11 +237,29 @@ class _Loop:
         if validates:
             self._enter(done, "validating")
             self.judge.validate(self.trainer, done)
+            if not math.isfinite(self.judge.loss):
+                self._tell_not_finite(done)
         if examines:
             self._enter(done, "saving")
             self.saves.settle()
             self._enter(done, "evaluating")
             self.judge.examine(self.trainer, done, partial(self.duty.beat, done, "evaluating"))
+
+    def _tell_not_finite(self, done: int) -> None:
+        """DataError where a training would end with a validation loss that is not finite; before its end the next step
+        decides, by the policy about spikes."""
+        found = soundness(self.trainer, done)
+        told = f"step {done}: the validation loss is {self.judge.loss}; {found}"
+        self._note({"event": "validation not finite", "step": done, "cause": told})
+        if done < self.config.steps:
+            if self._speaks:
+                warn(told)
+            return
+        self.saves.wait()
+        raise DataError(
+            f"{told}. Training has diverged, and no older checkpoint was deleted; lower training.lr (it is "
+            f"{self.config.lr:g}), or train longer before it is reached (training.warmup_tokens)"
+        )
 
     def _enter(self, step: int, phase: Phase) -> None:
         """A phase of a step begins: a sign of life, and for others in it the time that they may take."""
@@ -257,17 +275,20 @@ class _Loop:
         told = {name: finite_or_text(value) for name, value in totals.items()}
         self._note({**event, **told, "batch_hash": result.batch_hash, "entries": len(self.entries)})
         rewound = sum(entry["step"] == step + 1 for entry in self.entries)
+        cause = self.spikes.cause
+        if not (math.isfinite(result.loss) and math.isfinite(result.gradient_norm)):
+            cause += f"; {soundness(self.trainer, step)}"
         if spikes.policy != "skip":
             self._enter(step + 1, "saving")
-            self.saves.settle()  # what was begun is of a state that is still right
+            self.saves.wait()  # and delete nothing: what was saved last may be what made this step fail
         if spikes.policy == "stop" or max(self.spikes.in_a_row, rewound + 1) > spikes.limit:
             raise DataError(
-                f"step {step + 1}: {self.spikes.cause}; training.spikes.policy ({spikes.policy}, at most "
-                f"{spikes.limit} in a row) stops here, and no weight was changed. `trivium data culprit` names the "
-                f"document and the layer; then set training.spikes.policy to skip or rewind, or lower training.lr"
+                f"step {step + 1}: {cause}; training.spikes.policy ({spikes.policy}, at most "
+                f"{spikes.limit} in a row) stops here, and this step changed no weight. `trivium data culprit` names "
+                f"the document and the layer; then set training.spikes.policy to skip or rewind, or lower training.lr"
             )
         if self._speaks:
-            warn(f"step {step + 1}: {self.spikes.cause}; {spikes.policy}")
+            warn(f"step {step + 1}: {cause}; {spikes.policy}")
         if spikes.policy == "skip":
             return False
         self._enter(step + 1, "starting")  # it reads and verifies, for which a step has no time
@@ -277,6 +298,7 @@ class _Loop:
         del self.trainer  # there is no room for two
         gc.collect()
         self._begin(back)
+        self._note({"event": "rewound", "step": step + 1, "to": self.first_step})
         if self._speaks:
             warn(f"step {step + 1}: back to step {self.first_step}, and on without {spikes.batches} batches")
         return True

@@ -37,12 +37,14 @@ class Saves:
         self._pruning: threading.Thread | None = None
         self._failures = 0  # in a row
         self._passed_over: set[int] = set()
+        self._unproven: int | None = None  # saved, and nothing older was deleted for it yet
 
     def go_on_from(self, step: int) -> None:
         """Training goes on after so many steps: checkpoints of later ones were passed over, as they are damaged, and
         neither count as kept nor are deleted until they are saved again. Called on the first rank."""
         steps = (step_of(path.name) for path in published(self.root))
         self._passed_over = {s for s in steps if s is not None and s > step}
+        self._unproven = None
 
     def is_due(self, step: int) -> bool:
         """Whether the state after `step` steps is saved."""
@@ -59,10 +61,20 @@ class Saves:
         except CheckpointError as error:
             self._failed(step, error)
         if not background:
-            self.settle()
+            self.wait()
 
-    def look(self, *, wait: bool = False) -> None:
-        """Take note of what became of the save under way; called after every step."""
+    def look(self) -> None:
+        """Take note of what became of the save under way, and delete what it replaces; called after a step that was
+        accepted, which shows that the state saved before it is good."""
+        self._advance(wait=False)
+        self._thin_out()
+
+    def wait(self) -> None:
+        """Wait until nothing is being written. What is older stays, as the state that was saved may be bad."""
+        self._advance(wait=True)
+        self._wait_for_pruning()
+
+    def _advance(self, *, wait: bool) -> None:
         if self._saving is None:
             return
         saving = self._saving
@@ -77,8 +89,12 @@ class Saves:
             self._acknowledged(saving.step)
 
     def settle(self) -> None:
-        """Wait until nothing is under way."""
-        self.look(wait=True)
+        """Wait until nothing is under way, and what was saved has taken the place of what is older."""
+        self._advance(wait=True)
+        self._thin_out()
+        self._wait_for_pruning()
+
+    def _wait_for_pruning(self) -> None:
         wait_for_all(self._pruning, self.mesh, self._alive)  # only the first rank has any
         self._pruning = None
 
@@ -96,8 +112,13 @@ class Saves:
             return
         self._passed_over.discard(step)
         self._note({"event": "saved", "step": step})
-        self._pruning = threading.Thread(target=self._prune, args=(step,), daemon=True, name="retention")
-        self._pruning.start()
+        self._unproven = step
+
+    def _thin_out(self) -> None:
+        if self._unproven is not None:  # on the first rank
+            given, self._unproven = (self._unproven,), None
+            self._pruning = threading.Thread(target=self._prune, args=given, daemon=True, name="retention")
+            self._pruning.start()
 
     def _prune(self, newest: int) -> None:
         """Delete what is no longer kept; a failure costs room, not work, so it is only told."""

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trivium.checkpoint.agree import problem_of_any
+from trivium.checkpoint.agree import problem_of_any, sums, told_by_first
 from trivium.checkpoint.format import boxes_of_range
 from trivium.checkpoint.load import Checkpoint, widest_kind
+from trivium.checkpoint.pieces import NOT_FINITE, is_finite
 from trivium.checkpoint.save import Fragment, save
 from trivium.config import to_tree
 from trivium.errors import CheckpointError
@@ -52,6 +53,27 @@ def fragments(trainer: Trainer) -> list[Fragment]:
                 for kind, values in tensors.items()
             ]
     return found
+
+
+def soundness(trainer: Trainer, updates: int) -> str:
+    """Which tensor of the state holds what is not finite, and where none does, which weights are largest: for the
+    message about a loss that is not finite. Every rank must ask. updates: the step whose update was the last."""
+    held = fragments(trainer)
+    bad = next((f.name for f in held if not is_finite(f.values)), "")
+    told = told_by_first(bad, trainer.mesh)
+    if told:
+        return f"{told} {NOT_FINITE} since the update of step {updates}"
+    sizes = {f.name: float(f.values.abs().max()) for f in held if f.values.is_floating_point()}
+    weights = {name: size for name, size in sizes.items() if name.startswith("weights/")}
+    largest = max(weights, key=lambda name: weights[name], default="")
+    here = trainer.mesh.rank
+    each = [
+        weights.get(largest, 0.0) if rank == here else 0.0 for rank in range(trainer.mesh.layout.world_size)
+    ]
+    of_ranks = sums(each, trainer.mesh)
+    mine = largest if of_ranks.index(max(of_ranks)) == here else ""
+    name = told_by_first(mine, trainer.mesh)
+    return f"the state after the update of step {updates} is finite, its largest weight {max(of_ranks):.3g} in {name}"
 
 
 def save_state(trainer: Trainer, root: str | Path, step: int) -> Path:

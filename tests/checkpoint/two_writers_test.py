@@ -1,0 +1,74 @@
+"""Two writers of one name: one wins, the other is refused by name, and what is published is complete."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from trivium.checkpoint.format import step_name
+from trivium.checkpoint.load import Checkpoint
+from trivium.checkpoint.reshard import reshard
+from trivium.checkpoint.save import Fragment, save
+from trivium.errors import ConfigError, MachineError
+from trivium.parallel.mesh import Mesh
+from trivium.plan.parameters import Box
+from trivium.provenance import LOCK, publishing_new
+
+ROUNDS = 40
+
+
+def at_once(*writers: Callable[[], object]) -> list[Exception | None]:
+    """What each raised, of some that begin together."""
+    begin, found = threading.Barrier(len(writers)), list[Exception | None]([None] * len(writers))
+
+    def run(number: int) -> None:
+        begin.wait()
+        try:
+            writers[number]()
+        except Exception as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(writers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def refused_one(raised: list[Exception | None], name: Path) -> None:
+    (loser,) = [error for error in raised if error is not None]
+    assert isinstance(loser, ConfigError | MachineError), repr(loser)
+    assert str(name) in str(loser)
+
+
+def test_of_two_that_rewrite_checkpoints_to_one_name_one_wins(tmp_path: Path) -> None:
+    sources = []
+    for value in (1.0, 2.0):
+        held = [Fragment("weights/a", (512,), Box((0,), (512,)), torch.full((512,), value))]
+        sources.append(Checkpoint.open(save(tmp_path / str(value), 7, held, Mesh.single(), {})))
+    for number in range(ROUNDS):
+        to = tmp_path / f"to-{number}"
+        raised = at_once(*(lambda s=s, to=to: reshard(s, to, files=2) for s in sources))  # type: ignore[misc]
+        refused_one(raised, to / step_name(7))
+        found = Checkpoint.open(to / step_name(7))
+        found.verify()
+        winner = 1.0 + raised.index(None)
+        assert found.read("weights/a", Box((0,), (512,)), torch.float32).unique().tolist() == [winner]
+        assert [path.name for path in to.iterdir()] == [step_name(7)]
+        assert not (to / step_name(7) / LOCK).exists()
+
+
+def test_of_two_that_publish_one_folder_one_wins(tmp_path: Path) -> None:
+    def write(folder: Path, text: str) -> None:
+        with publishing_new(folder, "name another") as partial:
+            (partial / "one").write_text(text)
+            (partial / "two").write_text(text)
+
+    for number in range(5 * ROUNDS):
+        folder = tmp_path / f"out-{number}"
+        raised = at_once(*(lambda text=text, folder=folder: write(folder, text) for text in "ab"))  # type: ignore[misc]
+        refused_one(raised, folder)
+        winner = "ab"[raised.index(None)]
+        assert {path.name: path.read_text() for path in folder.iterdir()} == {"one": winner, "two": winner}
