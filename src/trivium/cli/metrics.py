@@ -3,7 +3,8 @@
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -101,7 +102,7 @@ def _refuse_last(last: int | None, why: str) -> None:
         raise ConfigError(f"--last {last}: {why}; leave it out")
 
 
-def _hand_over(batches: Iterator[Sequence[Mapping[str, Any]]], to: str, run: Path) -> None:
+def _hand_over(batches: Iterator[Iterable[Mapping[str, Any]]], to: str, run: Path) -> None:
     kind, _, where = to.partition("=")
     if kind == "tensorboard":
         local_path(where)
@@ -123,17 +124,17 @@ def _hand_over(batches: Iterator[Sequence[Mapping[str, Any]]], to: str, run: Pat
         for records in batches:
             for record in records:
                 keeper.add(point_of(record))
-            steps += len(records)
+                steps += 1
     finally:
         after = keeper.close()
         say(f"{steps} records written; next: {after}")
 
 
-def _print(batches: Iterator[Sequence[Mapping[str, Any]]], last: int) -> None:
+def _print(batches: Iterator[Iterable[Mapping[str, Any]]], last: int) -> None:
     """The newest steps, then a line for each that comes."""
     say(_line(COLUMNS))
     for number, records in enumerate(batches):
-        for record in records[-last:] if number == 0 else records:
+        for record in deque(records, last) if number == 0 else records:
             say(_line(_cells(record)))
 
 
@@ -148,11 +149,11 @@ def _cells(record: Mapping[str, Any]) -> Iterator[str]:
         yield form(record[name]) if name in record else ""
 
 
-def _batches(lines: Any, folder: Path, *, follow: bool) -> Iterator[Sequence[Mapping[str, Any]]]:
-    """Records as they come: all there are, and then those of every second until the training has ended."""
+def _batches(lines: Any, folder: Path, *, follow: bool) -> Iterator[Iterable[Mapping[str, Any]]]:
+    """Records as they are read, none of them held: all there are, then those of every second until training ends."""
     while True:
         ended = (folder / STAMP).is_file()  # looked at first: what was written before it is then read
-        yield list(lines)
+        yield lines
         if not follow or ended:
             return
         time.sleep(POLL_SECONDS)

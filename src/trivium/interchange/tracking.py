@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from trivium.errors import ConfigError, MachineError
-from trivium.jsonlines import split_lines
 from trivium.redact import redacted
 from trivium.untrusted import open_regular
 
@@ -79,22 +78,24 @@ class NewLines:
                     self._given.add(hash(line))
                     yield record
 
-    def _lines(self, path: Path) -> list[bytes]:
-        """The whole lines from where reading ended; from the start of a file that was written anew."""
+    def _lines(self, path: Path) -> Iterator[bytes]:
+        """The whole lines from where reading ended, one at a time; from the start of a file that was written anew."""
         try:
             file = open_regular(path)
         except FileNotFoundError:
-            return []
+            return
         with file:
             found = os.fstat(file.fileno())
             number, offset = self._read.get(path, (found.st_ino, 0))
             if number != found.st_ino or found.st_size < offset:
                 offset = 0
             file.seek(offset)
-            content = file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        self._read[path] = found.st_ino, offset + len(whole)
-        return split_lines(whole)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                offset += len(line)
+                self._read[path] = found.st_ino, offset
+                yield line
 
 
 class TensorBoard:
