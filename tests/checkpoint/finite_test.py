@@ -46,7 +46,7 @@ def model(root: Path, step: int, monkeypatch: pytest.MonkeyPatch, **bad: str) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_the_sum_tells_every_value_that_is_not_finite_and_no_large_one(dtype: torch.dtype) -> None:
+def test_every_value_that_is_not_finite_is_found_and_no_large_one_is_taken_for_it(dtype: torch.dtype) -> None:
     for value in (math.nan, math.inf, -math.inf):
         assert not is_finite(fragment("a", value, dtype).values)
     both = fragment("a", math.inf, dtype).values

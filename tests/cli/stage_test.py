@@ -283,6 +283,31 @@ def test_a_check_is_told_what_there_is_to_do(bench: Bench):
     assert told == ["anew", "current", "goes on", "anew"]
 
 
+@pytest.mark.parametrize(
+    ("assignment", "why"),
+    [
+        (("training.lr=0.5", "training.steps=200"), "lr: "),
+        (("training.steps=100",), "training.steps: 200 -> 100"),
+    ],
+)
+def test_a_stage_is_asked_before_its_output_is_set_aside_and_redo_answers(
+    bench: Bench, assignment: tuple[str, ...], why: str
+):
+    told: list[str] = []
+
+    def ask(run, changed):
+        told.extend(changed)
+        raise ConfigError("no")
+
+    perform(training(bench), bench.run("training.steps=200"))
+    before = files(bench.root)
+    with pytest.raises(ConfigError):
+        perform(training(bench, ask=ask), bench.run(*assignment))
+    assert files(bench.root) == before and told[0].startswith(why)
+    perform(training(bench, ask=ask), bench.run(*assignment), redo=True)
+    assert (bench.root / "training.previous").exists()
+
+
 def test_what_was_set_aside_before_is_kept_when_more_is_set_aside(bench: Bench):
     for lr in ("0.1", "0.2", "0.3", "0.4"):
         perform(training(bench), bench.run(f"training.lr={lr}"))

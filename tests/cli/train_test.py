@@ -250,3 +250,35 @@ def test_tokens_made_elsewhere_are_given_only_once_and_give_way_to_a_run_s_own(
     assert open_run(out, given_for(out, "demo", [])).folder("tokens") == tokens.resolve()
     (out / "tokens").mkdir()
     assert open_run(out, given_for(out, "demo", [])).folder("tokens") == out / "tokens"
+
+
+def test_a_training_with_checkpoints_is_set_aside_only_when_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a decay that ends with the training, other training.steps are another training."""
+    out, changed = tmp_path / "run", ["training.steps: 200 -> 300"]
+    run = open_run(out, given_for(out, "demo", ["training.steps=300"]))
+    train.ask(run, changed)  # nothing has been saved yet
+    for step in (100, 200):
+        (run.at.checkpoints / f"step-{step:08d}").mkdir(parents=True)
+    with pytest.raises(ConfigError) as refused:
+        train.ask(run, changed)
+    told = str(refused.value)
+    assert "a training of 200 steps" in told and changed[0] in told and "--redo" in told
+    assert "--set training.steps=300 --set training.start_from=" in told and "step-00000200" in told
+    assert f"trivium train --out {out}" in told
+    fewer = open_run(out, given_for(out, "demo", ["training.steps=150"]))
+    with pytest.raises(ConfigError, match="step-00000100"):
+        train.ask(fewer, ["training.steps: 200 -> 150"])
+    with pytest.raises(ConfigError) as refused:
+        train.ask(run, ["plan.model.layers: 2 -> 4"])
+    assert "start_from" not in str(refused.value), "a state is of one model"
+    for stream in ("stdin", "stdout"):
+        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)
+    for answer in (True, False):
+        monkeypatch.setattr(train.typer, "confirm", lambda question, answer=answer: answer)
+        if answer:
+            train.ask(run, changed)
+        else:
+            with pytest.raises(ConfigError, match="left as it is"):
+                train.ask(run, changed)

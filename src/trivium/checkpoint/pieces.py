@@ -71,12 +71,11 @@ def _blocks(header: bytes, entries: Sequence[Entry]) -> Iterator[memoryview | by
 
 
 def is_finite(values: torch.Tensor) -> bool:
-    """Whether no element is NaN or infinite. The sum answers in one pass without a temporary of the tensor's size;
-    only where it overflows are the elements looked at one by one."""
-    if not values.is_floating_point():
+    """Whether no element is NaN or infinite. Both extremes of a tensor that holds a NaN are NaN, and finding them takes
+    one pass, a tenth of the time of hashing, where isfinite would take as long as that."""
+    if not values.is_floating_point() or values.numel() == 0:
         return True
-    total = values.sum(dtype=torch.promote_types(values.dtype, torch.float32))
-    return bool(torch.isfinite(total)) or bool(torch.isfinite(values).all())
+    return all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(values))
 
 
 def _bytes(values: torch.Tensor) -> memoryview:

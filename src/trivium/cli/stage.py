@@ -70,6 +70,10 @@ def _nothing_said(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
     return []
 
 
+def _nothing_asked(run: Run, changed: Sequence[str]) -> None:
+    """What most stages replace, they can make again."""
+
+
 def _nothing_gone(run: Run, extent: int) -> Gone | None:
     return None
 
@@ -92,6 +96,7 @@ class Stage:
     `gone` that it had when it was finished with its extent: it goes on from what is left. "afresh": it is written
     directly, and the work empties it first. check: raises what would make the work fail, before anything is written or
     moved. apart: what more to say of an output that was set aside, in the folder it is in now, because of what changed.
+    ask: raises ConfigError where an output is not to be set aside because of what changed, and --redo was not given.
     needed: why an output is set aside that another one takes the place of, and not deleted; nothing where it may be.
     """
 
@@ -108,6 +113,7 @@ class Stage:
     extent: Callable[[Run], int] = _no_extent
     gone: Callable[[Run, int], Gone | None] = _nothing_gone
     check: Callable[[Run, State], None] = _nothing_to_refuse
+    ask: Callable[[Run, Sequence[str]], None] = _nothing_asked
     apart: Callable[[Run, Path, Sequence[str]], list[str]] = _nothing_said
     needed: Callable[[Run], str] = _by_nobody
 
@@ -194,6 +200,15 @@ def _changed(stage: Stage, run: Run, before: Mapping[str, Any]) -> list[str]:
     )
 
 
+def _why_anew(stage: Stage, run: Run) -> list[str]:
+    """Why a finished or interrupted work begins anew: each `field: there -> here`; nothing where its end is gone."""
+    before = _begun_with(run.at.folder(stage.folder))
+    if not before or (changed := _changed(stage, run, before)):
+        return changed if before else []
+    there, here = int(before.get("extent", 0)), stage.extent(run)
+    return [f"training.steps: {there} -> {here}"] if here < there else []
+
+
 def perform(stage: Stage, run: Run, *, redo: bool = False) -> None:
     """Do a stage's work unless its output is current; print what came out and remember the time it took.
 
@@ -211,6 +226,8 @@ def perform(stage: Stage, run: Run, *, redo: bool = False) -> None:
             f"computed; --redo does it again"
         )
         return
+    if state == "anew" and not redo and stage.writes == "in place":
+        stage.ask(run, _why_anew(stage, run))
     if not redo and (gone := gone_from(stage, run)) is not None:
         way = "goes on from what is there" if state == "goes on" else "begins anew"
         say(f"{stage.name}: {gone.what}; {way}")

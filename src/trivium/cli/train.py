@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import layout_text, say
 from trivium.cli.stage import TRAINS, Gone, Result, Run, Stage, State, perform, state_of
 from trivium.cli.tokenize import check_vocabulary, never_read_lines
-from trivium.config import Tree, as_value, completed
+from trivium.config import Tree, as_value, completed, leaves, to_tree, written
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.plan.plan import Plan
 from trivium.progress import Progress
@@ -195,6 +196,44 @@ def apart(run: Run, before: Path, changed: Sequence[str]) -> list[str]:
     return [f"to go on from its steps instead: {shlex.join(words)}"]
 
 
+def ask(run: Run, changed: Sequence[str]) -> None:
+    """Ask on a terminal before a training that has checkpoints is set aside; ConfigError elsewhere, or where the answer
+    is no, with the settings that differ and the commands that go on."""
+    from trivium.checkpoint.format import published, step_of
+
+    saved = published(run.at.checkpoints)
+    if not changed or not saved:
+        return
+    folder, out = run.at.folder(TRAIN.folder), shlex.quote(str(run.at.root))
+    told = [
+        f"{folder} holds a training of {counted(step_of(saved[-1].name) or 0, 'step')} under other settings (there -> "
+        f"here), and would be set aside:",
+        *(f"  {line}" for line in changed),
+    ]
+    reach = [path for path in saved if (step_of(path.name) or 0) < run.config.training.steps]
+    if reach and all(line.startswith("training.") for line in changed):
+        told.append(f"to go on from its steps under the new ones: {_goes_on(run, reach[-1], changed)}")
+    told.append(f"to go on with it as it was: trivium train --out {out} (without the settings above)")
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        for line in told:
+            say(line)
+        if typer.confirm("Set it aside and begin at step 0?"):
+            return
+        raise ConfigError(f"{folder} was left as it is")
+    raise ConfigError("\n".join([*told, "to set it aside and begin at step 0, give `trivium train` --redo"]))
+
+
+def _goes_on(run: Run, checkpoint: Path, changed: Sequence[str]) -> str:
+    """The command of a run of its own that goes on from a checkpoint with the settings of this one."""
+    tree = dict(leaves(to_tree(run.config)))
+    fields = [line.partition(":")[0] for line in changed]
+    sets = [f"{field}={written(tree[field])}" for field in fields if tree.get(field) is not None]
+    sets += [f"training.start_from={as_value(str(checkpoint))}", "training.start_with=state"]
+    words = ["trivium", "train", "--preset", str(run.at.root), "--tokens", str(run.folder("tokens"))]
+    words += ["--out", f"{run.at.root}-2", *(word for one in sets for word in ("--set", one))]
+    return shlex.join(words)
+
+
 def gone(run: Run, steps: int) -> Gone | None:
     """The checkpoint after the last step, which every finished training has, until somebody removes or damages it, or
     the manifest without which it is none: those who read the training look for it."""
@@ -312,5 +351,6 @@ TRAIN = Stage(
     extent=lambda run: run.config.training.steps,
     gone=gone,
     check=check,
+    ask=ask,
     apart=apart,
 )
