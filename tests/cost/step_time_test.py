@@ -111,20 +111,6 @@ def test_more_nodes_of_one_plan_are_never_faster():
     assert (seconds(many()) <= seconds(many(), scattered)).all()
 
 
-def test_rings_contend_only_where_several_of_them_have_several_ranks_in_each_of_many_nodes():
-    kaist = machine_named("kaist")
-    alone = kaist.model_copy(update={"ring_contention": False})
-    layouts = [(1, 64, 2), (8, 8, 2), (2, 8, 2), (1, 20, 1), (2, 16, 2), (4, 8, 2), (4, 64, 2)]
-    tensor, data, pipeline = np.array(layouts).T
-    case = replace(
-        case_of(mt_nlg()), tensor=tensor, data=data, pipeline=pipeline, sequence_parallel=0, zero=0
-    )
-    parts = [step_seconds(case, machine, MEGATRON, PRIOR) for machine in (kaist, alone)]
-    slower = parts[0].compute / parts[1].compute - 1
-    assert slower / PRIOR.ring_contention == pytest.approx([0, 0, 0, 0, 3, 1, 1])
-    assert (parts[0].data_collectives == parts[1].data_collectives).all()
-
-
 @pytest.mark.parametrize("chunks", [2, 3])
 def test_chunks_divide_the_time_that_fills_the_pipeline(chunks):
     case = replace(case_of(mt_nlg()), micro_batches=70)
