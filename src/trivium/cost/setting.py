@@ -73,5 +73,7 @@ def setting(
     if not stack.fused_elementwise:
         gemm = f"gemm_{machine.generation}"
         constants = constants.with_values({gemm: getattr(constants, gemm) * constants.eager_products})
+    if stack.attention is not None:
+        constants = constants.with_values({f"flash_{machine.generation}": stack.attention})
     constants = constants.with_values(machine.constants) if machine.constants else constants
     return Setting(case, machine, stack, constants, strides or default_strides(case, machine))
