@@ -13,6 +13,7 @@ from trivium.cli.this_host import host_found, host_lines
 from trivium.errors import MachineError
 from trivium.planner.this_host import Host
 
+
 class Ended(NamedTuple):
     """How a call of the command line ended."""
 
