@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gpu_page import CAVEATS, percent, ratio_without_replay, share_of_data_sheet
 from pieces import commits, processor_slug
 from step_page import OURS, summary_table
 
@@ -104,19 +105,25 @@ def gpu_tables(records: Iterable[Record]) -> list[str]:
 def _gpu_table(record: Record) -> list[str]:
     parts, aims = record["parts"], record["targets"]
     lines = [
-        f"| {record['device']}, bf16, torch {record['torch']}, {record['date'][:10]} | of the product's ceiling | aim "
-        f"| fastest peer's seconds over Trivium's | aim |",
-        "|---|---:|---:|---:|---:|",
+        f"| {record['device']}, bf16, torch {record['torch']}, {record['date'][:10]} | of the data sheet | "
+        "fastest peer | of the product's ceiling | aim | fastest peer's seconds over Trivium's | without replay "
+        "| aim |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name, part in parts.items():
         if not part.get("ratio"):
             continue
         best, aim = part["sides"][part["best"]], aims.get(name.removeprefix("training "))
+        peer = part["sides"][part["fastest_peer"]]
+        ours, theirs = (
+            percent(share_of_data_sheet(record["device"], s["flops_per_second"])) for s in (best, peer)
+        )
         share = _told(f"{best['share_of_ceiling']:.1%}", reached=not aim or best["share_of_ceiling"] >= aim)
         ratio = _told(f"{part['ratio']:.2f}", reached=part["ratio"] >= aims["ratio"])
+        plain = ratio_without_replay(part)
         lines.append(
-            f"| {name} ({part['best']}) | {share} | {f'{aim:.0%}' if aim else ''} | {ratio} ({part['fastest_peer']}) "
-            f"| {aims['ratio']} |"
+            f"| {name} ({part['best']}) | {ours} | {theirs} | {share} | {f'{aim:.0%}' if aim else ''} "
+            f"| {ratio} ({part['fastest_peer']}) | {'' if plain is None else f'{plain:.2f}'} | {aims['ratio']} |"
         )
     for name, part in parts.items():
         told = {
@@ -126,14 +133,16 @@ def _gpu_table(record: Record) -> list[str]:
         }
         if "trivium" in told and len(told) > 1:
             peer = next(side for side in told if side != "trivium")
-            lines.append(f"| {name} | | | {told['trivium'] / told[peer]:.2f} ({peer}) | |")
+            lines.append(f"| {name} | | | | | {told['trivium'] / told[peer]:.2f} ({peer}) | | |")
     rows = [r for n, r in parts["planner"]["rows"].items() if n != parts["planner"]["calibrated_on"]]
     seconds, peak = (max(abs(r[f"{what}_error"]) for r in rows) for what in ("seconds", "bytes"))
     return [
         *lines,
-        f"| planner: largest error of seconds, of peak memory, {len(rows)} plans after one calibration step | "
+        f"| planner: largest error of seconds, of peak memory, {len(rows)} plans after one calibration step | | | "
         f"{_told(f'{seconds:.1%}', reached=seconds <= aims['seconds'])}, "
-        f"{_told(f'{peak:.1%}', reached=peak <= aims['memory'])} | {aims['seconds']:.0%}, {aims['memory']:.0%} | | |",
+        f"{_told(f'{peak:.1%}', reached=peak <= aims['memory'])} | {aims['seconds']:.0%}, {aims['memory']:.0%} | | | |",
+        "",
+        *(f"- {caveat}" for caveat in CAVEATS),
     ]
 
 

@@ -111,20 +111,6 @@ def test_more_nodes_of_one_plan_are_never_faster():
     assert (seconds(many()) <= seconds(many(), scattered)).all()
 
 
-def test_rings_contend_only_where_several_of_them_have_several_ranks_in_each_of_many_nodes():
-    kaist = machine_named("kaist")
-    alone = kaist.model_copy(update={"ring_contention": False})
-    layouts = [(1, 64, 2), (8, 8, 2), (2, 8, 2), (1, 20, 1), (2, 16, 2), (4, 8, 2), (4, 64, 2)]
-    tensor, data, pipeline = np.array(layouts).T
-    case = replace(
-        case_of(mt_nlg()), tensor=tensor, data=data, pipeline=pipeline, sequence_parallel=0, zero=0
-    )
-    parts = [step_seconds(case, machine, MEGATRON, PRIOR) for machine in (kaist, alone)]
-    slower = parts[0].compute / parts[1].compute - 1
-    assert slower / PRIOR.ring_contention == pytest.approx([0, 0, 0, 0, 3, 1, 1])
-    assert (parts[0].data_collectives == parts[1].data_collectives).all()
-
-
 @pytest.mark.parametrize("chunks", [2, 3])
 def test_chunks_divide_the_time_that_fills_the_pipeline(chunks):
     case = replace(case_of(mt_nlg()), micro_batches=70)
@@ -264,3 +250,33 @@ def test_few_micro_batches_are_priced_near_what_the_simulation_says(schedule, mi
     )
     closed, simulated = (estimate(plan, SELENE, method=m).seconds for m in ("closed form", "simulated"))
     assert closed == pytest.approx(simulated, rel=0.12)
+
+
+def test_chunks_leave_more_work_beside_the_reduction_of_gradients():
+    """Megatron Core reduces each chunk's gradients when its last micro-batch is done; with one chunk all wait."""
+    core = stack_named("megatron-core").model_copy(update={"overlaps_data": True})
+    at_once = core.model_copy(update={"reduces_by_chunk": False})
+    case = replace(case_of(mt_nlg()), zero=1, micro_batches=70)
+
+    def shown(chunks, stack):
+        return step_seconds(replace(case, chunks=chunks), SELENE, stack, PRIOR).data_collectives
+
+    assert shown(3, core) < shown(3, at_once)
+    assert shown(1, core) == shown(1, at_once)
+
+
+def test_tensor_collectives_of_the_forward_are_hidden_where_the_stack_pipelines_them():
+    core = stack_named("megatron-core")
+    plain = core.model_copy(update={"overlaps_tensor_forward": False})
+    case = case_of(mt_nlg())
+    hidden, whole = (step_seconds(case, SELENE, stack, PRIOR).tensor_collectives for stack in (core, plain))
+    assert hidden < whole < 2 * hidden
+
+
+def test_a_stack_whose_attention_kernel_is_known_takes_its_speed_and_no_other_constant():
+    eos, core = machine_named("eos"), stack_named("megatron-core")
+    case = replace(case_of(mt_nlg()), scores_kept=0)
+    own = step_seconds(case, eos, core, PRIOR).seconds
+    other = core.model_copy(update={"attention": None})
+    assert own == step_seconds(case, eos, other, PRIOR.with_values({"flash_hopper": core.attention})).seconds
+    assert own < step_seconds(case, eos, other, PRIOR).seconds

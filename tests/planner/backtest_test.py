@@ -73,27 +73,6 @@ def measured_with(rows, constants, noise=0.0) -> list[Row]:
     return [row._replace(seconds=s * (1 + noise)) for row, s in zip(rows, seconds, strict=True)]
 
 
-def test_what_comes_and_goes_is_learned_as_its_mean(tmp_path):
-    """Gradient rings contend in every other run, so by twice their believed mean. Neither case is learned, which
-    would miss the other by the whole, but the mean."""
-    layouts = ((4, 8, 16), (4, 16, 8), (2, 16, 16), (8, 8, 8))
-    rows = read_rows(
-        written(
-            tmp_path,
-            *(
-                changed(MEGATRON, cluster="kaist", tp=t, pp=p, dp=d, mbs=m, gbs=1536)
-                for t, p, d in layouts
-                for m in (1, 2, 3, 4, 6, 8, 12, 24)
-            ),
-        )
-    ).rows
-    believed = prior_constants()
-    mean = believed.ring_contention
-    there, away = (measured_with(rows, believed.with_values({"ring_contention": c})) for c in (2 * mean, 0.0))
-    met = [away[i] if i % 2 else row for i, row in enumerate(there)]
-    assert fit(met).constants.ring_contention == pytest.approx(mean, rel=0.2)
-
-
 def test_runs_that_the_priors_explain_leave_the_priors_where_they_are(tmp_path):
     found = fit(measured_with(synthetic(tmp_path), prior_constants()))
     assert max(map(abs, found.moved.values())) < 1e-3

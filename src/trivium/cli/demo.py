@@ -32,8 +32,9 @@ from trivium.cli.report import make_report
 from trivium.cli.run_config import resolve
 from trivium.cli.show import say, seconds_line
 from trivium.cli.stage import Run, Stage, perform
+from trivium.cli.this_host import AnyMachine
 from trivium.cli.tokenize import TOKENIZE
-from trivium.cli.train import TRAIN
+from trivium.cli.train import TRAIN, check_host
 from trivium.errors import ConfigError, nearest
 
 STAGES: tuple[Stage, ...] = (
@@ -66,6 +67,7 @@ def demo(
         ),
     ] = None,
     dry_run: DryRun = False,
+    any_machine: AnyMachine = False,
 ) -> None:
     """Walk the whole path on this machine: raw text, corpus, tokens, training, proof, evaluation, report."""
     if start is not None and start not in NAMES:
@@ -81,8 +83,11 @@ def demo(
     run = open_run(out, given, corpus=corpus)
     refuse_idle_harvest(sets, run.corpus)
     TOKENIZE.check(run, "anew")  # before what is done for it
+    run = replace(run, tokens=None)  # it makes its own, whatever was trained here before
+    trains_anew = start is not None and NAMES.index(start) <= NAMES.index(TRAIN.name)
+    check_host(run, given, insists=any_machine, redo=trains_anew, verb="demo")
     if not dry_run:
-        walk(replace(run, tokens=None), redo_from=start)  # it makes its own, whatever was trained here before
+        walk(run, redo_from=start)
 
 
 def walk(run: Run, *, redo_from: str | None = None) -> None:

@@ -28,6 +28,7 @@ from trivium.cli.price import dry_run_lines
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.show import layout_text, say
 from trivium.cli.stage import TRAINS, Gone, Result, Run, Stage, State, perform, state_of
+from trivium.cli.this_host import AnyMachine, host_lines
 from trivium.cli.tokenize import check_vocabulary, never_read_lines
 from trivium.config import Tree, as_value, completed, leaves, to_tree, written
 from trivium.errors import CheckpointError, ConfigError, DataError
@@ -65,6 +66,7 @@ def train(
     tokens: Tokens = None,
     redo: Redo = False,
     dry_run: DryRun = False,
+    any_machine: AnyMachine = False,
 ) -> None:
     """Train from the tokens; an interrupted run goes on from its last checkpoint, in any layout."""
     refuse_done_for_training(sets)
@@ -81,8 +83,11 @@ def train(
             raise ConfigError("\n".join(problems))
         for line in would(out, given, tokens):
             say(line)
+        check_host(open_run(out, given, tokens=tokens), given, insists=any_machine, redo=redo)
         return
     run = open_run(out, given, tokens=tokens)
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        check_host(run, given, insists=any_machine, redo=redo)
     if joins_torchrun(os.environ):
         join(run, redo=redo)
     else:
@@ -106,6 +111,31 @@ def would(out: Path, given: Given, tokens: Path | None) -> list[str]:
         + (f"; what is in {folder} would be set aside" if folder.is_dir() else ""),
     }
     return [words[state]]
+
+
+def check_host(run: Run, given: Given, *, insists: bool, redo: bool = False, verb: str = "train") -> None:
+    """Say what the rest of the training takes on this host; MachineError if it cannot run here."""
+    if steps := _steps_left(run, redo=redo):
+        words = [verb] if run.at.root == DEFAULT_OUT else [verb, "--out", str(run.at.root)]
+        if run.folder("tokens") != run.at.folder("tokens"):
+            words += ["--tokens", str(run.folder("tokens"))]
+        for line in host_lines(given, steps, words, insists=insists):
+            say(line)
+
+
+def _steps_left(run: Run, *, redo: bool) -> int:
+    """Return how many steps the training has still to do; all of them where it has no tokens yet."""
+    from trivium.checkpoint.format import published, step_of
+    from trivium.tokens.manifest import MANIFEST
+
+    steps = run.config.training.steps
+    if redo or not (run.folder("tokens") / MANIFEST).is_file():
+        return steps
+    state = state_of(TRAIN, run)
+    if state != "goes on":
+        return 0 if state == "current" else steps
+    saved = published(run.at.checkpoints)
+    return max(1, steps - (step_of(saved[-1].name) or 0 if saved else 0))
 
 
 def _never_read(given: Given, tokens: Path) -> list[str]:

@@ -36,7 +36,6 @@ class Constants:
     tensor_overlap: float
     fabric: float
     straggler: float
-    ring_contention: float
     data_overlap: float
     deepspeed_tensor: float
     deepspeed_gradient_bytes: float
@@ -62,7 +61,6 @@ class Prior(Config):
     high: float
     value: float  # fitted; equal to the prior where nothing was fitted
     source: str
-    intermittent: bool = False  # what it prices comes and goes; 0 where it is away
 
     @model_validator(mode="after")
     def _inside(self) -> "Prior":

@@ -65,8 +65,6 @@ class Link(Config):
 class Machine(Config):
     """`nodes` alike, each with `devices_per_node` devices.
 
-    ring_contention: gradient rings slow a step where several enter each of more than two nodes, each by several of its
-    ranks (constants.yaml).
     sharing "exclusive": at most one rank per device. "shared": ranks share the devices and their memory, as
     processes share the cores of a CPU; then a device is a core.
     constants: values of cost/constants.yaml that were measured on this machine, and hold here instead.
@@ -86,7 +84,6 @@ class Machine(Config):
     nodes: Positive
     node_link: Link  # inside a node
     fabric_link: Link  # between nodes
-    ring_contention: bool = False
     sharing: Literal["exclusive", "shared"] = "exclusive"
     watts: Rate | None = None  # of one device under load
     price_per_hour: Rate | None = None  # of one device

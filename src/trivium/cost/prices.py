@@ -119,7 +119,9 @@ def _layer(at: Setting, device: Device, tensor: Number) -> tuple[Piece, Piece]:
     again = stack.recomputed * recomputed_share(case) * (np.asarray(case.recompute) == LAYER)
     shorter_forward, shorter_backward = hidden_seconds(at)
     norms = case.over_heads * all_reduce_seconds(NORM_BYTES * case.positions, case.tensor, _tensor_road(at))
-    tensor_forward, sent, shown = 2 * tensor - shorter_forward + norms, *_backward_messages(at, tensor)
+    beside = at.constants.tensor_overlap if stack.overlaps_tensor_forward and at.hides else 0.0
+    tensor_forward = (1 - beside) * (2 * tensor - shorter_forward) + norms
+    sent, shown = _backward_messages(at, tensor)
     tensor_backward = np.minimum(2 * shown, np.maximum(0.0, 2 * sent - shorter_backward)) + norms
     tensor_again = again * tensor_forward
     context_forward, context_backward = context_seconds(at)

@@ -88,7 +88,9 @@ def _shown(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
     # A recorded backward is over before anything of it is reduced.
     reduced = np.where(at.is_replayed, moving, _beside_last_backward(at, pieces, fullest, moving))
     earlier = np.where(often, (at.case.micro_batches - 1) * at.added(forward + backward, reduce), 0.0)
-    next_to_it = optimizer_seconds(at, fullest) if stack.gathers_with_update else forward
+    next_to_it = (
+        optimizer_seconds(at, fullest) if stack.gathers_with_update else forward * _micro_batches_beside(at)
+    )
     return reduced + earlier + np.where(whole, 0.0, at.added(next_to_it, gather))
 
 
@@ -101,7 +103,19 @@ def _shown_of_copies(at: Setting, pieces: Prices, fullest: Fullest) -> Number:
 def _beside_last_backward(at: Setting, pieces: Prices, fullest: Fullest, moving: Number) -> Number:
     """What traffic of gradients adds to the backward that completes them; some are complete only after it."""
     late = moving * _late_share(at, fullest.elements)
-    return at.added(fullest.layers * pieces.layer_backward.total, moving - late) + late
+    window = fullest.layers * _micro_batches_beside(at) * pieces.layer_backward.total
+    return at.added(window, moving - late) + late
+
+
+def _micro_batches_beside(at: Setting) -> Number:
+    """Return beside how many micro-batches a rank's gradients are reduced, and its weights gathered.
+
+    Interleaved, a rank takes each chunk's last `pipeline` micro-batches in a row before the next chunk's. So the first
+    chunk is complete, and under way, that many micro-batches before the last.
+    """
+    case = at.case
+    interleaved = (np.asarray(case.chunks) > 1) & at.stack.reduces_by_chunk
+    return np.where(interleaved, np.minimum(case.pipeline, case.micro_batches), 1)
 
 
 def _halves(at: Setting, elements: Number) -> Halves:

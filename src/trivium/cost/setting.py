@@ -1,17 +1,14 @@
 """All that the seconds of a step depend on, in one place."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trivium.cost.case import Case, Number
 from trivium.cost.collectives import (
     Road,
     Strides,
     default_strides,
-    ranks_in_node,
     road_between,
     road_to_neighbour,
 )
@@ -60,30 +57,13 @@ class Setting:
 
     @property
     def slowness(self) -> Number:
-        """Of the pipeline: the slowest of many nodes, and what is known of the stack and of the machine's rings."""
+        """Return the factor on the pipeline's seconds: the slowest of many nodes, and what is known of the stack."""
         shared = self.machine.sharing == "shared"
         nodes = (
             1.0 if shared else np.maximum(1.0, np.asarray(self.case.ranks) / self.machine.devices_per_node)
         )
         known = self.constants.remote_memory if self.stack.remote_memory else 1.0
-        return known * self._contention * (1 + self.constants.straggler * np.log2(nodes))
-
-    @property
-    def _contention(self) -> Number:
-        """Of gradient rings that share nodes: a ring alone in its nodes, one rank of it in each, or two nodes slow
-        nothing."""
-        if not self.machine.ring_contention:
-            return 1.0
-        of_sharers = self._crowded(self.case.sharers, self.strides.sharers)
-        of_holders = self._crowded(self.case.copies, self.strides.holders)
-        slower: Number = 1 + self.constants.ring_contention * np.maximum(of_sharers, of_holders)
-        return slower
-
-    def _crowded(self, degree: Number, stride: Number) -> NDArray[Any]:
-        """Further ranks of a ring of gradients in each of its nodes, where it contends."""
-        near = ranks_in_node(self.machine, degree, stride)
-        shares = (np.asarray(stride) > 1) & (np.asarray(degree) < self.case.ranks)
-        return np.asarray((near - 1) * shares * (np.asarray(degree) > 2 * near))
+        return known * (1 + self.constants.straggler * np.log2(nodes))
 
 
 def setting(
@@ -93,5 +73,7 @@ def setting(
     if not stack.fused_elementwise:
         gemm = f"gemm_{machine.generation}"
         constants = constants.with_values({gemm: getattr(constants, gemm) * constants.eager_products})
+    if stack.attention is not None:
+        constants = constants.with_values({f"flash_{machine.generation}": stack.attention})
     constants = constants.with_values(machine.constants) if machine.constants else constants
     return Setting(case, machine, stack, constants, strides or default_strides(case, machine))

@@ -23,11 +23,14 @@ class Stack(Config):
         False  # the product of a weight gradient adds to the gradient: no extra traffic
     )
     overlaps_tensor: bool = False  # tensor collectives of the backward run beside weight-gradient products
+    overlaps_tensor_forward: bool = False  # those of the forward are pipelined with the products beside them
     gathers_again: bool = (
         False  # under sequence parallelism the backward gathers kept positions of inputs again
     )
     blocking_transfers: bool = True  # a rank waits while what it sends to the next stage is under way
     overlaps_data: bool = False  # gradients are reduced while the last micro-batch's backward runs
+    reduces_by_chunk: bool = False  # a chunk's gradients are reduced once its last micro-batch is done
+    attention: Annotated[float, Field(gt=0, le=1)] | None = None  # of peak, where its kernel is a known one
     reduces_often: bool = (
         True  # at ZeRO stage 2 after every micro-batch, as it keeps no whole sum of gradients
     )

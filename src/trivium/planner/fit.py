@@ -39,25 +39,17 @@ def fit(rows: Sequence[Row]) -> Fit:
     of = [priors()[name] for name in free]
     begin, spread = (np.array([getattr(p, field) for p in of]) for field in ("prior", "spread"))
     low, high = (np.array([getattr(p, field) for p in of]) for field in ("low", "high"))
-    scale = np.concatenate([_scale(batch, start) for batch, _ in grouped])
 
     def misses(z: Array) -> Array:
         constants = start.with_values(dict(zip(free, (begin + z * spread).tolist(), strict=True)))
         errors = [_logarithms(batch, constants) - measured for batch, measured in grouped]
-        return np.concatenate([np.concatenate(errors) / scale, z])
+        return np.concatenate([np.concatenate(errors) / SCALE, z])
 
     bounds = (np.minimum((low - begin) / spread, -1e-9), np.maximum((high - begin) / spread, 1e-9))
     found = least_squares(misses, np.zeros(len(free)), bounds=bounds, loss="cauchy", diff_step=STEP).x
     values = np.clip(begin + found * spread, low, high)
     constants = start.with_values(dict(zip(free, values.tolist(), strict=True)))
     return Fit(constants, len(used), dict(zip(free, found.tolist(), strict=True)))
-
-
-def _scale(batch: Batch, start: Constants) -> Array:
-    """The size of misses that are expected of each row. What comes and goes is taken to be there as often as not, and
-    is priced by its mean: then each row is as far from the price as the price is from nothing."""
-    without = start.with_values({name: 0.0 for name, prior in priors().items() if prior.intermittent})
-    return np.asarray(np.hypot(SCALE, _logarithms(batch, start) - _logarithms(batch, without)))
 
 
 def _logarithms(batch: Batch, constants: Constants) -> Array:

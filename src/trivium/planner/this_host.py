@@ -1,0 +1,150 @@
+"""Judge whether the host that a training would start on can run it: pure functions of a host and a plan.
+
+Reads the cores, memory and accelerators of a host. Writes a verdict, and nearby settings that the host can run.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import floor
+from typing import NamedTuple
+
+from trivium.cost.estimate import estimate
+from trivium.cost.hardware import USABLE, Machine, this_machine
+from trivium.cost.memory import memory_of_rank
+from trivium.plan.plan import Plan
+from trivium.units import counted, format_bytes, format_seconds
+
+DAY_SECONDS = 86_400.0
+LONGEST_SECONDS = 10 * DAY_SECONDS
+PROCESS_BYTES = 150 << 20  # that torch takes of each process before any tensor (Pss, torch 2.11 without CUDA)
+
+
+@dataclass(frozen=True)
+class Host:
+    """What this host has free. accelerators: their name and their bytes of memory, one entry for each that a rank can
+    use. ranks: how many ranks of the job this host runs, and `first_rank` the lowest of them; 0 ranks: all of them."""
+
+    cores: int
+    memory_bytes: int
+    accelerators: tuple[tuple[str, int], ...] = ()
+    first_rank: int = 0
+    ranks: int = 0
+
+    def ranks_of(self, plan: Plan) -> int:
+        """Return how many ranks of the plan this host runs."""
+        return min(self.ranks or plan.layout.world_size, plan.layout.world_size)
+
+    def computes_on_accelerators(self, plan: Plan) -> bool:
+        """Whether every local rank has an accelerator. Otherwise all of them compute on the cores."""
+        return len(self.accelerators) >= self.ranks_of(plan) > 0
+
+
+class Verdict(NamedTuple):
+    """needed_bytes: of all local ranks on cores, or of the fullest on an accelerator. seconds: of all steps, or None
+    where the speed of the accelerators is not known. where: the cores or accelerators that compute."""
+
+    needed_bytes: int
+    free_bytes: int
+    seconds: float | None
+    where: str
+    line: str
+    problems: tuple[str, ...]
+
+
+def judge(plan: Plan, steps: int, host: Host, planned: Machine, share: float = USABLE) -> Verdict:
+    """Price `steps` steps of a legal plan on this host. planned: the machine of the config, whose speed is taken for
+    accelerators. share: of an accelerator's memory that the plan may use."""
+    ranks = host.ranks_of(plan)
+    if host.computes_on_accelerators(plan):
+        name, smallest = min(host.accelerators, key=lambda found: found[1])
+        needed, free = max(_bytes_of_ranks(plan, host)), floor(share * smallest)
+        seconds = None if planned.generation == "cpu" else steps * _step_seconds(plan, planned)
+        where, each = f"{counted(len(host.accelerators), 'accelerator')} ({name})", " each"
+    else:
+        needed, free = sum(_bytes_of_ranks(plan, host)) + ranks * PROCESS_BYTES, host.memory_bytes
+        seconds = steps * _step_seconds(plan, _cores_of_all_hosts(plan, host))
+        without = (
+            "no accelerator"
+            if not host.accelerators
+            else f"{len(host.accelerators)} accelerators are too few"
+        )
+        where, each = f"{counted(host.cores, 'core')}, {without}", " together"
+    processes = counted(ranks, "rank")
+    need = f"{format_bytes(needed)}{each} of {format_bytes(free)} free"
+    long = "" if seconds is None else f"; {counted(steps, 'step')} take about {format_seconds(seconds)}"
+    problems = []
+    if needed > free:
+        problems.append(
+            f"{processes} of this plan need {format_bytes(needed)}{each}, and {format_bytes(free)} is free here"
+        )
+    if seconds is not None and seconds > LONGEST_SECONDS:
+        problems.append(
+            f"{counted(steps, 'step')} would take about {format_seconds(seconds)}, and the limit is "
+            f"{format_seconds(LONGEST_SECONDS)}"
+        )
+    return Verdict(needed, free, seconds, where, f"{where}: {processes} need {need}{long}", tuple(problems))
+
+
+class Change(NamedTuple):
+    """Settings to change: of --set, and of --ranks, or None to keep the layout."""
+
+    ranks: int | None
+    sets: tuple[str, ...]
+
+
+Judge = Callable[[Change], Verdict | None]
+
+
+def nearest_change(plan: Plan, steps: int, rank_choices: tuple[int, ...], judged: Judge) -> Change | None:
+    """Return the first change, those that change least first, under which the host can run the plan; None if there is
+    none. judged: the verdict on a change, or None where the changed config is not legal."""
+    for change in _changes(plan, rank_choices):
+        verdict = judged(change)
+        if verdict is None or verdict.needed_bytes > verdict.free_bytes:
+            continue
+        if not verdict.problems:
+            return change
+        assert verdict.seconds is not None, "a plan that fits is only refused for its seconds"
+        fewer = floor(0.95 * steps * LONGEST_SECONDS / verdict.seconds)
+        shorter = Change(change.ranks, (*change.sets, f"training.steps={fewer}"))
+        if fewer >= 1 and (found := judged(shorter)) is not None and not found.problems:
+            return shorter
+    return None
+
+
+def _changes(plan: Plan, rank_choices: tuple[int, ...]) -> Iterator[Change]:
+    micro = [n for n in (plan.batch.micro, 8, 4, 2, 1) if n <= plan.batch.micro]
+    for batch in (None, 64, 8, 1):
+        if batch is not None and batch >= plan.batch.sequences:
+            continue
+        smaller = () if batch is None else (f"plan.batch.sequences={batch}", "plan.batch.ramp=null")
+        for ranks in (None, *rank_choices):
+            for n in dict.fromkeys(micro):
+                sets = () if n == plan.batch.micro else (f"plan.batch.micro={n}",)
+                for mode in dict.fromkeys((plan.recompute.mode, "layer")):
+                    again = () if mode == plan.recompute.mode else (f"plan.recompute.mode={mode}",)
+                    yield Change(ranks, (*smaller, *sets, *again))
+
+
+def _bytes_of_ranks(plan: Plan, host: Host) -> list[int]:
+    """Return the bytes of each local rank. Ranks of one pipeline stage hold the same."""
+    layout, of_stage = plan.layout, dict[int, int]()
+    found = []
+    for rank in range(host.first_rank, min(layout.world_size, host.first_rank + host.ranks_of(plan))):
+        at = layout.coordinate(rank)
+        if at.pipeline not in of_stage:
+            of_stage[at.pipeline] = int(memory_of_rank(plan, at).total)
+        found.append(of_stage[at.pipeline])
+    return found
+
+
+def _cores_of_all_hosts(plan: Plan, host: Host) -> Machine:
+    """All hosts of the job, taken to be like this one, as one machine of cores."""
+    hosts = -(-plan.layout.world_size // host.ranks_of(plan))
+    return this_machine(hosts * host.cores, max(hosts * host.memory_bytes, hosts * host.cores))
+
+
+def _step_seconds(plan: Plan, machine: Machine) -> float:
+    room = max(machine.nodes, -(-plan.layout.world_size // machine.devices_per_node))
+    nodes = machine if machine.sharing == "shared" else machine.with_nodes(room)
+    return estimate(plan, nodes, method="closed form").seconds
