@@ -67,7 +67,7 @@ def poison_of_tokens(tokens: Path, out: Path, step: int) -> Poison:
     """A poison that falls on whatever the fourth row of a step reads, wherever it is read."""
     data = read_record(out, tokens).data
     sample = 8 * (step - 1) + 3
-    phrase = tuple(data.sample(sample)[:12].tolist())
+    phrase = tuple(data.sample(sample)[:8].tolist())
     return Poison("document backward", step, 3, sample, 1, "mlp", math.nan, "any", phrase)
 
 
