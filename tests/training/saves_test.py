@@ -103,7 +103,11 @@ def test_nothing_older_is_deleted_before_a_step_shows_that_what_was_saved_is_goo
     here.look()  # a step was accepted
     here.begin(2, fragments(torch.ones(4)), {})
     here.wait()
+    here.step_refused = True  # and skipped
+    here.look()
+    here.settle()
     assert [step_of(path.name) for path in published(tmp_path)] == [1, 2]
+    here.step_refused = False
     here.look()
     here.settle()
     assert [step_of(path.name) for path in published(tmp_path)] == [2]

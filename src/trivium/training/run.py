@@ -204,6 +204,7 @@ class _Loop:
             self._report(step, result, seconds)
             self.worked.add(result)
             self.waited.add(result, seconds, self.plan.batch.at(step).sequences)
+            self.saves.step_refused = bool(self.spikes.cause)
             if self.spikes.cause and self._rewinds(step, result):
                 step = self.first_step
                 continue

@@ -37,6 +37,9 @@ class Saves:
         self._pruning: threading.Thread | None = None
         self._failures = 0  # in a row
         self._passed_over: set[int] = set()
+        self.step_refused = (
+            False  # the last step done here, so that nothing shows the newest state to be good
+        )
         self._unproven: int | None = None  # saved, and nothing older was deleted for it yet
 
     def go_on_from(self, step: int) -> None:
@@ -64,8 +67,8 @@ class Saves:
             self.wait()
 
     def look(self) -> None:
-        """Take note of what became of the save under way, and delete what it replaces; called after a step that was
-        accepted, which shows that the state saved before it is good."""
+        """Take note of what became of the save under way, and delete what it replaces if the step was accepted, which
+        shows that the state saved before it is good; called after every step."""
         self._advance(wait=False)
         self._thin_out()
 
@@ -115,7 +118,7 @@ class Saves:
         self._unproven = step
 
     def _thin_out(self) -> None:
-        if self._unproven is not None:  # on the first rank
+        if self._unproven is not None and not self.step_refused:  # on the first rank
             given, self._unproven = (self._unproven,), None
             self._pruning = threading.Thread(target=self._prune, args=given, daemon=True, name="retention")
             self._pruning.start()
