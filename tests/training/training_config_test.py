@@ -7,6 +7,7 @@ SUPERVISION = {
     "preemption_seconds": 100.0,
     "hang_seconds": 30.0,
     "stall_seconds": 600.0,
+    "host_seconds": 3600.0,
     "timeout_seconds": 120.0,
     "replicas_every": 100,
     "slow_every": 50,
