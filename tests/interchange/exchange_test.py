@@ -15,6 +15,7 @@ from plans import small
 from ranks import on_ranks
 from tokens.foreign import folder_of, llama_words
 from trivium.certify.certificate import RULE
+from trivium.checkpoint import pieces
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.save import save
 from trivium.config import build, to_tree
@@ -143,10 +144,11 @@ def test_a_wrong_export_does_not_get_its_name(tmp_path: Path, monkeypatch, wrong
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ours"]
 
 
-def test_a_model_whose_training_diverged_is_no_fault_of_the_export(tmp_path: Path) -> None:
+def test_a_model_whose_training_diverged_is_no_fault_of_the_export(tmp_path: Path, monkeypatch) -> None:
+    """Such a checkpoint is not published here, but may come from elsewhere."""
+    monkeypatch.setattr(pieces, "is_finite", lambda values: True)
     trainer = Trainer(small(), Mesh.single(), seed=7, rule=RULE)
-    weights = trainer.buckets[0].weights
-    weights.fill_(torch.finfo(weights.dtype).max)  # finite, as every published weight is, but products overflow
+    trainer.buckets[0].weights.fill_(float("nan"))
     path = save(
         tmp_path / "ours", 4, fragments(trainer), Mesh.single(), {"plan": to_tree(trainer.plan), "updates": 4}
     )
