@@ -1,4 +1,4 @@
-"""Texts of any size that are made to be slow: each kind repeats what some algorithm handles in more than linear time."""
+"""Texts of any size that are made to be slow: each kind repeats what some algorithm may handle badly."""
 
 from collections.abc import Callable, Mapping
 

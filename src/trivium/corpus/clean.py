@@ -82,8 +82,6 @@ def _repaired(text: str) -> str:
     """
     text = text.translate(_ENDS_OF_LINES)
     for _ in range(MOST_ROUNDS):
-        _require_short_runs(text)
-        text = unicodedata.normalize("NFC", text)
         repaired = "".join(
             ftfy.fix_text(
                 line, normalization=None, uncurl_quotes=False, unescape_html=False, fix_character_width=False
@@ -92,6 +90,8 @@ def _repaired(text: str) -> str:
             else line
             for line in _LINE.findall(text)
         )
+        _require_short_runs(repaired)
+        repaired = unicodedata.normalize("NFC", repaired)
         if repaired == text:
             return text
         text = repaired
@@ -128,7 +128,9 @@ def _kinds() -> Kinds:
 @lru_cache(maxsize=1)
 def _marks() -> Kinds:
     """Which code points have a canonical combining class other than 0."""
-    kinds = np.fromiter(map(bool, map(unicodedata.combining, map(chr, range(CODE_POINTS)))), np.uint8, CODE_POINTS)
+    kinds = np.fromiter(
+        map(bool, map(unicodedata.combining, map(chr, range(CODE_POINTS)))), np.uint8, CODE_POINTS
+    )
     kinds *= MARK
     kinds.flags.writeable = False
     return kinds

@@ -28,9 +28,13 @@ class TooDeep(ValueError):
 _SENTENCE_END = re.compile(r"[.!?…:][\"”’')\]»]*$")
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]{0,20})")
 _DEEPEST = 512  # nested elements; browsers ignore what lies deeper
+# Elements that are empty or whose end tag may be left out.
 _NOT_NESTED = frozenset(
-    "p li dt dd tr td th tbody thead tfoot colgroup caption option optgroup rt rp html head body "
-    "area base br col embed hr img input link meta param source track wbr".split()
+    (
+        *("p", "li", "dt", "dd", "tr", "td", "th", "tbody", "thead", "tfoot", "colgroup", "caption"),
+        *("option", "optgroup", "rt", "rp", "html", "head", "body", "area", "base", "br", "col", "embed"),
+        *("hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"),
+    )
 )
 _FEW_WORDS, _MANY_WORDS = 4, 15  # a sentence has so many words; so many are prose even without an end
 

@@ -354,8 +354,8 @@ def given_tokenizer(place: str, end: str | None = None) -> Tokenizer:
     longest = json.loads(found.description)["model"].get("max_input_chars_per_word") or 0
     if longest > _LONGEST_WORDPIECE:
         raise ConfigError(
-            f"tokens.tokenizer: {path} has model.max_input_chars_per_word = {longest}, but a word takes cubic time in its "
-            f"length; set it to {_LONGEST_WORDPIECE} or less (published tokenizers have 100)"
+            f"tokens.tokenizer: {path} has model.max_input_chars_per_word = {longest}, but a word takes time cubic "
+            f"in its length; set it to {_LONGEST_WORDPIECE} or less (published tokenizers have 100)"
         )
     tokenizer = found.with_marks(marks)
     if tokenizer.end_of_text in tokenizer.encode(_WRITTEN.format(marks.end)):
