@@ -10,7 +10,7 @@ from ftfy.badness import BADNESS_RE
 from ftfy.chardata import CONTROL_CHARS, LIGATURES, WIDTH_MAP
 
 from trivium.corpus.kernels.characters import CODE_POINTS
-from trivium.corpus.kernels.tidiness import ODD, SIGN, Kinds, beyond_ascii, plain_blanks
+from trivium.corpus.kernels.tidiness import MARK, ODD, SIGN, Kinds, beyond_ascii, longest_runs, plain_blanks
 
 # Letters and digits of another width are written as usual; ftfy would take the full-width punctuation of Chinese and
 # Japanese for ASCII's too, and their texts have no other.
@@ -30,35 +30,72 @@ _ENDS_OF_LINES = str.maketrans("\v\f", "\n\n")
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
-def tidy(text: str) -> str:
-    """Encoding damage repaired (ftfy), NFC, no control characters or soft hyphens, blanks collapsed, one empty line at
-    most.
+# Normalisation sorts each run of combining marks, in time quadratic in its length. No language needs so many: the
+# Stream-Safe Text Format of UAX #15 allows runs of 30.
+MOST_MARKS = 30
+# Text that was decoded wrongly n times is about 2**n times as long, so no honest text needs so many rounds.
+MOST_ROUNDS = 16
 
-    Repeated until nothing changes: what one round takes away or composes can bring together what then looks damaged.
+
+class NotTidied(ValueError):
+    """Tidying a text would take longer than its size allows. The message is the reason for which it is dropped."""
+
+
+def tidy(text: str, *, longest_run: int | None = None) -> str:
+    """Repair encoding damage (ftfy), normalise to NFC, remove control characters and soft hyphens, collapse blanks, and
+    leave one empty line at most.
+
+    The rounds are repeated until nothing changes: what one round removes or composes can bring together what then
+    looks damaged. longest_run: how often a character other than a blank may follow itself, if that is limited.
+    Raises NotTidied for text that exceeds this, MOST_MARKS or MOST_ROUNDS.
     """
-    while not text.isascii():
-        repaired = _repaired(text) if looks_damaged(text) else text
-        plain = plain_blanks(unicodedata.normalize("NFC", repaired))
-        if plain == text:
+    for _ in range(MOST_ROUNDS):
+        if text.isascii():
+            plain = plain_blanks(text)
+        else:
+            repaired = _repaired(text) if looks_damaged(text) else text
+            _require_short_runs(repaired)
+            plain = plain_blanks(unicodedata.normalize("NFC", repaired))
+        if plain == text or text.isascii():
+            _require_short_runs(plain, longest_run)
             return plain
         text = plain
-    return plain_blanks(text)
+    raise NotTidied(f"encoding damage not repaired after {MOST_ROUNDS} rounds")
+
+
+def _require_short_runs(text: str, longest_run: int | None = None) -> None:
+    if longest_run is None and text.isascii():
+        return
+    marks, equal = longest_runs(text, _marks())
+    if marks > MOST_MARKS:
+        raise NotTidied(f"over {MOST_MARKS} combining marks in a row")
+    if longest_run is not None and equal > longest_run:
+        raise NotTidied(f"over {longest_run} times one character in a row")
 
 
 def _repaired(text: str) -> str:
     """ftfy's repair of the lines that look damaged; it too looks at lines one by one.
 
     Entities stay: extraction has read those of the page, and what is left of them is meant. So do vertical tabs and
-    form feeds, as ends of lines: ftfy would drop them, and glue what they part.
+    form feeds, as ends of lines: ftfy would drop them, and glue what they part. ftfy would also normalise; here it is
+    done between its rounds, once the marks have been counted.
     """
-    return "".join(
-        ftfy.fix_text(
-            line, normalization="NFC", uncurl_quotes=False, unescape_html=False, fix_character_width=False
-        ).translate(_WIDTHS)
-        if not line.isascii() and looks_damaged(line)
-        else line
-        for line in _LINE.findall(text.translate(_ENDS_OF_LINES))
-    )
+    text = text.translate(_ENDS_OF_LINES)
+    for _ in range(MOST_ROUNDS):
+        repaired = "".join(
+            ftfy.fix_text(
+                line, normalization=None, uncurl_quotes=False, unescape_html=False, fix_character_width=False
+            ).translate(_WIDTHS)
+            if not line.isascii() and looks_damaged(line)
+            else line
+            for line in _LINE.findall(text)
+        )
+        _require_short_runs(repaired)
+        repaired = unicodedata.normalize("NFC", repaired)
+        if repaired == text:
+            return text
+        text = repaired
+    raise NotTidied(f"encoding damage not repaired after {MOST_ROUNDS} rounds")
 
 
 def looks_damaged(text: str) -> bool:
@@ -84,5 +121,16 @@ def _kinds() -> Kinds:
     kinds = np.zeros(CODE_POINTS, np.uint8)
     kinds[[*map(ord, _SIGNS), *CONTROL_CHARS]] = SIGN
     kinds[list(map(ord, REPAIRED_LETTERS))] = ODD
+    kinds.flags.writeable = False
+    return kinds
+
+
+@lru_cache(maxsize=1)
+def _marks() -> Kinds:
+    """Which code points have a canonical combining class other than 0."""
+    kinds = np.fromiter(
+        map(bool, map(unicodedata.combining, map(chr, range(CODE_POINTS)))), np.uint8, CODE_POINTS
+    )
+    kinds *= MARK
     kinds.flags.writeable = False
     return kinds

@@ -82,6 +82,8 @@ class ExtractConfig(Config):
     extractor: Literal["blocks", "resiliparse", "justext", "trafilatura"] = "blocks"
     # jusText: whose common words mark a paragraph as text
     stoplist: str = "English"
+    # a text in which a character other than a blank follows itself more often than this is dropped
+    longest_run: Positive = 1000
 
 
 class LanguageConfig(Config):
@@ -267,5 +269,7 @@ class CurateConfig(Config):
     decontamination: DecontaminationConfig = DecontaminationConfig()
     # source -> weight, normalised over the sources present; one that is not named has 0; empty: proportional to bytes
     blend: dict[str, Weight] = Field(default_factory=dict)
+    # seconds of processor time that a step may take for one document, before the document is dropped
+    document_seconds: Positive = 60
     # bytes of text per document shard
     shard_bytes: Positive = 64 << 20

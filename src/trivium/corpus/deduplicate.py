@@ -76,6 +76,7 @@ def _near(
     seed: int,
     progress: Progress,
 ) -> Iterator[Document | Reject]:
+    progress(0, None, "compiling kernels (on the first run)")
     warm_up()
     read, tally = tallies
     root = source.path if source.path.is_dir() else source.path.parent

@@ -9,7 +9,7 @@ from typing import Any
 
 from resiliparse.extract.html2text import extract_plain_text
 
-from trivium.corpus.clean import tidy
+from trivium.corpus.clean import NotTidied, tidy
 from trivium.corpus.config import ExtractConfig
 from trivium.corpus.document import Document
 from trivium.corpus.main_text import main_text
@@ -20,7 +20,22 @@ RAW = "raw"  # metadata key: the form the text still has, "html" until it is ext
 
 Extractor = Callable[[str], str]
 
+
+class TooDeep(ValueError):
+    """A page that a parser would need more than linear time for. The message is the reason for which it is dropped."""
+
+
 _SENTENCE_END = re.compile(r"[.!?…:][\"”’')\]»]*$")
+_TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]{0,20})")
+_DEEPEST = 512  # nested elements; browsers ignore what lies deeper
+# Elements that are empty or whose end tag may be left out.
+_NOT_NESTED = frozenset(
+    (
+        *("p", "li", "dt", "dd", "tr", "td", "th", "tbody", "thead", "tfoot", "colgroup", "caption"),
+        *("option", "optgroup", "rt", "rp", "html", "head", "body", "area", "base", "br", "col", "embed"),
+        *("hr", "img", "input", "link", "meta", "param", "source", "track", "wbr"),
+    )
+)
 _FEW_WORDS, _MANY_WORDS = 4, 15  # a sentence has so many words; so many are prose even without an end
 
 
@@ -33,7 +48,10 @@ def extract_step(config: ExtractConfig = ExtractConfig()) -> Step:
 
     def judge(document: Document) -> Verdict:
         is_html = document.metadata.get(RAW) == "html"
-        text = tidy(extract(document.text)) if is_html else tidy(document.text)
+        try:
+            text = tidy(extract(document.text) if is_html else document.text, longest_run=config.longest_run)
+        except (NotTidied, TooDeep) as error:
+            return Drop(str(error))
         if not text:
             other = "blocks" if config.extractor == "resiliparse" else "resiliparse"
             return Drop("empty", f"extract.extractor={other}" if is_html else "")
@@ -48,11 +66,27 @@ def extract_step(config: ExtractConfig = ExtractConfig()) -> Step:
 
 def extractor(config: ExtractConfig) -> Extractor:
     """The function from a page's HTML to its main text, untidied; MachineError when its package is missing."""
+    if config.extractor == "blocks":
+        return main_text
     if config.extractor == "justext":
-        return _justext(config.stoplist)
-    if config.extractor == "trafilatura":
-        return _trafilatura()
-    return _resiliparse if config.extractor == "resiliparse" else main_text
+        extract = _justext(config.stoplist)
+    else:
+        extract = _trafilatura() if config.extractor == "trafilatura" else _resiliparse
+    return lambda html: extract(_require_shallow(html))
+
+
+def _require_shallow(html: str) -> str:
+    """The page itself. Raises TooDeep if its elements nest deeper than parsers handle in linear time.
+
+    Elements that may be left open, such as `p` and `li`, are not counted: each ends the one before.
+    """
+    depth = 0
+    for closing, name in _TAG.findall(html):
+        if name.lower() not in _NOT_NESTED:
+            depth = max(depth - 1, 0) if closing else depth + 1
+            if depth > _DEEPEST:
+                raise TooDeep(f"over {_DEEPEST} nested elements")
+    return html
 
 
 def extraction_figures(html: str, text: str) -> dict[str, Any]:

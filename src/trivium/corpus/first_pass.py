@@ -152,10 +152,10 @@ def _extracted(job: Job, path: Path, kept: KeptFile) -> Take[Judged]:
         found = kept.texts(place)
         if found is None:
             records, count, last = raw(place, before)
-            found = Stretch(
-                as_read(records, job.source).by(Steps([extract_step(job.config.extract)])), count, last
-            )
-            kept.keep_texts(place, found)
+            steps = Steps([extract_step(job.config.extract)], document_seconds=job.config.document_seconds)
+            found = Stretch(as_read(records, job.source).by(steps), count, last)
+            if not steps.timed_out:  # which depends on the machine, not on the text alone
+                kept.keep_texts(place, found)
         return found
 
     return take
@@ -164,7 +164,7 @@ def _extracted(job: Job, path: Path, kept: KeptFile) -> Take[Judged]:
 def _write_part(job: Job, piece: Piece[Judged], kept: KeptFile) -> dict[str, Any]:
     figures = kept.figures(place_of(piece.name))
     steps = [asking(step, figures) for step in named_steps(job.config, seed=job.seed)]
-    found = piece.records.by(Steps(steps))
+    found = piece.records.by(Steps(steps, document_seconds=job.config.document_seconds))
     (piece.into / REJECTS).write_bytes(found.rejects)
     told = {"tallies": found.tallies, "damage": found.damage}
     features = _features(job, piece.into, found.kept, evaluation_keys(job), figures)

@@ -36,9 +36,10 @@ _TITLE_LENGTH = 15  # characters that a heading shares with the page's title
 _FIRST_HEADING = elements("h1")
 _CELLS = elements("dd", "dt", "li", "td", "th")
 _OTHER_VOICES = elements("blockquote", "dd", "dt", "li", "pre", "td", "th")
-_TITLE = re.compile(r"<title[^>]{0,200}>([^<]{0,1000})", re.I)
+_TITLE = re.compile(r"<title[^<>]{0,200}+>([^<]{0,1000})", re.I)
 _STATED_NAME = '"articleBody"'
-_STATED = re.compile(r'\s*:\s*("(?:[^"\\]|\\.)*")')
+# Possessive: a repeated group otherwise keeps a way back for each character, which takes gigabytes in a large page.
+_STATED = re.compile(r'\s*+:\s*+("(?:[^"\\]++|\\.)*+")')
 _NO_WORD = re.compile(r"\W+")
 
 

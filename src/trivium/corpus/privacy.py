@@ -37,8 +37,8 @@ _KEY = re.compile(
     r"|\bAIza[0-9A-Za-z_-]{35}(?![\w-])"  # Google
     r"|\bxox[abprs]-[0-9A-Za-z-]{10,250}\b"  # Slack
     r"|\b[sr]k_live_[0-9A-Za-z]{16,250}\b"  # Stripe
-    # JSON web token
-    r"|\beyJ[A-Za-z0-9_-]{10,2000}+\.eyJ[A-Za-z0-9_-]{10,4000}+\.[A-Za-z0-9_-]{10,2000}"
+    # A JSON web token: the first in a run of its characters, so that no run is read twice. What precedes it is kept.
+    r"|(?<![\w-])(?P<kept>(?:(?!\beyJ)[\w-])*+)eyJ[A-Za-z0-9_-]{10,2000}+\.eyJ[A-Za-z0-9_-]{10,4000}+\.[A-Za-z0-9_-]{10,2000}"
 )
 # every key has one of these in it
 _KEY_SIGNS = (
@@ -86,7 +86,7 @@ def _masked(text: str, config: PrivacyConfig, bits: int) -> tuple[str, Counter[s
             if not valid(match[0]):
                 return match[0]
             found[kind] += 1
-            return f"[{kind.upper()}]"
+            return f"{match.groupdict().get('kept') or ''}[{kind.upper()}]"
 
         text = pattern.sub(mask, text)
     return text, found

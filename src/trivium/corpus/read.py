@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from trivium.corpus.config import ReadConfig
@@ -151,15 +152,21 @@ def _read_parquet(
         return
     row = 0
     for number, rows in enumerate(groups):
-        read = 0
+        read = held = 0
         packed, unpacked = _sizes(table.metadata.row_group(number), columns)
-        if unpacked > max(limits.longest_bytes, limits.unpacked_ratio * packed):
+        most = max(limits.longest_bytes, limits.unpacked_ratio * packed)
+        if unpacked > most:
             what = f"row group {number}: {packed} bytes unpack to {unpacked}"
             yield Damage(path, Trouble.BOMB, what, row, max(rows, 1))
             row += rows
             continue
         try:
             for batch in table.iter_batches(batch_size=_ROWS, row_groups=[number], columns=columns):
+                held += sum(map(_bytes_of, batch.columns))
+                if held > most:
+                    what = f"row group {number}: {packed} bytes unpack to {held} and more by row {row + read}"
+                    yield Damage(path, Trouble.BOMB, what, row + read, rows - read)
+                    break
                 names = batch.schema.names
                 for values in zip(*map(_of_json, batch.columns), strict=True):
                     scalars = dict(zip(names, values, strict=True))
@@ -184,6 +191,13 @@ def _sizes(group: pq.RowGroupMetaData, columns: Collection[str]) -> tuple[int, i
     told = [group.column(number) for number in range(group.num_columns)]
     read = [one for one in told if one.path_in_schema.partition(".")[0] in columns]
     return sum(one.total_compressed_size for one in read), sum(one.total_uncompressed_size for one in read)
+
+
+def _bytes_of(column: pa.Array) -> int:
+    """Bytes of the values of a column's rows. A footer counts an entry of a dictionary once, whatever refers to it."""
+    if not pa.types.is_dictionary(column.type):
+        return int(column.nbytes)
+    return pc.sum(pc.take(pc.binary_length(column.dictionary), column.indices)).as_py() or 0
 
 
 def _parquet_document(

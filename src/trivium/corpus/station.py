@@ -120,7 +120,8 @@ def _under_own_ids(job: Job, piece: Part) -> list[Document | Damage | PassedOver
 
 def _write_part(job: Job, piece: Part) -> dict[str, Any]:
     """What the steps leave of some records, and their rejects."""
-    found = as_read(_under_own_ids(job, piece), job.source).by(Steps(named_steps(job.config, seed=job.seed)))
+    steps = Steps(named_steps(job.config, seed=job.seed), document_seconds=job.config.document_seconds)
+    found = as_read(_under_own_ids(job, piece), job.source).by(steps)
     (piece.into / PACKED).write_bytes(found.rejects)
     return {
         "entry": write_shard(piece.into / shard_name(0), documents_table(found.kept)),

@@ -1,14 +1,17 @@
 """A step judges one document: keep it (perhaps changed) or drop it with a reason; a funnel counts them all."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+from trivium.corpus.config import CurateConfig
 from trivium.corpus.document import Document
 from trivium.corpus.measure import Ask, Found, Measure, measured
 
 _BATCH_CHARACTERS = 1 << 20  # judged at once: enough for kernels, little enough for the processor's cache
+_DOCUMENT_SECONDS = CurateConfig().document_seconds
 
 
 class Keep(NamedTuple):
@@ -129,9 +132,11 @@ class Tally:
 class Steps:
     """A list of steps run document by document, with a tally each."""
 
-    def __init__(self, steps: Iterable[Step]) -> None:
-        """`steps` in the order they judge."""
+    def __init__(self, steps: Iterable[Step], *, document_seconds: int = _DOCUMENT_SECONDS) -> None:
+        """`steps` in the order they judge. document_seconds: of processor time that each may take for one document."""
         self.steps = tuple(steps)
+        self.document_seconds = document_seconds
+        self.timed_out = 0  # documents dropped because of it
         self.tallies = tuple(Tally(step.name) for step in self.steps)
 
     def run(self, items: Iterable[Document | Other]) -> Iterator[Document | Reject | Other]:
@@ -155,7 +160,8 @@ class Steps:
         places, current = [place for place, _ in numbered], [document for _, document in numbered]
         for step, tally in zip(self.steps, self.tallies, strict=True):
             left: list[tuple[int, Document]] = []
-            for place, document, verdict in zip(places, current, step.verdicts(current), strict=True):
+            verdicts = self._timed(step, current)
+            for place, document, verdict in zip(places, current, verdicts, strict=True):
                 if isinstance(verdict, Drop):
                     tally.drop(document, verdict)
                     results[place] = Reject(document, step.name, verdict.reason)
@@ -166,6 +172,25 @@ class Steps:
         for place, document in zip(places, current, strict=True):
             results[place] = document
         return results
+
+    def _timed(self, step: Step, documents: Sequence[Document]) -> list[Verdict]:
+        """The verdicts of a step, where a document that takes it too long is dropped.
+
+        Steps are linear, so this is a second line of defence. The time of one document is measured only after a whole
+        batch exceeded the bound. It is processor time of this thread: other load on the machine does not count.
+        """
+        verdicts, seconds = _with_seconds(step, documents)
+        if seconds <= self.document_seconds:
+            return verdicts
+        if len(documents) > 1:
+            return [verdict for document in documents for verdict in self._timed(step, [document])]
+        self.timed_out += 1
+        return [Drop(f"over {self.document_seconds} s of processor time")]
+
+
+def _with_seconds(step: Step, documents: Sequence[Document]) -> tuple[list[Verdict], float]:
+    begin = time.thread_time()
+    return step.verdicts(documents), time.thread_time() - begin
 
 
 def noted(document: Document, **figures: Any) -> Document:

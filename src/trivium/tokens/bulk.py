@@ -36,9 +36,15 @@ def equal_encoding(description: str) -> tiktoken.Encoding | None:
     return tiktoken.Encoding("trivium", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
 
+# Bytes of a token. The check takes quadratic time in them; the longest tokens of published vocabularies have 256.
+_LONGEST_CHECKED = 512
+
+
 def merges_alone_decide(merges: Merges, words: Mapping[str, int]) -> bool:
     """Whether ids rise with the merges and every token's own bytes come together by its own merge."""
     if not all(a in words and b in words and a + b in words for a, b in merges):
+        return False
+    if any(len(a) + len(b) > _LONGEST_CHECKED for a, b in merges):
         return False
     ids = [words[a + b] for a, b in merges]
     if any(one >= next_ for one, next_ in pairwise(ids)):

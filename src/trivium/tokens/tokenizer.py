@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, takewhile
 from operator import itemgetter
@@ -35,6 +35,12 @@ _SHOWN = 8  # special tokens in an error
 _WRITTEN = "{0} a{0} {0}\n{0}"  # a special token where text may have it
 # Letters to encode a continuation behind, until one is found that does not merge with it.
 _NEUTRAL = ("x", "z", "e", "0", ".", "\n", "中", "\x01")
+# Of a tokenizer that is trained here. The trainer takes quadratic time in the length of a word, so longer words are cut
+# before it sees them. A token of more bytes would stand for a run of one letter, or for a text that is repeated.
+_LONGEST_TOKEN_BYTES, _LONGEST_WORD = 128, 1024
+_LONG_RUN = re.compile(rf"(?<!\S)\S{{{_LONGEST_WORD + 1},}}+|(?<!\s)\s{{{_LONGEST_WORD + 1},}}+")
+# The library takes cubic time in the length of a word that a WordPiece model looks up. Published ones allow 100.
+_LONGEST_WORDPIECE = 4096
 
 
 class Tokenizer:
@@ -288,10 +294,21 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, end: str = END_OF_TEX
         vocab_size=vocabulary,
         special_tokens=[end],
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        max_token_length=_LONGEST_TOKEN_BYTES,
         show_progress=False,
     )
-    library.train_from_iterator(map(_checked, texts), trainer)
+    library.train_from_iterator((part for text in texts for part in _short_words(_checked(text))), trainer)
     return Tokenizer(library.to_str(), Marks(end))
+
+
+def _short_words(text: str) -> Iterator[str]:
+    """The text, cut inside every run of more than _LONGEST_WORD characters that holds no blank, or nothing else."""
+    begin = 0
+    for run in _LONG_RUN.finditer(text):
+        for at in range(run.start() + _LONGEST_WORD, run.end(), _LONGEST_WORD):
+            yield text[begin:at]
+            begin = at
+    yield text[begin:]
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
@@ -333,6 +350,12 @@ def given_tokenizer(place: str, end: str | None = None) -> Tokenizer:
     if said.begin is not None and said.begin not in found.words():
         raise DataError(
             f"{path} has no token {said.begin}, which {CONFIG} beside it names as bos_token; fix that"
+        )
+    longest = json.loads(found.description)["model"].get("max_input_chars_per_word") or 0
+    if longest > _LONGEST_WORDPIECE:
+        raise ConfigError(
+            f"tokens.tokenizer: {path} has model.max_input_chars_per_word = {longest}, but a word takes time cubic "
+            f"in its length; set it to {_LONGEST_WORDPIECE} or less (published tokenizers have 100)"
         )
     tokenizer = found.with_marks(marks)
     if tokenizer.end_of_text in tokenizer.encode(_WRITTEN.format(marks.end)):

@@ -5,8 +5,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from trivium.corpus.classifier import trained_step
-from trivium.corpus.clean import tidy
-from trivium.corpus.config import CurateConfig
+from trivium.corpus.clean import NotTidied, tidy
+from trivium.corpus.config import CurateConfig, ExtractConfig
 from trivium.corpus.document import Document
 from trivium.corpus.extract import extract_step
 from trivium.corpus.filters.c4 import c4_step
@@ -19,11 +19,14 @@ from trivium.corpus.steps import Drop, Keep, Step, Verdict
 from trivium.errors import ConfigError, nearest
 
 
-def clean_step() -> Step:
-    """The step that makes text plain (`clean.tidy`) and drops what is empty then."""
+def clean_step(config: ExtractConfig = ExtractConfig()) -> Step:
+    """The step that makes text plain (`clean.tidy`), and drops what is empty then or cannot be tidied."""
 
     def judge(document: Document) -> Verdict:
-        text = tidy(document.text)
+        try:
+            text = tidy(document.text, longest_run=config.longest_run)
+        except NotTidied as error:
+            return Drop(str(error))
         return Keep(replace(document, text=text)) if text else Drop("empty")
 
     return Step("clean", judge)
@@ -32,7 +35,7 @@ def clean_step() -> Step:
 FILTERS: Mapping[str, Callable[[CurateConfig, int], Step]] = MappingProxyType(
     {
         "extract": lambda config, _: extract_step(config.extract),
-        "clean": lambda *_: clean_step(),
+        "clean": lambda config, _: clean_step(config.extract),
         "language": lambda config, _: language_step(config.language),
         "quality": lambda config, _: quality_step(config.quality),
         "repetition": lambda config, _: repetition_step(config.repetition),

@@ -1,13 +1,13 @@
 """Blanks, line ends and control characters of one text made plain, in one pass over its bytes."""
 
 import numpy as np
-from numba import njit, uint8
+from numba import njit, uint8, uint32
 
 from trivium.corpus.kernels.texts import Bytes
 from trivium.corpus.kernels.words import code_point
 
 Kinds = np.ndarray[tuple[int], np.dtype[np.uint8]]
-ODD, SIGN = 1, 2
+ODD, SIGN, MARK = 1, 2, 1  # MARK is of another table
 _NOTHING, _BLANK, _LINE_END, _RETURN, _OTHER = range(5)
 _TAB, _NEWLINE, _CARRIAGE, _SPACE, _DELETE = uint8(0x09), uint8(0x0A), uint8(0x0D), uint8(0x20), uint8(0x7F)
 _VERTICAL, _FORM_FEED, _ESCAPE = uint8(0x0B), uint8(0x0C), uint8(0x1B)
@@ -36,6 +36,38 @@ def beyond_ascii(text: str, kinds: Kinds, near: int) -> tuple[bool, list[tuple[i
     runs = np.empty((len(data) // 2 + 1, 2), np.int64)  # the shortest run and what parts it from the next
     count = _beyond_ascii(data, kinds, near, runs)
     return count < 0, list(map(tuple, runs[: max(count, 0)].tolist()))
+
+
+def longest_runs(text: str, kinds: Kinds) -> tuple[int, int]:
+    """The length of the longest run of characters that are MARKs, and of the longest run of one other character.
+
+    kinds: of each code point, shape [0x110000]. Blanks and line ends of ASCII belong to no run.
+    """
+    data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+    marks, equal = _longest_runs(data, kinds)
+    return int(marks), int(equal)
+
+
+@njit(cache=True, nogil=True)
+def _longest_runs(data: Bytes, kinds: Kinds) -> tuple[int, int]:
+    most_marks = most_equal = marks = equal = at = 0
+    before = uint32(0)
+    while at < len(data):
+        if data[at] < uint8(0x80):
+            point = uint32(data[at])
+            at += 1
+        else:
+            point, at = code_point(data, at)
+        if kinds[point] == MARK:
+            marks += 1
+            most_marks = max(most_marks, marks)
+            equal = 0
+        else:
+            marks = 0
+            equal = 0 if point <= uint32(0x20) else equal + 1 if point == before else 1
+            most_equal = max(most_equal, equal)
+        before = point
+    return most_marks, most_equal
 
 
 @njit(cache=True, nogil=True)

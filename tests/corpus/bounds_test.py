@@ -1,0 +1,252 @@
+"""No document, however it is made, takes a station more than about n log n time; what cannot be bounded is dropped.
+
+Times are processor seconds of this thread, the least of several repeats, and compared between sizes: an exponent of
+1.5 lies halfway between linear and quadratic.
+"""
+
+import importlib
+import pkgutil
+import re
+import time
+import unicodedata
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tokenizers
+
+import trivium.corpus
+from corpus.hostile import KINDS, WORDS
+from trivium.corpus.classifier import Classifier
+from trivium.corpus.clean import MOST_MARKS, NotTidied, tidy
+from trivium.corpus.config import CurateConfig, DecontaminationConfig, ExtractConfig, ReadConfig
+from trivium.corpus.decontaminate import Keys, cut
+from trivium.corpus.document import Document
+from trivium.corpus.extract import RAW, extract_step
+from trivium.corpus.filters.named import FILTERS
+from trivium.corpus.first_pass import measures_of
+from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.passages import passages
+from trivium.corpus.quarantine import Damage, Trouble
+from trivium.corpus.read import read_any
+from trivium.corpus.steps import Drop, Keep, Reject, Step, Steps
+from trivium.errors import ConfigError, MachineError
+from trivium.tokens.tokenizer import given_tokenizer, train_tokenizer
+
+EXPONENT = 1.5
+UNMEASURABLE_SECONDS = 2e-3  # what the clock and a cold cache may add
+EXTRACTORS = ("blocks", "resiliparse", "justext", "trafilatura")
+
+
+def seconds(work, text, repeats):
+    """The least processor time of several repeats."""
+    found = []
+    for _ in range(repeats):
+        begin = time.thread_time()
+        work(text)
+        found.append(time.thread_time() - begin)
+    return min(found)
+
+
+def slower_than_allowed(work, make, small, growth):
+    """Whether a text `growth` times as long takes out of proportion more time; asked again before it is believed."""
+    allowed = growth**EXPONENT
+    for repeats in (1, 3, 5):
+        short, long = (seconds(work, make(size), repeats) for size in (small, small * growth))
+        if long <= allowed * max(short, UNMEASURABLE_SECONDS / growth) + UNMEASURABLE_SECONDS:
+            return ""
+    return f"{small} characters take {short:.2g} s, {small * growth} take {long:.2g} s"
+
+
+def offenders(work, small, growth, kinds=KINDS):
+    """The kinds of text that take `work` too long."""
+    work(WORDS)
+    found = {name: slower_than_allowed(work, make, small, growth) for name, make in kinds.items()}
+    return {name: told for name, told in found.items() if told}
+
+
+def filter_of(name, folder):
+    """The work of a filter on one text. Every registered filter can be made from this config."""
+    model = folder / "classifier.npz"
+    Classifier(np.zeros(257, np.float32), 2, 64).save(model)
+    step = FILTERS[name](CurateConfig(classifier={"model": str(model)}), 1)
+    return lambda text: step.verdicts([Document("a", text, "s")])
+
+
+def extraction_by(name):
+    try:
+        step = extract_step(ExtractConfig(extractor=name))
+    except MachineError as error:
+        pytest.skip(str(error))
+    return lambda text: step.verdicts([Document("a", text, "s", {RAW: "html"})])
+
+
+def comparison():
+    """What every text is compared by with all others."""
+    measure = measures_of(CurateConfig(), seed=1)[-1]
+    return lambda text: measure([text])
+
+
+def decontamination():
+    config = DecontaminationConfig()
+    keys = Keys({"item": WORDS}, config)
+    return lambda text: cut(text, keys.hits(texts_of([text])).get(0, []), config)
+
+
+def training():
+    return lambda text: train_tokenizer([text], 300)
+
+
+def encoding():
+    tokenizer = train_tokenizer([make(2000) for make in KINDS.values()], 600)
+    assert tokenizer.bulk is not None
+    return lambda text: tokenizer.encode_arrays([text])
+
+
+def library_encoding():
+    tokenizer = train_tokenizer([make(2000) for make in KINDS.values()], 600)
+    return lambda text: tokenizer.encode(text)
+
+
+STATIONS = {
+    **{f"filter {name}": (filter_of, name) for name in FILTERS},
+    **{f"extractor {name}": (extraction_by, name) for name in EXTRACTORS},
+    **{
+        work.__name__: (work,) for work in (comparison, decontamination, training, encoding, library_encoding)
+    },
+    "passages": (lambda: lambda text: passages(text, shortest=40, longest=80),),
+}
+
+
+def station(name, folder):
+    make, *settings = STATIONS[name]
+    return make(*settings, folder) if make is filter_of else make(*settings)
+
+
+@pytest.mark.parametrize("name", STATIONS)
+def test_no_station_takes_quadratic_time_for_any_kind_of_text(name, tmp_path):
+    assert not offenders(station(name, tmp_path), 3000, 8)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("name", STATIONS)
+def test_no_station_takes_quadratic_time_for_large_documents(name, tmp_path):
+    assert not offenders(station(name, tmp_path), 64_000, 8)
+
+
+# Matched at one given place of a text, and never searched for from each of its characters.
+MATCHED_ONCE = ("trivium.corpus.main_text._STATED", "trivium.corpus.warc._CHUNK")
+
+
+def patterns():
+    """Every compiled pattern of a module of trivium.corpus."""
+    for module in pkgutil.walk_packages(trivium.corpus.__path__, "trivium.corpus."):
+        if "daft" not in module.name:
+            for name, value in vars(importlib.import_module(module.name)).items():
+                path = f"{module.name}.{name}"
+                if isinstance(value, re.Pattern) and path not in MATCHED_ONCE:
+                    yield path, value
+
+
+def test_every_pattern_of_the_corpus_reads_every_kind_of_text_in_linear_time():
+    found = {}
+    for name, pattern in patterns():
+
+        def work(text, pattern=pattern):
+            data = text.encode() if isinstance(pattern.pattern, bytes) else text
+            return sum(1 for _ in pattern.finditer(data))
+
+        if told := offenders(work, 1500, 8):
+            found[name] = told
+    assert not found
+
+
+def test_a_run_of_combining_marks_is_dropped_by_name_and_shorter_runs_are_normalised():
+    marks = "\u0301\u0323"
+    with pytest.raises(NotTidied, match="over 30 combining marks in a row"):
+        tidy(f"e{marks * 100_000}")
+    with pytest.raises(NotTidied):
+        tidy("e" + "\u0301\xad\u0323\xad" * 50_000)  # side by side once the soft hyphens are gone
+    with pytest.raises(NotTidied):
+        tidy("e\ufb01" + "\u0301\x07\u0323\x07" * 50_000)  # which ftfy would normalise
+    with pytest.raises(NotTidied):
+        tidy("e" + ("\u0301\u0323" * 50_000).encode().decode("latin-1"))
+    allowed = f"e{marks * (MOST_MARKS // 2)}"
+    assert tidy(allowed) == unicodedata.normalize("NFC", allowed)
+    for name in ("extract", "clean"):
+        verdict = FILTERS[name](CurateConfig(), 1).judge(Document("a", f"e{marks * 100_000}", "s"))
+        assert verdict == Drop("over 30 combining marks in a row")
+
+
+@pytest.mark.parametrize("name", ["extract", "clean"])
+def test_a_run_of_one_letter_is_dropped_by_name_and_blanks_are_no_letter(name):
+    judge = FILTERS[name](CurateConfig(extract={"longest_run": 20}), 1).judge
+    assert judge(Document("a", WORDS + "a" * 21, "s")) == Drop("over 20 times one character in a row")
+    assert judge(Document("a", WORDS + "é" * 21, "s")) == Drop("over 20 times one character in a row")
+    assert isinstance(judge(Document("a", WORDS + "a" * 20 + " " + "é" * 20, "s")), Keep)
+    assert isinstance(judge(Document("a", "a" + " " * 30 + "b\n" * 30 + " " * 30 + "c", "s")), Keep)
+
+
+def test_a_page_that_nests_too_deep_for_a_parser_is_dropped_by_name():
+    judge = extract_step(ExtractConfig(extractor="resiliparse")).judge
+    page = Document("a", "<div>" * 513 + "text", "s", {RAW: "html"})
+    assert judge(page) == Drop("over 512 nested elements")
+    flat = Document("a", "<div><p>text<br></div>" * 5000, "s", {RAW: "html"})
+    assert judge(flat) != Drop("over 512 nested elements")
+
+
+def test_a_document_that_takes_a_step_too_long_is_named_and_the_others_stay(monkeypatch):
+    clock = {"now": 0.0}
+    monkeypatch.setattr(time, "thread_time", lambda: clock["now"])
+
+    def judge_all(documents):
+        clock["now"] += sum(61 if "slow" in one.text else 1 for one in documents)
+        return [Keep(one) for one in documents]
+
+    steps = Steps([Step("any", lambda one: judge_all([one])[0], judge_all)], document_seconds=60)
+    documents = [Document(text, text, "s") for text in ("a", "slow", "b")]
+    kept, slow, last = steps.run(documents)
+    assert (kept, last) == (documents[0], documents[2])
+    assert slow == Reject(documents[1], "any", "over 60 s of processor time")
+    assert steps.timed_out == 1
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_rows_that_refer_to_one_entry_of_a_dictionary_are_counted_as_they_are_read(tmp_path, typed):
+    path = tmp_path / "bomb.parquet"
+    texts = pa.array(["0123456789" * 1000] * 2000)
+    pq.write_table(pa.table({"text": texts.dictionary_encode() if typed else texts}), path)
+    limits = ReadConfig(longest_bytes=100_000, unpacked_ratio=5)
+    *documents, last = read_any(path, source="s", limits=limits)
+    assert isinstance(last, Damage) and last.trouble == Trouble.BOMB
+    assert len(documents) + last.records == 2000
+    assert sum(one.text_bytes for one in documents) <= 100_000
+    assert not any(isinstance(one, Damage) for one in read_any(path, source="s", limits=ReadConfig()))
+
+
+def test_a_long_run_of_one_letter_makes_no_long_token_and_comes_back_unchanged():
+    text = WORDS * 50 + "a" * 50_000 + " " + WORDS
+    tokenizer = train_tokenizer([text, "-" * 20_000, " " * 20_000, "é" * 20_000], 700)
+    assert max(map(len, tokenizer.words())) <= 128
+    assert tokenizer.bulk is not None
+    (ids,) = tokenizer.encode_arrays([text])
+    assert tokenizer.decode(ids.tolist()) == text
+    assert ids.tolist() == tokenizer.encode(text)
+
+
+def test_a_wordpiece_tokenizer_that_looks_up_words_of_any_length_is_refused_with_a_remedy(tmp_path):
+    library = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece(
+            {"[UNK]": 0, "a": 1, "##a": 2, "<|endoftext|>": 3},
+            unk_token="[UNK]",
+            max_input_chars_per_word=1_000_000,
+        )
+    )
+    library.add_special_tokens(["<|endoftext|>"])
+    path = tmp_path / "tokenizer.json"
+    library.save(str(path))
+    with pytest.raises(ConfigError, match="max_input_chars_per_word = 1000000.*set it to 4096 or less"):
+        given_tokenizer(str(path))
+    path.write_text(path.read_text().replace("1000000", "4096"))
+    assert given_tokenizer(str(path)).encode("aa") == [1, 2]
