@@ -5,6 +5,7 @@
 # OUT              the demo's run directory
 # WORKERS          tests at a time (default: one more than there are cores, as ranks of a test often wait)
 # JSON, SAMPLE     where `make mutation` writes its records, and how many mutants it tries
+# REPORTS          folder for the report of `make test-nccl` (default: benchmarks/reports)
 # PYTEST_OPTIONS   passed to every pytest below
 
 SHELL := /bin/bash
@@ -25,7 +26,7 @@ NOT_FAST := tests/cost/activations_test.py tests/report/page_test.py \
             $(patsubst %,tests/planner/%_test.py,backtest exhaustive explain near_misses probed scale search_text)
 GPU_TESTS = $(shell grep -rl 'mark\.gpu' tests --include=*_test.py)
 
-.PHONY: setup demo test test-broad test-all test-gpu mutation check format clean
+.PHONY: setup demo test test-broad test-all test-gpu test-nccl mutation check format clean
 
 setup: $(TESTABLE)
 
@@ -70,6 +71,11 @@ test-gpu:
 	then PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" "$$python" -m pytest $(PYTEST_OPTIONS) -m gpu $(GPU_TESTS); \
 	else echo "$$python cannot run these tests, for the reason above: .venv is installed for them"; \
 	$(MAKE) setup && $(PYTEST) -m gpu $(GPU_TESTS); fi
+
+# Several ranks that share one GPU, over NCCL; like the above with the Python that has the torch for it.
+test-nccl:
+	PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" "$(or $(TRIVIUM_PYTHON),python3)" benchmarks/nccl.py \
+	  --json $(or $(JSON),/dev/null) --report $(or $(REPORTS),benchmarks/reports)
 
 mutation: setup
 	PYTHONPATH=tests $(BIN)/python -m mutation.run --json $(or $(JSON),mutation.json) --sample $(or $(SAMPLE),300)

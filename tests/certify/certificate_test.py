@@ -1,13 +1,26 @@
 """Laws of the verdict."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from plans import small
-from trivium.certify.certificate import TOLERANCE, Deviation, _tensor, certificate, coverage, examine
+from trivium.certify.certificate import (
+    IN_FP64,
+    TOLERANCE,
+    Deviation,
+    Least,
+    _tensor,
+    certificate,
+    compare,
+    coverage,
+    examine,
+    in_fp64,
+    train_alone,
+)
 from trivium.certify.reference import compute_reference
 from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box, parameters
@@ -46,6 +59,29 @@ def test_a_parameter_that_nobody_or_everybody_updates_is_a_deviation() -> None:
     missing = {k: n for k, n in once.items() if k != "head.norm.weight"}
     assert [d.parameter for d in coverage(PLAN, [missing]) if d.value] == ["head.norm.weight"]
     assert min(d.value for d in coverage(PLAN, [once, once])) == 1
+
+
+TINY = {"model": {"layers": 1, "hidden": 8, "heads": 2}, "batch": {"sequences": 4, "micro": 2}}
+
+
+def test_one_process_compared_with_itself_in_its_own_precision_deviates_by_nothing() -> None:
+    plan, cpu = small(**TINY, precision={"weights": "bf16"}), torch.device("cpu")
+    reference = train_alone(plan, cpu)
+    found = compare(plan, Mesh.single(cpu), reference)
+    quantities = {d.quantity for d in found.deviations}
+    assert {"initial values", "loss", "validation loss", "gradient", "gradient norm", "weights"} <= quantities
+    assert max(d.value for d in found.deviations) == 0
+    untrained = replace(reference, weights=reference.initial)
+    for least in (IN_FP64, Least(1e-2, 1e-2)):
+        wrong = compare(plan, Mesh.single(cpu), untrained, least=least).deviations
+        assert {d.quantity for d in wrong if d.value} == {"weights"}
+
+
+def test_the_engine_in_one_process_computes_the_reference_that_the_plain_model_does() -> None:
+    plan = in_fp64(small(**TINY))
+    reference = train_alone(plan, torch.device("cpu"))
+    assert reference.losses == pytest.approx(compute_reference(plan).losses, rel=TOLERANCE)
+    assert certificate(plan, examine(plan, Mesh.single(), reference).deviations).passed
 
 
 def test_a_gradient_that_is_zero_by_theory_deviates_from_nothing() -> None:

@@ -1,4 +1,4 @@
-"""An accelerator for each rank or for none, wherever the ranks are."""
+"""An accelerator for each rank or for none, wherever the ranks are, unless ranks may share one."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from trivium.errors import ConfigError, TriviumError
-from trivium.parallel.devices import Taken, identity, lacking, problem_of, wrong_in
+from trivium.parallel.devices import (
+    Taken,
+    environment_of_shared,
+    identity,
+    lacking,
+    problem_of,
+    wrong_in,
+)
 
 
 def host(name: str, ranks: int, accelerators: int) -> list[Taken]:
@@ -48,6 +55,54 @@ def test_more_ranks_than_accelerators_on_every_host_are_a_wrong_request() -> Non
         wrong = problem_of(ranks, wanted=False)
         assert isinstance(wrong, ConfigError)
         assert "4 ranks on a host with 2 GPUs" in str(wrong) and "--nproc-per-node 2" in str(wrong)
+
+
+SHARE = "set TRIVIUM_DEVICES=shared"
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_ranks_that_share_an_accelerator_are_refused_and_told_how_they_may(wanted: bool) -> None:
+    ranks = host("a", 8, 1) + host("b", 8, 3)
+    assert SHARE in str(problem_of(ranks, wanted=wanted))
+    assert problem_of(ranks, wanted=False, shared=True) is None
+    assert SHARE in str(lacking("a", 1, 8)) and lacking("a", 1, 8, shared=True) is None
+
+
+def test_sharing_is_no_remedy_where_a_host_has_no_accelerator() -> None:
+    for ranks in (host("a", 8, 8) + host("b", 8, 0), host("a", 8, 0)):
+        assert SHARE not in str(problem_of(ranks, wanted=True))
+        wrong = str(problem_of(ranks, wanted=False, shared=True))
+        assert "0 GPUs for 8 ranks" in wrong and "TRIVIUM_DEVICES=shared asks for one" in wrong
+        assert SHARE not in wrong
+    assert "a has 0 GPUs for 2 ranks" in str(lacking("a", 0, 2, shared=True))
+
+
+@pytest.mark.parametrize("version", [(2, 18, 5), (2, 28, 9), (2, 29)])
+def test_nccl_before_2_30_takes_ranks_on_one_gpu_for_hosts_that_talk_over_sockets(
+    version: tuple[int, ...],
+) -> None:
+    for rank in (0, 7):
+        assert environment_of_shared(version, rank, hosts=1) == {
+            "NCCL_HOSTID": f"trivium-rank-{rank}",
+            "NCCL_NET": "Socket",
+            "NCCL_SOCKET_IFNAME": "lo",
+            "NCCL_IB_DISABLE": "1",
+            "NCCL_P2P_DISABLE": "1",
+            "NCCL_SHM_DISABLE": "1",
+            "NCCL_NVLS_ENABLE": "0",
+            "NCCL_MAX_CTAS": "2",
+        }
+    assert "NCCL_SOCKET_IFNAME" not in environment_of_shared(version, 0, hosts=2), "lo leads to no other host"
+
+
+@pytest.mark.parametrize("version", [(2, 30), (2, 30, 7), (2, 32, 3), (3, 0, 0)])
+def test_nccl_from_2_30_on_is_asked_to_let_ranks_share(version: tuple[int, ...]) -> None:
+    found = environment_of_shared(version, 3, hosts=1)
+    assert found == {
+        "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+        "NCCL_NVLS_ENABLE": "0",
+        "NCCL_MAX_CTAS": "2",
+    }
 
 
 def test_of_thousands_of_hosts_some_are_named() -> None:

@@ -138,8 +138,38 @@ def test_ranks_use_accelerators_where_each_has_its_own_and_otherwise_none_does(
     assert talked == [backend] * ranks
     said = capsys.readouterr().err.splitlines()
     assert said == (
-        ["warning: 2 ranks, and 1 GPU: all compute on the processor, over gloo"] if accelerators == 1 else []
+        [
+            "warning: 2 ranks, and 1 GPU: all compute on the processor, over gloo; "
+            "set TRIVIUM_DEVICES=shared to let ranks share a GPU, which is slow"
+        ]
+        if accelerators == 1
+        else []
     )
+
+
+def test_ranks_share_accelerators_only_where_that_is_asked_for(monkeypatch, capsys) -> None:
+    talked = with_accelerators(monkeypatch, 2)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
+    monkeypatch.setattr(os, "environ", {"TRIVIUM_DEVICES": "shared", "NCCL_MAX_CTAS": "4"})
+    places = [Place(r, 4, r, "file:///nowhere", 4) for r in range(4)]
+    assert [p.device.index for p in places] == [0, 1, 0, 1]
+    with connected(places[3]):
+        assert os.environ["NCCL_HOSTID"] == "trivium-rank-3"
+        assert os.environ["NCCL_MAX_CTAS"] == "4", "what the user set stays"
+    assert talked == ["nccl"] and not capsys.readouterr().err
+    monkeypatch.setattr(os, "environ", {})
+    with connected(places[3]):
+        assert "NCCL_HOSTID" not in os.environ
+    assert talked == ["nccl", "gloo"]
+
+
+def test_ranks_that_are_to_share_an_accelerator_need_one(monkeypatch) -> None:
+    monkeypatch.setenv("TRIVIUM_DEVICES", "shared")
+    with (
+        pytest.raises(TriviumError, match="has 0 GPUs for 2 ranks: .*TRIVIUM_DEVICES=shared asks"),
+        connected(Place(0, 2, 0, "file:///nowhere", 2)),
+    ):
+        pass
 
 
 def test_a_process_alone_uses_the_first_accelerator(monkeypatch) -> None:
@@ -176,6 +206,7 @@ def meet(place: Place, port: int, sights: list[Sight], environment: dict[str, st
         assert backend == ("nccl" if uuids else "gloo")
         right("gloo", **given)
 
+    torch.cuda.nccl.version = lambda: (2, 30, 3)
     socket.gethostname = lambda: sight.host
     torch.cuda.device_count = lambda: len(uuids)
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(uuid=uuids[device.index])
@@ -198,6 +229,7 @@ def alone_with(name: str, *accelerators: str) -> list[Sight]:
 
 
 WANTED = {"TRIVIUM_DEVICES": "accelerators"}
+SHARED = {"TRIVIUM_DEVICES": "shared"}
 
 
 @pytest.mark.parametrize(
@@ -207,7 +239,13 @@ WANTED = {"TRIVIUM_DEVICES": "accelerators"}
         (alone_with("a", "x", "y") + alone_with("b", "x", "y"), WANTED, "cuda:0"),
         (alone_with("a", "x", "y"), {}, "cuda:0"),
         (host_of("a") + host_of("b"), {}, "cpu"),
-        (alone_with("a", "x", "x"), {}, "2 ranks on a host with 1 GPU;.*--nproc-per-node 1"),
+        (alone_with("a", "x", "x"), {}, "2 ranks on a host with 1 GPU;.*--nproc-per-node 1.*=shared"),
+        (alone_with("a", "x", "x"), SHARED, "cuda:0"),
+        (
+            host_of("a", "x", ranks=2) + host_of("b", ranks=2),
+            SHARED,
+            "b has 0 GPUs for 2 ranks: .*=shared asks",
+        ),
         (host_of("a", "x", "y", ranks=3), {}, "3 ranks on a host with 2 GPUs;.*--nproc-per-node 2"),
         (host_of("a", "x", "y", ranks=3), WANTED, "a has 2 GPUs for 3 ranks: .*TRIVIUM_DEVICES=acc"),
         (host_of("a", "x", "y") + host_of("b"), {}, "b has 0 GPUs for 2 ranks: not one for each rank, as"),

@@ -7,13 +7,13 @@ after Adam: Adam ignores a constant factor.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
-from trivium.certify.courses import Course, PlainScale, rate, schedules
+from trivium.certify.courses import SHORT, Course, PlainScale, rate, schedules
 from trivium.certify.plain import Recipe
 from trivium.certify.reference import (
     RECIPE,
@@ -22,6 +22,7 @@ from trivium.certify.reference import (
     Tensors,
     random_rows,
     recipe_of,
+    steps_of,
     tokens_after,
     validated,
 )
@@ -48,9 +49,21 @@ RULE = AdamRule(
     weight_decay=RECIPE.weight_decay,
     clip=RECIPE.clip(0),
 )
-# Of the largest gradient: what a parameter's own is taken for where it is smaller. By theory it may be zero (of the
-# norms of queries and keys, where no token that counts sees two different ones): rounding noise is then all there is.
-SMALLEST = 1e-4
+
+
+class Least(NamedTuple):
+    """Of the largest gradient or weight of all parameters, what a parameter's own is taken for where it is smaller.
+
+    By theory a gradient may be zero (of the norms of queries and keys, where no token that counts sees two different
+    ones): rounding noise is then all there is. In few bits Adam makes weights of that noise, so that a bias is hardly
+    more than it, either.
+    """
+
+    gradient: float
+    weight: float
+
+
+IN_FP64 = Least(gradient=1e-4, weight=0.0)
 
 
 class Deviation(NamedTuple):
@@ -118,8 +131,16 @@ def in_fp64(plan: Plan) -> Plan:
 
 
 def examine(plan: Plan, mesh: Mesh, reference: Reference, way: Way = AS_IT_IS) -> Findings:
-    """What this rank sees of the plan against one process; every rank of the mesh calls it, having taken the way."""
-    plan = in_fp64(plan)
+    """What this rank sees of the plan in fp64 against one process; every rank of the mesh calls it, having taken the
+    way."""
+    return compare(in_fp64(plan), mesh, reference, way)
+
+
+def compare(
+    plan: Plan, mesh: Mesh, reference: Reference, way: Way = AS_IT_IS, least: Least = IN_FP64
+) -> Findings:
+    """What this rank sees of the plan in its own precision, against a reference that may be in the same one; every rank
+    of the mesh calls it, having taken the way."""
     wrong = table_problems(rules_of(plan.model), {p.name: p for p in parameters(plan.model)})
     if wrong:  # its tensors have nothing to be compared with
         table = [Deviation(f"parameter table ({what})", name, math.inf, -1) for name, what in wrong.items()]
@@ -143,18 +164,49 @@ def examine(plan: Plan, mesh: Mesh, reference: Reference, way: Way = AS_IT_IS) -
         seen.append(_scalar("loss", here.loss, reference.losses[step]))
         if plan.model.z_loss:
             seen.append(_scalar("z-loss", here.z_loss or 0.0, reference.z_losses[step]))
-        seen += _gradients(trainer, captured, reference.gradients[step])
+        seen += _gradients(trainer, captured, reference.gradients[step], least.gradient)
         seen.append(_scalar("gradient norm", here.gradient_norm, reference.norms[step]))
         if scale is not None and trainer.loss_scale is not None:
             scale.finite()
             seen.append(_scalar("loss scale", trainer.loss_scale.value, scale.value))
         found += [d._replace(step=step) for d in seen]
-    found += [d._replace(step=step) for d in _weights("weights", trainer, reference.weights)]
+    found += [d._replace(step=step) for d in _weights("weights", trainer, reference.weights, least.weight)]
     trainer.forget_recording()
     return Findings(found, _answered_for(trainer))
 
 
-def certificate(plan: Plan, found: Sequence[Deviation], way: Way = AS_IT_IS) -> Certificate:
+def train_alone(plan: Plan, device: torch.device, course: Course = SHORT) -> Reference:
+    """What the engine itself computes in one process of the plan's work, in the plan's precision and on this device.
+
+    For `compare`, which then finds what the layout and the messages between its ranks change, and no device's rounding.
+    """
+    alone = Plan(model=plan.model, batch=plan.batch, precision=plan.precision).checked()
+    trainer = Trainer(alone, Mesh.single(device), seed=SEED, rule=RULE)
+    recipe, initial = recipe_of(alone, course), _whole_weights(trainer)
+    results: list[StepResult] = []
+    gradients: list[Tensors] = []
+    for step in range(steps_of(alone, course)):
+        if step == 1:
+            validation = trainer.validate(_samples(alone, 0, validated(alone)))
+        captured = _capture(trainer)
+        results.append(_train(trainer, step, recipe))
+        gradients.append(_whole(trainer, captured.__getitem__))
+    return Reference(
+        losses=tuple(result.loss for result in results),
+        z_losses=tuple(result.z_loss or 0.0 for result in results),
+        norms=tuple(result.gradient_norm for result in results),
+        gradients=tuple(gradients),
+        weights=_whole_weights(trainer),
+        validation=validation,
+        initial=initial,
+        departures={},
+        repetitions={},
+    )
+
+
+def certificate(
+    plan: Plan, found: Sequence[Deviation], way: Way = AS_IT_IS, tolerance: float = TOLERANCE
+) -> Certificate:
     """The verdict from the deviations of all ranks; a number that is not finite never passes."""
     by_quantity: dict[str, Deviation] = {}
     for d in found:
@@ -163,13 +215,13 @@ def certificate(plan: Plan, found: Sequence[Deviation], way: Way = AS_IT_IS) -> 
     worst = max(by_quantity.values(), key=_size)
     return Certificate(
         plan=to_tree(plan),
-        passed=all(d.value <= TOLERANCE for d in by_quantity.values()),
+        passed=all(d.value <= tolerance for d in by_quantity.values()),
         worst=worst.value,
         worst_parameter=_named(worst),
-        tolerance=TOLERANCE,
+        tolerance=tolerance,
         by_quantity={q: d.value for q, d in by_quantity.items()},
         worst_by_quantity={q: d.parameter for q, d in by_quantity.items()},
-        first=_first([d for d in found if not d.value <= TOLERANCE]),
+        first=_first([d for d in found if not d.value <= tolerance]),
         way=way.name,
     )
 
@@ -269,8 +321,10 @@ def _capture(trainer: Trainer) -> dict[int, torch.Tensor]:
     return captured
 
 
-def _gradients(trainer: Trainer, captured: dict[int, torch.Tensor], whole: Tensors) -> Iterator[Deviation]:
-    least = max(SMALLEST * max(float(g.abs().max()) for g in whole.values()), 1e-300)
+def _gradients(
+    trainer: Trainer, captured: dict[int, torch.Tensor], whole: Tensors, least_share: float
+) -> Iterator[Deviation]:
+    least = _share_of_largest(least_share, whole)
     for number, shard in enumerate(trainer.optimizer.shards):
         owned = shard.bucket.owned
         for place in places(shard.bucket, owned, trainer.plan, trainer.mesh.tensor.index):
@@ -279,13 +333,36 @@ def _gradients(trainer: Trainer, captured: dict[int, torch.Tensor], whole: Tenso
             yield _tensor("gradient", place.slot.row.name, here, whole, place.box, least)
 
 
-def _weights(quantity: str, trainer: Trainer, whole: Tensors) -> Iterator[Deviation]:
+def _weights(
+    quantity: str, trainer: Trainer, whole: Tensors, least_share: float = 0.0
+) -> Iterator[Deviation]:
+    least = _share_of_largest(least_share, whole)
     for bucket in trainer.buckets:
         bucket.hold()
         for place in places(bucket, slice(0, bucket.padded), trainer.plan, trainer.mesh.tensor.index):
             here = bucket.weights[place.first : place.first + place.box.elements]
-            yield _tensor(quantity, place.slot.row.name, here, whole, place.box)
+            yield _tensor(quantity, place.slot.row.name, here, whole, place.box, least)
         bucket.drop()
+
+
+def _share_of_largest(share: float, whole: Tensors) -> float:
+    """Of all tensors."""
+    return max(share * max(float(x.abs().max()) for x in whole.values()), 1e-300)
+
+
+def _whole(trainer: Trainer, values_of: Callable[[int], torch.Tensor]) -> Tensors:
+    """By parameter, what a process that holds all of the model has in each bucket, by the bucket's number."""
+    return {
+        place.slot.row.name: values_of(number)[place.first : place.first + place.box.elements]
+        .view(place.box.shape)
+        .to("cpu", torch.float64, copy=True)
+        for number, shard in enumerate(trainer.optimizer.shards)
+        for place in places(shard.bucket, shard.bucket.owned, trainer.plan, trainer.mesh.tensor.index)
+    }
+
+
+def _whole_weights(trainer: Trainer) -> Tensors:
+    return _whole(trainer, lambda number: trainer.optimizer.shards[number].bucket.weights)
 
 
 def _answered_for(trainer: Trainer) -> dict[str, int]:

@@ -192,8 +192,8 @@ def read_reference(path: Path) -> Reference:
         weights=groups["weights"],
         validation=validation[0],
         initial=groups["initial"],
-        departures={name: float(x) for name, x in groups["departures"].items()},
-        repetitions={name: float(x) for name, x in groups["repetitions"].items()},
+        departures={name: float(x) for name, x in groups.get("departures", {}).items()},
+        repetitions={name: float(x) for name, x in groups.get("repetitions", {}).items()},
     )
 
 

@@ -18,13 +18,13 @@ from functools import partial
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 from trivium.errors import NOT_WORTH_REPEATING, ConfigError, Preempted, TriviumError
-from trivium.parallel.devices import Taken, identity, lacking, wrong_in
+from trivium.parallel.devices import SHARE, Taken, environment_of_shared, identity, lacking, wrong_in
 from trivium.parallel.meeting import meet_at, nobody_asks, wait_until_open
 from trivium.parallel.route import route_to
 from trivium.parallel.terms import NO_TERMS, Terms, disagreement
@@ -68,11 +68,12 @@ class Place:
         """An accelerator for each rank of this host where it has as many, otherwise the processor for all of them.
 
         Ranks that others started may each see another one alone: they take what they see, and `connected` refuses
-        those that share one. Not to be asked by a process that ranks are forked from: without NVML, counting
-        accelerators starts CUDA, which then fails in each of them.
+        those that share one, unless TRIVIUM_DEVICES=shared lets them; forked ones then share, too. Not to be asked by a
+        process that ranks are forked from: without NVML, counting accelerators starts CUDA, which then fails in each
+        of them.
         """
         found = torch.cuda.device_count()
-        if found and (self.by_others or self.local_ranks <= found):
+        if found and (self.by_others or self.local_ranks <= found or chosen_devices() == "shared"):
             return torch.device("cuda", self.local_rank % found)
         return torch.device("cpu")
 
@@ -164,8 +165,9 @@ def connected(
     if place.by_others and place.world_size > 1:
         taken = "" if is_given else Taken(socket.gethostname(), identity(device, place.rank)).words
         meets = {"store": _met(place, meeting_seconds, taken, terms, asked)}
-    elif not is_given and wants_accelerators():
-        wrong = lacking(socket.gethostname(), torch.cuda.device_count(), place.local_ranks)
+    elif not is_given and chosen_devices() != "any":
+        shared = chosen_devices() == "shared"
+        wrong = lacking(socket.gethostname(), torch.cuda.device_count(), place.local_ranks, shared=shared)
         if wrong is not None:
             raise wrong
     if device.type == "cuda":
@@ -175,6 +177,9 @@ def connected(
         return
     # One thread per rank: ranks on one machine share its cores, and their order of summation stays fixed.
     torch.set_num_threads(1)
+    if device.type == "cuda" and chosen_devices() == "shared":
+        for name, value in environment_of_shared(torch.cuda.nccl.version(), place.rank, place.hosts).items():
+            os.environ.setdefault(name, value)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         rank=place.rank,
@@ -220,7 +225,8 @@ def _met(place: Place, seconds: float, taken: str, terms: Terms, asked: Callable
 def _wrong_in(said: Sequence[str], store: Any) -> TriviumError | None:
     """Return why ranks that said this cannot work together, if they cannot. store: where their terms are."""
     hosts, taken, digests = zip(*map(json.loads, said), strict=True)
-    return wrong_in(taken, wanted=wants_accelerators()) or disagreement(
+    chosen = chosen_devices()
+    return wrong_in(taken, wanted=chosen == "accelerators", shared=chosen == "shared") or disagreement(
         hosts, digests, lambda rank: Terms.of(store.get(f"terms/{rank}").decode())
     )
 
@@ -230,7 +236,8 @@ def _say_if_there_are_too_few(place: Place, chosen: torch.device) -> None:
     found = torch.cuda.device_count() if place.rank == 0 and chosen.type == "cpu" else 0
     if found:
         idle = (
-            f"{place.local_ranks} ranks, and {counted(found, 'GPU')}: all compute on the processor, over gloo"
+            f"{place.local_ranks} ranks, and {counted(found, 'GPU')}: all compute on the processor, over gloo; "
+            f"{SHARE}, which is slow"
         )
         print(plain(f"warning: {idle}"), file=sys.stderr, flush=True)
 
@@ -258,13 +265,17 @@ def lends_memory() -> bool:
     return chosen == "memory"
 
 
-def wants_accelerators() -> bool:
-    """Whether a rank without an accelerator of its own is an error, as the job files for machines with accelerators
-    have it: where TRIVIUM_DEVICES is "accelerators"."""
+def chosen_devices() -> Literal["any", "accelerators", "shared"]:
+    """What ranks may compute on, as TRIVIUM_DEVICES says.
+
+    any: accelerators where each rank has its own. accelerators: a rank without one of its own is an error, as the job
+    files for machines with accelerators have it. shared: each rank needs one, which others may use, too.
+    """
     chosen = os.environ.get("TRIVIUM_DEVICES", "any")
-    if chosen not in ("any", "accelerators"):
-        raise ConfigError(f"TRIVIUM_DEVICES={chosen}: must be any (the default) or accelerators")
-    return chosen == "accelerators"
+    match chosen:
+        case "any" | "accelerators" | "shared":
+            return chosen
+    raise ConfigError(f"TRIVIUM_DEVICES={chosen}: must be any (the default), accelerators or shared")
 
 
 @dataclass
