@@ -40,6 +40,7 @@ from trivium.corpus.store import read_documents
 
 HERE = Path(__file__).resolve().parent
 THRESHOLD, SEED, COPIES_FRACTION = 0.8, 5, 0.12
+MEGABYTES = 210.0  # of text, unless told
 TEXT_DEDUP_NEEDS = (
     *("datasets==3.6.0", "click<8.2", "click-option-group==0.5.6", "fire<0.7", "ftfy", "regex", "rich<14"),
     *("scipy", "xxhash", "psutil", "bitarray", "zstandard", "pybloom-live", "setuptools<81", "tqdm"),
@@ -360,7 +361,8 @@ def _command(options: argparse.Namespace) -> str:
     rows = " ".join(f"'{row}'" if " " in row else row for row in options.rows)
     peers = "" if len(options.peers) == len(PEERS) else f" --peers {' '.join(options.peers) or 'none'}"
     large = f" --gigabytes {options.gigabytes:g}" if "memory" in options.rows else ""
-    chosen = f"--rounds {options.rounds} --rows {rows}{peers}{large}"
+    size = "" if options.megabytes == MEGABYTES else f" --megabytes {options.megabytes:g}"
+    chosen = f"--rounds {options.rounds} --rows {rows}{peers}{size}{large}"
     return f"python benchmarks/corpus.py --data DATA {chosen} --json out.json"
 
 
@@ -370,7 +372,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=HERE / ".corpus")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--megabytes", type=float, default=210.0)
+    parser.add_argument("--megabytes", type=float, default=MEGABYTES)
     parser.add_argument(
         "--rows", nargs="+", choices=list(ROWS), default=[r for r in ROWS if r not in ASKED_FOR_BY_NAME]
     )

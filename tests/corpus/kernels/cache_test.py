@@ -142,7 +142,8 @@ for by in ("near", "text", "lines"):
     (root / by).mkdir()
     deduplicate(CurateConfig(), Input(root / "raw"), root / by, by=by, seed=1, work=root / f".{by}")
 (root / "out").mkdir()
-curate(build(CurateConfig, {"filters": ["extract", "clean"]}), root / "raw", root / "out", seed=1)
+loose = {"quality": {"words_low": 5}, "repetition": {"top_ngram": [1, 1, 1], "repeated_ngram": [1] * 6}}
+curate(build(CurateConfig, loose), root / "raw", root / "out", seed=1)
 from trivium.corpus.extract import extractor
 from trivium.corpus.config import ExtractConfig
 extractor(ExtractConfig())(page)
