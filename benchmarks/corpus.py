@@ -40,11 +40,13 @@ from trivium.corpus.store import read_documents
 
 HERE = Path(__file__).resolve().parent
 THRESHOLD, SEED, COPIES_FRACTION = 0.8, 5, 0.12
+MEGABYTES = 210.0  # of text, unless told
 TEXT_DEDUP_NEEDS = (
     *("datasets==3.6.0", "click<8.2", "click-option-group==0.5.6", "fire<0.7", "ftfy", "regex", "rich<14"),
     *("scipy", "xxhash", "psutil", "bitarray", "zstandard", "pybloom-live", "setuptools<81", "tqdm"),
 )
 PEERS = {
+    "rensa": Environment("rensa", (("rensa==0.5.0", "pyarrow"),)),
     "datasketch": Environment("datasketch", (("datasketch==2.0.0", "pyarrow"),)),
     "datatrove": Environment("datatrove", (("datatrove[io,processing]==0.10.1", "spacy", "xxhash<4"),)),
     # without what its other scripts need (tensorflow, Spark)
@@ -97,9 +99,17 @@ def main() -> None:
 
 
 def deduplication(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
-    """Speed, recall and precision of every contestant."""
+    """Speed, recall and precision of every contestant.
+
+    Peers are compared with the station `corpus dedup`, which does what the command does. Beside it stand its kernels
+    alone, from Parquet to Parquet as the peers work, and the whole command, whose seconds include its imports.
+    """
     truth = true_pairs(corpus, options.work / "truth.npy", threshold=THRESHOLD)
-    contestants = [_own("deduplicate", corpus, options.work / "ours.parquet")]
+    contestants = [
+        _own("corpus dedup", corpus, options.work / "station"),
+        _own("kernels alone", corpus, options.work / "kernels.parquet"),
+        _own("the command, imports included", corpus, options.work / "command"),
+    ]
     rows: dict[str, Any] = {}
     for name, environment in PEERS.items():
         if name not in options.peers:
@@ -115,20 +125,7 @@ def deduplication(corpus: Path, size: float, options: argparse.Namespace) -> dic
     for one in contestants:
         if "failed" not in rows[one.name]:
             rows[one.name] |= judged(truth, rows_kept(one.out), pq.ParquetFile(corpus).metadata.num_rows)
-    return _compared(rows, "deduplicate") | {"true_pairs": len(truth)}
-
-
-def deduplication_station(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
-    """Speed, recall and precision of `corpus dedup`, whose kernels alone the row above times."""
-    truth = true_pairs(corpus, options.work / "truth.npy", threshold=THRESHOLD)
-    kernels, one = (
-        _own(name, corpus, options.work / f"{name}.out") for name in ("deduplicate", "corpus dedup")
-    )
-    rows = _timed([kernels, one], size, options.rounds)
-    if "failed" not in rows[one.name]:
-        kept = np.array([int(document.id) for document in read_documents(one.out / "documents")])
-        rows[one.name] |= judged(truth, kept, pq.ParquetFile(corpus).metadata.num_rows)
-    return {"ours": one.name, "rows": rows, "true_pairs": len(truth)}
+    return _compared(rows, "corpus dedup") | {"true_pairs": len(truth)}
 
 
 def decontamination(corpus: Path, size: float, options: argparse.Namespace) -> dict[str, Any]:
@@ -247,7 +244,6 @@ def tokenization_memory(corpus: Path, size: float, options: argparse.Namespace) 
 
 ROWS: dict[str, Callable[[Path, float, argparse.Namespace], dict[str, Any]]] = {
     "deduplication": deduplication,
-    "deduplication station": deduplication_station,
     "decontamination": decontamination,
     "curation": curation,
     "curation of books": curation_of_books,
@@ -277,7 +273,9 @@ def judged(truth: np.ndarray, kept: np.ndarray, documents: int) -> dict[str, flo
 
 
 def rows_kept(out: Path) -> np.ndarray:
-    """The ids (row numbers of the corpus) that a contestant left."""
+    """The ids (row numbers of the corpus) that a contestant left, in a file or a document store."""
+    if out.is_dir():
+        return np.array([int(document.id) for document in read_documents(out / "documents")])
     return pq.read_table(out, columns=["id"])["id"].to_numpy()
 
 
@@ -354,7 +352,8 @@ def _compared(rows: dict[str, Any], ours: str) -> dict[str, Any]:
     for name, row in rows.items():
         if name != ours and "cpu_seconds" in row:
             row["times_as_fast"] = row["cpu_seconds"] / rows[ours]["cpu_seconds"]
-            row["target"] = TARGETS[name]
+            if name in TARGETS:
+                row["target"] = TARGETS[name]
     return {"ours": ours, "rows": rows}
 
 
@@ -362,7 +361,8 @@ def _command(options: argparse.Namespace) -> str:
     rows = " ".join(f"'{row}'" if " " in row else row for row in options.rows)
     peers = "" if len(options.peers) == len(PEERS) else f" --peers {' '.join(options.peers) or 'none'}"
     large = f" --gigabytes {options.gigabytes:g}" if "memory" in options.rows else ""
-    chosen = f"--rounds {options.rounds} --rows {rows}{peers}{large}"
+    size = "" if options.megabytes == MEGABYTES else f" --megabytes {options.megabytes:g}"
+    chosen = f"--rounds {options.rounds} --rows {rows}{peers}{size}{large}"
     return f"python benchmarks/corpus.py --data DATA {chosen} --json out.json"
 
 
@@ -372,7 +372,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=HERE / ".corpus")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--megabytes", type=float, default=210.0)
+    parser.add_argument("--megabytes", type=float, default=MEGABYTES)
     parser.add_argument(
         "--rows", nargs="+", choices=list(ROWS), default=[r for r in ROWS if r not in ASKED_FOR_BY_NAME]
     )

@@ -1,10 +1,8 @@
 """Ranks of tests are forked, and autograd refuses to work in a child of a process that has threads for a device."""
 
-import fcntl
 import gc
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -41,9 +39,6 @@ def what_is_there_stays() -> None:
 def kernels() -> None:
     """The kernels of a corpus, compiled by the first process that asks: the others wait instead of doing the same,
     which takes each a minute and more on a new checkout."""
-    from trivium.corpus.warm_up import __file__ as source
     from trivium.corpus.warm_up import warm_up
 
-    with open(Path(source).parent / "__pycache__" / "kernels.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        warm_up()
+    warm_up()

@@ -8,6 +8,7 @@ import json
 import re
 import resource
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,13 @@ def dedup_station(source: Path, out: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
     station(CurateConfig(), Input(source), out, by="near", seed=1, work=out.with_name(f".{out.name}.work"))
+
+
+def dedup_command(source: Path, out: Path) -> None:
+    """The command as it is typed, in a process of its own: starting Python, importing and loading kernels count."""
+    shutil.rmtree(out, ignore_errors=True)
+    words = ("corpus", "dedup", str(source), str(out), "--set", "harvest.read.text=[text]")
+    subprocess.run([sys.executable, "-m", "trivium", *words], check=True, stdout=subprocess.DEVNULL)
 
 
 def curate_here(source: Path, out: Path) -> None:
@@ -141,8 +149,9 @@ def _write_pieces(pieces: dict[int, tuple[list[tuple[int, int]], int]], out: Pat
 
 
 CONTESTANTS: dict[str, Callable[[Path, Path], None]] = {
-    "deduplicate": deduplicate,
     "corpus dedup": dedup_station,
+    "kernels alone": deduplicate,
+    "the command, imports included": dedup_command,
     "curate here": curate_here,
     "curate native": curate_native,
     "decontaminate": decontaminate_kernel,

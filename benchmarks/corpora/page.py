@@ -89,7 +89,8 @@ def page(record: dict[str, Any], every_row: Iterable[str]) -> str:
         *(f"  - `{command}`" for command in record["commands"]),
         "",
         "Seconds are processor seconds on one core, reading and writing included, imports and loading of kernels "
-        "not; medians of interleaved rounds. Ratio: a peer's seconds over Trivium's. Where a row gives a load (of one "
+        "not; medians of interleaved rounds. Ratio: a contestant's seconds over those of "
+        "Trivium's row that has no ratio. Where a row gives a load (of one "
         "minute, before it began) above 1, other work shared the machine.",
         "",
     ]

@@ -320,7 +320,10 @@ def extract_check(
 ) -> None:
     """F1 and speed of each extractor on pages whose text is known."""
     from trivium.corpus.extract_check import check_extraction, extraction_lines
+    from trivium.corpus.warm_up import compile_once
 
+    with progress_of("corpus extract-check") as progress:
+        compile_once(progress)
     rows = check_extraction(gold)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -383,6 +386,8 @@ def _written(
         if name != "model":  # which is no text
             refuse_inside("OUT", out, name.upper(), path)
     out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    from trivium.corpus.warm_up import compile_once
+
     whole = to_tree(config)
     settings = {
         "seed": config.seed,
@@ -394,6 +399,7 @@ def _written(
         progress_of(verb) as progress,
         publishing(out, verb=verb, config=settings, inputs=names) as partial,
     ):
+        compile_once(progress)
         return work(partial, progress)
 
 

@@ -55,8 +55,7 @@ def curate(
     it.
     """
     here = engine or Here()
-    progress(0, None, "compiling kernels (on the first run)")
-    warm_up()
+    warm_up(progress)
     job = begin_job(work or out / ".work", source, config, seed=seed)
     parts = _filter(job, here, progress, kept)
     _require_documents(job, parts)

@@ -76,8 +76,7 @@ def _near(
     seed: int,
     progress: Progress,
 ) -> Iterator[Document | Reject]:
-    progress(0, None, "compiling kernels (on the first run)")
-    warm_up()
+    warm_up(progress)
     read, tally = tallies
     root = source.path if source.path.is_dir() else source.path.parent
     files = files_at(source.path)

@@ -41,7 +41,7 @@ from trivium.corpus.read import read_any
 from trivium.corpus.steps import Drop
 from trivium.corpus.store import PASSING_PACKING, documents_in, documents_table, write_documents
 from trivium.corpus.streams import open_binary
-from trivium.corpus.warm_up import warm_up
+from trivium.corpus.warm_up import compile_once, warm_up
 from trivium.errors import DataError
 from trivium.progress import Progress
 from trivium.provenance import JOB, fingerprint, write_json
@@ -96,8 +96,8 @@ def harvest_files(
     where = corpus if isinstance(corpus, str) else corpus.absolute()
     listing = list_files(where)
     job = _begin(work, config, where, listing.files, seed=seed)
-    if engine is not None:
-        warm_up()
+    prepare = compile_once if engine is None else warm_up  # workers take over what is loaded
+    prepare(progress)
     runner, items = engine or Here(), [str(number) for number in range(len(job.streams))]
 
     def told(what: str) -> Callable[[int], None]:

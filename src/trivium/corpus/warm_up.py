@@ -1,8 +1,11 @@
-"""The first use of a kernel compiles it, once per machine; this does it before anything is timed or forked."""
+"""Compiles every kernel, once per user and machine, before anything is timed, forked or run beside others."""
+
+from collections.abc import Callable
 
 import numpy as np
 
 from trivium.corpus.clean import tidy
+from trivium.corpus.kernels.cache import CACHE, compiling
 from trivium.corpus.kernels.hashed import hashed_ngrams, logistic_scores
 from trivium.corpus.kernels.measures import measures
 from trivium.corpus.kernels.ngrams import are_there, find_ngrams, in_characters, ngram_index, ngrams_of
@@ -18,23 +21,56 @@ from trivium.corpus.kernels.shingles import (
 from trivium.corpus.kernels.texts import joined, texts_of
 from trivium.corpus.kernels.words import text_keys
 from trivium.corpus.page_blocks import page_of
+from trivium.progress import Progress, silent
+
+NOTE = "compiling kernels, once: about 30 s"
 
 
-def warm_up() -> None:
-    """Run every kernel on two short texts: seconds on a new machine, half a second from the compiled cache."""
-    texts = texts_of(["one two three four", "five six"])
+def compile_once(progress: Progress = silent) -> None:
+    """Compile every kernel unless that was done before, on this machine or by another process now."""
+    with compiling(CACHE, progress) as missing:
+        if missing:
+            for done, run in enumerate(_RUNS):
+                progress(done, len(_RUNS), NOTE)
+                run()
+
+
+def warm_up(progress: Progress = silent) -> None:
+    """Compile every kernel, and load what was compiled into this process: half a second."""
+    compile_once(progress)
+    for run in _RUNS:
+        run()
+
+
+def _find_similar() -> None:
+    texts = texts_of(_TEXTS)
     text_keys(texts)
     keys = band_keys(signatures(texts, size=2, multipliers=np.ones((2, 4), np.uint32)), bands=2, rows=2)
-    pairs = pairs_in_band(keys[0], chain=1)
     sets = shingle_sets(texts, size=2)
-    jaccard_of_pairs(sets, sets, pairs)
+    jaccard_of_pairs(sets, sets, pairs_in_band(keys[0], chain=1))
+
+
+def _find_ngrams() -> None:
+    texts = texts_of(_TEXTS)
     ngrams = ngrams_of(texts)
     found = find_ngrams(texts, ngram_index(ngrams))
     are_there(texts, found, texts, ngrams)
     in_characters(texts, found)
-    tidy("one  two…")
-    measures(joined(["one two"]), short=1)
-    repeats(joined(["one two"]), tops=1, repeated=1)
-    page_of("<p>one</p>")
-    may_be_personal(texts)
+
+
+def _score() -> None:
+    texts = texts_of(_TEXTS)
     logistic_scores(*hashed_ngrams(texts, longest=2, bits=4), np.zeros(16, np.float32), np.zeros(2))
+
+
+_TEXTS = ["one two three four", "five six"]
+_RUNS: tuple[Callable[[], object], ...] = (
+    _find_similar,
+    _find_ngrams,
+    lambda: tidy("one  two…"),
+    lambda: measures(joined(["one two"]), short=1),
+    lambda: repeats(joined(["one two"]), tops=1, repeated=1),
+    lambda: page_of("<p>one</p>"),
+    lambda: may_be_personal(texts_of(_TEXTS)),
+    _score,
+)

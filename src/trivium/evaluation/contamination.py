@@ -11,6 +11,7 @@ from trivium.corpus.decontaminate import Keys, keys_of
 from trivium.corpus.document import Document
 from trivium.corpus.kernels.texts import texts_of
 from trivium.corpus.store import read_documents
+from trivium.corpus.warm_up import compile_once
 from trivium.errors import DataError
 from trivium.evaluation.statistics import wilson
 from trivium.evaluation.tasks.task import Example
@@ -39,6 +40,7 @@ def text_looked_for(example: Example) -> str:
 
 def scan_corpus(documents: Path, examples: Iterable[Example], config: DecontaminationConfig) -> Overlap:
     """Search the documents of a folder (`trivium-documents-1`) for the n-grams of these questions."""
+    compile_once()
     keys = Keys({str(n): text_looked_for(e) for n, e in enumerate(examples)}, config)
     found: set[str] = set()
     for some in _several(read_documents(documents, verify=False)):

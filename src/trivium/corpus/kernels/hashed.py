@@ -2,9 +2,10 @@
 
 import numpy as np
 import scipy.sparse as sp
-from numba import njit, uint64
+from numba import uint64
 from numpy.typing import NDArray
 
+from trivium.corpus.kernels.cache import njit
 from trivium.corpus.kernels.texts import Bytes, FoldTable, Offsets, Texts, fold_table
 from trivium.corpus.kernels.words import longest_words, power_of_base, prefixes_of, run_hash
 

@@ -6,8 +6,9 @@ they were written.
 """
 
 import numpy as np
-from numba import njit, uint8
+from numba import uint8
 
+from trivium.corpus.kernels.cache import njit
 from trivium.corpus.kernels.html_tags import (
     BEGIN,
     BLOCK,

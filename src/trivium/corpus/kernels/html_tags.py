@@ -7,8 +7,9 @@ standard as far as text needs them; what is none of these is text.
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-from numba import njit, uint8, uint64
+from numba import uint8, uint64
 
+from trivium.corpus.kernels.cache import njit
 from trivium.corpus.kernels.texts import Bytes
 
 Table = np.ndarray[tuple[int, ...], np.dtype[np.int32]]

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, uint8, uint32, uint64
+from numba import uint8, uint32, uint64
 from numpy.typing import NDArray
 
+from trivium.corpus.kernels.cache import njit
 from trivium.corpus.kernels.characters import (
     BLANK,
     BULLET,

@@ -1,8 +1,9 @@
 """Which texts may hold an e-mail address, a telephone number or an IP address: what the patterns cannot do without."""
 
 import numpy as np
-from numba import njit, uint8, uint32
+from numba import uint8, uint32
 
+from trivium.corpus.kernels.cache import njit
 from trivium.corpus.kernels.characters import DIGIT, Classes, character_classes
 from trivium.corpus.kernels.texts import Bytes, Offsets, Texts
 from trivium.corpus.kernels.words import code_point

@@ -3,9 +3,10 @@
 from typing import NamedTuple
 
 import numpy as np
-from numba import int64, njit, uint32, uint64
+from numba import int64, uint32, uint64
 from numpy.typing import NDArray
 
+from trivium.corpus.kernels.cache import njit
 from trivium.corpus.kernels.characters import BLANK, Classes, character_classes
 from trivium.corpus.kernels.texts import Bytes, Offsets, Texts
 from trivium.corpus.kernels.words import Hashes, code_point, mix

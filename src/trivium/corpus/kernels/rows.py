@@ -4,8 +4,9 @@ Row by row: numba takes six seconds to compile the assignment of a slice, which 
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from trivium.corpus.kernels.cache import njit
 
 
 @njit(cache=True, nogil=True)

@@ -3,9 +3,10 @@
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, uint32, uint64
+from numba import uint32, uint64
 from numpy.typing import NDArray
 
+from trivium.corpus.kernels.cache import njit
 from trivium.corpus.kernels.rows import with_room
 from trivium.corpus.kernels.texts import Bytes, FoldTable, Offsets, Texts, fold_table
 from trivium.corpus.kernels.words import (

@@ -1,8 +1,9 @@
 """Blanks, line ends and control characters of one text made plain, in one pass over its bytes."""
 
 import numpy as np
-from numba import njit, uint8, uint32
+from numba import uint8, uint32
 
+from trivium.corpus.kernels.cache import njit
 from trivium.corpus.kernels.texts import Bytes
 from trivium.corpus.kernels.words import code_point
 

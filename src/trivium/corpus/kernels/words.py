@@ -5,8 +5,9 @@ from i on is mix(prefix[i + n] - prefix[i] * BASE^n): the same for the same word
 """
 
 import numpy as np
-from numba import njit, uint32, uint64
+from numba import uint32, uint64
 
+from trivium.corpus.kernels.cache import njit
 from trivium.corpus.kernels.texts import (
     ALONE,
     LETTER_BITS,
