@@ -184,6 +184,10 @@ def test_a_run_of_one_letter_is_dropped_by_name_and_blanks_are_no_letter(name):
     judge = FILTERS[name](CurateConfig(extract={"longest_run": 20}), 1).judge
     assert judge(Document("a", WORDS + "a" * 21, "s")) == Drop("over 20 times one character in a row")
     assert judge(Document("a", WORDS + "é" * 21, "s")) == Drop("over 20 times one character in a row")
+    remedy = judge(Document("a", WORDS + "a" * 21, "s")).remedy
+    field, _, value = remedy.removeprefix("extract.").partition("=")
+    loosened = FILTERS[name](CurateConfig(extract={field: int(value)}), 1).judge
+    assert isinstance(loosened(Document("a", WORDS + "a" * 21, "s")), Keep)
     assert isinstance(judge(Document("a", WORDS + "a" * 20 + " " + "é" * 20, "s")), Keep)
     assert isinstance(judge(Document("a", "a" + " " * 30 + "b\n" * 30 + " " * 30 + "c", "s")), Keep)
 

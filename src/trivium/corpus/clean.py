@@ -35,10 +35,18 @@ _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 MOST_MARKS = 30
 # Text that was decoded wrongly n times is about 2**n times as long, so no honest text needs so many rounds.
 MOST_ROUNDS = 16
+_ANY_RUN = 1_000_000_000
 
 
 class NotTidied(ValueError):
-    """Tidying a text would take longer than its size allows. The message is the reason for which it is dropped."""
+    """Tidying a text would take longer than its size allows. The message is the reason for which it is dropped.
+
+    remedy: the setting of `curate`, and a value, under which no text is dropped for this reason, if there is one.
+    """
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(reason)
+        self.remedy = remedy
 
 
 def tidy(text: str, *, longest_run: int | None = None) -> str:
@@ -70,7 +78,7 @@ def _require_short_runs(text: str, longest_run: int | None = None) -> None:
     if marks > MOST_MARKS:
         raise NotTidied(f"over {MOST_MARKS} combining marks in a row")
     if longest_run is not None and equal > longest_run:
-        raise NotTidied(f"over {longest_run} times one character in a row")
+        raise NotTidied(f"over {longest_run} times one character in a row", f"extract.longest_run={_ANY_RUN}")
 
 
 def _repaired(text: str) -> str:

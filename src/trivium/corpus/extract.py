@@ -50,8 +50,10 @@ def extract_step(config: ExtractConfig = ExtractConfig()) -> Step:
         is_html = document.metadata.get(RAW) == "html"
         try:
             text = tidy(extract(document.text) if is_html else document.text, longest_run=config.longest_run)
-        except (NotTidied, TooDeep) as error:
-            return Drop(str(error))
+        except TooDeep as error:
+            return Drop(str(error), "extract.extractor=blocks")
+        except NotTidied as error:
+            return Drop(str(error), error.remedy)
         if not text:
             other = "blocks" if config.extractor == "resiliparse" else "resiliparse"
             return Drop("empty", f"extract.extractor={other}" if is_html else "")

@@ -185,7 +185,7 @@ class Steps:
         if len(documents) > 1:
             return [verdict for document in documents for verdict in self._timed(step, [document])]
         self.timed_out += 1
-        return [Drop(f"over {self.document_seconds} s of processor time")]
+        return [Drop(f"over {self.document_seconds} s of processor time", "document_seconds=1000000")]
 
 
 def _with_seconds(step: Step, documents: Sequence[Document]) -> tuple[list[Verdict], float]:

@@ -26,7 +26,7 @@ def clean_step(config: ExtractConfig = ExtractConfig()) -> Step:
         try:
             text = tidy(document.text, longest_run=config.longest_run)
         except NotTidied as error:
-            return Drop(str(error))
+            return Drop(str(error), error.remedy)
         return Keep(replace(document, text=text)) if text else Drop("empty")
 
     return Step("clean", judge)
