@@ -7,10 +7,11 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from trivium.checkpoint.durable import write_text
+from trivium.checkpoint.durable import write_blocks
 from trivium.config import MOST
 from trivium.redact import redacted
 from trivium.units import plain
@@ -34,6 +35,7 @@ NUMBERS = (
     "loss_scale",
 )
 TEXTS = ("event", "cause", "batch_hash")
+_WRITTEN_TOGETHER = 1024  # lines
 WORDS = ("nan", "inf", "-inf")  # what an event says of a number that is not finite
 
 
@@ -71,10 +73,14 @@ def warn(text: str) -> None:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Every whole line; what is no record is passed over, as nothing that is trained depends on it."""
-    if not path.is_file():
-        return []
-    with open_regular(path) as file:
-        return list(_records(file))
+    return list(records(path))
+
+
+def records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield what `read` returns, one record at a time: a file of a long training may not fit in memory."""
+    if path.is_file():
+        with open_regular(path) as file:
+            yield from _records(file)
 
 
 def newest(path: Path) -> dict[str, Any]:
@@ -96,15 +102,16 @@ def forget_after(path: Path, step: int) -> None:
     """Drop the lines of later steps, which a resumed run will write again."""
     if not path.is_file():
         return
-    kept = [r for r in read(path) if _has_step(r) and r["step"] <= step]
+    kept = (json.dumps(r) + "\n" for r in records(path) if _has_step(r) and r["step"] <= step)
     partial = path.with_suffix(".partial")
-    write_text(partial, "".join(json.dumps(r) + "\n" for r in kept))  # on the disk before it has the name
+    blocks = iter(lambda: "".join(islice(kept, _WRITTEN_TOGETHER)).encode(), b"")
+    write_blocks(partial, blocks)  # on the disk before it has the name
     partial.replace(path)
 
 
 def judges(path: Path, step: int) -> bool:
     """Whether a line tells how good the model was after this step, and not only of the step itself."""
-    return any(_has_step(r) and r["step"] == step and "batch_hash" not in r for r in read(path))
+    return any(_has_step(r) and r["step"] == step and "batch_hash" not in r for r in records(path))
 
 
 def record_of(line: bytes) -> dict[str, Any] | None:
