@@ -1,7 +1,6 @@
 """Metrics as append-only JSON lines, one per step; a resumed run forgets the steps it will do again."""
 
 import errno
-import json
 import math
 import os
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 
 from trivium.checkpoint.durable import write_blocks
 from trivium.config import MOST
+from trivium.finite import dumps
 from trivium.redact import redacted
 from trivium.units import plain
 from trivium.untrusted import only_regular, open_regular, parse_json
@@ -47,7 +47,7 @@ def append(path: Path, record: dict[str, Any]) -> None:
     try:
         with open(path, "a+b", buffering=0, opener=_itself) as file:
             before = os.fstat(file.fileno()).st_size
-            line = json.dumps(redacted(record)).encode() + b"\n"
+            line = dumps(redacted(record)).encode() + b"\n"
             if before and os.pread(file.fileno(), 1, before - 1) != b"\n":
                 line = b"\n" + line
             try:
@@ -102,7 +102,7 @@ def forget_after(path: Path, step: int) -> None:
     """Drop the lines of later steps, which a resumed run will write again."""
     if not path.is_file():
         return
-    kept = (json.dumps(r) + "\n" for r in records(path) if _has_step(r) and r["step"] <= step)
+    kept = (dumps(r) + "\n" for r in records(path) if _has_step(r) and r["step"] <= step)
     partial = path.with_suffix(".partial")
     blocks = iter(lambda: "".join(islice(kept, _WRITTEN_TOGETHER)).encode(), b"")
     write_blocks(partial, blocks)  # on the disk before it has the name
