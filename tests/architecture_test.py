@@ -21,6 +21,7 @@ BASE = {
     "units",
     "redact",
     "untrusted",
+    "finite",
     "jsonlines",
     "seeds",
     "provenance",

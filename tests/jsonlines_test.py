@@ -35,8 +35,8 @@ READERS = {
         {"prompt": SEPARATORS},
     ),
     "metrics": (metrics.read, {"step": 1, "cause": SEPARATORS}),
-    "events": (_whole_lines, {"event": "x", "cause": SEPARATORS}),
-    "report": (lambda path: _lines(path, dict), {"a": SEPARATORS}),
+    "events": (lambda path: list(_whole_lines(path)), {"event": "x", "cause": SEPARATORS}),
+    "report": (lambda path: list(_lines(path, dict)), {"a": SEPARATORS}),
 }
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from trivium import __version__
 from trivium.errors import ConfigError, DataError, MachineError
+from trivium.finite import dumps
 from trivium.redact import redacted
 from trivium.untrusted import open_regular, read_json
 
@@ -54,9 +55,10 @@ def fingerprint(value: Any) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write plain data as readable JSON, replacing the file in one step and durably."""
+    """Write plain data as readable JSON, replacing the file in one step and durably. A number that is not finite is
+    written as null."""
     # A file may have a name that is no UTF-8; its half characters are written as JSON's escapes, and read as such.
-    write_whole(path, f"{json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, default=str)}\n")
+    write_whole(path, f"{dumps(value, indent=1, sort_keys=True, ensure_ascii=False, default=str)}\n")
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -1,11 +1,15 @@
 import json
 import shutil
+import tracemalloc
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+import trivium.report.collect as module
 from report.fake_run import METRICS, stations, write_run
 from trivium.errors import DataError
-from trivium.report.collect import MOST_POINTS, collect, results
+from trivium.report.collect import MOST_POINTS, Curve, collect, results
 
 KEYS = {
     "funnel", "planted", "honest", "training", "resume_proof", "evaluation", "bias", "samples", "provenance",
@@ -119,6 +123,40 @@ def test_long_curves_are_thinned_and_keep_their_last_point(tmp_path):
     steps = collect(write_run(tmp_path, **{"training/metrics.jsonl": lines}))["training"]["curves"]["steps"]
     assert len(steps) <= MOST_POINTS + 1
     assert steps[-1]["step"] == 3 * MOST_POINTS - 1
+
+
+@pytest.mark.parametrize("most", [2, 5, 8])
+@pytest.mark.parametrize("length", [0, 1, 5, 8, 9, 16, 17, 100, 1023])
+def test_a_curve_keeps_evenly_spaced_points_and_the_last_and_all_of_a_short_one(monkeypatch, most, length):
+    monkeypatch.setattr(module, "MOST_POINTS", most)
+    curve = Curve()
+    for n in range(length):
+        curve.add({"step": n})
+    steps = [point["step"] for point in curve.points()]
+    if length <= most:
+        assert steps == list(range(length))
+        return
+    assert most / 2 <= len(steps) <= most + 1
+    assert steps[0] == 0 and steps[-1] == length - 1
+    *spaces, last = np.diff(steps)
+    assert len(set(spaces)) <= 1 and last <= max(spaces, default=length)
+
+
+def test_the_memory_of_a_report_does_not_grow_with_the_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MOST_POINTS", 8)
+    monkeypatch.setattr(module, "read_bytes", Path.read_bytes)  # its own reserves room for the largest file
+    peaks = []
+    for steps in (1000, 4000):
+        lines = "".join(json.dumps(METRICS[0] | {"step": n}) + "\n" for n in range(steps))
+        events = json.dumps({"event": "saved", "step": 1}) + "\n"
+        files = {"training/metrics.jsonl": lines, "training/events.jsonl": events * steps}
+        run = write_run(tmp_path / str(steps), **files)
+        collect(run)  # what is kept for every later report, such as the forms, is not counted
+        tracemalloc.start()
+        collect(run)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.3 * peaks[0], peaks
 
 
 def test_samples_may_be_a_bare_list(tmp_path):

@@ -16,7 +16,7 @@ from trivium.tokens import encode, pieces
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import blend_weights, file_stems, tokenize
 from trivium.tokens.gather import ShardSet
-from trivium.tokens.lineage import lineage_file, read_lineage
+from trivium.tokens.lineage import Lineage, lineage_file
 from trivium.tokens.manifest import open_shards, token_counts
 from trivium.tokens.shards import TokenShard
 from trivium.tokens.split import survey
@@ -42,7 +42,7 @@ def test_every_document_comes_back_from_the_shards_unchanged_and_once(tmp_path):
     found = {}
     for split in ("train", "validation"):
         for source, shard in open_shards(out, split).items():
-            ids = read_lineage(out / f"documents-{split}-{source}.parquet", shard)
+            ids = Lineage(out / f"documents-{split}-{source}.parquet", shard)
             for k, document in enumerate(ids):
                 assert shard[k][-1] == tokenizer.end_of_text
                 assert tokenizer.end_of_text not in shard[k][:-1]

@@ -1,10 +1,11 @@
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from trivium.errors import DataError
 from trivium.tokens import lineage as tables
-from trivium.tokens.lineage import LineageWriter, find_documents, read_lineage, spans
+from trivium.tokens.lineage import Lineage, LineageWriter, find_documents, spans
 from trivium.tokens.shards import ShardWriter, TokenShard
 
 
@@ -21,7 +22,67 @@ def shard(tmp_path):
 
 
 def test_the_table_names_the_documents_of_its_shard(tmp_path, shard):
-    assert read_lineage(tmp_path / "l.parquet", shard) == ["a", "b", "c", "d"]
+    assert list(Lineage(tmp_path / "l.parquet", shard)) == ["a", "b", "c", "d"]
+
+
+def long_shard(folder, documents, monkeypatch, *, numbered=False):
+    """A shard of documents of one token, and its table in groups of 100 documents; numbered: a pair without a table."""
+    monkeypatch.setattr(tables, "_GROUP", 100)
+    writer = ShardWriter(folder / "long", dtype="int32")
+    writer.append(np.arange(documents), np.ones(documents, np.int64))
+    lengths = writer.close()
+    shard = TokenShard.open(folder / "long")
+    if numbered:
+        return shard.part(7, documents)
+    lineage = LineageWriter(folder / "long.parquet")
+    lineage.append([f"long/{n}" for n in range(documents)], [None] * documents, lengths)
+    lineage.close()
+    return shard
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_a_name_is_the_same_asked_for_alone_in_a_slice_and_in_order(tmp_path, monkeypatch, numbered):
+    monkeypatch.setattr(tables, "HELD_GROUPS", 2)
+    shard = long_shard(tmp_path, 557, monkeypatch, numbered=numbered)
+    lineage = Lineage(tmp_path / "long.parquet", shard)
+    first = 7 if numbered else 0
+    expected = [f"long/{n}" for n in range(first, 557)]
+    assert list(lineage) == lineage[:] == expected and len(lineage) == len(expected)
+    order = np.random.default_rng(3).permutation(len(expected)).tolist()
+    assert [lineage[i] for i in order] == [expected[i] for i in order]
+    for beyond in (-1, len(expected)):
+        with pytest.raises(IndexError, match=str(beyond)):
+            lineage[beyond]
+    (found,) = find_documents(tmp_path / "long.parquet", shard, "web", "long/437")
+    assert (found.start, found.stop) == (437 - first, 438 - first)
+
+
+def test_the_memory_of_lookups_does_not_grow_with_the_documents(tmp_path, monkeypatch):
+    """The names may be asked for in any order, one after the other, or by a search."""
+    monkeypatch.setattr(tables, "HELD_GROUPS", 2)
+    most = []
+    for documents in (1000, 4000):
+        folder = tmp_path / str(documents)
+        folder.mkdir()
+        shard = long_shard(folder, documents, monkeypatch)
+        before, seen = pa.total_allocated_bytes(), []
+        lineage = Lineage(folder / "long.parquet", shard)
+        for i in np.random.default_rng(3).permutation(documents)[:500].tolist():
+            assert lineage[i] == f"long/{i}"
+            seen.append(pa.total_allocated_bytes() - before)
+        for _ in lineage:
+            seen.append(pa.total_allocated_bytes() - before)
+        assert find_documents(folder / "long.parquet", shard, "web", f"long/{documents - 1}")
+        most.append(max(seen))
+    assert 0 < most[1] < 1.3 * most[0], most
+
+
+@pytest.mark.parametrize("documents", [0, 100])
+def test_a_search_passes_over_a_group_without_documents(tmp_path, monkeypatch, documents):
+    """The writer ends a table whose groups are full, and that of an empty shard, with such a group."""
+    shard = long_shard(tmp_path, documents, monkeypatch)
+    assert find_documents(tmp_path / "long.parquet", shard, "web", "absent") == []
+    assert len(list(Lineage(tmp_path / "long.parquet", shard))) == documents
 
 
 def test_spans_agree_with_counting_token_by_token():
@@ -41,15 +102,15 @@ def test_a_table_of_another_shard_is_refused(tmp_path, shard):
     lineage.append(["a", "b"], [None] * 2, np.asarray([3, 3]))
     lineage.close()
     with pytest.raises(DataError, match=r"l\.parquet lists 2 documents"):
-        read_lineage(tmp_path / "l.parquet", shard)
+        Lineage(tmp_path / "l.parquet", shard)
 
 
 def test_a_missing_or_damaged_table_is_refused_by_name(tmp_path, shard):
     with pytest.raises(DataError, match=r"absent\.parquet"):
-        read_lineage(tmp_path / "absent.parquet", shard)
+        Lineage(tmp_path / "absent.parquet", shard)
     (tmp_path / "l.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"l\.parquet is not readable"):
-        read_lineage(tmp_path / "l.parquet", shard)
+        Lineage(tmp_path / "l.parquet", shard)
 
 
 IDS = {"C": None, "C#0": None, "C#1": "C", "C# basics": None, "C#sharp#0": "C#sharp"}

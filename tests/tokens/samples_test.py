@@ -10,7 +10,7 @@ from trivium.provenance import write_json
 from trivium.tokens import samples
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
-from trivium.tokens.lineage import read_lineage
+from trivium.tokens.lineage import Lineage
 from trivium.tokens.manifest import MANIFEST, never_read, open_shards, read_tokens_manifest
 from trivium.tokens.permutation import Permutation
 from trivium.tokens.samples import BLOCK, TokenDataset
@@ -204,9 +204,7 @@ def test_validation_has_no_sample_beyond_its_last(validation, train):
 def test_lineage_names_the_document_of_every_token(train, validation, directory):
     for dataset in (train, validation):
         shards = open_shards(directory, dataset.split)
-        names = {
-            s: read_lineage(directory / f"documents-{dataset.split}-{s}.parquet", shards[s]) for s in shards
-        }
+        names = {s: Lineage(directory / f"documents-{dataset.split}-{s}.parquet", shards[s]) for s in shards}
         for i in range(min(120, dataset.num_samples)):
             source, _, start = dataset.where(i)
             shard, sample, at = shards[source], dataset.sample(i), 0

@@ -2,13 +2,14 @@
 
 import io
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from trivium.cli.train import newest_loss
 from trivium.training import metrics
-from trivium.training.metrics import append, forget_after, last_step, newest, read
+from trivium.training.metrics import append, forget_after, judges, last_step, newest, read
 
 DAMAGE = [
     b"\xff\xff\xfe\n",
@@ -30,6 +31,19 @@ def test_a_line_that_is_no_record_is_passed_over(tmp_path: Path, damage: bytes) 
     assert last_step(path) == 3 and newest(path)["loss"] == 7.0 and newest_loss(path) == "loss 7.000"
     forget_after(path, 2)
     assert read(path) == [{"step": 1, "loss": 5.0}, {"step": 2, "loss": 6.0}]
+
+
+def test_forgetting_steps_and_looking_for_one_hold_few_records(tmp_path: Path) -> None:
+    path, peaks = tmp_path / "metrics.jsonl", []
+    for steps in (2000, 8000):
+        path.write_text("".join(f'{{"step": {n}, "batch_hash": "a"}}\n' for n in range(1, steps + 1)))
+        tracemalloc.start()
+        assert not judges(path, steps)
+        forget_after(path, steps - 1)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert [r["step"] for r in read(path)] == list(range(1, steps))
+    assert peaks[1] < 1.3 * peaks[0], peaks
 
 
 SOUND = {"step": 7, "time": 1.5, "tokens": 70, "sequences": 2, "loss": 3, "lr": 1e-3, "batch_hash": "a"}

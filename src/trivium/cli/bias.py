@@ -1,6 +1,5 @@
 """`trivium bias`: what the checkpoint associates with occupations and groups of people."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +22,7 @@ from trivium.cli.options import (
 from trivium.cli.show import percent, progress_of, say, table
 from trivium.cli.stage import Result, Run, Stage, perform
 from trivium.errors import CheckpointError, ConfigError
+from trivium.finite import dumps
 from trivium.progress import Progress
 from trivium.provenance import file_sha256, write_json
 
@@ -67,7 +67,7 @@ def _bias(run: Run, out: Path, progress: Progress) -> Result:
         with open(out / "texts.jsonl", "w", encoding="utf-8") as file:
             for text in measured.texts:
                 line = {**text.prompt._asdict(), **text._asdict(), "prompt": text.prompt.text}
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                file.write(dumps(line, ensure_ascii=False) + "\n")
     return results
 
 

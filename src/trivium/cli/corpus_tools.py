@@ -4,7 +4,6 @@
 Each reads a folder or file and writes a folder: documents/, rejects.jsonl.gz, funnel.json and its stamp.
 """
 
-import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from trivium.cli.tokenize import Workers
 from trivium.cli.workers import ENGINES, chosen_engine
 from trivium.config import to_tree
 from trivium.errors import ConfigError, DataError, nearest
+from trivium.finite import dumps
 from trivium.progress import Progress
 from trivium.provenance import discard, fingerprint, publishing, read_stamp, work_of, write_json
 from trivium.units import format_bytes, parse_count
@@ -255,7 +255,7 @@ def blend(
     tokens = parse_count(after) if after else int(table.tokens_trained)
     contents = contents_after(tokens, table, sequence=sequence)
     if as_json:
-        say(json.dumps({source: one._asdict() for source, one in contents.items()}))
+        say(dumps({source: one._asdict() for source, one in contents.items()}))
         return
     for line in recipe_lines(contents, table):
         say(line)
@@ -291,7 +291,7 @@ def against(
         texts = dict.fromkeys(map(text_looked_for, benchmark.task.examples))
         rows = ({"id": f"{benchmark.name}:{n}", "text": text} for n, text in enumerate(texts) if text)
         before = len(lines)
-        lines += [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        lines += [dumps(row, ensure_ascii=False) + "\n" for row in rows]
         short = sum(not keys_of(text, DecontaminationConfig()) for text in texts if text)
         told = f", {short:,} of them with fewer words than are looked for" if short else ""
         say(f"{benchmark.name}: {len(lines) - before:,} texts{told}")
@@ -302,7 +302,7 @@ def against(
     plain = re.fullmatch(
         r"[A-Za-z_./][A-Za-z0-9_./-]*", str(out)
     )  # others would be cut at a comma, or read as YAML
-    value = str(out) if plain else json.dumps([str(out)], ensure_ascii=False)
+    value = str(out) if plain else dumps([str(out)], ensure_ascii=False)
     say(f"use them: --set {shlex.quote(f'curate.decontamination.against={value}')}")
 
 
@@ -328,7 +328,7 @@ def extract_check(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "extraction.json", rows)
-    for line in [json.dumps(rows)] if as_json else extraction_lines(rows):
+    for line in [dumps(rows)] if as_json else extraction_lines(rows):
         say(line)
 
 

@@ -1,6 +1,5 @@
 """`trivium corpus diff`, `inspect`, `rejects`, `stats`: looking at what a curation left."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ from trivium.cli.options import DEFAULT_OUT, Out
 from trivium.cli.show import say
 from trivium.cli.workspace import Workspace, read_result
 from trivium.errors import ConfigError, DataError
+from trivium.finite import dumps
 from trivium.provenance import stamp_hash, write_json
 
 STATIONS = ("curated", "tokens")  # of a run directory
@@ -46,7 +46,7 @@ def inspect(
     from trivium.corpus.history import history, history_lines
 
     found = history(out / "curated", document)
-    for line in [json.dumps(found, ensure_ascii=False)] if as_json else history_lines(found):
+    for line in [dumps(found, ensure_ascii=False)] if as_json else history_lines(found):
         say(line)
 
 
@@ -78,7 +78,7 @@ def rejects(
             f"no reject of {out / 'curated'} has --step '{step}' and --reason '{reason}'; `trivium corpus stats` "
             "counts them"
         )
-    whole = [json.dumps(row, ensure_ascii=False) for row in found] if as_json else []
+    whole = [dumps(row, ensure_ascii=False) for row in found] if as_json else []
     for line in whole or reject_lines(found, characters=SHOWN if characters is None else characters):
         say(line)
 
@@ -88,7 +88,7 @@ def stats(out: Out = DEFAULT_OUT, as_json: AsJson = False) -> None:
     from trivium.corpus.statistics import corpus_statistics, statistics_lines
 
     found = keep_statistics(Workspace(out)) or corpus_statistics(out / "curated")
-    for line in [json.dumps(found, ensure_ascii=False)] if as_json else statistics_lines(found):
+    for line in [dumps(found, ensure_ascii=False)] if as_json else statistics_lines(found):
         say(line)
 
 

@@ -1,6 +1,5 @@
 """`trivium data`: the document of every token of every step, and back; `data adopt` is in a file of its own."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from trivium.cli.show import progress_of, say, table
 from trivium.cli.tokenize import never_read_lines
 from trivium.cli.workspace import Workspace
 from trivium.errors import DataError
+from trivium.finite import dumps
 from trivium.tokens.manifest import never_read, read_tokens_manifest
 from trivium.training import lineage
 from trivium.training.record import Record, read_record
@@ -46,7 +46,7 @@ def batch(
     """Print exactly what a step consumed; exit code 4 when its hash is not the one the trainer logged."""
     found = lineage.batch(_record(run, tokens), step, row)
     if as_json:
-        say(json.dumps(found))
+        say(dumps(found))
     else:
         for line in _batch_lines(found):
             say(line)
@@ -66,7 +66,7 @@ def trace(
     record = _record(run, tokens)
     found = {**lineage.trace(record, step, row, position), **_texts(record, step, row, position)}
     found["curation"], found["without_curation"] = _curation(record, found["document"])
-    for line in [json.dumps(found, ensure_ascii=False)] if as_json else _trace_lines(found):
+    for line in [dumps(found, ensure_ascii=False)] if as_json else _trace_lines(found):
         say(line)
     _refuse_others(run, found, step)
 
@@ -80,7 +80,7 @@ def where(
 ) -> None:
     """Name every (step, row) done so far that saw a document."""
     found = lineage.where(_record(run, tokens), document)
-    for line in [json.dumps(found)] if as_json else _where_lines(found):
+    for line in [dumps(found)] if as_json else _where_lines(found):
         say(line)
     _refuse_others(run, found, found["steps_done"])
 
@@ -100,7 +100,7 @@ def counts(run: RunDirectory, step: Step, tokens: Tokens = None, as_json: AsJson
         "never_read": never_read(manifest, sequence),
     }
     lines = [*_counts_lines(found, sequence), *never_read_lines(manifest, sequence)]
-    for line in [json.dumps(found)] if as_json else lines:
+    for line in [dumps(found)] if as_json else lines:
         say(line)
     _refuse_others(run, found, last)
 
@@ -110,7 +110,7 @@ def check(run: RunDirectory, tokens: Tokens = None, as_json: AsJson = False) -> 
     """Check every step's hash, and every document both ways; exit code 4 when anything disagrees."""
     found = lineage.round_trip(_record(run, tokens))
     if as_json:
-        say(json.dumps(found))
+        say(dumps(found))
     else:
         say(
             f"{found['steps']} steps, {len(found['wrong_hashes'])} with another hash; {found['documents']} documents, "
@@ -131,7 +131,7 @@ def culprit(run: RunDirectory, step: Step, tokens: Tokens = None, as_json: AsJso
 
     with progress_of("culprit") as progress:
         found = find_culprit(_record(run, tokens), step, progress)
-    for line in [json.dumps(found)] if as_json else _culprit_lines(found):
+    for line in [dumps(found)] if as_json else _culprit_lines(found):
         say(line)
 
 

@@ -1,6 +1,5 @@
 """`trivium plan search` and `trivium plan explain`: which layout, and why; no torch."""
 
-import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from trivium.cli.run_config import Given, RunConfig, is_machine_file, resolve, w
 from trivium.cli.show import say, say_aside
 from trivium.config import changes, leaves, parse_assignments, preset_files, preset_names, to_tree
 from trivium.errors import ConfigError
+from trivium.finite import dumps
 from trivium.plan.plan import Plan
 from trivium.plan.sizes import MOST_RANKS, MOST_SEQUENCES
 from trivium.planner.grid import Subject
@@ -221,4 +221,4 @@ def _write(path: Path, model: str, config: RunConfig, plan: Plan) -> None:
 
 
 def _print(tree: dict[str, Any]) -> None:
-    say(json.dumps(tree, indent=1))
+    say(dumps(tree, indent=1))

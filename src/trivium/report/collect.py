@@ -1,11 +1,13 @@
 """The results of a run as one tree: what report.json holds."""
 
-import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trivium.errors import DataError
-from trivium.jsonlines import parse_line, read_lines, split_lines
+from trivium.finite import finite
+from trivium.jsonlines import parse_line, read_lines
 from trivium.provenance import STAMP
 from trivium.report.interruptions import interruptions, resumed_from
 from trivium.report.outdated import newest_checkpoint, of_another_plan, older, outdated
@@ -135,41 +137,85 @@ def _models(tree: dict[str, Any]) -> dict[str, Any]:
     return {**found, "incontext": studied[-1].get("model"), "bias_series": moments[-1]}
 
 
+class Curve:
+    """Evenly spaced records of a series, and its last one: at most MOST_POINTS + 1, however long the series is."""
+
+    def __init__(self) -> None:
+        self._kept: list[dict[str, Any]] = []
+        self._last: dict[str, Any] | None = None
+        self._seen, self._every = 0, 1
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Take the next record of the series; a full curve lets every other point go."""
+        if self._seen % self._every == 0:
+            self._kept.append(record)
+        if len(self._kept) > MOST_POINTS:
+            self._kept, self._every = self._kept[::2], 2 * self._every
+        self._last = record
+        self._seen += 1
+
+    def points(self) -> list[dict[str, Any]]:
+        """Return the records that are kept, in their order."""
+        if self._last is None or self._last is self._kept[-1]:
+            return self._kept
+        return [*self._kept, self._last]
+
+
+@dataclass
+class _Steps:
+    """What the report needs of all metrics, in memory that does not grow with their number."""
+
+    done: int = 0
+    tokens: int | None = None
+    validation_loss: float | None = None  # the newest
+    any: bool = False
+    losses: Curve = field(default_factory=Curve)
+    validation: Curve = field(default_factory=Curve)
+
+    def add(self, metric: dict[str, Any]) -> None:
+        self.any = True
+        self.done = max(self.done, metric["step"])
+        if metric["tokens"] is not None:
+            self.tokens = max(self.tokens or 0, int(metric["tokens"]))
+        if metric["loss"] is not None:
+            self.losses.add(metric)
+        if metric["validation_loss"] is not None:
+            self.validation_loss = metric["validation_loss"]
+            self.validation.add(metric)
+
+
 def _training(run: Path) -> dict[str, Any] | None:
     """The summary, or of a training that goes on what is known so far; with the curves and the executed timeline."""
-    metrics = _lines(run / "training" / "metrics.jsonl", Metric)
+    metrics = _Steps()
+    for metric in _lines(run / "training" / "metrics.jsonl", Metric):
+        metrics.add(metric)
     finished: dict[str, Any] | None = _station(run, "training/summary.json", Summary)
-    done = max((m["step"] for m in metrics), default=0)
-    goes_on = finished is None or done > (finished["steps"] or done)
-    summary = (_so_far(run, metrics, done) if goes_on else None) or finished
+    goes_on = finished is None or metrics.done > (finished["steps"] or metrics.done)
+    summary = (_so_far(run, metrics) if goes_on else None) or finished
     if summary is None:
         return None
-    events = _whole_lines(run / "training" / "events.jsonl")
+    events = run / "training" / "events.jsonl"
     return {
         **summary,
-        "resumed_from": resumed_from(events),
-        "curves": {
-            "steps": _thinned([m for m in metrics if m["loss"] is not None]),
-            "validation": _thinned([m for m in metrics if m["validation_loss"] is not None]),
-        },
-        "interruptions": interruptions(events),
-        "asked": _lines(run / "training" / "tasks.jsonl", AskedMoment),
+        "resumed_from": resumed_from(_whole_lines(events)),
+        "curves": {"steps": metrics.losses.points(), "validation": metrics.validation.points()},
+        "interruptions": interruptions(_whole_lines(events)),
+        "asked": list(_lines(run / "training" / "tasks.jsonl", AskedMoment)),
         "timeline": _station(run, "training/timeline.json", list[Span]),
     }
 
 
-def _so_far(run: Path, metrics: list[dict[str, Any]], done: int) -> dict[str, Any] | None:
+def _so_far(run: Path, metrics: _Steps) -> dict[str, Any] | None:
     """What is known of a training that has not ended, in the form of a summary; None where none has begun."""
     begun = _station(run, "training/run.json", Begun)
-    if begun is None or not metrics:
+    if begun is None or not metrics.any:
         return None
-    validated = [m["validation_loss"] for m in metrics if m["validation_loss"] is not None]
     known = {
         "finished": False,
-        "steps": done,
+        "steps": metrics.done,
         "steps_planned": begun["training"].get("steps"),
-        "tokens": max((int(m["tokens"]) for m in metrics if m["tokens"] is not None), default=None),
-        "validation_loss": validated[-1] if validated else None,
+        "tokens": metrics.tokens,
+        "validation_loss": metrics.validation_loss,
         "layout": begun["plan"].get("layout", {}),
         "schedule": begun["plan"].get("schedule"),
     }
@@ -205,40 +251,46 @@ def _read(path: Path) -> Any:
     if not path.exists():
         return None
     try:
-        return parse_json(read_bytes(path), parse_constant=_not_finite, parse_float=_finite)
+        return finite(parse_json(read_bytes(path)))
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
 
 
-def _lines(path: Path, kind: Any) -> list[dict[str, Any]]:
-    """The records of a file of JSON lines; a last line cut off by a killed process is not one yet."""
+def _lines(path: Path, kind: Any) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file of JSON lines; a last line cut off by a killed process is not one yet."""
     if not path.exists():
-        return []
+        return
+    torn: ValueError | None = None  # of the line before; only the last line may be half of one
     try:
         with open_regular(path) as file:
-            lines = list(read_lines(file))
+            for number, line in enumerate(read_lines(file)):
+                if torn is not None:
+                    raise torn
+                try:
+                    value = parse_line(line)
+                except ValueError as error:
+                    torn = error
+                    continue
+                yield checked(kind, finite(value), number)
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from None
-    records = []
-    for line in lines:
-        try:
-            records.append(parse_line(line, parse_constant=_not_finite, parse_float=_finite))
-        except ValueError as error:
-            if line is not lines[-1]:
-                raise _damaged(path, error) from None
-    found: list[dict[str, Any]] = _form(path, records, list[kind])
-    return found
 
 
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file to which processes append until they die; what is no record is passed over."""
-    records = []
-    for line in split_lines(read_bytes(path)) if path.is_file() else ():
-        try:
-            records.append(parse_json(line, parse_constant=_not_finite, parse_float=_finite))
-        except ValueError:
-            continue
-    return [record for record in records if isinstance(record, dict)]
+def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file to which processes append until they die; what is no record is passed over."""
+    if not path.is_file():
+        return
+    try:
+        with open_regular(path) as file:
+            for line in read_lines(file):
+                try:
+                    record = finite(parse_line(line))
+                except ValueError:
+                    continue
+                if isinstance(record, dict):
+                    yield record
+    except (OSError, ValueError) as error:  # of the file itself, or a line that is too long
+        raise _damaged(path, error) from None
 
 
 def _form(path: Path, value: Any, kind: Any) -> Any:
@@ -252,19 +304,3 @@ def _damaged(path: Path, error: Exception) -> DataError:
     verb = dict(STATIONS).get(path.parent.name)
     remedy = f"run `trivium {verb}` again" if verb else "remove the file and run the stages again"
     return DataError(f"{path} is damaged ({error}); {remedy}")
-
-
-def _thinned(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every k-th record and the last."""
-    every = math.ceil(len(records) / MOST_POINTS) or 1
-    return [r for i, r in enumerate(records) if i % every == 0 or i == len(records) - 1]
-
-
-def _not_finite(name: str) -> None:
-    """NaN and infinities are not JSON; they become null."""
-
-
-def _finite(text: str) -> float | None:
-    """A number too large for a float is as good as an infinity."""
-    value = float(text)
-    return value if math.isfinite(value) else None

@@ -2,17 +2,17 @@
 
 import base64
 import hashlib
-import json
 from typing import Any
 
 from jinja2 import Environment, PackageLoader
 
+from trivium.finite import dumps
 from trivium.units import plain
 
 
 def embedded_json(value: Any) -> str:
     """Plain data as JSON in which nothing can close a script element."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    text = dumps(value, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

@@ -21,8 +21,11 @@ def interruptions(events: Iterable[Tree]) -> list[dict[str, Any]]:
 
 def resumed_from(events: Iterable[Tree]) -> int:
     """After which step the last part of a training began, which alone is of its layout and hosts for certain."""
-    steps = [event.get("step") for event in events if event.get("event") == "resumed"]
-    return next((step for step in reversed(steps) if isinstance(step, int)), 0)
+    after = 0
+    for event in events:
+        if event.get("event") == "resumed" and isinstance(event.get("step"), int):
+            after = event["step"]
+    return after
 
 
 def _text(event: Tree) -> str | None:

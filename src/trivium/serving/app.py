@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from trivium.finite import dumps
 from trivium.seeds import seed_for
 from trivium.serving.answer import Placed, Telling, choice, envelope, logprobs_of, placed_in
 from trivium.serving.ask import Completion, Refused, parse, prompts_of
@@ -306,7 +307,7 @@ async def _stream(server: Server, answering: _Answering) -> AsyncIterator[bytes]
 
 
 def _event(tree: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(tree, allow_nan=False).encode() + b"\n\n"
+    return b"data: " + dumps(tree).encode() + b"\n\n"
 
 
 def _usage(answering: _Answering) -> dict[str, int]:

@@ -6,9 +6,11 @@ documents-<split>-<source>.parquet   columns document (id in the corpus), of (th
 A pair that was made elsewhere has no table: its document number n, from 0, is called PAIR/n.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +24,7 @@ from trivium.tokens.shards import TokenShard
 
 SCHEMA = pa.schema([("document", pa.string()), ("of", pa.string()), ("tokens", pa.int64())])
 _GROUP = 1 << 16  # documents that are written together
+HELD_GROUPS = 16  # of a table, in memory at most: a million ids
 
 
 class Span(NamedTuple):
@@ -85,20 +88,111 @@ class LineageWriter:
         return self._file
 
 
-def read_lineage(path: Path, shard: TokenShard) -> list[str]:
-    """The document ids of a shard; DataError when the table is missing, damaged, or of another shard."""
-    return [str(d) for d in _table(path, shard)["document"].to_pylist()]
+class Lineage(Sequence[str]):
+    """The document ids of a shard, in its order, read from its table when they are asked for.
+
+    At most HELD_GROUPS groups of the table are in memory, however many documents the shard has. The file is open only
+    while a group is read: a corpus may have more sources than a process may have files.
+    """
+
+    def __init__(self, path: Path, shard: TokenShard) -> None:
+        """Raises DataError when the table is missing, damaged, or of another shard."""
+        self._path, self._shard = path, shard
+        self._numbered = shard.first is not None  # a pair made elsewhere, which has no table
+        self._edges = self._group_edges()
+        self._held: dict[int, pa.ChunkedArray] = {}  # the ids of a group, the latest read last
+        if not self._numbered:
+            self._refuse_another_shard()
+
+    def __len__(self) -> int:
+        return int(self._edges[-1])
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(f"document {index} of {self._path}: it lists {len(self)} documents")
+        group = int(np.searchsorted(self._edges, index, side="right")) - 1
+        return str(self._names(group)[index - int(self._edges[group])].as_py())
+
+    def __iter__(self) -> Iterator[str]:
+        for _, table in self.tables(["document"]):
+            yield from map(str, table["document"].to_pylist())
+
+    def tables(self, columns: Sequence[str] = SCHEMA.names) -> Iterator[tuple[int, pa.Table]]:
+        """Yield the groups in their order, each with the number of its first document. columns: those that are read, as
+        far as the table has them."""
+        for group, (first, stop) in enumerate(pairwise(self._edges.tolist())):
+            if first < stop:  # pyarrow crashes when it computes with a column of no chunks
+                yield first, self._read(group, columns)
+
+    def _names(self, group: int) -> pa.ChunkedArray:
+        names = self._held.pop(group, None)
+        if names is None:
+            names = self._read(group, ["document"])["document"]
+            if len(self._held) == HELD_GROUPS:
+                self._held.pop(next(iter(self._held)))
+        self._held[group] = names
+        return names
+
+    def _group_edges(self) -> NDArray[np.int64]:
+        if self._numbered:
+            return np.asarray([*range(0, len(self._shard), _GROUP), len(self._shard)], dtype=np.int64)
+        with self._opened() as file:
+            rows = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
+        return np.cumsum([0, *rows], dtype=np.int64)
+
+    def _read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        first, stop = self._edges[group : group + 2].tolist()
+        if self._numbered:
+            origin = self._shard.first or 0
+            numbers = pa.array(np.arange(origin + first, origin + stop)).cast(pa.string())
+            names = pc.binary_join_element_wise(self._shard.prefix.name, numbers, "/")
+            lengths = np.diff(self._shard.document_starts[first : stop + 1])
+            whole = pa.nulls(stop - first, pa.string())
+            made = {"document": names, "of": whole, "tokens": lengths}
+            return pa.table(made, schema=SCHEMA).select(columns)
+        with self._opened() as file:
+            return file.read_row_group(group, columns=[c for c in columns if c in file.schema_arrow.names])
+
+    @contextmanager
+    def _opened(self) -> Iterator[pq.ParquetFile]:
+        try:
+            with pq.ParquetFile(self._path) as file:
+                yield file
+        except FileNotFoundError:
+            raise DataError(f"{self._path} is missing; run `trivium tokenize` again") from None
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(
+                f"{self._path} is not readable Parquet ({error}); run `trivium tokenize` again"
+            ) from None
+
+    def _refuse_another_shard(self) -> None:
+        starts = self._shard.document_starts
+        same = len(self) == len(self._shard) and all(
+            np.array_equal(table["tokens"].to_numpy(), np.diff(starts[first : first + table.num_rows + 1]))
+            for first, table in self.tables(["tokens"])
+        )
+        if not same:
+            raise DataError(
+                f"{self._path} lists {len(self)} documents that are not the {len(self._shard)} of "
+                f"{self._shard.prefix}.idx; run `trivium tokenize` again"
+            )
 
 
 def find_documents(path: Path, shard: TokenShard, source: str, document: str) -> list[Found]:
     """A document's place in a shard, or those of the pieces it was split into; one that left no token is none."""
-    table = _table(path, shard)
-    names, starts = table["document"], shard.document_starts
-    same = pc.or_(pc.equal(names, document), _are_pieces_of(document, table))
-    found = [
-        Found(str(names[i].as_py()), source, int(starts[i]), int(starts[i + 1]))
-        for i in pc.indices_nonzero(same).to_pylist()
-    ]
+    starts, found = shard.document_starts, []
+    for first, table in Lineage(path, shard).tables():
+        names = table["document"]
+        same = pc.or_(pc.equal(names, document), _are_pieces_of(document, table))
+        for i in pc.indices_nonzero(same).to_pylist():
+            start, stop = starts[first + i : first + i + 2].tolist()
+            found.append(Found(str(names[i].as_py()), source, start, stop))
     return [one for one in found if one.stop > one.start]
 
 
@@ -111,27 +205,6 @@ def _are_pieces_of(document: str, table: pa.Table) -> pa.ChunkedArray:
     are = np.zeros(table.num_rows, np.bool_)
     are[[i for i in likely if whole_of(names[i].as_py()) == document]] = True
     return pa.chunked_array([are])
-
-
-def _table(path: Path, shard: TokenShard) -> pa.Table:
-    if shard.first is not None:
-        numbers = pa.array(np.arange(shard.first, shard.first + len(shard))).cast(pa.string())
-        names = pc.binary_join_element_wise(shard.prefix.name, numbers, "/")
-        whole = pa.nulls(len(shard), pa.string())
-        columns = {"document": names, "of": whole, "tokens": np.diff(shard.document_starts)}
-        return pa.table(columns, schema=SCHEMA)
-    try:
-        table = pq.read_table(path)
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing; run `trivium tokenize` again") from None
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} is not readable Parquet ({error}); run `trivium tokenize` again") from None
-    if not np.array_equal(table["tokens"].to_numpy(), np.diff(shard.document_starts)):
-        raise DataError(
-            f"{path} lists {table.num_rows} documents that are not the {len(shard)} of {shard.prefix}.idx; "
-            "run `trivium tokenize` again"
-        )
-    return table
 
 
 def spans(documents: Sequence[str], starts: NDArray[np.int64], window: tuple[int, int]) -> list[Span]:

@@ -16,7 +16,7 @@ from trivium.errors import DataError, nearest
 from trivium.tokens.blend import Blend
 from trivium.tokens.digest import Digest, digest
 from trivium.tokens.left_out import NOTHING, NOWHERE, LeftOut
-from trivium.tokens.lineage import Found, Span, find_documents, lineage_file, read_lineage, spans
+from trivium.tokens.lineage import Found, Lineage, Span, find_documents, lineage_file, spans
 from trivium.tokens.manifest import SPLITS, open_shards, read_tokens_manifest
 from trivium.tokens.permutation import Permutation
 from trivium.tokens.shards import TokenShard
@@ -91,7 +91,7 @@ class TokenDataset:
                 f"source than one sample of {sequence} + 1; add text, raise tokens.validation_fraction, or lower "
                 "plan.model.sequence"
             )
-        self._lineage: dict[int, list[str]] = {}
+        self._lineage: dict[int, Lineage] = {}
         # Plain views: slicing a mapped array costs more than copying what is sliced.
         self._texts = [np.asarray(shard.tokens).view(np.ndarray) for shard in self._shards]
         self._blocks: dict[int, _Places] = {}  # of samples that follow one another, looked up together
@@ -162,8 +162,9 @@ class TokenDataset:
     def documents(self) -> Iterator[Found]:
         """Every document that has tokens in this split."""
         for number, (source, shard) in enumerate(zip(self._sources, self._shards, strict=True)):
-            starts = shard.document_starts.tolist()
-            for name, start, stop in zip(self._names(number), starts[:-1], starts[1:], strict=True):
+            starts = shard.document_starts
+            for index, name in enumerate(self._names(number)):
+                start, stop = int(starts[index]), int(starts[index + 1])
                 if start < stop:
                     yield Found(name, source, start, stop)
 
@@ -202,10 +203,10 @@ class TokenDataset:
             ]
         return sorted(seen)
 
-    def _names(self, source: int) -> list[str]:
+    def _names(self, source: int) -> Lineage:
         if source not in self._lineage:
             shard = self._shards[source]
-            self._lineage[source] = read_lineage(lineage_file(shard), shard)
+            self._lineage[source] = Lineage(lineage_file(shard), shard)
         return self._lineage[source]
 
     def _windows_over(self, source: int, start: int, stop: int) -> NDArray[np.int64]:

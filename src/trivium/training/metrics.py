@@ -1,17 +1,18 @@
 """Metrics as append-only JSON lines, one per step; a resumed run forgets the steps it will do again."""
 
 import errno
-import json
 import math
 import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from trivium.checkpoint.durable import write_text
+from trivium.checkpoint.durable import write_blocks
 from trivium.config import MOST
+from trivium.finite import dumps
 from trivium.redact import redacted
 from trivium.units import plain
 from trivium.untrusted import only_regular, open_regular, parse_json
@@ -34,6 +35,7 @@ NUMBERS = (
     "loss_scale",
 )
 TEXTS = ("event", "cause", "batch_hash")
+_WRITTEN_TOGETHER = 1024  # lines
 WORDS = ("nan", "inf", "-inf")  # what an event says of a number that is not finite
 
 
@@ -45,7 +47,7 @@ def append(path: Path, record: dict[str, Any]) -> None:
     try:
         with open(path, "a+b", buffering=0, opener=_itself) as file:
             before = os.fstat(file.fileno()).st_size
-            line = json.dumps(redacted(record)).encode() + b"\n"
+            line = dumps(redacted(record)).encode() + b"\n"
             if before and os.pread(file.fileno(), 1, before - 1) != b"\n":
                 line = b"\n" + line
             try:
@@ -71,10 +73,14 @@ def warn(text: str) -> None:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Every whole line; what is no record is passed over, as nothing that is trained depends on it."""
-    if not path.is_file():
-        return []
-    with open_regular(path) as file:
-        return list(_records(file))
+    return list(records(path))
+
+
+def records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield what `read` returns, one record at a time: a file of a long training may not fit in memory."""
+    if path.is_file():
+        with open_regular(path) as file:
+            yield from _records(file)
 
 
 def newest(path: Path) -> dict[str, Any]:
@@ -96,15 +102,16 @@ def forget_after(path: Path, step: int) -> None:
     """Drop the lines of later steps, which a resumed run will write again."""
     if not path.is_file():
         return
-    kept = [r for r in read(path) if _has_step(r) and r["step"] <= step]
+    kept = (dumps(r) + "\n" for r in records(path) if _has_step(r) and r["step"] <= step)
     partial = path.with_suffix(".partial")
-    write_text(partial, "".join(json.dumps(r) + "\n" for r in kept))  # on the disk before it has the name
+    blocks = iter(lambda: "".join(islice(kept, _WRITTEN_TOGETHER)).encode(), b"")
+    write_blocks(partial, blocks)  # on the disk before it has the name
     partial.replace(path)
 
 
 def judges(path: Path, step: int) -> bool:
     """Whether a line tells how good the model was after this step, and not only of the step itself."""
-    return any(_has_step(r) and r["step"] == step and "batch_hash" not in r for r in read(path))
+    return any(_has_step(r) and r["step"] == step and "batch_hash" not in r for r in records(path))
 
 
 def record_of(line: bytes) -> dict[str, Any] | None:

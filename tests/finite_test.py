@@ -1,0 +1,55 @@
+"""What is written as JSON is JSON for every reader, also where a figure is NaN or infinite."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trivium.finite import dumps, finite
+from trivium.provenance import write_json
+from trivium.report.embed import embedded_json
+from trivium.training import metrics
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+TREES = st.recursive(LEAVES, lambda each: st.lists(each) | st.dictionaries(st.text(), each), max_leaves=12)
+
+
+def refuse(token):
+    raise AssertionError(f"{token} is not JSON")
+
+
+def same_but_for_null(written, value):
+    if isinstance(value, float) and not math.isfinite(value):
+        return written is None
+    if isinstance(value, dict):
+        return written.keys() == value.keys() and all(same_but_for_null(written[k], value[k]) for k in value)
+    if isinstance(value, list):
+        return len(written) == len(value) and all(map(same_but_for_null, written, value))
+    return written == value and type(written) is type(value)
+
+
+@given(TREES)
+def test_what_is_not_finite_becomes_null_and_all_else_stays(value):
+    assert same_but_for_null(json.loads(dumps(value), parse_constant=refuse), value)
+    assert same_but_for_null(finite(value), value)
+
+
+def test_data_that_is_finite_is_written_as_the_standard_library_writes_it():
+    value = {"b": [1.5, (2, "ů")], "a": np.float64(0.1)}
+    options = {"sort_keys": True, "indent": 1, "ensure_ascii": False}
+    assert dumps(value, **options) == json.dumps(value, **options)
+    assert dumps({"b": (np.float64("nan"), 1)}) == '{"b": [null, 1]}'
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, np.float64("nan")])
+def test_every_writer_of_results_writes_null_for_what_is_not_finite(tmp_path, number):
+    results = {"loss": number, "tasks": {"cloze": [{"0": (number, 0.5)}]}}
+    expected = {"loss": None, "tasks": {"cloze": [{"0": [None, 0.5]}]}}
+    write_json(tmp_path / "results.json", results)
+    metrics.append(tmp_path / "metrics.jsonl", results)
+    texts = [(tmp_path / "results.json").read_text(), (tmp_path / "metrics.jsonl").read_text()]
+    for text in [*texts, embedded_json(results)]:
+        assert json.loads(text, parse_constant=refuse) == expected
