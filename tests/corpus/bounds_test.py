@@ -263,6 +263,6 @@ def test_a_web_token_is_looked_for_once_in_a_run_of_its_characters(tmp_path):
         "eyJ-" * 8000,
     )  # of the second each hyphen is followed by a beginning
     work(WORDS)
-    assert seconds(work, often, 5) < 20 * seconds(work, once, 5) + UNMEASURABLE_SECONDS
+    assert seconds(work, often, 5) < 3 * seconds(work, once, 5)
     (verdict,) = work("session-" + ".".join(["eyJ" + "a" * 20] * 2) + "." + "b" * 20)
     assert verdict.document.text == "session-[KEY]"
