@@ -254,3 +254,15 @@ def test_a_wordpiece_tokenizer_that_looks_up_words_of_any_length_is_refused_with
         given_tokenizer(str(path))
     path.write_text(path.read_text().replace("1000000", "4096"))
     assert given_tokenizer(str(path)).encode("aa") == [1, 2]
+
+
+def test_a_web_token_is_looked_for_once_in_a_run_of_its_characters(tmp_path):
+    work = filter_of("privacy", tmp_path)
+    once, often = (
+        "eyJ" + "abc-" * 8000,
+        "eyJ-" * 8000,
+    )  # of the second each hyphen is followed by a beginning
+    work(WORDS)
+    assert seconds(work, often, 5) < 3 * seconds(work, once, 5)
+    (verdict,) = work("session-" + ".".join(["eyJ" + "a" * 20] * 2) + "." + "b" * 20)
+    assert verdict.document.text == "session-[KEY]"

@@ -23,7 +23,8 @@ _LABELS = MappingProxyType(
 )
 _LABEL = rb"[\"']?\s*+([\w.:-]{1,40})"
 _COMMENT_OR_META = re.compile(rb"<!--.*?(?:-->|\Z)|<meta[\s/]([^>]{0,2000})", re.I | re.S)
-_ATTRIBUTE = re.compile(rb"([^\s=/\"'>]++)\s*+=\s*+(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]++))")
+# A name is read from its first character only, so that a long one is read once.
+_ATTRIBUTE = re.compile(rb"(?<![^\s=/\"'>])([^\s=/\"'>]++)\s*+=\s*+(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]++))")
 _CHARSET = re.compile(rb"charset\s*+=\s*+" + _LABEL, re.I)
 _XML = re.compile(rb"\s{0,64}<\?xml\s[^>]{0,200}?\bencoding\s*+=\s*+" + _LABEL, re.I)
 _HEAD = 1 << 12  # bytes in which a page states its charset
