@@ -254,8 +254,9 @@ def test_what_a_harvest_took_is_not_refused_as_too_long_when_it_is_read_again(tm
     for folder in ("raw", "out"):
         (tmp_path / folder).mkdir()
     read = {"longest_bytes": 2 * longest}
-    harvest(HarvestConfig(read=read), tmp_path / "raw", seed=1, corpus=tmp_path / "in.jsonl")
-    result = curate(CurateConfig(filters=()), tmp_path / "raw", tmp_path / "out", seed=1)
+    config = HarvestConfig(read=read, longest=2 * longest)
+    harvest(config, tmp_path / "raw", seed=2, corpus=tmp_path / "in.jsonl")
+    result = curate(CurateConfig(filters=()), tmp_path / "raw", tmp_path / "out", seed=2)
     assert result["funnel"][0]["quarantined"] == 0
     assert "long" in {d.id for d in read_documents(tmp_path / "out" / "documents")}
 

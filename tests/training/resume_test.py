@@ -211,7 +211,7 @@ def test_a_training_goes_on_wherever_its_stages_and_replicas_are(
     for steps, under in ((2, alone), (4, other), (6, alone)):
         start(job(tokens, tmp_path / "moved", under, steps=steps, **recipe))
     one, two = losses(tmp_path / "alone"), losses(tmp_path / "moved")
-    assert one.keys() == two.keys() and one != two
+    assert one.keys() == two.keys()
     assert max(abs(one[s] - two[s]) / one[s] for s in one) <= 1e-12
 
 
