@@ -113,6 +113,20 @@ def test_the_padded_vocabulary_is_cut(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["vocab_size"] == 37
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_import_refuses_a_tensor_that_is_not_finite_by_its_name(tmp_path: Path, value: float) -> None:
+    export_hf(written(tmp_path / "ours", small()), tmp_path / "hf", tokenizer=None)
+    file = tmp_path / "hf" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["transformer.h.1.mlp.c_fc.weight"][3, 5] = value
+    save_file(tensors, file)
+    with pytest.raises(
+        CheckpointError, match=r"weights/layers\.1\.mlp\.up\.weight holds a NaN or an infinity"
+    ):
+        import_hf(tmp_path / "hf", tmp_path / "back")
+    assert not list((tmp_path / "back").glob("step-*"))
+
+
 @pytest.mark.parametrize(
     "wrong", ["order of heads", "not transposed", "gate and up swapped", "norm left out"]
 )
