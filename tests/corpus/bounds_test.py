@@ -35,7 +35,7 @@ from trivium.errors import ConfigError, MachineError
 from trivium.tokens.tokenizer import given_tokenizer, train_tokenizer
 
 EXPONENT = 1.5
-UNMEASURABLE_SECONDS = 2e-3  # what the clock and a cold cache may add
+UNMEASURABLE_SECONDS = 5e-3  # what the clock and a cold cache may add
 EXTRACTORS = ("blocks", "resiliparse", "justext", "trafilatura")
 
 

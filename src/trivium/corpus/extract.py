@@ -21,13 +21,15 @@ RAW = "raw"  # metadata key: the form the text still has, "html" until it is ext
 Extractor = Callable[[str], str]
 
 
-class TooDeep(ValueError):
+class TooComplex(ValueError):
     """A page that a parser would need more than linear time for. The message is the reason for which it is dropped."""
 
 
 _SENTENCE_END = re.compile(r"[.!?…:][\"”’')\]»]*$")
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]{0,20})")
 _DEEPEST = 512  # nested elements; browsers ignore what lies deeper
+# jusText classifies a paragraph by its neighbours, which takes quadratic time: 18,000 headings took it 22 s.
+_MOST_PARAGRAPHS_OF_JUSTEXT = 5_000
 # Elements that are empty or whose end tag may be left out.
 _NOT_NESTED = frozenset(
     (
@@ -50,7 +52,7 @@ def extract_step(config: ExtractConfig = ExtractConfig()) -> Step:
         is_html = document.metadata.get(RAW) == "html"
         try:
             text = tidy(extract(document.text) if is_html else document.text, longest_run=config.longest_run)
-        except TooDeep as error:
+        except TooComplex as error:
             return Drop(str(error), "extract.extractor=blocks")
         except NotTidied as error:
             return Drop(str(error), error.remedy)
@@ -78,7 +80,7 @@ def extractor(config: ExtractConfig) -> Extractor:
 
 
 def _require_shallow(html: str) -> str:
-    """The page itself. Raises TooDeep if its elements nest deeper than parsers handle in linear time.
+    """The page itself. Raises TooComplex if its elements nest deeper than parsers handle in linear time.
 
     Elements that may be left open, such as `p` and `li`, are not counted: each ends the one before.
     """
@@ -87,7 +89,7 @@ def _require_shallow(html: str) -> str:
         if name.lower() not in _NOT_NESTED:
             depth = max(depth - 1, 0) if closing else depth + 1
             if depth > _DEEPEST:
-                raise TooDeep(f"over {_DEEPEST} nested elements")
+                raise TooComplex(f"over {_DEEPEST} nested elements")
     return html
 
 
@@ -134,6 +136,12 @@ def _justext(stoplist: str) -> Extractor:
     words = justext.get_stoplist(stoplist)
 
     def extract(html: str) -> str:
+        blocks = sum(
+            not closing and name.lower() in justext.core.PARAGRAPH_TAGS
+            for closing, name in _TAG.findall(html)
+        )
+        if blocks > _MOST_PARAGRAPHS_OF_JUSTEXT:
+            raise TooComplex(f"over {_MOST_PARAGRAPHS_OF_JUSTEXT} paragraphs")
         try:
             paragraphs = justext.justext(html.encode("utf-8", "replace"), words, encoding="utf-8")
         except (ValueError, justext.core.JustextError):  # lxml finds nothing in it
