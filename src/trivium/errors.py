@@ -8,9 +8,13 @@ MOST_OTHERS = 3  # of the names that a misplaced one may stand for
 
 
 class TriviumError(Exception):
-    """Base of everything raised on purpose; the command line prints it as one line and exits with `exit_code`."""
+    """Base of everything raised on purpose; the command line prints it as one line and exits with `exit_code`.
+
+    on_every_rank: whether all ranks of the job raise it, because they met and none of them may go on.
+    """
 
     exit_code = 1
+    on_every_rank = False
 
 
 class ConfigError(TriviumError):

@@ -104,7 +104,9 @@ def meet_at(
         raise Unmet(_ASKED) if asked() else _missing("0", world_size, seconds) from None
     if told != _ALL_WELL:
         code, _, text = told.partition(" ")
-        raise Unmet(text) if int(code) == Unmet.exit_code else error_of(int(code), text)
+        error = Unmet(text) if int(code) == Unmet.exit_code else error_of(int(code), text)
+        error.on_every_rank = True
+        raise error
 
 
 def _missing(ranks: str, world_size: int, seconds: float) -> TriviumError:

@@ -109,7 +109,14 @@ def _train_among_others(place: Place, job: TrainingJob) -> None:
             report = str(error) if isinstance(error, TriviumError) else f"{type(error).__name__}: {error}"
             code = getattr(error, "exit_code", 1)
             failed = RankFailed(place.rank, dict.fromkeys(range(place.world_size)), report)
-            cause = cause_of(Failure(failed, post.pulse.of(0), socket.gethostname()))
+            failure = Failure(failed, post.pulse.of(0), socket.gethostname())
+            if isinstance(error, TriviumError) and error.on_every_rank:
+                if place.local_rank:
+                    os._exit(code)  # the first rank of each host says it
+                if place.rank == 0:
+                    note_failure(job.out, *failure)
+                raise
+            cause = cause_of(failure)
             if cause is None:
                 os._exit(code)  # quietly: thousands fail because the first one did
             note_failure(job.out, cause.located, cause.at, cause.host)
