@@ -3,25 +3,30 @@
     make mutation [SAMPLE=300] [JSON=mutation.json]
     PYTHONPATH=tests python -m mutation.run --json FILE [--sample 300] [--seed 1] [--seconds 240] [--merge]
 
-Each mutant is tried in a copy of the repository. First the certificate's central tests run, then the files of
-`make test` that execute the mutated line, fastest first, until one fails. A mutant that outlives `--seconds` of tests
-counts as not caught, so that the share is a lower bound; one that never ends counts as caught, since the time limit of
-the tests ends it. `coverage` says which file executes which line.
+Each mutant is tried in a copy of the repository, as many at a time as there are workers. First the certificate's
+central tests run, then the files of `make test` that execute the mutated line, fastest first, until one fails. A mutant
+that outlives `--seconds` of tests counts as not caught, so that the share is a lower bound; one that never ends counts
+as caught, since the time limit of the tests ends it. `coverage` says which file executes which line.
 """
 
 import argparse
 import contextlib
 import json
 import os
+import queue
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,13 +64,14 @@ parallel = true
 data_file = {data}
 """
 FILE_SECONDS = 900  # for the tests of one file, at most
+HANGS_SECONDS = "90"  # that one test may take: a mutant that never ends is caught
 
 
 class Covered(NamedTuple):
     """What one file of tests executes: lines by path below src/trivium, and the seconds it takes."""
 
     seconds: float
-    lines: Mapping[str, frozenset[int]]
+    lines: Mapping[str, Sequence[int]]
 
 
 def copy_of_repository(folder: Path) -> Path:
@@ -79,28 +85,50 @@ def copy_of_repository(folder: Path) -> Path:
     return folder
 
 
-def run_tests(copy: Path, files: Sequence[str], seconds: float, prefix: Sequence[str] = ()) -> bool:
-    """Whether all tests of these files pass within the seconds. Ends every process they started."""
-    command = [sys.executable, *prefix, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
+def failing(copy: Path, files: Sequence[str], seconds: float, prefix: Sequence[str] = ()) -> str | None:
+    """Return the first test of these files that fails, or None. Ends every process that they started.
+
+    subprocess.TimeoutExpired where they take longer than the seconds.
+    """
+    command = [
+        sys.executable,
+        *prefix,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--timeout",
+        HANGS_SECONDS,
+        *files,
+    ]
     paths = [str(copy / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command,
-        cwd=copy,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as tests:
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(
+            command,
+            cwd=copy,
+            env=environment,
+            stdout=said,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as tests,
+    ):
         try:
-            return tests.wait(seconds) == 0
+            if tests.wait(seconds) == 0:
+                return None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(tests.pid, signal.SIGKILL)
+        said.seek(0)
+        found = re.search(rb"^(?:FAILED|ERROR) (\S+)", said.read(), re.MULTILINE)
+        return found[1].decode(errors="replace") if found else f"{files[0]} (the process ended)"
 
 
-def coverage_of(copy: Path, test_file: str) -> Covered | None:
-    """Run one file of tests under coverage, ranks that it forks included; None if it does not pass."""
+def coverage_of(copy: Path, test_file: str) -> Covered:
+    """Run one file of tests under coverage, ranks that it forks included; no lines if it does not pass."""
     from coverage import Coverage
 
     with tempfile.TemporaryDirectory() as folder:
@@ -109,53 +137,43 @@ def coverage_of(copy: Path, test_file: str) -> Covered | None:
         start = time.monotonic()
         prefix = ("-m", "coverage", "run", f"--rcfile={settings}")
         try:
-            passed = run_tests(copy, [test_file], FILE_SECONDS, prefix)
+            passed = failing(copy, [test_file], FILE_SECONDS, prefix) is None
         except subprocess.TimeoutExpired:
-            return None
+            return Covered(FILE_SECONDS, {})
         seconds = time.monotonic() - start
         measured = Coverage(data_file=str(data), config_file=str(settings))
         measured.combine()
         found = measured.get_data()
         package = copy / "src" / "trivium"
         lines = {
-            str(Path(f).relative_to(package)): frozenset(found.lines(f) or ())
+            str(Path(f).relative_to(package)): sorted(found.lines(f) or ())
             for f in found.measured_files()
             if Path(f).is_relative_to(package)
         }
-        return Covered(seconds, lines) if passed else None
+        return Covered(seconds, lines if passed else {})
 
 
-def map_tests(copy: Path, known: dict[str, Any], save: Callable[[], None]) -> dict[str, Covered]:
-    """Return what each file of tests executes; what `known` has is not measured again. save: called after each."""
-    result: dict[str, Covered] = {}
-    files = sorted(p for part in TESTED_BY for p in (copy / "tests" / part).glob("*_test.py"))
-    for path in files:
-        name = str(path.relative_to(copy))
-        if name not in known:
-            print(f"coverage of {name}", flush=True)
-            covered = coverage_of(copy, name)
-            lines = {} if covered is None else {f: sorted(lines) for f, lines in covered.lines.items()}
-            known[name] = {"seconds": covered.seconds if covered else 0.0, "lines": lines}
-            save()
-        entry = known[name]
-        result[name] = Covered(entry["seconds"], {f: frozenset(lines) for f, lines in entry["lines"].items()})
-    return result
+def test_files() -> list[str]:
+    """Return the files of tests that are mapped."""
+    return sorted(
+        str(p.relative_to(ROOT)) for part in TESTED_BY for p in (ROOT / "tests" / part).glob("*_test.py")
+    )
 
 
-def sample(copy: Path, count: int, seed: int) -> list[Mutant]:
+def sample(count: int, seed: int) -> list[Mutant]:
     """Return a random sample of all mutants of the four packages, the same for the same code and seed."""
-    package = copy / "src" / "trivium"
+    package = ROOT / "src" / "trivium"
     files = sorted(p for name in PACKAGES for p in (package / name).rglob("*.py"))
     every = [m for f in files for m in mutants_of(str(f.relative_to(package)), f.read_bytes())]
     return random.Random(seed).sample(every, min(count, len(every)))
 
 
 def try_mutant(copy: Path, mutant: Mutant, tests: Mapping[str, Covered], seconds: float) -> dict[str, Any]:
-    """Return who caught the mutant: `certificate` and `tests` are the failing file, or None."""
+    """Return who caught the mutant: `certificate` and `tests` are the failing test, or None."""
     path = copy / "src" / "trivium" / mutant.path
     original = path.read_bytes()
     covering = sorted(
-        (c.seconds, name) for name, c in tests.items() if mutant.line in c.lines.get(mutant.path, frozenset())
+        (c.seconds, name) for name, c in tests.items() if mutant.line in c.lines.get(mutant.path, ())
     )
     record: dict[str, Any] = {
         **mutant._asdict(),
@@ -169,17 +187,10 @@ def try_mutant(copy: Path, mutant: Mutant, tests: Mapping[str, Covered], seconds
         central = [name for _, name in covering if name in CERTIFICATE]
         others = [name for _, name in covering if name not in CERTIFICATE]
         for kind, files in (("certificate", central), ("tests", others)):
-            for file in files:
-                left = deadline - time.monotonic()
-                if left <= 0 or (kind == "tests" and record["certificate"]):
-                    break
-                try:
-                    passed = run_tests(copy, [file], min(FILE_SECONDS, max(left, 60)))
-                except subprocess.TimeoutExpired:
-                    passed = False
-                if not passed:
-                    record[kind] = file
-                    break
+            left = deadline - time.monotonic()
+            if files and left > 0 and not record["certificate"]:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    record[kind] = failing(copy, files, left)
         return record
     finally:
         path.write_bytes(original)
@@ -211,26 +222,42 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--sample", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=240.0, help="of tests for one mutant")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--merge", action="store_true", help="continue with the file's map and records")
     asked = parser.parse_args(arguments)
     record: dict[str, Any] = {"seed": asked.seed, "coverage": {}, "mutants": []}
     if asked.merge and asked.json.exists():
         record = json.loads(asked.json.read_text())
-    with tempfile.TemporaryDirectory() as folder:
-        copy = copy_of_repository(Path(folder))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(asked.workers) as workers:
+        copies = queue.SimpleQueue[Path]()
+        for number in range(asked.workers):
+            copies.put(copy_of_repository(Path(folder) / str(number)))
+        saving = threading.Lock()
 
-        def save() -> None:
-            asked.json.write_text(json.dumps(record) + "\n")
+        def in_a_copy(do: Callable[[Path], str]) -> None:
+            copy = copies.get()
+            try:
+                print(do(copy), flush=True)
+                with saving:
+                    asked.json.write_text(json.dumps(record) + "\n")
+            finally:
+                copies.put(copy)
 
-        tests = map_tests(copy, record["coverage"], save)
+        def measure(name: str, copy: Path) -> str:
+            record["coverage"][name] = coverage_of(copy, name)._asdict()
+            return f"coverage of {name}"
+
+        def attempt(mutant: Mutant, copy: Path) -> str:
+            verdict = try_mutant(copy, mutant, tests, asked.seconds)
+            record["mutants"].append(verdict)
+            return f"{mutant}: {verdict['certificate'] or verdict['tests'] or 'NOT CAUGHT'}"
+
+        unknown = [name for name in test_files() if name not in record["coverage"]]
+        list(workers.map(in_a_copy, [partial(measure, name) for name in unknown]))
+        tests = {name: Covered(**entry) for name, entry in record["coverage"].items()}
         done = {(r["path"], r["start"], r["after"]) for r in record["mutants"]}
-        for mutant in sample(copy, asked.sample, asked.seed):
-            if (mutant.path, mutant.start, mutant.after) in done:
-                continue
-            record["mutants"].append(try_mutant(copy, mutant, tests, asked.seconds))
-            verdict = record["mutants"][-1]
-            print(f"{mutant}: {verdict['certificate'] or verdict['tests'] or 'NOT CAUGHT'}", flush=True)
-            save()
+        mutants = [m for m in sample(asked.sample, asked.seed) if (m.path, m.start, m.after) not in done]
+        list(workers.map(in_a_copy, [partial(attempt, mutant) for mutant in mutants]))
     print(table(record["mutants"]))
 
 
