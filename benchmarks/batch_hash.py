@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from trivium.certify.reference import random_rows
+from trivium.comms.mesh import Mesh
 from trivium.config import build, read_preset
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.tokens.digest import digest
 from trivium.training.trainer import Samples, Trainer

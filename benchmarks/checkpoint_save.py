@@ -17,9 +17,9 @@ import torch
 
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.save import Saving, copies
+from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.provenance import code_commit
 from trivium.training.state import fragments, restore

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from setting import Setting
 
-from trivium.parallel.launch import Place, connected
+from trivium.comms.launch import Place, connected
 
 # Losses of the first two steps (the second after one AdamW update), relative. In bf16 two right answers differ by its
 # rounding, 2^-8.

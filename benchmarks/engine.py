@@ -25,8 +25,8 @@ from pieces import Row as PieceRow
 from pieces import measure, options, report
 from rows import rows
 
+from trivium.comms.launch import run_ranks
 from trivium.errors import TriviumError
-from trivium.parallel.launch import run_ranks
 
 ROUNDS = 20
 FEWEST = 2

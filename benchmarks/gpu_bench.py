@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from gpu_sides import Step
 
-from trivium.parallel.recording import Recording
+from trivium.kernels.cuda.recording import Recording
 
 WARM_UP, ROUNDS = 3, 6
 STEPS_AT_ONCE = 3  # one after the other, as in a training

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_model import Gpt
 
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
+from trivium.comms.mesh import Mesh
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.training.batches import Rows
 from trivium.training.trainer import Samples, Trainer

@@ -18,13 +18,13 @@ from gpu_sides import Step
 from torch import Tensor, nn
 from torch_model import Block
 
+from trivium.comms.mesh import Mesh
+from trivium.comms.pretend import pretended
+from trivium.kernels.cuda.recording import Recording
+from trivium.kernels.dtypes import DTYPES
 from trivium.model.inputs import Inputs
 from trivium.model.stage import Stage
-from trivium.parallel.buckets import Dtypes, GradientWatch, make_buckets
-from trivium.parallel.dtypes import DTYPES
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.pretend import pretended
-from trivium.parallel.recording import Recording
+from trivium.parallel.sharding.buckets import Dtypes, GradientWatch, make_buckets
 from trivium.plan.buckets import bucket_table
 from trivium.plan.plan import Plan
 

@@ -45,11 +45,11 @@ from trivium.certify.courses import Course
 from trivium.certify.reference import compute_reference, read_reference, reference_key, write_reference
 from trivium.certify.ways import Replaced, Way
 from trivium.chaos import scene
+from trivium.comms.collectives import all_reduce_
+from trivium.comms.launch import Place, Ranks, connected, run_ranks
+from trivium.comms.mesh import Mesh
 from trivium.config import Tree, merge
 from trivium.errors import TriviumError
-from trivium.parallel.collectives import all_reduce_
-from trivium.parallel.launch import Place, Ranks, connected, run_ranks
-from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import Layout
 from trivium.plan.plan import Plan
 from trivium.training.job import start

@@ -73,9 +73,9 @@ def _on_gpus(plan: Any, weights: str, *, records: bool) -> Any:
 
 
 def _row(plan: Any) -> dict[str, Any]:
+    from trivium.comms.launch import run_ranks
     from trivium.config import to_tree
     from trivium.errors import TriviumError
-    from trivium.parallel.launch import run_ranks
 
     layout = plan.layout.model_dump(exclude_defaults=True)
     told = {"layout": layout, "schedule": plan.schedule, "zero": plan.zero, "weights": plan.precision.weights}
@@ -126,9 +126,9 @@ def _trained(place: Any, plan: Any, folder: str) -> None:
     import torch.distributed as dist
 
     from trivium.certify.reference import random_rows
-    from trivium.parallel import zero
-    from trivium.parallel.launch import connected
-    from trivium.parallel.mesh import Mesh
+    from trivium.comms.launch import connected
+    from trivium.comms.mesh import Mesh
+    from trivium.parallel.sharding import zero
     from trivium.training.trainer import Samples, Trainer
 
     library = ctypes.CDLL(os.environ["LD_PRELOAD"])

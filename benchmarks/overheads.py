@@ -12,8 +12,8 @@ from loader import written_tokens
 from setting import HIDDEN_256, LR, Setting
 
 from trivium.checkpoint.save import Saving, copies
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
+from trivium.comms.mesh import Mesh
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.tokens.loader import batch_arrays
 from trivium.tokens.samples import TokenDataset
 from trivium.training.batches import Rows

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from setting import END, Setting
 from torch_model import Gpt, adamw, narrow, tensors
 
-from trivium.parallel.launch import Place
+from trivium.comms.launch import Place
 
 
 class PackedLoop:

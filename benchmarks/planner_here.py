@@ -24,12 +24,12 @@ import numpy as np
 from scipy.stats import kendalltau
 
 from trivium.cli.run_config import Given, resolve
+from trivium.comms.launch import Place, connected, run_ranks
+from trivium.comms.mesh import Mesh
 from trivium.config import build, merge, to_tree
 from trivium.cost.estimate import estimate
 from trivium.cost.hardware import Machine, machine_from_file
-from trivium.parallel.launch import Place, connected, run_ranks
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
 from trivium.training.batches import Rows

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trivium.parallel.zero import AdamRule
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
 

@@ -27,7 +27,7 @@ from pieces import Row, measure, options, report
 from setting import HIDDEN_256, HIDDEN_512, Setting
 from step_page import step_page
 
-from trivium.parallel.processor import multiplies_bf16_slowly
+from trivium.kernels.cpu.processor import multiplies_bf16_slowly
 
 OURS = "trivium"
 ROUNDS = 12

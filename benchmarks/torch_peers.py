@@ -29,7 +29,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch_model import Gpt, adamw, mean_loss, narrow, tensors
 
-from trivium.parallel.launch import Place
+from trivium.comms.launch import Place
 
 Optimizer = torch.optim.Optimizer
 DataParallel = Literal["none", "replicate", "fsdp"]

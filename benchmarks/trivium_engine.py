@@ -4,9 +4,9 @@ import torch
 from contest import Build
 from setting import LR, SEED, Setting
 
-from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.pipeline import Span
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Mesh
+from trivium.parallel.pipeline.executor import Span
 from trivium.plan.plan import Plan
 from trivium.training.batches import Rows
 from trivium.training.trainer import Samples, Trainer

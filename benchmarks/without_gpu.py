@@ -203,8 +203,8 @@ def _rank_row(bench: Any, plan_of: Callable[[], Any]) -> dict[str, Any]:
 def _of_rank(bench: Any, plan: Any, rank: int, predicted: int) -> dict[str, Any]:
     import numpy as np
 
-    from trivium.parallel.pretend import pretended
-    from trivium.parallel.zero import AdamRule
+    from trivium.comms.pretend import pretended
+    from trivium.parallel.sharding.zero import AdamRule
     from trivium.training.batches import Rows
     from trivium.training.trainer import Samples, Trainer
 

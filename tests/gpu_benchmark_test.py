@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from trivium.parallel.collectives import all_gather, reduce_scatter
+from trivium.comms.collectives import all_gather, reduce_scatter
 
 CPU = torch.device("cpu")
 

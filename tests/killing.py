@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from trivium.parallel.launch import Ranks
+from trivium.comms.launch import Ranks
 from trivium.training import run as loop
 
 

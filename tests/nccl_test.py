@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from trivium.comms.collectives import PendingResult
 from trivium.errors import TriviumError
-from trivium.parallel import buckets
-from trivium.parallel.collectives import PendingResult
+from trivium.parallel.sharding import buckets
 from trivium.plan.layout import AXES
 from trivium.plan.schedule import SCHEDULE_NAMES
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from trivium.parallel.weight_gradients import WeightGradients
+from trivium.parallel.tensor.weight_gradients import WeightGradients
 
 
 def backward(y: torch.Tensor, grad: torch.Tensor, later: WeightGradients) -> None:

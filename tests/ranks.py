@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch._dynamo  # noqa: F401  # by every rank that recomputes, otherwise: seconds each
 
-from trivium.parallel.launch import Place, connected, run_ranks
+from trivium.comms.launch import Place, connected, run_ranks
 
 
 def ranks(*sizes: int, timeout_seconds: float = 60) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -11,7 +11,7 @@ from setting import Setting
 from torch import nn
 from torch_model import Gpt, adamw, mean_loss, tensors
 
-from trivium.parallel.launch import Place
+from trivium.comms.launch import Place
 
 
 class Replica:

@@ -10,7 +10,7 @@ from setting import Setting
 from torch import Tensor, nn
 from torch_model import Gpt, adamw, mean_loss, tensors
 
-from trivium.parallel.launch import Place
+from trivium.comms.launch import Place
 
 # Ours -> litgpt's, within a layer.
 LAYER_NAMES = {

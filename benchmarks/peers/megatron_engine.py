@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch_model import Gpt, tensors
 
 from peers.megatron_on_cpu import stand_in_for_cuda
-from trivium.parallel.launch import Place
+from trivium.comms.launch import Place
 
 # Ours -> megatron-core's, within a layer.
 LAYER_NAMES = {

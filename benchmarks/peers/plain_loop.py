@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch_model import Gpt, adamw, mean_loss, narrow, tensors
 
-from trivium.parallel.launch import Place
+from trivium.comms.launch import Place
 
 
 class PlainLoop:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from contest import Build, Contestant
 from setting import Setting
 
-from trivium.parallel.launch import Place, connected, torchrun_place
+from trivium.comms.launch import Place, connected, torchrun_place
 
 OURS = "trivium_engine"
 COLLECTIVE_TIMEOUT_SECONDS = 240

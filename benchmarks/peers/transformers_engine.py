@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_model import Gpt, adamw, tensors
 from transformers import GPT2LMHeadModel
 
-from trivium.parallel.launch import Place
+from trivium.comms.launch import Place
 
 # Ours -> transformers', within a layer; its matrices are stored transposed.
 LAYER_NAMES = {

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # for editors and type checkers; _HOMES says the same at run time
     from trivium.checkpoint.format import published as published
     from trivium.checkpoint.load import Checkpoint as Checkpoint
+    from trivium.comms.launch import connected as connected
+    from trivium.comms.launch import run_ranks as run_ranks
+    from trivium.comms.mesh import Mesh as Mesh
     from trivium.cost.estimate import Estimate as Estimate
     from trivium.cost.estimate import estimate as estimate
     from trivium.cost.hardware import Machine as Machine
@@ -26,10 +29,7 @@ if TYPE_CHECKING:  # for editors and type checkers; _HOMES says the same at run 
     from trivium.interchange.export import export_hf as export_hf
     from trivium.interchange.target import Target as Target
     from trivium.interchange.target import opened as opened
-    from trivium.parallel.launch import connected as connected
-    from trivium.parallel.launch import run_ranks as run_ranks
-    from trivium.parallel.mesh import Mesh as Mesh
-    from trivium.parallel.zero import AdamRule as AdamRule
+    from trivium.parallel.sharding.zero import AdamRule as AdamRule
     from trivium.plan.batch import Batch as Batch
     from trivium.plan.layout import Layout as Layout
     from trivium.plan.model_shape import ModelShape as ModelShape

@@ -22,7 +22,7 @@ from trivium.certify.certificate import (
     train_alone,
 )
 from trivium.certify.reference import compute_reference
-from trivium.parallel.mesh import Mesh
+from trivium.comms.mesh import Mesh
 from trivium.plan.parameters import Box, parameters
 
 PLAN = small()

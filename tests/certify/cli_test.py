@@ -16,7 +16,7 @@ from trivium.certify.ways import EVERY_WAY
 from trivium.cli import certify as cli
 from trivium.cli import main as entry
 from trivium.cli.run_config import Given, resolve
-from trivium.model.norm import Norm
+from trivium.model.layers.norm import Norm
 from trivium.plan.plan import Plan
 
 SMALL = [

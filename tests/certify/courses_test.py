@@ -15,10 +15,10 @@ from trivium.certify.random_plans import random_plans
 from trivium.certify.reduce import DEEP_LAYERS, LONG_RANKS, MANY_MICRO_BATCHES, reduced
 from trivium.certify.reference import compute_reference, recipe_of, sizes_until, tokens_after
 from trivium.certify.ways import DEEP, EVERY_WAY, IN_TURN, LONG_WAY, MANY, WAYS, Way
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Mesh
+from trivium.kernels import dropout as randomness
 from trivium.model import initialise
-from trivium.parallel import randomness
-from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh
 from trivium.plan.plan import Plan
 from trivium.training.config import DecayName, FinalDecayShape, TrainingConfig
 from trivium.training.loss_scale import LossScale

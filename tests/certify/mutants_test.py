@@ -8,8 +8,8 @@ import pytest
 from trivium.certify.faults import context, data, depth, pipeline, steps, tensor, ways
 from trivium.certify.faults.mutant import Mutant, fault, plan
 from trivium.certify.mutants import CATALOGUE, try_mutants
-from trivium.model.norm import Norm
-from trivium.parallel.mesh import Mesh
+from trivium.comms.mesh import Mesh
+from trivium.model.layers.norm import Norm
 
 QUICK = ("final-norm-not-reduced", "tied-table-counted-twice", "stale-after-the-update", "ramp-skips-samples")
 

@@ -8,7 +8,7 @@ from trivium.certify.certificate import Certificate
 from trivium.certify.random_plans import random_plans
 from trivium.certify.sweep import certify
 from trivium.certify.ways import AS_IT_IS
-from trivium.parallel.launch import ALONE
+from trivium.comms.launch import ALONE
 from trivium.plan.plan import Plan
 from trivium.training.trainer import Trainer
 

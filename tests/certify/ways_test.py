@@ -10,11 +10,12 @@ from trivium.certify.certificate import certificate, examine
 from trivium.certify.courses import STEPS
 from trivium.certify.reference import compute_reference
 from trivium.certify.ways import LARGE, NARROW, WAYS, Replaced, Way
-from trivium.model import gelu
-from trivium.parallel import processor_kernel, product, vocabulary
-from trivium.parallel.buckets import Bucket
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import ShardedAdamW
+from trivium.comms.mesh import Mesh
+from trivium.kernels import gelu, product
+from trivium.kernels.cpu import fused_attention as processor_kernel
+from trivium.parallel.sharding.buckets import Bucket
+from trivium.parallel.sharding.zero import ShardedAdamW
+from trivium.parallel.tensor import vocabulary
 
 EVERY = [each for way in WAYS for each in way.replaced]
 

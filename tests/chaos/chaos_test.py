@@ -19,8 +19,8 @@ from trivium.chaos.life import Life, states
 from trivium.chaos.scene import job, plan, write_tokens
 from trivium.checkpoint import load
 from trivium.cli import main as entry
+from trivium.comms import launch
 from trivium.errors import CheckpointError, ConfigError, DataError
-from trivium.parallel import launch
 from trivium.training import rewind, run, saves
 from trivium.training.job import start
 from trivium.training.preemption import listening

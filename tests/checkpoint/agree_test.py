@@ -14,9 +14,9 @@ from trivium.checkpoint import agree, load, save, verify
 from trivium.checkpoint.agree import found_by_first, problem_of_any
 from trivium.checkpoint.load import Checkpoint, newest_good
 from trivium.checkpoint.save import Fragment, Saving
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError, DataError
-from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import Layout
 from trivium.plan.parameters import Box
 

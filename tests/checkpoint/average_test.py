@@ -13,9 +13,9 @@ from trivium.checkpoint import reshard
 from trivium.checkpoint.average import average
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.save import save
+from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
 from trivium.errors import CheckpointError, ConfigError
-from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
 from trivium.training.same_work import refuse_weights_alone

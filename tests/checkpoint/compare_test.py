@@ -11,8 +11,8 @@ from trivium.checkpoint.compare import tensor_differences
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.reshard import parts_of, reshard
 from trivium.checkpoint.save import Fragment, save
+from trivium.comms.mesh import Mesh
 from trivium.errors import ConfigError
-from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box
 
 SHAPE, ROW_BYTES = (5, 4), 32

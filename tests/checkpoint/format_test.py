@@ -27,8 +27,8 @@ from trivium.checkpoint.format import (
 from trivium.checkpoint.load import Checkpoint, newest_good
 from trivium.checkpoint.save import Fragment, save
 from trivium.checkpoint.summary import summary
+from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError
-from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box
 
 MESH = Mesh.single()

@@ -11,10 +11,10 @@ from trivium.certify.certificate import RULE
 from trivium.checkpoint.format import FORMAT, MANIFEST, manifest_hash, manifest_text
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.save import save
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
 from trivium.errors import CheckpointError
-from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh
 from trivium.plan.batch import Batch
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan

@@ -20,9 +20,9 @@ from trivium.checkpoint import durable, pieces
 from trivium.checkpoint.format import published, step_name, step_of
 from trivium.checkpoint.load import Checkpoint, newest_good
 from trivium.checkpoint.save import Fragment, Saving, copies, prune, recover, save
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError
-from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import Layout
 from trivium.plan.parameters import Box
 

@@ -10,8 +10,8 @@ from trivium.checkpoint.format import step_name
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.reshard import reshard
 from trivium.checkpoint.save import Fragment, save
+from trivium.comms.mesh import Mesh
 from trivium.errors import ConfigError, MachineError
-from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box
 from trivium.provenance import LOCK, publishing_new
 

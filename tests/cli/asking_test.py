@@ -19,10 +19,10 @@ from trivium.cli.answers import answered
 from trivium.cli.main import command_line
 from trivium.cli.run_config import Given, resolve
 from trivium.cli.serve import _listener
+from trivium.comms import launch
 from trivium.config import to_tree
 from trivium.errors import CheckpointError, ConfigError, DataError, MachineError
 from trivium.interchange.export import export_hf
-from trivium.parallel import launch
 from trivium.plan.layout import Layout
 from trivium.provenance import STAMP, describe, publishing, write_json
 from trivium.serving.config import ServeConfig

@@ -21,9 +21,9 @@ from trivium.checkpoint.save import save
 from trivium.cli import main as entry
 from trivium.cli.options import DEFAULT_OUT, open_asked
 from trivium.cli.run_config import Given, resolve
+from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
 from trivium.interchange.target import opened
-from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box
 from trivium.tokens.tokenizer import load_tokenizer, train_tokenizer
 from trivium.training.state import fragments

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cost.plans import mt_nlg, small
+from trivium.comms.transfers import POSTED_AHEAD
 from trivium.cost.activations import input_bytes, layer_bytes, logits_bytes
 from trivium.cost.bucket_sizes import bucket_sizes
 from trivium.cost.case import NONE, case_of
@@ -22,8 +23,7 @@ from trivium.cost.moments import balanced
 from trivium.cost.rank_parameters import rank_parameters
 from trivium.cost.stages import layers_by_stage
 from trivium.cost.step_time import SCHEDULES
-from trivium.parallel.transport import POSTED_AHEAD
-from trivium.parallel.zero import together
+from trivium.parallel.sharding.zero import together
 from trivium.plan.buckets import UNIT, UPDATED_AT_ONCE, bucket_table
 from trivium.plan.layout import Coordinate, Layout
 from trivium.plan.parameters import count

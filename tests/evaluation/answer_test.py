@@ -5,13 +5,13 @@ import torch
 
 from evaluation.models import FAMILIES, TEXTS, TOKENIZER, plan_of, scorer_of, write_checkpoint
 from ranks import on_ranks
+from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.evaluation.answer import NativeScorer, cut_at
 from trivium.evaluation.config import Sampling
 from trivium.evaluation.requests import Request
 from trivium.evaluation.windows import Encoded, encode_all, rolling_windows, windows_of
 from trivium.model.generate import Choice
-from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import Layout
 
 SHARED = "Some text that every question begins with. "

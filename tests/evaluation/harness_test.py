@@ -14,6 +14,7 @@ from evaluation import hflm
 from evaluation.models import FAMILIES, TEXTS, TOKENIZER, plan_of, write_checkpoint
 from ranks import on_ranks
 from trivium.checkpoint.load import Checkpoint
+from trivium.comms.launch import Place
 from trivium.errors import ConfigError, DataError
 from trivium.evaluation import harness
 from trivium.evaluation.answer import NativeScorer
@@ -22,7 +23,6 @@ from trivium.evaluation.requests import Request
 from trivium.evaluation.windows import rolling_windows
 from trivium.interchange.export import export_hf
 from trivium.interchange.target import opened
-from trivium.parallel.launch import Place
 
 PAIRS = [
     *[(t, a) for t in TEXTS[:8] for a in (" yes", " no", " module value buffer", " ½ 文字")],

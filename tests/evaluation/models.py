@@ -7,10 +7,10 @@ import torch
 from evaluation.scorers import passages
 from trivium.certify.certificate import RULE
 from trivium.checkpoint.save import save
+from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
 from trivium.evaluation.answer import NativeScorer
 from trivium.model.whole import WholeModel
-from trivium.parallel.mesh import Mesh
 from trivium.plan.plan import Plan
 from trivium.tokens.tokenizer import train_tokenizer
 from trivium.training.state import fragments

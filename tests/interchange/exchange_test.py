@@ -18,6 +18,8 @@ from trivium.certify.certificate import RULE
 from trivium.checkpoint import pieces
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.save import save
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Mesh
 from trivium.config import build, to_tree
 from trivium.errors import CheckpointError, ConfigError, DataError
 from trivium.interchange import export as exporter
@@ -28,8 +30,6 @@ from trivium.interchange.hf_config import HfConfig
 from trivium.interchange.plain import logits
 from trivium.interchange.settings import config_of, shape_of
 from trivium.model.whole import WholeModel
-from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan

@@ -16,6 +16,7 @@ from trivium.checkpoint.format import published
 from trivium.checkpoint.load import Checkpoint
 from trivium.cli import main as entry
 from trivium.cli.run_config import Given, resolve
+from trivium.comms.mesh import Mesh
 from trivium.config import build, to_tree
 from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.windows import Encoded
@@ -25,7 +26,6 @@ from trivium.interchange.names import twins
 from trivium.interchange.settings import config_of
 from trivium.model.generate import Choice, Draft, continue_drafts
 from trivium.model.whole import WholeModel
-from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
 from trivium.tokens.config import TokensConfig

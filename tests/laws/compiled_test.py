@@ -15,18 +15,17 @@ from trivium.certify import sweep
 from trivium.certify.certificate import Findings, certificate, examine
 from trivium.certify.reference import compute_reference, random_rows
 from trivium.certify.sweep import certify, describe
+from trivium.comms.mesh import Mesh
+from trivium.comms.pretend import pretended
 from trivium.errors import TriviumError
-from trivium.model import stage
-from trivium.model.block import Block
+from trivium.kernels.product import LEAST, product
+from trivium.model import compiled, stage
+from trivium.model.compiled import opaque_context, opaque_region, options_for
 from trivium.model.inputs import Inputs
-from trivium.parallel import compiled
-from trivium.parallel.compiled import opaque_context, opaque_region, options_for
-from trivium.parallel.context import Context
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.pretend import pretended
-from trivium.parallel.product import LEAST, product
-from trivium.parallel.tensor import Region
-from trivium.parallel.zero import AdamRule
+from trivium.model.layers.block import Block
+from trivium.parallel.context.attention import Context
+from trivium.parallel.sharding.zero import AdamRule
+from trivium.parallel.tensor.regions import Region
 from trivium.plan.plan import Plan
 from trivium.training.trainer import Samples, Trainer
 

@@ -10,18 +10,18 @@ import torch
 from plans import small
 from trivium.certify.certificate import certificate, examine
 from trivium.certify.reference import compute_reference, random_rows
+from trivium.comms.mesh import Mesh
+from trivium.comms.pretend import pretended
 from trivium.cost.memory import worst_rank
-from trivium.parallel import compiled as compiled_blocks
-from trivium.parallel import reach_attention
-from trivium.parallel.crossing import read_later
-from trivium.parallel.gradient_sum import GradientSum
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.pretend import pretended
-from trivium.parallel.product import LARGE, gradient_of_bias, widens
-from trivium.parallel.recording import Recording
-from trivium.parallel.sight import Sight
-from trivium.parallel.tensor import FEW_IDS, look_up
-from trivium.parallel.zero import AdamRule, ShardedAdamW
+from trivium.kernels import reach_attention
+from trivium.kernels.crossing import read_later
+from trivium.kernels.cuda.recording import Recording
+from trivium.kernels.product import LARGE, gradient_of_bias, widens
+from trivium.kernels.sight import Sight
+from trivium.model import compiled as compiled_blocks
+from trivium.parallel.sharding.gradient_sum import GradientSum
+from trivium.parallel.sharding.zero import AdamRule, ShardedAdamW
+from trivium.parallel.tensor.regions import FEW_IDS, look_up
 from trivium.plan.plan import Plan
 from trivium.training.batches import Read, Rows
 from trivium.training.trainer import Samples, Trainer

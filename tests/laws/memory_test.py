@@ -8,10 +8,10 @@ from plans import small, swept
 from ranks import on_ranks
 from trivium.certify.random_plans import random_plans
 from trivium.certify.reference import random_rows
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Mesh
 from trivium.cost.memory import memory_of_rank
-from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision
 from trivium.training.trainer import Rows, Samples, Trainer

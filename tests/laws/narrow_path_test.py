@@ -14,9 +14,9 @@ from plans import small
 from ranks import on_ranks
 from trivium.certify.certificate import RULE
 from trivium.certify.reference import random_rows
-from trivium.parallel.buckets import Bucket
-from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Mesh
+from trivium.parallel.sharding.buckets import Bucket
 from trivium.plan.plan import Plan
 from trivium.training.batches import Rows
 from trivium.training.trainer import Samples, Trainer
@@ -51,7 +51,7 @@ def trained(plan: Plan, place: Place, *, apart: bool) -> list[Any]:
     mesh = Mesh.connect(plan.layout, place.rank, place.world_size, ends=plan.ends)
     with pytest.MonkeyPatch.context() as patch:
         if apart:
-            patch.setattr("trivium.parallel.buckets.Bucket", Apart)
+            patch.setattr("trivium.parallel.sharding.buckets.Bucket", Apart)
         one = Trainer(plan, mesh, seed=4, rule=RULE)
     assert {b.adds_itself for b in one.buckets} == {not apart and plan.zero < 2}
     if apart:

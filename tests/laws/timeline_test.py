@@ -5,10 +5,10 @@ import pytest
 from plans import small
 from ranks import on_ranks
 from trivium.certify.reference import random_rows
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Mesh
 from trivium.cost.in_flight import peak_counts_of
-from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.plan.transfers import with_transfers
 from trivium.training.trainer import Samples, Trainer

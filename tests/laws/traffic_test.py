@@ -6,9 +6,9 @@ import torch
 from plans import brief, small
 from ranks import on_ranks
 from trivium.certify.certificate import RULE, random_rows
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Mesh
 from trivium.cost.traffic import step_traffic
-from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh
 from trivium.plan import buckets
 from trivium.plan.plan import Plan
 from trivium.training.trainer import Samples, Trainer

@@ -9,12 +9,12 @@ import torch
 from plans import small
 from ranks import on_ranks
 from trivium.certify.reference import random_rows
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Mesh
+from trivium.comms.pretend import pretended
 from trivium.cost.memory import memory_of_rank
-from trivium.parallel.buckets import Bucket
-from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.pretend import pretended
-from trivium.parallel.zero import AdamRule
+from trivium.parallel.sharding.buckets import Bucket
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.buckets import bucket_table
 from trivium.plan.plan import Plan
 from trivium.training.trainer import Samples, Trainer

@@ -9,11 +9,11 @@ import torch
 from plans import small
 from ranks import on_ranks
 from trivium.certify.plain import first_weights
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Mesh
 from trivium.model.generate import Choice, Draft, continue_drafts, penalised, pick
 from trivium.model.kv_cache import KVCache
 from trivium.model.whole import WholeModel
-from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import Layout
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box, parameters, shard_box

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from trivium.comms.mesh import Mesh
 from trivium.model import likelihood
 from trivium.model.likelihood import likelihoods
-from trivium.parallel.mesh import Mesh
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

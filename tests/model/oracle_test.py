@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from plans import small
 from trivium.certify.certificate import random_rows
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
+from trivium.comms.mesh import Mesh
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import parameters
 from trivium.training.trainer import Samples, Trainer

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from plans import small
+from trivium.comms.mesh import Group, Mesh
 from trivium.model.stage import Stage
-from trivium.parallel.mesh import Group, Mesh
 from trivium.plan.parameters import TOKENS, local_shape, parameters
 from trivium.plan.plan import Plan
 

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 from mutation.mutants import Mutant, mutants_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PACKAGES = ("parallel", "model", "training", "checkpoint")
+PACKAGES = ("kernels", "comms", "parallel", "model", "training", "checkpoint")
 TESTED_BY = (
     *PACKAGES,
     "laws",

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from trivium.model.gelu import LEAST, Gelu, gelu
-from trivium.model.swiglu import SwiGlu, swiglu
-from trivium.parallel.row_product import row_product
-from trivium.parallel.weight_gradients import WeightGradients
+from trivium.kernels.gelu import LEAST, Gelu, gelu
+from trivium.kernels.swiglu import SwiGlu, swiglu
+from trivium.parallel.tensor.row_product import row_product
+from trivium.parallel.tensor.weight_gradients import WeightGradients
 
 FUNCTIONS = {"gelu": (Gelu(), gelu, 1), "swiglu": (SwiGlu(), swiglu, 2)}
 FEW, MANY = 6, LEAST // 16 + 3  # rows of 16 numbers

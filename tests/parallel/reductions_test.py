@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from trivium.parallel.buckets import Bucket
-from trivium.parallel.pretend import pretended
-from trivium.parallel.zero import AdamRule
+from trivium.comms.pretend import pretended
+from trivium.parallel.sharding.buckets import Bucket
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan import buckets
 from trivium.plan.plan import Plan
 from trivium.training.batches import Rows

@@ -8,10 +8,10 @@ import torch
 
 from put_off import backward
 from ranks import ranks
-from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.tensor import Region
-from trivium.parallel.weight_gradients import WeightGradients
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Mesh
+from trivium.parallel.tensor.regions import Region
+from trivium.parallel.tensor.weight_gradients import WeightGradients
 from trivium.plan.layout import Layout
 
 POSITIONS, SEQUENCES, INPUTS, OUTPUTS = 12, 3, 5, 7

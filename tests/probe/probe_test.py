@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from ranks import ranks
+from trivium.comms.launch import ALONE, Place
+from trivium.comms.mesh import Mesh
 from trivium.errors import ConfigError
-from trivium.parallel.launch import ALONE, Place
-from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import Layout
 from trivium.plan.parameters import count
 from trivium.probe import exchanges as links

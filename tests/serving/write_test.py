@@ -8,12 +8,12 @@ import torch
 from evaluation.models import FAMILIES, TEXTS, TOKENIZER, plan_of, scorer_of, write_checkpoint
 from ranks import on_ranks
 from tokens.foreign import folder_of, llama_words
+from trivium.comms.mesh import Mesh
 from trivium.errors import DataError
 from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.requests import Sampling
 from trivium.evaluation.windows import Encoded
 from trivium.model.generate import Choice, penalised, pick
-from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import Layout
 from trivium.seeds import generator_for, seed_for
 from trivium.serving.answer import Placed, logprobs_of

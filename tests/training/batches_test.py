@@ -8,10 +8,10 @@ import torch
 
 from fake_accelerator import accelerator
 from plans import small
+from trivium.comms.mesh import Mesh
 from trivium.errors import DataError
 from trivium.model.inputs import Inputs
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.training.batches import Rows, inputs_of, packing, windows
 from trivium.training.trainer import Samples, Trainer
 

@@ -9,9 +9,9 @@ import torch
 from ranks import on_ranks
 from trivium.chaos.scene import job, plan, write_tokens
 from trivium.checkpoint.format import published
-from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Mesh
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.training import run as loop
 from trivium.training.batches import Rows

@@ -16,7 +16,7 @@ from trivium.chaos.poison import Poison, poisoned
 from trivium.cli import main as entry
 from trivium.errors import DataError
 from trivium.model.inputs import Inputs
-from trivium.model.mlp import Mlp
+from trivium.model.layers.mlp import Mlp
 from trivium.model.whole import WholeModel
 from trivium.tokens.lineage import Span
 from trivium.training.config import SpikesConfig, TrainingConfig

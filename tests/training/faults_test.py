@@ -22,11 +22,11 @@ from trivium.chaos.scene import job, plan, write_tokens
 from trivium.checkpoint import pieces, verify
 from trivium.checkpoint.agree import sums
 from trivium.checkpoint.format import published
+from trivium.comms.launch import ALONE, RankFailed
+from trivium.comms.mesh import Mesh
 from trivium.errors import Interrupted, Preempted, TriviumError
-from trivium.parallel import clock as clocks
-from trivium.parallel.crossing import read_later
-from trivium.parallel.launch import ALONE, RankFailed
-from trivium.parallel.mesh import Mesh
+from trivium.kernels.crossing import read_later
+from trivium.parallel.pipeline import clock as clocks
 from trivium.training import run as loop
 from trivium.training import watchdog as watching
 from trivium.training.config import Supervision

@@ -7,8 +7,8 @@ import pytest
 
 from plans import small
 from trivium.certify.reference import random_rows
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
+from trivium.comms.mesh import Mesh
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.training.trainer import Samples, Trainer
 

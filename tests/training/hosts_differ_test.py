@@ -10,10 +10,10 @@ import pytest
 
 from ranks import free_port, on_ranks
 from trivium.chaos.scene import job, plan, write_tokens
+from trivium.comms.launch import Place, run_ranks
+from trivium.comms.mesh import Mesh
+from trivium.comms.terms import Terms, disagreement
 from trivium.errors import ConfigError, DataError, MachineError, TriviumError
-from trivium.parallel.launch import Place, run_ranks
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.terms import Terms, disagreement
 from trivium.plan.layout import Layout
 from trivium.provenance import write_json
 from trivium.tokens import manifest

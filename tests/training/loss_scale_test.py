@@ -9,11 +9,11 @@ import torch
 
 from plans import small
 from trivium.certify.reference import random_rows
+from trivium.comms.mesh import Mesh
 from trivium.errors import DataError
-from trivium.parallel import product
-from trivium.parallel.dtypes import DTYPES
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
+from trivium.kernels import product
+from trivium.kernels.dtypes import DTYPES
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.training.batches import Rows
 from trivium.training.loss_scale import GROWTH_STEPS, LARGEST, LEAST, LossScale
 from trivium.training.trainer import Samples, Trainer

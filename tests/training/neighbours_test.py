@@ -17,9 +17,9 @@ from tests.training.job_scripts import job_script
 from ranks import free_port
 from trivium.chaos.scene import job, plan, write_tokens
 from trivium.checkpoint.format import published
+from trivium.comms.launch import Place, RankFailed, connected, start_ranks
+from trivium.comms.meeting import wait_until_open
 from trivium.errors import DataError, Preempted
-from trivium.parallel.launch import Place, RankFailed, connected, start_ranks
-from trivium.parallel.meeting import wait_until_open
 from trivium.training import job as work
 from trivium.training.config import Supervision
 from trivium.training.metrics import EVENTS, METRICS, last_step, read

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trivium.parallel.pipeline import Run, Span
+from trivium.parallel.pipeline.executor import Run, Span
 from trivium.plan.schedule import backward, forward
 from trivium.plan.transfers import Transfer
 from trivium.training.describe import phases

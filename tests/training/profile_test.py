@@ -13,8 +13,8 @@ import pytest
 from plans import small
 from trivium.certify.reference import random_rows
 from trivium.chaos.scene import SEED, VOCABULARY, write_tokens
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
+from trivium.comms.mesh import Mesh
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.plan.transfers import with_transfers
 from trivium.training import profile as tracing_module

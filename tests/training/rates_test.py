@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from plans import small
-from trivium.parallel.zero import AdamRule
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.training.config import TrainingConfig
 from trivium.training.rates import (
     ENDLESS,

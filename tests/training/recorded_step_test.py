@@ -14,14 +14,14 @@ from plans import small
 from ranks import on_ranks
 from trivium.certify.certificate import certificate, examine
 from trivium.certify.reference import compute_reference, random_rows
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Group, Mesh
 from trivium.errors import TriviumError
+from trivium.kernels.cuda.recording import Recording
 from trivium.model.inputs import Inputs
-from trivium.parallel.buckets import Bucket
-from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Group, Mesh
-from trivium.parallel.pipeline import Run
-from trivium.parallel.recording import Recording
-from trivium.parallel.zero import AdamRule
+from trivium.parallel.pipeline.executor import Run
+from trivium.parallel.sharding.buckets import Bucket
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.training import recorded_step
 from trivium.training.recorded_step import RecordedStep

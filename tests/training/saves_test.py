@@ -12,8 +12,8 @@ from trivium.checkpoint import save
 from trivium.checkpoint.format import published, step_of
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.save import Fragment
+from trivium.comms.mesh import Mesh
 from trivium.errors import MachineError
-from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box
 from trivium.training.config import TrainingConfig
 from trivium.training.saves import Saves

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trivium.chaos.scene import job, plan, write_tokens
-from trivium.parallel.mesh import Group
+from trivium.comms.mesh import Group
 from trivium.plan.layout import Layout
 from trivium.training.job import start
 from trivium.training.metrics import EVENTS, read

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from trivium.chaos.scene import job, plan, write_tokens
-from trivium.model.block import Block
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.pipeline import Span
+from trivium.comms.mesh import Mesh
+from trivium.model.layers.block import Block
+from trivium.parallel.pipeline.executor import Span
 from trivium.plan.layout import Layout
 from trivium.plan.schedule import Action, Op
 from trivium.seeds import generator_for

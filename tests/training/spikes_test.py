@@ -19,10 +19,10 @@ from trivium.certify.reference import random_rows
 from trivium.chaos.poison import Poison, poisoned
 from trivium.checkpoint.format import published, read_manifest, step_of
 from trivium.checkpoint.load import Checkpoint
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Mesh
 from trivium.errors import DataError
-from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import Totals
+from trivium.parallel.sharding.zero import Totals
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 from trivium.tokens.manifest import token_counts

@@ -14,9 +14,9 @@ from trivium.certify.certificate import RULE, random_rows
 from trivium.checkpoint.load import Checkpoint
 from trivium.checkpoint.reshard import reshard
 from trivium.checkpoint.save import save
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError, ConfigError
-from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import parameters
 from trivium.plan.plan import Plan
 from trivium.training.state import begin_with, fragments, places, read_together, restore, save_state

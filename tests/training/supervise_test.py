@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from trivium.chaos.scene import job, plan
+from trivium.comms.launch import RankFailed
 from trivium.errors import TriviumError
-from trivium.parallel.launch import RankFailed
 from trivium.training import supervise
 from trivium.training.preemption import Requests
 from trivium.training.run import CHECKPOINTS

@@ -9,9 +9,9 @@ import pytest
 
 from ranks import on_ranks
 from trivium.chaos.scene import job, plan, write_tokens
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Mesh
 from trivium.errors import DataError
-from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import Layout
 from trivium.provenance import file_sha256, write_json
 from trivium.tokens import manifest, shards

@@ -9,10 +9,11 @@ import torch
 from plans import small
 from trivium.certify.reference import random_rows
 from trivium.chaos.scene import SEED, VOCABULARY, write_tokens
+from trivium.comms.mesh import Mesh
 from trivium.model.inputs import Inputs
-from trivium.parallel import tensor, vocabulary
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
+from trivium.parallel.sharding.zero import AdamRule
+from trivium.parallel.tensor import regions as tensor
+from trivium.parallel.tensor import vocabulary
 from trivium.training.batches import Rows
 from trivium.training.config import TrainingConfig
 from trivium.training.job import start

@@ -28,9 +28,9 @@ from trivium.certify.reference import (
 )
 from trivium.certify.rules import rules_of, table_problems
 from trivium.certify.ways import AS_IT_IS, Way
+from trivium.comms.mesh import Mesh
 from trivium.config import to_tree
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule, Totals
+from trivium.parallel.sharding.zero import AdamRule, Totals
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
 from trivium.plan.precision import Precision

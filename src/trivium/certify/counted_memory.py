@@ -13,15 +13,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trivium.certify.ways import Replaced
-from trivium.model import rms_norm
+from trivium.comms.pretend import pretended
+from trivium.kernels import rms_norm
+from trivium.kernels.dropout import DropoutKey
+from trivium.kernels.dtypes import DTYPES
+from trivium.kernels.sight import Sight
 from trivium.model.inputs import Inputs
 from trivium.model.stage import Stage
-from trivium.parallel import norm_over_heads
-from trivium.parallel.dtypes import DTYPES
-from trivium.parallel.measure import Counted, SavedBytes
-from trivium.parallel.pretend import pretended
-from trivium.parallel.randomness import DropoutKey
-from trivium.parallel.sight import Sight
+from trivium.parallel.pipeline.saved_bytes import Counted, SavedBytes
+from trivium.parallel.tensor import norm_over_heads
 from trivium.plan.plan import Plan
 
 Tensors = Literal["without memory", "with memory"]

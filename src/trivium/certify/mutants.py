@@ -18,8 +18,8 @@ from trivium.certify.certificate import Certificate
 from trivium.certify.faults import context, data, depth, pipeline, steps, tensor, ways
 from trivium.certify.faults.mutant import Mutant
 from trivium.certify.sweep import Trial, certify, certify_with_faults, collect, describe, write_references
+from trivium.comms.launch import run_ranks
 from trivium.errors import TriviumError
-from trivium.parallel.launch import run_ranks
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.units import plain

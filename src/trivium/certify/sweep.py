@@ -32,9 +32,9 @@ from trivium.certify.reference import (
     write_reference,
 )
 from trivium.certify.ways import AS_IT_IS, Way
+from trivium.comms.launch import Place, connected, run_ranks, start_ranks
+from trivium.comms.mesh import Mesh
 from trivium.errors import TriviumError
-from trivium.parallel.launch import Place, connected, run_ranks, start_ranks
-from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import AXES
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan

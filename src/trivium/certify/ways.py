@@ -17,24 +17,16 @@ import torch.nn.functional as F
 
 from trivium.certify.courses import LARGEST_SCALE, LONG, OVERFLOWS, SCALE_GROWTH_STEPS, SHORT, Course
 from trivium.certify.reduce import thin_and_deep, thin_and_long, thin_and_many
-from trivium.model import gelu
-from trivium.parallel import (
-    block_attention,
-    collectives,
-    exchange,
-    fused_tile,
-    loans,
-    norm_over_heads,
-    processor,
-    product,
-    reach_attention,
-    ring_attention,
-    tensor,
-    vocabulary,
-    zero,
-)
-from trivium.parallel.buckets import Bucket
-from trivium.parallel.zero import Shard
+from trivium.comms import collectives, exchange
+from trivium.comms.host_memory import loans
+from trivium.kernels import fused_tile, gelu, product, reach_attention
+from trivium.kernels.cpu import block_attention, processor
+from trivium.parallel.context import ring as ring_attention
+from trivium.parallel.sharding import zero
+from trivium.parallel.sharding.buckets import Bucket
+from trivium.parallel.sharding.zero import Shard
+from trivium.parallel.tensor import norm_over_heads, vocabulary
+from trivium.parallel.tensor import regions as tensor
 from trivium.plan import buckets
 from trivium.plan.plan import Plan
 from trivium.training import loss_scale

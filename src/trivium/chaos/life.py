@@ -11,8 +11,8 @@ from multiprocessing import active_children, get_context
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
+from trivium.comms.launch import end_with
 from trivium.errors import TriviumError
-from trivium.parallel.launch import end_with
 from trivium.training.job import start
 from trivium.training.preemption import ENDING
 from trivium.training.run import TrainingJob

@@ -22,9 +22,9 @@ from trivium.chaos.scene import LAYOUTS, SEED, job, plan, write_tokens
 from trivium.checkpoint.format import MANIFEST, manifest_hash, manifest_text, published, read_manifest
 from trivium.checkpoint.pieces import NOT_FINITE
 from trivium.errors import CheckpointError, DataError, Preempted, TriviumError
-from trivium.model.attention import Attention
 from trivium.model.inputs import Inputs
-from trivium.model.mlp import Mlp
+from trivium.model.layers.attention import Attention
+from trivium.model.layers.mlp import Mlp
 from trivium.progress import Progress, silent
 from trivium.provenance import file_sha256
 from trivium.seeds import generator_for

@@ -11,7 +11,7 @@ from typing import Any
 from trivium.chaos.scene import LAYOUTS, SEED, job, plan, write_tokens
 from trivium.checkpoint.format import published, step_of
 from trivium.checkpoint.load import Checkpoint
-from trivium.parallel.launch import Ranks
+from trivium.comms.launch import Ranks
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
 from trivium.training.job import start

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from trivium.checkpoint.load import Checkpoint
+from trivium.comms.mesh import Mesh
 from trivium.corpus.document import Document
 from trivium.corpus.store import write_documents
-from trivium.parallel.mesh import Mesh
 from trivium.plan.plan import Plan
 from trivium.seeds import generator_for
 from trivium.tokens.config import TokensConfig

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from trivium.comms.collectives import sum_over_ranks_
+from trivium.comms.mesh import Mesh
 from trivium.errors import TriviumError
-from trivium.parallel.collectives import sum_over_ranks_
-from trivium.parallel.crossing import read_later
-from trivium.parallel.mesh import Mesh
+from trivium.kernels.crossing import read_later
 from trivium.provenance import unheard
 
 _TOLD_BYTES = 800  # of a problem that one rank tells the others

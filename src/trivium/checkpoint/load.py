@@ -15,9 +15,9 @@ from trivium.checkpoint.agree import found_by_first, problem_of_any
 from trivium.checkpoint.format import MANIFEST, published, read_manifest
 from trivium.checkpoint.pieces import NOT_FINITE, TORCH_DTYPES, is_finite
 from trivium.checkpoint.verify import verify
+from trivium.comms.mesh import Mesh
 from trivium.config import build
 from trivium.errors import CheckpointError, ConfigError
-from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import Box, parameters
 from trivium.plan.plan import Plan
 from trivium.provenance import unheard

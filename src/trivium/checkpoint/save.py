@@ -20,9 +20,9 @@ from trivium.checkpoint.agree import found_by_first, sums, told_by_first, wait_f
 from trivium.checkpoint.durable import check_room, explained, remove, write_text
 from trivium.checkpoint.format import FORMAT, MANIFEST, manifest_hash, manifest_text, step_name, step_of
 from trivium.checkpoint.pieces import DTYPES, Entry, write_pieces
+from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError
-from trivium.parallel.crossing import fetched
-from trivium.parallel.mesh import Mesh
+from trivium.kernels.crossing import fetched
 from trivium.plan.parameters import Box
 from trivium.provenance import sync_directory, unheard
 from trivium.untrusted import read_json

@@ -30,9 +30,9 @@ def answered(work: Ask, checkpoint: Path, tokenizer: Path, layout: Layout) -> di
 
     Plain data; None on ranks of torchrun that have nothing to say. ConfigError where the model does not fit the layout.
     """
+    from trivium.comms.launch import connected, run_ranks, torchrun_place
+    from trivium.comms.mesh import Mesh
     from trivium.evaluation.answer import NativeScorer
-    from trivium.parallel.launch import connected, run_ranks, torchrun_place
-    from trivium.parallel.mesh import Mesh
 
     refuse_layout(checkpoint, layout)
     place = torchrun_place()

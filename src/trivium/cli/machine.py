@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from trivium.cli.container import cores_allowed, memory_left
+from trivium.comms.host_memory.process_memory import why_siblings_cannot_read
 from trivium.errors import MachineError
-from trivium.parallel.process_memory import why_siblings_cannot_read
 from trivium.units import format_bytes
 
 PYTHON = (3, 11)

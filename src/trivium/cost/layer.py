@@ -157,7 +157,7 @@ def _score_bytes(case: Case, device: Device, stack: Stack) -> tuple[Number, Numb
     if not stack.fused_loss:
         traffic = _traffic(case, device, stack)
         return 18.0 * traffic, 10.0 * traffic
-    # Counted in parallel/vocabulary.py and parallel/tensor.py: fp32 throughout; of narrow scores some are widened.
+    # As in vocabulary.py and regions.py of parallel/tensor/: fp32 throughout; some of the narrow scores are widened.
     narrow, split = np.asarray(case.weight_bytes) < 4, np.asarray(case.tensor) > 1
     forward = np.where(split, 24.0 + 10.0 * narrow, 16.0 + 12.0 * narrow)
     backward = np.where(split, 8.0 + 12.0 * narrow, 0.0)

@@ -39,8 +39,8 @@ from trivium.plan.layout import Coordinate
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import ScheduleName
 
-RECEIVES_AHEAD = 4  # receives under way at once, as trivium.parallel.transport posts them
-LOSS_ROWS = 256  # whose scores exist at once, as trivium.parallel.vocabulary takes them
+RECEIVES_AHEAD = 4  # receives under way at once, as trivium.comms.transfers posts them
+LOSS_ROWS = 256  # whose scores exist at once, as trivium.parallel.tensor.vocabulary takes them
 OPEN_BUCKETS = 2  # of gradients at ZeRO stages 2 and 3: one that fills, one under reduction
 
 

@@ -7,17 +7,17 @@ import torch
 
 from trivium.checkpoint.format import published
 from trivium.checkpoint.load import Checkpoint
+from trivium.comms.collectives import sum_over_ranks_
+from trivium.comms.launch import ALONE
+from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError
 from trivium.evaluation.branches import batches, families
 from trivium.evaluation.reading import Totals, read_batch
 from trivium.evaluation.requests import Request, Sampling, Scored, portions
 from trivium.evaluation.windows import Encoded, Window, encode_all, rolling_windows, windows_of
+from trivium.kernels.dtypes import DTYPES
 from trivium.model.generate import Choice, Draft, continue_drafts
 from trivium.model.whole import WholeModel
-from trivium.parallel.collectives import sum_over_ranks_
-from trivium.parallel.dtypes import DTYPES
-from trivium.parallel.launch import ALONE
-from trivium.parallel.mesh import Mesh
 from trivium.plan.parameters import shard_box
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent

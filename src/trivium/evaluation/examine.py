@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from trivium.comms.mesh import Mesh
 from trivium.evaluation.answer import NativeScorer
 from trivium.evaluation.benchmark import Benchmark, evaluate_benchmarks
 from trivium.evaluation.config import BenchmarkConfig
 from trivium.model.stage import Stage
 from trivium.model.whole import WholeModel
-from trivium.parallel.mesh import Mesh
 from trivium.plan.plan import Plan
 from trivium.tokens.tokenizer import Tokenizer
 

@@ -20,14 +20,14 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
 
+from trivium.comms.launch import ALONE, connected, torchrun_place
+from trivium.comms.mesh import Mesh
 from trivium.errors import ConfigError, nearest
 from trivium.evaluation.answer import NativeScorer, cut_at
 from trivium.evaluation.requests import Request
 from trivium.evaluation.windows import Encoded, encode_all, window_of
 from trivium.interchange.target import opened
 from trivium.model.generate import Choice
-from trivium.parallel.launch import ALONE, connected, torchrun_place
-from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import Layout
 from trivium.seeds import seed_for
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from trivium.kernels.dropout import DropoutKey, keyed_dropout
+from trivium.kernels.sight import Sight
 from trivium.model.kv_cache import KVCache
-from trivium.parallel.randomness import DropoutKey, keyed_dropout
-from trivium.parallel.sight import Sight
-from trivium.parallel.tensor import Region
+from trivium.parallel.tensor.regions import Region
 
 
 @dataclass(frozen=True)

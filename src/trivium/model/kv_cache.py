@@ -6,8 +6,9 @@ Legend: S positions of a reading, B sequences, N heads here, G key-value heads h
 import torch
 import torch.nn.functional as F
 
-from trivium.parallel import block_attention, reach_attention
-from trivium.parallel.sight import Sight
+from trivium.kernels import reach_attention
+from trivium.kernels.cpu import block_attention
+from trivium.kernels.sight import Sight
 
 Tensor = torch.Tensor
 

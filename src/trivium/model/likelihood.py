@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-from trivium.parallel.collectives import all_gather, all_reduce_
-from trivium.parallel.mesh import Group
-from trivium.parallel.product import product
+from trivium.comms.collectives import all_gather, all_reduce_
+from trivium.comms.mesh import Group
+from trivium.kernels.product import product
 
 Tensor = torch.Tensor
 BLOCK, ACCELERATORS_BLOCK = 1 << 20, 1 << 26  # logits at once

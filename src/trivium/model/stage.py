@@ -5,18 +5,18 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from trivium.model.block import Block
-from trivium.model.embedding import Embedding
-from trivium.model.head import Head
+from trivium.comms.mesh import Mesh
+from trivium.kernels.dtypes import DTYPES
+from trivium.kernels.product import product
+from trivium.model.compiled import opaque_context, opaque_region, options_for
 from trivium.model.initialise import initial_values
 from trivium.model.inputs import Inputs
+from trivium.model.layers.block import Block
+from trivium.model.layers.embedding import Embedding
+from trivium.model.layers.head import Head
 from trivium.model.likelihood import Likelihoods, likelihoods
-from trivium.parallel.compiled import opaque_context, opaque_region, options_for
-from trivium.parallel.context import Context
-from trivium.parallel.dtypes import DTYPES
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.product import product
-from trivium.parallel.tensor import Region
+from trivium.parallel.context.attention import Context
+from trivium.parallel.tensor.regions import Region
 from trivium.plan.parameters import TOKENS, Owner, Parameter, shard_box, stage_parameters
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import is_split

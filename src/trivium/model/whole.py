@@ -7,14 +7,14 @@ from dataclasses import replace
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from trivium.comms.collectives import all_reduce_
+from trivium.comms.mesh import Group, Mesh
 from trivium.errors import ConfigError, DataError
 from trivium.model.inputs import Inputs
 from trivium.model.kv_cache import KVCache
 from trivium.model.likelihood import Likelihoods
 from trivium.model.stage import Stage, build_stages
-from trivium.parallel.collectives import all_reduce_
-from trivium.parallel.mesh import Group, Mesh
-from trivium.parallel.relay import Relay
+from trivium.parallel.pipeline.relay import Relay
 from trivium.plan.batch import Batch
 from trivium.plan.layout import Layout
 from trivium.plan.model_shape import ModelShape

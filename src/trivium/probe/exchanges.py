@@ -11,9 +11,9 @@ from typing import NamedTuple, get_args
 
 import torch
 
-from trivium.parallel.clock import finished
-from trivium.parallel.collectives import all_gather, all_reduce_, reduce_scatter, rotate
-from trivium.parallel.mesh import Group
+from trivium.comms.collectives import all_gather, all_reduce_, reduce_scatter, rotate
+from trivium.comms.mesh import Group
+from trivium.parallel.pipeline.clock import finished
 from trivium.planner.measured import Collective, Exchange
 
 SIZES = (1 << 10, 1 << 16, 1 << 19, 1 << 22)  # bytes of the whole tensor

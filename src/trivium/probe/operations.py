@@ -4,11 +4,11 @@ import math
 
 import torch
 
-from trivium.parallel.context import Context
-from trivium.parallel.dtypes import DTYPES
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.product import gradient_of_inputs, gradient_of_weight, product
-from trivium.parallel.sight import Sight
+from trivium.comms.mesh import Mesh
+from trivium.kernels.dtypes import DTYPES
+from trivium.kernels.product import gradient_of_inputs, gradient_of_weight, product
+from trivium.kernels.sight import Sight
+from trivium.parallel.context.attention import Context
 from trivium.planner.measured import Attention, Product, Stream, Update
 from trivium.probe.timing import device_seconds, median_seconds
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from trivium.comms.collectives import all_reduce_
+from trivium.comms.launch import ALONE, Place, connected, run_ranks
+from trivium.comms.mesh import Mesh
 from trivium.errors import ConfigError
-from trivium.parallel.collectives import all_reduce_
-from trivium.parallel.launch import ALONE, Place, connected, run_ranks
-from trivium.parallel.mesh import Mesh
 from trivium.plan.layout import Layout
 from trivium.planner.measured import Attention, Exchange, Measured, Product, SmallStep, Stream, Update
 from trivium.probe.exchanges import exchanges

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from trivium.parallel.collectives import all_reduce_
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import AdamRule
+from trivium.comms.collectives import all_reduce_
+from trivium.comms.mesh import Mesh
+from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.planner.measured import SmallStep
 from trivium.probe.timing import median_seconds

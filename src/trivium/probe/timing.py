@@ -9,8 +9,8 @@ from statistics import median
 
 import torch
 
-from trivium.parallel.clock import finished
-from trivium.parallel.recording import Recording
+from trivium.kernels.cuda.recording import Recording
+from trivium.parallel.pipeline.clock import finished
 
 FEWEST, MOST = 3, 200  # repetitions, in each of several turns
 WARM = 1

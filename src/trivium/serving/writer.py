@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import torch
 
+from trivium.comms.collectives import sum_over_ranks_
 from trivium.evaluation.answer import NativeScorer, cut_at
 from trivium.evaluation.requests import Request, Sampling, Scored
-from trivium.parallel.collectives import sum_over_ranks_
 from trivium.seeds import seed_for
 from trivium.serving.config import Drawing
 from trivium.serving.unfold import NEAR

@@ -6,12 +6,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from trivium.comms.mesh import Mesh
 from trivium.errors import DataError
+from trivium.kernels.crossing import sent
+from trivium.kernels.dropout import DropoutKey
+from trivium.kernels.sight import Sight
 from trivium.model.inputs import Inputs
-from trivium.parallel.crossing import sent
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.randomness import DropoutKey
-from trivium.parallel.sight import Sight
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.plan import Plan
 from trivium.tokens.loader import batch_arrays

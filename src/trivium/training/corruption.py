@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 
 from trivium.checkpoint.agree import sums, told_by_first
+from trivium.comms.collectives import all_gather
+from trivium.comms.mesh import Group, Mesh
 from trivium.errors import TriviumError
-from trivium.parallel.buckets import Bucket
-from trivium.parallel.collectives import all_gather
-from trivium.parallel.mesh import Group, Mesh
+from trivium.parallel.sharding.buckets import Bucket
 from trivium.training.trainer import Trainer
 
 Tensor = torch.Tensor

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from trivium.kernels.dropout import DropoutKey
+from trivium.kernels.sight import Sight
 from trivium.model.inputs import Inputs
 from trivium.model.stage import Stage
-from trivium.parallel.randomness import DropoutKey
-from trivium.parallel.sight import Sight
-from trivium.parallel.weight_gradients import BY_AUTOGRAD
+from trivium.parallel.tensor.weight_gradients import BY_AUTOGRAD
 from trivium.progress import Progress, silent
 from trivium.tokens.lineage import Span
 from trivium.training.batches import Rows, inputs_of

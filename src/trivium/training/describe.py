@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from trivium.parallel.pipeline import Run
+from trivium.parallel.pipeline.executor import Run
 from trivium.plan.schedule import Action
 from trivium.provenance import write_json
 from trivium.training.trainer import StepResult, Trainer

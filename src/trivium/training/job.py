@@ -12,9 +12,9 @@ from typing import Any
 from trivium.checkpoint.format import read_manifest
 from trivium.checkpoint.lease import Holder, holding
 from trivium.checkpoint.save import recover
+from trivium.comms.launch import Place, RankFailed, Ranks, end_with_launcher, torchrun_place
+from trivium.comms.meeting import Unmet
 from trivium.errors import ConfigError, Preempted, TriviumError, error_of
-from trivium.parallel.launch import Place, RankFailed, Ranks, end_with_launcher, torchrun_place
-from trivium.parallel.meeting import Unmet
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from trivium.comms.mesh import Mesh
 from trivium.model.stage import Stage
-from trivium.parallel.mesh import Mesh
 from trivium.plan.plan import Plan
 from trivium.training.config import TrainingConfig
 from trivium.training.metrics import METRICS, TASKS, append, forget_after, judges

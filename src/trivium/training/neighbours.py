@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
-from trivium.parallel.board import Board
-from trivium.parallel.launch import Place, RankFailed, meeting_point
+from trivium.comms.board import Board
+from trivium.comms.launch import Place, RankFailed, meeting_point
 from trivium.training.config import Supervision
 from trivium.training.metrics import warn
 from trivium.training.pulse import PHASES, Beat, Pulse

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from trivium.checkpoint.agree import found_by_first, sums, told_by_all
+from trivium.comms.launch import Place
+from trivium.comms.mesh import Mesh
 from trivium.errors import MachineError
-from trivium.parallel.launch import Place
-from trivium.parallel.mesh import Mesh
 from trivium.units import listed
 
 # That a file may take to be seen on another host. Its name is new, so no host remembers that it was absent.

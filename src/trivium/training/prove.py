@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.format import published, step_of
+from trivium.comms.launch import Ranks
 from trivium.errors import CheckpointError, ConfigError, TriviumError
-from trivium.parallel.launch import Ranks
 from trivium.plan.layout import Layout
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent

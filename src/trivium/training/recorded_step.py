@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import torch
 
+from trivium.comms.mesh import Mesh
+from trivium.kernels.cuda.recording import Recording
 from trivium.model.inputs import Inputs
-from trivium.parallel.buckets import Bucket
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.pipeline import Run
-from trivium.parallel.recording import Recording
+from trivium.parallel.pipeline.executor import Run
+from trivium.parallel.sharding.buckets import Bucket
 
 Tensor = torch.Tensor
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from trivium.checkpoint.format import published, read_manifest
 from trivium.checkpoint.load import Checkpoint
+from trivium.comms.launch import ALONE
+from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError, DataError
-from trivium.parallel.launch import ALONE
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.zero import Totals
+from trivium.parallel.sharding.zero import Totals
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.tokens.samples import TokenDataset

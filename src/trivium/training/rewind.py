@@ -8,8 +8,8 @@ from trivium.checkpoint.agree import found_by_first
 from trivium.checkpoint.durable import remove
 from trivium.checkpoint.format import published, read_manifest, step_of
 from trivium.checkpoint.load import Checkpoint, first_intact, newest_good
+from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError, DataError, TriviumError
-from trivium.parallel.mesh import Mesh
 from trivium.plan.batch import Batch
 from trivium.training.config import TrainingConfig
 from trivium.training.metrics import EVENTS, read, warn

@@ -11,12 +11,12 @@ from typing import Any
 
 from trivium.checkpoint.agree import found_by_first
 from trivium.checkpoint.load import Checkpoint
+from trivium.comms.launch import Place, connected
+from trivium.comms.mesh import Mesh
+from trivium.comms.terms import NO_TERMS
 from trivium.config import to_tree
 from trivium.cost.compute import flops_per_token
 from trivium.errors import DataError, Preempted, TriviumError
-from trivium.parallel.launch import Place, connected
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.terms import NO_TERMS
 from trivium.plan.parameters import count
 from trivium.plan.plan import Plan
 from trivium.provenance import write_json

@@ -10,8 +10,8 @@ from trivium.checkpoint.durable import explained
 from trivium.checkpoint.format import published, step_name, step_of
 from trivium.checkpoint.keep import expired, is_due
 from trivium.checkpoint.save import Fragment, Saving, copies, prune
+from trivium.comms.mesh import Mesh
 from trivium.errors import CheckpointError, MachineError
-from trivium.parallel.mesh import Mesh
 from trivium.provenance import unheard
 from trivium.training.config import TrainingConfig
 from trivium.training.metrics import warn

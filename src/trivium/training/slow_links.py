@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from trivium.checkpoint.agree import sums
-from trivium.parallel.mesh import Mesh
+from trivium.comms.mesh import Mesh
 from trivium.plan.layout import Axis, Layout
 from trivium.plan.schedule import Action
 from trivium.training.trainer import StepResult

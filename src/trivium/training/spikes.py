@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trivium.parallel.zero import Totals
+from trivium.parallel.sharding.zero import Totals
 from trivium.training.config import SpikesConfig
 
 # Of a normal distribution, the standard deviation over the median absolute deviation.

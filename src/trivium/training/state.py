@@ -15,7 +15,7 @@ from trivium.checkpoint.pieces import NOT_FINITE, is_finite
 from trivium.checkpoint.save import Fragment, save
 from trivium.config import to_tree
 from trivium.errors import CheckpointError
-from trivium.parallel.buckets import Bucket, Slot
+from trivium.parallel.sharding.buckets import Bucket, Slot
 from trivium.plan.parameters import Box, local_shape, shard_box
 from trivium.plan.plan import Plan
 from trivium.training.loss_scale import LossScale

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from trivium.checkpoint.format import published, step_of
 from trivium.checkpoint.save import recover
+from trivium.comms.launch import Place, RankFailed, Ranks, start_ranks
 from trivium.errors import NOT_WORTH_REPEATING, Preempted, TriviumError, error_of
-from trivium.parallel.launch import Place, RankFailed, Ranks, start_ranks
 from trivium.plan.plan import Plan
 from trivium.progress import Progress
 from trivium.training.metrics import EVENTS, METRICS, append, last_step, warn

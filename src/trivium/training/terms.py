@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from trivium import __version__
+from trivium.comms.launch import lends_memory
+from trivium.comms.terms import Terms
 from trivium.config import leaves, to_tree
-from trivium.parallel.launch import lends_memory
-from trivium.parallel.terms import Terms
 from trivium.plan.plan import Plan
 from trivium.provenance import fingerprint
 from trivium.tokens.manifest import read_tokens_manifest

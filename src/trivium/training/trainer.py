@@ -11,20 +11,20 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from trivium.comms.collectives import all_reduce_, sum_over_ranks_
+from trivium.comms.mesh import Mesh
 from trivium.errors import ConfigError, DataError
+from trivium.kernels.crossing import read_later
+from trivium.kernels.dropout import DropoutKey
+from trivium.kernels.dtypes import DTYPES
 from trivium.model.inputs import Inputs
 from trivium.model.stage import Stage, bare_stages, placed, share_table
-from trivium.parallel.buckets import Bucket, Dtypes, GradientWatch, make_buckets
-from trivium.parallel.clock import Clock, finished
-from trivium.parallel.collectives import all_reduce_, sum_over_ranks_
-from trivium.parallel.crossing import read_later
-from trivium.parallel.dtypes import DTYPES
-from trivium.parallel.gathered import User, gather_around
-from trivium.parallel.measure import SavedBytes
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.pipeline import Executor, Run, StageFunctions
-from trivium.parallel.randomness import DropoutKey
-from trivium.parallel.zero import AdamRule, ShardedAdamW, Totals, loss_share
+from trivium.parallel.pipeline.clock import Clock, finished
+from trivium.parallel.pipeline.executor import Executor, Run, StageFunctions
+from trivium.parallel.pipeline.saved_bytes import SavedBytes
+from trivium.parallel.sharding.buckets import Bucket, Dtypes, GradientWatch, make_buckets
+from trivium.parallel.sharding.gathered import User, gather_around
+from trivium.parallel.sharding.zero import AdamRule, ShardedAdamW, Totals, loss_share
 from trivium.plan.buckets import bucket_table
 from trivium.plan.plan import Plan
 from trivium.plan.schedule import Op, Schedule, forward

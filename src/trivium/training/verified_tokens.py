@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from trivium.checkpoint.agree import problem_of_any, sums
+from trivium.comms.mesh import Mesh
 from trivium.errors import ConfigError, DataError
-from trivium.parallel.mesh import Mesh
 from trivium.plan.model_shape import ModelShape
 from trivium.provenance import fingerprint, write_json
 from trivium.tokens.manifest import read_tokens_manifest, verify_tokens

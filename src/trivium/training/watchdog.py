@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from trivium.parallel.launch import RankFailed
+from trivium.comms.launch import RankFailed
 from trivium.training.config import Supervision
 from trivium.training.pulse import TELL_STACK, Beat, Phase, Pulse
 from trivium.units import listed
@@ -20,12 +20,12 @@ ABSENT_SECONDS = 5.0
 # Where a rank is whose innermost calls are in one of these: it waits for others.
 WAITING_IN = (
     "torch/distributed/",
-    "parallel/clock.py",  # of its accelerator, which waits for others
-    "parallel/collectives.py",
-    "parallel/crossing.py",
-    "parallel/exchange.py",
-    "parallel/loans.py",
-    "parallel/transport.py",
+    "parallel/pipeline/clock.py",  # of its accelerator, which waits for others
+    "comms/collectives.py",
+    "kernels/crossing.py",
+    "comms/exchange.py",
+    "comms/host_memory/loans.py",
+    "comms/transfers.py",
 )
 FRAMES_SHOWN = 6
 

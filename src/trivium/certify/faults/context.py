@@ -8,12 +8,14 @@ import numpy as np
 import torch
 
 from trivium.certify.faults.mutant import Function, fault, plan
+from trivium.comms.mesh import Group, Mesh
+from trivium.kernels import sight
+from trivium.kernels.sight import Seen, Sight
 from trivium.model.inputs import Inputs
-from trivium.parallel import buckets, ring_attention, sight
-from trivium.parallel import context as attention
-from trivium.parallel.buckets import Bucket
-from trivium.parallel.mesh import Group, Mesh
-from trivium.parallel.sight import Seen, Sight
+from trivium.parallel.context import attention
+from trivium.parallel.context import ring as ring_attention
+from trivium.parallel.sharding import buckets
+from trivium.parallel.sharding.buckets import Bucket
 from trivium.plan.model_shape import ModelShape
 from trivium.training import batches, trainer
 from trivium.training.batches import Packing

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from trivium.certify.faults.mutant import Function, fault, plan, with_own
-from trivium.parallel import buckets, zero
-from trivium.parallel.buckets import Bucket, GradientWatch
-from trivium.parallel.collectives import PendingResult
-from trivium.parallel.mesh import Group, Mesh
-from trivium.parallel.randomness import DropoutKey
+from trivium.comms.collectives import PendingResult
+from trivium.comms.mesh import Group, Mesh
+from trivium.kernels.dropout import DropoutKey
+from trivium.parallel.sharding import buckets, zero
+from trivium.parallel.sharding.buckets import Bucket, GradientWatch
 from trivium.plan.batch import Batch, Step
 from trivium.plan.precision import Precision
 from trivium.training import trainer

@@ -12,9 +12,9 @@ import torch
 from trivium import seeds
 from trivium.certify.faults.mutant import Function, fault, plan
 from trivium.certify.ways import DEEP, MANY
+from trivium.comms.mesh import Mesh
+from trivium.kernels.dropout import DropoutKey
 from trivium.model import initialise, inputs, stage
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.randomness import DropoutKey
 from trivium.plan import parameters
 from trivium.plan.model_shape import ModelShape
 from trivium.plan.parameters import Box, Parameter

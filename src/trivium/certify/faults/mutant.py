@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 
 from trivium.certify.ways import AS_IT_IS, Replaced, Way
-from trivium.parallel.collectives import PendingResult
-from trivium.parallel.mesh import Mesh
+from trivium.comms.collectives import PendingResult
+from trivium.comms.mesh import Mesh
 from trivium.plan.plan import Plan
 
 Function = Callable[..., Any]

@@ -8,14 +8,15 @@ from typing import Any
 import torch
 
 from trivium.certify.faults.mutant import Function, fault, plan, with_own
-from trivium.model import block, stage
-from trivium.model.gelu import Gelu
+from trivium.comms.mesh import Mesh
+from trivium.kernels.gelu import Gelu
+from trivium.model import stage
 from trivium.model.inputs import Inputs
+from trivium.model.layers import block
 from trivium.model.stage import Stage
-from trivium.parallel import zero
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.pipeline import Executor
-from trivium.parallel.weight_gradients import WeightGradients
+from trivium.parallel.pipeline.executor import Executor
+from trivium.parallel.sharding import zero
+from trivium.parallel.tensor.weight_gradients import WeightGradients
 from trivium.plan import buckets
 from trivium.plan.parameters import Box, Parameter
 from trivium.plan.partition import Partition

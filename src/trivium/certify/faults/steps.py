@@ -8,9 +8,9 @@ import torch
 from trivium.certify.courses import LONG_STEPS
 from trivium.certify.faults.mutant import Function, fault, plan
 from trivium.certify.ways import LONG_WAY
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.randomness import DropoutKey
-from trivium.parallel.zero import ShardedAdamW
+from trivium.comms.mesh import Mesh
+from trivium.kernels.dropout import DropoutKey
+from trivium.parallel.sharding.zero import ShardedAdamW
 from trivium.plan.batch import Batch, Step
 from trivium.training import rates, trainer
 from trivium.training.config import TrainingConfig

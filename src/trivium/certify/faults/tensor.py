@@ -8,22 +8,18 @@ import torch.nn.functional as F
 
 from trivium.certify.faults.mutant import Function, fault, plan
 from trivium.certify.ways import Replaced
-from trivium.model import embedding, head, inputs, stage
-from trivium.model.linear import RowLinear
-from trivium.parallel import (
-    collectives,
-    column_product,
-    norm_over_heads,
-    tensor,
-    vocabulary,
-    weight_gradients,
-    zero,
-)
-from trivium.parallel.collectives import PendingResult
-from trivium.parallel.context import Context
-from trivium.parallel.mesh import Group, Mesh
-from trivium.parallel.sight import Sight
-from trivium.parallel.tensor import Region
+from trivium.comms import collectives
+from trivium.comms.collectives import PendingResult
+from trivium.comms.mesh import Group, Mesh
+from trivium.kernels.sight import Sight
+from trivium.model import inputs, stage
+from trivium.model.layers import embedding, head
+from trivium.model.layers.linear import RowLinear
+from trivium.parallel.context.attention import Context
+from trivium.parallel.sharding import zero
+from trivium.parallel.tensor import column_product, norm_over_heads, vocabulary, weight_gradients
+from trivium.parallel.tensor import regions as tensor
+from trivium.parallel.tensor.regions import Region
 from trivium.plan import buckets
 from trivium.plan.parameters import Box
 

@@ -9,12 +9,15 @@ import torch
 from trivium.certify.faults.context import APART, PACKED
 from trivium.certify.faults.mutant import Function, fault, plan
 from trivium.certify.ways import FAR, LARGE, NARROW
-from trivium.model import gelu
-from trivium.parallel import block_attention, collectives, ring_attention, tensor
-from trivium.parallel.block_attention import Block
-from trivium.parallel.mesh import Mesh
-from trivium.parallel.sight import Sight, Tile
-from trivium.parallel.zero import ShardedAdamW
+from trivium.comms import collectives
+from trivium.comms.mesh import Mesh
+from trivium.kernels import gelu
+from trivium.kernels.cpu import block_attention
+from trivium.kernels.cpu.block_attention import Block
+from trivium.kernels.sight import Sight, Tile
+from trivium.parallel.context import ring as ring_attention
+from trivium.parallel.sharding.zero import ShardedAdamW
+from trivium.parallel.tensor import regions as tensor
 
 Tensor = torch.Tensor
 

@@ -1,0 +1,1 @@
+"""Messages between ranks of one host through its memory."""

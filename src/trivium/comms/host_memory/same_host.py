@@ -1,0 +1,169 @@
+"""Which ranks share a host and may read each other's memory: found by trying, and agreed on by both."""
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import secrets
+import socket
+import struct
+import sys
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from trivium.comms.host_memory.loans import HostPeer
+from trivium.comms.host_memory.process_memory import let_siblings_read, read_memory
+
+_CARD = struct.Struct("=32sQ32s")  # host, process, name of its socket
+_HELLO = struct.Struct("=QQ16s?")  # rank, where a nonce lies, the nonce, whether the other's was read
+_CREDENTIALS = struct.Struct("=iII")  # process, user, group: unix(7)
+_MEETING_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class _Card:
+    """What a rank tells all others. Without a name it lends nothing."""
+
+    host: bytes
+    pid: int
+    name: bytes
+
+
+def meet(rank: int, wanted: Collection[int], seconds: float, *, lends: bool = True) -> dict[int, HostPeer]:
+    """Those of the ranks `wanted` that are on this host and may be read, by rank; every rank of the process group
+    calls this alike, and wants those that want it.
+
+    seconds: how long one of them may let another wait. lends: whether this rank takes part.
+    """
+    listener = _listener() if lends else None
+    name = listener.getsockname() if listener is not None else b""
+    cards = _all_cards(_Card(_this_host(), os.getpid(), name))
+    if listener is None:
+        return {}
+    with listener:
+        near = {
+            r: cards[r]
+            for r in sorted(wanted)
+            if r != rank and cards[r].name and cards[r].host == cards[rank].host
+        }
+        if not near:
+            return {}
+        let_siblings_read()
+        meeting = _Meeting(rank, near)
+        meeting.call([r for r in near if r < rank])
+        meeting.answer(listener, sum(r > rank for r in near))
+        return {
+            peer: HostPeer(peer, near[peer].pid, connection, seconds)
+            for peer, connection in meeting.agreed().items()
+        }
+
+
+class _Meeting:
+    """Each lower rank is called, each higher one answered. Both try to read what the other says lies in its memory:
+    whatever forbids it, another user, a container, the kernel's settings, the attempt finds it."""
+
+    def __init__(self, rank: int, near: Mapping[int, _Card]) -> None:
+        self._rank, self._near = rank, near
+        self._nonce = ctypes.create_string_buffer(secrets.token_bytes(16), 16)
+        self._called: dict[int, socket.socket] = {}
+        self._answered: dict[int, socket.socket] = {}
+
+    def call(self, ranks: Collection[int]) -> None:
+        """Begin with ranks that listen."""
+        for peer in ranks:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            connection.settimeout(_MEETING_SECONDS)
+            with contextlib.suppress(OSError):
+                connection.connect(self._near[peer].name)
+                connection.send(self._hello(False))
+                self._called[peer] = connection
+
+    def answer(self, listener: socket.socket, number: int) -> None:
+        """Answer as many as call, until the time is up."""
+        deadline = time.monotonic() + _MEETING_SECONDS
+        while len(self._answered) < number and time.monotonic() < deadline:
+            listener.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                connection, _ = listener.accept()
+                peer = next((r for r, card in self._near.items() if _is_process(connection, card.pid)), None)
+                if peer is None:
+                    continue  # not one of this job: any user may call, and is not listened to
+                connection.settimeout(_MEETING_SECONDS)
+                hello = connection.recv(_HELLO.size)
+                connection.send(self._hello(self._reads(peer, hello)))
+                self._answered[peer] = connection
+            except (OSError, struct.error):
+                continue  # gone again
+
+    def agreed(self) -> dict[int, socket.socket]:
+        """The connections whose two ends can read each other."""
+        found = {}
+        for peer, connection in self._called.items():
+            with contextlib.suppress(OSError, struct.error):
+                hello = connection.recv(_HELLO.size)
+                reads = _is_process(connection, self._near[peer].pid) and self._reads(peer, hello)
+                connection.send(self._hello(reads))
+                if reads and _HELLO.unpack(hello)[-1]:
+                    found[peer] = connection
+        for peer, connection in self._answered.items():
+            with contextlib.suppress(OSError, struct.error):
+                if _HELLO.unpack(connection.recv(_HELLO.size))[-1]:
+                    found[peer] = connection
+        return found
+
+    def _hello(self, reads: bool) -> bytes:
+        return _HELLO.pack(self._rank, ctypes.addressof(self._nonce), self._nonce.raw, reads)
+
+    def _reads(self, peer: int, hello: bytes) -> bool:
+        _, address, nonce, _ = _HELLO.unpack(hello)
+        here = ctypes.create_string_buffer(16)
+        try:
+            read_memory(self._near[peer].pid, address, ctypes.addressof(here), 16)
+        except OSError:
+            return False
+        return bool(here.raw == nonce)
+
+
+def _is_process(connection: socket.socket, pid: int) -> bool:
+    """Whether a process of this user with this number is at the other end; the kernel says so, not the other."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(found)[:2] == (pid, os.getuid())
+
+
+def _listener() -> socket.socket | None:
+    """A socket of a name of its own, in no folder, whom anybody may call; none where the system has no such thing."""
+    if not sys.platform.startswith("linux"):
+        return None
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind(b"\0trivium-" + secrets.token_hex(11).encode())
+        listener.listen(socket.SOMAXCONN)
+    except OSError:
+        listener.close()
+        return None
+    return listener
+
+
+def _this_host() -> bytes:
+    """Equal for processes that see the same network and the same processes."""
+    found = hashlib.sha256()
+    with contextlib.suppress(OSError):
+        found.update(Path("/proc/sys/kernel/random/boot_id").read_bytes())
+        for space in ("net", "pid", "user"):
+            found.update(str(Path(f"/proc/self/ns/{space}").readlink()).encode())
+    return found.digest()
+
+
+def _all_cards(mine: _Card) -> list[_Card]:
+    """Every rank's, by rank."""
+    own = _CARD.pack(mine.host, mine.pid, mine.name)
+    every = torch.empty(dist.get_world_size(), _CARD.size, dtype=torch.uint8)
+    dist.all_gather(list(every), torch.frombuffer(bytearray(own), dtype=torch.uint8))
+    cards = (_Card(*_CARD.unpack(bytes(row.tolist()))) for row in every)
+    # The name begins with a zero; those that fill the field up are not part of it.
+    return [_Card(c.host, c.pid, c.name.rstrip(b"\0")) for c in cards]

@@ -1,0 +1,276 @@
+"""This process's place in the layout, and the groups it talks to. Built once, passed down."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from trivium.comms.host_memory.loans import HostPeer
+from trivium.comms.host_memory.same_host import meet
+from trivium.comms.launch import COLLECTIVE_TIMEOUT_SECONDS, lends_memory
+from trivium.config import written
+from trivium.errors import ConfigError
+from trivium.plan.layout import AXES, Axis, Coordinate, Layout
+
+ROLES = (*AXES, "replicas", "ends", "sharers", "holders")
+URGENT = ("tensor", "context", "pipeline")  # whose messages the next computation waits for
+TAGS = range(1 << 30, (1 << 31) - 1)  # below are the numbers of pipeline transfers
+
+
+def _tags() -> Iterator[int]:
+    while True:
+        yield from TAGS
+
+
+class Waitable(Protocol):
+    """Something under way."""
+
+    def wait(self) -> object:
+        """Return when it is done."""
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Ranks that differ along one axis, and this process's index among them.
+
+    traffic: bytes this rank handed to each collective, for comparison with the cost model.
+    tags: numbers for direct messages, drawn alike on every rank of the group.
+    waited: seconds this process stood still for collectives, its own part of their work included; what an accelerator
+    waits for is not in it.
+    patience: the seconds that a direct message over gloo is waited for; none: those its group was made with.
+    peers: where all the ranks are processes of one host that may read each other's memory, the others by their index.
+    """
+
+    role: str  # of ROLES
+    ranks: tuple[int, ...]
+    index: int
+    handle: dist.ProcessGroup | None  # None when alone: collectives become no-ops
+    traffic: Counter[str] = field(default_factory=Counter)
+    tags: Iterator[int] = field(default_factory=_tags)
+    waited: list[float] = field(default_factory=lambda: [0.0])
+    patience: list[timedelta] = field(default_factory=list)
+    peers: Mapping[int, HostPeer] = field(default_factory=dict)
+
+    def count(self, collective: str, tensor: torch.Tensor) -> None:
+        """Add a tensor's bytes to the traffic of a collective."""
+        self.traffic[collective] += tensor.numel() * tensor.element_size()
+
+    def wait_for(self, work: Waitable) -> None:
+        """Return when a collective is done, and count the time."""
+        begin = time.perf_counter()
+        work.wait()
+        self.waited[0] += time.perf_counter() - begin
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def number(self) -> int:
+        """Of its role."""
+        return ROLES.index(self.role)
+
+    @property
+    def by_memory(self) -> bool:
+        """Whether tensors go from memory to memory instead of over gloo."""
+        return bool(self.peers)
+
+    @property
+    def is_gloo(self) -> bool:
+        """Whether the ranks talk over gloo, which lacks or is slow at some collectives."""
+        return self.handle is not None and dist.get_backend(self.handle) == "gloo"
+
+
+@dataclass(frozen=True, eq=False)
+class Mesh:
+    """The groups of one rank.
+
+    replicas: the ranks that hold the same weights (data and context). ends: the pipeline ranks with the first and the
+    last stage, which share a tied embedding; all of them where they take the head in turns. sharers: the replicas that
+    share one copy of what ZeRO shards, which may be all. holders: those that hold the same slice, one of each copy.
+    """
+
+    layout: Layout
+    rank: int
+    device: torch.device
+    tensor: Group
+    data: Group
+    pipeline: Group
+    context: Group
+    replicas: Group
+    ends: Group
+    sharers: Group
+    holders: Group
+
+    @property
+    def at(self) -> Coordinate:
+        """This rank's coordinate: its places in its groups, which hold also where replicas answer each for itself."""
+        groups = (self.pipeline, self.data, self.tensor, self.context)
+        return Coordinate(*(group.index for group in groups))
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Each once: a group may have several roles."""
+        return tuple(dict.fromkeys(getattr(self, role) for role in ROLES))
+
+    def group(self, axis: Axis) -> Group:
+        """The group along an axis."""
+        group: Group = getattr(self, axis)
+        return group
+
+    def joins(self, ends: tuple[int, ...]) -> bool:
+        """Whether this rank, if it is one of the pipeline ranks `ends`, shares a group with the others."""
+        return self.pipeline.index not in ends or {self.pipeline.ranks[n] for n in ends} <= {*self.ends.ranks}
+
+    def refuse_other(self, layout: Layout, ends: tuple[int, ...]) -> None:
+        """ConfigError unless it was connected for such a layout and such ends: what is shared out over ranks that are
+        not there, nobody does."""
+        for name in (*AXES, "shards"):
+            asked, here = getattr(layout, name), getattr(self.layout, name)
+            if asked != here:
+                raise ConfigError(
+                    f"plan.layout.{name} is {written(asked)}, and the mesh was connected for {written(here)}; connect "
+                    f"it for the plan's: Mesh.connect(plan.layout, …, ends=plan.ends), on each of its ranks"
+                )
+        if not self.joins(ends):
+            raise ConfigError(
+                f"the mesh was connected for other ends of the model than the plan's, the pipeline ranks {list(ends)}; "
+                f"connect it for these: Mesh.connect(plan.layout, …, ends=plan.ends)"
+            )
+
+    def wait_at_most(self, seconds: float) -> None:
+        """For the others, in whatever begins from now on."""
+        limit = timedelta(seconds=seconds)
+        for peer in {peer for group in self.groups for peer in group.peers.values()}:
+            peer.wait_at_most(seconds)
+        handles = {group.handle for group in self.groups if group.handle is not None}
+        for handle in filter(None, {*handles, dist.group.WORLD} if handles else ()):
+            handle.set_timeout(limit)
+        for group in self.groups:
+            group.patience[:] = [limit]  # which gloo's direct messages do not learn from its group
+
+    @classmethod
+    def connect(
+        cls,
+        layout: Layout,
+        rank: int,
+        world_size: int,
+        device: torch.device | None = None,
+        timeout_seconds: float = COLLECTIVE_TIMEOUT_SECONDS,
+        ends: tuple[int, ...] | None = None,
+        by_memory: bool = True,
+    ) -> "Mesh":
+        """Create the groups of a layout; every rank of the process group must call this alike.
+
+        timeout_seconds: of each collective, until `wait_at_most`; torch's groups do not inherit it from the process
+        group. ends: pipeline ranks as Plan.ends has them, by default the first and the last. by_memory: whether
+        processors that share a host read each other's memory instead of sending, where they can.
+        """
+        problems = layout.problems(world_size)
+        if problems:
+            raise ConfigError("\n".join(problems))
+        device = device or torch.device("cpu")
+        sets = _sets_of_ranks(layout, ends or (0, layout.pipeline - 1))
+        near: dict[int, HostPeer] = {}
+        if world_size > 1 and device.type == "cpu" and dist.get_backend() == "gloo":
+            wanted = {r for each in sets.values() for ranks in each if rank in ranks for r in ranks}
+            near = meet(rank, wanted, timeout_seconds, lends=by_memory and lends_memory())
+        join = partial(_join, rank, device, timedelta(seconds=timeout_seconds), near)
+        groups = {role: join(role, each) for role, each in sets.items()}
+        # Where there is one context rank the replicas are the data ranks: one communicator serves both.
+        groups.setdefault("replicas", groups["data"])
+        groups.setdefault("sharers", groups["replicas"])
+        groups.setdefault("holders", Group("holders", (rank,), 0, None))
+        if groups["pipeline"].size > 1 and dist.get_backend() == "nccl":
+            greet_neighbours(groups["pipeline"], device)
+        return cls(layout=layout, rank=rank, device=device, **groups)
+
+    def disconnect(self) -> None:
+        """Give the groups back, where a process has one mesh after another; every rank calls this alike, after its last
+        message. Each of gloo's has threads, one of which wakes a hundred times a second."""
+        handles = dict.fromkeys(group.handle for group in self.groups)
+        if any(handles):
+            dist.barrier()
+        for handle in filter(None, handles):
+            dist.destroy_process_group(handle)
+
+    @classmethod
+    def single(cls, device: torch.device | None = None) -> "Mesh":
+        """The mesh of one process."""
+        return cls.connect(Layout(), 0, 1, device)
+
+
+def _sets_of_ranks(layout: Layout, held: tuple[int, ...]) -> dict[str, list[tuple[int, ...]]]:
+    """By role, the groups that all ranks form together; held: the pipeline ranks of the first and the last stage, or
+    those that take the last in turns."""
+    found: dict[str, list[tuple[int, ...]]] = {axis: layout.peer_sets(axis) for axis in AXES}
+    if layout.context > 1:
+        found["replicas"] = layout.peer_sets(*layout.replica_axes)
+    if layout.copies > 1:
+        found["sharers"], found["holders"] = layout.sharer_sets(), layout.holder_sets()
+    found["ends"] = [tuple(peers[rank] for rank in sorted(held)) for peers in found["pipeline"]]
+    return found
+
+
+def _join(
+    rank: int,
+    device: torch.device,
+    timeout: timedelta,
+    near: Mapping[int, HostPeer],
+    role: str,
+    groups: list[tuple[int, ...]],
+) -> Group:
+    """Every process creates every group, in the same order, as torch requires; it belongs to at most one."""
+    mine = Group(role, (rank,), 0, None)
+    for members in groups:
+        distinct = tuple(dict.fromkeys(members))
+        # torch numbers a group's members by their ranks, whatever their order here: ours must be the same.
+        assert list(distinct) == sorted(distinct), f"group {role} lists its ranks {distinct} out of order"
+        handle = None
+        if len(distinct) > 1:
+            asked = _asked_of_nccl(role, timeout, device) if dist.get_backend() == "nccl" else {}
+            handle = dist.new_group(list(distinct), timeout=timeout, **asked)
+        if rank in distinct:
+            peers = {i: near[r] for i, r in enumerate(distinct) if r in near}
+            mine = Group(role, distinct, distinct.index(rank), handle, peers=peers)
+    return mine if not mine.is_gloo or _all_agree(mine) else replace(mine, peers={})
+
+
+def _asked_of_nccl(role: str, timeout: timedelta, device: torch.device) -> dict[str, Any]:
+    """That the ranks connect now, by naming their device: at the first message they would have to do so together, and
+    a pipeline's later ranks would run out of time while the first compiles. And that urgent messages get a share of an
+    accelerator that is busy with a product."""
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=role in URGENT)
+    options._timeout = timeout  # else torch warns that it is not the group's
+    return {"device_id": device, "pg_options": options}
+
+
+def greet_neighbours(ring: Group, device: torch.device) -> tuple[int, int]:
+    """A number to and from both neighbours, all at once; returns whose came, from behind and from ahead.
+
+    NCCL connects two ranks when they begin their first message, and their processors wait for it: in a first step each
+    stage would come to its own compiling only when the one before had compiled and sent.
+    """
+    ahead, behind = ring.ranks[(ring.index + 1) % ring.size], ring.ranks[ring.index - 1]
+    own = torch.full((1,), float(ring.index), device=device)
+    got = torch.empty(2, 1, device=device)
+    messages = [(dist.isend, own, ahead, 0), (dist.irecv, got[0], behind, 0)]
+    messages += [(dist.isend, own, behind, 1), (dist.irecv, got[1], ahead, 1)]
+    works = dist.batch_isend_irecv([dist.P2POp(f, x, peer, ring.handle, tag) for f, x, peer, tag in messages])
+    for work in works:
+        work.wait()
+    first, second = got.flatten().tolist()
+    return int(first), int(second)
+
+
+def _all_agree(group: Group) -> bool:
+    """Whether each rank of the group has met all the others."""
+    has_met = torch.tensor(float(len(group.peers) == group.size - 1))
+    dist.all_reduce(has_met, dist.ReduceOp.MIN, group=group.handle)
+    return bool(has_met)

@@ -1,0 +1,31 @@
+"""One process that stands for a rank among many: its collectives return at once, and nothing is exchanged.
+
+For counting what a layout allocates without running it; no number that comes out of a collective means anything.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from trivium.comms.mesh import Mesh
+from trivium.plan.layout import Layout
+
+
+@contextmanager
+def pretended(
+    layout: Layout, rank: int = 0, ends: tuple[int, ...] | None = None, device: torch.device | None = None
+) -> Iterator[Mesh]:
+    """The mesh of one rank of a layout, of which no other rank exists. Not inside a connected process. ends, device:
+    as Mesh.connect takes them."""
+    if layout.world_size == 1:
+        yield Mesh.connect(layout, 0, 1, device)
+        return
+    assert not dist.is_initialized(), f"rank {dist.get_rank()} is connected; it cannot pretend to be {rank}"
+    dist.init_process_group("fake", rank=rank, world_size=layout.world_size, store=FakeStore())
+    try:
+        yield Mesh.connect(layout, rank, layout.world_size, device, ends=ends)
+    finally:
+        dist.destroy_process_group()

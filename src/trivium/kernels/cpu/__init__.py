@@ -1,0 +1,1 @@
+"""What is faster than the reference on a processor."""

@@ -1,0 +1,271 @@
+"""Causal attention on a processor: PyTorch's fused kernel, for some queries at a time, given the keys in their reach.
+
+Called once for all queries the kernel leaves keys out 512 at a time, and behind a mask none: at 256 positions it
+computes every score and then hides half of them. Of packed documents a block is given the keys from the first that one
+of its queries sees, and only it is masked. Where MKL is at home blocks are longer. Where MKL multiplies faster and
+positions lie far apart, as a product of several sequences leaves them, the kernel is given a copy in which each head's
+are next to each other (15 to 25 % of its time on an Intel Xeon, 3 to 12 % on a Zen 3).
+
+Where the processor multiplies bf16 numbers slowly, the kernel is given copies in fp32, of some heads at a time, and
+what stays for the backward is in bf16.
+
+Legend: B sequences, N heads, G key-value heads, S positions, D head width, Q queries of a block, K keys in its reach.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from trivium.kernels.cpu import fused_attention as processor_kernel
+from trivium.kernels.cpu.processor import mkl_is_at_home, mkl_multiplies_faster
+from trivium.kernels.sight import Sight
+
+Tensor = torch.Tensor
+Part = tuple[slice, slice]  # of sequences, and of their heads
+
+QUERIES, QUERIES_AT_HOME, QUERIES_IN_WINDOW = 64, 128, 128  # of a block
+# Fewer scores or positions, and the calls take longer than they save; more positions, and the kernel saves as much.
+LEAST_SCORES, LEAST_POSITIONS = 1 << 18, 192
+MOST_POSITIONS, MOST_AT_HOME, MOST_WITHOUT_AVX512 = 1024, 768, 640
+FAR_APART = 4096  # bytes from a position to the next: a page, and the same places of a cache
+# Numbers of some heads' queries, for each thread: in fp32 these and what goes with them are in a cache.
+AT_ONCE = 1 << 17
+
+ALL_BEFORE = Sight((), None)
+
+
+class Block(NamedTuple):
+    """Queries of some positions, and the keys that one of them sees. triangle: they are the same positions. masked: of
+    these keys some query does not see all up to its own."""
+
+    queries: slice
+    keys: slice
+    triangle: bool
+    masked: bool = False
+
+
+def suits(q: Tensor, *, joined: bool = False) -> bool:
+    """Whether queries [B, N, S, D] that see all before them are attended faster here; the same on every rank."""
+    B, N, S, _ = q.shape
+    if q.device.type != "cpu":
+        return False
+    if processor_kernel.widens(q):
+        return True
+    wide = q.dtype in (torch.float32, torch.float64) and B * N * S * S >= LEAST_SCORES
+    return wide and (_rows(S) < S or (joined and mkl_multiplies_faster()))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, sight: Sight = ALL_BEFORE) -> Tensor:
+    """q [B, N, S, D], k and v [B, G, S, D] of all positions, in order -> [B, N, S, D].
+
+    In memory the result has its positions first, as what goes on to the next product. What is kept for the backward is
+    what torch's attention keeps, whatever is seen."""
+    found: Tensor = _Apart.apply(q, k, v, sight)
+    return found
+
+
+def attend_joined(qkv: Tensor) -> Tensor:
+    """Queries, keys and values of as many heads, [3, B, N, S, D] -> [B, N, S, D]: each query sees its own position and
+    all before. In memory as `attend`, and so the gradient of what is joined."""
+    found: Tensor = _Joined.apply(qkv)
+    return found
+
+
+def empty_gradient(qkv: Tensor) -> Tensor:
+    """Of queries, keys and values: in memory as the product made them, so that its gradient needs no copy."""
+    _, B, N, S, D = qkv.shape
+    return qkv.new_empty(S, B, N, 3, D).permute(3, 1, 2, 0, 4)
+
+
+class _Apart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, sight: Sight) -> Tensor:
+        out, log_sums = _attend((q, k, v), sight)
+        ctx.save_for_backward(q, k, v, out, log_sums)
+        ctx.sight = sight
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q, k, v, *found = ctx.saved_tensors
+        d_q, d_k, d_v = (torch.empty_like(x) for x in (q, k, v))
+        _gradients((d_q, d_k, d_v), grads[0], (q, k, v), found, ctx.sight)
+        return d_q, d_k, d_v, None
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor) -> Tensor:
+        far = qkv.stride(3) * qkv.element_size() >= FAR_APART
+        if far and mkl_multiplies_faster() and not processor_kernel.widens(qkv[0]):
+            qkv = qkv.contiguous()
+        out, log_sums = _attend(qkv.unbind(0), ALL_BEFORE)
+        ctx.save_for_backward(qkv, out, log_sums)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        qkv, *found = ctx.saved_tensors
+        d_qkv = empty_gradient(qkv)
+        _gradients(d_qkv.unbind(0), grads[0], qkv.unbind(0), found, ALL_BEFORE)
+        return d_qkv
+
+
+def _attend(qkv: Sequence[Tensor], sight: Sight) -> tuple[Tensor, Tensor]:
+    """The result [B, N, S, D], and the logarithms [B, N, S] of the sums of exponentials."""
+    q, k, v = qkv
+    B, N, S, D = q.shape
+    out = q.new_empty(S, B, N, D).permute(1, 2, 0, 3)
+    # In one tensor: small ones that stay leave holes between large ones that go.
+    log_sums = q.new_empty(B, N, S, dtype=torch.promote_types(q.dtype, torch.float32))
+    blocks = _blocks(S, sight)
+    hiding = _Hiding.of(blocks, sight, q)
+    for mine, theirs in _parts(q, k):
+        some_q, some_k, some_v = _operands(q[mine], k[theirs], v[theirs])
+        into, sums = out[mine], log_sums[mine]
+        for block in blocks:
+            here, there, triangle, _ = block
+            into[:, :, here], sums[:, :, here] = processor_kernel.attend(
+                *(some_q[:, :, here], some_k[:, :, there], some_v[:, :, there]),
+                causal=triangle,
+                hiding=hiding.of_block(block, mine),
+            )
+    return out, log_sums
+
+
+def _gradients(
+    into: Sequence[Tensor],
+    grad: Tensor,
+    qkv: Sequence[Tensor],
+    found: Sequence[Tensor],
+    sight: Sight,
+) -> None:
+    """Into those of queries, keys and values, given what `_attend` found."""
+    (q, k, v), (out, log_sums), (d_q, d_k, d_v) = qkv, found, into
+    blocks = _blocks(q.shape[2], sight)
+    hiding = _Hiding.of(blocks, sight, q)
+    for mine, theirs in _parts(q, k):
+        some_q, some_k, some_v = _operands(q[mine], k[theirs], v[theirs])
+        some_grad, some_out = _operands(grad[mine], out[mine])
+        of_q, sums = d_q[mine], log_sums[mine]
+        totals: list[Tensor] = []
+        for block in reversed(blocks):
+            here, there, triangle, _ = block
+            of_q[:, :, here], *of_kv = processor_kernel.gradients(
+                *(some_grad[:, :, here], some_q[:, :, here], some_k[:, :, there], some_v[:, :, there]),
+                *(some_out[:, :, here], sums[:, :, here]),
+                causal=triangle,
+                hiding=hiding.of_block(block, mine),
+            )
+            if not totals and there.start == 0:  # the last block comes first, and sees all keys
+                totals = [x.to(sums.dtype) for x in of_kv]
+                continue
+            # A key's gradient comes from several blocks: added in fp32 at least.
+            totals = totals or [torch.zeros_like(x, dtype=sums.dtype) for x in (some_k, some_v)]
+            for total, part in zip(totals, of_kv, strict=True):
+                total[:, :, there] += part
+        d_k[theirs], d_v[theirs] = totals
+
+
+def _blocks(S: int, sight: Sight) -> list[Block]:
+    rows = _rows(S, sight)
+    starts, reach = range(0, S, rows), S if sight.window is None else sight.window
+    if sight.starts is None:
+        spans = [(a, min(a + rows, S), max(0, a - reach + 1)) for a in starts]
+        return [Block(slice(a, b), slice(first, b), a == 0 and b <= reach) for a, b, first in spans]
+    seen = sight.first_seen(np.arange(S))
+    firsts, lasts = (by.reduceat(by.reduce(seen, 1), starts).tolist() for by in (np.minimum, np.maximum))
+    return [
+        Block(slice(a, min(a + rows, S)), slice(first, min(a + rows, S)), a == first == last, last > first)
+        for a, first, last in zip(starts, firsts, lasts, strict=True)
+    ]
+
+
+def _rows(S: int, sight: Sight = ALL_BEFORE) -> int:
+    """Queries of a block."""
+    if sight.starts is None and sight.window is not None:
+        return QUERIES_IN_WINDOW
+    if LEAST_POSITIONS > S:
+        return S
+    if sight.starts is not None:
+        return QUERIES_AT_HOME if mkl_is_at_home() else QUERIES
+    rows, most = _rows_and_positions(S)
+    return rows if most >= S else S
+
+
+def _rows_and_positions(S: int) -> tuple[int, int]:
+    """Queries of a block that sees all before, and the most positions that are cut into blocks."""
+    if mkl_is_at_home():
+        return QUERIES_AT_HOME, MOST_AT_HOME
+    if mkl_multiplies_faster():
+        return max(QUERIES, min(S // 4, QUERIES_AT_HOME)), MOST_WITHOUT_AVX512
+    return QUERIES, MOST_POSITIONS
+
+
+def _later(blocks: Sequence[Block], window: int | None, q: Tensor) -> Tensor | None:
+    """[Q, K], minus infinity where a key is later than the query or behind its window, both counted from the last: its
+    last columns are what is added to the scores of a block that sees fewer keys, its last rows of one of fewer
+    queries. None where every block is a triangle."""
+    reaches = [there.stop - there.start for _, there, triangle, _ in blocks if not triangle]
+    if not reaches:
+        return None
+    rows, keys = blocks[0].queries.stop, max(reaches)
+    seen = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril(keys - rows)
+    if window is not None:
+        seen = seen.triu(keys - rows - window + 1)
+    return q.new_zeros(seen.shape).masked_fill_(~seen, -math.inf)
+
+
+class _Hiding(NamedTuple):
+    """later: of `_later`. Where packed documents start within a block: first [B or 1, 1, S, 1], the first key that a
+    query sees, and keys [S], their numbers."""
+
+    later: Tensor | None
+    first: Tensor | None
+    keys: Tensor | None
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block], sight: Sight, q: Tensor) -> "_Hiding":
+        if sight.starts is None:
+            return cls(_later(blocks, sight.window, q), None, None)
+        # A window is part of what is first seen.
+        later = _later(blocks, None, q)
+        if not any(block.masked for block in blocks):
+            return cls(later, None, None)
+        keys = torch.arange(q.shape[2], dtype=torch.int32, device=q.device)
+        return cls(later, sight.first_seen_on(q.device), keys)
+
+    def of_block(self, block: Block, part: Part) -> Tensor | None:
+        """What is added to the scores of some heads, where something is hidden that is not only later."""
+        here, there, triangle, masked = block
+        if triangle or self.later is None:
+            return None
+        queries, keys = here.stop - here.start, there.stop - there.start
+        later = self.later[-queries:, -keys:]
+        if not masked:
+            return later
+        assert self.first is not None and self.keys is not None, "a document starts in it"
+        first = self.first if self.first.shape[0] == 1 else self.first[part[0]]
+        return torch.where(self.keys[there] < first[:, :, here], -math.inf, later)
+
+
+def _parts(q: Tensor, k: Tensor) -> Iterator[tuple[Part, Part]]:
+    """Of queries, and of the keys that these heads share: all at once, or where they are widened whole sequences, or
+    of one some groups of heads."""
+    (B, N, S, D), G = q.shape, k.shape[1]
+    # A compiler cannot ask for the threads.
+    threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()
+    room = AT_ONCE * threads if processor_kernel.widens(q) else q.numel()
+    sequences, groups = max(1, room // (N * S * D)), max(1, room // (N // G * S * D))
+    for b in range(0, B, sequences):
+        for g in range(0, G, groups):
+            rows, heads = slice(b, b + sequences), slice(g * (N // G), (g + groups) * (N // G))
+            yield (rows, heads), (rows, slice(g, g + groups))
+
+
+def _operands(*given: Tensor) -> tuple[Tensor, ...]:
+    """As the kernel takes them."""
+    return tuple(processor_kernel.wide(x) for x in given) if processor_kernel.widens(given[0]) else given

@@ -1,0 +1,67 @@
+"""PyTorch's fused attention on a processor; of fp32 copies where the processor multiplies bf16 numbers slowly.
+
+There the kernel's forward and backward take 1.5 to 4 times as long on bf16 numbers, without AVX-512 7 to 11 times.
+
+Legend: B sequences, N heads, G key-value heads, S queries, K keys, D head width.
+"""
+
+import torch
+
+from trivium.kernels.cpu.processor import multiplies_bf16_slowly
+
+Tensor = torch.Tensor
+
+# Fewer queries, as in generation, and to widen all keys takes longer than the kernel.
+LEAST_WIDENED = 16
+
+
+def widens(q: Tensor) -> bool:
+    """Whether queries [B, N, S, D], and what goes with them, are attended as copies in fp32."""
+    return (
+        q.dtype == torch.bfloat16
+        and q.device.type == "cpu"
+        and q.shape[2] >= LEAST_WIDENED
+        and multiplies_bf16_slowly()
+    )
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, hiding: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """q [B, N, S, D], k and v [B, G, K, D] -> the result [B, N, S, D], and the logarithm of each query's sum of
+    exponentials [B, N, S], both in fp32 at least where the queries are widened.
+
+    hiding [B or 1, 1, S, K]: what is added to scores."""
+    if widens(q):
+        q, k, v = (wide(x) for x in (q, k, v))
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, log_sums = kernel(q, k, v, 0.0, causal, attn_mask=_as(q, hiding))
+    return out, log_sums
+
+
+def gradients(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    log_sums: Tensor,
+    *,
+    causal: bool = False,
+    hiding: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of q, k and v, given that of the result and what `attend` found; in fp32 where the queries are widened."""
+    if widens(q):
+        grad, q, k, v, out = (wide(x) for x in (grad, q, k, v, out))
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    d_q, d_k, d_v = kernel(grad, q, k, v, out, log_sums, 0.0, causal, attn_mask=_as(q, hiding))
+    return d_q, d_k, d_v
+
+
+def wide(x: Tensor) -> Tensor:
+    """In fp32, each head's positions next to each other."""
+    return x.to(torch.float32, memory_format=torch.contiguous_format)
+
+
+def _as(q: Tensor, hiding: Tensor | None) -> Tensor | None:
+    return None if hiding is None else hiding.to(q.dtype)

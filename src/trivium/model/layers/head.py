@@ -1,0 +1,88 @@
+"""Final norm, and the product with the vocabulary.
+
+Legend: S positions, B sequences, H hidden, V vocabulary rows here.
+"""
+
+import torch
+from torch import nn
+
+from trivium.comms.collectives import all_gather
+from trivium.model.inputs import Inputs
+from trivium.model.layers.embedding import Table
+from trivium.model.layers.norm import Norm
+from trivium.parallel.tensor.regions import Region, split_cross_entropy
+from trivium.parallel.tensor.vocabulary import LossInPlace, loss_and_gradient, vocabulary_loss
+from trivium.plan.model_shape import ModelShape
+
+
+class Head(nn.Module):
+    """norm -> logits. A tied head takes the embedding's table; an untied one has its own `weight`."""
+
+    def __init__(self, model: ModelShape, region: Region) -> None:
+        super().__init__()
+        self.model, self.region = model, region
+        self.norm = Norm(model)
+        self._compiled: LossInPlace | None = None
+        self._z_losses: list[torch.Tensor] = []  # of micro-batches, until they are taken
+        if model.head == "untied":
+            rows = model.padded_vocabulary(region.group.size) // region.group.size
+            self.weight = Table(rows, model.hidden).weight
+
+    def compile_training(self) -> None:
+        """Let torch.compile fuse the loss and its gradient, where the vocabulary is whole."""
+        self._compiled = torch.compile(loss_and_gradient, dynamic=False)
+
+    def forward(self, x: torch.Tensor, table: nn.Parameter, inputs: Inputs) -> torch.Tensor:
+        """[S here, B, H] -> the summed loss, or without targets logits [S, B, vocabulary]."""
+        return self.logits(x, table) if inputs.targets is None else self.loss(x, table, inputs)
+
+    def local_logits(self, x: torch.Tensor, table: nn.Parameter) -> torch.Tensor:
+        """[S here, B, H] -> [S, B, V]."""
+        return self.region.column_product(self.norm(x), table)
+
+    def loss(self, x: torch.Tensor, table: nn.Parameter, inputs: Inputs) -> torch.Tensor:
+        """Cross-entropy in nats, summed over the tokens that count; the same on every tensor rank.
+
+        A sum, not a mean: how many tokens count is known only over all ranks and micro-batches. Where there is a z-loss
+        the gradient is that of both, and the sum of the z-losses is kept, to be taken.
+        """
+        assert inputs.targets is not None, "a loss needs targets"
+        losses = self._losses(x, table, inputs.targets)
+        if self._z_loss:
+            losses, z_losses = losses
+            self._z_losses.append(_counted(z_losses.detach(), inputs))
+        return _counted(losses, inputs)
+
+    def take_z_losses(self) -> list[torch.Tensor]:
+        """The summed z-loss of every micro-batch since they were taken last."""
+        taken, self._z_losses = self._z_losses, []
+        return taken
+
+    @property
+    def _z_loss(self) -> float:
+        """Its coefficient; it is of training alone."""
+        return self.model.z_loss if self.training else 0.0
+
+    def _losses(self, x: torch.Tensor, table: nn.Parameter, targets: torch.Tensor) -> torch.Tensor:
+        """Per token, [S, B]; where there is a z-loss both, [2, S, B]."""
+        region, vocabulary = self.region, self.model.vocabulary
+        if region.group.size == 1:
+            compiled, later = self._compiled if self.training else None, region.weight_gradients
+            return vocabulary_loss(self.norm(x), table, targets, vocabulary, later, compiled, self._z_loss)
+        return split_cross_entropy(
+            self.local_logits(x, table), targets, region.group, vocabulary, self._z_loss
+        )
+
+    @torch.no_grad()
+    def logits(self, x: torch.Tensor, table: nn.Parameter) -> torch.Tensor:
+        """[S here, B, H] -> [S, B, vocabulary] on every tensor rank, padding cut."""
+        local = self.local_logits(x, table)
+        if self.region.group.size == 1:
+            return local[..., : self.model.vocabulary]
+        local = local.permute(2, 0, 1).contiguous()
+        return all_gather(local, self.region.group).permute(1, 2, 0)[..., : self.model.vocabulary]
+
+
+def _counted(losses: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    """The sum over the tokens that count."""
+    return losses.sum() if inputs.weights is None else (losses * inputs.weights).sum()

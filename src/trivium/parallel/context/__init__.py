@@ -1,0 +1,1 @@
+"""Context parallelism: each rank holds a part of every sequence."""

@@ -1,0 +1,177 @@
+"""Execute a program on this pipeline rank. No schedule is known here by name."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from trivium.comms.mesh import Mesh
+from trivium.comms.transfers import InOrder, PostedAhead, Results, Transport
+from trivium.errors import TriviumError
+from trivium.parallel.pipeline.clock import Clock
+from trivium.parallel.pipeline.saved_bytes import Counted, SavedBytes
+from trivium.parallel.sharding.buckets import GradientWatch
+from trivium.parallel.tensor.weight_gradients import WeightGradients
+from trivium.plan.schedule import Action, Op, forward, inputs
+from trivium.plan.transfers import Event, Transfer
+
+Tensor = torch.Tensor
+CUT_SHORT = "; torch.compile was killed while it wrote that file: delete it, and start again"
+
+
+class Span(NamedTuple):
+    """When an event ran, in seconds from the start of the program."""
+
+    event: Event
+    start: float
+    end: float
+
+
+@dataclass
+class Run:
+    """What a program left behind: this rank's share of the loss, and a trace."""
+
+    loss: Tensor
+    spans: list[Span] = field(default_factory=list)
+    peak_held: int = 0  # most stage activations held at once
+    peak_saved_bytes: int = 0  # most bytes kept for backward at once, when measured
+    z_loss: Tensor | None = None  # this rank's share of it, where the plan has one
+
+
+class StageFunctions(NamedTuple):
+    """How to run one stage: forward(x or None, micro-batch number) -> hidden states, loss or logits."""
+
+    forward: Callable[[Tensor | None, int], Tensor]
+    weight_gradients: WeightGradients
+
+
+@dataclass
+class Executor:
+    """Runs the events of one rank in order.
+
+    activation: an empty tensor like what crosses stages. loss_scale multiplies each micro-batch's loss, so
+    that gradients add up to those of the mean. `watch` is told when a stage's last backward of the step begins,
+    so that gradient reduction can start inside it.
+    """
+
+    mesh: Mesh
+    stages: Mapping[int, StageFunctions]
+    last_stage: int
+    activation: Callable[[], Tensor]
+    loss_scale: float | Tensor = 1.0
+    watch: GradientWatch | None = None
+    saved_bytes: SavedBytes | None = None  # measures what is kept for backward
+    clock: Clock = field(default_factory=Clock)  # of the spans
+    transport: Literal["posted", "in order"] | None = None  # None: posted on gloo, in order elsewhere
+    around: Callable[[str], AbstractContextManager[Any]] | None = None  # each event, by its name: for a trace
+
+    def run(self, program: Sequence[Event]) -> Run:
+        """One pass over the program; gradients accumulate in the stages' parameters."""
+        self._run = Run(torch.zeros((), device=self.mesh.device, dtype=torch.float64))
+        self._results = Results()
+        self._saved: dict[tuple[int, int], tuple[Tensor | None, GradientEdge]] = {}
+        self._trains = any(isinstance(e, Action) and e.op is not Op.FORWARD for e in program)
+        self._remaining = Counter((e.op, e.stage) for e in program if isinstance(e, Action))
+        self._held: dict[tuple[int, int], int] = {}  # bytes kept for backward
+        for number, stage in self.stages.items():
+            stage.weight_gradients.separate = (Op.WEIGHT_GRADIENT, number) in self._remaining
+        posts = self.mesh.pipeline.is_gloo if self.transport is None else self.transport == "posted"
+        transport = (PostedAhead if posts else InOrder)(program, self.mesh, self.activation)
+        perform = self._perform if self.around is None else partial(self._perform_named, self.around)
+        self.clock.mark()
+        for event in program:
+            transport.before(event)
+            try:
+                self._wait_for_inputs(event)
+                self.clock.mark()  # a span is work: waiting for a neighbour is the gap before it
+                perform(event, transport)
+            except TriviumError:
+                raise
+            except Exception as error:
+                where = f"rank {self.mesh.rank} {self.mesh.at._asdict()}"
+                left = CUT_SHORT if "file too short" in str(error) else ""
+                raise TriviumError(
+                    f"{where} failed at {event}: {type(error).__name__}: {error}{left}"
+                ) from error
+            self.clock.mark()
+        transport.finish()
+        _, *marks = self.clock.seconds()
+        self._run.spans = [Span(*each) for each in zip(program, marks[::2], marks[1::2], strict=True)]
+        return self._run
+
+    def _wait_for_inputs(self, event: Event) -> None:
+        if isinstance(event, Action):
+            for needed in inputs(event, self.last_stage, split=event.op is Op.INPUT_GRADIENT):
+                self._results.wait(needed)
+
+    def _perform_named(
+        self, around: Callable[[str], AbstractContextManager[Any]], event: Event, transport: Transport
+    ) -> None:
+        with around(str(event)):
+            self._perform(event, transport)
+
+    def _perform(self, event: Event, transport: Transport) -> None:
+        match event:
+            case Transfer():
+                transport.carry(event, self._results)
+            case Action(Op.FORWARD, m, stage):
+                self._forward(event, m, stage)
+            case Action(Op.BACKWARD, m, stage):
+                self._backward(event, m, stage)
+                del self._held[m, stage]
+            case Action(Op.INPUT_GRADIENT, m, stage):
+                with self.stages[stage].weight_gradients.put_off((m, stage)):
+                    self._backward(event, m, stage)
+            case Action(Op.WEIGHT_GRADIENT, m, stage):
+                self._finish_weights(event, m, stage)
+                del self._held[m, stage]
+
+    def _forward(self, event: Action, m: int, stage: int) -> None:
+        x = None if stage == 0 else self._results.pop(forward(m, stage - 1))
+        if x is not None and self._trains:
+            x.requires_grad_()
+        with torch.set_grad_enabled(self._trains), self._counting() as counted:
+            y = self.stages[stage].forward(x, m)
+        if stage == self.last_stage:
+            y = y * self.loss_scale
+            self._run.loss += y.detach()
+        else:
+            self._results.put(event, y.detach())
+        if self._trains:
+            # The place of the output in autograd's graph, not the output: that is free once it was sent.
+            self._saved[m, stage] = x, get_gradient_edge(y)
+            self._held[m, stage] = counted.bytes
+            self._run.peak_held = max(self._run.peak_held, len(self._held))
+            self._run.peak_saved_bytes = max(self._run.peak_saved_bytes, sum(self._held.values()))
+
+    def _backward(self, event: Action, m: int, stage: int) -> None:
+        if self._is_last(event) and self.watch is not None:
+            self.watch.last_backward(stage)
+        x, output = self._saved.pop((m, stage))
+        grad = None if stage == self.last_stage else self._results.pop(event._replace(stage=stage + 1))
+        torch.autograd.backward(output, grad)
+        if x is not None:
+            assert x.grad is not None, f"the backward of {event} left no gradient for its input"
+            self._results.put(event, x.grad)
+
+    def _finish_weights(self, event: Action, m: int, stage: int) -> None:
+        if self._is_last(event) and self.watch is not None:
+            self.watch.last_backward(stage, put_off=True)
+        added = self.watch.finished if self.watch is not None else _nobody
+        self.stages[stage].weight_gradients.finish((m, stage), added)
+
+    def _is_last(self, event: Action) -> bool:
+        self._remaining[event.op, event.stage] -= 1
+        return self._remaining[event.op, event.stage] == 0
+
+    def _counting(self) -> AbstractContextManager[Counted]:
+        return nullcontext(Counted()) if self.saved_bytes is None else self.saved_bytes.counting()
+
+
+def _nobody(parameter: torch.nn.Parameter) -> None:
+    """Nobody waits for gradients."""

@@ -1,0 +1,36 @@
+"""Hidden states from stage to stage, forward only: for answering, where no schedule is needed."""
+
+import torch
+
+from trivium.comms.exchange import Work, begin_receive, begin_send
+from trivium.comms.mesh import Group
+
+Tensor = torch.Tensor
+MOST_UNDER_WAY = 4  # tensors a rank may be ahead of the next
+
+
+class Relay:
+    """Every rank of the group handles the same batches in the same order."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._sent: list[tuple[Work, Tensor]] = []
+
+    def receive(self, out: Tensor, index: int) -> Tensor:
+        """What the rank of this index passed on, written into `out`."""
+        begin_receive(out, index, self._group).wait()
+        return out
+
+    def pass_on(self, x: Tensor, index: int) -> None:
+        """Hand a tensor to the rank of this index; returns before it has arrived."""
+        x = x.contiguous()
+        self._group.count("send", x)
+        self._sent.append((begin_send(x, index, self._group), x))
+        while len(self._sent) > MOST_UNDER_WAY:
+            self._sent.pop(0)[0].wait()
+
+    def finish(self) -> None:
+        """Return when everything that was passed on has been taken."""
+        for work, _ in self._sent:
+            work.wait()
+        self._sent = []

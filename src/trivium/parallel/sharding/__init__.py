@@ -1,0 +1,1 @@
+"""ZeRO: each rank holds a part of the optimizer state, the gradients and the weights."""

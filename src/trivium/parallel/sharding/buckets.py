@@ -1,0 +1,399 @@
+"""Parameters and gradients of a rank as flat buffers, as the bucket table of the plan lays them out.
+
+ZeRO stages, by what each replica keeps of a bucket: 0 everything; 1 a slice of the optimizer's state; 2 also
+only that slice of the gradients, which are reduced after every micro-batch; 3 also only that slice of the weights,
+which are gathered around the module that uses them.
+
+Slices are of a copy, which the sharers have together; between copies, only the sum of a step's gradients travels. At
+stage 0 each rank is a copy of its own.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from trivium.comms.collectives import (
+    PendingResult,
+    all_gather_into,
+    all_reduce_,
+    all_reduce_begin,
+    reduce_scatter_begin,
+)
+from trivium.comms.mesh import Group, Mesh, Waitable
+from trivium.parallel.sharding.gradient_sum import GradientSum
+from trivium.plan.buckets import BucketRow, Item
+from trivium.plan.parameters import Parameter
+
+Tensor = torch.Tensor
+ZeroStage = Literal[0, 1, 2, 3]
+
+# A gradient of so few elements is not copied to its place by a launch of its own: a step has eight in each layer.
+WAITS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One parameter's place in a bucket: elements [start, stop). `counts`: this rank's copy enters the norm
+    and the checkpoint (copies on other tensor ranks, or of a tied table, do not)."""
+
+    row: Parameter
+    parameter: torch.nn.Parameter
+    stage: int
+    start: int
+    stop: int
+    counts: bool
+
+
+@dataclass(frozen=True)
+class Dtypes:
+    """weights; gradients: as they accumulate; reduction: of gradients on the wire."""
+
+    weights: torch.dtype
+    gradients: torch.dtype
+    reduction: torch.dtype
+
+
+class Bucket:
+    """Flat weights [padded], of which the parameters are views; the sum of gradients [padded], or from stage 2 on of
+    this rank's slice; `shard`: the slice of the weights that this replica updates (all of them at stage 0)."""
+
+    def __init__(
+        self, row: BucketRow, slots: Sequence[Slot], mesh: Mesh, zero: ZeroStage, dtypes: Dtypes
+    ) -> None:
+        groups: Mapping[str, Group] = {"tensor": mesh.tensor, "ends": mesh.ends}
+        self.slots, self.decayed, self.tied, self.padded = tuple(slots), row.decayed, row.tied, row.padded
+        self.partial_over = tuple(groups[over] for over in row.partial_over)
+        alone = Group("sharers", (mesh.rank,), 0, None)
+        self.sharers, self.holders = (mesh.sharers, mesh.holders) if zero >= 1 else (alone, mesh.replicas)
+        self.zero, self.dtypes = zero, dtypes
+        self.weights = torch.zeros(row.padded, dtype=dtypes.weights, device=mesh.device)
+        for slot in slots:
+            view = self.weights[slot.start : slot.stop].view(slot.parameter.shape)
+            view.copy_(slot.parameter.detach())
+            slot.parameter.data = view
+        self.shard = self.weights[self.owned]
+        size = row.padded if zero < 2 else len(self.shard)
+        self._sum = self._new_sum(size)
+        self._open: GradientSum | None = None  # from stage 2 on: whole gradients of the backward under way
+        self._pending: PendingResult | None = None
+        # Whether autograd adds gradients into the buffer, so that only the last of a step matters.
+        self.adds_itself = zero < 2 and dtypes.gradients == dtypes.weights
+        self._unready = self._unfinished = 0
+        self._reduces = True
+        self._summing_copies = False
+        self._held = 0
+        self._gathering: Waitable | None = None  # before use, at stage 3
+        self._publishing: Waitable | None = None  # after an update, below
+        if zero >= 3:
+            self.shard = self.shard.clone()
+            self._free_weights()
+
+    def _new_sum(self, size: int) -> GradientSum:
+        return GradientSum(size, self.dtypes.gradients, self.weights.device)
+
+    @property
+    def gradients(self) -> Tensor:
+        """The sum so far: [padded], or from stage 2 on this rank's slice. Without memory before a step's first."""
+        return self._sum.flat
+
+    @property
+    def owned(self) -> slice:
+        """The elements this rank updates, and its holders with it."""
+        size = self.padded // self.sharers.size
+        return slice(self.sharers.index * size, (self.sharers.index + 1) * size)
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether other ranks hold the same slice."""
+        return self.zero >= 1 and self.holders.size > 1
+
+    # Gradients
+
+    def expect(self, *, reduces: bool = True) -> None:
+        """Before a step: nothing is accumulated yet. reduces: as soon as the step's gradients are whole."""
+        self._unready = self._unfinished = len(self.slots)
+        self._reduces, self._summing_copies = reduces, False
+
+    def accumulated(self, slot: Slot, *, last: bool) -> bool:
+        """A slot's parameter has a gradient of one more micro-batch; last: of the step's last. Returns whether the
+        step's last reduction has begun with it."""
+        if not (last and self._waits(slot)):
+            self._take(slot)
+        # A tied table's gradient has two parts, and is whole only when the step's last backward is.
+        ends = last and not self.tied
+        self._unfinished -= ends
+        finished = ends and self._unfinished == 0 and self._reduces
+        if self.zero < 2:
+            if finished:
+                self._begin_reduction()
+            return finished
+        self._unready -= 1
+        if self._unready == 0:
+            # As many contributions as slots: sums commute, so it matters not from which micro-batches they are.
+            self.collect()
+            assert self._open is not None, "every contribution was taken"
+            self._begin(self._open.whole())
+            self._open = None
+            self._unready = len(self.slots)
+        return finished
+
+    def sum_copies(self) -> None:
+        """Where there are several copies, after the step's last reduction began: start the sum over the holders of this
+        rank's slice, once a step. Called for all buckets before `reduced` waits for the first: they travel together."""
+        if self.has_copies and not self._summing_copies:
+            self._summing_copies = True
+            self._pending = all_reduce_begin(self._of_sharers().to(self.dtypes.reduction), self.holders)
+
+    def reduced(self) -> Tensor:
+        """This rank's slice of the step's gradient, summed over all ranks that hold a part of it."""
+        self.sum_copies()
+        mine = (self._taken() if self.has_copies else self._of_sharers()).to(self.gradients.dtype)
+        for group in self.partial_over:
+            all_reduce_(mine, group)
+        return mine
+
+    def summed(self) -> Tensor:
+        """Below stage 2: this rank's own sum of the step's gradients, before any reduction."""
+        self._take_small()
+        for slot in self.slots:
+            self._take(slot)  # what autograd has put into a tensor of its own
+        return self._sum.whole()
+
+    def give(self, summed: Tensor) -> None:
+        """What `summed` returned when this step's work was recorded, computed anew by a replay; begin its reduction."""
+        self.expect()
+        self._begin(summed)
+
+    def _of_sharers(self) -> Tensor:
+        """This rank's slice, summed over the sharers; at stage 0 the whole, over all replicas."""
+        if self.zero < 2:
+            self._begin_reduction()
+            return self._taken()
+        assert self._unready == len(self.slots), "a backward of this step is missing"
+        self.collect()
+        return self._sum.whole()
+
+    def _taken(self) -> Tensor:
+        """What the sum under way gives."""
+        assert self._pending is not None, "a sum was begun just before"
+        result, self._pending = self._pending.wait(), None
+        return result
+
+    def has_begun(self, slot: Slot) -> bool:
+        """Whether the sum holds a gradient of this slot's parameter."""
+        return self._sum.has_begun(slot.start)
+
+    def clear_gradients(self) -> None:
+        """After a step."""
+        if self.adds_itself:
+            for slot in self.slots:
+                slot.parameter.grad = None
+        self._sum.clear()
+
+    def add_product(self, slot: Slot, grad: Tensor, x: Tensor) -> None:
+        """Add grad^T x to the sum of a slot's gradient; grad [T, O], x [T, I]."""
+        self._parts().add_product(slot.start, grad, x)
+
+    def _parts(self) -> GradientSum:
+        """What the backward under way adds to."""
+        if self.zero < 2:
+            return self._sum
+        self._open = self._open or self._new_sum(self.padded)
+        return self._open
+
+    def _take(self, slot: Slot) -> None:
+        """Add a parameter's gradient to the sum; where autograd adds itself, only what is not in the sum already."""
+        grad = slot.parameter.grad
+        if grad is None:
+            return
+        parts = self._parts()
+        if parts.is_at(slot.start, grad):
+            return
+        place = parts.add(slot.start, grad)
+        slot.parameter.grad = place if self.adds_itself else None
+
+    def _waits(self, slot: Slot) -> bool:
+        """Whether the step's last gradient of this slot is taken with the others', right before they are reduced."""
+        return self.zero < 2 and not self.tied and slot.stop - slot.start <= WAITS
+
+    def _take_small(self) -> None:
+        """Gradients that waited and are the first of their parameters in this step, in one launch."""
+        first = {
+            slot.start: (slot.parameter, grad)
+            for slot in self.slots
+            if self._waits(slot)
+            and (grad := slot.parameter.grad) is not None
+            and not (grad.is_sparse or self._sum.has_begun(slot.start))
+        }
+        if len(first) > 1:  # a lone one may be the whole sum, without a copy
+            places = self._sum.store({start: grad for start, (_, grad) in first.items()})
+            for (parameter, _), place in zip(first.values(), places, strict=True):
+                parameter.grad = place if self.adds_itself else None
+
+    def _begin_reduction(self) -> None:
+        if self._pending is None:
+            self._begin(self.summed())
+
+    def _begin(self, whole: Tensor) -> None:
+        """Start the sum over the sharers, each slice to its owner; at stage 0 that of the whole over all replicas."""
+        narrow = whole.to(self.dtypes.reduction)
+        if self.zero >= 1:
+            self._pending = reduce_scatter_begin(narrow, self.sharers)
+        else:
+            self._pending = all_reduce_begin(narrow, self.holders)
+
+    @property
+    def is_reducing(self) -> bool:
+        """Whether a sum over the sharers is under way."""
+        return self._pending is not None
+
+    def collect(self) -> None:
+        """From stage 2 on: add the slice under way to this rank's gradients; the whole gradient is free then."""
+        if self._pending is not None:
+            self._sum.add(0, self._pending.wait())
+            self._pending = None
+
+    # Weights
+
+    def publish(self) -> None:
+        """After an update of the shards: every sharer's slice, to all that keep whole weights."""
+        if 1 <= self.zero <= 2:
+            self._publishing = all_gather_into(self.weights, self.shard, self.sharers, wait=False)
+
+    def published(self) -> None:
+        """Wait until the weights of a `publish` are here."""
+        if self._publishing is not None:
+            self._publishing.wait()
+            self._publishing = None
+
+    def hold(self) -> None:
+        """Stage 3: have the weights whole, until as many `drop`s."""
+        if self.zero < 3:
+            return
+        self.prefetch()
+        if self._gathering is not None:
+            self._gathering.wait()
+            self._gathering = None
+        self._held += 1
+
+    def drop(self) -> None:
+        """The end of a `hold`."""
+        if self.zero < 3:
+            return
+        self._held -= 1
+        if self._held == 0:
+            self._free_weights()
+
+    def prefetch(self) -> None:
+        """Stage 3: start gathering, so that a later `hold` need not wait."""
+        storage = self.weights.untyped_storage()
+        if self.zero >= 3 and storage.size() == 0:
+            storage.resize_(self.padded * self.weights.element_size())
+            self._gathering = all_gather_into(self.weights, self.shard, self.sharers, wait=False)
+
+    def _free_weights(self) -> None:
+        self.weights.untyped_storage().resize_(0)
+
+
+def make_buckets(
+    rows: Iterable[BucketRow],
+    parameter_of: Callable[[Item], torch.nn.Parameter],
+    mesh: Mesh,
+    *,
+    zero: ZeroStage,
+    dtypes: Dtypes,
+) -> list[Bucket]:
+    """Move every parameter into the buffers of the table."""
+    return [Bucket(row, _slots(row, parameter_of, mesh), mesh, zero, dtypes) for row in rows]
+
+
+class GradientWatch:
+    """Tells buckets when a parameter's gradient was accumulated, and whether it was the step's last time."""
+
+    def __init__(self, buckets: Iterable[Bucket]) -> None:
+        self._buckets = list(buckets)
+        self._reducing: Bucket | None = None  # whose last reduction of the step began last
+        self._under_way: Bucket | None = None  # from stage 2 on: whose reduction began last
+        # (stage, whether weight gradients come in actions of their own) whose last backward has begun.
+        self._last: set[tuple[int, bool]] = set()
+        self._places: dict[int, tuple[Slot, Bucket]] = {}
+        for bucket in self._buckets:
+            for slot in bucket.slots:
+                self._places[id(slot.parameter)] = slot, bucket
+                slot.parameter.register_post_accumulate_grad_hook(self._by_autograd())
+
+    def start_step(self, *, reduces: bool = True) -> None:
+        """Forget the previous step. reduces: gradients, as soon as they are whole."""
+        self._last.clear()
+        self._reducing = self._under_way = None
+        for bucket in self._buckets:
+            bucket.expect(reduces=reduces)
+
+    def last_backward(self, stage: int, *, put_off: bool = False) -> None:
+        """The last backward of `stage` in this step begins; put_off: of the weight gradients that were put off."""
+        self._last.add((stage, put_off))
+
+    def takes(self, weight: torch.nn.Parameter) -> bool:
+        """Whether products of this weight are added here at once. Of a tied table autograd first adds up what its two
+        uses give, so that it is one gradient to reduce."""
+        return not self._places[id(weight)][1].tied
+
+    def add(self, weight: torch.nn.Parameter, grad: Tensor, x: Tensor) -> None:
+        """Add grad^T x to the sum of this weight's gradient; grad [T, O], x [T, I]."""
+        slot, bucket = self._places[id(weight)]
+        bucket.add_product(slot, grad, x)
+
+    def added(self, weight: torch.nn.Parameter) -> None:
+        """A product was added in a backward."""
+        slot, bucket = self._places[id(weight)]
+        self._count(slot, bucket, last=(slot.stage, False) in self._last)
+
+    def finished(self, parameter: torch.nn.Parameter) -> None:
+        """A weight gradient that was put off has been added."""
+        slot, bucket = self._places[id(parameter)]
+        self._count(slot, bucket, last=(slot.stage, True) in self._last)
+
+    def _count(self, slot: Slot, bucket: Bucket, *, last: bool) -> None:
+        """When a bucket's reduction begins, the one before it is about done. Of the step's last its copies are summed
+        then, beside what is left of the backward. From stage 2 on it is collected: else every whole gradient, of which
+        others read their slices, and every slice beside the sum would wait for the next micro-batch."""
+        finished = bucket.accumulated(slot, last=last)
+        if bucket.zero >= 2 and bucket.is_reducing and bucket is not self._under_way:
+            if self._under_way is not None:
+                self._under_way.collect()
+            self._under_way = bucket
+        if finished:
+            if self._reducing is not None:
+                self._reducing.sum_copies()
+            self._reducing = bucket
+
+    def _by_autograd(self) -> Callable[[Tensor], None]:
+        # Autograd holds a hook where the collector does not see it: what the hook held would stay for good.
+        watch = weakref.ref(self)
+
+        def accumulated(parameter: Tensor) -> None:
+            here = watch()
+            if here is not None:
+                here._accumulated(parameter)
+
+        return accumulated
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        """Autograd has added to a parameter's gradient."""
+        slot, bucket = self._places[id(parameter)]
+        last = (slot.stage, False) in self._last
+        if last or not bucket.adds_itself or not bucket.has_begun(slot):
+            self._count(slot, bucket, last=last)
+
+
+def _slots(row: BucketRow, parameter_of: Callable[[Item], torch.nn.Parameter], mesh: Mesh) -> list[Slot]:
+    slots, start = [], 0
+    for item in row.items:
+        stop = start + item.elements
+        counts = not item.borrowed and (item.parameter.split is not None or mesh.tensor.index == 0)
+        slots.append(Slot(item.parameter, parameter_of(item), item.stage, start, stop, counts))
+        start += item.room
+    return slots

@@ -1,0 +1,78 @@
+"""ZeRO stage 3: weights are whole only around the module that uses them, forward and backward.
+
+While one module computes, the next one's weights are already on their way.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from trivium.parallel.sharding.buckets import Bucket
+
+Tensor = torch.Tensor
+
+
+class User(NamedTuple):
+    """A module and the buckets it reads; in_backward: whether its backward reads them too."""
+
+    module: torch.nn.Module
+    buckets: tuple[Bucket, ...]
+    in_backward: bool
+
+
+def gather_around(users: Sequence[User]) -> None:
+    """Hook the modules of a stage, in the order in which they run."""
+    for number, user in enumerate(users):
+        following = users[number + 1].buckets if number + 1 < len(users) else ()
+        before = users[number - 1] if number > 0 else None
+        preceding = before.buckets if before is not None and before.in_backward else ()
+        user.module.register_forward_pre_hook(_enter(user, following))
+        user.module.register_forward_hook(_leave(user, preceding))
+
+
+def _enter(user: User, following: tuple[Bucket, ...]) -> Callable[[torch.nn.Module, Any], Any]:
+    def enter(module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        _hold(user.buckets, following)
+        if not user.in_backward:
+            return arguments
+        x, *rest = arguments
+        return (_AtBackward.apply(x, lambda: _drop(user.buckets)), *rest)
+
+    return enter
+
+
+def _leave(user: User, preceding: tuple[Bucket, ...]) -> Callable[[torch.nn.Module, Any, Tensor], Tensor]:
+    def leave(module: torch.nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
+        _drop(user.buckets)
+        if not user.in_backward:
+            return output
+        return _AtBackward.apply(output, lambda: _hold(user.buckets, preceding))
+
+    return leave
+
+
+def _hold(buckets: tuple[Bucket, ...], next_ones: tuple[Bucket, ...]) -> None:
+    for bucket in buckets:
+        bucket.hold()
+    for bucket in next_ones:
+        bucket.prefetch()
+
+
+def _drop(buckets: tuple[Bucket, ...]) -> None:
+    for bucket in buckets:
+        bucket.drop()
+
+
+class _AtBackward(torch.autograd.Function):
+    """The identity, whose backward calls `action` when the gradient passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, action: Callable[[], None]) -> Tensor:
+        ctx.action = action
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        ctx.action()
+        return grads[0], None

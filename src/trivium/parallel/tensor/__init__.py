@@ -1,0 +1,1 @@
+"""Tensor parallelism: each rank holds a part of every matrix."""

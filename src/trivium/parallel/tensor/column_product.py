@@ -1,0 +1,78 @@
+"""A column-split product with the messages around it, which its backward sends beside its products.
+
+Under sequence parallelism only this rank's positions of the inputs are kept. The backward gathers all of them again
+while it computes the gradient of the inputs, and sums that over the ranks while it computes the weight's
+(Korthikanti et al., arXiv 2205.05198, section 4.2.2).
+
+Legend: S positions, s positions of a rank outside the region, B sequences, I inputs, O outputs here.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from trivium.comms.collectives import (
+    PendingResult,
+    all_gather,
+    all_gather_begin,
+    all_reduce_begin,
+    reduce_scatter_begin,
+)
+from trivium.comms.mesh import Group
+from trivium.kernels.product import gradient_of_bias, gradient_of_inputs, gradient_of_weight, product
+from trivium.parallel.tensor.weight_gradients import WeightGradients
+
+Tensor = torch.Tensor
+
+
+class Entry(NamedTuple):
+    """How inputs enter: over which ranks, and whether each has only its positions of them."""
+
+    group: Group
+    split_sequence: bool
+
+
+class _How(NamedTuple):
+    """Hidden in a tuple from autograd, which would make a leaf of a weight that is an argument."""
+
+    entry: Entry
+    weight: torch.nn.Parameter
+    later: WeightGradients | None
+
+
+def column_product(
+    x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None, later: WeightGradients, entry: Entry
+) -> Tensor:
+    """x [s, B, I] where the sequence is split, else [S, B, I]; weight [..., O, I] (leading dimensions side by side),
+    bias [O] -> x W^T + bias [S, B, O]."""
+    matrix = weight if weight.dim() == 2 else weight.flatten(0, -2)
+    takes = later.takes(weight)
+    how = _How(entry, weight, later if takes else None)
+    return _ColumnProduct.apply(x, matrix.detach() if takes else matrix, bias, how)
+
+
+class _ColumnProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: _How) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.how, ctx.has_bias = how, bias is not None
+        group, split_sequence = how.entry
+        return product(all_gather(x, group) if split_sequence else x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        (x, weight), (grad,) = ctx.saved_tensors, grads
+        (group, split_sequence), parameter, later = ctx.how
+        # Weight gradients that are put off gather when they are computed.
+        puts_off = later is not None and later.separate
+        again = split_sequence and not puts_off
+        whole = all_gather_begin(x, group) if again else PendingResult(None, x)
+        d_x = gradient_of_inputs(grad, weight)
+        summed = reduce_scatter_begin(d_x, group) if split_sequence else all_reduce_begin(d_x, group)
+        rows, d_weight = grad.flatten(0, -2), None
+        d_bias = gradient_of_bias(rows) if ctx.has_bias else None
+        if later is None:
+            d_weight = gradient_of_weight(rows, whole.wait().flatten(0, -2))
+        else:
+            later.take(parameter, rows, whole.wait(), group if split_sequence and puts_off else None)
+        return summed.wait(), d_weight, d_bias, None

@@ -1,0 +1,227 @@
+"""Tensor parallelism: regions, split linear layers, the split vocabulary and its cross-entropy.
+
+Legend: S positions, B sequences, H hidden, V vocabulary rows on this rank, T = S x B tokens.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from trivium.comms.collectives import all_reduce_, scatter_sequence, sum_over
+from trivium.comms.mesh import Group
+from trivium.kernels.dtypes import NARROW
+from trivium.parallel.tensor.column_product import Entry, column_product
+from trivium.parallel.tensor.norm_over_heads import norm_over_heads
+from trivium.parallel.tensor.row_product import ActivationFunction, Cut, linear, row_product
+from trivium.parallel.tensor.vocabulary import ROWS, stretch, with_z_loss
+from trivium.parallel.tensor.weight_gradients import WeightGradients
+
+Tensor = torch.Tensor
+# Of so many ids or fewer CUDA's gradient of an embedding takes another way: aten/src/ATen/native/cuda/Embedding.cu.
+FEW_IDS = 3072
+
+
+@dataclass(frozen=True)
+class Region:
+    """Where tensor ranks work on parts of one layer, and how activations enter and leave it.
+
+    Outside the region each rank holds the whole activation, or with `split_sequence` its own positions.
+    """
+
+    group: Group
+    split_sequence: bool
+    weight_gradients: WeightGradients = field(default_factory=WeightGradients)
+    row_chunks: int = 1  # of row-split products, each reduced while the next is computed
+
+    def linear(self, x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None = None) -> Tensor:
+        """x W^T (+ bias) with this rank's shard; the weight's gradient may be put off to an action of its own."""
+        return linear(x, weight, bias, self.weight_gradients)
+
+    def column_product(self, x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None = None) -> Tensor:
+        """Enters the region: [S here, B, inputs] -> [S, B, outputs here], outputs split over the ranks."""
+        if self.group.size == 1:
+            return self.linear(x, weight, bias)
+        entry = Entry(self.group, self.split_sequence)
+        return column_product(x, weight, bias, self.weight_gradients, entry)
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Partial sums [S, B, H] -> their sum, [S here, B, H]."""
+        return scatter_sequence(x, self.group) if self.split_sequence else sum_over(x, self.group)
+
+    def row_product(
+        self, x: Tensor, weight: torch.nn.Parameter, function: ActivationFunction | None = None
+    ) -> Tensor:
+        """Inputs split over the ranks, [S, B, inputs here] -> the complete sum, [S here, B, outputs]. With a function,
+        of function(x), which the backward computes again."""
+        later = self.weight_gradients
+        if self.row_chunks > 1:
+            cut = Cut(self.group, self.split_sequence, self.row_chunks)
+            return row_product(x, weight, None, later, function=function, cut=cut)
+        if function is None:
+            return self.leave(self.linear(x, weight))
+        return self.leave(row_product(x, weight, None, later, function=function))
+
+    def norm_over_heads(
+        self, q: Tensor, k: Tensor, of_q: Tensor, of_k: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """RMSNorm of queries and keys [B, heads here, S, D] over the heads of all ranks; weights [heads here x D]."""
+        return norm_over_heads(q, k, of_q, of_k, epsilon=epsilon, group=self.group)
+
+    def positions(self, sequence: int) -> slice:
+        """The positions this rank holds outside the region."""
+        if not self.split_sequence:
+            return slice(0, sequence)
+        here = sequence // self.group.size
+        return slice(self.group.index * here, (self.group.index + 1) * here)
+
+
+def embed(tokens: Tensor, weight: Tensor, group: Group) -> Tensor:
+    """Rows of a vocabulary split over the group; zero for ids that other ranks hold.
+
+    tokens [S, B], weight [V, H]; returns partial sums [S, B, H]: leave the region to complete them. On a processor the
+    gradient is sparse, the rows that were looked up: adding a whole table of zeros takes longer than all of them.
+    """
+    sparse = weight.device.type == "cpu"
+    if group.size == 1:
+        return look_up(tokens, weight, sparse=sparse)
+    first = group.index * weight.shape[0]
+    elsewhere = (tokens < first) | (tokens >= first + weight.shape[0])
+    rows = look_up((tokens - first).masked_fill(elsewhere, 0), weight, sparse=sparse)
+    return rows.masked_fill(elsewhere.unsqueeze(-1), 0)
+
+
+def look_up(ids: Tensor, table: Tensor, *, sparse: bool) -> Tensor:
+    """Rows of a table [rows, H], for ids of any shape. sparse: what the gradient is; a narrow one always, on a
+    processor."""
+    if table.dtype not in NARROW or (table.device.type != "cpu" and ids.numel() > FEW_IDS):
+        return F.embedding(ids, table, sparse=sparse)
+    kind = _NarrowLookUp if table.device.type == "cpu" else FewLookUps
+    rows: Tensor = kind.apply(ids, table)
+    return rows
+
+
+@cache
+def _say_nothing_of_checks() -> None:
+    """torch 2.11 warns of a sparse tensor until somebody has said whether they should be checked: none is otherwise."""
+    if not torch.sparse.check_sparse_tensor_invariants.is_enabled():
+        torch.sparse.check_sparse_tensor_invariants.disable()
+
+
+class _NarrowLookUp(torch.autograd.Function):
+    """A processor adds a narrow gradient to its row once for each time that the row was looked up, rounding each time:
+    a frequent token's row soon stops growing. Here they are added up in fp32, and rounded once."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.shape = table.shape
+        return F.embedding(ids, table)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        (ids,), H = ctx.saved_tensors, ctx.shape[1]
+        _say_nothing_of_checks()
+        rows, where = ids.flatten().unique(return_inverse=True)
+        given = grads[0].reshape(-1, H)
+        sums = torch.zeros(len(rows), H).index_add_(0, where, given.float()).to(given.dtype)
+        gradient = torch.sparse_coo_tensor(
+            rows.unsqueeze(0), sums, ctx.shape, is_coalesced=True, check_invariants=False
+        )
+        return None, gradient
+
+
+class FewLookUps(torch.autograd.Function):
+    """Of so few ids CUDA adds 32 at a time to a row of the narrow gradient, rounding each time, and some releases let
+    one batch of them overtake another. Of more it sorts them, adds each row's up in fp32, and rounds once: so these are
+    made more, by zeros for the first row."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.rows = table.shape[0]
+        return F.embedding(ids, table)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        (ids,), given = ctx.saved_tensors, grads[0].flatten(0, -2)
+        more = FEW_IDS + 1 - len(given)
+        ids, given = F.pad(ids.flatten(), (0, more)), F.pad(given, (0, 0, 0, more))
+        return None, torch.ops.aten.embedding_dense_backward(given, ids, ctx.rows, -1, False)
+
+
+class _SplitCrossEntropy(torch.autograd.Function):
+    """Kept are the exponentials in the dtype of the logits; fp32 is there for some rows at a time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, group: Group, vocabulary: int, z_loss: float
+    ) -> Tensor:
+        first, V = group.index * logits.shape[-1], logits.shape[-1]
+        scores, ids = logits.flatten(0, -2), targets.flatten() - first
+        wide = torch.float32 if logits.dtype in NARROW else logits.dtype
+        real = min(max(0, vocabulary - first), V)  # padding is never predicted
+        largest = ids.new_full(ids.shape, -torch.inf, dtype=wide)
+        if real:
+            largest.copy_(scores[:, :real].amax(-1))
+        all_reduce_(largest, group, largest=True)
+        here = (ids >= 0) & (ids < V)
+        index = ids.masked_fill(~here, 0).unsqueeze(-1)
+        # log of the target's exponential, from the rank that holds it; exp() may underflow, so keep the score.
+        target = scores.gather(-1, index).squeeze(-1).to(wide).sub_(largest).masked_fill_(~here, 0)
+        kept, own = torch.empty_like(scores), torch.empty_like(largest)
+        for part, given, top, total in _some_rows(kept, scores, largest.unsqueeze(-1), own):
+            found = torch.sub(given, top, out=part) if part.dtype == wide else _less(given, top)
+            found.exp_()[:, real:] = 0
+            torch.sum(found, -1, out=total)
+            if found is not part:
+                part.copy_(found)
+        total, target = all_reduce_(torch.stack([own, target]), group)
+        losses = total.log() - target
+        if z_loss:  # what would multiply the probabilities divides what the exponentials are divided by
+            logs = largest + total.log()
+            losses = with_z_loss(losses, logs, z_loss)
+            total.div_(stretch(logs, z_loss))
+        ctx.save_for_backward(kept, index, here, total)
+        ctx.shape, ctx.z_loss = logits.shape, z_loss
+        return losses.view(*losses.shape[:-1], *targets.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        kept, index, here, total = ctx.saved_tensors  # changed in place: a step runs its backward once
+        grad = (grads[0][0] if ctx.z_loss else grads[0]).flatten()
+        factor = (grad / total).unsqueeze(-1)
+        # The target's own, p - 1, before rounding. Where that is small the target is the largest, whose 1 is exact.
+        of_target = kept.gather(-1, index) * factor - (grad * here).unsqueeze(-1)
+        if kept.dtype == factor.dtype or not kept.is_cpu:
+            kept.mul_(factor)
+        else:
+            for part, scale in _some_rows(kept, factor):
+                part.copy_(part.to(scale.dtype).mul_(scale))
+        kept.scatter_(-1, index, of_target.to(kept.dtype))
+        return kept.view(ctx.shape), None, None, None, None
+
+
+def _less(narrow: Tensor, wide: Tensor) -> Tensor:
+    """Their difference, wide. An accelerator reads both in one kernel; a processor is faster after a copy."""
+    return narrow.to(wide.dtype).sub_(wide) if narrow.is_cpu else narrow - wide
+
+
+def _some_rows(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same rows of each at a time."""
+    return zip(*(t.split(ROWS) for t in tensors), strict=True)
+
+
+def split_cross_entropy(
+    logits: Tensor, targets: Tensor, group: Group, vocabulary: int, z_loss: float = 0.0
+) -> Tensor:
+    """Cross-entropy per token, in nats, of logits whose vocabulary is split over the group.
+
+    logits [S, B, V], targets [S, B]; returns [S, B], the same on every rank. Rows from `vocabulary` on are
+    padding: they enter neither the softmax nor the gradient. z_loss: the coefficient of one; above 0 it returns
+    [2, S, B], as `with_z_loss` has them.
+    """
+    return _SplitCrossEntropy.apply(logits, targets, group, vocabulary, z_loss)

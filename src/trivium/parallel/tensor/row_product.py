@@ -1,0 +1,136 @@
+"""Products of a rank with its part of a weight: of a row-split one the input may be computed again, and it may be cut
+along the positions.
+
+Of an activation function's value what the function read is kept: half of what is kept otherwise, for GELU and for
+SwiGLU. The backward finds the value and what the function's own gradient needs together.
+
+Where it is cut, what one chunk leaves is reduced while the next is computed: the software's counterpart of T3 (Pati et
+al., ASPLOS 2024), whose hardware reduces a product tile by tile. Every sum is over the same numbers as in the uncut
+product, in the same order of ranks.
+
+Legend: S positions, s positions of a rank outside the region, B sequences, R what the function reads, I inputs here,
+H outputs.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from trivium.comms.collectives import (
+    PendingResult,
+    all_gather,
+    all_reduce_begin,
+    reduce_scatter_begin,
+)
+from trivium.comms.mesh import Group
+from trivium.kernels.product import gradient_of_bias, gradient_of_inputs, gradient_of_weight, product
+from trivium.parallel.tensor.weight_gradients import WeightGradients
+
+Tensor = torch.Tensor
+Pullback = Callable[[Tensor], Tensor]
+
+
+class ActivationFunction(Protocol):
+    """x [..., R] -> [..., I]."""
+
+    def value(self, x: Tensor) -> Tensor:
+        """The value alone, without a graph."""
+
+    def value_again(self, x: Tensor) -> tuple[Tensor, Pullback]:
+        """The value, and what makes the gradient of x of the value's gradient; may write into x."""
+
+
+class Cut(NamedTuple):
+    """How: over which ranks, whether each keeps only its positions of the sum, and in how many chunks."""
+
+    group: Group
+    split_sequence: bool
+    chunks: int
+
+
+class _How(NamedTuple):
+    """Hidden in a tuple from autograd, which would make a leaf of a weight that is an argument."""
+
+    function: ActivationFunction | None
+    cut: Cut | None
+    weight: torch.nn.Parameter
+    later: WeightGradients | None
+
+
+def linear(x: Tensor, weight: torch.nn.Parameter, bias: Tensor | None, later: WeightGradients) -> Tensor:
+    """x [..., I] times weight [..., O, I] (leading dimensions side by side) plus bias."""
+    matrix = weight if weight.dim() == 2 else weight.flatten(0, -2)
+    if not later.takes(weight):
+        return product(x, matrix, bias)
+    found: Tensor = _Product.apply(x, matrix.detach(), bias, _How(None, None, weight, later))
+    return found
+
+
+def row_product(
+    x: Tensor,
+    weight: torch.nn.Parameter,
+    bias: Tensor | None,
+    later: WeightGradients,
+    *,
+    function: ActivationFunction | None = None,
+    cut: Cut | None = None,
+) -> Tensor:
+    """x [S, B, I], weight [H, I], bias [H] -> x W^T + bias [S, B, H]; with a function, of function(x), x [S, B, R].
+
+    With a cut, which takes no bias, the sum of that over the ranks: [s, B, H] where the sequence is split, else
+    [S, B, H]. More chunks than there are positions to cut are as many as those.
+    """
+    takes = later.takes(weight)
+    how = _How(function, cut, weight, later if takes else None)
+    found: Tensor = _Product.apply(x, weight.detach() if takes else weight, bias, how)
+    return found
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, how: _How) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.how, ctx.has_bias = how, bias is not None
+        value = x if how.function is None else how.function.value(x)
+        return product(value, weight, bias) if how.cut is None else _in_chunks(value, weight, how.cut)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        (x, weight), (grad,) = ctx.saved_tensors, grads
+        function, cut, parameter, later = ctx.how
+        if cut is not None and cut.split_sequence:
+            grad = all_gather(grad.contiguous(), cut.group)
+        value, pullback = (x, None) if function is None else function.value_again(x)
+        d_x = gradient_of_inputs(grad, weight)
+        d_x = d_x if pullback is None else pullback(d_x)
+        rows, value = grad.flatten(0, -2), value.flatten(0, -2)
+        d_bias = gradient_of_bias(rows) if ctx.has_bias else None
+        if later is None:
+            return d_x, gradient_of_weight(rows, value), d_bias, None
+        later.take(parameter, rows, value)
+        return d_x, None, d_bias, None
+
+
+def _in_chunks(x: Tensor, weight: Tensor, cut: Cut) -> Tensor:
+    """Each chunk has the same positions of every rank's share, so that its reduce-scatter gives each rank its own."""
+    shares = cut.group.size if cut.split_sequence else 1
+    by_share = x.unflatten(0, (shares, -1))
+    here = by_share.shape[1]
+    out = x.new_empty((here, x.shape[1], len(weight)))
+    begin = reduce_scatter_begin if cut.split_sequence else all_reduce_begin
+    under_way: list[tuple[slice, PendingResult]] = []
+    for positions in _slices(here, cut.chunks):
+        part = product(by_share[:, positions].flatten(0, 1), weight)
+        under_way.append((positions, begin(part, cut.group)))
+    for positions, pending in under_way:
+        out[positions] = pending.wait()
+    return out
+
+
+def _slices(positions: int, chunks: int) -> list[slice]:
+    """As equal as can be, none empty."""
+    chunks = min(chunks, positions)
+    ends = [positions * n // chunks for n in range(chunks + 1)]
+    return [slice(a, b) for a, b in pairwise(ends)]
