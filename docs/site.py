@@ -69,6 +69,7 @@ def config_reference() -> str:
 def cli_reference() -> str:
     """Return the help text of every command."""
     import typer
+
     from trivium.cli.main import command_line
 
     def texts(command: Any, words: list[str], parent: Any) -> list[str]:
