@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from trivium.comms.launch import Ranks
-from trivium.training import run as loop
+from trivium.training import loop as loop
 
 
 def killing(

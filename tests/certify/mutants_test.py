@@ -1,6 +1,5 @@
 """Can the certificate fail? It must, on every seeded fault."""
 
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -101,4 +100,3 @@ def test_every_fault_is_caught_on_every_plan_it_names() -> None:
     found = try_mutants()
     assert [v.name for v in found if not v.caught] == []
     assert {v.name: len(v.by) for v in found} == {m.name: len(m.plans) for m in CATALOGUE}
-

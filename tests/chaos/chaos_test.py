@@ -21,9 +21,11 @@ from trivium.checkpoint import load
 from trivium.cli import main as entry
 from trivium.comms import launch
 from trivium.errors import CheckpointError, ConfigError, DataError
-from trivium.training import rewind, run, saves
-from trivium.training.job import start
-from trivium.training.preemption import listening
+from trivium.training import loop as run
+from trivium.training import rewind
+from trivium.training.observers import saves
+from trivium.training.supervision.job import start
+from trivium.training.supervision.preemption import listening
 
 
 def test_kills_lose_nothing(tmp_path: Path) -> None:

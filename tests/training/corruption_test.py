@@ -13,9 +13,11 @@ from trivium.comms.launch import Place
 from trivium.comms.mesh import Mesh
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
-from trivium.training import run as loop
+from trivium.training import loop
 from trivium.training.batches import Rows
-from trivium.training.corruption import (
+from trivium.training.loop import CHECKPOINTS
+from trivium.training.metrics import EVENTS, read
+from trivium.training.observers.corruption import (
     ReplicasDiffer,
     checksum,
     compare_replicas,
@@ -23,9 +25,7 @@ from trivium.training.corruption import (
     replicated,
     sums_in_one_order,
 )
-from trivium.training.job import start
-from trivium.training.metrics import EVENTS, read
-from trivium.training.run import CHECKPOINTS
+from trivium.training.supervision.job import start
 from trivium.training.trainer import Samples, Trainer
 
 LAYOUTS = (

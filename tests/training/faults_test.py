@@ -27,17 +27,17 @@ from trivium.comms.mesh import Mesh
 from trivium.errors import Interrupted, Preempted, TriviumError
 from trivium.kernels.crossing import read_later
 from trivium.parallel.pipeline import clock as clocks
-from trivium.training import run as loop
-from trivium.training import watchdog as watching
+from trivium.training import loop
 from trivium.training.config import Supervision
-from trivium.training.job import start
+from trivium.training.loop import CHECKPOINTS
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
-from trivium.training.neighbours import stack_of_main_thread
-from trivium.training.preemption import Requests, held_back, listening
-from trivium.training.pulse import Beat, Post, Pulse
-from trivium.training.run import CHECKPOINTS
-from trivium.training.supervise import note_failure
-from trivium.training.watchdog import Watchdog, asked, innermost, percentile_99, waits
+from trivium.training.supervision import watchdog as watching
+from trivium.training.supervision.job import start
+from trivium.training.supervision.neighbours import stack_of_main_thread
+from trivium.training.supervision.preemption import Requests, held_back, listening
+from trivium.training.supervision.pulse import Beat, Post, Pulse
+from trivium.training.supervision.supervise import note_failure
+from trivium.training.supervision.watchdog import Watchdog, asked, innermost, percentile_99, waits
 
 QUICK = {"hang_seconds": 3.0, "restart_seconds": 0.0}
 
@@ -292,7 +292,7 @@ class Clock:
 
 def watched(monkeypatch, config: Supervision) -> tuple[Clock, Pulse, Watchdog]:
     clock = Clock()
-    monkeypatch.setattr("trivium.training.pulse.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("trivium.training.supervision.pulse.time", SimpleNamespace(monotonic=clock))
     monkeypatch.setattr(watching, "is_stopped", lambda pid: False)
     monkeypatch.setattr(Watchdog, "_stacks", lambda self, stopped: {0: "", 1: ""})
     pulse = Pulse(2)

@@ -17,11 +17,11 @@ from trivium.errors import ConfigError, DataError, MachineError, TriviumError
 from trivium.plan.layout import Layout
 from trivium.provenance import write_json
 from trivium.tokens import manifest
-from trivium.training import run as loop
+from trivium.training import loop
 from trivium.training import terms
+from trivium.training.loop import TrainingJob, train_rank
 from trivium.training.metrics import METRICS
 from trivium.training.one_folder import refuse_separate_folders
-from trivium.training.run import TrainingJob, train_rank
 from trivium.training.terms import code_digest, terms_of
 from trivium.training.verified_tokens import verify_together
 

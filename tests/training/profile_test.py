@@ -17,16 +17,16 @@ from trivium.comms.mesh import Mesh
 from trivium.parallel.sharding.zero import AdamRule
 from trivium.plan.plan import Plan
 from trivium.plan.transfers import with_transfers
-from trivium.training import profile as tracing_module
 from trivium.training.config import ProfileConfig, Supervision, TrainingConfig
-from trivium.training.job import start
+from trivium.training.loop import TrainingJob
 from trivium.training.metrics import METRICS, last_step, read
-from trivium.training.profile import FOLDER, OF_BUCKETS, Traces, named
-from trivium.training.pulse import Phase
+from trivium.training.observers import profile as tracing_module
+from trivium.training.observers.profile import FOLDER, OF_BUCKETS, Traces, named
 from trivium.training.rates import recipe_problems
-from trivium.training.run import TrainingJob
+from trivium.training.supervision.job import start
+from trivium.training.supervision.pulse import Phase
+from trivium.training.supervision.watchdog import Patience
 from trivium.training.trainer import Samples, Trainer
-from trivium.training.watchdog import Patience
 
 EVENT = re.compile(r"[FBIW]\d+\.\d+(:\d+>\d+)?")
 STEPS = 4

@@ -10,12 +10,12 @@ from spikes_test import files, job, poison_at, poison_of_tokens, spikes_of, toke
 from trivium.chaos.poison import poisoned
 from trivium.checkpoint.format import published, step_of
 from trivium.errors import CheckpointError, DataError
-from trivium.training import lineage
-from trivium.training import run as loop
-from trivium.training.job import start
+from trivium.training import loop
+from trivium.training.lineage.trace import trace as lineage
+from trivium.training.loop import CHECKPOINTS
 from trivium.training.metrics import EVENTS, read
 from trivium.training.record import LEFT_OUT, read_record, write_entries
-from trivium.training.run import CHECKPOINTS
+from trivium.training.supervision.job import start
 
 __all__ = ["tokens"]  # the fixture
 

@@ -16,7 +16,7 @@ from trivium.comms.mesh import Mesh
 from trivium.errors import MachineError
 from trivium.plan.parameters import Box
 from trivium.training.config import TrainingConfig
-from trivium.training.saves import Saves
+from trivium.training.observers.saves import Saves
 
 WHOLE = Box((0,), (4,))
 

@@ -14,11 +14,11 @@ from trivium.parallel.pipeline.executor import Span
 from trivium.plan.layout import Layout
 from trivium.plan.schedule import Action, Op
 from trivium.seeds import generator_for
-from trivium.training import run as loop
-from trivium.training import slow_ranks
-from trivium.training.job import start
+from trivium.training import loop
 from trivium.training.metrics import EVENTS, read
-from trivium.training.slow_ranks import LEAST_SHARE, PHASES, SlowRank, Worked, is_nth, slow_among
+from trivium.training.observers import slow_ranks
+from trivium.training.observers.slow_ranks import LEAST_SHARE, PHASES, SlowRank, Worked, is_nth, slow_among
+from trivium.training.supervision.job import start
 
 
 def slow_down(monkeypatch, phase: str) -> None:

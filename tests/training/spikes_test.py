@@ -26,15 +26,15 @@ from trivium.parallel.sharding.zero import Totals
 from trivium.tokens.config import TokensConfig
 from trivium.tokens.encode import tokenize
 from trivium.tokens.manifest import token_counts
-from trivium.training import lineage
-from trivium.training import run as loop
+from trivium.training import loop
 from trivium.training.config import SpikesConfig, TrainingConfig
-from trivium.training.job import start
+from trivium.training.lineage.trace import trace as lineage
+from trivium.training.loop import CHECKPOINTS, TrainingJob
 from trivium.training.metrics import EVENTS, METRICS, append, read
-from trivium.training.pulse import Duty
 from trivium.training.record import LEFT_OUT, left_out_of, read_record, write_entries
-from trivium.training.run import CHECKPOINTS, TrainingJob
 from trivium.training.spikes import SIGMA, SpikeWatch, threshold
+from trivium.training.supervision.job import start
+from trivium.training.supervision.pulse import Duty
 from trivium.training.trainer import Samples, Trainer
 
 

@@ -15,8 +15,8 @@ from trivium.checkpoint.load import Checkpoint
 from trivium.errors import CheckpointError
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
-from trivium.training.job import start
-from trivium.training.run import CHECKPOINTS
+from trivium.training.loop import CHECKPOINTS
+from trivium.training.supervision.job import start
 
 Damage = Callable[[bytes, np.random.Generator], bytes | None]  # None: the file is gone
 

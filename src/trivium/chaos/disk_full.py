@@ -15,8 +15,8 @@ from trivium.checkpoint.load import Checkpoint
 from trivium.errors import CheckpointError
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
+from trivium.training.loop import CHECKPOINTS
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
-from trivium.training.run import CHECKPOINTS
 
 SAVES = 3  # good ones before the disk is full, and after it has room again
 FAILURES = 2  # failed ones in between

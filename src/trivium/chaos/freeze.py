@@ -12,7 +12,7 @@ from trivium.chaos.scene import LAYOUTS, SEED, job, plan, write_tokens
 from trivium.progress import Progress, silent
 from trivium.seeds import generator_for
 from trivium.training.metrics import EVENTS, METRICS, last_step, read
-from trivium.training.preemption import SIGNALS
+from trivium.training.supervision.preemption import SIGNALS
 
 HANG_SECONDS = 2.0  # the trainings' floor, so that many freezes take minutes; 30 by default
 SLACK_SECONDS = 3.0  # for the stacks, and for a busy machine

@@ -19,7 +19,7 @@ from trivium.cli.options import refuse_no_place_for
 from trivium.cli.show import progress_of, say
 from trivium.errors import ConfigError, Preempted
 from trivium.provenance import code_commit, write_json
-from trivium.training.preemption import ENDING, EndedAtOnce
+from trivium.training.supervision.preemption import ENDING, EndedAtOnce
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

@@ -176,7 +176,7 @@ def worst_rank(plan: Plan) -> tuple[Coordinate, MemoryEstimate]:
 
 
 def predicted_memory(plan: Plan) -> dict[int, dict[str, int]]:
-    """Bytes of every rank by the categories the runtime counts, as `training.job.start` takes them."""
+    """Bytes of every rank by the categories the runtime counts, as `training.supervision.job.start` takes them."""
     by_stage = [held.categories() for held in _memory_of_ranks(plan, range(plan.layout.pipeline))]
     ranks = range(plan.layout.world_size)
     return {rank: dict(by_stage[plan.layout.coordinate(rank).pipeline]) for rank in ranks}

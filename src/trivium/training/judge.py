@@ -11,7 +11,7 @@ from trivium.model.stage import Stage
 from trivium.plan.plan import Plan
 from trivium.training.config import TrainingConfig
 from trivium.training.metrics import METRICS, TASKS, append, forget_after, judges
-from trivium.training.slow_ranks import is_nth
+from trivium.training.observers.slow_ranks import is_nth
 from trivium.training.trainer import Samples, Trainer
 
 # Asks the model in these stages, under this plan, and says now and then that it is alive: results as plain data.

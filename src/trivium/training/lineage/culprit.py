@@ -20,9 +20,9 @@ from trivium.parallel.tensor.weight_gradients import BY_AUTOGRAD
 from trivium.progress import Progress, silent
 from trivium.tokens.lineage import Span
 from trivium.training.batches import Rows, inputs_of
-from trivium.training.first_bad import Place, Trail, bad_weights
+from trivium.training.lineage.first_bad import Place, Trail, bad_weights
+from trivium.training.lineage.replay import Replay, finite, replay_to
 from trivium.training.record import Record
-from trivium.training.replay import Replay, finite, replay_to
 from trivium.training.spikes import finite_or_text
 from trivium.training.trainer import Samples, StepResult
 

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from trivium.provenance import partial_of
 from trivium.training.config import ProfileConfig
 from trivium.training.metrics import warn
-from trivium.training.pulse import Phase
+from trivium.training.supervision.pulse import Phase
 from trivium.training.trainer import Trainer
 
 FOLDER = "profile"

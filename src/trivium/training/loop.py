@@ -25,14 +25,15 @@ from trivium.tokens.samples import TokenDataset
 from trivium.tokens.shards import TokenShard
 from trivium.training.batches import reader_of
 from trivium.training.config import TrainingConfig
-from trivium.training.corruption import compare_replicas
 from trivium.training.describe import DEGREES, describe_rank, device_name
 from trivium.training.judge import Examiner, Judge
 from trivium.training.metrics import EVENTS, METRICS, append, warn
+from trivium.training.observers.corruption import compare_replicas
+from trivium.training.observers.profile import Traces
+from trivium.training.observers.saves import Saves
+from trivium.training.observers.slow_links import LINKS_TOLD, Waited
+from trivium.training.observers.slow_ranks import Worked, is_nth
 from trivium.training.one_folder import refuse_separate_folders
-from trivium.training.preemption import exit_at_once, listening
-from trivium.training.profile import Traces
-from trivium.training.pulse import Duty, Phase, Post
 from trivium.training.rates import lr_of_step
 from trivium.training.record import Record, entries_of, left_out_of, write_entries, write_record
 from trivium.training.rewind import (
@@ -52,15 +53,14 @@ from trivium.training.same_work import (
     refuse_other_weights,
     refuse_other_work,
 )
-from trivium.training.saves import Saves
-from trivium.training.slow_links import LINKS_TOLD, Waited
-from trivium.training.slow_ranks import Worked, is_nth
 from trivium.training.spikes import SpikeWatch, finite_or_text
 from trivium.training.state import begin_with, fragments, progress_of, read_together, restore, soundness
+from trivium.training.supervision.preemption import exit_at_once, listening
+from trivium.training.supervision.pulse import Duty, Phase, Post
+from trivium.training.supervision.watchdog import seconds_to_wait
 from trivium.training.terms import terms_of
 from trivium.training.trainer import Samples, StepResult, Trainer, adam_rule
 from trivium.training.verified_tokens import refuse_other_ids, verify_together
-from trivium.training.watchdog import seconds_to_wait
 from trivium.units import counted
 
 CHECKPOINTS = "checkpoints"
