@@ -15,7 +15,7 @@ from trivium.tokens.manifest import MANIFEST, open_shards, read_tokens_manifest,
 from trivium.tokens.samples import TokenDataset
 from trivium.tokens.tokenizer import Tokenizer, train_tokenizer
 from trivium.training.config import TrainingConfig
-from trivium.training.lineage.trace import trace as lineage
+from trivium.training.lineage import trace as lineage
 from trivium.training.loop import TrainingJob
 from trivium.training.record import read_record
 from trivium.training.supervision.job import start

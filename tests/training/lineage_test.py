@@ -25,7 +25,7 @@ from trivium.tokens.permutation import Permutation
 from trivium.tokens.samples import TokenDataset
 from trivium.training import batches
 from trivium.training.config import TrainingConfig
-from trivium.training.lineage.trace import trace as lineage
+from trivium.training.lineage import trace as lineage
 from trivium.training.loop import TrainingJob
 from trivium.training.metrics import METRICS, read
 from trivium.training.record import Record, read_record

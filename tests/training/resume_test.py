@@ -31,7 +31,7 @@ from trivium.training.metrics import EVENTS, METRICS, read
 from trivium.training.observers import saves as saves_module
 from trivium.training.prove import another_layout
 from trivium.training.record import read_record
-from trivium.training.rewind import refuse_other_order
+from trivium.training.resume import refuse_other_order
 from trivium.training.supervision.job import check, check_start, start
 
 BATCH = {"sequences": 8, "micro": 2}

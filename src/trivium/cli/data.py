@@ -13,7 +13,7 @@ from trivium.cli.workspace import Workspace
 from trivium.errors import DataError
 from trivium.finite import dumps
 from trivium.tokens.manifest import never_read, read_tokens_manifest
-from trivium.training.lineage.trace import trace as lineage
+from trivium.training.lineage import trace as lineage
 from trivium.training.record import Record, read_record
 
 app = typer.Typer(

@@ -16,8 +16,7 @@ from trivium.plan.layout import Layout
 from trivium.plan.plan import Plan
 from trivium.progress import Progress, silent
 from trivium.provenance import write_json
-from trivium.training.describe import DEGREES
-from trivium.training.loop import CHECKPOINTS, TrainingJob
+from trivium.training.loop import CHECKPOINTS, DEGREES, TrainingJob
 from trivium.training.metrics import EVENTS, METRICS, read
 from trivium.training.supervision.job import start
 

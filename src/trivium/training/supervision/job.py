@@ -23,9 +23,9 @@ from trivium.training.loop import (
     TrainingJob,
     dataset_of,
     identity_of,
-    train_rank,
 )
 from trivium.training.metrics import EVENTS, METRICS, append, last_step, warn
+from trivium.training.rank import train_rank
 from trivium.training.rates import recipe_problems
 from trivium.training.same_work import (
     STATE_GIVEN,
