@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trivium.chaos.scene import job, plan
+from chaos.scene import job, plan
 from trivium.checkpoint.format import step_name
 from trivium.cli import prove
 from trivium.cli.main import command_line

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trivium.chaos.scene import VOCABULARY, write_tokens
+from chaos.scene import VOCABULARY, write_tokens
 from trivium.checkpoint.durable import remove
 from trivium.checkpoint.format import MANIFEST, read_manifest, step_name
 from trivium.cli import train

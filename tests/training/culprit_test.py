@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from chaos.poison import Poison, poisoned
 from plans import small
 from tokens.curated import tokenized
-from trivium.chaos.poison import Poison, poisoned
 from trivium.cli import main as entry
 from trivium.errors import DataError
 from trivium.model.inputs import Inputs

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from chaos.scene import job, plan, write_tokens
 from ranks import free_port, on_ranks
-from trivium.chaos.scene import job, plan, write_tokens
 from trivium.comms.launch import Place, run_ranks
 from trivium.comms.mesh import Mesh
 from trivium.comms.terms import Terms, disagreement

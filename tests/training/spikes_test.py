@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from chaos.poison import Poison, poisoned
 from killing import killing
 from plans import small
 from ranks import on_ranks
 from tokens.curated import curated, documents
 from trivium.certify.certificate import RULE
 from trivium.certify.reference import random_rows
-from trivium.chaos.poison import Poison, poisoned
 from trivium.checkpoint.format import published, read_manifest, step_of
 from trivium.checkpoint.load import Checkpoint
 from trivium.comms.launch import Place

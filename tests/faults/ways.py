@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from trivium.certify.faults.context import APART, PACKED
-from trivium.certify.faults.mutant import Function, fault, plan
+from faults.context import APART, PACKED
+from faults.mutant import fault, plan
 from trivium.certify.ways import FAR, LARGE, NARROW
 from trivium.comms import collectives
-from trivium.comms.mesh import Mesh
 from trivium.kernels import gelu
 from trivium.kernels.cpu import block_attention
 from trivium.kernels.cpu.block_attention import Block
@@ -25,7 +24,7 @@ PACKED_RING = plan(context=2, model={**APART, "sequence": 12})  # a half has thr
 
 
 @fault(gelu, "_by_pieces", plan(), way=LARGE)
-def last_piece_left_out(original: Function, mesh: Mesh) -> Function:
+def last_piece_left_out(original, mesh):
     """What is computed in pieces ends with the last whole one."""
 
     def by_pieces(x: Tensor, y: Tensor, slope: Tensor | None) -> None:
@@ -36,7 +35,7 @@ def last_piece_left_out(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(block_attention, "_later", plan(), way=LARGE)
-def block_sees_a_later_key(original: Function, mesh: Mesh) -> Function:
+def block_sees_a_later_key(original, mesh):
     """The causal mask of a block of queries lets each see the key after its own."""
 
     def later(blocks: Sequence[Block], window: int | None, q: Tensor) -> Tensor | None:
@@ -47,7 +46,7 @@ def block_sees_a_later_key(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(block_attention, "_blocks", plan(model={"window": 3}), PACKED, way=LARGE)
-def reach_of_the_last_query(original: Function, mesh: Mesh) -> Function:
+def reach_of_the_last_query(original, mesh):
     """A block of queries is given the keys that its last query sees, of which the first saw earlier ones."""
 
     def blocks(S: int, sight: Sight) -> list[Block]:
@@ -62,7 +61,7 @@ def reach_of_the_last_query(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(block_attention, "_blocks", PACKED, way=LARGE)
-def block_of_one_document(original: Function, mesh: Mesh) -> Function:
+def block_of_one_document(original, mesh):
     """A block of queries in which a document starts is given no mask, and sees what its first query sees."""
 
     def blocks(S: int, sight: Sight) -> list[Block]:
@@ -72,13 +71,13 @@ def block_of_one_document(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(tensor, "_some_rows", plan(tensor=2), way=LARGE)
-def first_rows_only(original: Function, mesh: Mesh) -> Function:
+def first_rows_only(original, mesh):
     """Of rows that are taken some at a time, a loop ends after the first of them."""
     return lambda *tensors: list(original(*tensors))[:1]
 
 
 @fault(ring_attention, "_tiles", PACKED_RING, way=NARROW)
-def block_reaches_into_the_next_half(original: Function, mesh: Mesh) -> Function:
+def block_reaches_into_the_next_half(original, mesh):
     """A ring's last block of queries is as long as the others where fewer are left: those of the next half are
     attended from twice."""
 
@@ -91,18 +90,18 @@ def block_reaches_into_the_next_half(original: Function, mesh: Mesh) -> Function
 
 
 @fault(ring_attention, "_gradients", plan(context=2), PACKED_RING, way=NARROW)
-def row_sums_left_out(original: Function, mesh: Mesh) -> Function:
+def row_sums_left_out(original, mesh):
     """Where a ring writes its scores down, the softmax's gradient forgets what the rest of a row takes away."""
 
     def gradients(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
         *others, out, log_sum, mask = given
-        return original(*others, torch.zeros_like(out), log_sum, mask)  # type: ignore[no-any-return]
+        return original(*others, torch.zeros_like(out), log_sum, mask)
 
     return gradients
 
 
 @fault(ShardedAdamW, "_factor", plan(), plan(data=2))
-def small_gradients_raised_to_the_clip(original: Function, mesh: Mesh) -> Function:
+def small_gradients_raised_to_the_clip(original, mesh):
     """Gradients are divided by their norm also where that is below the clip; Adam hides it where all steps are."""
 
     def factor(self: ShardedAdamW, square: Tensor, loss_scale: float) -> float:
@@ -113,13 +112,13 @@ def small_gradients_raised_to_the_clip(original: Function, mesh: Mesh) -> Functi
 
 
 @fault(ShardedAdamW, "_factor", plan(), way=NARROW)
-def clipped_in_scaled_units(original: Function, mesh: Mesh) -> Function:
+def clipped_in_scaled_units(original, mesh):
     """The norm of the scaled gradients is held against the clip."""
     return lambda self, square, loss_scale: original(self, square * loss_scale**2, loss_scale)
 
 
 @fault(ShardedAdamW, "_clear", plan(), plan(data=2), way=NARROW)
-def refused_gradients_stay(original: Function, mesh: Mesh) -> Function:
+def refused_gradients_stay(original, mesh):
     """A step whose gradients overflowed is skipped, and they are not cleared: the next adds to them."""
     updates: dict[int, int] = {}
 
@@ -133,7 +132,7 @@ def refused_gradients_stay(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(ShardedAdamW, "_clear", plan(), plan(data=2), way=NARROW)
-def refused_steps_counted(original: Function, mesh: Mesh) -> Function:
+def refused_steps_counted(original, mesh):
     """A skipped step counts for the correction of Adam's moments, which it did not change."""
     updates: dict[int, int] = {}
 
@@ -146,22 +145,6 @@ def refused_steps_counted(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(collectives, "combine", plan(data=2, zero=1), way=FAR)
-def own_slice_at_the_first_place(original: Function, mesh: Mesh) -> Function:
+def own_slice_at_the_first_place(original, mesh):
     """What is received directly is added up as if every rank were the first of its group."""
     return lambda parts, own, index, out, **more: original(parts, own, 0, out, **more)
-
-
-FAULTS = (
-    last_piece_left_out,
-    block_sees_a_later_key,
-    reach_of_the_last_query,
-    block_of_one_document,
-    first_rows_only,
-    block_reaches_into_the_next_half,
-    row_sums_left_out,
-    small_gradients_raised_to_the_clip,
-    clipped_in_scaled_units,
-    refused_gradients_stay,
-    refused_steps_counted,
-    own_slice_at_the_first_place,
-)

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from trivium.certify.faults.mutant import Function, fault, plan, with_own
+from faults.mutant import fault, plan, with_own
 from trivium.comms.collectives import PendingResult
-from trivium.comms.mesh import Group, Mesh
+from trivium.comms.mesh import Group
 from trivium.kernels.dropout import DropoutKey
 from trivium.parallel.sharding import buckets, zero
 from trivium.parallel.sharding.buckets import Bucket, GradientWatch
@@ -34,13 +34,13 @@ RAMP = {"ramp": {"start": 2, "increment": 2, "samples": 6}, "sequences": 6}
 
 
 @fault(buckets, "all_reduce_begin", REPLICAS)
-def replicas_not_summed(original: Function, mesh: Mesh) -> Function:
+def replicas_not_summed(original, mesh):
     """The sum of gradients over data ranks is missing: each replica trains alone."""
     return lambda x, group: PendingResult(None, x)
 
 
 @fault(buckets, "reduce_scatter_begin", SHARDED)
-def slices_not_summed(original: Function, mesh: Mesh) -> Function:
+def slices_not_summed(original, mesh):
     """Each data rank updates its slice with its own replica's gradient."""
 
     def begin(x: Tensor, group: Group) -> PendingResult:
@@ -50,13 +50,13 @@ def slices_not_summed(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(buckets, "all_reduce_begin", IN_COPIES, plan(data=2, context=2, shards=2, zero=3))
-def copies_not_summed(original: Function, mesh: Mesh) -> Function:
+def copies_not_summed(original, mesh):
     """Where several copies of the sharded state exist, each is trained by the gradients of its own ranks alone."""
     return lambda x, group: PendingResult(None, x)
 
 
 @fault(zero.ShardedAdamW, "_shares", IN_COPIES)
-def every_copy_counted(original: Function, mesh: Mesh) -> Function:
+def every_copy_counted(original, mesh):
     """The norm counts a slice once for each of the ranks that hold it."""
 
     def shares(self: zero.ShardedAdamW, *arguments: Any) -> Tensor:
@@ -72,14 +72,14 @@ def every_copy_counted(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(Bucket, "reduced", REPLICAS, SHARDED)
-def average_taken_twice(original: Function, mesh: Mesh) -> Function:
+def average_taken_twice(original, mesh):
     """Gradients are divided by the number of replicas in the loss and again after the sum; Adam hides the factor,
     the clip does not."""
     return lambda self: original(self) / (self.sharers.size * self.holders.size)
 
 
 @fault(GradientWatch, "start_step", REPLICAS, SHARDED)
-def reduced_before_the_last_micro_batch(original: Function, mesh: Mesh) -> Function:
+def reduced_before_the_last_micro_batch(original, mesh):
     """The reduction of a bucket starts in the backward of the first micro-batch; what follows is not reduced."""
 
     def start_step(self: GradientWatch, *, reduces: bool = True) -> None:
@@ -99,7 +99,7 @@ def _reduced_at_once(bucket: Bucket) -> None:
 
 
 @fault(Bucket, "__init__", TIED_ON_ONE_RANK)
-def tied_table_reduced_early(original: Function, mesh: Mesh) -> Function:
+def tied_table_reduced_early(original, mesh):
     """The reduction of a tied table starts in the last backward of the embedding, before the head's weight gradients,
     which were put off, are added."""
 
@@ -113,7 +113,7 @@ def tied_table_reduced_early(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(Bucket, "collect", plan(data=2, zero=2))
-def sharded_gradients_overwritten(original: Function, mesh: Mesh) -> Function:
+def sharded_gradients_overwritten(original, mesh):
     """With sharded gradients, the slice of a micro-batch replaces that of the earlier ones."""
 
     def collect(self: Bucket) -> None:
@@ -125,19 +125,19 @@ def sharded_gradients_overwritten(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(Bucket, "clear_gradients", SHARDED)
-def gradients_of_the_step_before(original: Function, mesh: Mesh) -> Function:
+def gradients_of_the_step_before(original, mesh):
     """Gradients are not cleared after the update."""
     return lambda self: None
 
 
 @fault(Bucket, "publish", SHARDED, plan(data=2, zero=2))
-def stale_after_the_update(original: Function, mesh: Mesh) -> Function:
+def stale_after_the_update(original, mesh):
     """The all-gather after the sharded update is skipped: a rank goes on with old weights outside its slice."""
     return lambda self: None
 
 
 @fault(Bucket, "_free_weights", plan(data=2, zero=3))
-def stale_gathered_weights(original: Function, mesh: Mesh) -> Function:
+def stale_gathered_weights(original, mesh):
     """With sharded weights, a module's gathered weights outlive the update and are used again."""
     kept: set[int] = set()
 
@@ -150,26 +150,26 @@ def stale_gathered_weights(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(Bucket, "reduced", SHARDED)
-def slice_off_by_one(original: Function, mesh: Mesh) -> Function:
+def slice_off_by_one(original, mesh):
     """A data rank updates its slice with the gradient of one that begins one element early."""
     return lambda self: original(self).roll(1)
 
 
 @fault(zero, "sum_over_ranks_begin", SHARDED)
-def clipped_by_the_local_norm(original: Function, mesh: Mesh) -> Function:
+def clipped_by_the_local_norm(original, mesh):
     """Each rank clips by the norm of the slice it updates."""
 
     return with_own(original, place=0)
 
 
 @fault(trainer, "bucket_table", plan())
-def norms_and_biases_decayed(original: Function, mesh: Mesh) -> Function:
+def norms_and_biases_decayed(original, mesh):
     """Flat buffers lose sight of what they hold: weight decay falls on norms and biases too."""
     return lambda plan, pipeline: tuple(row._replace(decayed=row.padded) for row in original(plan, pipeline))
 
 
 @fault(Trainer, "_inputs", REPLICAS)
-def replicas_read_the_same(original: Function, mesh: Mesh) -> Function:
+def replicas_read_the_same(original, mesh):
     """Every data rank reads the first replica's samples: the batch is smaller than it says."""
 
     def inputs(self: Trainer, samples: Samples, step: int | None) -> Any:
@@ -180,7 +180,7 @@ def replicas_read_the_same(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(trainer, "DropoutKey", plan(data=2, model={"dropout": 0.2}))
-def masks_equal_on_all_samples(original: Function, mesh: Mesh) -> Function:
+def masks_equal_on_all_samples(original, mesh):
     """Every micro-batch of every replica drops the same elements."""
 
     def key(seed: int, step: int, samples: tuple[int, ...], sequence: int) -> DropoutKey:
@@ -190,26 +190,26 @@ def masks_equal_on_all_samples(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(trainer, "DropoutKey", plan(model={"dropout": 0.2}))
-def masks_equal_in_all_steps(original: Function, mesh: Mesh) -> Function:
+def masks_equal_in_all_steps(original, mesh):
     """The generator is seeded alike at every step."""
     return lambda seed, step, *more: DropoutKey(seed, 0, *more)
 
 
 @fault(zero, "sum_over_ranks_begin", REPLICAS)
-def loss_of_one_replica(original: Function, mesh: Mesh) -> Function:
+def loss_of_one_replica(original, mesh):
     """The reported loss is that of one replica, scaled up."""
 
     return with_own(original, place=1, times=mesh.data.size)
 
 
 @fault(Samples, "padding_in", REPLICAS, plan(pipeline=2, context=2, model={"documents": "apart"}))
-def padding_validated(original: Function, mesh: Mesh) -> Function:
+def padding_validated(original, mesh):
     """What fills the last micro-batches of a validation counts in its loss."""
     return lambda self, first, count: 0
 
 
 @fault(Batch, "at", plan(batch=RAMP), plan(data=2, batch=RAMP))
-def ramp_skips_samples(original: Function, mesh: Mesh) -> Function:
+def ramp_skips_samples(original, mesh):
     """At a rise of the batch, samples are counted as if all steps had been as large."""
 
     def at(self: Batch, step: int) -> Step:
@@ -220,38 +220,12 @@ def ramp_skips_samples(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(Precision, "accumulation", plan())
-def accumulated_in_bf16(original: Function, mesh: Mesh) -> Function:
+def accumulated_in_bf16(original, mesh):
     """Gradients of micro-batches are added in bf16 where a wide accumulator is promised."""
     return lambda self: "bf16"
 
 
 @fault(Precision, "reduction_of", SHARDED)
-def reduced_in_bf16(original: Function, mesh: Mesh) -> Function:
+def reduced_in_bf16(original, mesh):
     """Gradients are summed over data ranks in bf16 where the accumulator's dtype is promised."""
     return lambda self, once: "bf16"
-
-
-FAULTS = (
-    replicas_not_summed,
-    slices_not_summed,
-    copies_not_summed,
-    every_copy_counted,
-    average_taken_twice,
-    reduced_before_the_last_micro_batch,
-    tied_table_reduced_early,
-    sharded_gradients_overwritten,
-    gradients_of_the_step_before,
-    stale_after_the_update,
-    stale_gathered_weights,
-    slice_off_by_one,
-    clipped_by_the_local_norm,
-    norms_and_biases_decayed,
-    replicas_read_the_same,
-    masks_equal_on_all_samples,
-    masks_equal_in_all_steps,
-    loss_of_one_replica,
-    padding_validated,
-    ramp_skips_samples,
-    accumulated_in_bf16,
-    reduced_in_bf16,
-)

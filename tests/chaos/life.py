@@ -1,4 +1,4 @@
-"""One life of the training: a launcher and its ranks in processes of their own, until they are killed."""
+"""One life of the training: a launcher and its ranks in separate processes, until they are killed."""
 
 import contextlib
 import os
@@ -24,14 +24,14 @@ PATIENCE_SECONDS = 120.0
 
 @dataclass
 class Life:
-    """A training that runs beside this process."""
+    """A training that runs concurrently with this process."""
 
     launcher: ForkProcess
     log: Path
 
     @classmethod
     def begin(cls, job: TrainingJob, log: Path) -> "Life":
-        """Start it; what it prints goes to `log`."""
+        """Start a training; its output goes to `log`."""
         log.unlink(missing_ok=True)
         process = get_context("fork").Process(target=_live, args=(job, log, os.getpid()))
         process.start()
@@ -39,7 +39,7 @@ class Life:
 
     @property
     def ranks(self) -> list[int]:
-        """The process ids of its ranks that live now."""
+        """The process ids of the ranks that are alive now."""
         pid = self.launcher.pid
         try:
             return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -51,7 +51,7 @@ class Life:
         return self.launcher.is_alive()
 
     def wait_for(self, seen: Callable[[], bool]) -> bool:
-        """Wait until something is seen, or it is over; whether it was seen."""
+        """Wait until `seen` or the end of the training; return whether `seen` came first."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while self.lives:
             if seen():
@@ -59,13 +59,13 @@ class Life:
             if time.monotonic() > deadline:
                 self.kill(launcher=True, victim=0)
                 raise TriviumError(
-                    f"the training did nothing for {PATIENCE_SECONDS:.0f} s; the last it said: {self.last_words}"
+                    f"the training did nothing for {PATIENCE_SECONDS:.0f} s; its last line: {self.last_line}"
                 )
             time.sleep(POLL_SECONDS)
         return False
 
     def signal(self, number: signal.Signals, *pids: int) -> None:
-        """Send a signal to processes, as far as they still are."""
+        """Send a signal to those of the processes that still exist."""
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -77,26 +77,25 @@ class Life:
 
     @property
     def exit_code(self) -> int | None:
-        """The launcher's, None while it lives; negative: the signal that killed it."""
+        """The launcher's exit code, None while it lives, or minus the number of the signal that killed it."""
         return self.launcher.exitcode
 
     @property
-    def last_words(self) -> str:
-        """The last line of what it printed."""
-        lines = (
-            self.log.read_text(encoding="utf-8", errors="replace").split("\n") if self.log.exists() else []
-        )
-        return next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+    def last_line(self) -> str:
+        text = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+        return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "nothing")
 
     @property
     def own_end(self) -> str:
-        """How it ended, where nothing that was done to it made it; nothing while it lives."""
+        """How the training ended before any fault was injected; empty while it lives."""
         if self.lives:
             return ""
-        return f"the training ended by itself with exit code {self.exit_code}; the last it said: {self.last_words}"
+        return (
+            f"the training ended by itself with exit code {self.exit_code}; its last line: {self.last_line}"
+        )
 
     def gone_within(self, seconds: float, ranks: Sequence[int]) -> float | None:
-        """Seconds until the launcher and these ranks are gone, or None when they are not after so many."""
+        """Return the seconds until the launcher and these ranks are gone, or None if they are not gone in time."""
         begin = time.monotonic()
         while time.monotonic() - begin < seconds:
             if not self.lives and not any(_runs(rank) for rank in ranks):
@@ -105,8 +104,8 @@ class Life:
         return None
 
     def kill(self, *, launcher: bool, victim: int) -> None:
-        """SIGKILL the launcher or a rank, and wait until all are gone."""
-        if not self.lives:  # its number may be another process's by now
+        """SIGKILL the launcher or a rank, and wait until all processes are gone."""
+        if not self.lives:  # its process id may have been reused
             return
         ranks = self.ranks
         pid = self.launcher.pid if launcher or not ranks else ranks[victim % len(ranks)]
@@ -122,8 +121,8 @@ class Life:
 
 
 def _runs(pid: int) -> bool:
-    """A zombie has stopped, and whoever inherited it will collect it, once its other threads have: the last of them
-    closes its files, and with them the lock of the run directory."""
+    """Whether any thread of a process runs. The first thread may be a zombie while others still keep the process's
+    files open, and with them the lock of the run directory."""
     try:
         threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
     except OSError:
@@ -132,12 +131,12 @@ def _runs(pid: int) -> bool:
 
 
 def _state(pid: int) -> str:
-    """The letter of proc(5) for what a process does; D: it waits for a disk, and cannot even die. Nothing: gone."""
+    """Return the state letter of proc(5), or an empty string if the process is gone."""
     return "".join(stat_of(pid)[:1])
 
 
 def states(pids: Sequence[int]) -> dict[int, str]:
-    """The state of every thread of the processes that are left."""
+    """Return the states of all threads of each process that is left."""
     found = {}
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -147,7 +146,7 @@ def states(pids: Sequence[int]) -> dict[int, str]:
 
 
 def end_all() -> None:
-    """Kill what this process has forked and not ended, and with each launcher its ranks."""
+    """Kill the processes that this process has forked; each launcher's ranks end with it."""
     for process in active_children():
         if isinstance(process, ForkProcess):
             Life(process, Path()).kill(launcher=True, victim=0)
@@ -155,9 +154,9 @@ def end_all() -> None:
 
 def _live(job: TrainingJob, log: Path, parent: int) -> None:
     end_with(parent)
-    for number in ENDING:  # as a process that a user starts has them
+    for number in ENDING:  # as in a process that a user starts
         signal.signal(number, signal.SIG_DFL)
-    tempfile.tempdir = str(log.parent)  # what a killed launcher leaves goes with the folder of all
+    tempfile.tempdir = str(log.parent)  # so that leftovers of a killed launcher are removed too
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

@@ -5,10 +5,9 @@ from typing import Any
 
 import torch
 
+from faults.mutant import fault, plan
 from trivium.certify.courses import LONG_STEPS
-from trivium.certify.faults.mutant import Function, fault, plan
 from trivium.certify.ways import LONG_WAY
-from trivium.comms.mesh import Mesh
 from trivium.kernels.dropout import DropoutKey
 from trivium.parallel.sharding.zero import ShardedAdamW
 from trivium.plan.batch import Batch, Step
@@ -23,7 +22,7 @@ RAMPED = plan(batch={"ramp": {"start": 2, "increment": 2, "samples": 6}, "sequen
 
 
 @fault(ShardedAdamW, "_adamw", ONE, plan(data=2, zero=1), way=LONG_WAY)
-def correction_stops_growing(original: Function, mesh: Mesh) -> Function:
+def correction_stops_growing(original, mesh):
     """The count of updates that corrects Adam's moments stops growing at the fifth."""
 
     def adamw(self: ShardedAdamW, *given: Any, **named: Any) -> None:
@@ -36,7 +35,7 @@ def correction_stops_growing(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(ShardedAdamW, "_adamw", ONE, way=LONG_WAY)
-def decay_ends_with_the_warm_up(original: Function, mesh: Mesh) -> Function:
+def decay_ends_with_the_warm_up(original, mesh):
     """Weight decay is applied in the first ten updates only."""
 
     def adamw(self: ShardedAdamW, *given: Any, **named: Any) -> None:
@@ -49,7 +48,7 @@ def decay_ends_with_the_warm_up(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(ShardedAdamW, "_clear", ONE, way=LONG_WAY)
-def moments_begin_again(original: Function, mesh: Mesh) -> Function:
+def moments_begin_again(original, mesh):
     """After 32 updates Adam's second moments begin at zero again."""
 
     def clear(self: ShardedAdamW) -> None:
@@ -61,13 +60,13 @@ def moments_begin_again(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(trainer, "DropoutKey", ONE, plan(data=2, zero=3), way=LONG_WAY)
-def masks_repeat_every_fourth_step(original: Function, mesh: Mesh) -> Function:
+def masks_repeat_every_fourth_step(original, mesh):
     """The dropout keys of a step are those of the fourth step before."""
     return lambda seed, step, *more: DropoutKey(seed, step % 4, *more)
 
 
 @fault(trainer, "DropoutKey", ONE, way=LONG_WAY)
-def masks_repeat_after_64_samples(original: Function, mesh: Mesh) -> Function:
+def masks_repeat_after_64_samples(original, mesh):
     """Dropout keys count samples modulo 64 and forget the step."""
 
     def key(seed: int, step: int, samples: tuple[int, ...], sequence: int) -> DropoutKey:
@@ -80,56 +79,56 @@ def masks_repeat_after_64_samples(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(rates, "learning_rate", ONE, way=LONG_WAY)
-def rate_of_the_tokens_before(original: Function, mesh: Mesh) -> Function:
+def rate_of_the_tokens_before(original, mesh):
     """A step's learning rate is that of the tokens consumed when it begins."""
     return lambda config, consumed, last: original(config, consumed - last // LONG_STEPS, last)
 
 
 @fault(rates, "learning_rate", ONE, way=LONG_WAY)
-def rate_rises_after_the_decay(original: Function, mesh: Mesh) -> Function:
+def rate_rises_after_the_decay(original, mesh):
     """After the end of the decay the cosine goes on, and the learning rate rises again."""
 
     def rate(config: TrainingConfig, tokens: int, last: int) -> float:
         end = config.decay_tokens or last
         cosine = config.decay == "cosine"
-        return original(config, 2 * end - tokens if cosine and tokens > end else tokens, last)  # type: ignore[no-any-return]
+        return original(config, 2 * end - tokens if cosine and tokens > end else tokens, last)
 
     return rate
 
 
 @fault(rates, "learning_rate", ONE, way=LONG_WAY)
-def rate_falls_to_zero(original: Function, mesh: Mesh) -> Function:
+def rate_falls_to_zero(original, mesh):
     """The decay ends at zero, whatever final rate was chosen."""
 
     def rate(config: TrainingConfig, tokens: int, last: int) -> float:
-        return original(config.model_copy(update={"lr_final_fraction": 0.0}), tokens, last)  # type: ignore[no-any-return]
+        return original(config.model_copy(update={"lr_final_fraction": 0.0}), tokens, last)
 
     return rate
 
 
 @fault(rates, "_left", ONE, way=LONG_WAY)
-def final_decay_always_linear(original: Function, mesh: Mesh) -> Function:
+def final_decay_always_linear(original, mesh):
     """The shape of the final decay after a stable part is not read."""
 
     def left(config: TrainingConfig, done: float) -> float:
-        return original(config.model_copy(update={"final_decay_shape": "linear"}), done)  # type: ignore[no-any-return]
+        return original(config.model_copy(update={"final_decay_shape": "linear"}), done)
 
     return left
 
 
 @fault(rates, "lr_of_step", RAMPED, way=LONG_WAY)
-def rate_by_full_batches(original: Function, mesh: Mesh) -> Function:
+def rate_by_full_batches(original, mesh):
     """The schedule counts every step as one of the full batch, also while the batch is ramped up."""
 
     def rate(config: TrainingConfig, plan: Any, step: int) -> float:
         constant = plan.batch.model_copy(update={"ramp": None})
-        return original(config, plan.model_copy(update={"batch": constant}), step)  # type: ignore[no-any-return]
+        return original(config, plan.model_copy(update={"batch": constant}), step)
 
     return rate
 
 
 @fault(LossScale, "update", ONE, way=LONG_WAY)
-def scale_never_grows(original: Function, mesh: Mesh) -> Function:
+def scale_never_grows(original, mesh):
     """The loss scale is halved by overflows and never doubled."""
 
     def update(self: LossScale, *, finite: bool) -> None:
@@ -141,7 +140,7 @@ def scale_never_grows(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(LossScale, "update", ONE, way=LONG_WAY)
-def overflow_leaves_the_count(original: Function, mesh: Mesh) -> Function:
+def overflow_leaves_the_count(original, mesh):
     """An overflow halves the loss scale, and the finite steps before it still count for the next doubling."""
 
     def update(self: LossScale, *, finite: bool) -> None:
@@ -153,7 +152,7 @@ def overflow_leaves_the_count(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(LossScale, "update", ONE, way=LONG_WAY)
-def scale_without_bound(original: Function, mesh: Mesh) -> Function:
+def scale_without_bound(original, mesh):
     """The loss scale is doubled beyond its largest value."""
 
     def update(self: LossScale, *, finite: bool) -> None:
@@ -166,7 +165,7 @@ def scale_without_bound(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(Batch, "at", ONE, RAMPED, way=LONG_WAY)
-def samples_read_again(original: Function, mesh: Mesh) -> Function:
+def samples_read_again(original, mesh):
     """After 100 samples the first ones are read again."""
 
     def at(self: Batch, step: int) -> Step:
@@ -177,7 +176,7 @@ def samples_read_again(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(Batch, "at", RAMPED, way=LONG_WAY)
-def ramp_reaches_its_end_late(original: Function, mesh: Mesh) -> Function:
+def ramp_reaches_its_end_late(original, mesh):
     """The batch stays at its last size but one when the ramp is over."""
 
     def at(self: Batch, step: int) -> Step:
@@ -188,22 +187,3 @@ def ramp_reaches_its_end_late(original: Function, mesh: Mesh) -> Function:
         )
 
     return at
-
-
-FAULTS = (
-    correction_stops_growing,
-    decay_ends_with_the_warm_up,
-    moments_begin_again,
-    masks_repeat_every_fourth_step,
-    masks_repeat_after_64_samples,
-    rate_of_the_tokens_before,
-    rate_rises_after_the_decay,
-    rate_falls_to_zero,
-    final_decay_always_linear,
-    rate_by_full_batches,
-    scale_never_grows,
-    overflow_leaves_the_count,
-    scale_without_bound,
-    samples_read_again,
-    ramp_reaches_its_end_late,
-)

@@ -1,5 +1,5 @@
-"""Ask a training to end, at random instants and in every way a scheduler or a user does; it must save once, and say 75
-or, interrupted, 130."""
+"""Ask a training to end at random instants, in every way that a scheduler or a user does. It must save once, and exit
+with 75, or with 130 if it was interrupted."""
 
 import signal
 import time
@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from trivium.chaos.life import Life
-from trivium.chaos.scene import LAYOUTS, SEED, job, plan, write_tokens
+from chaos.life import Life
+from chaos.scene import LAYOUTS, SEED, event_steps, job, plan, write_tokens
 from trivium.checkpoint.format import published, step_of
 from trivium.checkpoint.load import Checkpoint
 from trivium.errors import CheckpointError, Interrupted, Preempted
@@ -21,20 +21,20 @@ from trivium.training.preemption import ONE_REQUEST_SECONDS, SIGNALS
 from trivium.training.run import CHECKPOINTS
 
 TARGETS = ("launcher", "a rank", "every process", "twice")
-PATIENCE_SECONDS = 60.0  # in which the ranks of a busy machine certainly do a step and save
+PATIENCE_SECONDS = 60.0  # enough for a step and a save on a busy machine
 AT_ONCE_SECONDS = 5.0
-# The step under way when the signal comes, the one that carries the news, and one that was done but not yet told.
+# The current step, the step that carries the request to all ranks, and one that was done but not yet logged.
 STEPS_MORE = 3
-# In which a launcher passes a request on: it has to get a core first, of ranks that do a step in milliseconds.
+# Time for the launcher to forward a request: it competes for a core with ranks whose steps take milliseconds.
 PASSED_ON_SECONDS = 0.2
 
 
 def preempt_often(
-    folder: Path, *, preemptions: int, seed: int = SEED, progress: Progress = silent
+    folder: Path, preemptions: int, *, seed: int = SEED, progress: Progress = silent
 ) -> dict[str, Any]:
-    """Let one training be preempted so often, on changing layouts, going on each time; count what went wrong."""
-    began, tokens, out = time.monotonic(), write_tokens(folder), folder / "run"
-    draw, wrong, used, seconds = generator_for(seed, "chaos", "preempt"), list[str](), Counter[str](), []
+    """Preempt one training `preemptions` times, resuming it on another layout each time; count what went wrong."""
+    tokens, out = write_tokens(folder), folder / "run"
+    draw, losses, used, seconds = generator_for(seed, "chaos", "preempt"), list[str](), Counter[str](), [0.0]
     for number in range(preemptions):
         layout, target = LAYOUTS[int(draw.integers(len(LAYOUTS)))], TARGETS[int(draw.integers(len(TARGETS)))]
         name = f"preemption {number}, {target}, {dict(layout)}"
@@ -42,39 +42,37 @@ def preempt_often(
         given = job(tokens, out, plan(layout), save=mode, checkpoint_every=every)
         events, since, step = len(read(out / EVENTS)), time.time(), _newest(out)
         life = Life.begin(given, folder / "log.txt")
-        life.wait_for(lambda life=life: bool(life.ranks))  # type: ignore[misc]
+        life.wait_for(lambda life=life: bool(life.ranks))
         if draw.random() < 0.8:
-            life.wait_for(lambda step=step: last_step(out / METRICS) > step)  # type: ignore[misc]
+            life.wait_for(lambda step=step: last_step(out / METRICS) > step)
         time.sleep(float(draw.uniform(0, 0.2)))
         if life.own_end:
-            wrong.append(f"{name}: {life.own_end}")
+            losses.append(f"{name}: {life.own_end}")
             continue
-        took, found = _twice(life, draw) if target == "twice" else _once(life, out, target, draw)
+        took, wrong = _twice(life, draw) if target == "twice" else _once(life, out, target, draw)
         seconds += [took]
-        told = read(out / EVENTS)[events:]
-        # A user's request is obeyed at once where no step was done.
+        new = read(out / EVENTS)[events:]
+        # A user's request ends the training at once if no step was done.
         if life.exit_code == Interrupted.exit_code and not _did_a_step(out, since):
-            found = [
-                f"no step was done, and it {e['event']}" for e in told if e["event"] in ("saved", "preempted")
+            wrong = [
+                f"no step was done, and it {e['event']}" for e in new if e["event"] in ("saved", "preempted")
             ]
         elif target != "twice":
-            found += _saved_once(out, told, every)
-        wrong += [f"{name}: {what}" for what in [*found, *_went_on(told, step)]]
+            wrong += _saved_once(out, new, every)
+        losses += [f"{name}: {what}" for what in [*wrong, *_continued(new, step)]]
         used[target] += 1
-        progress(number + 1, preemptions, f"{len(wrong)} wrong, step {_newest(out)}")
+        progress(number + 1, preemptions, f"{len(losses)} wrong, step {_newest(out)}")
     return {
         "preemptions": preemptions,
-        "saved_and_ended": preemptions - len({what.partition(": ")[0] for what in wrong}),
+        "saved_and_ended": preemptions - len({loss.partition(": ")[0] for loss in losses}),
         "by_target": dict(used),
-        "longest_seconds": max(seconds, default=0.0),
-        "losses": wrong,
-        "seconds": time.monotonic() - began,
-        "passed": not wrong,
+        "longest_seconds": max(seconds),
+        "losses": losses,
     }
 
 
 def _once(life: Life, out: Path, target: str, draw: np.random.Generator) -> tuple[float, list[str]]:
-    """One request, to the launcher, a rank or all of them."""
+    """Send one request to the launcher, a rank or all of them. Return the seconds that it took, and what went wrong."""
     ranks, done = life.ranks, last_step(out / METRICS)
     number = SIGNALS[int(draw.integers(len(SIGNALS)))]
     victims = {
@@ -82,29 +80,26 @@ def _once(life: Life, out: Path, target: str, draw: np.random.Generator) -> tupl
         "a rank": [ranks[int(draw.integers(len(ranks)))]],
         "every process": [*ranks, life.pid],
     }[target]
-    told = time.time() + (PASSED_ON_SECONDS if target == "launcher" else 0)
+    forwarded = time.time() + (PASSED_ON_SECONDS if target == "launcher" else 0)
     life.signal(number, *victims)
     took = life.gone_within(PATIENCE_SECONDS, ranks)
     if took is None:
         life.kill(launcher=True, victim=0)
         return PATIENCE_SECONDS, [f"not gone {PATIENCE_SECONDS:.0f} s after {number.name}"]
-    found = []
+    wrong = []
     by_user = number == signal.SIGINT and target != "a rank"
     right = (Interrupted if by_user else Preempted).exit_code
     if life.exit_code != right:
-        found.append(f"exit code {life.exit_code} after {number.name}, not {right}")
-    done = max(
-        done,
-        _resumed(out),
-        *(int(r.get("step", 0)) for r in read(out / METRICS) if r.get("time", told) < told),
-    )
+        wrong.append(f"exit code {life.exit_code} after {number.name}, not {right}")
+    logged = (int(r.get("step", 0)) for r in read(out / METRICS) if r.get("time", forwarded) < forwarded)
+    done = max([done, *event_steps(out, "resumed"), *logged])
     if last_step(out / METRICS) > done + STEPS_MORE:
-        found.append(f"step {done} was done at {number.name}, and {last_step(out / METRICS)} at the end")
-    return took, found
+        wrong.append(f"step {done} was done at {number.name}, and {last_step(out / METRICS)} at the end")
+    return took, wrong
 
 
 def _twice(life: Life, draw: np.random.Generator) -> tuple[float, list[str]]:
-    """A training that cannot save, as a rank is stopped, ends at the second signal."""
+    """Send two signals to a training that cannot save, because a rank is stopped: it must end at the second."""
     ranks = life.ranks
     number = SIGNALS[int(draw.integers(len(SIGNALS)))]
     life.signal(signal.SIGSTOP, ranks[int(draw.integers(len(ranks)))])
@@ -123,30 +118,30 @@ def _twice(life: Life, draw: np.random.Generator) -> tuple[float, list[str]]:
 
 
 def _saved_once(out: Path, events: list[dict[str, Any]], every: int) -> list[str]:
-    """The last step done is saved and good, and nothing was saved but it and what was due."""
+    """Check that the last step is saved and good, and that only this and the steps that were due were saved."""
     done, newest = last_step(out / METRICS), _newest(out)
-    found = [] if done == newest else [f"the last step done is {done}, the newest checkpoint {newest}"]
+    wrong = [] if done == newest else [f"the last step done is {done}, the newest checkpoint {newest}"]
     more = [e["step"] for e in events if e["event"] == "saved" and e["step"] % every]
     if more != [done] * (done % every > 0):
-        found.append(f"steps {more} were saved besides those that were due, where {done} was the last")
+        wrong.append(f"steps {more} were saved besides those that were due; the last step is {done}")
     for path in published(out / CHECKPOINTS)[-1:]:
         try:
             Checkpoint.open(path).verify()
         except CheckpointError as error:
-            found.append(str(error))
-    return found
+            wrong.append(str(error))
+    return wrong
 
 
-def _went_on(events: list[dict[str, Any]], step: int) -> list[str]:
-    """This life, if it came so far as to save, began where the last one ended."""
+def _continued(events: list[dict[str, Any]], step: int) -> list[str]:
+    """Check that this life, if it got as far as saving, began where the previous one ended."""
     resumed = [e["step"] for e in events if e["event"] == "resumed"]
     if not resumed and step and any(e["event"] == "saved" for e in events):
-        return [f"began anew, and {step} was there"]
-    return [f"went on from {resumed[0]}, and {step} was there"] if resumed and resumed[0] != step else []
-
-
-def _resumed(out: Path) -> int:
-    return max((e["step"] for e in read(out / EVENTS) if e["event"] == "resumed"), default=0)
+        return [f"started from scratch, though step {step} was saved"]
+    return (
+        [f"resumed from step {resumed[0]}, though step {step} was saved"]
+        if resumed and resumed[0] != step
+        else []
+    )
 
 
 def _did_a_step(out: Path, since: float) -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from trivium.certify.faults.mutant import Function, fault, plan
-from trivium.comms.mesh import Group, Mesh
+from faults.mutant import fault, plan
+from trivium.comms.mesh import Group
 from trivium.kernels import sight
 from trivium.kernels.sight import Seen, Sight
 from trivium.model.inputs import Inputs
@@ -33,13 +33,13 @@ WINDOW_RING = plan(context=2, model=WINDOW)
 
 
 @fault(buckets, "all_reduce_begin", plan(context=2, zero=0), plan(data=2, context=2, zero=0))
-def context_ranks_not_summed(original: Function, mesh: Mesh) -> Function:
+def context_ranks_not_summed(original, mesh):
     """Gradients are summed over data ranks and not over those that share a sequence."""
     return lambda x, group: original(x, mesh.data)
 
 
 @fault(Bucket, "owned", plan(data=2, context=2, zero=1, order=("context", "pipeline", "tensor", "data")))
-def slices_counted_by_axis(original: Function, mesh: Mesh) -> Function:
+def slices_counted_by_axis(original, mesh):
     """A replica takes the slice of its place by data, then context, where the layout has context ranks the farthest
     apart and the collectives count otherwise."""
 
@@ -53,7 +53,7 @@ def slices_counted_by_axis(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(ring_attention, "rotate_begin", RING, PACKED_RING)
-def key_gradients_not_home(original: Function, mesh: Mesh) -> Function:
+def key_gradients_not_home(original, mesh):
     """Ring attention: the gradients of keys and values stop one rank before home."""
 
     turns = count(1)
@@ -68,7 +68,7 @@ def key_gradients_not_home(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(sight, "seen_of", RING)
-def causal_by_local_numbers(original: Function, mesh: Mesh) -> Function:
+def causal_by_local_numbers(original, mesh):
     """The causal mask compares positions within a rank's part instead of within the sequence."""
 
     def seen_of(queries: np.ndarray, keys: np.ndarray, first: np.ndarray) -> Seen | None:
@@ -79,24 +79,24 @@ def causal_by_local_numbers(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(attention._Exchange, "backward", ULYSSES)
-def exchange_not_reversed(original: Function, mesh: Mesh) -> Function:
+def exchange_not_reversed(original, mesh):
     """Ulysses: the backward of the all-to-all hands heads to the wrong ranks."""
 
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         dim = 1 if ctx.split == "heads" else 2
-        return original(ctx, grads[0].flip(dim))  # type: ignore[no-any-return]
+        return original(ctx, grads[0].flip(dim))
 
     return backward
 
 
 @fault(Inputs, "_numbers", RING, ULYSSES)
-def positions_of_the_first_context_part(original: Function, mesh: Mesh) -> Function:
+def positions_of_the_first_context_part(original, mesh):
     """Every context rank embeds its positions as if its part began the sequence."""
     return lambda self: torch.arange(self.shape[0])
 
 
 @fault(Trainer, "_tokens_that_count", PACKED_RING, plan(data=2, model=APART))
-def normalised_by_the_local_count(original: Function, mesh: Mesh) -> Function:
+def normalised_by_the_local_count(original, mesh):
     """A masked loss is the mean over each rank's own tokens, then over ranks, though ranks hold different numbers."""
 
     def count(self: Trainer, samples: Samples, inputs: list[Inputs]) -> float:
@@ -107,13 +107,13 @@ def normalised_by_the_local_count(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(batches, "Sight", PACKED, PACKED_RING)
-def documents_see_each_other(original: Function, mesh: Mesh) -> Function:
+def documents_see_each_other(original, mesh):
     """The document mask is dropped, and packed documents leak into the next."""
     return lambda order, starts: Sight(order, None)
 
 
 @fault(batches, "packing", PACKED)
-def positions_run_on(original: Function, mesh: Mesh) -> Function:
+def positions_run_on(original, mesh):
     """Positions do not start again with a packed document."""
 
     def packing(tokens: np.ndarray, end_of_text: int) -> Packing:
@@ -124,7 +124,7 @@ def positions_run_on(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(trainer, "inputs_of", PACKED)
-def next_document_predicted(original: Function, mesh: Mesh) -> Function:
+def next_document_predicted(original, mesh):
     """The loss counts the first token of the next document, which nothing before it can tell."""
 
     def inputs_of(*arguments: Any, **more: Any) -> Inputs:
@@ -136,36 +136,19 @@ def next_document_predicted(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(Sight, "within", plan(model=WINDOW), plan(model={**APART, **WINDOW}), WINDOW_RING)
-def window_off_by_one(original: Function, mesh: Mesh) -> Function:
+def window_off_by_one(original, mesh):
     """The window is counted as so many positions before the query's own, which is then one more."""
     return lambda self, window: original(self, None if window is None else window + 1)
 
 
 @fault(sight, "seen_of", WINDOW_RING, PACKED_RING)
-def tile_beyond_the_reach(original: Function, mesh: Mesh) -> Function:
+def tile_beyond_the_reach(original, mesh):
     """Ring attention: what is whole by order alone is attended to whole, also where a window ends or a document starts
     in it."""
     return lambda queries, keys, first: original(queries, keys, np.zeros_like(first))
 
 
 @fault(ModelShape, "window_of", plan(pipeline=2, model={**WINDOW, "window_from": 2}))
-def window_by_layers_of_the_stage(original: Function, mesh: Mesh) -> Function:
+def window_by_layers_of_the_stage(original, mesh):
     """Which layers have the window is counted from the first layer of their stage."""
     return lambda self, layer: original(self, layer % (self.layers // mesh.pipeline.size))
-
-
-FAULTS = (
-    context_ranks_not_summed,
-    slices_counted_by_axis,
-    key_gradients_not_home,
-    causal_by_local_numbers,
-    exchange_not_reversed,
-    positions_of_the_first_context_part,
-    normalised_by_the_local_count,
-    documents_see_each_other,
-    positions_run_on,
-    next_document_predicted,
-    window_off_by_one,
-    tile_beyond_the_reach,
-    window_by_layers_of_the_stage,
-)

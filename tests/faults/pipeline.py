@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from trivium.certify.faults.mutant import Function, fault, plan, with_own
-from trivium.comms.mesh import Mesh
+from faults.mutant import fault, plan, with_own
 from trivium.kernels.gelu import Gelu
 from trivium.model import stage
 from trivium.model.inputs import Inputs
@@ -33,7 +32,7 @@ RECOMPUTED: dict[str, Any] = {"recompute": {"mode": "layer"}, "model": {"dropout
 
 
 @fault(Partition, "ranges", PIPELINE)
-def layer_lost(original: Function, mesh: Mesh) -> Function:
+def layer_lost(original, mesh):
     """The split over stages leaves out a layer between two of them."""
 
     def ranges(self: Partition, *arguments: Any) -> tuple[range, ...]:
@@ -44,7 +43,7 @@ def layer_lost(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(Partition, "ranges", PIPELINE)
-def layer_doubled(original: Function, mesh: Mesh) -> Function:
+def layer_doubled(original, mesh):
     """Two neighbouring stages both hold the layer between them."""
 
     def ranges(self: Partition, *arguments: Any) -> tuple[range, ...]:
@@ -55,7 +54,7 @@ def layer_doubled(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(trainer, "_forward", PIPELINE, plan(pipeline=2, chunks=2))
-def targets_of_another_micro_batch(original: Function, mesh: Mesh) -> Function:
+def targets_of_another_micro_batch(original, mesh):
     """The last stage computes the loss with the targets of the micro-batch before."""
 
     def forward(stage: Stage, inputs: list[Inputs], *others: Any) -> Any:
@@ -66,7 +65,7 @@ def targets_of_another_micro_batch(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(Executor, "_backward", ONE_RANK)
-def gradients_overwritten(original: Function, mesh: Mesh) -> Function:
+def gradients_overwritten(original, mesh):
     """Each backward stores its gradients instead of adding them to those of the earlier micro-batches."""
 
     def backward(self: Executor, *arguments: Any) -> None:
@@ -78,7 +77,7 @@ def gradients_overwritten(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(Trainer, "_executor", ONE_RANK)
-def micro_batch_loss_not_scaled(original: Function, mesh: Mesh) -> Function:
+def micro_batch_loss_not_scaled(original, mesh):
     """Losses of micro-batches are added, not averaged: gradients grow with their number."""
 
     def executor(self: Trainer, sequences: int, inputs: Any) -> Executor:
@@ -90,31 +89,31 @@ def micro_batch_loss_not_scaled(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(buckets, "partial_over", PIPELINE)
-def tied_gradients_not_summed(original: Function, mesh: Mesh) -> Function:
+def tied_gradients_not_summed(original, mesh):
     """The tied table's gradients on the first and the last stage are not added: its two copies drift apart."""
     return lambda plan, p: tuple(over for over in original(plan, p) if over != "ends")
 
 
 @fault(zero, "_counted", PIPELINE)
-def tied_table_counted_twice(original: Function, mesh: Mesh) -> Function:
+def tied_table_counted_twice(original, mesh):
     """The tied table enters the global norm at both ends of the pipeline."""
     return lambda bucket: (slice(None),)
 
 
 @fault(buckets, "partial_over", TURNS)
-def heads_in_turns_not_summed(original: Function, mesh: Mesh) -> Function:
+def heads_in_turns_not_summed(original, mesh):
     """Each rank updates its copy of the head by the micro-batches whose heads it took."""
     return lambda plan, p: tuple(over for over in original(plan, p) if over != "ends" or p.owner != "head")
 
 
 @fault(zero, "_counted", TURNS)
-def heads_in_turns_all_counted(original: Function, mesh: Mesh) -> Function:
+def heads_in_turns_all_counted(original, mesh):
     """Every rank's copy of the head enters the global norm."""
     return lambda bucket: (slice(None),)
 
 
 @fault(trainer, "_forward", TURNS)
-def targets_by_turn(original: Function, mesh: Mesh) -> Function:
+def targets_by_turn(original, mesh):
     """A rank takes the targets of its heads in the order of its turns, not of the micro-batches."""
 
     def forward(stage: Stage, inputs: list[Inputs], *others: Any) -> Any:
@@ -125,19 +124,19 @@ def targets_by_turn(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(zero, "sum_over_ranks_begin", PIPELINE)
-def norm_of_the_own_stage(original: Function, mesh: Mesh) -> Function:
+def norm_of_the_own_stage(original, mesh):
     """Each pipeline rank clips by the norm of its own stages."""
 
     return with_own(original, place=0)
 
 
 @fault(stage, "initial_values", plan(pipeline=2, chunks=2))
-def chunks_initialised_alike(original: Function, mesh: Mesh) -> Function:
+def chunks_initialised_alike(original, mesh):
     """The chunks of a rank are numbered from zero each, so their layers start with the same values."""
 
     def initial_values(parameter: Parameter, model: Any, seed: int, box: Box) -> Tensor:
         name = re.sub(r"layers\.(\d+)", lambda m: f"layers.{int(m[1]) % 2}", parameter.name)
-        return original(replace(parameter, name=name), model, seed, box)  # type: ignore[no-any-return]
+        return original(replace(parameter, name=name), model, seed, box)
 
     return initial_values
 
@@ -145,7 +144,7 @@ def chunks_initialised_alike(original: Function, mesh: Mesh) -> Function:
 @fault(
     WeightGradients, "finish", plan(pipeline=2, schedule="zb-h1"), plan(pipeline=2, chunks=2, schedule="zb-v")
 )
-def weight_gradient_lost(original: Function, mesh: Mesh) -> Function:
+def weight_gradient_lost(original, mesh):
     """A zero-bubble schedule drops the weight gradients of its last micro-batch, as if the drain had ended early."""
 
     def finish(self: WeightGradients, key: Hashable, accumulated: Callable[..., None]) -> None:
@@ -157,7 +156,7 @@ def weight_gradient_lost(original: Function, mesh: Mesh) -> Function:
 
 
 @fault(block, "recomputed", plan(**RECOMPUTED), plan(pipeline=2, **RECOMPUTED))
-def recomputed_with_other_randomness(original: Function, mesh: Mesh) -> Function:
+def recomputed_with_other_randomness(original, mesh):
     """The second forward of a recomputed block draws other dropout masks than the first."""
 
     def recomputed(function: Callable[..., Tensor], x: Tensor, inputs: Inputs) -> Tensor:
@@ -168,13 +167,13 @@ def recomputed_with_other_randomness(original: Function, mesh: Mesh) -> Function
                 inputs = replace(inputs, dropout=replace(inputs.dropout, seed=inputs.dropout.seed + 1))
             return function(x, inputs)
 
-        return original(run, x, inputs)  # type: ignore[no-any-return]
+        return original(run, x, inputs)
 
     return recomputed
 
 
 @fault(Gelu, "value_again", plan(**AGAIN), plan(tensor=2, **AGAIN))
-def activation_function_left_out(original: Function, mesh: Mesh) -> Function:
+def activation_function_left_out(original, mesh):
     """The weight's gradient of a product whose activation function is computed again is made of what that one read."""
 
     def value_again(self: Gelu, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -183,22 +182,3 @@ def activation_function_left_out(original: Function, mesh: Mesh) -> Function:
         return read, pullback
 
     return value_again
-
-
-FAULTS = (
-    layer_lost,
-    layer_doubled,
-    targets_of_another_micro_batch,
-    gradients_overwritten,
-    micro_batch_loss_not_scaled,
-    tied_gradients_not_summed,
-    tied_table_counted_twice,
-    heads_in_turns_not_summed,
-    heads_in_turns_all_counted,
-    targets_by_turn,
-    norm_of_the_own_stage,
-    chunks_initialised_alike,
-    weight_gradient_lost,
-    recomputed_with_other_randomness,
-    activation_function_left_out,
-)

@@ -1,4 +1,4 @@
-"""A seeded fault: one function of the running code replaced while a plan is certified; nothing on disk changes."""
+"""A seeded fault: one function of the running code is replaced while a plan is certified; nothing on disk changes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,13 +11,15 @@ from trivium.comms.collectives import PendingResult
 from trivium.comms.mesh import Mesh
 from trivium.plan.plan import Plan
 
-Function = Callable[..., Any]
-Make = Callable[[Function, Mesh], Function]  # (the right function, this rank's mesh) -> the wrong one
+Make = Callable[[Any, Mesh], Any]  # (correct function, mesh of this rank) -> wrong function
 
 
 class Mutant(NamedTuple):
-    """A fault by name. recreates: the reported bug in a sentence. plans: on one of these it must be caught,
-    where the engine goes this way. everywhere: the fault is in code that the oracle shares, and so in it, too."""
+    """A fault by name.
+
+    recreates: the reported bug in a sentence. plans: the fault must be caught on at least one of them, on the engine's
+    code path `way`. everywhere: the oracle shares the faulty code, so the reference is computed with the fault too.
+    """
 
     name: str
     recreates: str
@@ -30,16 +32,23 @@ class Mutant(NamedTuple):
 
     @contextmanager
     def applied(self, mesh: Mesh) -> Iterator[None]:
-        """Inside, the code of this process has the fault."""
+        """Put the fault into the code of this process while the context is open."""
         original = vars(self.owner)[self.attribute]
-        with Replaced(self.owner, self.attribute, _replaced(original, self.make, mesh)).applied():
+        match original:
+            case staticmethod() | classmethod():
+                wrong = type(original)(self.make(original.__func__, mesh))
+            case property():
+                wrong = property(self.make(original.fget, mesh))
+            case _:
+                wrong = self.make(original, mesh)
+        with Replaced(self.owner, self.attribute, wrong).applied():
             yield
 
 
 def fault(
     owner: Any, attribute: str, *plans: Plan, way: Way = AS_IT_IS, everywhere: bool = False
 ) -> Callable[[Make], Mutant]:
-    """The decorated function makes the wrong function from the right one; its name and docstring are the mutant's."""
+    """Turn a function that makes the wrong function into a Mutant with its name and docstring."""
 
     def decorate(make: Make) -> Mutant:
         name = make.__name__.replace("_", "-")
@@ -52,7 +61,8 @@ def fault(
 def plan(
     tensor: int = 1, pipeline: int = 1, data: int = 1, chunks: int = 1, context: int = 1, **more: Any
 ) -> Plan:
-    """A small legal plan; `model` and `batch` are merged into its own, `order` and `shards` are the layout's."""
+    """Return a small legal plan. `model` and `batch` are merged into the defaults; `order` and `shards` belong to the
+    layout."""
     model = {"layers": 4, "hidden": 16, "heads": 4, "vocabulary": 37, "vocabulary_multiple": 2, "sequence": 8}
     batch = {"sequences": 8, "micro": 1}
     layout = {"tensor": tensor, "pipeline": pipeline, "data": data, "chunks": chunks, "context": context}
@@ -66,8 +76,10 @@ def plan(
     return Plan.model_validate({**tree, **more}).checked()
 
 
-def with_own(original: Function, place: int, times: int = 1) -> Function:
-    """A sum over ranks in which one number (0 the squared norm, 1 the loss) stays this rank's own."""
+def with_own(
+    original: Callable[..., PendingResult], place: int, times: int = 1
+) -> Callable[..., PendingResult]:
+    """Return a sum over ranks that leaves one number (0: the squared norm, 1: the loss) at this rank's own value."""
 
     def begin(shares: torch.Tensor, mesh: Mesh) -> PendingResult:
         own = float(shares[place]) * times
@@ -75,14 +87,3 @@ def with_own(original: Function, place: int, times: int = 1) -> Function:
         return PendingResult(right, shares, lambda: shares[place].fill_(own))
 
     return begin
-
-
-def _replaced(original: Any, make: Make, mesh: Mesh) -> Any:
-    match original:
-        case staticmethod():
-            return staticmethod(make(original.__func__, mesh))
-        case classmethod():
-            return classmethod(make(original.__func__, mesh))
-        case property():
-            return property(make(original.fget, mesh))  # type: ignore[arg-type]
-    return make(original, mesh)

@@ -1,14 +1,13 @@
-"""Poison one step of a training at a known place, and see that it is noticed there and its culprit named.
+"""Poison one step of a training at a known place: the step must be rejected, and its culprit named.
 
-A document's words, a sample's activations or a weight make a value that is not finite, or a gradient that is far too
-large; the job must stop at that very step on every rank, with no weight changed, and `trivium data culprit` must
-name the row, the document and the layer.
+A document's phrase, a sample's activations or a weight produce a value that is not finite, or a gradient that is far
+too large. The job must stop at that step on every rank, with no weight changed, and `trivium data culprit` must name
+the row, the document and the layer.
 """
 
 import json
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from trivium.chaos.scene import LAYOUTS, SEED, job, plan, write_tokens
+from chaos.scene import LAYOUTS, SEED, event_steps, job, plan, write_tokens
 from trivium.checkpoint.format import MANIFEST, manifest_hash, manifest_text, published, read_manifest
 from trivium.checkpoint.pieces import NOT_FINITE
 from trivium.errors import CheckpointError, DataError, Preempted, TriviumError
@@ -31,7 +30,6 @@ from trivium.seeds import generator_for
 from trivium.tokens.samples import TokenDataset
 from trivium.training.culprit import find_culprit
 from trivium.training.job import start
-from trivium.training.metrics import EVENTS, read
 from trivium.training.preemption import EndedAtOnce
 from trivium.training.record import read_record
 from trivium.training.run import CHECKPOINTS, TrainingJob
@@ -47,15 +45,15 @@ KINDS = (
     "weight",
 )
 WINDOW, STEPS, EVERY = 4, 12, 3
-HUGE = 1e6  # times a gradient: far above any norm of this training
-PHRASE = 3  # tokens that stand together in one document alone
+HUGE = 1e6  # factor of a gradient, far above any norm of this training
+PHRASE = 3  # consecutive tokens that occur in one document only
 
 
 @dataclass(frozen=True)
 class Poison:
-    """What is poisoned. Of a document: where its `phrase` begins; of a sample: all of it.
+    """What is poisoned: the start of a document's `phrase`, a whole sample, or a weight.
 
-    factor: times the output of a part of a layer, or times its gradient. step: counted from 1.
+    factor: multiplies the output of a part of a layer, or its gradient. step: 1-based.
     """
 
     kind: str
@@ -81,7 +79,7 @@ class Poison:
 
 
 class _Scaled(torch.autograd.Function):
-    """The same values forward; their gradients times a factor where a mask says so."""
+    """Identity in the forward pass; multiplies gradients by `factors` in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, factors: Tensor) -> Tensor:
@@ -95,9 +93,9 @@ class _Scaled(torch.autograd.Function):
 
 @contextmanager
 def poisoned(poison: Poison) -> Iterator[None]:
-    """Inside, this process and those it forks compute with the poison; nothing on disk changes."""
+    """Poison the computation of this process and of those it forks; nothing on disk changes."""
     owner = PARTS[poison.part]
-    right: Callable[..., Tensor] = owner.forward
+    right = owner.forward
 
     def forward(self: Attention | Mlp, x: Tensor, inputs: Inputs) -> Tensor:
         y = right(self, x, inputs)
@@ -105,17 +103,17 @@ def poisoned(poison: Poison) -> Iterator[None]:
         if self.layer != poison.layer or not bool(hit.any()):
             return y
         factors = torch.where(hit, poison.factor, 1.0).to(y.dtype)[..., None]
-        return y * factors if poison.way == "forward" else _Scaled.apply(y, factors)  # type: ignore[no-untyped-call]
+        return y * factors if poison.way == "forward" else _Scaled.apply(y, factors)
 
-    owner.forward = forward  # type: ignore[method-assign]
+    owner.forward = forward
     try:
         yield
     finally:
-        owner.forward = right  # type: ignore[method-assign]
+        owner.forward = right
 
 
 def _hit(poison: Poison, inputs: Inputs) -> Tensor:
-    """[S, B]: which tokens the poison falls on."""
+    """Return a mask [S, B] of the poisoned tokens."""
     hit = torch.zeros(inputs.shape, dtype=torch.bool, device=inputs.tokens.device)
     if inputs.dropout is None:  # validation
         return hit
@@ -132,12 +130,10 @@ def _hit(poison: Poison, inputs: Inputs) -> Tensor:
 
 
 def poison_often(
-    folder: Path, *, poisons: int, seed: int = SEED, progress: Progress = silent
+    folder: Path, poisons: int, *, seed: int = SEED, progress: Progress = silent
 ) -> dict[str, Any]:
-    """Poison so many trainings; count those not noticed at their step, and those whose culprit was named wrongly."""
-    began, tokens = time.monotonic(), write_tokens(folder)
-    missed: list[str] = []
-    misnamed: list[str] = []
+    """Poison `poisons` trainings; count poisons not detected at their step, and culprits named wrongly."""
+    tokens, missed, misnamed = write_tokens(folder), list[str](), list[str]()
     for number in range(poisons):
         draw = generator_for(seed, "chaos", "poison", number)
         kind, layout = kind_and_layout(number)
@@ -147,9 +143,9 @@ def poison_often(
         work = job(tokens, folder / str(number), given, **more)
         poison = draw_poison(work, kind, draw)
         label = f"{number}: {poison.kind} at step {poison.step}, {poison.module}, {dict(layout)}"
-        said = _noticed(work, poison)
-        if said:
-            missed.append(f"{label}: {said}")
+        problem = _train(work, poison)
+        if problem:
+            missed.append(f"{label}: {problem}")
         else:
             misnamed += [f"{label}: {what}" for what in _wrong_names(work, poison)]
         progress(number + 1, poisons, f"{len(missed)} undetected, {len(misnamed)} misnamed")
@@ -159,19 +155,17 @@ def poison_often(
         "undetected": len(missed),
         "rightly_named": named,
         "losses": missed + misnamed,
-        "seconds": time.monotonic() - began,
-        "passed": named == poisons,
     }
 
 
 def kind_and_layout(number: int) -> tuple[str, Mapping[str, Any]]:
-    """Of a poison: each kind meets every layout, though their numbers have a common divisor."""
+    """Return kind and layout of a poison. Each kind meets every layout, though their counts have a common divisor."""
     rounds, kind = divmod(number, len(KINDS))
     return KINDS[kind], LAYOUTS[(number + rounds) % len(LAYOUTS)]
 
 
 def draw_poison(work: TrainingJob, kind: str, draw: np.random.Generator) -> Poison:
-    """A poison of a kind, at a random place of the training."""
+    """Draw a poison of a kind at a random place of the training."""
     data = TokenDataset.open(work.tokens, "train", sequence=work.plan.model.sequence, seed=work.seed)
     step = int(draw.integers(WINDOW + 2, STEPS + 1))
     first, sequences = work.plan.batch.at(step - 1)
@@ -189,7 +183,7 @@ def draw_poison(work: TrainingJob, kind: str, draw: np.random.Generator) -> Pois
 def _phrase_of_one(
     work: TrainingJob, data: TokenDataset, draw: np.random.Generator
 ) -> tuple[int, int, str, tuple[int, ...]]:
-    """(step, row, document, phrase): a phrase that training reads there first, within one document."""
+    """Return (step, row, document, phrase) of a phrase within one document that training reads there first."""
     places: dict[tuple[int, ...], list[tuple[int, int, str | None]]] = {}
     for step in range(1, STEPS + 1):
         first, sequences = work.plan.batch.at(step - 1)
@@ -200,7 +194,7 @@ def _phrase_of_one(
                 inside = (s.document for s in spans if s.offset <= at and at + PHRASE <= s.offset + s.length)
                 place = step, row, next(inside, None)
                 places.setdefault(tuple(inputs[at : at + PHRASE]), []).append(place)
-    # Where it is read first it must be read once, or more than one row would be to blame.
+    # The first step that reads it must read it once, or more than one row would be to blame.
     possible = [
         (phrase, (step, row, document))
         for phrase, ((step, row, document), *later) in sorted(places.items())
@@ -210,9 +204,8 @@ def _phrase_of_one(
     return *place, phrase
 
 
-def _noticed(work: TrainingJob, poison: Poison) -> str:
-    """Train with the poison; what went otherwise than it should, or nothing."""
-    said = ""
+def _train(work: TrainingJob, poison: Poison) -> str:
+    """Train with the poison; return what went wrong, or an empty string."""
     try:
         if poison.kind == "weight":
             before = poison.step - 1
@@ -223,25 +216,25 @@ def _noticed(work: TrainingJob, poison: Poison) -> str:
         else:
             with poisoned(poison):
                 start(work)
-        return "the job went on to its end"
+        return "the job ran to its end"
     except DataError as error:
-        said = str(error)
+        message = str(error)
     except CheckpointError as error:
         if poison.kind == "weight" and f"{poison.module}.weight {NOT_FINITE}" in str(error):
             return ""
         return f"the job ended with {error}"
     except (Preempted, EndedAtOnce):
-        raise  # this process was asked to end
+        raise  # this process received a signal
     except TriviumError as error:
         return f"the job ended with {type(error).__name__}: {error}"
-    noted = [e["step"] for e in read(work.out / EVENTS) if e["event"] == "spike"]
-    if noted != [poison.step] or f"step {poison.step}:" not in said:
-        return f"spikes were noted at {noted}"
+    logged = event_steps(work.out, "spike")
+    if logged != [poison.step] or f"step {poison.step}:" not in message:
+        return f"spikes were logged at steps {logged}"
     return ""
 
 
 def _wrong_names(work: TrainingJob, poison: Poison) -> list[str]:
-    """What the search for the culprit named wrongly. A weight was named when its checkpoint was refused."""
+    """List what the search for the culprit named wrongly. A weight was named when its checkpoint was rejected."""
     if poison.kind == "weight":
         return []
     with poisoned(poison):
@@ -259,7 +252,7 @@ def _wrong_names(work: TrainingJob, poison: Poison) -> list[str]:
 
 
 def poison_weight(directory: Path, poison: Poison) -> None:
-    """Make one element of a weight in a checkpoint not finite, with hashes that are right again."""
+    """Make one element of a weight in a checkpoint not finite, and update the hashes."""
     name = f"{poison.module}.weight"
     manifest = read_manifest(directory)
     for kind in ("weights", "master"):
