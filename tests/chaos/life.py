@@ -14,7 +14,7 @@ from pathlib import Path
 from trivium.comms.launch import end_with
 from trivium.errors import TriviumError
 from trivium.training.job import start
-from trivium.training.preemption import ENDING
+from trivium.training.preemption import SIGNALS
 from trivium.training.run import TrainingJob
 from trivium.training.watchdog import stat_of
 
@@ -154,7 +154,7 @@ def end_all() -> None:
 
 def _live(job: TrainingJob, log: Path, parent: int) -> None:
     end_with(parent)
-    for number in ENDING:  # as in a process that a user starts
+    for number in (*SIGNALS, signal.SIGHUP):  # as in a process that a user starts
         signal.signal(number, signal.SIG_DFL)
     tempfile.tempdir = str(log.parent)  # so that leftovers of a killed launcher are removed too
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -3,7 +3,7 @@
     make chaos KILLS=40 CORRUPT=500 JSON=FILE
     PYTHONPATH=tests python -m chaos.run --kills 40 --corrupt 500 --json FILE
 
-The exit code is 1 if anything was lost. SIGTERM, SIGUSR1, SIGHUP and Ctrl-C end the trainings and remove their folder.
+The exit code is 1 if anything was lost. SIGTERM, SIGHUP and Ctrl-C end the trainings and remove their folder.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from trivium.cli.ended import ended_in_order
 from trivium.cli.show import progress_of, say
 from trivium.errors import Preempted
 from trivium.provenance import code_commit, write_json
-from trivium.training.preemption import ENDING, EndedAtOnce
+from trivium.training.preemption import EndedAtOnce
 
 MAX_PRINTED_LOSSES = 20
 # Option -> the function of (folder, count) that injects the fault, and the option's help.
@@ -70,7 +70,7 @@ def main() -> int:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     torch.set_num_threads(1)
     try:
-        with ended_in_order(ENDING):
+        with ended_in_order():
             harms = {
                 option: _inject(option, count, given.layouts, given.seed)
                 for option, count in counts.items()

@@ -1,4 +1,4 @@
-"""Faults of split sequences and of packed documents."""
+"""Faults of context parallelism, packed documents and sliding windows."""
 
 from dataclasses import replace
 from itertools import count

@@ -1,4 +1,4 @@
-"""Faults of initial values, and of what is counted by layers or micro-batches, which few of them hide."""
+"""Faults of initial values, and faults that show only with many layers or micro-batches."""
 
 import hashlib
 import re

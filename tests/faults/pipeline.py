@@ -1,4 +1,4 @@
-"""Faults of the pipeline: stages, micro-batches, the tied table, zero-bubble actions, recompute."""
+"""Faults of the pipeline: stages, micro-batches, the tied table, zero-bubble actions, recomputation."""
 
 import re
 from collections.abc import Callable, Hashable

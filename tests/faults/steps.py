@@ -1,4 +1,4 @@
-"""Faults of what a step's number does, which three steps hide: counts, keys, rates, scales, samples."""
+"""Faults that depend on the number of the step and do not show in three steps: counts, keys, rates, scales, samples."""
 
 from dataclasses import replace
 from typing import Any

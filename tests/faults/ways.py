@@ -1,4 +1,4 @@
-"""Faults that a small model in fp64 on one host would hide: in blocks and pieces, loss scale, clip, network."""
+"""Faults that a small fp64 model on one host does not show: blocks and pieces, loss scale, clipping, network."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
