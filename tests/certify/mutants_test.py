@@ -1,6 +1,5 @@
 """Can the certificate fail? It must, on every seeded fault."""
 
-from pathlib import Path
 from types import ModuleType
 
 import pytest
