@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from trivium.chaos.scene import LAYOUTS, SEED, job, plan, write_tokens
 from trivium.checkpoint.format import MANIFEST, manifest_hash, manifest_text, published, read_manifest
-from trivium.checkpoint.pieces import NOT_FINITE
+from trivium.checkpoint.verify import NOT_FINITE
 from trivium.errors import CheckpointError, DataError, Preempted, TriviumError
 from trivium.model.attention import Attention
 from trivium.model.inputs import Inputs
