@@ -9,6 +9,8 @@ import pkgutil
 import re
 import time
 import unicodedata
+from contextlib import contextmanager
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +20,7 @@ import tokenizers
 
 import trivium.corpus
 from corpus.hostile import KINDS, WORDS
+from corpus.hostile_parquet import HOSTILE
 from trivium.corpus.classifier import Classifier
 from trivium.corpus.clean import MOST_MARKS, NotTidied, tidy
 from trivium.corpus.config import CurateConfig, DecontaminationConfig, ExtractConfig, ReadConfig
@@ -27,6 +30,7 @@ from trivium.corpus.extract import RAW, extract_step
 from trivium.corpus.filters.named import FILTERS
 from trivium.corpus.first_pass import measures_of
 from trivium.corpus.kernels.texts import texts_of
+from trivium.corpus.parquet_headers import declared, footer_problem
 from trivium.corpus.passages import passages
 from trivium.corpus.quarantine import Damage, Trouble
 from trivium.corpus.read import read_any
@@ -227,6 +231,67 @@ def test_rows_that_refer_to_one_entry_of_a_dictionary_are_counted_as_they_are_re
     assert len(documents) + last.records == 2000
     assert sum(one.text_bytes for one in documents) <= 100_000
     assert not any(isinstance(one, Damage) for one in read_any(path, source="s", limits=ReadConfig()))
+
+
+@contextmanager
+def arrow_memory():
+    """A pool that knows how much Arrow held at most inside."""
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(before)
+    pa.set_memory_pool(pool)
+    yield pool
+    pa.set_memory_pool(before)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_parquet_file_takes_more_memory_or_rows_than_its_bytes_allow(tmp_path, name):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(HOSTILE[name]())
+    limits = ReadConfig(longest_bytes=1 << 20)
+    with arrow_memory() as pool:
+        *_, last = items = list(islice(read_any(path, source="s", limits=limits), 50_000))
+    assert isinstance(last, Damage) and last.trouble in (Trouble.BOMB, Trouble.PARQUET)
+    assert len(items) < 20_000 and pool.max_memory() < 8 << 20
+    assert sum(one.records if isinstance(one, Damage) else 1 for one in items) < 2**31
+
+
+def test_page_headers_of_ordinary_parquet_files_declare_what_arrow_reads(tmp_path):
+    """With every packing, version of pages, dictionaries, nulls, lists, and many small pages."""
+    rows = [
+        {"text": f"text {n % 7} " * (n % 50), "tags": [str(n)] * (n % 3), "n": n if n % 5 else None}
+        for n in range(600)
+    ]
+    table = pa.Table.from_pylist(rows)
+    options = [{"compression": packing} for packing in ("none", "snappy", "gzip", "zstd", "lz4", "brotli")]
+    options += [{"data_page_version": "2.0"}, {"use_dictionary": False}, {"data_page_size": 256}]
+    options += [{"use_dictionary": False, "column_encoding": {"n": "DELTA_BINARY_PACKED"}}]
+    options += [{"use_dictionary": False, "column_encoding": {"text": "DELTA_LENGTH_BYTE_ARRAY"}}]
+    options += [{"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}}]
+    for number, option in enumerate(options):
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(table, path, row_group_size=200, **option)
+        with path.open("rb") as file:
+            assert footer_problem(file) == ""
+            opened = pq.ParquetFile(file)
+            for group in range(3):
+                told = declared(file, opened, group, {0, 1, 2})
+                chunks = [opened.metadata.row_group(group).column(n) for n in range(3)]
+                footer = sum(chunk.total_uncompressed_size for chunk in chunks)
+                assert told.rows == 200 and footer // 2 < told.unpacked <= footer
+                assert told.beside < 20 * footer
+        documents = list(read_any(path, source="s"))
+        assert [one.text for one in documents] == [row["text"] for row in rows]
+        assert documents[8].metadata == {"n": 8}
+
+
+def test_no_damaged_byte_of_a_parquet_file_ends_its_reader(tmp_path):
+    path = tmp_path / "a.parquet"
+    rows = pa.table({"text": ["a", "b"] * 50, "metadata": [{"tags": ["x", "y"]}] * 100})
+    pq.write_table(rows, path, store_schema=False, write_statistics=False)
+    data = path.read_bytes()
+    for place in range(0, len(data), 3):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])
+        assert list(read_any(path, source="s")), place
 
 
 def test_a_long_run_of_one_letter_makes_no_long_token_and_comes_back_unchanged():
